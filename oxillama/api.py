@@ -44,7 +44,15 @@ from oxillama.engine.generation import (
 )
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
-from oxillama.engine.request import Completion, Request, Stream, all_finished, finished
+from oxillama.engine.request import (
+    Completion,
+    GenerateRequest,
+    Piece,
+    Request,
+    Stream,
+    all_finished,
+    finished,
+)
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.errors import ConfigError, QueueFull
@@ -60,6 +68,7 @@ from oxillama.snapshot.prefixes import spill, start
 from oxillama.snapshot.session import EngineSnapshot
 from oxillama.stores import located
 from oxillama.tokenizer import TokenizerBridge
+from oxillama.toolcalls import ChatEvent
 from oxillama.vision.messages import ImagePart
 from oxillama.vision.placed import ImagePrompt
 
@@ -82,8 +91,8 @@ def load(
     A path is a GGUF file, a folder with one, or a Hugging Face folder, which is converted into the
     cache folder once. `owner/name` is a repository of the Hugging Face hub (extra `hub`), `file`
     says which of its files ("*Q4_K_M.gguf"); `ollama:NAME` and `lmstudio:OWNER/NAME` are what those
-    programs have stored (`stores.located`). `progress(done, total)` is called with the bytes of weights
-    prepared.
+    programs have stored (`stores.located`). `progress(done, total)` is called with the bytes of
+    weights prepared.
     """
     if file is not None:
         model_path = located(model_path, file=file)
@@ -103,7 +112,8 @@ def load_model_from_bytes(
     given: dict[str, Any] = {**config}
     if given.get("model_path") is not None:
         raise ConfigError(
-            f"model_path: found {str(given['model_path'])!r} beside the bytes of a file, wanted one model"
+            f"model_path: found {str(given['model_path'])!r} beside the bytes of a file, wanted "
+            "one model"
         )
     engine = InferenceEngine(EngineConfig.of(given, function="load_model_from_bytes"))
     engine.load_model_from_bytes(gguf_bytes, tokenizer_json)
@@ -122,7 +132,7 @@ class InferenceEngine:
         self._loaded = Loaded()
 
     # ---- loading
-    # -------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def load_model(
         self, model_path: str | Path | None = None, *, progress: Progress | None = None
@@ -179,7 +189,9 @@ class InferenceEngine:
 
     @property
     def model_files(self) -> tuple[Path, ...]:
-        """The files the model was read from, every part of a set; none for one that came as bytes."""
+        """The files the model was read from, every part of a set; none for one that came as
+        bytes.
+        """
         return self._loaded.model.reader.paths
 
     @property
@@ -188,7 +200,7 @@ class InferenceEngine:
         return self._loaded.words.bridge
 
     # ---- text
-    # ------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
@@ -206,10 +218,10 @@ class InferenceEngine:
         """A prompt of texts, token ids and images in order, for `generate`, `stream`, `logits` and
         sessions; `chat` takes images in its messages.
 
-        A `str` is text, whose control tokens are read; a sequence of integers is token ids; `bytes`, a
-        `pathlib.Path`, a PIL image, a uint8 array (height, width, 3) is an image. What the vocabulary
-        puts before a text is put before the first part. ImageError for what is none of those, or beyond
-        the limits; EngineError for an engine without mmproj.
+        A `str` is text, whose control tokens are read; a sequence of integers is token ids;
+        `bytes`, a `pathlib.Path`, a PIL image, a uint8 array (height, width, 3) is an image. What
+        the vocabulary puts before a text is put before the first part. ImageError for what is none
+        of those, or beyond the limits; EngineError for an engine without mmproj.
         """
         words, prompts = self._loaded.words, self._loaded.images
         if prompts is None:
@@ -248,7 +260,7 @@ class InferenceEngine:
         return token in self._loaded.core.eog_ids
 
     # ---- generation
-    # --------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -276,8 +288,8 @@ class InferenceEngine:
         session: Session | None = None,
         **options: Any,
     ) -> Request | Siblings:
-        """`submit`; resumable: a prompt of None goes on with it next, so that its session keeps what it
-        has evaluated.
+        """`submit`; resumable: a prompt of None goes on with it next, so that its session keeps
+        what it has evaluated.
         """
         make, wanted = self._asked(options)
         if not resumable:
@@ -399,7 +411,7 @@ class InferenceEngine:
         *,
         session: Session | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> Stream:
+    ) -> Stream[Piece]:
         """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing
         or forgetting it stops the work.
         """
@@ -454,7 +466,7 @@ class InferenceEngine:
         stream: Literal[True],
         session: Session | None = None,
         **options: Unpack[ChatOptions],
-    ) -> Stream: ...
+    ) -> Stream[ChatEvent]: ...
 
     @overload
     def chat(
@@ -513,7 +525,8 @@ class InferenceEngine:
         turn = self._loaded.chat.turn(messages, **options)
         request = self._begin(turn.prompt, resumable=resumable, session=session, **turn.options)
         for each in request.requests if isinstance(request, Siblings) else (request,):
-            each.read, each.events = turn.read, turn.events
+            if isinstance(each, GenerateRequest):
+                each.read, each.events = turn.read, turn.events
         return request
 
     def render_chat(
@@ -578,11 +591,11 @@ class InferenceEngine:
         return len(self._loaded.default_session.get())
 
     # ---- adapters
-    # ------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def apply_lora(self, path: str | Path, scale: float = 1.0, *, name: str | None = None) -> Lora:
-        """Load a low-rank adapter (a GGUF file) and push it on the stack that new sessions begin with;
-        sessions and requests that run keep what they began with. name: see `load_lora`.
+        """Load a low-rank adapter (a GGUF file) and push it on the stack that new sessions begin
+        with; sessions and requests that run keep what they began with. name: see `load_lora`.
 
         LoraError or GgufError for a bad one; nothing has changed then.
         """
@@ -608,7 +621,7 @@ class InferenceEngine:
         return self._loaded.loras
 
     # ---- snapshots
-    # -----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def snapshot(self, *, compress: Literal["zstd"] | None = None, full: bool = False) -> bytes:
         """The session that `generate(None)` would go on with, whole, as bytes.
@@ -637,8 +650,8 @@ class InferenceEngine:
         progress: Progress | None = None,
         **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
-        """A new engine, as the one that took the snapshot was configured, whose default session goes
-        on where that one ended, bit for bit.
+        """A new engine, as the one that took the snapshot was configured, whose default session
+        goes on where that one ended, bit for bit.
 
         model_path: the same model's file (or bytes), None for the embedded one. config: fields of
         `EngineConfig` that shall differ, such as num_threads; processors: see `restore`; loras:
@@ -685,8 +698,7 @@ class InferenceEngine:
     def restore(
         self, data: bytes | str | Path, *, processors: Sequence[Callable[..., Any]] = ()
     ) -> Session:
-        """A session of your own in the state of a snapshot, beside all others,
-        which do not notice.
+        """A new session in the state of a snapshot, in addition to all others.
 
         processors: the functions that its generation was given, which no snapshot can hold. When it
         is refused (SnapshotIncompatible, ModelFingerprintMismatch, PoolError), nothing has changed.
@@ -719,7 +731,7 @@ class InferenceEngine:
         return self._loaded.last("snapshot: there is no session to save")
 
     # ---- embeddings
-    # --------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def embed(
         self,
@@ -733,7 +745,8 @@ class InferenceEngine:
 
         pooling: how the rows of its tokens become one; None: as the file says, else their mean.
         "none" gives all of them, (tokens, hidden); "rank" the scores of the file's classifier as
-        they are, (labels,): ConfigError for a file without one, and for normalize=True beside it. lora: as in `Options`.
+        they are, (labels,): ConfigError for a file without one, and for normalize=True beside it.
+        lora: as in `Options`.
         """
         return self.embed_with(text, pooling, normalize=normalize, lora=lora)
 
@@ -765,7 +778,8 @@ class InferenceEngine:
         """
         if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
             raise ConfigError(
-                f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes one"
+                f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes "
+                "one"
             )
         model, asked = self._loaded.model, _one_pooling(pooling, mode)
         texts, wanted = list(texts), pooling_of(model, asked)
@@ -823,7 +837,8 @@ class InferenceEngine:
         """
         if isinstance(documents, (str, bytes)) or not hasattr(documents, "__iter__"):
             raise ConfigError(
-                f"rerank: found {type(documents).__name__}, wanted a list of documents; `score` takes one"
+                f"rerank: found {type(documents).__name__}, wanted a list of documents; `score` "
+                "takes one"
             )
         if top_n is not None:
             top_n = whole("top_n", top_n, 1)
@@ -841,7 +856,7 @@ class InferenceEngine:
         return [scores[number] for scores in found]
 
     # ---- looking inside
-    # -----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def metrics(self) -> MetricsSnapshot:
         """The engine's counters as they are now."""
@@ -886,7 +901,8 @@ class InferenceEngine:
     def __reduce__(self) -> Any:
         raise TypeError(
             "engine: holds a model, threads and pages of this process and cannot be pickled; "
-            "load it in each process (packed weights are shared), and pickle `engine_config` or `snapshot()`"
+            "load it in each process (packed weights are shared), and pickle `engine_config` or "
+            "`snapshot()`"
         )
 
     def __enter__(self) -> InferenceEngine:
@@ -917,7 +933,8 @@ def _only_one(options: dict[str, Any]) -> None:
         > 1
     ):
         raise ConfigError(
-            "n, best_of: found more than 1 completion to stream as one, wanted 1; `submit` gives requests to iterate over"
+            "n, best_of: found more than 1 completion to stream as one, wanted 1; `submit` gives "
+            "requests to iterate over"
         )
 
 

@@ -41,7 +41,8 @@ class AsyncEngine:
         self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Completion | list[Completion]:
         """The completion of a prompt, or of each prompt of a list; an error of one cancels the
-        others. Where the engine's queue is full, prompts of a list wait until one of them has ended.
+        others. Where the engine's queue is full, prompts of a list wait until one of them has
+        ended.
         """
         prompt, many = separated(prompt)
         if many and session is None:
@@ -118,7 +119,9 @@ class AsyncEngine:
         normalize: bool | None = None,
         lora: Any = None,
     ) -> np.ndarray:
-        """The vector of a text or of token ids; arguments are those of `InferenceEngine.embed_batch`."""
+        """The vector of a text or of token ids; arguments are those of
+        `InferenceEngine.embed_batch`.
+        """
         request, pooler = self.engine.submit_embedding(
             text, pooling=pooling, mode=mode, normalize=normalize, lora=lora
         )

@@ -1,7 +1,8 @@
 """`Loaded`: what an engine has loaded, and the checks that stand before all work: is there a model,
 is it open, has it a vocabulary?
 
-    file --opening--> model, core, vocabulary --Loaded--> `api.InferenceEngine`, `speculative.engine`
+    file --opening--> model, core, vocabulary --Loaded--> `api.InferenceEngine`,
+    `speculative.engine`
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class Loaded:
         return self._chat
 
     def use_template(self, given: str) -> None:
-        """Talk through another chat template than the file's: the text of one, or the name of a
+        """Chat through another chat template than the file's: the text of one, or the name of a
         built-in one (`tokenizer.builtin_templates`).
         """
         template_source(given)  # raises for what is neither
@@ -177,7 +178,9 @@ class Loaded:
 
     @property
     def images(self) -> ImagePrompts | None:
-        """How prompts hold images; None for an engine that was loaded without an encoder of them."""
+        """How prompts hold images; None for an engine that was loaded without an encoder of
+        them.
+        """
         vision = self._vision
         return None if vision is None else ImagePrompts(vision, self.words.bridge, self.max_images)
 

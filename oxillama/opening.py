@@ -66,13 +66,15 @@ def open_model(
     """
     if tokenizer_json is not None and config.tokenizer_path is not None:
         raise ConfigError(
-            f"tokenizer_json: found beside tokenizer_path {str(config.tokenizer_path)!r}, wanted one vocabulary"
+            f"tokenizer_json: found together with tokenizer_path {str(config.tokenizer_path)!r}, "
+            f"wanted one vocabulary"
         )
     if tokenizer_json is not None and not isinstance(
         tokenizer_json, (str, bytes, bytearray, memoryview)
     ):
         raise ConfigError(
-            f"tokenizer_json: found {type(tokenizer_json).__name__}, wanted the text or bytes of a tokenizer.json"
+            f"tokenizer_json: found {type(tokenizer_json).__name__}, wanted the text or bytes of a "
+            "tokenizer.json"
         )
     scheduler = config.scheduling()
     reader = GgufReader(source)
@@ -100,8 +102,8 @@ def open_model(
 
 
 def vision_for(config: EngineConfig, model: Model) -> Vision | None:
-    """The encoder of the config's mmproj file, None where it names none; ModelError for one that was
-    made for another model.
+    """The encoder of the config's mmproj file, None where it names none; ModelError for one that
+    was made for another model.
     """
     if config.mmproj is None:
         return None
@@ -122,7 +124,8 @@ def vision_for(config: EngineConfig, model: Model) -> Vision | None:
     )
     if vision.width != program.embed_columns:
         raise ModelError(
-            f"mmproj: {path.name} makes rows of {vision.width}, {known.architecture} takes {program.embed_columns}"
+            f"mmproj: {path.name} makes rows of {vision.width}, {known.architecture} takes "
+            f"{program.embed_columns}"
         )
     if vision.positioned and program.sections < 3:
         raise ModelError(
@@ -171,7 +174,8 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
     known, rows = model.config, model.program.positions
     if config.context_size is not None and config.context_size > rows:
         raise ConfigError(
-            f"context_size: found {config.context_size}, this model has embeddings for {rows} positions"
+            f"context_size: found {config.context_size}, this model has embeddings for {rows} "
+            "positions"
         )
     kv_type, steps, prefix = config.kv_type, config.scheduling(), config.prefix()
     if not known.causal:
@@ -224,7 +228,8 @@ def _bridge(
             tokenizer_json = bytes(tokenizer_json).decode("utf-8")
         except UnicodeDecodeError as error:
             raise TokenizerError(
-                f"tokenizer_json: found byte {error.start} to be no UTF-8, wanted the text of a tokenizer.json"
+                f"tokenizer_json: found byte {error.start} to be no UTF-8, wanted the text of a "
+                "tokenizer.json"
             ) from None
     source = path if tokenizer_json is None else tokenizer_json
     if source is not None:

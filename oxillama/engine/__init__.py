@@ -8,10 +8,10 @@ no tensor is known here.
   tracker      RequestTracker: requests in flight, how one begins and every end it may have
   allocator    PageAllocator: divides pages among requests, stored prefixes and idle sessions
   memory       pages, stored prefixes, recurrent state
-  session      Session: tokens, pages, sampler, grammar state, text: fork and truncate; DefaultSession
+  session      Session: tokens, pages, sampler, grammar state, text; fork and truncate
   request      Request, Stream, Completion, Piece, Usage: what a caller holds
   speculation  what the loop knows of speculation; `oxillama.speculative` implements it
-  workers      Workers run functions of callers, Deadlines end requests; both in threads of their own
+  workers      Workers run callers' functions, Deadlines end requests; both in their own threads
   metrics      EngineMetrics, MetricsSnapshot
 
   config       EngineConfig: how a model is loaded and served

@@ -19,7 +19,7 @@ from oxillama.engine.memory.pages import KvCachePool, PagedKvCache, rewindable
 from oxillama.engine.memory.prefix import PrefixKvCache
 from oxillama.engine.memory.states import SequenceState, SsmStatePool
 from oxillama.engine.metrics import Histogram
-from oxillama.engine.request import Request
+from oxillama.engine.request import BeamRequest, Request
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler, State
 from oxillama.engine.session import Session
 from oxillama.errors import PoolError
@@ -116,8 +116,9 @@ class PageAllocator:
         take.
         """
         if entry.width:
-            return all(self.make(session.kv, length) for session in entry.owner.beams.sessions)
-        return self.make(entry.owner.session.kv, length)
+            return all(self.make(session.kv, length) for session in entry.owner.search.sessions)
+        kv = entry.owner.session.kv
+        return length <= kv.writable or self.make(kv, length)
 
     def make(self, kv: PagedKvCache, length: int) -> bool:
         """Make positions below `length` of a sequence writable; False when there is no page left to
@@ -145,15 +146,15 @@ class PageAllocator:
         """
         request = entry.owner
         request.session.kv.release()
-        if request.beams is not None:
-            request.beams.release()
+        if isinstance(request, BeamRequest):
+            request.search.release()
             entry.length = len(request.session.tokens)
 
     def store(self, request: Request, *, whole_pages: bool) -> None:
         """Put what is evaluated so far into the prefix tree; of a session that goes on whole pages
         only, so that it need not copy one.
         """
-        if self.prefix is None or not request.cache or request.kind == "rows":
+        if self.prefix is None or not request.cache:
             return
         with suppress(MemoryError):  # then it is not stored
             self._store(request, self.prefix, whole_pages=whole_pages)
@@ -196,14 +197,12 @@ class PageAllocator:
     def leaked(self, requests: set[Request]) -> int:
         """Owned pages that no request, session or stored prefix names."""
         self.collect()
-        known = {page for request in requests for page in request.session.kv.pages}
-        known.update(
+        known = {
             page
             for request in requests
-            if request.beams is not None
-            for session in request.beams.sessions
+            for session in request.sessions
             for page in session.kv.pages
-        )
+        }
         known.update(page for session in self.sessions for page in session.kv.pages)
         if self.prefix is not None:
             known.update(self.prefix.shares)

@@ -53,7 +53,7 @@ def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
     for name, value in given.items():
         own = names.get(name, name)
         if own in out:
-            raise ConfigError(f"{name}: found beside {first[own]}, wanted one of them")
+            raise ConfigError(f"{name}: found together with {first[own]}, wanted one of them")
         out[own], first[own] = value, name
     return out
 
@@ -108,6 +108,7 @@ def separated(prompt: Any) -> tuple[Any, bool]:
         return items, False
     if any(each is None for each in items):
         raise ConfigError(
-            f"prompt: found None in a list of {len(items)}, wanted texts or token ids (None alone goes on with the last session)"
+            f"prompt: found None in a list of {len(items)}, wanted texts or token ids (None alone "
+            "goes on with the last session)"
         )
     return items, True

@@ -2,10 +2,11 @@
 step together.
 
     root     the prompt's last row offers the first tokens
-    step     one row of every beam, side by side in one step of the program; each beam offers its best `beam_width` tokens, and the best
-             `beam_width` of all offers are taken: those that end are hypotheses, the others are the
-             beams of the next step
-    pages    a beam that is taken k times becomes k sessions on shared pages (copied when written), one that is not gives them back
+    step     one row of every beam, all in one step of the program; each beam offers its best
+             `beam_width` tokens, and the best `beam_width` of all offers are taken: those that end
+             are hypotheses, the others are the beams of the next step
+    pages    a beam that is taken k times becomes k sessions on shared pages (copied when written),
+             one that is not taken releases its pages
 
 A token's log-probability is the model's own, log-softmax over the whole row in double precision
 (after biases, if there are any); bans and grammars take tokens away and change no number, so the
@@ -32,8 +33,8 @@ import numpy as np
 
 from oxillama._core.trie import apply_bits
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Options, Vocabulary, make_request
-from oxillama.engine.request import Request
+from oxillama.engine.generation import Options, Vocabulary, fill_in, ready_session
+from oxillama.engine.request import BeamRequest
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, SamplingError
 from oxillama.sampling import SamplerConfig, token_logprobs
@@ -94,7 +95,8 @@ class BeamSearchConfig:
             or not abs(penalty) <= STEEPEST
         ):
             raise ConfigError(
-                f"length_penalty: found {penalty!r}, wanted a number from -{STEEPEST:g} to {STEEPEST:g}"
+                f"length_penalty: found {penalty!r}, wanted a number from -{STEEPEST:g} to "
+                f"{STEEPEST:g}"
             )
         if not isinstance(self.early_stopping, bool):
             raise ConfigError(
@@ -150,7 +152,8 @@ class BeamRules:
         for token in (*bans, *finite, *(config.allowed_tokens or ())):
             if token >= vocab_size:
                 raise ConfigError(
-                    f"beam search: found token {token}, wanted ids below the vocabulary size {vocab_size}"
+                    f"beam search: found token {token}, wanted ids below the vocabulary size "
+                    f"{vocab_size}"
                 )
         return cls(
             stop_ids=stop_ids,
@@ -301,7 +304,8 @@ class BeamSearch:
         taken = heapq.nsmallest(self.config.beam_width, offers)
         if not taken and not self._found:
             raise SamplingError(
-                "beam search: no beam has a token left, wanted at least one that bans and grammar allow"
+                "beam search: no beam has a token left, wanted at least one that bans and grammar "
+                "allow"
             )
         going = []
         for negative, index, token in taken:
@@ -448,7 +452,7 @@ def make_beams(
     default: SamplerConfig,
     prompt: Sequence[int] | None = None,
     session: Session | None = None,
-) -> Request:
+) -> BeamRequest:
     """A search over a prompt, or from a fork of a session after more tokens; not yet submitted. Its
     result is the list of hypotheses.
 
@@ -474,7 +478,7 @@ def make_beams(
         with core.change(session):
             root = session.twin()
     try:
-        request = make_request(
+        ready, _ = ready_session(
             core,
             vocabulary,
             replace(options, max_tokens=config.max_new_tokens),
@@ -482,18 +486,16 @@ def make_beams(
             prompt=prompt,
             session=root,
         )
-        rules = BeamRules.of(
-            request.session.sampler.config, core.program.vocab_size, eog_ids=core.eog_ids
-        )
+        rules = BeamRules.of(ready.sampler.config, core.program.vocab_size, eog_ids=core.eog_ids)
     except BaseException:
         if root is not None:
             root.kv.release()
         raise
-    request.kind = "beams"
-    request.session.sampler = None  # nothing is drawn, so no beam need carry one
-    request.beams = BeamSearch(
-        config, rules, request.session, context_size=core.context_size, masker=request.masker
-    )
+    ready.sampler = None  # nothing is drawn, so no beam need carry one
+    request = core.request(BeamRequest, ready)
+    fill_in(request, options)
+    masker = None if ready.grammar is None or vocabulary is None else vocabulary.masker
+    request.search = BeamSearch(config, rules, ready, context_size=core.context_size, masker=masker)
     return request
 
 
@@ -505,6 +507,6 @@ def _greedy_but_for_rules(config: SamplerConfig) -> None:
     for each in fields(SamplerConfig):
         if each.name != "seed" and getattr(config, each.name) != getattr(plain, each.name):
             raise ConfigError(
-                f"{each.name}: found {getattr(config, each.name)!r}, a beam search wanted SamplerConfig.greedy() with no more than "
-                f"{', '.join(_RULES)}"
+                f"{each.name}: found {getattr(config, each.name)!r}, a beam search wanted "
+                f"SamplerConfig.greedy() with no more than {', '.join(_RULES)}"
             )

@@ -72,22 +72,23 @@ class EngineConfig:
     tokenizer.json instead of the file's own vocabulary. context_size: most tokens of a session,
     None for the model's own; costs nothing until used. num_threads: None for the cores this process
     may use. sampler: of requests that name none, None for `SamplerConfig()` with what the file's
-    `general.sampling.*` keys say (`recommended`). prefill_chunk_size: most prompt tokens of a step, None for the scheduler's
-    `prefill_chunk`, in whose place a number stands. kv_type: how keys and values are kept, "f16",
-    "f32", "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks of 32). max_pages:
-    pages of `page_size` tokens in all, None for as many as memory allows. prefix_cache: keep the
-    pages of what was evaluated, within `prefix_max_entries` and `prefix_max_bytes`, for prompts
-    that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are kept on disk
-    for the next load, shared by processes: False (the default) nowhere, "auto" in the cache folder
-    (models of 256 MiB and more), or a folder; docs/loading.md. mmproj: the GGUF file of the encoder
-    that turns images into what the model reads (docs/pictures.md), None for none. image_fit: "stretch"
-    or "pad" in place of what the model's family does to an image of other sides; image_folder: where
-    messages may name image files, None for nowhere; max_images of a prompt, max_image_pixels of one.
+    `general.sampling.*` keys say (`recommended`). prefill_chunk_size: most prompt tokens of a step,
+    None for the scheduler's `prefill_chunk`, in whose place a number stands. kv_type: how keys and
+    values are kept, "f16", "f32", "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks
+    of 32). max_pages: pages of `page_size` tokens in all, None for as many as memory allows.
+    prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and
+    `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`. sidecar: where
+    packed weights are kept on disk for the next load, shared by processes: False (the default)
+    nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder; docs/loading.md.
+    mmproj: the GGUF file of the encoder that turns images into what the model reads
+    (docs/pictures.md), None for none. image_fit: "stretch" or "pad" in place of what the model's
+    family does to an image of other sides; image_folder: where messages may name image files, None
+    for nowhere; max_images of a prompt, max_image_pixels of one.
     chat_template: how conversations are
     written in place of the file's own template: the text of one (Jinja), or the name of a built-in
     one ("chatml", "llama3", ...; `tokenizer.builtin_templates`). offload: the memory that
-    weights may take, `Budget` or `PinnedHotSet`, where they need not all be in it; None (the default)
-    keeps all of them there; docs/offload.md.
+    weights may take, `Budget` or `PinnedHotSet`, where they need not all be in it; None (the
+    default) keeps all of them there; docs/offload.md.
 
     rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts
     (`model.rope.RopeOverrides`, docs/loading.md); None leaves the file's.
@@ -155,7 +156,8 @@ class EngineConfig:
         for name in ("image_fit", "image_folder"):
             if getattr(self, name) is not None and self.mmproj is None:
                 raise ConfigError(
-                    f"{name}: found {str(getattr(self, name))!r} without mmproj, which encodes images"
+                    f"{name}: found {str(getattr(self, name))!r} without mmproj, which encodes "
+                    "images"
                 )
         if not isinstance(self.kv_type, str) or self.kv_type not in KV_TYPES:
             raise ConfigError(
@@ -170,7 +172,8 @@ class EngineConfig:
         if self.chat_template is not None:
             if not isinstance(self.chat_template, str):
                 raise ConfigError(
-                    f"chat_template: found {type(self.chat_template).__name__}, wanted the text or the name of a template"
+                    f"chat_template: found {type(self.chat_template).__name__}, wanted the text or "
+                    "the name of a template"
                 )
             ChatTemplate(template_source(self.chat_template)).compiled()  # or what is wrong with it
         if self.offload is not None and not isinstance(self.offload, (Budget, PinnedHotSet)):
@@ -210,7 +213,9 @@ class EngineConfig:
         return cls(**own)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values but those that are of this machine: paths, threads, memory, sidecars."""
+        """All fields as JSON values but those that are of this machine: paths, threads, memory,
+        sidecars.
+        """
         found = {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -233,7 +238,8 @@ class EngineConfig:
         for name in values:
             if name not in known:
                 raise ConfigError(
-                    f"EngineConfig: found unknown field {name!r}, wanted one of {', '.join(sorted(known))}"
+                    f"EngineConfig: found unknown field {name!r}, wanted one of "
+                    f"{', '.join(sorted(known))}"
                 )
         given = dict(values)
         try:
@@ -271,6 +277,7 @@ class EngineConfig:
             )
         if chunk > self.scheduler.max_batch_tokens:
             raise ConfigError(
-                f"prefill_chunk_size: found {chunk}, the scheduler's max_batch_tokens is {self.scheduler.max_batch_tokens}"
+                f"prefill_chunk_size: found {chunk}, the scheduler's max_batch_tokens is "
+                f"{self.scheduler.max_batch_tokens}"
             )
         return replace(self.scheduler, prefill_chunk=chunk)

@@ -1,5 +1,5 @@
-"""What a model says of a whole text: logits or hidden rows of every token, vectors pooled from them,
-and how relevant documents are to a query.
+"""What a model says of a whole text: logits or hidden rows of every token, vectors pooled from
+them, and how relevant documents are to a query.
 
 Rows arrive in chunks; pooling gives the same bits as if they had come at once.
 """
@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.request import Request, all_finished, finished
+from oxillama.engine.request import (
+    EmbedRequest,
+    Request,
+    RowsRequest,
+    all_finished,
+    finished,
+)
 from oxillama.errors import ConfigError, EmptySequence, TemplateError, TokenizerError
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.tokenizer.provenance import TemplateText, concat, from_message
@@ -38,19 +44,15 @@ def submit_rows(
     owner: Any = None,
     adapters: Any = None,
 ) -> Request:
-    """Have `sink(first position, rows)` called with float32 (rows, vocabulary), or (rows, hidden), of
-    every token in order, a chunk at a time.
+    """Have `sink(first position, rows)` called with float32 (rows, vocabulary), or (rows, hidden),
+    of every token in order, a chunk at a time.
 
     The request's result is `value`; it keeps `owner` alive while it runs.
     """
-    request = core.request(core.new_session(ids, adapters=adapters), kind="rows")
-    request.on_rows, request.hidden, request.value, request.cache, request.owner = (
-        sink,
-        hidden,
-        value,
-        False,
-        owner,
+    request = core.request(
+        EmbedRequest if hidden else RowsRequest, core.new_session(ids, adapters=adapters)
     )
+    request.on_rows, request.value, request.owner = sink, value, owner
     return core.submit(request)
 
 
@@ -94,8 +96,8 @@ class Pooler:
     """Collects hidden rows (rows, hidden) float32 in order of position, a chunk at a time; `result`
     is the pooled vector.
 
-    Means are summed in double, row by row, so that chunks cannot be seen in the result. then: what is
-    done to the pooled vector before it is normalised, nothing without pooling.
+    Means are summed in double, row by row, so that chunks cannot be seen in the result. then: what
+    is done to the pooled vector before it is normalised, nothing without pooling.
     """
 
     __slots__ = ("_kept", "_rows", "_then", "mode", "normalize")
@@ -224,13 +226,14 @@ class RankedDocument(NamedTuple):
 
 
 def scored_label(model: Model, label: str | None) -> int:
-    """The number of the score that says how relevant a document is; ConfigError for a model without a
-    classifier, and where only the caller can say which of several labels it is.
+    """The number of the score that says how relevant a document is; ConfigError for a model without
+    a classifier, and where only the caller can say which of several labels it is.
     """
     head = model.classifier
     if head is None:
         raise ConfigError(
-            f"rerank: {model.config.architecture} has no classifier in its file (cls.output.weight), wanted a reranker"
+            f"rerank: {model.config.architecture} has no classifier in its file "
+            "(cls.output.weight), wanted a reranker"
         )
     if label is not None:
         if label not in head.labels:
@@ -238,7 +241,8 @@ def scored_label(model: Model, label: str | None) -> int:
         return head.labels.index(label)
     if head.score is None:
         raise ConfigError(
-            f"label: found none, the classifier has {len(head.labels)}; wanted one of {', '.join(head.labels)}"
+            f"label: found none, the classifier has {len(head.labels)}; wanted one of "
+            f"{', '.join(head.labels)}"
         )
     return head.score
 
@@ -246,8 +250,8 @@ def scored_label(model: Model, label: str | None) -> int:
 def pair_ids(
     bridge: TokenizerBridge, metadata: Mapping[str, Any], query: str, document: str
 ) -> list[int]:
-    """The ids of a query and a document as the model reads them: in the file's template where it has
-    one, else as a pair of texts.
+    """The ids of a query and a document as the model reads them: in the file's template where it
+    has one, else as a pair of texts.
     """
     for name, text in (("query", query), ("document", document)):
         if not isinstance(text, str):

@@ -1,8 +1,8 @@
 """`EngineCore`: what any thread may ask of an engine; the work itself is `loop.StepLoop`'s.
 
 It knows integers: tokens, pages, positions. It is given a program (anything with `step` and
-`usual`), page memory, and requests whose sessions carry what turns logits into tokens and tokens
-into text. Callers never touch what the loop owns but under `lock`.
+`representative`), page memory, and requests whose sessions carry what turns logits into tokens and
+tokens into text. Callers never touch what the loop owns but under `lock`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.loop import Speculator, StepLoop
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
-from oxillama.engine.request import Request
+from oxillama.engine.request import PrefillRequest, Request
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig
 from oxillama.engine.session import Session
 from oxillama.errors import (
@@ -39,6 +39,8 @@ from oxillama.weights.pager import PagingStats
 
 _BUSY = "session: a request is running on it, wanted an idle session"
 
+AnyRequest = TypeVar("AnyRequest", bound=Request)
+
 _RUNNING: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
 
@@ -54,8 +56,9 @@ class EngineCore:
     running step (`set`, `clear`).
 
     context_size: most tokens of a session. eog_ids: tokens that end generation. prefix: limits of
-    the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache. encoder: the name of
-    an architecture whose tokens see their whole text, and which has no next token; None for others.
+    the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache. encoder: the name
+    of an architecture whose tokens see their whole text, and which has no next token; None for
+    others.
     rope_factors: which of LongRoPE's factors rotate every session, None for a model without them.
     """
 
@@ -145,7 +148,8 @@ class EngineCore:
         """
         if os.getpid() != self._pid:
             raise EngineError(
-                f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork"
+                f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted "
+                "spawn, not fork"
             )
         failure = self._loop.failure
         if failure is not None:
@@ -159,11 +163,13 @@ class EngineCore:
         """
         if threading.current_thread() is self._loop.thread or self._loop.workers.current:
             raise EngineError(
-                "engine: its own loop (a processor, a listener) would wait for itself, wanted another thread"
+                "engine: its own loop (a processor, a listener) would wait for itself, wanted "
+                "another thread"
             )
         if self.held_by == threading.get_ident():
             raise EngineError(
-                "engine: a raw loop is open in this thread, which would wait for itself; wanted it closed"
+                "engine: a raw loop is open in this thread, which would wait for itself; wanted it "
+                "closed"
             )
 
     def check_session(self, session: Session) -> Session:
@@ -189,11 +195,11 @@ class EngineCore:
         session.start = len(session.tokens)
         return session
 
-    def request(self, session: Session, *, kind: str = "generate") -> Request:
-        """A request to be filled in and handed to `submit`."""
-        return Request(session, kind=kind, cancel=self._cancel, check_waiter=self.check_waiter)
+    def request(self, kind: type[AnyRequest], session: Session) -> AnyRequest:
+        """A request of a kind, to be filled in and handed to `submit`."""
+        return kind(session, cancel=self._cancel, check_waiter=self.check_waiter)
 
-    def submit(self, request: Request) -> Request:
+    def submit(self, request: AnyRequest) -> AnyRequest:
         """Give a request to the loop; its session is busy until the request ends."""
         self.check()
         session = self.check_session(request.session)
@@ -219,7 +225,8 @@ class EngineCore:
             # first: where no thread can be started, nothing has begun
             if self._loop.start():
                 _RUNNING.add(self)
-            for each in (request, *request.siblings):
+            begun: tuple[Request, ...] = (request, *request.siblings)
+            for each in begun:
                 each.session.busy = True
                 self._tracker.in_flight.add(each)
                 each.submitted_at = time.perf_counter()
@@ -234,36 +241,40 @@ class EngineCore:
             return
         self.counters.refused += more
         raise QueueFull(
-            f"engine: {flying} requests in flight and {more} more, max_sequences {limits.max_sequences} run "
-            f"and max_waiting {limits.max_waiting} wait at most"
+            f"engine: {flying} requests in flight and {more} more, max_sequences "
+            f"{limits.max_sequences} run and max_waiting {limits.max_waiting} wait at most"
         )
 
     def _check_images(self, session: Session) -> None:
-        """Raise ContextError for an image whose rows must be of one step and are more than one holds."""
+        """Raise ContextError for an image whose rows must be of one step and are more than one
+        holds.
+        """
         limits = self._scheduler.config
         most = limits.max_batch_tokens - limits.max_batch_sequences
         for start, end in spans_of(session.images):
             if end - start > most:
                 raise ContextError(
                     f"image: {end - start} rows, which are evaluated in one step; max_batch_tokens "
-                    f"{limits.max_batch_tokens} beside max_batch_sequences {limits.max_batch_sequences} leaves {most}",
+                    f"{limits.max_batch_tokens} beside max_batch_sequences "
+                    f"{limits.max_batch_sequences} leaves {most}",
                     tokens=end - start,
                     limit=most,
                 )
 
     def _check_encoder(self, request: Request) -> None:
-        """Raise for what an encoder cannot do: EngineError, ContextError for a text longer than a step."""
+        """Raise for what an encoder cannot do: EngineError, ContextError for a text longer than a
+        step.
+        """
         if not request.hidden:
-            kind = {"rows": "logits", "extend": "prefill", "beams": "beam_generate"}.get(
-                request.kind, request.kind
-            )
             raise NoNextToken(
-                f"{kind}: {self._encoder} is an encoder, which has no next token; wanted embed, rerank or score"
+                f"{request.kind}: {self._encoder} is an encoder, which has no next token; wanted "
+                "embed, rerank or score"
             )
         found, most = len(request.session.tokens), self._scheduler.config.max_batch_tokens
         if found > most:
             raise ContextError(
-                f"embed: {found} tokens, a step holds {most}; a text of {self._encoder} is evaluated in one step",
+                f"embed: {found} tokens, a step holds {most}; a text of {self._encoder} is "
+                "evaluated in one step",
                 tokens=found,
                 limit=most,
             )
@@ -343,12 +354,13 @@ class EngineCore:
             before = len(session)
             if before + len(ids) > self.context_size:
                 raise ContextError(
-                    f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}",
+                    f"prefill: {before} tokens and {len(ids)} more, the context holds "
+                    f"{self.context_size}",
                     tokens=before + len(ids),
                     limit=self.context_size,
                 )
             session.extend(ids)
-            request = self.request(session, kind="extend")
+            request = self.request(PrefillRequest, session)
             request.before = before
             self.submit(request)
         try:
@@ -453,6 +465,8 @@ class EngineCore:
 def _paging(stats: PagingStats) -> dict[str, Any]:
     """The metrics of paged weights."""
     return {
+        "weights_budget_bytes": stats.budget_bytes,
+        "weights_packed_bytes": stats.model_bytes,
         "weights_resident_bytes": stats.resident_bytes,
         "weight_pages_read_total": stats.pages_read,
         "weight_page_hits_total": stats.page_hits,

@@ -18,7 +18,7 @@ import numpy as np
 from oxillama.engine.arguments import OPTION_NAMES, renamed, seconds, unknown, whole
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.output import StopText
-from oxillama.engine.request import Request
+from oxillama.engine.request import GenerateRequest, Request
 from oxillama.engine.session import Session, checked_ids
 from oxillama.errors import ConfigError, ContextError
 from oxillama.grammar import ClosedSchema, Grammar, TokenMasker, schema_of
@@ -133,8 +133,8 @@ class Options:
     """What one request asks for.
 
     max_tokens: None (or -1) is to the end of the context. sampler: a SamplerConfig, None for the
-    engine's. sampling_fields: fields of a SamplerConfig that differ from the engine's, or from those of
-    the session that goes on; `generate` and its kin take them as arguments of their own
+    engine's. sampling_fields: fields of a SamplerConfig that differ from the engine's, or from
+    those of the session that goes on; `generate` and its kin take them as arguments of their own
     (`temperature=0`, `top_p=0.9`), and a whole sampler or single fields, not both.
     stop, stop_token_ids and seed come on top of the sampler's own. cache_prompt: share pages with
     prompts that begin alike. truncate_prompt: leave out the middle of a prompt that is too long
@@ -217,7 +217,7 @@ class Options:
             if getattr(self, name) is not None
         ]
         if len(given) > 1:
-            raise ConfigError(f"{given[1]}: found beside {given[0]}, wanted one constraint")
+            raise ConfigError(f"{given[1]}: found together with {given[0]}, wanted one constraint")
         if self.keep and not self.context_shift:
             raise ConfigError(
                 f"keep: found {self.keep} without context_shift, wanted both or neither"
@@ -295,7 +295,7 @@ def _checked_sampling(given: Any, sampler: SamplerConfig | None) -> None:
         if name not in SAMPLING_FIELDS:
             raise unknown(name, SAMPLING_FIELDS, place="field of a sampler")
     if given and sampler is not None:
-        raise ConfigError(f"{next(iter(given))}: found beside sampler, wanted one of them")
+        raise ConfigError(f"{next(iter(given))}: found together with sampler, wanted one of them")
     if given:
         SamplerConfig(**given)
 
@@ -336,13 +336,15 @@ def response_constraint(response_format: Mapping[str, Any] | None) -> dict[str, 
         schema = given.get("schema") if isinstance(given, Mapping) else None
         if schema is None:
             raise ConfigError(
-                "response_format: found json_schema without a schema, wanted json_schema: {schema: ...}"
+                "response_format: found json_schema without a schema, wanted json_schema: {schema: "
+                "...}"
             )
         # strict: an object that does not say what further members it has has none
         shut = given.get("strict") is True and isinstance(schema, Mapping)
         return {"json_schema": ClosedSchema(schema) if shut else schema}
     raise ConfigError(
-        f"response_format: found {response_format!r}, wanted a type of text, json_object or json_schema"
+        f"response_format: found {response_format!r}, wanted a type of text, json_object or "
+        "json_schema"
     )
 
 
@@ -445,9 +447,57 @@ def make_request(
     default: SamplerConfig,
     prompt: Sequence[int] | None = None,
     session: Session | None = None,
-) -> Request:
+) -> GenerateRequest:
     """A request over a prompt, or one that goes on with a session, after more tokens where a prompt
     is given too; not yet submitted.
+    """
+    session, truncated = ready_session(
+        core, vocabulary, options, default=default, prompt=prompt, session=session
+    )
+    request = core.request(GenerateRequest, session)
+    fill_in(request, options)
+    config = session.sampler.config
+    request.truncated = truncated
+    request.max_tokens, request.min_tokens = options.max_tokens, config.min_tokens
+    request.stop_ids = frozenset(config.stop_token_ids) | (
+        core.eog_ids if not config.ignore_eos else frozenset()
+    )
+    if session.grammar is not None and vocabulary is not None:
+        request.masker = vocabulary.masker
+    if options.context_shift:
+        if options.keep >= core.context_size - 1:
+            raise ConfigError(
+                f"keep: found {options.keep}, wanted less than the context of {core.context_size} "
+                "tokens"
+            )
+        request.shift_keep = options.keep
+    if options.prompt_logprobs is not None:
+        _want_prompt_logprobs(request, options.prompt_logprobs)
+    # last: nothing that is refused has opened a draft
+    if core.speculator is not None:
+        request.speculation = core.speculator.begin(options.speculative, request.masker, session)
+    elif options.speculative:
+        raise ConfigError("speculative: this engine has no drafters, wanted None or False")
+    return request
+
+
+def fill_in(request: Request, options: Options) -> None:
+    """Give a request of any kind what options say of every kind."""
+    request.prompt_tokens, request.cache = len(request.session.tokens), options.cache_prompt
+    request.priority, request.timeout = options.priority, options.timeout
+
+
+def ready_session(
+    core: EngineCore,
+    vocabulary: Vocabulary | None,
+    options: Options,
+    *,
+    default: SamplerConfig,
+    prompt: Sequence[int] | None,
+    session: Session | None,
+) -> tuple[Session, int]:
+    """(a session with the prompt, and with the sampler and the grammar that options ask for; tokens
+    of the prompt that were left out). session: the one to go on with, None for a new one.
     """
     truncated = 0
     if session is None:
@@ -467,7 +517,8 @@ def make_request(
             options.context_shift and not more
         ):
             raise ContextError(
-                f"session: {len(session.tokens)} tokens and {len(more)} more, no room left in a context of {core.context_size}",
+                f"session: {len(session.tokens)} tokens and {len(more)} more, no room left in a "
+                f"context of {core.context_size}",
                 tokens=len(session.tokens) + len(more),
                 limit=core.context_size - 1,
             )
@@ -489,32 +540,10 @@ def make_request(
     least = config.min_tokens - session.sampler.generated
     if options.max_tokens is not None and options.max_tokens < least:
         raise ConfigError(
-            f"min_tokens: found {least} still to come, wanted no more than the {options.max_tokens} that come at most"
+            f"min_tokens: found {least} still to come, wanted no more than the "
+            f"{options.max_tokens} that come at most"
         )
-    request = core.request(session)
-    request.prompt_tokens, request.truncated = len(session.tokens), truncated
-    request.max_tokens, request.min_tokens = options.max_tokens, config.min_tokens
-    request.stop_ids = frozenset(config.stop_token_ids) | (
-        core.eog_ids if not config.ignore_eos else frozenset()
-    )
-    request.cache = options.cache_prompt
-    request.priority, request.timeout = options.priority, options.timeout
-    if session.grammar is not None and vocabulary is not None:
-        request.masker = vocabulary.masker
-    if options.context_shift:
-        if options.keep >= core.context_size - 1:
-            raise ConfigError(
-                f"keep: found {options.keep}, wanted less than the context of {core.context_size} tokens"
-            )
-        request.shift_keep = options.keep
-    if options.prompt_logprobs is not None:
-        _want_prompt_logprobs(request, options.prompt_logprobs)
-    # last: nothing that is refused has opened a draft
-    if core.speculator is not None:
-        request.speculation = core.speculator.begin(options.speculative, request.masker, session)
-    elif options.speculative:
-        raise ConfigError("speculative: this engine has no drafters, wanted None or False")
-    return request
+    return session, truncated
 
 
 def _adapters(options: Options) -> Adapters | None:
@@ -534,13 +563,15 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
         return ids, 0
     if not options.truncate_prompt:
         raise ContextError(
-            f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; truncate_prompt=True shortens it",
+            f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; "
+            "truncate_prompt=True shortens it",
             tokens=len(ids),
             limit=limit,
         )
     if images_of(prompt):
         raise ContextError(
-            f"truncate_prompt: found a prompt of {len(ids)} tokens with images, a context of {context} has room for {limit}; wanted a shorter one",
+            f"truncate_prompt: found a prompt of {len(ids)} tokens with images, a context of "
+            f"{context} has room for {limit}; wanted a shorter one",
             tokens=len(ids),
             limit=limit,
         )
@@ -659,12 +690,13 @@ def _words(
     """The vocabulary to write text with; ConfigError where there is none and text is asked for."""
     if vocabulary is None and (options.constrained or config.stop or options.shown_tokens):
         raise ConfigError(
-            "grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and stop_token_ids alone"
+            "grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and "
+            "stop_token_ids alone"
         )
     return vocabulary
 
 
-def _want_prompt_logprobs(request: Request, top: int) -> None:
+def _want_prompt_logprobs(request: GenerateRequest, top: int) -> None:
     """Have the loop report the log-probability of every prompt token after the first."""
     tokens, out = request.session.tokens, request.prompt_logprobs
 

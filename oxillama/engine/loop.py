@@ -1,22 +1,22 @@
 """The step loop: `schedule -> step -> sample -> output`, in one thread that starts on demand and
 sleeps when idle.
 
-    callers --submit, cancel--> inbox --+                     +--> Request.push, Request.end --> callers
+    callers --submit, cancel--> inbox --+                     +--> Request.push --> callers
                                         |                     |
-                                    [ plan -> step -> draw -> text ]        thread "oxillama engine"
+                                    [ plan -> step -> draw -> text ]     thread "oxillama engine"
 
-A token's trip: `_tick` plans a step, runs it and deals out its rows (`_deal`); `_take_rows` finds what
-a request gets of them; `_draw` turns a row into a token and its text (`output.OutputProcessor`) and says what the
-request does next. A request with candidates, or with functions of its caller, draws in `_turn`.
+A token's trip: `_tick` plans a step, runs it and deals out its rows (`_deal`); `_take_rows` finds
+what a request gets of them; `_draw` turns a row into a token and its text
+(`output.OutputProcessor`) and says what the request does next. A request with candidates, or with
+functions of its caller, draws in `_turn`.
 
 Python functions that callers bring (logits processors, listeners, drafters) run in worker threads
 (`workers`): their request waits for them, others do not.
 
 Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that
-request. Where memory is refused, or paged weights cannot be read, the requests of that step end with
-the MemoryError or PagingError, and the loop
-goes on. Whatever else is raised in the loop fails every request in flight with that cause, and
-every call afterwards raises it.
+request. Where memory is refused, or paged weights cannot be read, the requests of that step end
+with the MemoryError or PagingError, and the loop goes on. Whatever else is raised in the loop fails
+every request in flight with that cause, and every call afterwards raises it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.output import OutputProcessor
-from oxillama.engine.request import Request
+from oxillama.engine.request import BeamRequest, GenerateRequest, Request
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler, State
 from oxillama.engine.speculation import RequestCandidates
 from oxillama.engine.tracker import Deadlines, RequestTracker
@@ -42,6 +42,7 @@ from oxillama.errors import Cancelled, EngineError, PagingError, WeightsDamaged
 from oxillama.vision.placed import inputs
 
 _CLOSE = object()
+_DECODING = State.DECODING  # read for every token
 STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does not return
 
 Plan = list[tuple[ScheduleEntry, int]]
@@ -106,7 +107,7 @@ class StepLoop:
         lock: threading.RLock,
         step_lock: threading.Lock,
     ) -> None:
-        """batch: makes what `program.step` is given. flag: stops a running step (`set`, `clear`)."""
+        """batch: makes the input of `program.step`. flag: stops a running step (`set`, `clear`)."""
         self.program, self.memory = program, memory
         self.workers = Workers()
         self.tracker = RequestTracker(
@@ -125,6 +126,7 @@ class StepLoop:
         self._flag, self._lock, self._step_lock = flag, lock, step_lock
         self._command: tuple | None = None  # what is being done of the inbox
         self._stalled = False  # nothing can be planned before something comes into the inbox
+        self._stops = False  # a request was asked to stop since a plan was last looked through
         self._plan: Plan = []
 
     # ---- any thread
@@ -156,6 +158,7 @@ class StepLoop:
     def stop(self, request: Request, reason: str) -> None:
         """End a request within a few milliseconds; a step that is mostly its own is stopped."""
         request.stopping = request.stopping or reason
+        self._stops = True
         plan = self._plan
         own = sum(rows for entry, rows in plan if entry.owner is request)
         if 2 * own >= sum(rows for _, rows in plan) > 0:
@@ -257,10 +260,12 @@ class StepLoop:
             self._plan = plan
             batch, hidden = self._batch(plan)
             self._flag.clear()
-            if self.closed or any(entry.owner.stopping for entry, _ in plan):
-                self._plan = []
-                self.tracker.end_stopped()
-                return
+            if self.closed or self._stops:
+                self._stops = False
+                if self.closed or any(entry.owner.stopping for entry, _ in plan):
+                    self._plan = []
+                    self.tracker.end_stopped()
+                    return
         start = time.perf_counter()
         try:
             with self._step_lock:
@@ -283,6 +288,21 @@ class StepLoop:
         counters, at, prefilled, decoded = self._counters, 0, 0, 0
         for entry, rows in plan:
             request, first = entry.owner, entry.done
+            # the next row of a text: the common case, kept short
+            if (
+                rows == 1
+                and first + 1 == entry.length
+                and entry.state is _DECODING
+                and not entry.width
+            ):
+                decoded += 1
+                entry.done = request.session.kv.length = entry.length
+                try:
+                    self._take_rows(request, out[at : at + 1], now)
+                except BaseException as error:  # its own doing, as below
+                    self.tracker.end(request, None, error)
+                at += 1
+                continue
             if entry.width:
                 decoded += rows
                 at += self._take_beams(
@@ -310,30 +330,35 @@ class StepLoop:
                 self.tracker.end(request, None, error)
             at += take
         counters.steps += 1
-        counters.prefilled += prefilled
-        share = prefilled / (prefilled + decoded)
-        counters.prefill_seconds += (now - start) * share
-        counters.decode_seconds += (now - start) * (1 - share)
-        if self.program.usual:
+        if prefilled:
+            counters.prefilled += prefilled
+            share = prefilled / (prefilled + decoded)
+            counters.prefill_seconds += (now - start) * share
+            counters.decode_seconds += (now - start) * (1 - share)
+        else:
+            counters.decode_seconds += now - start
+        if self.program.representative:
             self._scheduler.observe(prefill_rows=prefilled, seconds=now - start, mixed=decoded > 0)
 
-    def _take_rows(self, request: Request, rows: np.ndarray, now: float) -> None:
-        """What one request does with its rows of a step: none, some or all."""
+    def _take_rows(self, request: Any, rows: np.ndarray, now: float) -> None:
+        """What one request, of any kind, does with its rows of a step: none, some or all."""
         entry = request.entry
         if request.stopping:
             self.tracker.end(request, request.stopping)
             return
-        if entry.state is not State.DECODING and not self._prefilled(request, rows, now):
+        if entry.state is not _DECODING and not self._prefilled(request, rows, now):
             return
         if not len(rows):  # forced tokens are still to run
             return
-        draft, entry.draft = entry.draft[: len(rows) - 1], ()
+        draft = entry.draft
+        if draft:
+            draft, entry.draft = draft[: len(rows) - 1], ()
         if request.has_callbacks:
             self._resume(request, self._turn(request, rows.copy(), draft))
         elif draft:
             self._resume(request, self._turn(request, rows, draft))
         else:
-            self._draw(request, rows[-1], now)
+            self._after_draw(request, self._advance(request, rows[-1], now))
 
     def _prefilled(self, request: Request, rows: np.ndarray, now: float) -> bool:
         """Rows of a prompt are evaluated; True when a token is drawn from the last one."""
@@ -344,19 +369,16 @@ class StepLoop:
         if entry.done < entry.length:
             self._allocator.store(request, whole_pages=True)
             return False
-        if request.kind == "rows":
-            self.tracker.end(request, "stop")
-            return False
-        if request.kind == "extend":
-            request.session.pending = request.value = rows[-1].copy()
+        if not request.draws:
+            request.take_prompt(rows)
             self.tracker.end(request, "stop")
             return False
         entry.every_row = False
         self._allocator.store(request, whole_pages=True)
-        if request.beams is not None:
-            self._end_beam_turn(request, request.beams.begin(rows[-1]), now)
+        if isinstance(request, BeamRequest):
+            self._end_beam_turn(request, request.search.begin(rows[-1]), now)
             return False
-        if request.siblings:
+        if isinstance(request, GenerateRequest) and request.siblings:
             self._fork_siblings(request, rows[-1])
         return True
 
@@ -369,23 +391,17 @@ class StepLoop:
         """
         try:
             pending = self.tracker.begin(request)
-            if pending is None:
+            if pending is None or not isinstance(request, GenerateRequest):
                 return
             request.admitted_at = time.perf_counter()
             if request.has_callbacks:
                 self._resume(request, self._turn(request, pending[None], ()))
             else:
-                self._draw(request, pending, request.admitted_at)
+                self._after_draw(request, self._advance(request, pending, request.admitted_at))
         except BaseException as error:
             self.tracker.end(request, None, error)
 
-    def _draw(self, request: Request, row: np.ndarray, now: float) -> bool:
-        """Draw the next token of a request, and those that its grammar forces; False when it has no
-        next step, or begins again.
-        """
-        return self._after_draw(request, self._advance(request, row, now))
-
-    def _advance(self, request: Request, row: np.ndarray, now: float) -> str | None:
+    def _advance(self, request: GenerateRequest, row: np.ndarray, now: float) -> str | None:
         """Draw, and count what was drawn; returns why the request ends, None when it goes on."""
         counters = self._counters
         if request.token_at:
@@ -394,15 +410,16 @@ class StepLoop:
             counters.first_token.observe(now - request.submitted_at)
             request.first_at = now
         request.token_at = now
-        before = len(request.generated)
+        generated = request.generated
+        before = len(generated)
         reason = self._output.advance(request, row)
-        drawn = len(request.generated) - before
+        drawn = len(generated) - before
         counters.generated += drawn
-        if request.entry.state is State.DECODING:
+        if request.entry.state is _DECODING:
             counters.decoded += drawn
         return reason
 
-    def _after_draw(self, request: Request, reason: str | None) -> bool:
+    def _after_draw(self, request: GenerateRequest, reason: str | None) -> bool:
         """What follows from a draw for the request's next step; reason: why it ends."""
         session, entry = request.session, request.entry
         if reason is not None:
@@ -413,7 +430,8 @@ class StepLoop:
         if session.kv.length < entry.done:
             self.tracker.restart(request)
             return False
-        self._scheduler.start_decoding(entry)
+        if entry.state is not _DECODING:
+            self._scheduler.start_decoding(entry)
         speculation = request.speculation
         if speculation is not None:
             if speculation.rest:  # nothing would pay: no time is spent on asking
@@ -423,14 +441,14 @@ class StepLoop:
         return True
 
     def _turn(
-        self, request: Request, rows: np.ndarray, draft: Sequence[int]
+        self, request: GenerateRequest, rows: np.ndarray, draft: Sequence[int]
     ) -> Generator[Call, Any, None]:
         """Draw from the row after the last token, then from the row after each candidate as long as
         the text goes on with it.
 
-        Yields what a worker is to run before it goes on, and is sent what that returned: processors,
-        before each draw, and listeners, after it. Meanwhile others may have taken the request's
-        pages; the rows are its own.
+        Yields what a worker is to run before it goes on, and is sent what that returned:
+        processors, before each draw, and listeners, after it. Meanwhile others may have taken the
+        request's pages; the rows are its own.
         """
         session, entry, tokens = request.session, request.entry, request.session.tokens
         start, at, going = entry.length, 0, True
@@ -495,28 +513,28 @@ class StepLoop:
     # ---- requests of several sequences
     # ---------------------------------------------------------------------------------------------
 
-    def _take_beams(self, request: Request, out: np.ndarray, rows: int, now: float) -> int:
+    def _take_beams(self, request: BeamRequest, out: np.ndarray, rows: int, now: float) -> int:
         """`rows` beams of a search have had their row of a step; returns how many rows of logits
         were theirs: all of `out`.
         """
         try:
             if request.stopping:
                 self.tracker.end(request, request.stopping)
-            elif request.beams.feed_rows(request.entry, rows, out):
-                self._end_beam_turn(request, request.beams.step(), now)
+            elif request.search.feed_rows(request.entry, rows, out):
+                self._end_beam_turn(request, request.search.step(), now)
         except BaseException as error:  # this request's own doing: its companions go on
             self.tracker.end(request, None, error)
         return len(out)
 
-    def _end_beam_turn(self, request: Request, over: bool, now: float) -> None:
+    def _end_beam_turn(self, request: BeamRequest, over: bool, now: float) -> None:
         """Every beam of a search has had its row: they take the next, or the search is over."""
-        search, counters = request.beams, self._counters
+        search, counters = request.search, self._counters
         (counters.inter_token if request.token_at else counters.first_token).observe(
             now - (request.token_at or request.submitted_at)
         )
         request.token_at = now
-        counters.generated += len(search.beams)
-        counters.decoded += len(search.beams) if request.entry.state is State.DECODING else 0
+        counters.generated += len(search.sessions)
+        counters.decoded += len(search.sessions) if request.entry.state is State.DECODING else 0
         if over:
             request.value = search.result()
             self.tracker.end(request, "stop")
@@ -524,7 +542,7 @@ class StepLoop:
             search.update_entry(request.entry)
             self._scheduler.start_decoding(request.entry)
 
-    def _fork_siblings(self, request: Request, row: np.ndarray) -> None:
+    def _fork_siblings(self, request: GenerateRequest, row: np.ndarray) -> None:
         """A prompt is evaluated, `row` are its logits: the siblings who waited for it go on from
         forks of its pages.
         """
@@ -545,7 +563,7 @@ class StepLoop:
     # ---------------------------------------------------------------------------------------------
 
     def _resume(
-        self, request: Request, turn: Generator[Call, Any, None], value: Any = None
+        self, request: GenerateRequest, turn: Generator[Call, Any, None], value: Any = None
     ) -> None:
         """Run a turn up to the next function that a worker is to run, and let one run it."""
         try:
@@ -587,8 +605,8 @@ class StepLoop:
     # ---------------------------------------------------------------------------------------------
 
     def _evaluate_again(self, plan: Plan) -> None:
-        """A stopped step left the recurrent state of its other requests undefined: they begin again,
-        from stored checkpoints where there are any.
+        """A stopped step left the recurrent state of its other requests undefined: they begin
+        again, from stored checkpoints where there are any.
         """
         for entry, _ in plan:
             if entry.owner in self.tracker.in_flight:
@@ -596,9 +614,9 @@ class StepLoop:
                 self.tracker.restart(entry.owner)
 
     def _survive(self, refused: MemoryError | PagingError) -> None:
-        """Memory was refused, or weights could not be read: the requests it was wanted for end of that. They are those of a
-        command or a plan; before there is a plan, the one that pages are sought for, else everybody
-        who runs, or waits where nobody does.
+        """Memory was refused, or weights could not be read: the requests that needed it fail. They
+        are those of a command or a plan; before there is a plan, the one that pages are sought for,
+        else every running request, or every waiting one where none runs.
         """
         with self._lock:
             scheduler, command = self._scheduler, self._command
@@ -644,37 +662,34 @@ class Batcher:
     one is made.
     """
 
-    __slots__ = ("_first", "_make", "_positions", "_row_table", "_tokens")
+    __slots__ = ("_make", "_one", "_positions", "_row_table", "_tokens")
 
     def __init__(self, make: Callable, max_rows: int) -> None:
         self._make = make
         self._tokens, self._positions, self._row_table = (
             np.zeros(max_rows, np.int32) for _ in range(3)
         )
-        self._first = np.zeros(1, np.int32)
+        # of a batch of one row: token, position, and the number 0 of its table and of its row
+        self._one = (np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
     def __call__(self, plan: Plan) -> tuple[Any, bool]:
         """(what the program is given, whether the step is for hidden rows)."""
-        tokens, positions, row_table = self._tokens, self._positions, self._row_table
+        entry, rows = plan[0]
+        session = entry.owner.session
         # one row: the common case, kept short
-        if (
-            len(plan) == 1
-            and plan[0][1] == 1
-            and not plan[0][0].width
-            and not plan[0][0].owner.session.images
-        ):
-            entry = plan[0][0]
-            session = entry.owner.session
-            tokens[0], positions[0], row_table[0] = session.tokens[entry.done], entry.done, 0
-            kv = session.kv
+        if rows == 1 and len(plan) == 1 and not (entry.width or session.images):
+            done, kv = entry.done, session.kv
+            token, position, zero = self._one
+            token[0], position[0] = session.tokens[done], done
+            if kv.slot is None and not session.adapters:
+                return self._make(token, position, (kv.table,), zero, zero), entry.hidden
             more: dict[str, Any] = {} if kv.slot is None else {"slots": (kv.slot,)}
             adapted = getattr(session.adapters, "factors", None)
             if adapted is not None:
                 more["adapters"] = (adapted,)
-            return self._make(
-                tokens[:1], positions[:1], (kv.table,), row_table[:1], self._first, **more
-            ), entry.hidden
-        at, hidden = 0, False
+            return self._make(token, position, (kv.table,), zero, zero, **more), entry.hidden
+        tokens, positions, row_table = self._tokens, self._positions, self._row_table
+        at, hidden, adapting = 0, False, False
         tables: list[np.ndarray] = []
         slots: list[int | None] = []
         adapters: list[Any] = []  # of each table
@@ -683,14 +698,15 @@ class Batcher:
         for entry, rows in plan:
             request, start = entry.owner, entry.done
             session, end = request.session, at + rows
-            adapted = getattr(session.adapters, "factors", None)
-            adapters.extend([adapted] * (rows if entry.width else 1))
+            adapted = getattr(session.adapters, "factors", None) if session.adapters else None
             if entry.width:
+                adapters.extend([adapted] * rows)
+                adapting |= adapted is not None
                 if session.images:
-                    beams = request.beams.sessions[entry.part : entry.part + rows]
+                    beams = request.search.sessions[entry.part : entry.part + rows]
                     pictured += [(beam, start, 1, row) for row, beam in enumerate(beams, at)]
                 for row, beam in enumerate(
-                    request.beams.sessions[entry.part : entry.part + rows], at
+                    request.search.sessions[entry.part : entry.part + rows], at
                 ):
                     tokens[row], positions[row], row_table[row] = (
                         beam.tokens[start],
@@ -702,6 +718,8 @@ class Batcher:
                 wanted.extend(range(at, end) if start + 1 == entry.length else ())
                 at = end
                 continue
+            adapters.append(adapted)
+            adapting |= adapted is not None
             if session.images:
                 pictured.append((session, start, rows, at))
             if rows == 1:
@@ -722,11 +740,14 @@ class Batcher:
                 wanted.extend(range(at + max(0, request.delivered - start), end))
                 hidden |= entry.hidden
             elif start + rows >= entry.length:
-                wanted.extend(range(at + entry.length - 1 - start, end))
+                if rows == 1:
+                    wanted.append(at)
+                else:
+                    wanted.extend(range(at + entry.length - 1 - start, end))
                 hidden |= entry.hidden
             at = end
         more = {} if slots[0] is None else {"slots": slots}
-        if any(each is not None for each in adapters):
+        if adapting:
             more["adapters"] = adapters
         if pictured:
             more |= inputs(pictured, tokens[:at], positions[:at])

@@ -12,10 +12,14 @@ _HELP = {
     "requests_completed_total": "Requests that ended by themselves.",
     "requests_cancelled_total": "Requests that were cancelled.",
     "requests_failed_total": "Requests that ended in an error.",
-    "requests_timed_out_total": "Requests that ended because their time was over; of those that completed.",
+    "requests_timed_out_total": (
+        "Requests that ended because their time was over; of those that completed."
+    ),
     "requests_refused_total": "Requests refused because max_waiting others waited.",
     "requests_preempted_total": "Times a running request gave its pages to an older one.",
-    "tokens_prefilled_total": "Prompt tokens evaluated; those found in the prefix cache are not among them.",
+    "tokens_prefilled_total": (
+        "Prompt tokens evaluated; those found in the prefix cache are not among them."
+    ),
     "tokens_generated_total": "Tokens generated.",
     "steps_total": "Steps run.",
     "prompt_tokens_per_second": "Prompt tokens per second of the time that steps spent on prompts.",
@@ -30,6 +34,8 @@ _HELP = {
     "pages_cached": "Pages the prefix cache has a share in.",
     "pages_leaked": "Owned pages that nobody knows; always 0.",
     "page_memory_bytes": "Bytes held for pages, free ones included.",
+    "weights_budget_bytes": "Bytes that paged weights may take; 0 where weights are not paged.",
+    "weights_packed_bytes": "Bytes of all paged weights, in memory or not.",
     "weights_resident_bytes": "Bytes of paged weights in memory; 0 where weights are not paged.",
     "weight_pages_read_total": "Pages of weights read from the model's file.",
     "weight_page_hits_total": "Pages of weights that steps asked for and found in memory.",
@@ -116,6 +122,8 @@ class MetricsSnapshot:
     pages_cached: int = 0
     pages_leaked: int = 0  # owned by nobody who is known: always 0
     page_memory_bytes: int = 0
+    weights_budget_bytes: int = 0
+    weights_packed_bytes: int = 0
     weights_resident_bytes: int = 0
     weight_pages_read_total: int = 0
     weight_page_hits_total: int = 0

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from oxillama.engine.request import Request
+from oxillama.engine.request import GenerateRequest
 
 MOST_FORCED = 32  # tokens that a grammar forces, taken after one draw
 
@@ -23,14 +23,14 @@ class OutputProcessor:
     def __init__(self, context_size: int) -> None:
         self._context_size = context_size
 
-    def advance(self, request: Request, row: np.ndarray) -> str | None:
+    def advance(self, request: GenerateRequest, row: np.ndarray) -> str | None:
         """Draw a request's next token, add it to its session and tell its callers; returns why the
         request ends, None when it goes on.
 
         Forced tokens come along without a row of logits each: they go into the next step together.
 
-        A token that stops is not part of the text: the session keeps its logits and would draw again
-        from them.
+        A token that stops is not part of the text: the session keeps its logits and would draw
+        again from them.
         """
         session = request.session
         if request.max_tokens == 0:
@@ -58,7 +58,7 @@ class OutputProcessor:
                 reason = self._take(request, token)
         return reason
 
-    def _take(self, request: Request, token: int) -> str | None:
+    def _take(self, request: GenerateRequest, token: int) -> str | None:
         """Make a token part of the text; returns why the request ends, None when it goes on."""
         session = request.session
         sampler, grammar = session.sampler, session.grammar
@@ -84,7 +84,7 @@ class OutputProcessor:
         return None
 
 
-def _forced(request: Request) -> int | None:
+def _forced(request: GenerateRequest) -> int | None:
     """The next token where the grammar leaves one alone: it is what a draw would give, and the
     sampler is left as a draw would leave it.
     """
@@ -106,7 +106,7 @@ def only_token(mask: np.ndarray | None) -> int | None:
     return None if word & (word - 1) else 32 * at + word.bit_length() - 1
 
 
-def _emit(request: Request, text: str) -> bool:
+def _emit(request: GenerateRequest, text: str) -> bool:
     """Pass text through the stop filter to the callers; True when a stop string was completed."""
     session, stopped = request.session, False
     if session.at_start and text:
@@ -118,20 +118,20 @@ def _emit(request: Request, text: str) -> bool:
     return stopped
 
 
-def _emit_rest(request: Request) -> None:
+def _emit_rest(request: GenerateRequest) -> None:
     """The text is over: what the decoder and the stop filter still hold."""
     if request.session.text is not None and not _emit(request, request.session.text.flush()):
         _flush(request)
 
 
-def _flush(request: Request) -> None:
+def _flush(request: GenerateRequest) -> None:
     """What the stop filter holds; the decoder keeps an unfinished character for whoever goes on."""
     text = request.session.stops.flush() if request.session.stops is not None else ""
     if text:
         request.push(text)
 
 
-def _shift(request: Request) -> bool:
+def _shift(request: GenerateRequest) -> bool:
     """Make room at the end of the context: keep the first tokens, forget the older half of the
     rest. False where it was not asked for.
     """

@@ -5,7 +5,8 @@ op against its meaning.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -120,13 +121,17 @@ class RawLoop:
         found = self._program.profile(batch, self._memory, repeat=repeat)
         return [(op, microseconds) for op, (_, microseconds) in zip(self._tape.ops, found)]
 
-    def matmul_inputs(self, ids: Sequence[int]) -> Iterator[tuple[list[Tensor], np.ndarray]]:
-        """The weights of each matmul of the tape but the output's, and the rows they meet, float32
-        (len(ids), columns), over a new sequence.
+    def matmul_inputs(
+        self, ids: Sequence[int]
+    ) -> Iterator[tuple[list[Tensor], np.ndarray, np.ndarray | None]]:
+        """The weights of each product of the tape but the output's, the rows they meet, and which
+        matrix each row meets, over a new sequence.
 
-        The rows are what the kernels read: in steps of the activation format, where that is not
-        float. ContextError for more ids than a step takes, ModelError for an op whose weights meet
-        no rows of their own here.
+        The rows are float32 (len(ids), columns), and what the kernels read: in steps of the
+        activation format, where that is not float. Where the weights are stacks of matrices
+        (experts, heads), the rows are (len(ids) * parts, columns) and the matrices int
+        (len(ids) * parts,); else None. ContextError for more ids than a step takes, ModelError for
+        an op whose weights meet no rows of their own here.
         """
         rows, sequence = len(ids), -1 - len(self._tables)
         if not 1 <= rows <= self._program.max_rows:
@@ -148,19 +153,32 @@ class RawLoop:
             weights = op.params.get("weights")
             if weights is None or op.params.get("out") == OUTPUT:
                 continue
-            if op.name != "matmul":
+            if op.name not in ("matmul", "experts"):
                 raise ModelError(
-                    f"op {index} ({op.name}): its inputs cannot be shown, wanted a matmul"
+                    f"op {index} ({op.name}): its inputs cannot be shown, wanted a product"
                 )
             if index > done:
                 self._program.run_until(batch, self._memory, index - 1, first=done)
                 done = index
+            met, act = self._program.slot(op.params["x"], rows), op.params["act"]
+            columns = weights[0].shape[1]
+            if op.name == "matmul":
+                yield list(weights), unpacked_acts(met, act, columns), None
+                continue
+            parts = self._program.parts(index)
+            each = unpacked_acts(met, act, parts * columns).reshape(rows, parts, columns)
+            matrices = self._matrices(op.params, rows)
             yield (
                 list(weights),
-                unpacked_acts(
-                    self._program.slot(op.params["x"], rows), op.params["act"], weights[0].shape[1]
-                ),
+                np.broadcast_to(each, (*matrices.shape, columns)).reshape(-1, columns),
+                matrices.reshape(-1),
             )
+
+    def _matrices(self, params: Mapping[str, Any], rows: int) -> np.ndarray:
+        """The matrix of a stack that each part of each row meets, int (rows, parts)."""
+        if params["routes"] is None:
+            return np.tile(np.arange(params["experts"]), (rows, 1))
+        return self._program.slot(params["routes"], rows)[:, : params["used"]].astype(np.int64)
 
     def _grow(self, sequence: int, rows: int) -> int:
         """The first of `rows` new positions of a sequence, with pages for all of them."""

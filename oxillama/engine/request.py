@@ -1,5 +1,10 @@
-"""What a caller holds while the engine works: `Request`, its `Stream` of `Piece`s, and the
+"""What a caller holds while the engine works: a `Request`, its `Stream` of `Piece`s, and the
 `Completion` it ends in.
+
+    GenerateRequest   text after a prompt
+    RowsRequest       logits of every token; EmbedRequest: hidden states
+    PrefillRequest    tokens at the end of a session
+    BeamRequest       a beam search
 
 The engine's loop appends to a request and tells its listeners; callers read from any thread, or
 from an event loop, and wait for nobody else's lock. Nothing is lost between looking and listening:
@@ -17,16 +22,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from oxillama.engine.speculation import RequestCandidates, SpecStats
 from oxillama.errors import Cancelled, ConfigError, EngineError
+
+Item = TypeVar("Item", covariant=True)  # of a stream: a piece, or an event of a chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the seconds of a request went, as it saw them beside all others.
+    """Where the time of a request went, in seconds, while others ran too.
 
     queue_seconds: from submit to admission. first_token_seconds: from submit to the first token.
     prompt_tokens_per_second: evaluated prompt tokens over the time from admission to the first
@@ -122,8 +129,8 @@ class Completion:
         ground that is the darker the less likely it was.
         """
         head = escape(
-            f"{self.finish_reason}, {self.usage.prompt_tokens} + {self.usage.completion_tokens} tokens, "
-            f"{self.timings.tokens_per_second:.1f} tokens/s"
+            f"{self.finish_reason}, {self.usage.prompt_tokens} + {self.usage.completion_tokens} "
+            f"tokens, {self.timings.tokens_per_second:.1f} tokens/s"
         )
         body = escape(self.text)
         if self.logprobs:
@@ -145,8 +152,8 @@ def _likeliest(report: Any) -> str:
 
 
 class Request:
-    """Work that the engine was given; `InferenceEngine.submit` makes one. `result()` waits, iteration
-    streams, `cancel()` stops it.
+    """Work that the engine was given; `InferenceEngine.submit` makes one. `result()` waits,
+    iteration streams, `cancel()` stops it.
 
     Attributes the loop owns are for reading. `session` is what it runs on.
     """
@@ -154,98 +161,67 @@ class Request:
     __slots__ = (
         "__weakref__",
         "_cancel",
+        "_check_waiter",
         "_done",
+        "_listener_lock",
         "_listeners",
         "_lock",
-        "_check_waiter",
-        "_worker_listeners",
         "_pid",
-        "_listener_lock",
+        "_worker_listeners",
         "admitted_at",
-        "beams",
-        "before",
+        "awaited_call",
         "cache",
         "cached",
         "delivered",
         "ended_at",
+        "entry",
         "error",
-        "events",
         "finish_reason",
         "first_at",
-        "prefix_source",
-        "generated",
-        "hidden",
-        "kind",
-        "logprobs",
-        "masker",
-        "max_tokens",
-        "min_tokens",
         "on_rows",
-        "pending_calls",
         "owner",
-        "pieces",
+        "pending_calls",
+        "prefix_source",
         "priority",
-        "prompt_logprobs",
         "prompt_tokens",
-        "read",
-        "seed",
         "session",
-        "shift_keep",
-        "shifts",
-        "siblings",
-        "speculation",
-        "stop_ids",
         "stopping",
         "submitted_at",
-        "takes_forced",
-        "entry",
         "timeout",
         "token_at",
-        "truncated",
         "value",
-        "awaited_call",
     )
+
+    kind: ClassVar[str]  # the method of the engine that asks for it
+    draws: ClassVar[bool] = False  # it goes on after its prompt
+    hidden: ClassVar[bool] = False  # its rows are hidden states, not logits
+    caches: ClassVar[bool] = True  # it may use and fill the prefix cache, unless it says otherwise
+
+    # what generation alone has
+    generated: Sequence[int] = ()
+    pieces: Sequence[tuple[str, int]] = ()
+    logprobs: Sequence[Any] = ()
+    siblings: tuple[GenerateRequest, ...] = ()
+    speculation: RequestCandidates | None = None
+    read: Callable[[Completion], Completion] | None = None
+    events: Callable[[], Any] | None = None
 
     def __init__(
         self,
         session: Any,
         *,
-        kind: str = "generate",
         cancel: Callable[[Request], None],
         check_waiter: Callable[[], None] = lambda: None,
     ) -> None:
         """check_waiter: raises where whoever asks would wait for itself."""
         self.session = session
-        # that the session's draws began from
-        self.seed: int | None = None if session.sampler is None else session.sampler.seed
-        # "generate", "extend" (logits of the last token), "rows" (outputs of every one), "beams"
-        self.kind = kind
-        self.max_tokens: int | None = None
-        self.min_tokens = 0
-        self.stop_ids: frozenset[int] = frozenset()
-        # of kind "extend": tokens that its session goes back to, without the logits
-        self.before = 0
-        self.masker: Any = None  # consumes tokens for the session's grammar
-        self.speculation: RequestCandidates | None = None  # brings candidates into the steps
-        # tokens that the grammar forces are taken without a draw; the same ones either way
-        self.takes_forced = True
-        # the `BeamSearch` whose sequences take steps side by side once the prompt is evaluated
-        self.beams: Any = None
-        # who goes on from a fork of this one's pages once the prompt is evaluated
-        self.siblings: tuple[Request, ...] = ()
-        self.cache = True  # may use and fill the prefix cache
-        self.hidden = False  # rows are hidden states, not logits
-        # context shift: first tokens that stay, None: no shift
-        self.shift_keep: int | None = None
-        # (first position, rows) of kind "rows" and of prompt_logprobs
+        self.cache = self.caches
+        # called with (first position, rows) of every row of the prompt
         self.on_rows: Callable[[int, Any], None] | None = None
+        self.delivered = 0  # positions that it was called with
         self.owner: Any = None  # whom the request keeps alive while it runs
-        self.prompt_tokens = self.cached = self.truncated = self.shifts = self.delivered = 0
-        self.generated: list[int] = []
-        self.pieces: list[tuple[str, int]] = []  # (text, tokens generated when it came)
-        self.logprobs: list[Any] = []
-        self.prompt_logprobs: list[Any] = []
-        self.value: Any = None  # what kinds other than "generate" produce
+        self.prompt_tokens = self.cached = 0
+        self.value: Any = None  # what kinds other than generation produce
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         # why the loop is to end it: "cancelled" or "timeout"
@@ -255,33 +231,48 @@ class Request:
         # the call in a worker thread that its next token waits for
         self.awaited_call: object = None
         self.pending_calls = 0  # calls of listeners in worker threads that are to come
-        self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
-        # makes a reader of the pieces of a chat's reply
-        self.events: Callable[[], Any] | None = None
         self.entry: Any = None
         self.prefix_source: tuple[Any, int] | None = None
         self.submitted_at = self.admitted_at = self.first_at = self.token_at = self.ended_at = 0.0
         self._cancel, self._check_waiter = cancel, check_waiter
         self._done = threading.Event()
         self._listeners: tuple[Callable[[], None], ...] = ()
-        self._worker_listeners: tuple[
-            Callable[[], None], ...
-        ] = ()  # listeners that run in worker threads
+        # listeners that run in worker threads
+        self._worker_listeners: tuple[Callable[[], None], ...] = ()
         self._listener_lock = threading.Lock()  # one call of those at a time
         self._lock = threading.Lock()
         self._pid = os.getpid()
+
+    # ---- what a kind says of itself, asked by the loop
+    # ----------------------------------------------------------------------------------------------
+
+    @property
+    def sessions(self) -> Sequence[Any]:
+        """The sessions whose pages it holds."""
+        return (self.session,)
+
+    def start(self) -> Any:
+        """Prepare the session for its first step; returns the logits that it goes on from, None
+        where a step is needed for them.
+        """
+        return None
+
+    def take_prompt(self, rows: Any) -> None:
+        """The prompt of a request that draws nothing is evaluated; `rows` are the last ones."""
+
+    def close_forks(self) -> None:
+        """Release the pages of sessions other than its own; nothing the second time."""
+
+    def roll_back(self) -> None:
+        """Take back what it changed in its session, where it has no result."""
+
+    # ---- whoever holds it
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def cancelled(self) -> bool:
         """Whether it was asked to stop by `cancel`."""
         return self.stopping == "cancelled"
-
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether Python functions of its caller run between its tokens, in worker threads."""
-        return bool(
-            self._worker_listeners or (self.session.sampler and self.session.sampler.processors)
-        )
 
     @property
     def done(self) -> bool:
@@ -317,7 +308,8 @@ class Request:
         """
         if self._pid != os.getpid():
             raise EngineError(
-                f"request: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork"
+                f"request: belongs to process {self._pid}, this is process {os.getpid()}; wanted "
+                "spawn, not fork"
             )
 
     def wait(self) -> None:
@@ -359,17 +351,6 @@ class Request:
                 each for each in self._worker_listeners if each != listener
             )
 
-    def push(self, text: str) -> None:
-        """A piece of text, from the loop."""
-        self.pieces.append((text, len(self.generated)))
-        self.pending_calls += bool(self._worker_listeners)
-        for listener in self._listeners:
-            try:
-                listener()
-            except BaseException:
-                self.unlisten(listener)
-                raise
-
     def run_listeners(self) -> None:
         """The calls of listeners that are owed, in a worker thread."""
         with self._listener_lock:
@@ -393,7 +374,8 @@ class Request:
                     _called(listener)
 
     def end(self, reason: str | None, error: BaseException | None = None) -> bool:
-        """The end, from the loop; the first one counts. Returns whether `run_end_listeners` is to be run.
+        """The end, from the loop; the first one counts. Returns whether `run_end_listeners` is to
+        be run.
 
         A request that has ended leads no more to the engine, which may be forgotten before it.
         """
@@ -402,7 +384,7 @@ class Request:
         self.finish_reason, self.error = reason, error
         self.ended_at = time.perf_counter()
         self._cancel, self._check_waiter, self.owner = _nothing, _nothing, None
-        self.masker = self.on_rows = self.prefix_source = self.beams = None
+        self.on_rows = self.prefix_source = None
         self._done.set()
         for listener in self._listeners:
             _called(listener)
@@ -453,33 +435,16 @@ class Request:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "request: belongs to the engine of this process and cannot be pickled; pickle its result()"
+            "request: belongs to the engine of this process and cannot be pickled; pickle its "
+            "result()"
         )
 
     def _outcome(self) -> Any:
         if self.error is not None:
             raise self.error
-        if self.kind != "generate":
-            if self.finish_reason in ("cancelled", "timeout"):
-                raise Cancelled("request: was cancelled before it had its result")
-            return self.value
-        usage = Usage(
-            self.prompt_tokens, len(self.generated), self.cached, self.truncated, self.shifts
-        )
-        done = Completion(
-            "".join(text for text, _ in self.pieces),
-            tuple(self.generated),
-            self.finish_reason or "cancelled",
-            usage,
-            self.seed,
-            tuple(self.logprobs),
-            tuple(self.prompt_logprobs),
-            speculation=self.speculation.stats()
-            if self.speculation is not None and self.speculation.reported
-            else None,
-            timings=self.timings(),
-        )
-        return done if self.read is None else self.read(done)
+        if self.finish_reason in ("cancelled", "timeout"):
+            raise Cancelled("request: was cancelled before it had its result")
+        return self.value
 
     async def _wait(self) -> Any:
         self.check_process()
@@ -525,6 +490,199 @@ class Request:
         finally:
             self.unlisten(wake)
             self.cancel()
+
+
+class GenerateRequest(Request):
+    """Text after a prompt; the result is a `Completion`."""
+
+    __slots__ = (
+        "events",
+        "generated",
+        "logprobs",
+        "masker",
+        "max_tokens",
+        "min_tokens",
+        "pieces",
+        "prompt_logprobs",
+        "read",
+        "seed",
+        "shift_keep",
+        "shifts",
+        "siblings",
+        "speculation",
+        "stop_ids",
+        "takes_forced",
+        "truncated",
+    )
+
+    kind = "generate"
+    draws = True
+
+    def __init__(
+        self,
+        session: Any,
+        *,
+        cancel: Callable[[Request], None],
+        check_waiter: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(session, cancel=cancel, check_waiter=check_waiter)
+        # that the session's draws began from
+        self.seed: int | None = None if session.sampler is None else session.sampler.seed
+        self.max_tokens: int | None = None
+        self.min_tokens = 0
+        self.stop_ids: frozenset[int] = frozenset()
+        self.masker: Any = None  # consumes tokens for the session's grammar
+        self.speculation: RequestCandidates | None = None  # brings candidates into the steps
+        # tokens that the grammar forces are taken without a draw; the same ones either way
+        self.takes_forced = True
+        # who goes on from a fork of this one's pages once the prompt is evaluated
+        self.siblings: tuple[GenerateRequest, ...] = ()
+        # context shift: first tokens that stay, None: no shift
+        self.shift_keep: int | None = None
+        self.truncated = self.shifts = 0
+        self.generated: list[int] = []
+        self.pieces: list[tuple[str, int]] = []  # (text, tokens generated when it came)
+        self.logprobs: list[Any] = []
+        self.prompt_logprobs: list[Any] = []
+        self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
+        # makes a reader of the pieces of a chat's reply
+        self.events: Callable[[], Any] | None = None
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether Python functions of its caller run between its tokens, in worker threads."""
+        return bool(
+            self._worker_listeners or (self.session.sampler and self.session.sampler.processors)
+        )
+
+    def start(self) -> Any:
+        session = self.session
+        if self.on_rows is not None:  # every row is reported: those evaluated before, too
+            session.kv.truncate(0)
+        return session.pending if session.kv.length == len(session.tokens) else None
+
+    def push(self, text: str) -> None:
+        """A piece of text, from the loop."""
+        self.pieces.append((text, len(self.generated)))
+        self.pending_calls += bool(self._worker_listeners)
+        for listener in self._listeners:
+            try:
+                listener()
+            except BaseException:
+                self.unlisten(listener)
+                raise
+
+    def end(self, reason: str | None, error: BaseException | None = None) -> bool:
+        if not self._done.is_set():
+            self.masker = None
+        return super().end(reason, error)
+
+    def _outcome(self) -> Completion:
+        if self.error is not None:
+            raise self.error
+        speculation = self.speculation
+        done = Completion(
+            "".join(text for text, _ in self.pieces),
+            tuple(self.generated),
+            self.finish_reason or "cancelled",
+            Usage(
+                self.prompt_tokens, len(self.generated), self.cached, self.truncated, self.shifts
+            ),
+            self.seed,
+            tuple(self.logprobs),
+            tuple(self.prompt_logprobs),
+            speculation=speculation.stats()
+            if speculation is not None and speculation.reported
+            else None,
+            timings=self.timings(),
+        )
+        return done if self.read is None else self.read(done)
+
+
+class RowsRequest(Request):
+    """The logits of every token of a prompt, handed to `on_rows` a chunk at a time; the result is
+    `value`, which its maker sets.
+    """
+
+    __slots__ = ()
+
+    kind = "logits"
+    caches = False
+
+
+class EmbedRequest(RowsRequest):
+    """The hidden state of every token in place of its logits."""
+
+    __slots__ = ()
+
+    kind = "embed"
+    hidden = True
+
+
+class PrefillRequest(Request):
+    """Tokens at the end of a session; the result is the logits of the last one."""
+
+    __slots__ = ("before",)
+
+    kind = "prefill"
+
+    before: int  # tokens that the session goes back to where there is no result
+
+    def take_prompt(self, rows: Any) -> None:
+        self.session.pending = self.value = rows[-1].copy()
+
+    def roll_back(self) -> None:
+        if self.value is None:
+            self.session.cut(self.before)
+
+
+class BeamSteps(Protocol):
+    """A beam search as the loop runs it; `beam.BeamSearch` is one."""
+
+    @property
+    def sessions(self) -> Sequence[Any]:
+        """The session of each live beam."""
+
+    def begin(self, row: Any) -> bool:
+        """Take the first tokens from the prompt's last row of logits; True where it is over."""
+
+    def feed_rows(self, entry: Any, rows: int, out: Any) -> bool:
+        """`rows` beams have had their row, with logits `out`; True when `step` is due."""
+
+    def step(self) -> bool:
+        """Choose the next beams; True when the search is over."""
+
+    def update_entry(self, entry: Any) -> None:
+        """Schedule a row of every beam."""
+
+    def result(self) -> Any:
+        """The hypotheses, best first."""
+
+    def release(self) -> None:
+        """Release the pages of all beams, which are evaluated again."""
+
+    def close(self) -> None:
+        """Release the pages of all beams, and forget them."""
+
+
+class BeamRequest(Request):
+    """A beam search, whose sequences take their steps together once the prompt is evaluated; the
+    result is the list of its hypotheses.
+    """
+
+    __slots__ = ("search",)
+
+    kind = "beam_generate"
+    draws = True
+
+    search: BeamSteps
+
+    @property
+    def sessions(self) -> Sequence[Any]:
+        return (self.session, *self.search.sessions)
+
+    def close_forks(self) -> None:
+        self.search.close()
 
 
 def _rate(count: int, seconds: float) -> float:
@@ -586,7 +744,7 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
             raise
 
 
-class Stream:
+class Stream(Generic[Item]):
     """An iterator over the pieces of a request, or over the events of a chat's. One that owns it
     cancels it when closed or forgotten.
     """
@@ -605,14 +763,15 @@ class Stream:
         self._wake = partial(self._queue.put, None)
         request.listen(self._wake, in_loop=True)
 
-    def __iter__(self) -> Stream:
+    def __iter__(self) -> Stream[Item]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Item:
         request, reader = self.request, self._reader
         while not self._ended or self._ready:
             if self._ready:
-                return self._ready.popleft()
+                item: Item = self._ready.popleft()
+                return item
             if self._at < len(request.pieces):
                 piece, self._at = request.piece(self._at), self._at + 1
                 self._ready.extend((piece,) if reader is None else reader.feed(piece))
@@ -646,7 +805,7 @@ class Stream:
         done: Completion = self.request.result()
         return done
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Stream[Item]:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,7 +3,7 @@ tape is enough to test.
 
     submit -> WAITING -> PREFILLING -> DECODING -> FINISHED
                  ^           |             |
-                 +------ PREEMPTED <-------+          its pages were taken; it comes back before all that wait
+                 +------ PREEMPTED <-------+     its pages were taken; it comes back first
 
 An entry has `length` tokens, of which the first `done` are in its pages; `length - done` rows are
 still to run. A decoding entry has one, more after tokens that its grammar forced; to those it may
@@ -16,10 +16,9 @@ verifies them. Rules:
   unless they are more than fit into any.
 - Candidates take rows and pages that are left over: nobody waits or gives up pages for them.
 - Prefill rows fill the step: `prefill_chunk` when nobody decodes, else at most
-  `max_prefill_tokens`, and fewer when measured steps
-  say that the decoders would wait longer than `max_decode_wait_ms`. Half of them go to the oldest
-  prompt (so none starves), the rest to the prompts that need the fewest (so short ones do not queue
-  behind long ones).
+  `max_prefill_tokens`, and fewer when measured steps say that the decoders would wait longer than
+  `max_decode_wait_ms`. Half of them go to the oldest prompt (so none starves), the rest to the
+  prompts that need the fewest (so short ones do not queue behind long ones).
 - An entry ranks by its priority (the lower number first), then by its arrival. Those that wait are
   admitted in order of rank; one that waits takes the place of a running entry of a higher priority
   number.
@@ -27,9 +26,10 @@ verifies them. Rules:
   own. The first always goes on, so there is no livelock.
 - An entry that is `parked` waits for a function in a worker thread: it keeps its pages and
   takes no rows.
-- An entry that must be `whole` runs all its rows in one step: alone where they are more than a chunk.
-- Rows of a span (`spans`: those of an image whose rows see each other) run in one step, whatever the
+- An entry that must be `whole` runs all its rows in one step: alone where they are more than a
   chunk.
+- Rows of a span (`spans`: those of an image whose rows see each other) run in one step, whatever
+  the chunk.
 - A step yields logits or hidden rows; when both are asked for, the kinds take turns.
 """
 
@@ -40,6 +40,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from oxillama.engine.arguments import whole
@@ -47,7 +48,10 @@ from oxillama.errors import ConfigError
 
 PREFILL_CHUNK = 512  # rows
 MAX_DECODE_WAIT_MS = 100
-SMALLEST_CHUNK = 16  # rows: below this a step is all overhead
+SMALLEST_CHUNK = 4  # rows: with a decoding row they cost little more than it alone
+
+
+_rank = attrgetter("rank")
 
 
 class State(Enum):
@@ -83,7 +87,8 @@ class SchedulerConfig:
             object.__setattr__(self, field.name, whole(field.name, value, least))
         if self.max_batch_tokens < min(self.max_batch_sequences, self.max_sequences):
             raise ConfigError(
-                f"max_batch_tokens: found {self.max_batch_tokens}, wanted a row for each of max_batch_sequences"
+                f"max_batch_tokens: found {self.max_batch_tokens}, wanted a row for each of "
+                "max_batch_sequences"
             )
 
 
@@ -103,6 +108,7 @@ class ScheduleEntry:
         "parked",
         "part",
         "priority",
+        "rank",
         "row_limit",
         "spans",
         "state",
@@ -138,11 +144,7 @@ class ScheduleEntry:
         self.part = 0  # how many of them have had their row of this turn
         self.state = State.WAITING
         self.arrival = 0
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Its place in every order: by priority, then by arrival."""
-        return self.priority, self.arrival
+        self.rank = (priority, 0)  # its place in every order: by priority, then by arrival
 
     def in_spans(self, rows: int) -> int:
         """As many rows as the next step may end after: `rows`, or fewer where that would cut a span
@@ -198,6 +200,7 @@ class Scheduler:
         """Queue a new entry."""
         self._arrivals += 1
         entry.arrival, entry.state = self._arrivals, State.WAITING
+        entry.rank = (entry.priority, entry.arrival)
         self._wait(entry)
 
     def finish(self, entry: ScheduleEntry, *, everywhere: bool = False) -> None:
@@ -235,7 +238,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Tickets that hold pages."""
+        """Entries that hold pages."""
         return len(self.prefilling) + len(self.decoding)
 
     @property
@@ -261,8 +264,8 @@ class Scheduler:
         if len(self.decoding) == 1 and not self.waiting and not self.prefilling:
             entry = self.decoding[0]
             if (
-                not (entry.draft or entry.width or entry.parked)
-                and entry.length == entry.done + 1
+                entry.length == entry.done + 1
+                and not (entry.draft or entry.width or entry.parked)
                 and self._reserved(entry, entry.length)
             ):
                 return [(entry, 1)]
@@ -309,7 +312,9 @@ class Scheduler:
             return min(free, SMALLEST_CHUNK)
         # steps until a decoder's next
         turns = -(-sum(each.width or 1 for each in self.decoding) // config.max_batch_sequences)
-        budget = config.max_decode_wait_ms / 1000 / turns - fixed
+        # a third of the step at least: where it is longer than the bound by itself, prompts go on
+        # too
+        budget = max(config.max_decode_wait_ms / 1000 / turns - fixed, fixed / 2)
         return min(free, max(SMALLEST_CHUNK, int(budget / cost)))
 
     def start_decoding(self, entry: ScheduleEntry) -> None:
@@ -380,16 +385,21 @@ class Scheduler:
 
     def _plan_decoding(self, plan: list[tuple[ScheduleEntry, int]]) -> None:
         turn, first = self._turn()
+        decoding = State.DECODING
         spare = self.config.max_batch_tokens - first  # rows beyond everybody's first
         for entry in sorted(turn, key=_rank):
             if entry.width:
-                if entry.state is State.DECODING and self._make_room(entry, entry.done + 1, plan):
+                if entry.state is decoding and self._make_room(entry, entry.done + 1, plan):
                     plan.append((entry, self._abreast(entry)))
                 continue
             rows, more = entry.length - entry.done, 0
+            if rows == 1 and not entry.draft:  # the common case, kept short
+                if entry.state is decoding and self._make_room(entry, entry.length, plan):
+                    plan.append((entry, 1))
+                continue
             if rows > 1 + spare:
                 rows = 1 + spare
-            if entry.state is State.DECODING and self._make_room(entry, entry.done + rows, plan):
+            if entry.state is decoding and self._make_room(entry, entry.done + rows, plan):
                 if entry.draft and entry.done + rows == entry.length:
                     more = min(len(entry.draft), 1 + spare - rows)
                     if more and not self._reserved(entry, entry.length + more):
@@ -476,8 +486,8 @@ class Scheduler:
     def _make_room(
         self, entry: ScheduleEntry, length: int, plan: list[tuple[ScheduleEntry, int]]
     ) -> bool:
-        """Reserve pages, taking them from those who wait, then from entries of a later rank that are
-        not in the plan, when there is no other way.
+        """Reserve pages, taking them from those who wait, then from entries of a later rank that
+        are not in the plan, when there is no other way.
         """
         while not self._reserved(entry, length):
             # a session that went on, a sibling
@@ -534,7 +544,3 @@ class Scheduler:
         self.preemptions += 1
         # by its rank: before those of its priority that came later
         self._wait(entry)
-
-
-def _rank(entry: ScheduleEntry) -> tuple[int, int]:
-    return entry.rank

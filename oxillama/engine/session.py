@@ -1,7 +1,8 @@
 """`Session`: a conversation's whole state, and the unit of everything.
 
     tokens   t0 t1 ... tn-1            all of them, prompt and generated
-    kv       pages of the first kv.length of them; what is missing is evaluated again when it is needed, with the same bits
+    kv       pages of the first kv.length of them; what is missing is evaluated again when it is
+             needed, with the same bits
     pending  logits after the last token, where they are known
 
 `fork` shares pages until one side writes; `truncate` forgets the end. A session belongs to one
@@ -51,7 +52,9 @@ class Owner(Protocol):
         """An empty session."""
 
     def change(self, session: Session) -> AbstractContextManager[None]:
-        """The lock under which an idle session may be changed; raises EngineError for a busy one."""
+        """The lock under which an idle session may be changed; raises EngineError for a busy
+        one.
+        """
 
     def keep(self, session: Session) -> Session:
         """Let an idle session keep its pages."""
@@ -103,7 +106,8 @@ class Session:
         self.stops: Any = None
         # the next text is the first: without the vocabulary's leading space
         self.at_start = False
-        # a tuple (`lora.stack.Adapters`, where not empty) of all that its pages depend on besides tokens
+        # a tuple (`lora.stack.Adapters`, where not empty) of all that its pages depend on besides
+        # tokens
         self.adapters = adapters
         # what its pages may be exchanged with besides: None, every session of this engine
         self.origin: Hashable = None
@@ -118,7 +122,9 @@ class Session:
 
     @property
     def identities(self) -> list[int]:
-        """What tells its tokens from others: themselves, and numbers of their own for rows of images."""
+        """What tells its tokens from others: themselves, and numbers of their own for rows of
+        images.
+        """
         return identities(self.tokens, self.images) if self.images else self.tokens
 
     def __len__(self) -> int:
@@ -132,7 +138,8 @@ class Session:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "session: belongs to the engine of this process and cannot be pickled; `snapshot()` gives bytes that `engine.restore` takes"
+            "session: belongs to the engine of this process and cannot be pickled; `snapshot()` "
+            "gives bytes that `engine.restore` takes"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -294,9 +301,9 @@ class Session:
 
 
 class DefaultSession:
-    """The conversation that an engine itself holds, for callers who keep none of their own: a session
-    made when it is first needed, and the session used last. Whoever changes the default session holds
-    `lock`.
+    """The conversation that an engine itself holds, for callers who keep none of their own: a
+    session made when it is first needed, and the session used last. Whoever changes the default
+    session holds `lock`.
     """
 
     __slots__ = ("_core", "_kept", "_session", "lock", "recent")
@@ -347,7 +354,9 @@ class DefaultSession:
         return made
 
     def take(self, session: Session) -> None:
-        """Hold another session: it is the default one and the one used last; the one before is closed."""
+        """Hold another session: it is the default one and the one used last; the one before is
+        closed.
+        """
         with self.lock:
             if self._session is not None:
                 self._session.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Options, Vocabulary, make_request
-from oxillama.engine.request import Completion, Request, check_timeout
+from oxillama.engine.request import Completion, GenerateRequest, check_timeout
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError
 from oxillama.sampling import SamplerConfig
@@ -45,8 +45,10 @@ class Siblings:
 
     __slots__ = ("_keep_logprobs", "n", "requests")
 
-    def __init__(self, requests: list[Request], *, n: int, keep_logprobs: bool) -> None:
-        """keep_logprobs: the caller asked for log-probabilities, so they stay in the completions."""
+    def __init__(self, requests: list[GenerateRequest], *, n: int, keep_logprobs: bool) -> None:
+        """keep_logprobs: the caller asked for log-probabilities, so they stay in the
+        completions.
+        """
         self.requests, self.n, self._keep_logprobs = tuple(requests), n, keep_logprobs
 
     @property
@@ -94,7 +96,8 @@ class Siblings:
     def __iter__(self) -> Any:
         self.cancel()
         raise ConfigError(
-            f"n, best_of: found {len(self.requests)} completions to stream as one, wanted 1; iterate over `requests`"
+            f"n, best_of: found {len(self.requests)} completions to stream as one, wanted 1; "
+            "iterate over `requests`"
         )
 
     __aiter__ = __iter__
@@ -112,7 +115,7 @@ class Siblings:
         return done if self._keep_logprobs else [replace(each, logprobs=()) for each in done]
 
 
-def _likelihood(done: Completion | Request) -> float:
+def _likelihood(done: Completion | GenerateRequest) -> float:
     """Mean log-probability per token."""
     values = [each.raw for each in done.logprobs]
     return sum(values) / len(values) if values else float("-inf")
@@ -133,7 +136,8 @@ def make_siblings(
     count = options.best_of or options.n
     if session is not None or prompt is None:
         raise ConfigError(
-            f"n, best_of: found {count} completions of a session, wanted a prompt; `Session.fork` gives sessions to go on with"
+            f"n, best_of: found {count} completions of a session, wanted a prompt; `Session.fork` "
+            "gives sessions to go on with"
         )
     keep_logprobs = options.logprobs is not None
     single = replace(

@@ -1,8 +1,11 @@
 """Speculation as a request sees it: the candidates of its next step, and counts of what became of
 them. `oxillama.speculative` implements the types, and the engine does not import it.
 
-    session   t0 t1 ... tn-1            a step of one session:   rows     tn-1   c0   c1   c2
-    draft                c0 c1 c2                                logits   -> x0  -> x1 -> x2  (after c0 = x0, c1 = x1, ...)
+    session   t0 t1 ... tn-1
+    draft                    c0 c1 c2
+
+    a step    rows      tn-1    c0      c1      c2
+              drawn     x0      x1      x2      x3      x1 only if c0 = x0, x2 only if c1 = x1, ...
 
 The loop runs candidates as rows of the same step, then draws row by row with the session's own
 sampler and grammar, as if each row had had a step of its own; the first draw that differs from its

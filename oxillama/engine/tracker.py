@@ -15,7 +15,7 @@ import numpy as np
 
 from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.metrics import EngineMetrics
-from oxillama.engine.request import Request
+from oxillama.engine.request import GenerateRequest, Request
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler
 from oxillama.errors import EngineError, PagingError, PoolError
 from oxillama.vision.placed import spans_of
@@ -55,12 +55,7 @@ class RequestTracker:
             self.end(request, request.stopping)
             return None
         tokens, kv = session.tokens, session.kv
-        if request.kind == "generate" and request.on_rows is not None:
-            # every row is reported: those that were evaluated before, too
-            kv.truncate(0)
-        pending = (
-            session.pending if request.kind == "generate" and kv.length == len(tokens) else None
-        )
+        pending = request.start()
         if pending is None and kv.length >= len(tokens):
             # the last token again, for its logits
             kv.truncate(len(tokens) - 1)
@@ -132,14 +127,11 @@ class RequestTracker:
         session = request.session
         if request.entry is not None:
             self._scheduler.finish(request.entry, everywhere=error is not None)
-        if request.beams is not None:
-            request.beams.close()
+        request.close_forks()
         kept = session in self._allocator.sessions
         if error is None:
             self._allocator.store(request, whole_pages=kept)
-        if request.kind == "extend" and request.value is None:
-            # here: once it is idle somebody else may append to it
-            session.cut(request.before)
+        request.roll_back()  # here: once it is idle somebody else may append to it
         if kept:
             self._allocator.keep(session)  # now the one used last
             # without pages that were reserved for a step that never was
@@ -154,6 +146,8 @@ class RequestTracker:
         """Those who still wait for the prompt of a request that has ended: one of them evaluates
         it, or all end of the same error.
         """
+        if not isinstance(request, GenerateRequest):
+            return
         waiting = [each for each in request.siblings if each in self.in_flight]
         for at, each in enumerate(waiting):
             if error is not None:

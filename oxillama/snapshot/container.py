@@ -1,28 +1,33 @@
 """The container of everything that is saved: a few named sections in one file, each under its own
 hash. Byte by byte in `docs/snapshot.md`.
 
-    prologue  64 bytes    magic 8 | u32 format version | u32 sections | u64 header length | u64 file length | BLAKE3 of the header 32
-    table     72 each     name 16, zero padded | u32 encoding | u32 zero | u64 stored length | u64 plain length | BLAKE3 of the stored bytes 32
-    sections              their stored bytes, one after the other, in the order of the table, nothing between or after them
+    prologue  64 bytes    magic 8 | u32 format version | u32 sections | u64 header length
+                          | u64 file length | BLAKE3 of the header 32
+    table     72 each     name 16, zero padded | u32 encoding | u32 zero | u64 stored length
+                          | u64 plain length | BLAKE3 of the stored bytes 32
+    sections              their stored bytes in the order of the table, nothing between or after
 
 Little-endian; the header's hash is over its bytes without that hash. `Kind` names a container
 (magic, newest version, the error it raises); `seal` makes the parts of one, `Envelope` opens one.
 To save another thing, make another `Kind` and call the same two:
 
     KIND = Kind(b"OXISPEC1", 1, SpecSnapshotIncompatible)
-    data = b"".join(seal(KIND, {"facts": dump_facts({...}), "target": blob}))        # or write_sealed(path, KIND, {...})
+    data = b"".join(seal(KIND, {"facts": dump_facts({...}), "target": blob}))
+    # or write_sealed(path, KIND, {...})
     with Envelope.open(KIND, data_or_path) as saved:
         saved.expect({"facts", "target"}, optional={"draft"})
         facts, blob = load_facts(KIND, saved.read("facts")), saved.read("target", at_most=1 << 30)
 
 Invariants (tests cite them by number):
 
-1. Equal sections make equal bytes. 2. Nothing is allocated for a length before it is known to lie
-within the file, and within what the caller of `read` says. 3. `read` gives bytes whose hash was
-right, in memory that nobody else writes: a file that changes meanwhile is refused, not believed. 4.
-Every byte of a file counts: whichever is changed, left out or added, opening or reading raises the
-kind's own error. 5. A newer format version is refused by its number, before anything else of it is
-believed.
+1. Equal sections make equal bytes.
+2. Nothing is allocated for a length before it is known to lie within the file, and within the
+   bound that the caller of `read` gives.
+3. `read` returns bytes whose hash was right, in memory that nobody else writes: a file that changes
+   meanwhile is refused.
+4. Every byte of a file counts: whichever is changed, left out or added, opening or reading raises
+   the kind's own error.
+5. A newer format version is refused by its number, before anything else of it is trusted.
 """
 
 from __future__ import annotations
@@ -417,7 +422,8 @@ class Envelope:
             or header_length > length
         ):
             raise refuse(
-                f"header: found {count} sections in {header_length} bytes of {length}, wanted at most {MAX_SECTIONS} of {_ENTRY.size} each"
+                f"header: found {count} sections in {header_length} bytes of {length}, wanted at "
+                f"most {MAX_SECTIONS} of {_ENTRY.size} each"
             )
         lines = bytes(self._take(least, header_length - least, "header"))
         if blake3(head[:-32] + lines).digest() != wanted:
@@ -435,7 +441,8 @@ class Envelope:
                 or (encoding == PLAIN and stored != plain)
             ):
                 raise refuse(
-                    f"section {name!r}: found encoding {encoding}, {stored} stored and {plain} plain bytes, wanted a known encoding of them"
+                    f"section {name!r}: found encoding {encoding}, {stored} stored and {plain} "
+                    "plain bytes, wanted a known encoding of them"
                 )
             text = name.decode("ascii")
             if text in sections:
@@ -457,14 +464,16 @@ class Envelope:
                 or zstd.frame_header_size(stored) > section.stored
             ):
                 raise refuse(
-                    f"section {section.name}: a zstd frame of {frame.content_size} bytes, wanted {section.plain}"
+                    f"section {section.name}: a zstd frame of {frame.content_size} bytes, wanted "
+                    f"{section.plain}"
                 )
             reader = zstd.ZstdDecompressor(max_window_size=1 << 27).stream_reader(stored)
             while at < section.plain:
                 got = reader.readinto(out[at:])
                 if not got:
                     raise refuse(
-                        f"section {section.name}: its zstd frame ends after {at} bytes, wanted {section.plain}"
+                        f"section {section.name}: its zstd frame ends after {at} bytes, wanted "
+                        f"{section.plain}"
                     )
                 at += got
             if reader.read(1):

@@ -46,8 +46,8 @@ def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[
         start, rows, columns, placed, together = each
         if start < end or rows < 1 or start + rows > tokens or columns != width:
             raise SnapshotIncompatible(
-                f"images: found {rows} rows of {columns} at {start}, wanted rows of {width} from {end} on "
-                f"within {tokens} tokens"
+                f"images: found {rows} rows of {columns} at {start}, wanted rows of {width} from "
+                f"{end} on within {tokens} tokens"
             )
         end = start + rows
         floats, places = 4 * rows * columns, 12 * rows * placed
@@ -65,7 +65,8 @@ def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[
             positions = positions.reshape(3, rows)
             if positions.min() < 0 or positions.max() > tokens:
                 raise SnapshotIncompatible(
-                    f"images: found positions {positions.min()} to {positions.max()}, wanted 0 to {tokens}"
+                    f"images: found positions {positions.min()} to {positions.max()}, wanted 0 to "
+                    f"{tokens}"
                 )
         at += places
         features = ImageFeatures(values.reshape(rows, columns), positions, together)

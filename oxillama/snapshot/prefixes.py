@@ -1,11 +1,12 @@
 """Stored prefixes in a file: an engine that starts anew finds what the last one had evaluated.
 
-    PrefixKvCache --spill--> facts, lengths, tokens, tables, kv      each page once, however many prefixes share it
-    file --start--> the same prefixes, as far as there is room, the most recently used first
+    PrefixKvCache --spill--> facts, lengths, tokens, tables, kv
+                             (each page once, however many prefixes share it)
+    file --start--> the same prefixes, the most recently used first, as many as fit
 
 The container is that of snapshots, kind "prefix"; what is said there of refusals and of writing
-holds here. Prefixes of sessions with adapters are left out, as nothing in a file could name their key, and so are
-those with images, whose rows no token tells.
+holds here. Prefixes of sessions with adapters are left out, as nothing in a file could name their
+key, and so are those with images, whose rows no token tells.
 
 Stored prefixes answer every request that begins so, so a file must show who wrote it: section `mac`
 is a hash of all others under the user's key (`key`). A file without it, or of another user, is
@@ -31,14 +32,14 @@ from oxillama.snapshot.session import KIND, Snapshots, whole
 _MOST = 1 << 30  # bytes of tokens, and of tables
 
 
-def spill(room: Snapshots, path: str | os.PathLike) -> int:
+def spill(snapshots: Snapshots, path: str | os.PathLike) -> int:
     """Write the stored prefixes to a file, no model's own; returns how many. Nothing changes in the
     cache, and no request waits.
     """
-    check_apart("save_prefixes", path, room.core.files())
+    check_apart("save_prefixes", path, snapshots.core.files())
     secret = user_key.make_key()
-    core, size = room.core, room.core.pool.page_size
-    cache, model = _cache(room), room.fingerprint()
+    core, size = snapshots.core, snapshots.core.pool.page_size
+    cache, model = _cache(snapshots), snapshots.fingerprint()
     with core.lock:
         found = [
             (tokens, pages)
@@ -55,10 +56,10 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
     number = {page: index for index, page in enumerate(filled)}
     facts = {
         "kind": "prefix",
-        **room.naming,
+        **snapshots.naming,
         "model": model.to_dict(),
         "vocab": core.program.vocab_size,
-        "kv": room.page_facts(),
+        "kv": snapshots.page_facts(),
         "pages": len(number),
         "sequences": len(found),
     }
@@ -85,7 +86,7 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
     return len(found)
 
 
-def start(room: Snapshots, path: str | os.PathLike, *, trust: bool = False) -> int:
+def start(snapshots: Snapshots, path: str | os.PathLike, *, trust: bool = False) -> int:
     """Store the prefixes of a file beside those that are there; returns how many found room in free
     pages and within the cache's limits.
 
@@ -93,12 +94,12 @@ def start(room: Snapshots, path: str | os.PathLike, *, trust: bool = False) -> i
     ModelFingerprintMismatch for a file that is malformed, of another model or of another user;
     nothing has changed then.
     """
-    cache, core = _cache(room), room.core
+    cache, core = _cache(snapshots), snapshots.core
     own: dict[int, int] = {}
     try:
         with Envelope.open(KIND, path) as saved:
             with typed(KIND, "prefixes"):
-                tokens, tables, pages = _read(room, saved)
+                tokens, tables, pages = _read(snapshots, saved)
             if not trust:
                 _check_author(saved)
             with core.lock:
@@ -124,7 +125,8 @@ def _check_author(saved: Envelope) -> None:
     if secret is None or "mac" not in saved.sections:
         lacks = "no section mac" if "mac" not in saved.sections else "no key of this user"
         raise SnapshotIncompatible(
-            f"mac: found {lacks}, wanted prefixes that this user saved; trust=True takes those of others"
+            f"mac: found {lacks}, wanted prefixes that this user saved; trust=True takes those of "
+            "others"
         )
     digests = {name: each.digest for name, each in saved.sections.items() if name != "mac"}
     found = bytes(saved.read("mac", exactly=user_key.KEY_BYTES))
@@ -154,28 +156,28 @@ def _chosen(
     return chosen[::-1], needed
 
 
-def _cache(room: Snapshots) -> PrefixKvCache:
-    if room.core.prefix is None:
+def _cache(snapshots: Snapshots) -> PrefixKvCache:
+    if snapshots.core.prefix is None:
         raise ConfigError("prefix cache: this engine has none, wanted prefix_cache=True")
-    return room.core.prefix
+    return snapshots.core.prefix
 
 
-def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[int]], int]:
+def _read(snapshots: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[int]], int]:
     """(tokens of each sequence, its page numbers, how many pages there are) out of verified
     sections.
     """
-    core = room.core
+    core = snapshots.core
     facts = load_facts(KIND, saved.read("facts", at_most=1 << 20))
     if facts["kind"] != "prefix":
         raise SnapshotIncompatible(
             f"facts: a snapshot of kind {facts['kind']!r}, wanted stored prefixes"
         )
-    room.check_model(ModelFingerprint.from_dict(facts["model"]))
+    snapshots.check_model(ModelFingerprint.from_dict(facts["model"]))
     if facts["vocab"] != core.program.vocab_size:
         raise SnapshotIncompatible(
             f"vocab: the snapshot has {facts['vocab']!r}, this engine {core.program.vocab_size!r}"
         )
-    room.check_pages(facts["kv"])
+    snapshots.check_pages(facts["kv"])
     saved.expect(("facts", "lengths", "tokens", "tables", "kv"), optional=("mac",))
     pages, count = whole(facts["pages"], 0, "pages"), whole(facts["sequences"], 0, "sequences")
     lengths = np.frombuffer(saved.read("lengths", exactly=4 * count), "<i4").tolist()
@@ -190,7 +192,8 @@ def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[
         or sum(spans) != len(tables)
     ):
         raise SnapshotIncompatible(
-            f"lengths: found {len(tokens)} tokens and {len(tables)} pages, wanted them to make up {count} sequences"
+            f"lengths: found {len(tokens)} tokens and {len(tables)} pages, wanted them to make up "
+            f"{count} sequences"
         )
     for name, values, most in (
         ("tokens", tokens, core.program.vocab_size),

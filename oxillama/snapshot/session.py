@@ -16,10 +16,10 @@ is a snapshot of a session that was just restored from one. 3. All of a snapshot
 fits this engine, before anything of the engine changes but pages that nobody has; a refused one
    leaves it as it was.
 4. What cannot be saved whole is refused by name: functions unless they are given again, adapters
-unless the engine has loaded the same ones. 5. Taking a snapshot changes nothing, and stops no other session: pages are shared while they
-are copied, and whoever writes gets a copy. 6. Pages of a restored session serve that session and
-its forks, and no other request: hashes prove that a file is whole, not that its keys and values
-are those of its tokens.
+unless the engine has loaded the same ones. 5. Taking a snapshot changes nothing, and stops no other
+session: pages are shared while they are copied, and whoever writes gets a copy. 6. Pages of a
+restored session serve that session and its forks, and no other request: hashes prove that a file is
+whole, not that its keys and values are those of its tokens.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class EngineSnapshot:
             ("file", self.model.display()),
             (
                 "tokens",
-                f"{facts['tokens']:,}, {facts['tokens'] - facts['start']:,} of them generated last; "
-                f"context {facts['engine']['context_size']:,}",
+                f"{facts['tokens']:,}, {facts['tokens'] - facts['start']:,} of them generated "
+                f"last; context {facts['engine']['context_size']:,}",
             ),
             (
                 "keys, values",
@@ -152,7 +152,8 @@ class EngineSnapshot:
             (
                 "sections",
                 ", ".join(
-                    f"{name} {size:,}{'' if self.encodings[name] == 'plain' else ' ' + self.encodings[name]}"
+                    f"{name} {size:,}"
+                    + ("" if self.encodings[name] == "plain" else f" {self.encodings[name]}")
                     for name, size in self.sections.items()
                 ),
             ),
@@ -248,7 +249,7 @@ class Snapshots:
                 )
 
     # ---- saving
-    # ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def take(self, session: Session, *, compress: str | None = None, full: bool = False) -> bytes:
         """The session as bytes. compress="zstd" stores its pages smaller; full=True binds them to
@@ -313,7 +314,8 @@ class Snapshots:
         """(facts, small sections) of an idle session, under the engine's lock."""
         if session.adapters and not hasattr(session.adapters, "describe"):
             raise SnapshotIncompatible(
-                f"adapters: found {len(session.adapters)} without a fingerprint, wanted those of `engine.loras`"
+                f"adapters: found {len(session.adapters)} without a fingerprint, wanted those of "
+                "`engine.loras`"
             )
         core = self.core
         facts: dict[str, Any] = {
@@ -379,7 +381,7 @@ class Snapshots:
         return PageCopy.of_sequence(core.pool, pages, own)
 
     # ---- restoring
-    # -------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def restore(
         self, source: Buffer | str | os.PathLike, *, processors: Sequence[Callable] = ()
@@ -424,12 +426,13 @@ class Snapshots:
                     )
             if whole(facts["engine"]["context_size"], 1, "context_size") > self.core.context_size:
                 raise SnapshotIncompatible(
-                    f"context_size: the snapshot has {facts['engine']['context_size']}, this engine {self.core.context_size}"
+                    f"context_size: the snapshot has {facts['engine']['context_size']}, this "
+                    f"engine {self.core.context_size}"
                 )
 
     def _found_adapters(self, recorded: Any) -> Any:
-        """The adapters of this engine that a snapshot names; SnapshotIncompatible for one that is not
-        loaded.
+        """The adapters of this engine that a snapshot names; SnapshotIncompatible for one that is
+        not loaded.
         """
         if type(recorded) is not list:
             raise SnapshotIncompatible(f"adapters: found {type(recorded).__name__}, wanted a list")
@@ -517,8 +520,8 @@ class Snapshots:
         if recorded is not None:
             if recorded["processors"] != len(processors):
                 raise SnapshotIncompatible(
-                    f"processors: the session had {recorded['processors']}, restore was given {len(processors)}; "
-                    "functions cannot be saved and must be given again"
+                    f"processors: the session had {recorded['processors']}, restore was given "
+                    f"{len(processors)}; functions cannot be saved and must be given again"
                 )
             config = SamplerConfig.from_dict(recorded["config"])
             session.sampler = sampler_of(
@@ -532,7 +535,8 @@ class Snapshots:
             session.sampler.restore(bytes(saved.read("sampler", at_most=_MOST_FACTS)))
             if session.sampler.seed != recorded["seed"]:
                 raise SnapshotIncompatible(
-                    f"sampler: found seed {recorded['seed']!r} beside a state of seed {session.sampler.seed}"
+                    f"sampler: found seed {recorded['seed']!r} beside a state of seed "
+                    f"{session.sampler.seed}"
                 )
         if words is None:
             if constraint is not None or text is not None:
@@ -633,7 +637,8 @@ def _constraint_parts(state: Any) -> tuple[dict[str, Any], bytes]:
         getattr(state, "serialise", None)
     ):
         raise SnapshotIncompatible(
-            f"constraint: a {type(state).__name__} cannot be saved, wanted one with describe and serialise"
+            f"constraint: a {type(state).__name__} cannot be saved, wanted one with describe and "
+            "serialise"
         )
     description, data = state.describe(), state.serialise()
     if len(data) > MOST_SAVED:
@@ -650,7 +655,8 @@ def _stops(recorded: Mapping[str, Any]) -> StopText:
         1, *map(len, made.stops), 1
     ):
         raise SnapshotIncompatible(
-            f"stops: found a tail of {str(recorded['tail'])[:40]!r}, wanted at most the length of a stop"
+            f"stops: found a tail of {str(recorded['tail'])[:40]!r}, wanted at most the length of "
+            "a stop"
         )
     made.tail, made.held = (
         recorded["tail"],

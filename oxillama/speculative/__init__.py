@@ -2,7 +2,7 @@
 that the model agrees with are tokens already. The text does not depend on it; see
 docs/speculative.md.
 
-  types         what drafters and the loop say to each other: Draft, DraftRequest, Drafter, Candidates
+  types         the interface of drafters and loop: Draft, DraftRequest, Drafter, Candidates
   request       the candidates of one request
   planner       the candidates of an engine's requests: asks drafters, measures steps
   threads       drafters of callers run in worker threads

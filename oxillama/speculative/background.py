@@ -1,8 +1,10 @@
 """Background drafting: a draft model drafts in a thread of its own, past the candidates that the
 target verifies meanwhile.
 
-    loop's thread    propose -> c0 c1 c2     [ the target runs c0 c1 c2 ]      propose -> c4 c5 c6, when c0 c1 c2 were accepted and x3 = c3
+    loop's thread    propose -> c0 c1 c2   [ the target runs c0 c1 c2 ]   propose -> c4 c5 c6
     draft's thread             ... c3 c4 c5 c6 ...
+
+    (c4 c5 c6 are proposed when c0 c1 c2 were accepted and x3 = c3)
 
 A run of candidates knows the tokens that it follows. While the session continues as it says, the
 candidates drafted meanwhile are at hand; when not, it is stale: it is stopped and dropped, and
@@ -88,8 +90,8 @@ class BackgroundDrafter:
         return BackgroundState(self.inner.open(session))
 
     def close(self, state: BackgroundState, session: Session) -> None:
-        """The run is dropped; by the draft's thread where that draws it, because the caller may hold
-        locks that a step of the draft needs.
+        """The run is dropped; by the draft's thread where that draws it, because the caller may
+        hold locks that a step of the draft needs.
         """
         with self._ready:
             state.stop = state.complete = state.closed = True
@@ -109,8 +111,8 @@ class BackgroundDrafter:
         return [self._take(ask, at) for ask, at in zip(asks, begun)]
 
     def settle(self) -> None:
-        """Wait until nothing is drawn any more for requests that have ended; at most for one step of
-        the draft each.
+        """Wait until nothing is drawn any more for requests that have ended; at most for one step
+        of the draft each.
         """
         with self._ready:
             while self._ending and not self._closed:
@@ -211,7 +213,8 @@ class BackgroundDrafter:
     def _wait(self) -> None:
         if self._failure is not None or self._closed or not self._thread.is_alive():
             raise EngineError(
-                f"draft: its thread has ended{'' if self._failure is None else f', {self._failure}'}"
+                "draft: its thread has "
+                f"ended{'' if self._failure is None else f', {self._failure}'}"
             ) from self._failure
         self._ready.wait()
 

@@ -45,7 +45,8 @@ class SpeculativeConfig:
         _check_sampler("draft_sampler", self.draft_sampler)
         if self.draft is None:
             raise ConfigError(
-                "draft: found None, wanted an engine, a GGUF file, a folder of them, 'early_exit' or 'requantised'"
+                "draft: found None, wanted an engine, a GGUF file, a folder of them, 'early_exit' "
+                "or 'requantised'"
             )
 
 

@@ -119,8 +119,8 @@ class CostLedger:
         self._drafting = 0.0  # seconds that the drafter usually takes
 
     def drafting(self, seconds: float, plain: float) -> float:
-        """What a call of the drafter that took so many seconds counts: no more than twice the usual,
-        because a thread may be held up while it drafts.
+        """What a call of the drafter that took so many seconds counts: no more than twice the
+        usual, because a thread may be held up while it drafts.
         """
         seconds = min(seconds, 2 * self._drafting or 4 * plain)
         self._drafting += (seconds - self._drafting) * (0.2 if self._drafting else 1.0)

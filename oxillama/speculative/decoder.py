@@ -10,7 +10,7 @@ from typing import Any
 
 from oxillama._core.threads import default_threads
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.request import Completion, Request, Stream, finished
+from oxillama.engine.request import Completion, Piece, Request, Stream, finished
 from oxillama.engine.speculation import SpecStats
 from oxillama.speculative.config import AsyncSpecConfig, SpeculativeConfig
 from oxillama.speculative.engine import SpeculativeEngine
@@ -109,7 +109,7 @@ class SpeculativeDecoder:
 
     def stream(
         self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
-    ) -> Stream:
+    ) -> Stream[Piece]:
         """The completion as it comes."""
         return Stream(self.submit(prompt, cancel=cancel, **options))
 

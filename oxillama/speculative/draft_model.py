@@ -1,8 +1,8 @@
 """A second model as a drafter: its own pages follow the session's tokens, and are cut back with
 them, never filled again.
 
-    target  t0 ... tn-1 | x0 x1 x2                 draft  t0 ... tn-1 c0 c1            (the last candidate is not run)
-    x0 = c0, x1 != c1:                             cut back to  t0 ... tn-1 c0,  then run  x1
+    target  t0 ... tn-1 | x0 x1 x2     draft  t0 ... tn-1 c0 c1     (the last candidate is not run)
+    x0 = c0, x1 != c1:                 cut back to  t0 ... tn-1 c0,  then run  x1
 
 Candidates are drawn after the target's whole chain, from logits in the target's vocabulary: with a
 fork of the session's own sampler (the same random numbers the target will use, so that equal logits
@@ -105,7 +105,8 @@ class DraftState:
             0 <= right <= judged < np.inf and judged > 0 and reach
         ):
             raise ValueError(
-                f"memory: found {memory!r}, wanted counts of 0 or more and a share of what was judged"
+                f"memory: found {memory!r}, wanted counts of 0 or more and a share of what was "
+                "judged"
             )
         acceptance = self.acceptance
         acceptance.estimate.right, acceptance.estimate.judged, acceptance.estimate.reach = (
@@ -237,8 +238,8 @@ class ModelDrafter:
         tokens of the session in pages of this draft's.
 
         Tokens at its end that the session does not hold are cut off: snapshots of earlier versions
-        have rejected candidates there. ValueError, after which the pages are released, where `drafted`
-        holds more or fewer tokens, or `memory` is not what `DraftState.remember` gave.
+        have rejected candidates there. ValueError, after which the pages are released, where
+        `drafted` holds more or fewer tokens, or `memory` is not what `DraftState.remember` gave.
         """
         state = self._state_of(session, self.core.keep(drafted))
         try:
@@ -332,8 +333,8 @@ class ModelDrafter:
             self._round = seconds
 
     def run(self, work: list[tuple[SessionDraft, list[int]]]) -> list[np.ndarray | None]:
-        """Evaluate tokens of several drafts; the logits after the last of each, None for one that got
-        no pages.
+        """Evaluate tokens of several drafts; the logits after the last of each, None for one that
+        got no pages.
         """
         out: list[np.ndarray | None] = [None] * len(work)
         most, start = self.core.program.max_rows, 0

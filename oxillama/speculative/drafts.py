@@ -1,8 +1,10 @@
 """Draft models for a target: opened, chosen from a folder, or made from the target itself with
 fewer bits.
 
-    engine.generate(prompt, speculative="draft.gguf")          a file, a folder of files, or an engine that is loaded already
-    engine.generate(prompt, speculative="early_exit:4")        the target's own first layers under its own output norm and head
+    # a file, a folder of files, or an engine that is loaded already
+    engine.generate(prompt, speculative="draft.gguf")
+    # the target's own first layers under its own output norm and head
+    engine.generate(prompt, speculative="early_exit:4")
 
 A draft must have the target's vocabulary (the same pieces under the same ids, or all of them under
 others). Of several, the one that reads the fewest bytes for a token is taken; whether it pays is
@@ -205,7 +207,8 @@ def exit_depth(source: Any, layers: int) -> int | None:
     )
     if not 1 <= depth <= layers:
         raise ConfigError(
-            f"draft: found {source!r}, wanted early_exit:n with n from 1 to {layers}, the layers of the target"
+            f"draft: found {source!r}, wanted early_exit:n with n from 1 to {layers}, the layers "
+            "of the target"
         )
     return depth
 
@@ -219,8 +222,8 @@ def aligned(
     if target is None or draft is None:
         if target is not draft or target_rows != draft_rows:
             raise ConfigError(
-                f"draft: found {draft_rows} tokens {'with' if draft else 'without'} a vocabulary, wanted {target_rows} "
-                f"{'with' if target else 'without'} one"
+                f"draft: found {draft_rows} tokens {'with' if draft else 'without'} a vocabulary, "
+                f"wanted {target_rows} {'with' if target else 'without'} one"
             )
         return Alignment(target_rows, draft_rows)
     return align(
@@ -252,7 +255,8 @@ def choose_draft(model: Model, folder: Path) -> Path:
             continue
     if not found:
         raise ConfigError(
-            f"draft: {folder} holds no GGUF file with the target's vocabulary and at most {limit:,.0f} bytes of weights"
+            f"draft: {folder} holds no GGUF file with the target's vocabulary and at most "
+            f"{limit:,.0f} bytes of weights"
         )
     return min(found)[1]
 
@@ -268,7 +272,8 @@ def requantised_draft(
     """
     if not model.reader.paths:
         raise ConfigError(
-            "draft: 'requantised' is made from the target's file, found one that came as bytes, wanted a draft model of its own"
+            "draft: 'requantised' is made from the target's file, found one that came as bytes, "
+            "wanted a draft model of its own"
         )
     source, before = model.reader.paths[0], _bytes(model.reader)
     for recipe in recipes:
@@ -281,7 +286,8 @@ def requantised_draft(
             quantize_file(source, made, recipe)
             return made
     raise ConfigError(
-        f"draft: {', '.join(recipes)} would leave more than {PAYS_BELOW:.0%} of the target's {before:,} bytes, wanted less"
+        f"draft: {', '.join(recipes)} would leave more than {PAYS_BELOW:.0%} of the target's "
+        f"{before:,} bytes, wanted less"
     )
 
 

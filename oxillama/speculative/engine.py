@@ -22,7 +22,7 @@ from oxillama.api import InferenceEngine, load
 from oxillama.durable import write_parts
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.generation import GenerateOptions, Options, Vocabulary, sampler_of
-from oxillama.engine.request import Completion, Request, Stream, finished
+from oxillama.engine.request import Completion, Piece, Request, Stream, finished
 from oxillama.engine.session import Session
 from oxillama.engine.speculation import SpecStats
 from oxillama.errors import ConfigError, OxillamaError, SamplingError, SpecSnapshotIncompatible
@@ -86,7 +86,8 @@ class SpeculativeEngine:
             return target
         if target is not None and not isinstance(target, (str, Path)):
             raise ConfigError(
-                f"target: found {type(target).__name__}, wanted an InferenceEngine, a GGUF file or None"
+                f"target: found {type(target).__name__}, wanted an InferenceEngine, a GGUF file or "
+                "None"
             )
         self._mine.append(load(target))
         return self._mine[-1]
@@ -124,7 +125,7 @@ class SpeculativeEngine:
         """
         given: dict[str, Any] = {**options}
         if "speculative" in given:
-            raise ConfigError("speculative: found beside a draft, wanted the draft alone")
+            raise ConfigError("speculative: found together with a draft, wanted the draft alone")
         count = Options.of(
             {name: given[name] for name in ("n", "best_of") if name in given}
         ).completions
@@ -150,7 +151,9 @@ class SpeculativeEngine:
         drafting: bool = True,
         **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """The completion of a prompt, text or token ids; None goes on with the session used last."""
+        """The completion of a prompt, text or token ids; None goes on with the session used
+        last.
+        """
         return finished(self.submit(prompt, drafting=drafting, **options))
 
     def stream(
@@ -159,7 +162,7 @@ class SpeculativeEngine:
         *,
         drafting: bool = True,
         **options: Unpack[GenerateOptions],
-    ) -> Stream:
+    ) -> Stream[Piece]:
         """The completion as it comes."""
         return Stream(self.submit(prompt, drafting=drafting, **options))
 
@@ -221,7 +224,8 @@ class SpeculativeEngine:
         for name in changes:
             if name not in known:
                 raise ConfigError(
-                    f"{name}: is no field of SpeculativeConfig that may differ, wanted one of {', '.join(sorted(known))}"
+                    f"{name}: is no field of SpeculativeConfig that may differ, wanted one of "
+                    f"{', '.join(sorted(known))}"
                 )
         sampler = saved.settings.get("draft_sampler")
         try:
@@ -238,7 +242,8 @@ class SpeculativeEngine:
         changed = [name for name, value in changes.items() if getattr(config, name) != value]
         if sampler is not None and changed:
             raise ConfigError(
-                f"{changed[0]}: the text depends on it where the draft draws by its own sampler, wanted it unchanged"
+                f"{changed[0]}: the text depends on it where the draft draws by its own sampler, "
+                "wanted it unchanged"
             )
         config = replace(config, **changes)
         if isinstance(target, InferenceEngine):

@@ -32,7 +32,7 @@ _FIRST_CHANCES = (0.3, 0.5, 0.7, 0.8, 0.9)
 Place = tuple[list[int], int]
 
 
-class Neighbours:
+class RunIndex:
     """Runs of all sessions of a drafter: the newest place of each. Bounded: when full, it starts
     anew.
     """
@@ -71,7 +71,7 @@ class Lookup:
     def __init__(
         self,
         tokens: list[int],
-        neighbours: Neighbours | None,
+        neighbours: RunIndex | None,
         first: Sequence[float] = _FIRST_CHANCES,
     ) -> None:
         self.tokens, self.neighbours = tokens, neighbours
@@ -168,7 +168,7 @@ class LookupDrafter:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ConfigError(f"most: found {most!r}, wanted an integer of 1 or more")
         self.most = most
-        self._neighbours = Neighbours() if neighbours else None
+        self._neighbours = RunIndex() if neighbours else None
         self._first = list(_FIRST_CHANCES)
 
     def open(self, session: Any) -> Lookup:

@@ -31,7 +31,7 @@ from oxillama.speculative.types import (
     NoCandidates,
 )
 
-Asked = tuple[Any, DraftRequest]
+PendingDraft = tuple[Any, DraftRequest]
 
 # drafters that the loop asks itself: they answer at once, or after steps of a draft model
 _IN_LOOP = (LookupDrafter, ForcedText, NoCandidates, ModelDrafter)
@@ -97,7 +97,7 @@ class Planner:
         (request, error) where a drafter failed that the loop asks itself.
         """
         started, size = time.perf_counter(), self._core.context_size
-        groups: dict[int, tuple[Drafter, list[Asked]]] = {}
+        groups: dict[int, tuple[Drafter, list[PendingDraft]]] = {}
         for request in requests:
             speculation = request.speculation
             self.costs = speculation.settle(self.costs, sequences, prefilled) or self.costs
@@ -137,7 +137,7 @@ class Planner:
     def _ask_beside(
         self,
         drafter: Drafter,
-        group: list[Asked],
+        group: list[PendingDraft],
         prefilled: int,
         started: float,
         parking: Parking,
@@ -188,8 +188,8 @@ def is_built_in(drafter: Drafter, types: tuple[type, ...]) -> bool:
 
 
 def proposals(
-    drafter: Drafter, group: list[Asked]
-) -> Sequence[tuple[Asked, Draft | BaseException]]:
+    drafter: Drafter, group: list[PendingDraft]
+) -> Sequence[tuple[PendingDraft, Draft | BaseException]]:
     """A draft for each request of a group, or what the drafter raised: where it fails for all of
     them it is asked for each alone, so that none fails of another's text or grammar.
     """
@@ -206,10 +206,12 @@ def proposals(
     return list(zip(group, drafts))
 
 
-def opened(group: list[Asked]) -> tuple[list[Asked], list[tuple[Asked, BaseException]]]:
+def opened(
+    group: list[PendingDraft],
+) -> tuple[list[PendingDraft], list[tuple[PendingDraft, BaseException]]]:
     """(the group with the drafter's states, made where they were not; those where that failed)."""
-    ready: list[Asked] = []
-    failed: list[tuple[Asked, BaseException]] = []
+    ready: list[PendingDraft] = []
+    failed: list[tuple[PendingDraft, BaseException]] = []
     for request, ask in group:
         try:
             ready.append((request, replace(ask, state=request.speculation.open())))

@@ -71,8 +71,8 @@ class Registry:
         return Candidates(asked)
 
     def candidates(self, asked: Any, masker: Any) -> Candidates | None:
-        """How a request speculates, None for not at all; masker: the vocabulary of its grammar, None
-        where it has none.
+        """How a request speculates, None for not at all; masker: the vocabulary of its grammar,
+        None where it has none.
 
         A request that does not say is given the text that its grammar forces.
         """

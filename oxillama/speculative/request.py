@@ -1,5 +1,5 @@
-"""`RequestSpeculation`: the candidates of one request, from what the drafter is asked to what became
-of its answer.
+"""`RequestSpeculation`: the candidates of one request, from what the drafter is asked to what
+became of its answer.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class RequestSpeculation:
             self._queue.clear()
 
     def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
-        """What became of a step's candidates; bonus: a token was drawn from the row after the last."""
+        """What became of a step's candidates; bonus: a token was drawn from the row after the
+        last.
+        """
         self.accepted += accepted
         self.rejected += rejected
         self.bonus += bonus
@@ -110,8 +112,8 @@ class RequestSpeculation:
     # ---- called by the planner before a step
 
     def settle(self, costs: StepCosts | None, sequences: int, prefilled: int) -> StepCosts | None:
-        """Learn from the step since the drafter was last asked, and set `rest`; returns the costs to
-        decide by.
+        """Learn from the step since the drafter was last asked, and set `rest`; returns the costs
+        to decide by.
         """
         if self._costs is not None or not self.candidates.adaptive or self._ledger is None:
             return self._costs
@@ -203,7 +205,8 @@ class RequestSpeculation:
         if draft.shares is not None:
             if not self.candidates.drawn:
                 raise ConfigError(
-                    "drafter: found shares, wanted Candidates(..., drawn=True) for a drafter with a sampler of its own"
+                    "drafter: found shares, wanted Candidates(..., drawn=True) for a drafter with "
+                    "a sampler of its own"
                 )
             self._queue.extend(zip(tokens, draft.shares))
         elif ask.costs is not None and draft.chances is not None:

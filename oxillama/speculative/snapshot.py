@@ -1,12 +1,13 @@
 """A speculating session as bytes: the target's session, the draft's, and what lies between them, in
 an envelope of its own.
 
-    OXISPEC1    facts   num_speculative, seed, accepted tokens, rng_state, what the drafter learned, how it draws
+    OXISPEC1    facts   num_speculative, seed, accepted tokens, rng_state, what the drafter learned,
+                        how it draws
                 target  a snapshot of the target's session (OXISNAP1)
                 draft   a snapshot of the draft's, where one follows it
                 sampler the draft's own sampler, where it has one
 
-Little-endian, each section under its hash, as `envelope` draws them.
+Little-endian, each section under its hash, as `snapshot.container` draws them.
 """
 
 from __future__ import annotations
@@ -86,11 +87,13 @@ class SpecSnapshot:
                     and value < 0
                 ):
                     raise SpecSnapshotIncompatible(
-                        f"facts: {name}: found {value!r}, wanted {' or '.join(kind.__name__ for kind in kinds)}"
+                        f"facts: {name}: found {value!r}, wanted "
+                        f"{' or '.join(kind.__name__ for kind in kinds)}"
                     )
             if set(facts) != set(_FACTS) or facts["num_speculative"] < 1:
                 raise SpecSnapshotIncompatible(
-                    f"facts: found {sorted(facts)}, wanted {sorted(_FACTS)} and num_speculative of 1 or more"
+                    f"facts: found {sorted(facts)}, wanted {sorted(_FACTS)} and num_speculative of "
+                    "1 or more"
                 )
             return cls(
                 target=bytes(saved.read("target")),

@@ -4,10 +4,10 @@ Two laws, by how a candidate was made:
 
 - *found* (looked up, or drawn with the target's own random numbers): the target draws, and a
   candidate is accepted when it is what was drawn.
-- *drawn* from a distribution q of a draft sampler of its own: it is accepted with probability min(1,
-  p/q), else a draw from max(0, p - q) takes its place (`Sampler.judge`; Leviathan et al. 2023,
-  algorithm 1). The text then follows the target's distribution, but is another text than without
-  candidates.
+- *drawn* from a distribution q of a draft sampler of its own: it is accepted with probability
+  min(1, p/q), else a draw from max(0, p - q) takes its place (`Sampler.judge`; Leviathan et al.
+  2023, algorithm 1). The text then follows the target's distribution, but is another text than
+  without candidates.
 """
 
 from __future__ import annotations

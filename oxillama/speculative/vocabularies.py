@@ -70,8 +70,9 @@ def align(
     if missing:
         first = missing[0]
         raise ConfigError(
-            f"draft: its vocabulary of {len(draft)} lacks {len(missing)} of the target's {len(target)} tokens, the first being "
-            f"{first} {target[first][0]!r}; wanted the same pieces, or all of the target's"
+            f"draft: its vocabulary of {len(draft)} lacks {len(missing)} of the target's "
+            f"{len(target)} tokens, the first being {first} {target[first][0]!r}; wanted the same "
+            "pieces, or all of the target's"
         )
     return Alignment(
         target_rows, draft_rows, np.array([known[piece] for piece in target], np.int32)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.request import Request
+from oxillama.engine.request import GenerateRequest
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import Cancelled, PoolError
 from oxillama.sampling import Sampler, SamplerConfig
@@ -82,7 +82,7 @@ class NullProgram:
     and hashes it.
     """
 
-    vocab_size, hidden_size, max_rows, usual = VOCAB, HIDDEN, 512, True
+    vocab_size, hidden_size, max_rows, representative = VOCAB, HIDDEN, 512, True
 
     def __init__(self, seconds_per_row: float = 0.0) -> None:
         self.seconds_per_row = seconds_per_row
@@ -136,13 +136,13 @@ def request(
     sampler: SamplerConfig | None = None,
     session=None,
     **attributes,
-) -> Request:
+) -> GenerateRequest:
     """A generation over token ids, not yet submitted."""
     session = session or engine.new_session(prompt)
     if session.sampler is None:
         session.sampler = Sampler(sampler or SamplerConfig.greedy(), VOCAB)
         session.sampler.accept_prompt(session.tokens)  # as every request of the engine does
-    made = engine.request(session)
+    made = engine.request(GenerateRequest, session)
     made.prompt_tokens, made.max_tokens = len(session.tokens), max_tokens
     for name, value in attributes.items():
         setattr(made, name, value)

@@ -158,7 +158,9 @@ def test_the_session_that_rested_longest_lends_first():
 
 
 def until_forgotten(engine, left):
-    """Collect until so many sessions are left: the loop may be about to let go of the last request."""
+    """Collect until so many sessions are left: the loop may be about to let go of the last
+    request.
+    """
     until = time.monotonic() + 5
     while len(engine.allocator.sessions) > left and time.monotonic() < until:
         gc.collect()

@@ -1,5 +1,5 @@
-"""Every registered architecture that generates, under the engine: a request's tokens are those of its solo run,
-whatever was forked, cut, stored or taken away. No list by hand.
+"""Every registered architecture that generates, under the engine: a request's tokens are those of
+its solo run, whatever was forked, cut, stored or taken away. No list by hand.
 """
 
 import numpy as np

@@ -1,4 +1,6 @@
-"""Beam search: against trying everything, against greedy, whoever else is there, one step a token."""
+"""Beam search: against trying everything, against greedy, whoever else is there, one step a
+token.
+"""
 
 import math
 import random
@@ -11,6 +13,7 @@ from null import VOCAB, NullMemory, NullProgram, core, hashed, request, solo
 
 from oxillama.engine.beam import BeamSearchConfig, likeliest, make_beams
 from oxillama.engine.generation import Options
+from oxillama.engine.request import BeamRequest
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import Cancelled, ConfigError, PoolError, SamplingError
 from oxillama.sampling import SamplerConfig
@@ -222,7 +225,7 @@ def test_what_is_found_does_not_depend_on_companions_chunks_cache_or_preemption(
         found = job.result(30)
         assert (
             [each.tokens for each in found] == wanted
-            if job.kind == "beams"
+            if isinstance(job, BeamRequest)
             else list(found.tokens) == wanted
         )
     metrics = engine.metrics()

@@ -161,15 +161,15 @@ def test_several_completions_are_those_of_their_seeds(engine):
     assert len(first) == len(second) == 2
 
 
-@pytest.mark.parametrize("door", ["stream", "chat"])
-def test_doors_of_one_stream_refuse_several(engine, door):
+@pytest.mark.parametrize("method", ["stream", "chat"])
+def test_streams_of_one_completion_refuse_several(engine, method):
     call = {
         "stream": lambda: engine.stream(PROMPT, n=2),
         "chat": lambda: engine.chat([{"role": "user", "content": "x"}], stream=True, best_of=2),
     }
     before = engine.metrics().requests_started_total
     with pytest.raises(oxillama.ConfigError, match="n, best_of"):
-        call[door]()
+        call[method]()
     assert engine.metrics().requests_started_total == before
 
 

@@ -81,3 +81,27 @@ def test_a_prompt_of_32k_tokens_never_delays_the_next_token_of_others_by_more_th
     assert max(program.rows[:40]) > config.max_batch_sequences
     long.cancel()
     engine.close()
+
+
+def test_where_a_row_alone_takes_longer_than_the_bound_a_prompt_adds_its_smallest_chunk(
+    monkeypatch,
+):
+    clock = Clock()
+    for module in (oxillama.engine.engine, oxillama.engine.loop):
+        monkeypatch.setattr(module, "time", clock)
+    step, row = 0.1, 0.013  # the rates of a 4B
+    monkeypatch.setitem(globals(), "BASE", step)
+    monkeypatch.setitem(globals(), "ROW", row)
+    program = ClockedProgram(clock)
+    engine = core(program=program, context_size=LONG + 10, prefix=False)
+    seen = []
+    job = request(engine, [1], max_tokens=100)
+    job.listen(lambda: seen.append(clock.now), in_loop=True)
+    engine.submit(job)
+    long = engine.submit(request(engine, [(7 * i) % VOCAB for i in range(LONG)], max_tokens=1))
+    program.gate.set()
+    job.result(60)
+    gaps = [later - earlier for earlier, later in zip(seen, seen[1:])]
+    assert max(gaps) == pytest.approx(step + row * (1 + SMALLEST_CHUNK))
+    long.cancel()
+    engine.close()

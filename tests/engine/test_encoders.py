@@ -1,5 +1,5 @@
-"""Encoders, embedders and rerankers under the engine: the vectors and scores that others give, the same
-bits in any company, and what they cannot do said by name.
+"""Encoders, embedders and rerankers under the engine: the vectors and scores that others give, the
+same bits in any company, and what they cannot do said by name.
 """
 
 from functools import cache
@@ -117,8 +117,8 @@ def test_f32_files_give_what_others_give(cases, name):
         judged(engine, name, "f32", least=2e-5)
 
 
-# T5 is so deep in its scores that the file's own rounding is beyond the bound: with activations that are
-# not rounded at all it is 0.16
+# T5 is so deep in its scores that the file's own rounding is beyond the bound: with activations
+# that are not rounded at all it is 0.16
 @pytest.mark.parametrize("name", [each for each in FOLDERS if each != "t5_encoder"])
 def test_q8_0_files_stay_as_near_as_the_format_allows(cases, name):
     with oxillama.load(cases / "embed" / name / "q8_0.gguf") as engine:

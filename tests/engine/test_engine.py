@@ -320,7 +320,9 @@ def test_whoever_reads_the_program_of_a_closed_engine_is_told_so():
 
 
 def is_told_in_a_forked_child(act):
-    """Whether `act()` raises there, within ten seconds, an EngineError that speaks of the process."""
+    """Whether `act()` raises there, within ten seconds, an EngineError that speaks of the
+    process.
+    """
     child = os.fork()
     if child == 0:
         code = 1

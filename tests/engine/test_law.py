@@ -28,7 +28,9 @@ def logits(seed: int) -> np.ndarray:
 
 
 def masks(rules: str | None) -> list:
-    """Of the first token, then after each; None where there is no grammar or the token cannot come."""
+    """Of the first token, then after each; None where there is no grammar or the token cannot
+    come.
+    """
     if rules is None:
         return [None] * (1 + VOCAB)
     masker = TokenMasker(LETTERS)

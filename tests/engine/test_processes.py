@@ -82,7 +82,10 @@ def test_every_door_of_a_forked_process_says_so_and_none_hangs(cases):
 @pytest.mark.parametrize("end", ["", "import os; os._exit(0)", "import sys; sys.exit(0)"])
 def test_a_process_that_ends_while_its_engine_works_does_not_hang(cases, end):
     path = str(cases / "stories260K" / "stories260K-f32.gguf")
-    code = f"import oxillama; engine = oxillama.load({path!r}); request = engine.submit('Once', max_tokens=400); {end}"
+    code = (
+        f"import oxillama; engine = oxillama.load({path!r}); request = engine.submit('Once', "
+        f"max_tokens=400); {end}"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -31,7 +31,7 @@ def test_a_step_in_parts_leaves_what_the_whole_step_leaves(engine):
         )
         matmuls = [i for i, op in enumerate(ops) if op.name == "matmul" and op.params["out"] != -1]
         assert len(matmuls) == len(parts)
-        for index, (weights, rows) in zip(matmuls, parts):
+        for index, (weights, rows, _) in zip(matmuls, parts):
             loop._program.run_until(batch, loop._memory, index - 1)
             p = ops[index].params
             whole = unpacked_acts(loop._program.slot(p["x"], 30), p["act"], weights[0].shape[1])

@@ -121,6 +121,17 @@ def test_prefill_and_decode_rows_share_a_step():
         play(plan.items(), sched)
 
 
+def test_prompts_get_a_third_of_a_step_where_decoding_alone_takes_longer_than_the_bound():
+    sched = scheduler()
+    decoders(sched, 2)
+    sched.add(ScheduleEntry(100_000))
+    play(sched.schedule(), sched)
+    for _ in range(40):
+        sched.observe(prefill_rows=0, seconds=0.2)
+        sched.observe(prefill_rows=20, seconds=0.2 + 20 * 0.005)
+    assert sched.chunk() in (19, 20)  # 0.1 s of rows with 0.2 s of decoding
+
+
 def test_the_chunk_shrinks_until_the_wait_is_short_enough():
     sched = scheduler()
     decoders(sched, 2)

@@ -11,6 +11,7 @@ import pytest
 from null import HIDDEN, VOCAB, NullMemory, NullProgram, core, hashed, request, solo
 
 from oxillama.engine.embedding import Pooler, PoolingMode
+from oxillama.engine.request import EmbedRequest
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.sampling import Sampler, SamplerConfig
 
@@ -63,8 +64,8 @@ class Worker:
 
     def embed(self):
         prompt, pooler = self.prompt(), Pooler(PoolingMode.MEAN, normalize=False)
-        job = self.engine.request(self.engine.new_session(prompt), kind="rows")
-        job.on_rows, job.hidden = pooler.add, True
+        job = self.engine.request(EmbedRequest, self.engine.new_session(prompt))
+        job.on_rows = pooler.add
         self.engine.submit(job).result(60)
         wanted = np.zeros(HIDDEN)
         for i in range(len(prompt)):

@@ -22,7 +22,10 @@ SECONDS = float(os.environ.get("OXILLAMA_SOAK_SECONDS", "2"))
 THREADS = 12
 GREEDY, SEEDED = SamplerConfig.greedy(), SamplerConfig(temperature=1.0, seed=7)
 BEAMS = BeamSearchConfig(beam_width=3, max_new_tokens=6)
-SYSTEM = "Once upon a time there was a little girl named Lily. She had a red ball and a small dog. One day "
+SYSTEM = (
+    "Once upon a time there was a little girl named Lily. She had a red ball and a small dog. One "
+    "day "
+)
 PROMPTS = [
     SYSTEM + end for end in ("she", "the dog", "it rained", "her mom said", "they went to the park")
 ] + ["Tom", "The cat sat", "Why?"]
@@ -197,11 +200,13 @@ def test_everything_at_once_on_a_real_model_leaves_nothing_behind():
         )
         found = engine.metrics()
         print(
-            f"\nsoak: {SECONDS:g} s, {sum(done.values())} pieces of work {dict(done)}, {len(wrong)} wrong {Counter(wrong).most_common(5)}"
+            f"\nsoak: {SECONDS:g} s, {sum(done.values())} pieces of work {dict(done)}, "
+            f"{len(wrong)} wrong {Counter(wrong).most_common(5)}"
         )
         print(
-            f"soak: {found.steps_total} steps, {found.tokens_generated_total} tokens, {found.requests_preempted_total} preempted, "
-            f"{found.kv_evictions_total} evicted, {found.pages_leaked} pages leaked"
+            f"soak: {found.steps_total} steps, {found.tokens_generated_total} tokens, "
+            f"{found.requests_preempted_total} preempted, {found.kv_evictions_total} evicted, "
+            f"{found.pages_leaked} pages leaked"
         )
         print("soak: resident MB every 30 s:", " ".join(f"{each:.1f}" for each in memory))
         assert wrong == []

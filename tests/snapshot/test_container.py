@@ -51,7 +51,7 @@ def resealed(data: bytes, at: int, packed: bytes) -> bytes:
 
 
 @pytest.fixture(params=["bytes", "file"])
-def door(request):
+def open_with(request):
     """Opens bytes as they are, or through a file (in memory, for there are thousands)."""
     fd = os.memfd_create("saved")
 
@@ -66,8 +66,8 @@ def door(request):
     os.close(fd)
 
 
-def test_what_is_sealed_is_read_and_equal_sections_make_equal_bytes(door):
-    assert door(sealed()) == {
+def test_what_is_sealed_is_read_and_equal_sections_make_equal_bytes(open_with):
+    assert open_with(sealed()) == {
         "facts": SECTIONS["facts"],
         "empty": b"",
         "pages": bytes(range(256)) + b"more",
@@ -77,37 +77,37 @@ def test_what_is_sealed_is_read_and_equal_sections_make_equal_bytes(door):
     assert sealed() == b"".join(seal(KIND, {**SECTIONS, "pages": bytes(range(256)) + b"more"}))
 
 
-def test_every_byte_counts(door):
+def test_every_byte_counts(open_with):
     data = sealed()
     for at in range(len(data)):
         for change in (1 << at % 8, 0xFF):
             broken = data[:at] + bytes([data[at] ^ change]) + data[at + 1 :]
             with pytest.raises(SnapshotIncompatible):
-                door(broken)
+                open_with(broken)
 
 
-def test_every_truncation_and_every_addition_is_refused(door):
+def test_every_truncation_and_every_addition_is_refused(open_with):
     data = sealed()
     for length in range(len(data)):
         with pytest.raises(SnapshotIncompatible):
-            door(data[:length])
+            open_with(data[:length])
     with pytest.raises(
         SnapshotIncompatible,
         match=f"length: the header says {len(data)} bytes, found {len(data) + 1}",
     ):
-        door(data + b"\0")
+        open_with(data + b"\0")
 
 
-def test_a_newer_version_is_refused_by_its_number_alone(door):
+def test_a_newer_version_is_refused_by_its_number_alone(open_with):
     newer = bytearray(sealed())
     newer[8:12] = struct.pack("<I", 4)
     with pytest.raises(
         SnapshotIncompatible, match="format version: found 4, this release reads 1 to 3"
     ):
-        door(bytes(newer))
+        open_with(bytes(newer))
     with pytest.raises(SnapshotIncompatible, match="format version: found 0"):
-        door(resealed(sealed(), 8, struct.pack("<I", 0)))
-    assert door(sealed(Kind(KIND.magic, 1, SnapshotIncompatible))) == door(sealed())
+        open_with(resealed(sealed(), 8, struct.pack("<I", 0)))
+    assert open_with(sealed(Kind(KIND.magic, 1, SnapshotIncompatible))) == open_with(sealed())
 
 
 LENGTHS = (2**31, 2**32, 2**63, 2**64 - 1)
@@ -122,24 +122,26 @@ PLACES = {
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_a_length_is_bounded_before_anything_is_made_of_it(door, where):
+def test_a_length_is_bounded_before_anything_is_made_of_it(open_with, where):
     for length in LENGTHS:
         with pytest.raises(SnapshotIncompatible):
-            door(resealed(sealed(), PLACES[where], struct.pack("<Q", length)))
+            open_with(resealed(sealed(), PLACES[where], struct.pack("<Q", length)))
     both = resealed(sealed(), 64 + 24, struct.pack("<QQ", 2**63, 2**63))
     with pytest.raises(SnapshotIncompatible, match="sections: end at byte"):
-        door(both)
+        open_with(both)
     for length in LENGTHS:  # a compressed section that says it grows to anything
         grown = resealed(sealed(compress=["pages"]), 64 + 2 * 72 + 32, struct.pack("<Q", length))
         with pytest.raises(SnapshotIncompatible):
-            door(grown)
+            open_with(grown)
         grown = Envelope.open(KIND, grown)
         with pytest.raises(SnapshotIncompatible, match="is compressed"):
             grown.read("pages")
 
 
 def test_lengths_that_lie_cost_no_memory():
-    """In a process that may hold little: a length that was believed would be a MemoryError there."""
+    """In a process that may hold little: a length that was believed would be a MemoryError
+    there.
+    """
     code = f"""
 import resource, struct, sys
 sys.path.insert(0, {str(sys.path[0])!r})
@@ -206,14 +208,14 @@ def test_sections_must_be_those_expected():
             found.read("pages", at_most=12)
 
 
-def test_a_compressed_section_reads_as_the_plain_one(door):
+def test_a_compressed_section_reads_as_the_plain_one(open_with):
     small = b"".join(seal(KIND, {"pages": bytes(100_000)}, compress=["pages"]))
-    assert len(small) < 1000 and door(small) == {"pages": bytes(100_000)}
+    assert len(small) < 1000 and open_with(small) == {"pages": bytes(100_000)}
     data = sealed(compress=["pages"])
-    assert data == sealed(compress=["pages"]) and door(data) == door(sealed())
+    assert data == sealed(compress=["pages"]) and open_with(data) == open_with(sealed())
     for at in range(len(data)):
         with pytest.raises(SnapshotIncompatible):
-            door(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
+            open_with(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
 
 
 def test_a_zstd_frame_that_lies_is_refused():

@@ -19,7 +19,7 @@ from tests.snapshot.saved import PROMPT, SEEDED, at, parts, remade
 from tests.test_durable import Failing
 
 # ---- another engine, another model
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_cannot_stand_in_refuses_by_name(small):
@@ -136,7 +136,7 @@ def test_another_vocabulary_than_the_models_own_must_be_there_again(tmp_path):
 
 
 # ---- files
-# -----------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_pages_can_be_stored_with_zstd_which_the_header_says(engine):
@@ -215,7 +215,7 @@ def test_the_old_snapshot_loads_after_a_save_that_failed_at_any_step(
 
 
 # ---- older versions
-# --------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("snapshot-v*.oxisnap"))
 

@@ -101,7 +101,7 @@ def streamed(engine, **options):
     return list(engine.stream(PROMPT, sampler=SEEDED, **options))
 
 
-@pytest.mark.parametrize("door", [plain, streamed])
+@pytest.mark.parametrize("run", [plain, streamed])
 @pytest.mark.parametrize(
     "config, options",
     [
@@ -111,15 +111,15 @@ def streamed(engine, **options):
     ],
     ids=["no cache", "not for this prompt", "too small a cache"],
 )
-def test_what_nobody_else_stores_the_last_session_keeps_until_the_next(config, options, door):
+def test_what_nobody_else_stores_the_last_session_keeps_until_the_next(config, options, run):
     with oxillama.load(num_threads=1, **config) as engine:
-        door(engine, max_tokens=20, **options)
+        run(engine, max_tokens=20, **options)
         whole, pages = engine.snapshot(), engine.metrics().pages_used
         assert (
             EngineSnapshot.inspect(whole).facts["kv"]["length"]
             == EngineSnapshot.inspect(whole).facts["tokens"] - 1
         )
-        door(engine, max_tokens=9, **options)
+        run(engine, max_tokens=9, **options)
         data = engine.snapshot()
         assert 0 < engine.metrics().pages_used <= pages and engine.metrics().pages_leaked == 0
         session = engine.session()
@@ -130,14 +130,14 @@ def test_what_nobody_else_stores_the_last_session_keeps_until_the_next(config, o
         engine.generate(None, session=session, max_tokens=11)
         assert session.snapshot() == whole
         running = [
-            threading.Thread(target=door, args=(engine,), kwargs={"max_tokens": 30, **options})
+            threading.Thread(target=run, args=(engine,), kwargs={"max_tokens": 30, **options})
             for _ in range(3)
         ]
         for each in running:
             each.start()
         for each in running:
             each.join()
-        door(engine, max_tokens=1, **options)
+        run(engine, max_tokens=1, **options)
         assert engine.metrics().pages_leaked == 0 and len(engine._loaded.default_session._kept) == 1
 
 

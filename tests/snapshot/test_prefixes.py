@@ -1,4 +1,6 @@
-"""Stored prefixes in a file: an engine that starts from it finds them, and its tokens are the same."""
+"""Stored prefixes in a file: an engine that starts from it finds them, and its tokens are the
+same.
+"""
 
 import os
 

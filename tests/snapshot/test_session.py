@@ -18,7 +18,7 @@ from tests.engine.null import core as null_core
 from tests.snapshot.saved import PROMPT, SEEDED, at, parts, remade, state_of
 
 # ---- equal states, equal bytes
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_two_snapshots_of_one_state_are_equal_bytes_and_so_is_one_of_what_was_restored(engine):
@@ -63,7 +63,7 @@ def test_pages_in_use_are_all_that_is_saved(small):
 
 
 # ---- the whole state
-# -----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_field_of_a_session_is_known_to_be_saved_or_to_be_none_of_a_state():
@@ -262,7 +262,7 @@ def test_a_stream_that_was_left_early_can_be_saved_at_once(engine):
 
 
 # ---- refusals change nothing
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_byte_counts_and_a_refusal_leaves_every_session_as_it_was(small):

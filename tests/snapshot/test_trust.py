@@ -1,5 +1,5 @@
-"""What came from a file is trusted as far as it can be proven: a forged snapshot changes nothing but
-what its own session says.
+"""What came from a file is trusted as far as it can be proven: a forged snapshot changes nothing
+but what its own session says.
 """
 
 import numpy as np
@@ -25,7 +25,9 @@ def negated(facts, sections):
 
 @pytest.fixture(scope="module")
 def forged(model):
-    """(a forged snapshot of a session over PROMPT, the honest one, the tokens that follow, greedily)."""
+    """(a forged snapshot of a session over PROMPT, the honest one, the tokens that follow,
+    greedily).
+    """
     with oxillama.load(model, num_threads=1) as engine:
         tokens = engine.generate(PROMPT, max_tokens=20, sampler=GREEDY).tokens
         session = engine.session()

@@ -94,7 +94,11 @@ def test_no_step_is_run_to_measure(tmp_path):
         ran, step = [], core.program.step
 
         class Program:
-            max_rows, vocab_size, usual = core.program.max_rows, core.program.vocab_size, True
+            max_rows, vocab_size, representative = (
+                core.program.max_rows,
+                core.program.vocab_size,
+                True,
+            )
 
             def step(self, *args, **options):
                 ran.append(1)

@@ -1,5 +1,5 @@
-"""Speculation whose draft works background in a thread of its own: the same text, cancelled at once,
-shut down cleanly.
+"""Speculation whose draft works background in a thread of its own: the same text, cancelled at
+once, shut down cleanly.
 """
 
 import gc

@@ -209,7 +209,7 @@ class Slow(Other):
     [SEEDED, CHAIN.replace(temperature=1.2), SamplerConfig.mirostat_v2()],
     ids=["seeded", "chain", "mirostat"],
 )
-def test_a_draft_that_works_background_by_its_own_sampler_gives_the_text_of_the_seed_whatever_takes_how_long(
+def test_background_drafting_by_its_own_sampler_gives_the_text_of_the_seed_at_any_speed(
     config,
 ):
     def drafted(every_target, every_draft, companions=0):

@@ -166,7 +166,9 @@ def test_a_refusal_leaves_the_live_session_and_the_draft_as_they_were(draft, cha
 
 
 def test_lengths_that_lie_cost_no_memory():
-    """In a process that may hold little: a length that was believed would be a MemoryError there."""
+    """In a process that may hold little: a length that was believed would be a MemoryError
+    there.
+    """
     code = f"""
 import resource, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})

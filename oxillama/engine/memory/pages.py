@@ -28,7 +28,9 @@ from oxillama.errors import Exhausted, InvalidSlot, PoolError, PositionBeyondEnd
 
 
 class Memory(Protocol):
-    """What the pool asks of page memory (`_core.pool.PageMemory`, or a stand-in that only counts)."""
+    """What the pool asks of page memory (`_core.pool.PageMemory`, or a stand-in that only
+    counts).
+    """
 
     capacity: int
     memory_bytes: int
@@ -55,7 +57,8 @@ class Rewindable(Protocol):
 
 def rewindable(memory: Any) -> bool:
     """Whether sequences in this memory can forget their end. Memory of a recurrent model, whose
-    past is one state, cannot: its sequences go back to checkpoints and are evaluated again from there.
+    past is one state, cannot: its sequences go back to checkpoints and are evaluated again from
+    there.
     """
     return bool(getattr(memory, "rewindable", True)) and not getattr(memory, "slot_layers", ())
 
@@ -107,7 +110,8 @@ class KvCachePool:
         page = len(self._counts)
         if self.max_pages is not None and page >= self.max_pages:
             raise Exhausted(
-                f"page pool exhausted: all {self.max_pages} pages of {self.page_size} tokens are owned"
+                f"page pool exhausted: all {self.max_pages} pages of {self.page_size} tokens are "
+                "owned"
             )
         self.memory.ensure(page + 1)
         self._counts.append(1)
@@ -251,7 +255,8 @@ class PagedKvCache:
         """Say that positions up to `length - 1` have been written."""
         if not self.length <= length <= len(self.pages) * self.pool.page_size:
             raise PoolError(
-                f"commit: found length {length}, wanted {self.length} to {len(self.pages) * self.pool.page_size}"
+                f"commit: found length {length}, wanted {self.length} to "
+                f"{len(self.pages) * self.pool.page_size}"
             )
         self.length = length
 
@@ -286,7 +291,8 @@ class PagedKvCache:
         """
         if self.pages or len(pages) != -(-length // self.pool.page_size):
             raise PoolError(
-                f"adopt: found {len(self.pages)} pages and {len(pages)} for {length} positions, wanted none and just enough"
+                f"adopt: found {len(self.pages)} pages and {len(pages)} for {length} positions, "
+                "wanted none and just enough"
             )
         self.pages, self.length, self._table, self.writable = list(pages), length, None, 0
 
@@ -319,7 +325,8 @@ class KvCache:
     def __init__(self, k: list[np.ndarray], v: list[np.ndarray]) -> None:
         if len(k) != len(v) or any(len(a) != len(b) for a, b in zip(k, v)):
             raise PoolError(
-                "cache: found keys and values of different lengths, wanted one of each per layer and token"
+                "cache: found keys and values of different lengths, wanted one of each per layer "
+                "and token"
             )
         self.k, self.v = k, v
         self.length = len(k[0]) if k else 0

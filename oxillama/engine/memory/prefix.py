@@ -1,9 +1,9 @@
 """Prompts that begin alike pay for their beginning once: a radix tree over tokens whose nodes own
 pages.
 
-    root --"You are a helpful ..." (2000 tokens, pages 3..127)--+--"Hello" ... (leaf, pages 127'
-    128)
-                                                                +--"What is" ... (leaf, pages 127'' 129 130)
+    root --"You are a helpful ..." (2000 tokens, pages 3..127)
+              +--"Hello" ... (leaf, pages 127' 128)
+              +--"What is" ... (leaf, pages 127'' 129 130)
 
 A node covers positions `start` to `start + len(tokens) - 1` and owns a share of every page those
 positions touch. Where an edge begins inside a page, the child's first page holds the whole page
@@ -13,11 +13,12 @@ it writes (invariant 3 of `pages`).
 
 Invariants (tests cite them by number):
 
-1. Two children of a node never begin with the same token. 2. Each node holds exactly one share of
-each page its positions touch. 3. `pages_used` counts distinct pages, and `pages_used * page_bytes
-<= max_memory_bytes`, `entries <= max_entries`, after every call. 4. A hit never covers the whole
-prompt: its last token is evaluated again, so that there are logits. 5. Keys separate: nothing
-stored under one key is found under another.
+1. Two children of a node never begin with the same token.
+2. Each node holds exactly one share of each page its positions touch.
+3. `pages_used` counts distinct pages, and `pages_used * page_bytes <= max_memory_bytes`,
+   `entries <= max_entries`, after every call.
+4. A hit never covers the whole prompt: its last token is evaluated again, so that there are logits.
+5. Keys separate: nothing stored under one key is found under another.
 """
 
 from __future__ import annotations
@@ -213,7 +214,9 @@ class PrefixKvCache:
         return len(tokens)
 
     def free_pages(self, count: int) -> int:
-        """Evict until `count` pages went back to the pool or nothing is left; returns how many did."""
+        """Evict until `count` pages went back to the pool or nothing is left; returns how many
+        did.
+        """
         before = self.pool.pages_used
         while self._leaves and before - self.pool.pages_used < count:
             self._drop(min(self._leaves, key=lambda leaf: leaf.used))

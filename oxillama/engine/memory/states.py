@@ -1,13 +1,14 @@
-"""What a sequence of a recurrent model holds beside its pages: a slot of state, and checkpoints of it.
+"""What a sequence of a recurrent model holds beside its pages: a slot of state, and checkpoints of
+it.
 
     pages        0..15  16..31  32..40         length 41
     slot         the state after 41 tokens     the only one there is: each token overwrites it
     checkpoints  after 33, after 41            bytes, shared by forks and stored prefixes
 
 A state cannot forget its last tokens. `truncate` and `fork` go back to the nearest checkpoint at or
-before the asked position, `length` says which, and the engine evaluates the rest again, with the same
-bits. Checkpoints are taken where a sequence is likely to be gone back to (the ends of prompts and of
-answers), and the least recently used go first beyond a number of bytes.
+before the asked position, `length` says which, and the engine evaluates the rest again, with the
+same bits. Checkpoints are taken where a sequence is likely to be gone back to (the ends of prompts
+and of answers), and the least recently used go first beyond a number of bytes.
 
 Invariants (tests cite them by number):
 
@@ -150,7 +151,9 @@ class SsmStatePool:
         return made
 
     def use(self, checkpoint: Checkpoint) -> bytes | None:
-        """The bytes of a checkpoint, which is now the one used last; None once they were dropped."""
+        """The bytes of a checkpoint, which is now the one used last; None once they were
+        dropped.
+        """
         if checkpoint.data is not None:
             self._checkpoints.move_to_end(checkpoint)
         return checkpoint.data
@@ -226,7 +229,8 @@ class SequenceState(PagedKvCache):
         mark = self._nearest(length)
         if 0 < length < self._tokens and (mark is None or mark.position != length):
             raise NotSupported(
-                f"rewind: no checkpoint at position {length}, wanted one of {[m.position for m in self._marks]}"
+                f"rewind: no checkpoint at position {length}, wanted one of "
+                f"{[m.position for m in self._marks]}"
             )
         self.truncate(length)
 
