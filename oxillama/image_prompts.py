@@ -1,5 +1,5 @@
-"""Prompts with images: a conversation is rendered with a mark for each, and tokens are read around the
-features that stand in their place.
+"""Prompts with images: a conversation is rendered with a mark for each, and tokens are read around
+the features that stand in their place.
 
     messages --split_images--> marks, images --render--> text, places --prompt--> ImagePrompt
 """
@@ -25,7 +25,8 @@ Places = list[tuple[int, int]]
 def no_encoder(name: str) -> EngineError:
     """The error of an image for an engine that encodes none."""
     return EngineError(
-        f"{name}: found an image, this engine was loaded without mmproj, wanted mmproj= the file of its encoder"
+        f"{name}: found an image, this engine was loaded without mmproj, wanted mmproj= the file "
+        "of its encoder"
     )
 
 
@@ -41,7 +42,8 @@ class ImagePrompts:
         """Raise ImageError for more images than a prompt may have."""
         if len(images) > self.max_images:
             raise ImageError(
-                f"{images[self.max_images].name}: found {len(images)} images, wanted at most {self.max_images} (max_images)"
+                f"{images[self.max_images].name}: found {len(images)} images, wanted at most "
+                f"{self.max_images} (max_images)"
             )
 
     def render(
@@ -51,8 +53,8 @@ class ImagePrompts:
         render: Callable[[Sequence[Any]], TemplateText],
     ) -> tuple[TemplateText, Places]:
         """(the conversation as `render` writes it, where it writes each image). messages: those of
-        `split_images`. A template that knows nothing of images is given texts alone, with a mark for
-        each.
+        `split_images`. A template that knows nothing of images is given texts alone, with a mark
+        for each.
         """
         self.check_count(images)
         try:
@@ -69,7 +71,8 @@ class ImagePrompts:
         at = [text.find(mark) for mark in marks]
         if min(at) < 0 or at != sorted(at):
             raise TemplateError(
-                f"chat template: wrote {sum(each >= 0 for each in at)} of {len(images)} images in order, wanted all of them"
+                f"chat template: wrote {sum(each >= 0 for each in at)} of {len(images)} images in "
+                "order, wanted all of them"
             )
         return text, [(start, start + len(mark)) for start, mark in zip(at, marks)]
 
@@ -93,8 +96,8 @@ class ImagePrompts:
     def compose(
         self, parts: Iterable[str | list[int] | Pieces], *, parse_special: bool = False
     ) -> ImagePrompt:
-        """The prompt of texts, token ids and images in order. Texts that nothing stands between are read
-        as one; parse_special: control tokens are read in what came from messages too.
+        """The prompt of texts, token ids and images in order. Texts that nothing stands between are
+        read as one; parse_special: control tokens are read in what came from messages too.
         """
         made, waiting = ImagePrompt(), list[str]()
         token = self.bridge.token_to_id(self.vision.marks.token)

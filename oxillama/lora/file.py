@@ -152,7 +152,8 @@ def checked_pairs(tensors: Mapping[str, np.ndarray], label: str) -> dict[str, Pa
         rank = a.shape[-1] if base == EMBEDDING else a.shape[-2]
         if rank != b.shape[-1] or (a.ndim == 3 and len(a) != len(b)):
             raise LoraError(
-                f"{label}: {base}: found lora_a {a.shape} and lora_b {b.shape}, wanted one rank and count"
+                f"{label}: {base}: found lora_a {a.shape} and lora_b {b.shape}, wanted one rank "
+                "and count"
             )
         stacked = a.ndim == 3
         pairs[base] = Pair(a if stacked else a[None], b if stacked else b[None], stacked)

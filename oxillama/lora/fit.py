@@ -47,8 +47,9 @@ def check_base(reader: GgufReader, lora: LoraFile) -> None:
             raise LoraError(f"{label}: {name}: is {shape} in the model, wanted a matrix")
         if pair_shape(name, pair) != shape:
             raise LoraError(
-                f"{label}: {name}: factors {pair.a.shape[not pair.stacked :]} and {pair.b.shape[not pair.stacked :]} "
-                f"are of {pair_shape(name, pair)}, the model has {shape}"
+                f"{label}: {name}: factors {pair.a.shape[not pair.stacked :]} and "
+                f"{pair.b.shape[not pair.stacked :]} are of {pair_shape(name, pair)}, the model "
+                f"has {shape}"
             )
 
 
@@ -89,8 +90,8 @@ def fit(model: Model, lora: LoraFile, name: str) -> Lora:
         whole = int(np.prod(shape[:-1]))
         if rows < whole and not (tensor_name in embedded and rows == 0):
             raise LoraError(
-                f"{lora.label}: {tensor_name}: {model.config.architecture} does not use this tensor as a "
-                "whole matrix of a product, which an adapter could change"
+                f"{lora.label}: {tensor_name}: {model.config.architecture} does not use this "
+                f"tensor as a whole matrix of a product, which an adapter could change"
             )
     return Lora(
         name,

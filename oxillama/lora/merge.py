@@ -30,7 +30,9 @@ _FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge wrote: the tensors that it changed, and of them those that were rounded again."""
+    """What a merge wrote: the tensors that it changed, and of them those that were rounded
+    again.
+    """
 
     path: Path
     changed: tuple[str, ...]

@@ -18,7 +18,7 @@ import numpy as np
 
 from oxillama.convert import families as _families  # noqa: F401  (importing it registers them)
 from oxillama.convert.family import FAMILIES, Family, Hyper, Rule, floats
-from oxillama.convert.safetensors import Stored, read_safetensors
+from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import transposed
 from oxillama.errors import ConvertError, LoraError
 from oxillama.gguf import GgufReader
@@ -76,8 +76,8 @@ _READ = frozenset(["peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern",
 
 
 def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
-    """The adapter of a folder for the model of a GGUF file; LoraError for what is malformed, or asks
-    for what cannot be done.
+    """The adapter of a folder for the model of a GGUF file; LoraError for what is malformed, or
+    asks for what cannot be done.
     """
     label = str(folder)
     config = _config(folder)
@@ -94,8 +94,8 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
         if len(here) == len(rules):
             if found is not None and _told(here) != _told(found):
                 raise LoraError(
-                    f"{label}: several families of {arch} files name these tensors, wanted base_model_class in "
-                    "auto_mapping"
+                    f"{label}: several families of {arch} files name these tensors, wanted "
+                    f"base_model_class in auto_mapping"
                 )
             found = here
     if found is None:
@@ -166,7 +166,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _modules(
-    stored: Mapping[str, Stored], label: str
+    stored: Mapping[str, StoredTensor], label: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray, bool]]:
     """(A, B, whether of an embedding) of each module by its name in the model."""
     halves: dict[str, dict[str, np.ndarray]] = {}
@@ -176,7 +176,8 @@ def _modules(
             raise LoraError(f"{label}: {name}: found a tensor that is no factor of a module")
         if tensor.dtype not in ("F64", "F32", "F16", "BF16") or tensor.data.ndim != 2:
             raise LoraError(
-                f"{label}: {name}: found {tensor.dtype} {tensor.data.shape}, wanted floats of 2 dimensions"
+                f"{label}: {name}: found {tensor.dtype} {tensor.data.shape}, wanted floats of 2 "
+                "dimensions"
             )
         if 0 in tensor.data.shape:
             raise LoraError(f"{label}: {name}: found shape {tensor.data.shape}, wanted numbers")

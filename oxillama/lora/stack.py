@@ -221,7 +221,8 @@ class LoraStack:
             if isinstance(lora, (str, os.PathLike)) and not Path(lora).exists():
                 known = ", ".join(sorted(self._loaded)) or "none"
                 raise LoraError(
-                    f"lora: {str(lora)!r}: found no adapter of that name (loaded: {known}) and no such file"
+                    f"lora: {str(lora)!r}: found no adapter of that name (loaded: {known}) and no "
+                    "such file"
                 )
             return self.load(lora)
 
@@ -237,7 +238,8 @@ class LoraStack:
             given = [given]
         if not isinstance(given, Sequence):
             raise ConfigError(
-                f"lora: found {type(given).__name__}, wanted an adapter's name or path, or a list of (name, scale)"
+                f"lora: found {type(given).__name__}, wanted an adapter's name or path, or a list "
+                "of (name, scale)"
             )
         pairs = []
         for each in given:

@@ -1,6 +1,7 @@
-"""Pictures for language models: read and checked (`reading`), found in messages (`messages`), made into
-pixels as each family's reference does (`processors`), laid out as patches (`layout`), encoded
-(`encoder`), into `features`, and `placed` among the tokens of a session.
+"""Pictures for language models: read and checked (`reading`; their files to the end: `whole`),
+found in messages (`messages`), made into pixels as each family's reference does (`processors`),
+laid out as patches (`layout`), encoded (`encoder`), into `features`, and `placed` among the tokens
+of a session.
 """
 
 from oxillama.vision.encoder import Vision as Vision

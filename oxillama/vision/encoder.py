@@ -46,8 +46,8 @@ class Vision:
         limits: ImageLimits | None = None,
         fit: Fit | None = None,
     ) -> None:
-        """source: the path of an mmproj file, or its bytes. fit: "stretch" or "pad", in place of what
-        the family's reference does.
+        """source: the path of an mmproj file, or its bytes. fit: "stretch" or "pad", in place of
+        what the family's reference does.
         """
         if fit not in (None, "stretch", "pad"):
             raise ImageError(f"image_fit: found {fit!r}, wanted 'stretch', 'pad' or None")
@@ -82,8 +82,8 @@ class Vision:
         return self.processor.marks
 
     def pixels(self, image: Any, *, name: str = "image") -> list[np.ndarray]:
-        """The normalised pixels, float32 (3, height, width), of each picture that the encoder sees of
-        an image; what an image may be is said in `reading`.
+        """The normalised pixels, float32 (3, height, width), of each picture that the encoder sees
+        of an image; what an image may be is said in `reading`.
         """
         return [
             self._normalised(tile)
@@ -101,8 +101,8 @@ class Vision:
         return self.encoder.diagnose(self.processor.rows(self.pixels(image)[0]))
 
     def pieces(self, image: Any, *, name: str = "image") -> Pieces:
-        """What stands in a prompt for an image: texts, in which control tokens are read, and features.
-        Those of images that came before are kept, as far as there is room.
+        """What stands in a prompt for an image: texts, in which control tokens are read, and
+        features. Those of images that came before are kept, as far as there is room.
         """
         read = read_image(image, self.limits, name=name)
         tiles = self.processor.tiles(read)

@@ -14,9 +14,10 @@ class ImageFeatures:
     """Rows of one image (or of one tile) that stand in a prompt where tokens would.
 
     rows: float32 (rows, width), the width of an embedding, or that times 1 + the layers of the
-    language model that add features of their own. positions: int32 (3, rows), time, height and width
-    of each row from where the image begins (M-RoPE: Wang et al. 2024, Qwen2-VL, section 2.1); None
-    where a row has one position, its place. together: its rows see each other in both directions.
+    language model that add features of their own. positions: int32 (3, rows), time, height and
+    width of each row from where the image begins (M-RoPE: Wang et al. 2024, Qwen2-VL, section 2.1);
+    None where a row has one position, its place. together: its rows see each other in both
+    directions.
     """
 
     rows: np.ndarray
@@ -31,7 +32,8 @@ class ImageFeatures:
             positions.dtype != np.int32 or positions.shape != (3, len(rows)) or positions.min() < 0
         ):
             raise ValueError(
-                f"positions: found {positions.dtype} {positions.shape}, wanted int32 (3, {len(rows)})"
+                f"positions: found {positions.dtype} {positions.shape}, wanted int32 (3, "
+                f"{len(rows)})"
             )
 
     def __len__(self) -> int:

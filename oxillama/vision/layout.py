@@ -8,8 +8,8 @@ from oxillama.model.image_encoder import ImageRows
 
 
 def patches_of(pixels: np.ndarray, patch: int) -> np.ndarray:
-    """float32 (rows * columns of patches, 3 * patch * patch) of pixels (3, height, width): colour by
-    colour, line by line, as the kernels of a convolution are.
+    """float32 (rows * columns of patches, 3 * patch * patch) of pixels (3, height, width): colour
+    by colour, line by line, as the kernels of a convolution are.
     """
     _, height, width = pixels.shape
     rows, columns = height // patch, width // patch
@@ -24,8 +24,8 @@ def blocks_of(rows: int, columns: int, side: int) -> np.ndarray:
 
 
 def plain_rows(pixels: np.ndarray, patch: int, *, group: int, classed: bool) -> ImageRows:
-    """Patches line by line; `group` of them make a feature. classed: after a class token, which makes
-    none.
+    """Patches line by line; `group` of them make a feature. classed: after a class token, which
+    makes none.
     """
     patches = patches_of(pixels, patch)
     rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
@@ -37,13 +37,15 @@ def plain_rows(pixels: np.ndarray, patch: int, *, group: int, classed: bool) -> 
     return ImageRows(patches, tokens, groups + classed)
 
 
-def axial_rows(pixels: np.ndarray, patch: int) -> ImageRows:
-    """Patches line by line, each with its row and column."""
+def axial_rows(pixels: np.ndarray, patch: int, *, merge: int = 1) -> ImageRows:
+    """Patches line by line, each with its row and column; squares of `merge` x `merge` make a
+    feature.
+    """
     patches = patches_of(pixels, patch)
     rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
     where = np.stack(np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns)))
     tokens = np.full(len(patches), -1, np.int32)
-    return ImageRows(patches, tokens, np.arange(len(patches))[:, None], rope=where)
+    return ImageRows(patches, tokens, blocks_of(rows, columns, merge), rope=where)
 
 
 def merged_rows(
@@ -56,9 +58,9 @@ def merged_rows(
 ) -> ImageRows:
     """Patches in squares of `merge` x `merge`, each of which makes a feature, with row and column.
 
-    window: squares of a window's side, 0 where all patches see each other; patches of a window follow
-    one another, and features leave line by line all the same. grid: learned positions (side, side,
-    width), interpolated and appended to the patches.
+    window: squares of a window's side, 0 where all patches see each other; patches of a window
+    follow one another, and features leave line by line all the same. grid: learned positions (side,
+    side, width), interpolated and appended to the patches.
     """
     rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
     squares = blocks_of(rows, columns, merge)

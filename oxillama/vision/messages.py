@@ -1,8 +1,9 @@
 """Images within the messages of a chat: the parts that hold them, and where a template writes them.
 
-Parts are OpenAI's, `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`, those of
-its Responses API (`input_image`), and `{"type": "image", "image": ...}` with anything that `reading`
-takes. In place of each a template is given `{"type": "image"}`. A part's `at` is what errors call it.
+Parts are OpenAI's, `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`,
+those of its Responses API (`input_image`), and `{"type": "image", "image": ...}` with anything that
+`reading` takes. In place of each a template is given `{"type": "image"}`. A part's `at` is what
+errors call it.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class ImagePart:
 def split_images(
     messages: Iterable[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[ImagePart]]:
-    """(messages with a plain mark in place of each image, the images in order). ImageError for a part
-    that holds none where it says one, or holds sound, video or a file.
+    """(messages with a plain mark in place of each image, the images in order). ImageError for a
+    part that holds none where it says one, or holds sound, video or a file.
     """
     made: list[Mapping[str, Any]] = []
     found: list[ImagePart] = []
@@ -103,8 +104,8 @@ def text_of(content: Any) -> str:
 
 
 def placeholders(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
-    """(start, stop) of each of the words in a text, the first that fits, where a template wrote it and
-    no message did.
+    """(start, stop) of each of the words in a text, the first that fits, where a template wrote it
+    and no message did.
     """
     marks = marks_of(text)
     pattern = re.compile("|".join(map(re.escape, words)))

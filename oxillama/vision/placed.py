@@ -1,11 +1,11 @@
-"""Images among the tokens of a session: where they stand, how rows after them rotate, and what a step is
-given of them.
+"""Images among the tokens of a session: where they stand, how rows after them rotate, and what a
+step is given of them.
 
-    tokens   t0 t1 [f f f f f f] t8 t9       f: a token of the vocabulary that marks the place of a row
+    tokens   t0 t1 [f f f f f f] t8 t9       f: a token of the vocabulary, the placeholder of a row
     images         PlacedImage(2, features)  the rows that the step takes there instead
 
-Where features have positions of their own (M-RoPE) the tokens after an image go on from the largest of
-them: an image of 6 x 4 rows advances a text by 6 and not by 24.
+Where features have positions of their own (M-RoPE) the tokens after an image go on from the largest
+of them: an image of 6 x 4 rows advances a text by 6 and not by 24.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PlacedImage:
 
 
 class ImagePrompt(list[int]):
-    """Token ids of a prompt, and the images among them; a slice and a sum have those of their tokens,
-    `list(prompt)` is the ids alone.
+    """Token ids of a prompt, and the images among them; a slice and a sum have those of their
+    tokens, `list(prompt)` is the ids alone.
     """
 
     __slots__ = ("images",)
@@ -84,8 +84,8 @@ def moved(images: Iterable[PlacedImage], by: int) -> tuple[PlacedImage, ...]:
 
 
 def identities(tokens: Sequence[int], images: Iterable[PlacedImage]) -> list[int]:
-    """The tokens, with numbers below 0 in the places of images, which are equal for equal rows alone:
-    what prefixes are compared by.
+    """The tokens, with numbers below 0 in the places of images, which are equal for equal rows
+    alone: what prefixes are compared by.
     """
     made = list(tokens)
     for each in images:
@@ -109,7 +109,8 @@ def check_boundary(images: Iterable[PlacedImage], position: int, what: str) -> N
     end = outside(images, position)
     if end != position:
         raise ContextError(
-            f"{what}: found {position}, which is within an image, wanted a position before it or from {end} on"
+            f"{what}: found {position}, which is within an image, wanted a position before it or "
+            f"from {end} on"
         )
 
 
@@ -137,8 +138,8 @@ def rotations(images: Iterable[PlacedImage], start: int, rows: int) -> np.ndarra
 def inputs(
     parts: Iterable[tuple[HasImages, int, int, int]], tokens: np.ndarray, positions: np.ndarray
 ) -> dict[str, Any]:
-    """What a batch brings for sessions with images, as keyword arguments; marks the rows of images in
-    `tokens` by -1.
+    """What a batch brings for sessions with images, as keyword arguments; marks the rows of images
+    in `tokens` by -1.
 
     parts: (session, first token, rows, first row of the step) of each such session.
     """

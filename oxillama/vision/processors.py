@@ -1,8 +1,8 @@
 """From an image to pixels, tiles and prompt pieces, as the reference of each family does it.
 
 A processor says which pictures an encoder sees of an image (`tiles`), how their pixels are laid out
-(`rows`), and what stands in the prompt for it (`pieces`): texts, in which control tokens are read, and
-features. Sources: the image processors of transformers (CLIP, LLaVA-NeXT, Qwen2-VL, Gemma 3,
+(`rows`), and what stands in the prompt for it (`pieces`): texts, in which control tokens are read,
+and features. Sources: the image processors of transformers (CLIP, LLaVA-NeXT, Qwen2-VL, Gemma 3,
 Idefics 3, Pixtral); what is padded, and with which colour, is as llama.cpp's mtmd does it.
 """
 
@@ -28,9 +28,9 @@ CLIP_MEAN: Colour = (122, 116, 104)  # of the colours CLIP was trained with
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How a prompt of the family holds an image. placeholders: what its chat template writes for one,
-    the longest first; token: what a row of it is called in the vocabulary; before, after: texts
-    around it.
+    """How a prompt of the family holds an image. placeholders: what its chat template writes for
+    one, the longest first; token: what a row of it is called in the vocabulary; before, after:
+    texts around it.
     """
 
     placeholders: tuple[str, ...]
@@ -55,8 +55,8 @@ class Processor(Protocol):
     def pieces(
         self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
     ) -> list[str | ImageFeatures]:
-        """What stands in the prompt for an image of (width, height), given the features of its tiles
-        and how many patches each has, (rows, columns).
+        """What stands in the prompt for an image of (width, height), given the features of its
+        tiles and how many patches each has, (rows, columns).
         """
 
 
@@ -82,6 +82,15 @@ def resized(
     ground = module.new("RGB", size, colour)
     ground.paste(image.resize(inner, how), tuple((a - b) // 2 for a, b in zip(size, inner)))
     return ground
+
+
+def _cut(sheet: Any, side: int) -> list[Any]:
+    """The squares of an image, line by line."""
+    return [
+        sheet.crop((x, y, x + side, y + side))
+        for y in range(0, sheet.height, side)
+        for x in range(0, sheet.width, side)
+    ]
 
 
 @dataclass(frozen=True)
@@ -130,12 +139,7 @@ class AnyResolution(Square):
         height, width = self.best((image.height, image.width))
         sheet = resized(image, (width, height), self.filter, fit="pad")
         side = self.size
-        cut = [
-            sheet.crop((x, y, x + side, y + side))
-            for y in range(0, height, side)
-            for x in range(0, width, side)
-        ]
-        return [resized(image, (side, side), self.filter), *cut]
+        return [resized(image, (side, side), self.filter), *_cut(sheet, side)]
 
     def best(self, size: tuple[int, int]) -> tuple[int, int]:
         """The pinpoint that keeps the most pixels of an image of (height, width), and of those the
@@ -168,7 +172,9 @@ class AnyResolution(Square):
 
 
 def _unpadded(sheet: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The part of features (rows, columns, floats) that shows an image of that ratio and no padding."""
+    """The part of features (rows, columns, floats) that shows an image of that ratio and no
+    padding.
+    """
     rows, columns = sheet.shape[:2]
     if width / height > columns / rows:
         cut = (rows - int(round(height * (columns / width), 7))) // 2
@@ -195,8 +201,8 @@ class Merged:
         return [resized(image, self.sides(image.width, image.height), "bicubic", fit=self.fit)]
 
     def sides(self, width: int, height: int) -> tuple[int, int]:
-        """The nearest multiples of a feature's side whose area is within the limits (Wang et al. 2024,
-        Qwen2-VL, published code `smart_resize`).
+        """The nearest multiples of a feature's side whose area is within the limits (Wang et al.
+        2024, Qwen2-VL, published code `smart_resize`).
         """
         unit = self.patch * self.merge
         wide, high = round(width / unit) * unit, round(height / unit) * unit
@@ -229,13 +235,14 @@ class Merged:
 
 @dataclass(frozen=True)
 class Lines:
-    """An image no larger than `size`, sides rounded up to whole features, a row after each line of
-    features but the last: Pixtral.
+    """An image no larger than `size`, sides rounded up to whole features of `merge` x `merge`
+    patches, a row after each line of features but the last: Pixtral and Mistral Small 3.1.
     """
 
     marks: Marks
     size: int
     patch: int
+    merge: int
     fit: Fit
     line: np.ndarray
 
@@ -245,22 +252,24 @@ class Lines:
         ratio = max(width, height) / self.size
         if ratio > 1:
             width, height = (max(1, math.floor(each / ratio)) for each in (width, height))
-        sides = tuple(-(-each // self.patch) * self.patch for each in (width, height))
+        unit = self.patch * self.merge
+        sides = tuple(-(-each // unit) * unit for each in (width, height))
         return [resized(image, (sides[0], sides[1]), "bicubic", fit=self.fit)]
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches line by line, with row and column."""
-        if pixels.shape[1] % self.patch or pixels.shape[2] % self.patch:
+        unit = self.patch * self.merge
+        if pixels.shape[1] % unit or pixels.shape[2] % unit:
             raise ImageError(
-                f"pixels: found {pixels.shape[2]} x {pixels.shape[1]}, wanted multiples of {self.patch}"
+                f"pixels: found {pixels.shape[2]} x {pixels.shape[1]}, wanted multiples of {unit}"
             )
-        return axial_rows(pixels, self.patch)
+        return axial_rows(pixels, self.patch, merge=self.merge)
 
     def pieces(
         self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
     ) -> list[str | ImageFeatures]:
         """The lines of features, each ended but the last."""
-        down, across = grids[0]
+        down, across = (each // self.merge for each in grids[0])
         sheet = made[0].reshape(down, across, -1)
         ends = np.broadcast_to(self.line, (down, 1, sheet.shape[2]))
         rows = np.concatenate([sheet, ends], axis=1).reshape(down * (across + 1), -1)
@@ -268,9 +277,60 @@ class Lines:
 
 
 @dataclass(frozen=True)
+class Mosaic:
+    """Tiles of one size, as many as come nearest to the ratio of the sides, line by line, then, of
+    more than one, the image whole; their features follow one another: InternVL.
+    """
+
+    marks: Marks
+    size: int
+    patch: int
+    group: int
+    least: int
+    most: int
+    fit: Fit
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The tiles, and last the image whole."""
+        side = self.size
+        across, down = self.grid(image.width, image.height)
+        sheet = resized(image, (across * side, down * side), "bicubic", fit=self.fit)
+        if across * down == 1:
+            return [sheet]
+        return [*_cut(sheet, side), resized(image, (side, side), "bicubic", fit=self.fit)]
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """(tiles across, tiles down) whose ratio is nearest to that of the sides; of several the
+        last one that has less than twice as many pixels as the image (Chen et al. 2024, InternVL
+        1.5, section 3.2).
+        """
+        best, least = (1, 1), math.inf
+        numbers = range(1, self.most + 1)
+        grids = [(x, y) for x in numbers for y in numbers if self.least <= x * y <= self.most]
+        for grid in sorted(grids, key=math.prod):
+            off = abs(width / height - grid[0] / grid[1])
+            if off < least:
+                best, least = grid, off
+            elif off == least and width * height > 0.5 * self.size**2 * math.prod(grid):
+                best = grid
+        return best
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches line by line, after the class token."""
+        _expect(pixels, self.size)
+        return plain_rows(pixels, self.patch, group=self.group, classed=True)
+
+    def pieces(
+        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+    ) -> list[str | ImageFeatures]:
+        """The features of all pictures in one stretch."""
+        return [ImageFeatures(np.concatenate(made))]
+
+
+@dataclass(frozen=True)
 class Split:
-    """Tiles of one size, line by line, then the image whole, each with a text that says which it is:
-    Idefics 3 and SmolVLM. An image of one tile is sent as both, as llama.cpp's mtmd does.
+    """Tiles of one size, line by line, then the image whole, each with a text that says which it
+    is: Idefics 3 and SmolVLM. An image of one tile is sent as both, as llama.cpp's mtmd does.
     """
 
     marks: Marks
@@ -286,12 +346,7 @@ class Split:
         sheet = resized(image, self.enlarged(image.width, image.height), "lanczos", fit=self.fit)
         sheet = resized(sheet, (wide, high), "lanczos")
         side = self.size
-        cut = [
-            sheet.crop((x, y, x + side, y + side))
-            for y in range(0, high, side)
-            for x in range(0, wide, side)
-        ]
-        return [*cut, resized(sheet, (side, side), "lanczos")]
+        return [*_cut(sheet, side), resized(sheet, (side, side), "lanczos")]
 
     def enlarged(self, width: int, height: int) -> tuple[int, int]:
         """(width, height) with the longer side as long as `longest`, the other one even."""
@@ -354,6 +409,9 @@ _GEMMA = Marks(
 )
 _IDEFICS = Marks(("<image>",), "<image>")
 _PIXTRAL = Marks(("[IMG]",), "[IMG]", "", "[IMG_END]")
+_INTERN = Marks(
+    ("<img><IMG_CONTEXT></img>", "<IMG_CONTEXT>", "<image>"), "<IMG_CONTEXT>", "<img>", "</img>"
+)
 
 
 def _llava(e: ImageEncoder, fit: Fit | None) -> Processor:
@@ -373,8 +431,8 @@ def _llava(e: ImageEncoder, fit: Fit | None) -> Processor:
         return square
     if kind != "spatial_unpad" or len(points) % 2 or not points:
         raise ModelError(
-            f"clip.vision.mm_patch_merge_type: found {kind!r} with {len(points)} numbers of pinpoints, "
-            "wanted 'spatial_unpad' with pairs of them, or 'flat' without any"
+            f"clip.vision.mm_patch_merge_type: found {kind!r} with {len(points)} numbers of "
+            f"pinpoints, wanted 'spatial_unpad' with pairs of them, or 'flat' without any"
         )
     pairs = tuple(zip(points[::2], points[1::2]))
     for pair in pairs:
@@ -412,7 +470,13 @@ def _pixtral(e: ImageEncoder, fit: Fit | None) -> Processor:
     line = e.vector("v.token_embd.img_break", e.width)
     if line is None:
         raise ModelError("v.token_embd.img_break: the file has no such tensor, pixtral needs it")
-    return Lines(_PIXTRAL, e.image, e.patch, fit or "stretch", line)
+    return Lines(_PIXTRAL, e.image, e.patch, round(e.group**0.5), fit or "stretch", line)
+
+
+def _internvl(e: ImageEncoder, fit: Fit | None) -> Processor:
+    least = e.keys.integer("preproc_min_tiles", default=1, minimum=1, maximum=256)
+    most = e.keys.integer("preproc_max_tiles", default=12, minimum=least, maximum=256)
+    return Mosaic(_INTERN, e.image, e.patch, e.group, least, most, fit or "stretch")
 
 
 def _idefics3(e: ImageEncoder, fit: Fit | None) -> Processor:
@@ -425,8 +489,10 @@ _MAKERS: dict[str, Callable[[ImageEncoder, Fit | None], Processor]] = {
     "gemma3": _gemma3,
     "idefics3": _idefics3,
     "pixtral": _pixtral,
+    "internvl": _internvl,
     "qwen2vl_merger": _merged,
     "qwen2.5vl_merger": _merged,
+    "qwen2.5o": _merged,
     "qwen3vl_merger": _merged,
 }
 

@@ -1,8 +1,9 @@
 """Images as callers bring them, read and checked before anything large is allocated.
 
-What is accepted: a PIL image; a uint8 array (height, width, 3); the bytes of a file; a `data:` URL; a
-`pathlib.Path`; and, where a folder was allowed, a text that names a file in it. The size is known from
-the header, so that a file that would unpack into more than the limits is refused before it does.
+What is accepted: a PIL image; a uint8 array (height, width, 3); the bytes of a file; a `data:` URL;
+a `pathlib.Path`; and, where a folder was allowed, a text that names a file in it. The size is known
+from the header, so that a file that would unpack into more than the limits is refused before it
+does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 import numpy as np
 
 from oxillama.errors import ConfigError, ImageError
+from oxillama.vision.whole import is_whole
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM")
 _NAMED = "a PNG, JPEG, WebP, GIF, BMP or PPM file"
@@ -29,8 +31,8 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """What is read: at most so many bytes of a file and so many pixels, sides whose ratio is no more
-    than so many; folder: where texts may name files, None for nowhere.
+    """What is read: at most so many bytes of a file and so many pixels, sides whose ratio is no
+    more than so many; folder: where texts may name files, None for nowhere.
     """
 
     max_bytes: int = 32 << 20
@@ -41,6 +43,8 @@ class ImageLimits:
 
 # A file of many pixels that is so many times smaller than they are is made to fill memory.
 _LARGE, _FOLD = 1 << 22, 200
+# From so many pixels on, of four bytes each while they are read, a file is seen to be whole first.
+_HUGE = 12 << 20
 
 
 def pillow() -> Any:
@@ -65,14 +69,18 @@ def read_image(source: Any, limits: ImageLimits | None = None, *, name: str = "i
         _check_size(source.size, limits, name)
         return _upright(source, name)
     if isinstance(source, str):
-        source = _named(source, limits, name)
+        given, source = source, _named(source, limits, name)
+        if isinstance(source, Path):
+            name = f"{name}: {given[:_SHOWN]}"
+    elif isinstance(source, Path):
+        name = f"{name}: {source}"
     if isinstance(source, Path):
-        source = _file_bytes(source, limits, name)
+        source = file_bytes(source, limits, name=name)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _of_bytes(bytes(source), limits, name, module)
     raise ImageError(
-        f"{name}: found {type(source).__name__}, wanted a data URL, bytes, a pathlib.Path, a PIL image or "
-        "a uint8 array (height, width, 3)"
+        f"{name}: found {type(source).__name__}, wanted a data URL, bytes, a pathlib.Path, a PIL "
+        f"image or a uint8 array (height, width, 3)"
     )
 
 
@@ -95,7 +103,8 @@ def _named(text: str, limits: ImageLimits, name: str) -> bytes | Path:
         raise ImageError(f"{name}: found the URL {shown}, which is not fetched; wanted a data URL")
     if limits.folder is None:
         raise ImageError(
-            f"{name}: found {shown}, wanted a data URL (files are read where `image_folder` allows it)"
+            f"{name}: found {shown}, wanted a data URL (files are read where `image_folder` allows "
+            "it)"
         )
     path = Path(unquote(urlsplit(text).path) if scheme == "file" else text)
     folder = limits.folder.resolve()
@@ -124,15 +133,16 @@ def _data_bytes(url: str, limits: ImageLimits, name: str) -> bytes:
         raise ImageError(f"{name}: found a data URL that is no base64 ({error})") from None
 
 
-def _file_bytes(path: Path, limits: ImageLimits, name: str) -> bytes:
+def file_bytes(path: Path, limits: ImageLimits | None = None, *, name: str) -> bytes:
+    """The bytes of an image's file, at most one over the limit; ImageError for what is none."""
+    limits = limits or ImageLimits()
     try:
         if not path.is_file():
-            raise ImageError(f"{name}: {path}: found no file, wanted {_NAMED}")
+            raise ImageError(f"{name}: found no file, wanted {_NAMED}")
         with path.open("rb") as file:
-            held = file.read(limits.max_bytes + 1)
+            return file.read(limits.max_bytes + 1)
     except OSError as error:
-        raise ImageError(f"{name}: {path}: {error.strerror or error}") from None
-    return held
+        raise ImageError(f"{name}: {error.strerror or error}") from None
 
 
 def _too_long(size: int, limits: ImageLimits, name: str) -> ImageError:
@@ -149,7 +159,8 @@ def _check_size(size: tuple[int, int], limits: ImageLimits, name: str) -> None:
         )
     if max(size) > limits.max_ratio * min(size):
         raise ImageError(
-            f"{name}: found {width} x {height} pixels, wanted sides that differ by a factor of at most {limits.max_ratio}"
+            f"{name}: found {width} x {height} pixels, wanted sides that differ by a factor of at "
+            f"most {limits.max_ratio}"
         )
 
 
@@ -159,7 +170,9 @@ def _of_bytes(held: bytes, limits: ImageLimits, name: str, module: Any) -> Any:
     try:
         image = module.open(io.BytesIO(held), formats=FORMATS)
     except module.DecompressionBombError as error:
-        raise ImageError(f"{name}: {error}") from None
+        raise ImageError(
+            f"{name}: {error} Wanted at most {limits.max_pixels} pixels in all"
+        ) from None
     except Exception as error:
         # whatever a parser of headers raises: the file is none that it reads
         found = "no bytes" if not held else f"{len(held)} bytes that begin with {held[:8]!r}"
@@ -169,7 +182,13 @@ def _of_bytes(held: bytes, limits: ImageLimits, name: str, module: Any) -> Any:
         unpacked = 3 * image.width * image.height
         if image.width * image.height > _LARGE and unpacked > _FOLD * len(held):
             raise ImageError(
-                f"{name}: found {len(held)} bytes that unpack into {unpacked}, wanted at most {_FOLD} times as many"
+                f"{name}: found {len(held)} bytes that unpack into {unpacked}, wanted at most "
+                f"{_FOLD} times as many"
+            )
+        if image.width * image.height > _HUGE and not is_whole(held, image.format):
+            raise ImageError(
+                f"{name}: found a damaged {image.format} file of {len(held)} bytes: "
+                "its end is missing"
             )
         frames = 1 if image.format == "MPO" else getattr(image, "is_animated", False)
         if frames is True:
@@ -184,7 +203,9 @@ def _of_bytes(held: bytes, limits: ImageLimits, name: str, module: Any) -> Any:
 
 
 def _upright(image: Any, name: str) -> Any:
-    """The image turned as its EXIF data says, in RGB; what lies under transparency stays as it is."""
+    """The image turned as its EXIF data says, in RGB; what lies under transparency stays as it
+    is.
+    """
     from PIL import Image, ImageOps
 
     try:

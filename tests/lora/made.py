@@ -1,4 +1,6 @@
-"""Adapters made here: files with given factors, and the model file that a merged adapter stands for."""
+"""Adapters made here: files with given factors, and the model file that a merged adapter stands
+for.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The cases of `shared/cases/lora`: logits of transformers with merged weights, and bad adapters."""
+"""The cases of `shared/cases/lora`: logits of transformers with merged weights, and bad
+adapters.
+"""
 
 import json
 

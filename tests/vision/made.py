@@ -17,6 +17,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "vision.preproc_image_size": 112,
     },
     "pixtral": {"use_silu": True},
+    "internvl": {"use_gelu": True, "vision.projector.scale_factor": 2},
     "qwen2vl_merger": {},
     "qwen2.5vl_merger": {"use_silu": True, "vision.n_wa_pattern": 2},
     "qwen3vl_merger": {
@@ -31,7 +32,9 @@ KINDS = tuple(_KEYS)
 def write_mmproj(
     path: Path, kind: str = "mlp", *, width: int, image: int = 56, seed: int = 0, **more: Any
 ) -> Path:
-    """An encoder whose features have `width` floats; more: further keys, under `clip.vision.`."""
+    """An encoder whose features have `width` floats; more: further keys, under `clip.vision.`. Of
+    Pixtral with a `spatial_merge_size` (2) squares of patches are merged.
+    """
     rng = np.random.default_rng(seed)
     qwen, rms = kind.startswith("qwen"), kind in ("pixtral", "qwen2.5vl_merger")
     tensors: dict[str, np.ndarray] = {}
@@ -53,9 +56,10 @@ def write_mmproj(
     if qwen:
         put("v.patch_embd.weight.1", HIDDEN, 3, PATCH, PATCH, scale=0.05)
     grid = (image // PATCH) ** 2
-    if kind == "mlp":
+    if kind in ("mlp", "internvl"):
         put("v.class_embd", HIDDEN)
-        norm("v.pre_ln")
+        if kind == "mlp":
+            norm("v.pre_ln")
         put("v.position_embd.weight", grid + 1, HIDDEN)
     elif kind in ("gemma3", "idefics3", "qwen3vl_merger"):
         put("v.position_embd.weight", grid, HIDDEN)
@@ -75,6 +79,9 @@ def write_mmproj(
         linear(at + "ffn_down", HIDDEN, FFN, bias=kind != "pixtral")
         if rms:
             linear(at + "ffn_gate", FFN, HIDDEN, bias=kind != "pixtral")
+        if kind == "internvl":
+            put(at + "ls1.weight", HIDDEN, scale=1)
+            put(at + "ls2.weight", HIDDEN, scale=1)
     if kind == "mlp":
         linear("mm.0", width, HIDDEN)
         linear("mm.2", width, width)
@@ -83,7 +90,14 @@ def write_mmproj(
         put("mm.input_projection.weight", HIDDEN, width)
     elif kind == "idefics3":
         put("mm.model.fc.weight", width, 4 * HIDDEN)
+    elif kind == "internvl":
+        norm("mm.model.mlp.0", 4 * HIDDEN)
+        linear("mm.model.mlp.1", width, 4 * HIDDEN)
+        linear("mm.model.mlp.3", width, width)
     elif kind == "pixtral":
+        if "spatial_merge_size" in more:
+            tensors["mm.input_norm.weight"] = rng.normal(1, 0.1, HIDDEN).astype(np.float32)
+            put("mm.patch_merger.weight", HIDDEN, 4 * HIDDEN)
         linear("mm.1", width, HIDDEN)
         linear("mm.2", width, width)
     else:

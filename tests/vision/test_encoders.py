@@ -1,4 +1,8 @@
-"""Encoders of random weights: compiled as their tapes mean, files that lack or exceed something, tiles."""
+"""Encoders of random weights: compiled as their tapes mean, files that lack or exceed something,
+tiles.
+"""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.layout import blocks_of, interpolated, merged_rows
-from oxillama.vision.processors import AnyResolution, Merged
+from oxillama.vision.processors import AnyResolution, Merged, Mosaic
 from tests.vision.made import KINDS, write_mmproj
 
 
@@ -181,3 +185,52 @@ def test_positions_on_the_grid_itself_stay():
     assert np.array_equal(interpolated(grid, 5, 5), grid.reshape(25, 3))
     half = interpolated(grid, 9, 9).reshape(9, 9, 3)
     assert np.allclose(half[1, 0], (grid[0, 0] + grid[1, 0]) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name, kind, more",
+    (("mistral3", "pixtral", {"spatial_merge_size": 2}), ("internvl", "internvl", {})),
+)
+def test_features_are_those_of_transformers(tmp_path, name, kind, more):
+    """transformers_features.npz: what Mistral3 and InternVL of transformers 5.23 made of the
+    weights of `made` and of our pixels.
+    """
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", kind, width=48, **more))
+    with np.load(Path(__file__).parent / "transformers_features.npz") as facts:
+        held = {key: facts[key] for key in facts.files if key.startswith(name)}
+    assert len(held) == 3
+    for key, wanted in held.items():
+        size, tile = key.split("_")[1:]
+        width, height = map(int, size.split("x"))
+        found = vision.features(vision.pixels(picture(width, height))[int(tile)])
+        assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_merged_lines_are_ended_too(tmp_path):
+    path = write_mmproj(tmp_path / "m.gguf", "pixtral", width=48, spatial_merge_size=2)
+    (features,) = features_of(Vision(path), picture(56, 56))
+    assert len(features.rows) == 2 * 3 - 1
+    line = np.array(GgufReader(path).data("v.token_embd.img_break")).view(np.float32)
+    assert np.array_equal(features.rows[2], line)
+
+
+@pytest.mark.parametrize(
+    "size, grid",
+    (((448, 448), (1, 1)), ((896, 448), (2, 1)), ((800, 600), (4, 3)), ((300, 3000), (1, 10)))
+    + (((1344, 1344), (3, 3)), ((500, 500), (1, 1)), ((1000, 1000), (3, 3))),
+)
+def test_tiles_come_nearest_to_the_ratio_of_the_sides(size, grid):
+    assert Mosaic(None, 448, 14, 4, 1, 12, "stretch").grid(*size) == grid
+
+
+def test_the_encoder_of_sound_of_an_omni_file_takes_no_part(tmp_path):
+    plain = write_mmproj(tmp_path / "a.gguf", "qwen2.5vl_merger", width=48)
+    sound = {"a.blk.0.ln1.weight": np.ones(4, np.float32), "mm.a.fc.weight": np.ones(4, np.float32)}
+    keys = {
+        "clip.projector_type": "qwen2.5o",
+        "clip.has_audio_encoder": True,
+        "clip.audio.embedding_length": 4,
+    }
+    omni = rewritten(plain, tmp_path / "b.gguf", keys=keys, add=sound)
+    a, b = (features_of(Vision(path), picture(70, 50))[0].rows for path in (plain, omni))
+    assert np.array_equal(a, b)

@@ -1,4 +1,6 @@
-"""Images in an engine: logits beside transformers', and the laws that hold for tokens hold for them."""
+"""Images in an engine: logits beside transformers', and the laws that hold for tokens hold for
+them.
+"""
 
 import base64
 import json

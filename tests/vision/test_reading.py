@@ -1,4 +1,6 @@
-"""Images as callers bring them: what is read, what is made upright and RGB, what is refused by name."""
+"""Images as callers bring them: what is read, what is made upright and RGB, what is refused by
+name.
+"""
 
 import base64
 import io
@@ -11,6 +13,7 @@ from PIL import Image, PngImagePlugin
 
 from oxillama.errors import ImageError
 from oxillama.vision import ImageLimits, read_image
+from oxillama.vision.whole import is_whole
 
 PIXELS = (np.arange(40 * 60 * 3) % 251).astype(np.uint8).reshape(40, 60, 3)
 PICTURE = Image.fromarray(PIXELS)
@@ -35,6 +38,9 @@ def png_of(width, height, rows=b""):
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
+
+
+NOISE = np.random.default_rng(1).bytes(1 << 18)
 
 
 def animated(kind):
@@ -98,7 +104,8 @@ def test_a_picture_is_turned_as_its_exif_data_says():
         (png_of(2000, 2000, b"\0" * 100), "found a damaged PNG file of 69 bytes"),
         (png_of(0, 10), "wanted a PNG"),
         (png_of(8000, 8000), "found 8000 x 8000 pixels, wanted at most 33554432 in all"),
-        (png_of(50000, 50000), "decompression bomb"),
+        (png_of(50000, 50000), "decompression bomb.* Wanted at most 33554432 pixels"),
+        (png_of(4000, 4000, NOISE)[:-1], "damaged PNG file of [0-9]+ bytes: its end is missing"),
         (encoded(Image.new("RGB", (2100, 2100)), "PNG"), "bytes that unpack into 13230000"),
         (png_of(1, 100000), "found 1 x 100000 pixels, wanted sides that differ"),
         (animated("GIF"), "found an animation"),
@@ -118,6 +125,30 @@ def test_a_picture_is_turned_as_its_exif_data_says():
 def test_what_is_no_picture_is_refused_by_name(source, said):
     with pytest.raises(ImageError, match=f"^here: .*{said}"):
         read_image(source, name="here")
+
+
+@pytest.mark.parametrize("kind", ("PNG", "JPEG", "WEBP", "GIF", "BMP"))
+def test_a_file_that_lacks_its_end_is_not_whole(kind):
+    held = encoded(PICTURE, kind)
+    assert is_whole(held, kind)
+    assert not any(is_whole(held[:size], kind) for size in range(26, len(held), 7))
+    assert not is_whole(held[:-1], kind)
+
+
+def test_the_end_of_a_thumbnail_is_not_the_end_of_its_picture():
+    small = encoded(PICTURE.resize((8, 8)), "JPEG")
+    whole = encoded(PICTURE, "JPEG", exif=b"Exif\0\0" + small)
+    assert small in whole and is_whole(whole, "JPEG")
+    assert not is_whole(whole[:-2], "JPEG")
+
+
+def test_a_file_is_called_by_its_name(tmp_path):
+    path = tmp_path / "half.png"
+    path.write_bytes(PNG[: len(PNG) // 2])
+    with pytest.raises(ImageError, match=f"^here: {path}: found a damaged PNG"):
+        read_image(path, name="here")
+    with pytest.raises(ImageError, match="^here: half.png: found a damaged PNG"):
+        read_image("half.png", ImageLimits(folder=tmp_path), name="here")
 
 
 def test_text_that_unpacks_into_too_much_is_refused():
