@@ -33,6 +33,7 @@ infill          text in the middle
 logprobs        log-probabilities as the APIs write them
 metrics         counters in Prometheus' format
 logs            log lines and spans
+ids             ids that nobody can guess
 page, static    the page at /
 """
 

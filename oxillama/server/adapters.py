@@ -174,7 +174,9 @@ def asked(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     if given is None:
         return {} if by_name is None else {"lora": [(by_name.lora, by_name.own)]}
     if by_name is not None:
-        raise ApiError(400, f"lora: found beside the adapter {by_name.name} as model", param="lora")
+        raise ApiError(
+            400, f"lora: found together with the adapter {by_name.name} as model", param="lora"
+        )
     return {"lora": [(each.lora, scale) for each, scale in _scales(model, given, "lora")]}
 
 

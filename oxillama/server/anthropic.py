@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
     EXCEPTIONS,
     SESSION,
-    Asked,
+    ChatRequest,
     Reply,
     events,
     image_part,
@@ -25,6 +24,7 @@ from oxillama.server.chat import (
     tools_of,
 )
 from oxillama.server.errors import ApiError, unsupported
+from oxillama.server.ids import new_id
 from oxillama.server.models import Model
 from oxillama.server.schema import (
     BOOLEAN,
@@ -195,7 +195,8 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, 
             if any(each["type"] == "image" for each in content):
                 raise ApiError(
                     400,
-                    f"{where}.content[{at}]: found an image in a tool's result, wanted it in a block beside it",
+                    f"{where}.content[{at}]: found an image in a tool's result, wanted it in a "
+                    "block beside it",
                     param=f"{where}.content[{at}]",
                 )
             content = "".join(each["text"] for each in content)
@@ -255,7 +256,7 @@ def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return message
 
 
-def _read(model: Model, body: Mapping[str, Any]) -> Asked:
+def _read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
     """What a body asks for."""
     engine = model.engine
     asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
@@ -281,7 +282,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> Asked:
         if choice.get("type") == "tool"
         else kinds.get(choice.get("type", "")),
     }
-    return Asked(
+    return ChatRequest(
         messages_of(messages),
         asked.options,
         asked.stops,
@@ -355,7 +356,7 @@ async def count_tokens(call: Call) -> Response:
 
 
 def _message(
-    model: Model, name: str, asked: Asked, reply: Reply, usage: Mapping[str, int]
+    model: Model, name: str, asked: ChatRequest, reply: Reply, usage: Mapping[str, int]
 ) -> dict[str, Any]:
     content: list[dict[str, Any]] = []
     if reply.reasoning:
@@ -372,7 +373,7 @@ def _message(
         )
     reason, stop = _stop(model, asked, reply)
     return {
-        "id": f"msg_{secrets.token_hex(12)}",
+        "id": new_id("msg_"),
         "type": "message",
         "role": "assistant",
         "model": name,
@@ -392,7 +393,7 @@ def _usage(prompt: int, cached: int, generated: int) -> dict[str, int]:
     }
 
 
-def _stop(model: Model, asked: Asked, reply: Reply) -> tuple[str, str | None]:
+def _stop(model: Model, asked: ChatRequest, reply: Reply) -> tuple[str, str | None]:
     """(stop_reason, stop_sequence)."""
     if reply.finish_reason == "length":
         return "max_tokens", None
@@ -407,10 +408,10 @@ def _use_id(call: Mapping[str, str]) -> str:
 
 
 def _signature() -> str:
-    return secrets.token_hex(16)
+    return new_id()
 
 
-async def _stream(call: Call, model: Model, asked: Asked) -> AsyncIterator[bytes]:
+async def _stream(call: Call, model: Model, asked: ChatRequest) -> AsyncIterator[bytes]:
     """The events of a message: its blocks one after another."""
     index, kind = -1, ""
     begun = False
@@ -438,7 +439,7 @@ async def _stream(call: Call, model: Model, asked: Asked) -> AsyncIterator[bytes
                     _event(
                         "message_start",
                         message={
-                            "id": f"msg_{secrets.token_hex(12)}",
+                            "id": new_id("msg_"),
                             "type": "message",
                             "role": "assistant",
                             "model": adapters.served_as(model, call.body),

@@ -7,17 +7,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import secrets
 import time
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oxillama.server.calls import Call, ClientGone, Route, json_response
+from oxillama.server.calls import Call, ClientGone, Route, dumps, json_response
 from oxillama.server.errors import ApiError, from_engine, shutting_down
+from oxillama.server.ids import new_id
 from oxillama.server.logs import Log, annotate, span
+from oxillama.server.options import COMPILED
 from oxillama.server.routes import Table
 from oxillama.server.schema import check, check_body
 from oxillama.server.settings import ServerConfig, ServerOptions
@@ -37,6 +39,7 @@ class App:
 
     def __init__(self, config: ServerConfig, *, log: Log | None = None) -> None:
         self.config, self.state, self._table = config, ServerState(config, log=log), Table()
+        self._hosts = config.hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -70,9 +73,7 @@ class App:
         dialect = next(iter(methods.values())).dialect if methods else _dialect_of(path)
         if route is not None:
             dialect = route.dialect
-        call = Call(
-            self.state, request, id=f"req_{secrets.token_hex(12)}", dialect=dialect, params=params
-        )
+        call = Call(self.state, request, id=new_id("req_"), dialect=dialect, params=params)
         status = [0]
         began = [0.0]
 
@@ -178,6 +179,8 @@ class App:
         else:
             checking(*args)
         call.body = {"list": body} if listed else body
+        if call.size > config.schema_bytes and not listed:
+            await call.offload(_check_compiled, body, config.schema_bytes)
 
     # ---- who may ask
 
@@ -243,7 +246,7 @@ class App:
         headers = call.request.headers
         host = headers.get("host", "")
         name = host.rsplit(":", 1)[0].lower() if not host.endswith("]") else host.lower()
-        hosts = self.config.hosts
+        hosts = self._hosts
         if hosts is not None and host and name not in hosts:
             raise ApiError(
                 403,
@@ -322,6 +325,21 @@ def _check_kind(given: str) -> None:
         name, _, value = each.partition("=")
         if name == "charset" and value.strip('"') not in ("utf-8", "utf8", "us-ascii"):
             raise ApiError(415, f"content-type: found charset {value[:20]!r}, wanted utf-8")
+
+
+def _check_compiled(body: Mapping[str, Any], limit: int) -> None:
+    """Raise 400 for a schema, a grammar or tools of more bytes than `limit`: compiling them, and
+    the masks that come of them, would hold everybody up.
+    """
+    for name in COMPILED & body.keys():
+        size = len(dumps(body[name]))
+        if size > limit:
+            raise ApiError(
+                400,
+                f"{name}: found {size} bytes, wanted at most {limit}",
+                param=name,
+                code="schema_too_large",
+            )
 
 
 def _path_of(scope: Scope) -> str:

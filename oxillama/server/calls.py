@@ -37,10 +37,9 @@ class ClientGone(Exception):
 
 
 class Call:
-    """One request. `facts` is what its log line will say."""
+    """One request. `facts` is what its log line will say, `size` the bytes of its body."""
 
     __slots__ = (
-        "_size",
         "body",
         "dialect",
         "facts",
@@ -49,6 +48,7 @@ class Call:
         "params",
         "received",
         "request",
+        "size",
         "state",
     )
 
@@ -58,15 +58,17 @@ class Call:
         self.state, self.request, self.id, self.dialect = state, request, id, dialect
         self.params = params
         self.body: dict[str, Any] = {}
-        self._size = 0
+        self.size = 0
         self.facts: dict[str, Any] = {}
         self.key = ""  # of the client, hashed
         self.received = time.perf_counter()
 
     async def read_json(self, *, limit: int, kind: type = dict) -> Any:
-        """The body as a checked JSON object; ApiError for what is too large, too slow or no JSON."""
+        """The body as a checked JSON object; ApiError for what is too large, too slow or no
+        JSON.
+        """
         data = await self.read(limit=limit)
-        self._size = len(data)
+        self.size = len(data)
         depth = self.state.config.json_depth
         if len(data) > _LARGE:
             return await self.offload(strict_json.loads, data, depth=depth, kind=kind)
@@ -137,7 +139,7 @@ class Call:
     @property
     def large(self) -> bool:
         """Whether what the body asks for may take long."""
-        return self._size > _BULK
+        return self.size > _BULK
 
     async def gone(self) -> bool:
         """Wait until the client leaves; True where it only closed its sending side."""

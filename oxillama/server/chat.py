@@ -1,10 +1,9 @@
 """`/v1/chat/completions`, and what every chat route shares: from checked messages and options to a
-prepared turn (`Asked`), and from a turn's events to a message (`Reply`).
+prepared turn (`ChatRequest`), and from a turn's events to a message (`Reply`).
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from oxillama.server import adapters, budget, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
 from oxillama.server.errors import ApiError, from_engine, unsupported
+from oxillama.server.ids import new_id
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import Model
 from oxillama.server.schema import (
@@ -174,7 +174,7 @@ BODY: Schema = obj(
 
 
 @dataclass(slots=True)
-class Asked:
+class ChatRequest:
     """A chat that was asked for, in the form that all dialects come to: messages, tools and choice
     as OpenAI writes them, options of `submit`.
     """
@@ -193,7 +193,7 @@ class Asked:
     budget: int | None = None  # tokens of reasoning at most
 
 
-def prepare(model: Model, asked: Asked) -> Turn:
+def prepare(model: Model, asked: ChatRequest) -> Turn:
     """The turn, planned; off the event loop."""
     talk = model.chat()
     texts = [text_of(each.get("content")) for each in asked.messages]
@@ -236,7 +236,7 @@ def prepare(model: Model, asked: Asked) -> Turn:
     return turn
 
 
-def submit(model: Model, asked: Asked, state: Any) -> tuple[Turn, Any]:
+def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
     """(the turn, what the engine made of it): a request, or the siblings of several."""
     turn = prepare(model, asked)
     if asked.session is not None:
@@ -265,7 +265,7 @@ def too_long(model: Model, param: str, size: int) -> ApiError:
     )
 
 
-def _of_plan(error: Exception, asked: Asked) -> Exception:
+def _of_plan(error: Exception, asked: ChatRequest) -> Exception:
     """An error of planning under the name of the field that it is about."""
     if isinstance(error, (GrammarError, ConfigError)):
         message, param = str(error), asked.constraint
@@ -421,13 +421,13 @@ def format_of(given: Mapping[str, Any] | None, *, path: str) -> tuple[dict[str, 
     return {"json_schema": schema}, path
 
 
-def constrain(asked: table.Asked, given: Mapping[str, Any] | None, *, path: str) -> None:
+def constrain(asked: table.RequestOptions, given: Mapping[str, Any] | None, *, path: str) -> None:
     """Add a response format to the options."""
     formed, where = format_of(given, path=path)
     if formed and asked.constraint:
         raise ApiError(
             400,
-            f"{path}: found beside {asked.constraint}, wanted one constraint",
+            f"{path}: found together with {asked.constraint}, wanted one constraint",
             param=path,
         )
     if formed:
@@ -436,7 +436,9 @@ def constrain(asked: table.Asked, given: Mapping[str, Any] | None, *, path: str)
 
 
 def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template is given besides the messages; a variable that it does not read is refused."""
+    """What the template is given besides the messages; a variable that it does not read is
+    refused.
+    """
     talk = model.chat()
     given = dict(body.get("chat_template_kwargs") or {})
     for name in given:
@@ -455,7 +457,7 @@ def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def read(model: Model, body: Mapping[str, Any]) -> Asked:
+def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
     """What a chat completion's body asks for."""
     default = model.engine.sampler
     asked = table.read(body, default=default, vocab_size=model.engine.config.vocab_size)
@@ -465,7 +467,7 @@ def read(model: Model, body: Mapping[str, Any]) -> Asked:
     if len(most) > 1 and body["max_tokens"] != body["max_completion_tokens"]:
         raise ApiError(
             400,
-            "max_tokens: found beside max_completion_tokens, wanted one of them",
+            "max_tokens: found together with max_completion_tokens, wanted one of them",
             param="max_tokens",
         )
     if most:
@@ -485,7 +487,8 @@ def read(model: Model, body: Mapping[str, Any]) -> Asked:
     if goes_on and begins:
         raise ApiError(
             400,
-            "continue_final_message: found beside add_generation_prompt: true, wanted one of them",
+            "continue_final_message: found together with add_generation_prompt: true, wanted one "
+            "of them",
             param="continue_final_message",
         )
     if goes_on:
@@ -505,7 +508,7 @@ def read(model: Model, body: Mapping[str, Any]) -> Asked:
     if isinstance(choice, Mapping) and choice["type"] == "function":
         choice = {"type": "function", "function": {"name": choice["function"]["name"]}}
     parallel = body.get("parallel_tool_calls")
-    return Asked(
+    return ChatRequest(
         messages,
         asked.options,
         asked.stops,
@@ -563,7 +566,7 @@ class Reply:
         if kind == "call":
             number = len(self.calls)
             self.calls[event.index] = {
-                "id": f"call_{secrets.token_hex(12)}",
+                "id": new_id("call_"),
                 "name": event.name,
                 "arguments": "",
                 "number": str(number),
@@ -639,7 +642,7 @@ def failed(error: ApiError) -> bytes:
     return sse.data(error.openai()) + sse.DONE
 
 
-def params_of(asked: Asked) -> dict[str, Any]:
+def params_of(asked: ChatRequest) -> dict[str, Any]:
     """What /slots says of a request's options."""
     sampler = asked.options.get("sampler")
     return {
@@ -650,7 +653,9 @@ def params_of(asked: Asked) -> dict[str, Any]:
     }
 
 
-async def run(call: Call, model: Model, asked: Asked) -> tuple[Turn, list[Reply], dict[str, int]]:
+async def run(
+    call: Call, model: Model, asked: ChatRequest
+) -> tuple[Turn, list[Reply], dict[str, int]]:
     """(the turn, its replies, its tokens), all of them finished."""
     async with Job(call, model, param=asked.prompt, params=params_of(asked)) as job:
         turns: list[Turn] = []
@@ -669,7 +674,7 @@ async def run(call: Call, model: Model, asked: Asked) -> tuple[Turn, list[Reply]
         return turns[0], replies, usage_of(done)
 
 
-def _remember(call: Call, asked: Asked, replies: Sequence[Reply]) -> None:
+def _remember(call: Call, asked: ChatRequest, replies: Sequence[Reply]) -> None:
     """Keep the conversation of a named session, for a client that comes back after a restart."""
     if asked.session is None:
         return
@@ -677,7 +682,7 @@ def _remember(call: Call, asked: Asked, replies: Sequence[Reply]) -> None:
     named.messages = [*asked.messages, message_of(replies[0], reasoning=True)]
 
 
-def _model_of(call: Call, asked: Asked) -> Model:
+def _model_of(call: Call, asked: ChatRequest) -> Model:
     return next(
         each
         for each in call.state.models.loaded()
@@ -685,11 +690,11 @@ def _model_of(call: Call, asked: Asked) -> Model:
     )
 
 
-async def _whole(call: Call, model: Model, asked: Asked, body: Mapping[str, Any]) -> dict:
+async def _whole(call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]) -> dict:
     _, replies, usage = await run(call, model, asked)
     bridge = model.vocabulary()
     return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "id": new_id("chatcmpl-"),
         "object": "chat.completion",
         "created": int(time.time()),
         "model": adapters.served_as(model, body),
@@ -749,7 +754,7 @@ def usage_json(usage: Mapping[str, int], reasoning: int) -> dict[str, Any]:
 
 
 async def events(
-    call: Call, model: Model, asked: Asked
+    call: Call, model: Model, asked: ChatRequest
 ) -> AsyncIterator[Iterator[tuple[int, Reply, Any, list[tuple[str, Any]]]]]:
     """What has come since the last time, again and again: (number, reply so far, event, what it
     adds) of every completion; usage is that of the replies' completions.
@@ -776,12 +781,12 @@ async def events(
 
 
 async def _stream(
-    call: Call, model: Model, asked: Asked, body: Mapping[str, Any]
+    call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]
 ) -> AsyncIterator[bytes]:
     """The chunks of a chat completion."""
     bridge = model.vocabulary()
     head = {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "id": new_id("chatcmpl-"),
         "object": "chat.completion.chunk",
         "created": int(time.time()),
         "model": adapters.served_as(model, body),

@@ -5,7 +5,6 @@ middle.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -28,6 +27,7 @@ from oxillama.server.chat import (
     too_long,
 )
 from oxillama.server.errors import ApiError, bad, unsupported
+from oxillama.server.ids import new_id
 from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import LegacyLogprobs
 from oxillama.server.models import Model
@@ -115,7 +115,7 @@ async def completions(call: Call) -> Response:
 
 def _read(
     call: Call, model: Model, body: Mapping[str, Any]
-) -> tuple[list[list[int] | None], table.Asked]:
+) -> tuple[list[list[int] | None], table.RequestOptions]:
     """(the prompts' ids, None to go on with a session; what the body asks for)."""
     asked = table.read(
         body,
@@ -155,9 +155,11 @@ def _read(
     texts = prompts_of(given)
     if body.get("suffix"):
         if not all(isinstance(each, str) for each in texts):
-            raise ApiError(400, "suffix: found beside token ids, wanted a text", param="suffix")
+            raise ApiError(
+                400, "suffix: found together with token ids, wanted a text", param="suffix"
+            )
         if body.get("echo"):
-            raise unsupported("echo", "found beside suffix, wanted one of them")
+            raise unsupported("echo", "found together with suffix, wanted one of them")
         suffix = body["suffix"]
         return [infill_ids(model, str(each), suffix, param="suffix") for each in texts], asked
     prompts: list[list[int] | None] = []
@@ -172,8 +174,13 @@ def _read(
 
 
 def _in_session(
-    call: Call, model: Model, body: Mapping[str, Any], asked: table.Asked, n: int, special: bool
-) -> tuple[list[list[int] | None], table.Asked]:
+    call: Call,
+    model: Model,
+    body: Mapping[str, Any],
+    asked: table.RequestOptions,
+    n: int,
+    special: bool,
+) -> tuple[list[list[int] | None], table.RequestOptions]:
     for name in ("suffix", "best_of", "echo"):
         if body.get(name):
             raise unsupported(name, "cannot be had in a session")
@@ -198,7 +205,9 @@ def _in_session(
     return [ids or None], asked
 
 
-def _submit(call: Call, model: Model, ids: list[int] | None, asked: table.Asked, body: Any) -> Any:
+def _submit(
+    call: Call, model: Model, ids: list[int] | None, asked: table.RequestOptions, body: Any
+) -> Any:
     name = body.get("session")
     if name is None:
         return model.engine.submit(ids, **asked.options)
@@ -211,7 +220,7 @@ async def _whole(
     call: Call,
     model: Model,
     prompts: list[list[int] | None],
-    asked: table.Asked,
+    asked: table.RequestOptions,
     body: Mapping[str, Any],
 ) -> dict[str, Any]:
     turnstile = asyncio.Semaphore(AT_ONCE)
@@ -228,10 +237,13 @@ async def _whole(
     finally:
         for task in tasks:
             task.cancel()
-    choices = await call.offload(_choices, model, prompts, results, asked, body)
+    if body.get("logprobs") is None and not body.get("echo"):
+        choices = _choices(model, prompts, results, asked, body)
+    else:
+        choices = await call.offload(_choices, model, prompts, results, asked, body)
     usages = [usage_of(done) for done in results]
     return {
-        "id": f"cmpl-{secrets.token_hex(12)}",
+        "id": new_id("cmpl-"),
         "object": "text_completion",
         "created": int(time.time()),
         "model": adapters.served_as(model, body),
@@ -253,7 +265,7 @@ def _usage(usages: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     }
 
 
-def _job(call: Call, model: Model, param: str, asked: table.Asked) -> Job:
+def _job(call: Call, model: Model, param: str, asked: table.RequestOptions) -> Job:
     params = {
         "max_tokens": asked.options.get("max_tokens"),
         "seed": asked.options.get("seed"),
@@ -266,7 +278,7 @@ def _choices(
     model: Model,
     prompts: list[list[int] | None],
     results: Sequence[Sequence[Completion]],
-    asked: table.Asked,
+    asked: table.RequestOptions,
     body: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
@@ -314,12 +326,12 @@ async def _stream(
     call: Call,
     model: Model,
     prompts: list[list[int] | None],
-    asked: table.Asked,
+    asked: table.RequestOptions,
     body: Mapping[str, Any],
 ) -> AsyncIterator[bytes]:
     """The chunks of all prompts, as they come."""
     head = {
-        "id": f"cmpl-{secrets.token_hex(12)}",
+        "id": new_id("cmpl-"),
         "object": "text_completion",
         "created": int(time.time()),
         "model": adapters.served_as(model, body),

@@ -56,7 +56,9 @@ _PARAM = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\[[^\]]{1,20}\]|\.[A-Za-z0-9_]+)
 
 
 class ApiError(Exception):
-    """A request that is refused, or failed: an HTTP status, a message, and the field it is about."""
+    """A request that is refused, or failed: an HTTP status, a message, and the field it is
+    about.
+    """
 
     def __init__(
         self,

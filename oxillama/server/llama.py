@@ -463,7 +463,7 @@ def _ids(model: Model, prompt: Any, param: str, *, bounded: bool) -> list[int]:
     return ids
 
 
-def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
+def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     asked = table.read(
         body,
         default=model.engine.sampler,
@@ -473,7 +473,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
     asked.options.update(adapters.asked(model, body))
     if body.get("n_predict") is not None and body.get("max_tokens") is not None:
         raise ApiError(
-            400, "max_tokens: found beside n_predict, wanted one of them", param="max_tokens"
+            400, "max_tokens: found together with n_predict, wanted one of them", param="max_tokens"
         )
     most = body.get("n_predict") if body.get("n_predict") is not None else body.get("max_tokens")
     if most is not None and most >= 0:
@@ -493,7 +493,7 @@ async def completion(call: Call) -> Response:
     body = call.body
     async with call.state.models.use(body.get("model")) as model:
 
-        def read() -> tuple[table.Asked, list[list[int]]]:
+        def read() -> tuple[table.RequestOptions, list[list[int]]]:
             asked, prompts = _read(model, body), _prompts(body["prompt"])
             ids = []
             for at, each in enumerate(prompts):
@@ -514,7 +514,7 @@ async def infill(call: Call) -> Response:
     body = call.body
     async with call.state.models.use(body.get("model")) as model:
 
-        def read() -> tuple[table.Asked, list[list[int]]]:
+        def read() -> tuple[table.RequestOptions, list[list[int]]]:
             return _read(model, body), [
                 infill_ids(
                     model,
@@ -530,7 +530,7 @@ async def infill(call: Call) -> Response:
 
 
 async def _generate(
-    call: Call, model: Model, asked: table.Asked, prompts: list[list[int]], *, many: bool
+    call: Call, model: Model, asked: table.RequestOptions, prompts: list[list[int]], *, many: bool
 ) -> Response:
     body = call.body
     if body.get("stream"):
@@ -561,7 +561,7 @@ async def _generate(
     return json_response(found if many else found[0])
 
 
-def _job(call: Call, model: Model, asked: table.Asked, body: Mapping[str, Any]) -> Job:
+def _job(call: Call, model: Model, asked: table.RequestOptions, body: Mapping[str, Any]) -> Job:
     job = Job(
         call,
         model,
@@ -580,7 +580,7 @@ def _job(call: Call, model: Model, asked: table.Asked, body: Mapping[str, Any]) 
     return job
 
 
-def _submit(call: Call, model: Model, asked: table.Asked, ids: list[int], job: Job) -> Any:
+def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int], job: Job) -> Any:
     """Submit a prompt: in a named session, after what a slot holds, or by itself."""
     name, slot = call.body.get("session"), call.body.get("id_slot")
     if name is not None:
@@ -611,7 +611,12 @@ def _fits(session: Any, adapters: Any) -> bool:
 
 
 def _answer(
-    job: Job, model: Model, asked: table.Asked, done: Completion, ids: Sequence[int], index: int
+    job: Job,
+    model: Model,
+    asked: table.RequestOptions,
+    done: Completion,
+    ids: Sequence[int],
+    index: int,
 ) -> dict[str, Any]:
     """The whole answer of one prompt."""
     body, bridge = job.call.body, model.vocabulary()
@@ -711,7 +716,7 @@ def _probabilities(
 
 
 async def _stream(
-    call: Call, model: Model, asked: table.Asked, ids: list[int]
+    call: Call, model: Model, asked: table.RequestOptions, ids: list[int]
 ) -> AsyncIterator[bytes]:
     """The frames of a completion; the last one says stop: true, and no [DONE] follows."""
     body, bridge = call.body, model.vocabulary()

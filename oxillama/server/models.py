@@ -21,7 +21,7 @@ from oxillama.errors import EngineError
 from oxillama.gguf import GgufReader
 from oxillama.server.adapters import Adapters
 from oxillama.server.errors import ApiError, from_engine, shown
-from oxillama.server.prompts import Talk
+from oxillama.server.prompts import PromptBuilder
 from oxillama.server.settings import ServerConfig
 
 EMBEDDED = "oxillama-embedded"
@@ -45,6 +45,7 @@ class Model:
     ) -> None:
         self.name, self.engine, self.created = name, engine, created
         self.users = 0
+        self.slots = engine.engine_config.scheduling().max_sequences  # sequences that run at once
         self.adapters = Adapters(engine)
         self.loaded_at = time.time()
         self.metadata: dict[str, Any] = _facts(engine)
@@ -57,7 +58,7 @@ class Model:
         self.words = Vocabulary(self.bridge, engine.config.vocab_size)
         source = chat_template or self.metadata.get("tokenizer.chat_template")
         if isinstance(source, str):
-            self.talk = Talk(source, self.words, engine.opened.images)
+            self.talk = PromptBuilder(source, self.words, engine.opened.images)
         if self.bridge.vocabulary.model == "gpt2":
             self._most_bytes = max(len(each.encode()) for each in self.bridge.vocabulary.tokens)
 
@@ -68,12 +69,7 @@ class Model:
         limit = self._most_bytes * self.engine.context_size
         return bool(limit) and len(text) > limit
 
-    @property
-    def slots(self) -> int:
-        """Sequences that run at once."""
-        return self.engine.engine_config.scheduling().max_sequences
-
-    def chat(self) -> Talk:
+    def chat(self) -> PromptBuilder:
         """How to talk to it; a 400 for a file without a chat template."""
         if self.talk is None:
             raise ApiError(
@@ -183,7 +179,8 @@ class Registry:
             if default is None:
                 raise ApiError(
                     400,
-                    f"model: is required, wanted one of {', '.join(known) or 'none: no file there'}",
+                    "model: is required, wanted one of "
+                    f"{', '.join(known) or 'none: no file there'}",
                     param="model",
                     code="missing_required_parameter",
                 )

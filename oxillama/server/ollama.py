@@ -22,7 +22,7 @@ from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, dumps, json_response
 from oxillama.server.chat import (
-    Asked,
+    ChatRequest,
     Reply,
     events,
     image_part,
@@ -166,7 +166,7 @@ def _failed(error: ApiError) -> bytes:
 # ---- what is asked
 
 
-def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
+def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     """The options of a body."""
     given = body.get("options") or {}
     asked = table.read(
@@ -190,7 +190,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
         if asked.constraint:
             raise ApiError(
                 400,
-                f"format: found beside {asked.constraint}, wanted one constraint",
+                f"format: found together with {asked.constraint}, wanted one constraint",
                 param="format",
             )
         asked.options["json_schema"] = {"type": "object"} if format == "json" else format
@@ -296,9 +296,9 @@ async def chat(call: Call) -> Response:
         if not body.get("messages"):
             return await _only_load(call, model, body, {"message": _message("")})
 
-        def read() -> Asked:
+        def read() -> ChatRequest:
             asked = _read(model, body)
-            return Asked(
+            return ChatRequest(
                 messages_of(_messages(body)),
                 asked.options,
                 asked.stops,
@@ -333,7 +333,7 @@ def _in_response(content: str = "", thinking: str = "", calls: list | None = Non
 async def _chat(
     call: Call,
     model: Model,
-    asked: Asked,
+    asked: ChatRequest,
     body: Mapping[str, Any],
     began: int,
     loaded: int,
@@ -479,7 +479,7 @@ async def generate(call: Call) -> Response:
         if raw and body.get("think"):
             raise unsupported("think", "is of use with the chat template alone")
 
-        def read() -> tuple[table.Asked, Any]:
+        def read() -> tuple[table.RequestOptions, Any]:
             asked, prompt = _read(model, body), body.get("prompt") or ""
             if body.get("suffix"):
                 return asked, infill_ids(model, prompt, body["suffix"], param="suffix")
@@ -490,7 +490,7 @@ async def generate(call: Call) -> Response:
             messages = [{"role": "user", "content": _with_images(prompt, body, "images")}]
             if body.get("system"):
                 messages.insert(0, {"role": "system", "content": body["system"]})
-            return asked, Asked(
+            return asked, ChatRequest(
                 messages_of(messages),
                 asked.options,
                 asked.stops,
@@ -500,7 +500,7 @@ async def generate(call: Call) -> Response:
             )
 
         options, asked = await call.offload(read)
-        if isinstance(asked, Asked):
+        if isinstance(asked, ChatRequest):
             return await _chat(call, model, asked, body, began, loaded, _in_response)
         return await _raw(call, model, options, asked, body, began, loaded)
 
@@ -508,7 +508,7 @@ async def generate(call: Call) -> Response:
 async def _raw(
     call: Call,
     model: Model,
-    asked: table.Asked,
+    asked: table.RequestOptions,
     ids: list[int],
     body: Mapping[str, Any],
     began: int,

@@ -181,6 +181,14 @@ CONSTRAINTS = ("grammar", "json_schema", "regex", "choices")
 # extensions that vLLM's clients write in one object
 STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choices", "grammar": "grammar"}
 
+# the fields of all routes that are compiled to grammars
+COMPILED = frozenset(
+    {
+        *(name for name, option in NAMES.items() if option.field in CONSTRAINTS),
+        *("structured_outputs", "response_format", "format", "text", "tools"),
+    }
+)
+
 
 def properties(*without: str) -> dict[str, Any]:
     """The table as the properties of a body; some names may mean something else on a route."""
@@ -199,7 +207,7 @@ def properties(*without: str) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Asked:
+class RequestOptions:
     """What a body asks of generation: keyword arguments of `engine.submit`, and the name that each
     constraint came by, for errors.
     """
@@ -216,7 +224,7 @@ def read(
     vocab_size: int,
     without: tuple[str, ...] = (),
     path: str = "",
-) -> Asked:
+) -> RequestOptions:
     """The options that a checked body asks for; ApiError names what cannot be honoured."""
     sampler: dict[str, Any] = {}
     options: dict[str, Any] = {}
@@ -228,7 +236,7 @@ def read(
         if option.field in by:
             raise ApiError(
                 400,
-                f"{path}{name}: found beside {by[option.field]}, which is the same option; "
+                f"{path}{name}: found together with {by[option.field]}, which is the same option; "
                 "wanted one of them",
                 param=path + name,
             )
@@ -243,7 +251,7 @@ def read(
         if field in by:
             raise ApiError(
                 400,
-                f"structured_outputs.{name}: found beside {by[field]}, wanted one of them",
+                f"structured_outputs.{name}: found together with {by[field]}, wanted one of them",
                 param=f"structured_outputs.{name}",
             )
         by[field] = f"structured_outputs.{name}"
@@ -252,7 +260,8 @@ def read(
     if len(constraints) > 1:
         raise ApiError(
             400,
-            f"{by[constraints[1]]}: found beside {by[constraints[0]]}, wanted one constraint",
+            f"{by[constraints[1]]}: found together with {by[constraints[0]]}, wanted one "
+            "constraint",
             param=by[constraints[1]],
         )
     _check_tokens(sampler, options, by, vocab_size)
@@ -271,7 +280,7 @@ def read(
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if "stop" in options:
         options["stop"] = stops
-    return Asked(
+    return RequestOptions(
         options,
         by[constraints[0]] if constraints else None,
         (*default.stop, *stops),

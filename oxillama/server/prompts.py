@@ -40,7 +40,7 @@ To call a function, write a JSON object with its name and arguments between thes
 </tool_call>"""
 
 
-class Talk:
+class PromptBuilder:
     """How one model is talked to; safe to share between threads."""
 
     def __init__(self, source: str, words: Vocabulary, images: ImagePrompts | None = None) -> None:
@@ -133,8 +133,8 @@ class Talk:
         options: Mapping[str, Any],
         prompt: list[int] | None = None,
     ) -> Turn:
-        """The next reply of a rendered conversation, planned; options are those of `submit`. prompt: its
-        tokens, where they are more than those of the text.
+        """The next reply of a rendered conversation, planned; options are those of `submit`.
+        prompt: its tokens, where they are more than those of the text.
         """
         asked = dict(options)
         constraint: dict[str, Any] = {

@@ -14,7 +14,44 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from oxillama.server.errors import ApiError
 from oxillama.server.settings import ServerConfig
 
+_HELD = 1 << 16  # bytes that are written at once
 _LINGER = 5.0  # seconds that a closing connection has to take what is still to be written
+
+
+class _Joined:
+    """A transport that writes once in a turn of the event loop: a head and its body, the last
+    frames of a stream and its end. After a system call other threads may have the interpreter.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write soon, and in order."""
+        if not data:
+            return
+        if not self._parts:
+            self._loop.call_soon(self.flush)
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size >= _HELD:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write now what is to be written."""
+        if self._parts:
+            data, self._parts, self._size = b"".join(self._parts), [], 0
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close once all is written."""
+        self.flush()
+        self._transport.close()
 
 
 def protocol_class(limits: ServerConfig) -> type[H11Protocol]:
@@ -34,7 +71,7 @@ def protocol_class(limits: ServerConfig) -> type[H11Protocol]:
         # ---- beginning and end
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
             if len(self.connections) > limits.max_connections:
                 transport.abort()
                 return
@@ -72,6 +109,7 @@ def protocol_class(limits: ServerConfig) -> type[H11Protocol]:
                 self._disarm_head()
 
         def on_response_complete(self) -> None:
+            self.transport.flush()  # type: ignore[attr-defined]
             super().on_response_complete()
             if self._outside_request() and self.conn.trailing_data[0]:
                 self._bytes_of_head = True

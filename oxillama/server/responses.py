@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
     EXCEPTIONS,
     SESSION,
-    Asked,
+    ChatRequest,
     Reply,
     constrain,
     events,
@@ -27,6 +26,7 @@ from oxillama.server.chat import (
     variables_of,
 )
 from oxillama.server.errors import ApiError, unsupported
+from oxillama.server.ids import new_id
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import Model
 from oxillama.server.schema import (
@@ -172,7 +172,7 @@ BODY: Schema = obj(
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredResponse:
     """A response that was kept: what it said, what it was given, and the conversation after it,
     without instructions.
     """
@@ -244,7 +244,9 @@ def _text(content: Any, where: str) -> Any:
     return "".join(part["text"] for part in parts)
 
 
-def _read(call: Call, model: Model, body: Mapping[str, Any]) -> tuple[Asked, list[dict], dict]:
+def _read(
+    call: Call, model: Model, body: Mapping[str, Any]
+) -> tuple[ChatRequest, list[dict], dict]:
     """(what is asked, the messages without instructions, what the response repeats)."""
     engine = model.engine
     default = engine.sampler
@@ -301,7 +303,7 @@ def _read(call: Call, model: Model, body: Mapping[str, Any]) -> tuple[Asked, lis
         raise
     parallel = body.get("parallel_tool_calls")
     sampler = asked.options.get("sampler") or default
-    chat = Asked(
+    chat = ChatRequest(
         messages_of(messages),
         asked.options,
         asked.stops,
@@ -387,7 +389,7 @@ class Items:
             out = self.finish()
             self._call = value
             item = {
-                "id": f"fc_{secrets.token_hex(12)}",
+                "id": new_id("fc_"),
                 "type": "function_call",
                 "status": "in_progress",
                 "arguments": "",
@@ -421,7 +423,7 @@ class Items:
         out = self.finish()
         if kind == "reasoning":
             self._open = {
-                "id": f"rs_{secrets.token_hex(12)}",
+                "id": new_id("rs_"),
                 "type": "reasoning",
                 "summary": [],
                 "content": [{"type": "reasoning_text", "text": ""}],
@@ -429,7 +431,7 @@ class Items:
             }
             return [*out, self._added({**self._open, "content": []})]
         self._open = {
-            "id": f"msg_{secrets.token_hex(12)}",
+            "id": new_id("msg_"),
             "type": "message",
             "status": "in_progress",
             "role": "assistant",
@@ -513,7 +515,7 @@ def _top(body: Mapping[str, Any]) -> int | None:
 
 def _head(model: str, repeated: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "id": f"resp_{secrets.token_hex(12)}",
+        "id": new_id("resp_"),
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
@@ -574,7 +576,7 @@ def _store(
         return
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     kept = call.state.responses
-    kept[made["id"]] = Stored(made, items, [*conversation, _after(reply)])
+    kept[made["id"]] = StoredResponse(made, items, [*conversation, _after(reply)])
     while len(kept) > call.state.config.max_responses:
         kept.popitem(last=False)
 
@@ -632,7 +634,7 @@ async def create(call: Call) -> Response:
 
 
 async def _stream(
-    call: Call, model: Model, asked: Asked, conversation: list[dict], head: dict[str, Any]
+    call: Call, model: Model, asked: ChatRequest, conversation: list[dict], head: dict[str, Any]
 ) -> AsyncIterator[bytes]:
     """The events of a response."""
     body, items = call.body, Items(model, _top(call.body))
@@ -662,7 +664,7 @@ async def _stream(
     yield b"".join(frames)
 
 
-def _stored(call: Call) -> Stored:
+def _stored(call: Call) -> StoredResponse:
     found = call.state.responses.get(call.params["response_id"])
     if found is None:
         raise ApiError(

@@ -23,7 +23,9 @@ from oxillama.server.logs import Log
 from oxillama.server.protocol import protocol_class
 from oxillama.server.settings import ServerConfig
 
-_SWITCH = 0.001  # seconds: long Python work in a thread must not hold the event loop up
+_SWITCH = (
+    0.0003  # seconds that Python work in one thread may keep the event loop, or the engine, waiting
+)
 
 
 class Server(uvicorn.Server):

@@ -1,9 +1,9 @@
 """Bodies against JSON Schema: the part of it that the routes' own descriptions use, so that what
 is checked and what the OpenAPI document says are the same table.
 
-Supported: type (also a list), enum, const, minimum, maximum, exclusiveMinimum, minLength, maxLength,
-pattern, items, minItems, maxItems, properties, required, additionalProperties, propertyNames
-(pattern), anyOf. A property that is null counts as left out, unless it is required.
+Supported: type (also a list), enum, const, minimum, maximum, exclusiveMinimum, minLength,
+maxLength, pattern, items, minItems, maxItems, properties, required, additionalProperties,
+propertyNames (pattern), anyOf. A property that is null counts as left out, unless it is required.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check(value: Any, schema: Schema, path: str) -> None:
                 f"{path}: found {len(value)} characters, wanted at most {schema['maxLength']}",
                 param=path,
             )
-        if "pattern" in schema and not re.search(schema["pattern"], value):
+        if "pattern" in schema and not _fits(value, schema["pattern"]):
             raise bad(path, value, f"a text like {schema['pattern']}")
     elif isinstance(value, list):
         if len(value) < schema.get("minItems", 0) or len(value) > schema.get(
@@ -78,6 +78,11 @@ def check(value: Any, schema: Schema, path: str) -> None:
                 check(each, items, f"{path}[{at}]")
     elif isinstance(value, dict):
         _check_object(value, schema, path)
+
+
+def _fits(text: str, pattern: str) -> bool:
+    """Whether a pattern is found in a text; `$` is the end of the text, as in JSON Schema."""
+    return re.search(pattern.replace("$", r"\Z"), text) is not None
 
 
 def _plain_integers(value: list[Any], items: Schema) -> bool:
@@ -115,7 +120,7 @@ def _check_object(value: Mapping[str, Any], schema: Schema, path: str) -> None:
             )
     for name, each in value.items():
         where = f"{path}.{name}" if path else name
-        if names is not None and not re.search(names, name):
+        if names is not None and not _fits(name, names):
             raise bad(path, name, f"keys like {names}")
         inner = properties.get(name)
         if inner is not None:

@@ -31,7 +31,7 @@ _NAME = re.compile(NAME_PATTERN[1:-1])
 _SNAPSHOT, _FACTS = ".session", ".session.json"
 
 
-class Named:
+class NamedSession:
     """A session in memory. `messages` is the conversation that a chat left in it."""
 
     __slots__ = ("changed", "messages", "model", "name", "session")
@@ -65,7 +65,7 @@ class Sessions:
         self._folder = None if config.sessions_dir is None else Path(config.sessions_dir)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-        self._named: OrderedDict[str, Named] = OrderedDict()
+        self._named: OrderedDict[str, NamedSession] = OrderedDict()
         self._lock = threading.RLock()
 
     # ---- names and files
@@ -153,7 +153,9 @@ class Sessions:
 
     # ---- changing
 
-    def get(self, name: str, model: Model, *, create: bool = False, lora: Any = None) -> Named:
+    def get(
+        self, name: str, model: Model, *, create: bool = False, lora: Any = None
+    ) -> NamedSession:
         """A session by name, restored where it is in the folder alone; made anew with `create`,
         with the adapters that are asked for (None: those in force), which it keeps.
         """
@@ -166,7 +168,9 @@ class Sessions:
                 if not create:
                     raise missing(name)
                 self._make_room()
-                named = self._named[name] = Named(name, model, model.engine.session(lora=lora))
+                named = self._named[name] = NamedSession(
+                    name, model, model.engine.session(lora=lora)
+                )
             if named.model is not model:
                 raise ApiError(
                     409,
@@ -177,7 +181,7 @@ class Sessions:
             self._named.move_to_end(name)
             return named
 
-    def restore(self, name: str, model: Model) -> Named:
+    def restore(self, name: str, model: Model) -> NamedSession:
         """The session of the folder, in place of the one in memory."""
         path = self.path(name)
         if not path.is_file():
@@ -190,7 +194,7 @@ class Sessions:
             before = self._named.pop(name, None)
             if before is None:
                 self._make_room()
-            named = Named(name, model, session, self._facts(name).get("messages"))
+            named = NamedSession(name, model, session, self._facts(name).get("messages"))
             named.changed = False
             self._named[name] = named
         if before is not None:
@@ -210,7 +214,7 @@ class Sessions:
         self._write(named, path)
         return {**named.facts(), "bytes": path.stat().st_size}
 
-    def _write(self, named: Named, path: Path) -> None:
+    def _write(self, named: NamedSession, path: Path) -> None:
         try:
             named.session.snapshot_to_file(path)
             facts = {
@@ -232,7 +236,7 @@ class Sessions:
             ) from error
         named.changed = False
 
-    def fork(self, name: str, to: str, model: Model) -> Named:
+    def fork(self, name: str, to: str, model: Model) -> NamedSession:
         """An independent copy under another name."""
         checked_name(to, param="to")
         with self._lock:
@@ -246,7 +250,7 @@ class Sessions:
                 twin = named.session.fork()
             except OxillamaError as error:
                 raise from_engine(error, param="session") from error
-            made = self._named[to] = Named(to, named.model, twin, named.messages)
+            made = self._named[to] = NamedSession(to, named.model, twin, named.messages)
             return made
 
     def delete(self, name: str) -> None:
@@ -270,7 +274,7 @@ class Sessions:
                 for ending in (_SNAPSHOT, _FACTS):
                     (self.folder() / (name + ending)).unlink(missing_ok=True)
 
-    def named(self, name: str) -> Named | None:
+    def named(self, name: str) -> NamedSession | None:
         """A session in memory, None where it is not there."""
         return self._named.get(name)
 

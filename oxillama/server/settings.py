@@ -16,6 +16,7 @@ _POSITIVE = {
     "body_bytes": int,
     "image_body_bytes": int,
     "json_depth": int,
+    "schema_bytes": int,
     "header_timeout": float,
     "body_timeout": float,
     "idle_timeout": float,
@@ -51,6 +52,7 @@ class ServerOptions(TypedDict, total=False):
     body_bytes: int
     image_body_bytes: int
     json_depth: int
+    schema_bytes: int
     max_batch_inputs: int
     header_timeout: float
     body_timeout: float
@@ -78,8 +80,9 @@ class ServerConfig:
     api_keys: any of them opens every route but /health; none means no check. force: listen on an
     address that others reach, without a key. header_timeout, body_timeout: for all of a request's
     head or body; idle_timeout: a connection without a request; write_timeout: a client that does
-    not read. max_queue: requests that may wait beyond those that run, then 429. per_key: requests
-    of one key at once, 0 for no limit. grace: what SIGTERM gives to running requests.
+    not read. schema_bytes: of a schema, a grammar, or the tools of one request. max_queue: requests
+    that may wait beyond those that run, then 429. per_key: requests of one key at once, 0 for no
+    limit. grace: what SIGTERM gives to running requests.
     stall_timeout: an engine whose loop makes no step for so long while requests run is reported as
     failed. sessions_dir: where named sessions are saved, None refuses to save. chat_template: a
     Jinja source in place of the file's own.
@@ -102,6 +105,7 @@ class ServerConfig:
     body_bytes: int = 8 << 20
     image_body_bytes: int = 64 << 20
     json_depth: int = 64
+    schema_bytes: int = 256 << 10
     max_batch_inputs: int = 2048
     header_timeout: float = 15.0
     body_timeout: float = 60.0

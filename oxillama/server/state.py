@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from oxillama.engine.request import GenerateRequest
 from oxillama.errors import OxillamaError
 from oxillama.server.errors import ApiError, shutting_down
 from oxillama.server.logs import Log
@@ -188,7 +189,7 @@ class ServerState:
         facts["queue_ms"] = round(times["queue"] * 1e3, 2)
         facts["prefill_ms"] = round(times["prefill"] * 1e3, 2)
         facts["decode_ms"] = round(times["decode"] * 1e3, 2)
-        if job.slot < job.model.slots and first.kind == "generate":
+        if job.slot < job.model.slots and isinstance(first, GenerateRequest):
             self.slot_sessions[job.slot] = (job.model, first.session)
 
     def waiting(self, name: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from oxillama.server import adapters, ranking
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import EXCEPTIONS
 from oxillama.server.errors import ApiError
+from oxillama.server.ids import new_id
 from oxillama.server.metrics import CONTENT_TYPE, exposition
 from oxillama.server.schema import (
     BOOLEAN,
@@ -76,7 +76,7 @@ async def rerank(call: Call) -> Response:
     if len(given) != 1:
         raise ApiError(
             400,
-            "documents: is required" if not given else "texts: found beside documents",
+            "documents: is required" if not given else "texts: found together with documents",
             param="documents" if not given else "texts",
             code="missing_required_parameter" if not given else None,
         )
@@ -99,7 +99,7 @@ async def rerank(call: Call) -> Response:
             results = [{**row, "document": {"text": texts[row["index"]]}} for row in results]
         return json_response(
             {
-                "id": f"rerank-{secrets.token_hex(12)}",
+                "id": new_id("rerank-"),
                 "model": adapters.served_as(model, body),
                 "object": "list",
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -125,7 +125,7 @@ async def score(call: Call) -> Response:
         found, tokens = await call.race(ranking.scores(call, model, pairs))
         return json_response(
             {
-                "id": f"score-{secrets.token_hex(12)}",
+                "id": new_id("score-"),
                 "object": "list",
                 "created": int(time.time()),
                 "model": adapters.served_as(model, body),

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 
 _PAUSE = 40.0  # times a round: what is written takes 2.5 % of the time
-_LONGEST = 0.1  # seconds
+_LONGEST = 0.2  # seconds
 
 
 class Waker:
@@ -52,8 +52,8 @@ class Waker:
         self._timer = self._loop.call_later(_LONGEST, self._pause_over)
         while self._in_turn:
             self._in_turn.popleft().set()
-        # whoever was woken runs before this
-        self._loop.call_soon(self._round_over, began)
+        # whoever was woken runs before this, and what they wrote goes out
+        self._loop.call_soon(self._loop.call_soon, self._round_over, began)
 
     def _round_over(self, began: float) -> None:
         now = self._loop.time()

@@ -1,19 +1,19 @@
-"""`Job`: one generation that a client asked for, from its preparation off the event loop to its last
-token; cancelled the moment its client leaves.
+"""`Job`: one generation that a client asked for, from its preparation off the event loop to its
+last token; cancelled the moment its client leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from oxillama.engine.request import Completion, Request
+from oxillama.engine.request import Completion, GenerateRequest, Request
 from oxillama.server.calls import Call
 from oxillama.server.errors import from_engine
+from oxillama.server.ids import new_number
 from oxillama.server.models import Model
 from oxillama.server.state import ServerState
 from oxillama.tokenizer import TokenizerBridge
@@ -65,7 +65,7 @@ class Job:
         self.requests: tuple[Request, ...] = ()
         self.first_at = 0.0
         self.started = time.perf_counter()
-        self.id = secrets.randbits(31)
+        self.id = new_number()
         self.slot = -1
         self._made: Work | None = None
         self._closed = False
@@ -194,7 +194,7 @@ class Job:
         if not self.requests:
             return 0
         first = self.requests[0]
-        if first.kind == "generate":
+        if isinstance(first, GenerateRequest):
             return first.prompt_tokens
         return sum(len(each.session.tokens) for each in self.requests)
 

@@ -164,6 +164,27 @@ def test_bodies_that_cannot_be_read_are_refused(server):
     assert nan.status_code == 400 and "NaN" in nan.json()["error"]["message"]
 
 
+def test_schemas_larger_than_the_limit_are_refused_by_name(server):
+    texts = [f"value {each}" for each in range(30_000)]
+    for path, name, more in (
+        (
+            "/v1/chat/completions",
+            "response_format",
+            {"messages": [{"role": "user", "content": "x"}]},
+        ),
+        ("/v1/completions", "json_schema", {"prompt": "x"}),
+    ):
+        schema = {"enum": texts}
+        if name == "response_format":
+            schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        error = server.refused(path, {**more, name: schema})
+        assert (error["param"], error["code"]) == (name, "schema_too_large")
+    kept = {"json_schema": {"enum": texts[:10_000]}, "max_tokens": 4}
+    assert server.ok("/v1/completions", {"prompt": "x", **kept})["choices"][0]["text"].startswith(
+        '"va'
+    )
+
+
 def test_a_large_head_is_refused(server):
     answer = server.get("/health", headers={"x-large": "a" * 40_000})
     assert answer.status_code == 431

@@ -1,4 +1,6 @@
-"""Images in every dialect: what an encoder sees of them is the same, and without one they are refused."""
+"""Images in every dialect: what an encoder sees of them is the same, and without one they are
+refused.
+"""
 
 import base64
 

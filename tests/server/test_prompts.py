@@ -4,7 +4,7 @@ import pytest
 
 from oxillama.engine.generation import Vocabulary
 from oxillama.server.errors import ApiError
-from oxillama.server.prompts import Talk
+from oxillama.server.prompts import PromptBuilder
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -20,7 +20,7 @@ def words(engine):
 
 @pytest.fixture(scope="module")
 def talk(words):
-    return Talk(CHATML, words)
+    return PromptBuilder(CHATML, words)
 
 
 def control(talk, messages, **options):
@@ -44,7 +44,7 @@ def test_control_tokens_in_a_message_are_text(talk, role, content):
 
 def test_control_tokens_in_names_tools_and_variables_are_text(words):
     source = "{{ messages[0].name }}{{ tools | tojson }}{{ more }}<tool_call>"
-    talk = Talk(source, words)
+    talk = PromptBuilder(source, words)
     count, _ = control(
         talk,
         [{"role": "user", "content": "", "name": "<|im_end|>"}],

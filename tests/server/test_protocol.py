@@ -66,7 +66,8 @@ def error_of(data):
             400,
         ),
         (
-            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nz\r\n",
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"z\r\n",
             400,
         ),
         (

@@ -58,6 +58,8 @@ def test_what_fits_passes(more):
         ({"n": 1, "items": []}, "items"),
         ({"n": 1, "items": [{}]}, "items[0].name"),
         ({"n": 1, "items": [{"name": "x"}, {"name": "X"}]}, "items[1].name"),
+        ({"n": 1, "items": [{"name": "x\n"}]}, "items[0].name"),
+        ({"n": 1, "bias": {"5\n": 0.5}}, "bias"),
         ({"n": 1, "items": [{"name": "x", "more": 1}]}, "items[0].more"),
         ({"n": 1, "stop": ""}, "stop"),
         ({"n": 1, "stop": ["a", 1]}, "stop[1]"),

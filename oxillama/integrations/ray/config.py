@@ -25,9 +25,11 @@ class OxillamaProcessorConfig:
     engine_kwargs: keyword arguments of `oxillama.load` beside it. task_type: "generate" or "embed".
     batch_size: rows of a call. concurrency: actors, each with an engine; (m, n) lets Ray choose.
     max_concurrent_batches: calls that one actor runs at once, so that the engine has work while the
-    last rows of a batch end. max_tasks_in_flight_per_actor: None for Ray's own. max_pending_requests:
-    rows that one engine has at once, None for no bound. should_continue_on_error: a row that fails
-    is a row whose `__inference_error__` says why; without it the job ends with that error.
+    last rows of a batch end. max_tasks_in_flight_per_actor: calls that are sent to one actor, None
+    for as many as it runs at once. max_pending_requests: rows that one engine has at once, None for
+    no bound.
+    should_continue_on_error: a row that fails is a row whose `__inference_error__` says why;
+    without it the job ends with that error.
     num_threads: threads of an engine, and the CPUs that Ray sets aside for its actor. memory: bytes
     that Ray sets aside for it; None for what the model's file suggests (twice its size and 1 GiB),
     where this process sees the file. sampling_params: of rows that have none of their own, and what
@@ -69,7 +71,8 @@ class OxillamaProcessorConfig:
         self.actors()
         if self.accelerator_type is not None:
             raise ConfigError(
-                f"accelerator_type: found {self.accelerator_type!r}, wanted None: engines run on CPUs"
+                f"accelerator_type: found {self.accelerator_type!r}, wanted None: engines run on "
+                "CPUs"
             )
         for name in ("tokenize_stage", "detokenize_stage"):
             if getattr(self, name) is not True:
@@ -95,7 +98,8 @@ class OxillamaProcessorConfig:
         for name in given:
             if name not in known:
                 raise ConfigError(
-                    f"{name}: is no field of the processor, wanted one of {', '.join(sorted(known))}"
+                    f"{name}: is no field of the processor, wanted one of "
+                    f"{', '.join(sorted(known))}"
                 )
         return cls(**given)  # type: ignore[arg-type]  # each is checked above
 

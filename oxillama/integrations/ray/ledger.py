@@ -1,5 +1,5 @@
-"""Which replica has which named session: `SessionLedger`, one for a deployment, and `Claims`, what a
-replica knows of it.
+"""Which replica has which named session: `SessionLedger`, one for a deployment, and `Claims`, what
+a replica knows of it.
 
     replica B                        ledger                         replica A, which has "ada"
       claim("ada") ----------------->|
@@ -188,7 +188,9 @@ class Claims:
                 task.add_done_callback(self._leaving.discard)
 
     async def _let_go(self, name: str) -> None:
-        """Give a session up once no request runs on it; those that come meanwhile claim it again."""
+        """Give a session up once no request runs on it; those that come meanwhile claim it
+        again.
+        """
         async with self._locks[name]:
             async with self._idle:
                 await self._idle.wait_for(lambda: not self._uses[name])

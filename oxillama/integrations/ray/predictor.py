@@ -1,5 +1,5 @@
-"""`OxillamaPredictor`: an engine in an actor of Ray Data, a batch in and the same batch out with the
-columns of its answers.
+"""`OxillamaPredictor`: an engine in an actor of Ray Data, a batch in and the same batch out with
+the columns of its answers.
 
 All rows of a batch are given to the engine at once, which puts them through its steps together as
 it does with any requests, and of several batches too: the answers are those of each row alone.
@@ -44,7 +44,9 @@ class OxillamaPredictor:
         **options: object,
     ) -> None:
         if config is not None and options:
-            raise ConfigError(f"{next(iter(options))}: found beside config, wanted one of them")
+            raise ConfigError(
+                f"{next(iter(options))}: found together with config, wanted one of them"
+            )
         self.config = config or OxillamaProcessorConfig.of(options)
         self._preprocess, self._postprocess = preprocess, postprocess
         config = self.config

@@ -1,5 +1,5 @@
-"""`build_processor`: preprocess, an engine's answers, postprocess, over a dataset; the shape and the
-names are those of Ray Data's LLM API.
+"""`build_processor`: preprocess, an engine's answers, postprocess, over a dataset; the shape and
+the names are those of Ray Data's LLM API.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Processor:
             compute=ActorPoolStrategy(
                 min_size=least,
                 max_size=most,
-                max_tasks_in_flight_per_actor=config.max_tasks_in_flight_per_actor,
+                # Ray's own default is twice as many: the first actor to start would take all of a
+                # short dataset, and what it has taken no other can help with
+                max_tasks_in_flight_per_actor=config.max_tasks_in_flight_per_actor
+                or config.max_concurrent_batches,
                 max_concurrent_calls_per_actor=config.max_concurrent_batches,
             ),
             num_cpus=config.num_threads,

@@ -1,5 +1,5 @@
-"""The token ids of a request's prompt, read from its body without the model's weights, so that it can
-be told which replica holds them.
+"""The token ids of a request's prompt, read from its body without the model's weights, so that it
+can be told which replica holds them.
 
 Nothing here decides an answer: what cannot be read has no ids, and goes where there is least to do.
 """
@@ -16,7 +16,7 @@ from oxillama.engine.generation import Vocabulary
 from oxillama.gguf import GgufReader
 from oxillama.server.chat import messages_of, tools_of
 from oxillama.server.models import EMBEDDED, stem
-from oxillama.server.prompts import Talk
+from oxillama.server.prompts import PromptBuilder
 from oxillama.server.settings import ServerConfig
 from oxillama.tokenizer import TokenizerBridge
 
@@ -28,7 +28,7 @@ class PromptReader:
     """The vocabulary and the chat template of a server's first model."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._talk: Talk | None = None
+        self._talk: PromptBuilder | None = None
         self._bridge: TokenizerBridge | None = None
         if config.model is None and config.models_dir is not None:
             return
@@ -44,7 +44,9 @@ class PromptReader:
         except Exception:  # the replicas say what is wrong with it
             return
         if isinstance(source, str):
-            self._talk = Talk(source, Vocabulary(self._bridge, len(self._bridge.vocabulary.tokens)))
+            self._talk = PromptBuilder(
+                source, Vocabulary(self._bridge, len(self._bridge.vocabulary.tokens))
+            )
 
     def ids(self, path: str, body: Mapping[str, Any]) -> list[int]:
         """The prompt of a request to a path; empty where it has none that can be read here."""

@@ -4,8 +4,8 @@ To the one that holds its session; else to the one whose prefix cache holds most
 far as the replicas have published it and this router has sent it; unless that one has more requests
 than another by more than `overload`. What nobody holds goes to the one with the fewest requests.
 
-Serve sends this module by value to whoever routes, so it holds the router alone: a class of it would
-be another one there.
+Serve sends this module by value to whoever routes, so it holds the router alone: a class of it
+would be another one there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class PrefixRouter(RequestRouter):
         self, overload: int = 8, trust_seconds: float = 6.0
     ) -> None:
         """overload: requests by which a replica may have more than the one with the fewest.
-        trust_seconds: how long what was sent to a replica counts as held there without its saying so.
+        trust_seconds: how long what was sent to a replica counts as held there without its saying
+        so.
         """
         self._overload, self._trust = overload, trust_seconds
         self._sent: dict[ReplicaID, OrderedDict[bytes, float]] = {}

@@ -146,7 +146,7 @@ def submit(
     else:
         for name in ("tools", "tool_choice", "chat_template_kwargs"):
             if name in given:
-                raise ConfigError(f"{name}: found beside {prompt}, wanted messages")
+                raise ConfigError(f"{name}: found together with {prompt}, wanted messages")
         made = engine.submit(_text(given, prompt), **options)
     assert isinstance(made, Request)  # n is 1
     return made

@@ -114,7 +114,9 @@ class Gateway:
         return b"".join(parts)[: most + 1]
 
     async def _route(self, request: Wire) -> Route:
-        """Where a request wants to go; ApiError for one that only a certain replica could answer."""
+        """Where a request wants to go; ApiError for one that only a certain replica could
+        answer.
+        """
         names = sessions_of(request)
         replica = request.header(REPLICA.decode()) or None
         if self._several:
@@ -137,7 +139,8 @@ class Gateway:
         if why is not None and (request.method != "GET" or request.path.startswith("/v1/resp")):
             raise ApiError(
                 400,
-                f"{request.path}: {why}, and several serve here; wanted x-oxillama-replica to name it",
+                f"{request.path}: {why}, and several serve here; wanted x-oxillama-replica to name "
+                "it",
                 code="several_replicas",
             )
         if request.path == "/v1/responses" and body_of(request.body).get("previous_response_id"):
@@ -198,8 +201,8 @@ def build_app(
     aside (None: as of `OxillamaProcessorConfig`). gateways: actors that take requests from Serve's
     proxies. prefix_routing: send a request to the replica whose prefix cache holds most of its
     prompt, unless that one has `overload` more requests than another; False is Serve's own router.
-    publish_seconds: how often a replica says what it holds. sessions_dir: a folder that all machines
-    see, where named sessions move through; several replicas without one refuse sessions.
+    publish_seconds: how often a replica says what it holds. sessions_dir: a folder that all
+    machines see, where named sessions move through; several replicas without one refuse sessions.
     save_sessions: "drain" saves a session when it moves and when its replica ends, "reply" also
     before the end of each answer is sent. hand_over_seconds: how long a request waits for a session
     that another replica is using. drain_seconds: how long a replica that is to end may finish its
@@ -334,7 +337,9 @@ def _field(name: str, value: str) -> object:
 
 
 def _keys(path: str) -> tuple[str, ...]:
-    """The keys of a file, one a line; an argument would stand in the configuration for all to read."""
+    """The keys of a file, one a line; an argument would stand in the configuration for all to
+    read.
+    """
     try:
         found = tuple(line.strip() for line in Path(path).read_text("utf-8").splitlines())
     except OSError as error:

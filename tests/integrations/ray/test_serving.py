@@ -62,7 +62,9 @@ def turn(number, chat):
 
 
 async def talk(answer):
-    """Chats side by side, a turn of each before the next of any: (texts, cached tokens, prompts)."""
+    """Chats side by side, a turn of each before the next of any: (texts, cached tokens,
+    prompts).
+    """
     talks = [[{"role": "system", "content": SYSTEM}] for _ in range(CHATS)]
     cached = prompt = 0
     for number in range(TURNS):
