@@ -1,13 +1,13 @@
-"""The command line: `oxillama run | chat | info | tokenize | pull | list | rm | snapshot | sidecar |
-bench | doctor | perplexity | imatrix | quantize | convert | merge-lora | serve`.
+"""The command line: `oxillama run | chat | info | tokenize | pull | list | rm | snapshot | sidecar
+| bench | doctor | perplexity | imatrix | quantize | convert | merge-lora | serve`.
 
 Each module adds its own commands (`talk`: run and tokenize; `conversation`: chat; `hub`: pull, list
-and rm; `quality`: perplexity and imatrix; `lora`: merge-lora; `bench`, `convert`, `doctor`, `info`, `quantize`, `serve`,
-`sidecar`, `snapshot`: those of their names). `loading`, `images` and `sampling` are the options of all that
-load a model, show it pictures, or generate; `lines` reads what a person types; `parsing` reads the
-command line. A command is a function over parsed arguments that returns an exit code. Errors of this
-package become one line on the standard error stream and exit code 1; a command line that cannot be
-read becomes one line and 2; Ctrl-C becomes 130.
+and rm; `quality`: perplexity and imatrix; `lora`: merge-lora; `bench`, `convert`, `doctor`, `info`,
+`quantize`, `serve`, `sidecar`, `snapshot`: those of their names). `loading`, `images` and
+`sampling` are the options of all that load a model, show it pictures, or generate; `lines` reads
+what a person types; `parsing` reads the command line. A command is a function over parsed arguments
+that returns an exit code. Errors of this package become one line on the standard error stream and
+exit code 1; a command line that cannot be read becomes one line and 2; Ctrl-C becomes 130.
 """
 
 from __future__ import annotations

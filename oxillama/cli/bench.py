@@ -123,7 +123,8 @@ def measure(
     ):
         if count > engine.context_size:
             raise oxillama.ContextError(
-                f"bench: found {what}, the context holds {engine.context_size}: wanted fewer, or a larger context (-c)"
+                f"bench: found {what}, the context holds {engine.context_size}: wanted fewer, or a "
+                "larger context (-c)"
             )
     vocab = engine.config.vocab_size
     prompt_rates, generation_rates = [], []

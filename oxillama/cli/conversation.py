@@ -1,7 +1,8 @@
-"""`oxillama chat`: a talk with a model that goes on whatever happens.
+"""`oxillama chat`: an interactive chat; an error ends a turn, not the chat.
 
-`Talk` holds the messages and what is asked of each reply; `Commands` are the lines that begin with
-a slash. What goes wrong in a turn is one line, and the talk is as it was before that turn.
+`Conversation` holds the messages and what is asked of each reply; `Commands` are the lines that
+begin with a slash. What goes wrong in a turn is one line, and the talk is as it was before that
+turn.
 """
 
 from __future__ import annotations
@@ -84,12 +85,13 @@ def _tools(arguments: argparse.Namespace) -> dict[str, Any]:
             ) from None
         if not isinstance(options["tools"], list):
             raise oxillama.ConfigError(
-                f"{arguments.tools}: found {type(options['tools']).__name__}, wanted a JSON list of tools"
+                f"{arguments.tools}: found {type(options['tools']).__name__}, wanted a JSON list "
+                "of tools"
             )
     return options
 
 
-class Talk:
+class Conversation:
     """A conversation: its messages, and what is asked of each reply."""
 
     def __init__(
@@ -167,6 +169,7 @@ class Talk:
             return
         del self.messages[at:]
         self.calls = []
+        note(f"[messages: {len(self.messages)}]")
 
     def clear(self) -> None:
         """Forget all messages but the system message."""
@@ -226,7 +229,8 @@ class Talk:
             note(timed(done))
 
     def _window(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The messages that the context holds beside a reply: the system message and the last turns.
+        """The messages that the context holds beside a reply: the system message and the last
+        turns.
 
         ContextError where the last turn alone leaves no room.
         """
@@ -249,8 +253,8 @@ class Talk:
                     )
                 return window
         raise oxillama.ContextError(
-            f"message: the conversation takes {size} tokens without its older turns, a context of {context} "
-            f"has room for {context - 1}; -c gives a larger one where the model has it",
+            f"message: the conversation takes {size} tokens without its older turns, a context of "
+            f"{context} has room for {context - 1}; -c gives a larger one where the model has it",
             tokens=size,
             limit=context - 1,
         )
@@ -268,7 +272,7 @@ class Talk:
 class Commands:
     """The lines that begin with a slash."""
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Conversation) -> None:
         self.talk = talk
         self.known: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self.help, "show these lines"),
@@ -293,7 +297,7 @@ class Commands:
             close = closest(name, self.known)
             note(
                 f"[/{name} is no command"
-                + (f"; did you mean /{close}?" if close else "; /help lists them")
+                + (f"; did you mean /{close}?" if close else "; /help lists them.")
                 + " A message that begins with a slash is written with two]"
             )
             return
@@ -375,8 +379,8 @@ class Commands:
         talk = self.talk
         used = talk.size(talk.messages) if talk.messages else 0
         note(
-            f"[{len(talk.messages)} messages, {used} of {talk.engine.context_size} tokens of context, "
-            f"{talk.replies} replies, {talk.tokens} tokens generated]"
+            f"[messages: {len(talk.messages)}, {used} tokens; context: {talk.engine.context_size} "
+            f"tokens; replies: {talk.replies}, {talk.tokens} tokens]"
         )
         if talk.last is not None:
             note(timed(talk.last))
@@ -431,7 +435,9 @@ def _chat(arguments: argparse.Namespace) -> int:
         lora.apply(engine, arguments.lora)
         use_template(arguments, engine)
         _ = engine.opened.chat  # a file without a template is said before the first message
-        talk = Talk(engine, system=system, options=options, tools=tools, timings=arguments.timings)
+        talk = Conversation(
+            engine, system=system, options=options, tools=tools, timings=arguments.timings
+        )
         talk.images = list(arguments.image)
         lines, commands = Lines(note), Commands(talk)
         if lines.terminal:
@@ -442,7 +448,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _loop(talk: Talk, lines: Lines, commands: Commands) -> None:
+def _loop(talk: Conversation, lines: Lines, commands: Commands) -> None:
     """Read messages and print replies until the input ends, or Ctrl-C comes twice at the prompt."""
     interrupted = False
     while True:

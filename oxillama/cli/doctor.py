@@ -39,7 +39,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
             for difference in differences:
                 if not difference.agrees:
                     print(
-                        f"op {difference.index} {where}({difference.op}) differs: relative error {difference.error:.3g}",
+                        f"op {difference.index} {where}({difference.op}) differs: relative error "
+                        f"{difference.error:.3g}",
                         file=sys.stderr,
                     )
                     return 1

@@ -1,5 +1,5 @@
-"""`oxillama pull`, `list` and `rm`: models fetched from the Hugging Face hub, converted, and those of
-other programs.
+"""`oxillama pull`, `list` and `rm`: models fetched from the Hugging Face hub, converted, and those
+of other programs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _pull(arguments: argparse.Namespace) -> int:
     if name.count("/") != 1 or not all(name.split("/")):
         raise ConfigError(f"pull: found {arguments.name!r}, wanted OWNER/NAME of the hub")
     if kind and arguments.file:
-        raise ConfigError(f"--file: found beside {arguments.name!r}, wanted one of them")
+        raise ConfigError(f"--file: found together with {arguments.name!r}, wanted one of them")
     print(fetch(name, arguments.file or kind or None))
     return 0
 

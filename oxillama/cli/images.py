@@ -1,4 +1,6 @@
-"""Images on the command line: `--mmproj` and `--image` of commands that run a model, `/image` of a talk."""
+"""Images on the command line: `--mmproj` and `--image` of commands that run a model, `/image` of a
+talk.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import oxillama
+from oxillama.vision.reading import file_bytes, read_image
 
 
 def add_encoder(command: argparse.ArgumentParser) -> None:
@@ -45,16 +48,21 @@ def encoder_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_images(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for images that nothing would encode, before a model is loaded."""
+    """Raise ConfigError for images that nothing would encode, ImageError for those that nobody can
+    read, before a model is loaded.
+    """
     if arguments.image and arguments.mmproj is None:
         raise oxillama.ConfigError(
-            f"--image: found {arguments.image[0]} without --mmproj, wanted the file of the model's encoder"
+            f"--image: found {arguments.image[0]} without --mmproj, wanted the file of the model's "
+            "encoder"
         )
+    for path in arguments.image:
+        read_image(Path(path), name="--image")
 
 
 def content(text: str, paths: Iterable[str | Path]) -> str | list[dict[str, Any]]:
-    """The content of a message of a text after images, which it holds whole; the text where there are
-    none.
+    """The content of a message of a text after images, which it holds whole; the text where there
+    are none.
     """
     parts: list[dict[str, Any]] = [image_part(path) for path in paths]
     return [*parts, {"type": "text", "text": text}] if parts else text
@@ -62,12 +70,7 @@ def content(text: str, paths: Iterable[str | Path]) -> str | list[dict[str, Any]
 
 def image_part(path: str | Path) -> dict[str, Any]:
     """An image file as a part of a message, as JSON can hold it."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise oxillama.ImageError(
-            f"{path}: {error.strerror or error}, wanted an image file"
-        ) from None
+    data = file_bytes(Path(path), name=str(path))
     url = f"data:;base64,{base64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}, "at": str(path)}
 

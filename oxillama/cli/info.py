@@ -7,15 +7,18 @@ import json
 import math
 import sys
 from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oxillama.cli.loading import located_model
+from oxillama.cli.loading import add_offload, located_model, offload_policy
 from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader
+from oxillama.model.load import paging_of
+from oxillama.weights.offload import Budget, PinnedHotSet
 
 _SHOWN = 8  # elements of an array that are worth a line
 _PIPED = 1 << 12  # columns where no terminal says how many: a line is never cut or folded
@@ -31,12 +34,16 @@ def add_commands(commands) -> None:
     command.add_argument("--tensors", action="store_true", help="list every tensor")
     command.add_argument("--metadata", action="store_true", help="list every metadata key")
     command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_offload(command)
     command.set_defaults(function=_info)
 
 
 def _info(arguments: argparse.Namespace) -> int:
     with GgufReader(located_model(arguments) or embedded_path()) as reader:
         report = _summary(reader)
+        policy = offload_policy(arguments)
+        if policy is not None:
+            report["offload"] = _paging(reader, policy)
         if arguments.metadata:
             report["metadata"] = {key: _plain(reader.metadata[key]) for key in reader.metadata}
         if arguments.tensors:
@@ -87,6 +94,17 @@ def _summary(reader: GgufReader) -> dict:
             if key.startswith("general.sampling.")
         }
         or None,
+    }
+
+
+def _paging(reader: GgufReader, policy: Budget | PinnedHotSet) -> dict:
+    """What a policy makes of the model."""
+    summary = paging_of(reader, policy)
+    return {
+        "policy": type(policy).__name__,
+        **asdict(policy),
+        "paged": summary is not None,
+        **({} if summary is None else asdict(summary)),
     }
 
 

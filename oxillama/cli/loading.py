@@ -13,7 +13,7 @@ from oxillama.cli import images
 from oxillama.cli.parsing import number
 from oxillama.model.rope import KINDS, RopeOverrides
 from oxillama.stores import located
-from oxillama.weights.offload import parse_policy, parse_size
+from oxillama.weights.offload import OffloadPolicy, parse_policy, parse_size
 
 
 def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
@@ -54,25 +54,45 @@ def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
         "--sidecar",
         metavar="auto|FOLDER|0",
         default=sidecar,
-        help="where packed weights are kept on disk for the next load: auto is the cache folder, for large models; "
-        "0 is nowhere (default: %(default)s)",
+        help=(
+            "where packed weights are kept on disk for the next load: auto is the cache folder, "
+            "for large models; 0 is nowhere (default: %(default)s)"
+        ),
     )
     images.add_encoder(command)
+    add_offload(command)
+    _add_rope(command)
+
+
+def add_offload(command: argparse.ArgumentParser) -> None:
+    """`--ram-budget` and `--offload`."""
     group = command.add_argument_group("models larger than memory")
     group.add_argument(
         "--ram-budget",
         default=None,
         metavar="SIZE",
-        help="memory that weights may take, like 6G or 512MiB; the rest is read from the file while the model runs",
+        help=(
+            "memory that weights may take, like 6G or 512MiB; the rest is read from the file while "
+            "the model runs"
+        ),
     )
     group.add_argument(
         "--offload",
         default=None,
         metavar="none|budget|pinned[:...]",
-        help="what stays within --ram-budget: budget is whatever serves best (the default), pinned the parts that are named, "
-        "as in pinned:embeddings,head,layers=4,ahead=2",
+        help=(
+            "what stays within --ram-budget: budget is whatever serves best (the default), pinned "
+            "the parts that are named, as in pinned:embeddings,head,layers=4,ahead=2"
+        ),
     )
-    _add_rope(command)
+
+
+def offload_policy(arguments: argparse.Namespace) -> OffloadPolicy:
+    """What those two say."""
+    return parse_policy(
+        arguments.offload,
+        None if arguments.ram_budget is None else parse_size(arguments.ram_budget),
+    )
 
 
 def _add_rope(command: argparse.ArgumentParser) -> None:
@@ -174,10 +194,7 @@ def engine_options(arguments: argparse.Namespace) -> dict:
         kv_type=arguments.kv_type,
         sidecar=False if arguments.sidecar == "0" else arguments.sidecar,
         **images.encoder_options(arguments),
-        offload=parse_policy(
-            arguments.offload,
-            None if arguments.ram_budget is None else parse_size(arguments.ram_budget),
-        ),
+        offload=offload_policy(arguments),
         **_rope(arguments),
     )
 
@@ -196,9 +213,9 @@ def _announce(engine: oxillama.InferenceEngine) -> None:
     writer = engine._loaded.model.writer
     if writer is not None:
         print(
-            f"oxillama: keeps {writer.nbytes / 1e6:,.0f} MB of packed weights in {writer.folder}, so that this model "
-            "loads faster next time; --sidecar 0 or OXILLAMA_SIDECAR=0 turns this off, "
-            "`oxillama sidecar clear` removes them",
+            f"oxillama: keeps {writer.nbytes / 1e6:,.0f} MB of packed weights in {writer.folder}, "
+            f"so that this model loads faster next time; --sidecar 0 or OXILLAMA_SIDECAR=0 turns "
+            f"this off, `oxillama sidecar clear` removes them",
             file=sys.stderr,
             flush=True,
         )

@@ -146,13 +146,15 @@ def _perplexity(arguments: argparse.Namespace) -> int:
         print(json.dumps(asdict(found)))
         return 0
     print(
-        f"perplexity {found.value:.4f} +- {found.error:.4f} over {found.tokens} tokens of {found.windows} windows of {arguments.window}"
+        f"perplexity {found.value:.4f} +- {found.error:.4f} over {found.tokens} tokens of "
+        f"{found.windows} windows of {arguments.window}"
     )
     if found.divergence is not None:
         d = found.divergence
         print(
-            f"KL divergence mean {d.mean:.6f} +- {d.error:.6f}, median {d.median:.6f}, 99 % {d.p99:.6f}, largest {d.largest:.6f}\n"
-            f"same likeliest token {100 * d.same_top:.2f} %, perplexity of the base {d.base_perplexity:.4f}"
+            f"KL divergence mean {d.mean:.6f} +- {d.error:.6f}, median {d.median:.6f}, 99 % "
+            f"{d.p99:.6f}, largest {d.largest:.6f}\nsame likeliest token {100 * d.same_top:.2f} %, "
+            f"perplexity of the base {d.base_perplexity:.4f}"
         )
     return 0
 

@@ -120,7 +120,9 @@ def add_generation(command: argparse.ArgumentParser) -> None:
         "--speculative",
         default=None,
         metavar="HOW",
-        help="auto, lookup, early_exit[:LAYERS], off, or a draft's GGUF file: the same text, sooner",
+        help=(
+            "auto, lookup, early_exit[:LAYERS], off, or a draft's GGUF file: the same text, sooner"
+        ),
     )
     command.add_argument(
         "--no-timings", dest="timings", action="store_false", help="print no timings at the end"
@@ -255,7 +257,9 @@ def _constraint(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
-        raise oxillama.ConfigError(f"{named[1]}: found beside {named[0]}, wanted one constraint")
+        raise oxillama.ConfigError(
+            f"{named[1]}: found together with {named[0]}, wanted one constraint"
+        )
     if not named:
         return {}
     name, value = named[0], given[named[0]]

@@ -63,6 +63,7 @@ def add_commands(commands: Any) -> None:
         ("body-bytes", int, "largest body"),
         ("image-body-bytes", int, "largest body of a route that takes images"),
         ("json-depth", int, "deepest nesting of a body"),
+        ("schema-bytes", int, "largest schema, grammar or set of tools"),
         ("header-timeout", float, "seconds for a request's head"),
         ("body-timeout", float, "seconds for a request's body"),
         ("idle-timeout", float, "seconds that a connection may stay without a request"),
@@ -144,7 +145,7 @@ def _engine(arguments: argparse.Namespace) -> dict[str, Any]:
     options = engine_options(arguments)
     if arguments.mmproj is not None and arguments.models_dir is not None:
         raise ConfigError(
-            "--mmproj: found beside --models-dir, wanted one model, whose encoder it is"
+            "--mmproj: found together with --models-dir, wanted one model, whose encoder it is"
         )
     if arguments.image_folder is not None:
         options["image_folder"] = arguments.image_folder

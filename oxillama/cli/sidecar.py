@@ -52,7 +52,8 @@ def _folder(arguments: argparse.Namespace) -> Path:
     said = os.environ.get("OXILLAMA_SIDECAR")
     if said and arguments.folder != "auto" and arguments.what == "write":
         raise ConfigError(
-            f"sidecar: OXILLAMA_SIDECAR is {said!r} beside --folder {arguments.folder}, wanted one of the two"
+            f"sidecar: OXILLAMA_SIDECAR is {said!r} beside --folder {arguments.folder}, wanted one "
+            "of the two"
         )
     found = sidecar_folder("auto") if arguments.folder == "auto" else Path(arguments.folder)
     if found is None:
@@ -103,8 +104,8 @@ def _write(arguments: argparse.Namespace) -> int:
                 raise ConfigError(f"sidecar: {model.writer.reason}")
         elif slot is None or not slot.path.exists():
             raise ConfigError(
-                f"sidecar: OXILLAMA_SIDECAR is {os.environ.get('OXILLAMA_SIDECAR')!r}, which keeps no weights of less than "
-                f"{LEAST_BYTES} bytes, wanted it unset or a folder"
+                f"sidecar: OXILLAMA_SIDECAR is {os.environ.get('OXILLAMA_SIDECAR')!r}, which keeps "
+                f"no weights of less than {LEAST_BYTES} bytes, wanted it unset or a folder"
             )
         model.end(keep=True)
     return _list(arguments)
@@ -130,9 +131,11 @@ def _shown(
     for one, state in found[::-1]:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
         print(
-            f"{one.nbytes / 1e6:10,.1f} MB  {used}  {state + '  ' if state else ''}{', '.join(one.names) or '?'}  {one.path.name}"
+            f"{one.nbytes / 1e6:10,.1f} MB  {used}  "
+            f"{state + '  ' if state else ''}{', '.join(one.names) or '?'}  {one.path.name}"
         )
     print(
-        f"{sum(one.nbytes for one, _ in found) / 1e6:10,.1f} MB in {len(found)} sidecars of {folder}"
+        f"{sum(one.nbytes for one, _ in found) / 1e6:10,.1f} MB in {len(found)} sidecars of "
+        f"{folder}"
     )
     return 0

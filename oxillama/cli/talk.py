@@ -84,7 +84,10 @@ def add_template(command: argparse.ArgumentParser) -> None:
         "--chat-template",
         default=None,
         metavar="NAME|TEXT",
-        help="write conversations by a built-in template (chatml, llama3, ...) or this one, not by the file's",
+        help=(
+            "write conversations by a built-in template (chatml, llama3, ...) or this one, not by "
+            "the file's"
+        ),
     )
     either.add_argument(
         "--chat-template-file",
@@ -157,7 +160,7 @@ def _has_template(engine: oxillama.InferenceEngine) -> bool:
         return False
 
 
-def _print(stream: oxillama.Stream) -> oxillama.Completion:
+def _print(stream: oxillama.Stream[Any]) -> oxillama.Completion:
     """Print pieces as they come and return the completion."""
     with stream:
         for piece in stream:

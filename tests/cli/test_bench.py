@@ -18,9 +18,9 @@ from oxillama.cli import main
 def test_more_than_the_context_holds_is_refused_before_anything_runs(capsys, asked, words):
     options = {"-c": 16, "-p": 16, "-n": 4, "-d": 12, "-r": 1, "-t": 1, **dict([asked])}
     assert main(["bench", *(str(word) for pair in options.items() for word in pair)]) == 1
-    assert (
-        capsys.readouterr().err
-        == f"oxillama: bench: found {words}, the context holds 16: wanted fewer, or a larger context (-c)\n"
+    assert capsys.readouterr().err == (
+        f"oxillama: bench: found {words}, the context holds 16: wanted fewer, or a larger "
+        "context (-c)\n"
     )
 
 

@@ -76,3 +76,20 @@ def test_what_a_terminal_would_obey_is_spelled_out(told):
     out = told("--metadata", keys=keys)
     assert "name               \\x1b]0;title\\x07 é\\x9b31m\\r\n" in out and f"{template}\n" in out
     assert all(letter.isprintable() or letter == "\n" for letter in out)
+
+
+def test_what_a_budget_makes_of_a_model(capsys):
+    def offload(*options):
+        assert main(["info", "--json", *options]) == 0
+        return strict(capsys.readouterr().out).get("offload")
+
+    assert offload() is None
+    assert offload("--ram-budget", "1G")["paged"] is False
+    found = offload("--ram-budget", "2M")
+    assert (found["policy"], found["ram_bytes"], found["paged"]) == ("Budget", 2 << 20, True)
+    assert found["pinned_bytes"] + found["streamed_bytes"] == found["weight_bytes"] > 2 << 20
+    assert found["pinned_bytes"] + found["read_ahead_bytes"] < 2 << 20
+    pinned = offload("--ram-budget", "3M", "--offload", "pinned:head,layers=1")
+    assert (pinned["policy"], pinned["pin_last_n_layers"]) == ("PinnedHotSet", 1)
+    assert main(["info", "--ram-budget", "1K"]) == 1
+    assert "offload: ram_bytes: found 1024, wanted at least" in capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_what_cannot_be_read_is_one_line_with_what_was_meant(capsys, arguments, 
     (
         (("-l", "x+1"), "--logit-bias: found 'x+1', wanted TOKEN+BIAS"),
         (("--samplers", "temprature"), "did you mean temperature?"),
-        (("--grammar", "root ::= [a]", "--regex", "a"), "--regex: found beside --grammar"),
+        (("--grammar", "root ::= [a]", "--regex", "a"), "--regex: found together with --grammar"),
         (("--keep", "3"), "keep: found 3 without context_shift"),
         (("--chat-template", "chatml"), "found without a system message"),
         (("-f", "nowhere.txt"), "nowhere.txt: No such file"),

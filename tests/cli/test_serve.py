@@ -15,7 +15,7 @@ from oxillama.cli import main
 def start(*args, **more):
     """(the process, its address), once it listens."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "oxillama.cli", "serve", "--port", "0", *args],
+        [sys.executable, "-m", "oxillama", "serve", "--port", "0", *args],
         stderr=subprocess.PIPE,
         text=True,
         **more,

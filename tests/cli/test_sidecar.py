@@ -1,4 +1,6 @@
-"""`oxillama sidecar`: what lies in the folder is shown, verified, removed, and written when asked."""
+"""`oxillama sidecar`: what lies in the folder is shown, verified, removed, and written when
+asked.
+"""
 
 import argparse
 import json
