@@ -1,11 +1,13 @@
-"""Builds the compiled modules: every `oxillama/_core/*.pyx` is one extension; `sources` says which C
-files each of them links.
+"""Builds the compiled modules: every `oxillama/_core/*.pyx` is one extension; `sources` says which
+C files each of them links.
 
-All C files of all extensions are compiled side by side, the slowest first, each once; what each took
-is printed (`pip install -v` shows it). Environment:
+All C files of all extensions are compiled side by side, the slowest first, each once; what each
+took is printed (`pip install -v` shows it). Environment:
   OXILLAMA_BUILD_ONLY=sampler,trie   builds just those modules while working on them;
-  OXILLAMA_ABI3=1                    builds against the limited API of CPython 3.11 (wheels: cp311-abi3);
-  CFLAGS=-g                          keeps debug information (left out otherwise: it doubles the build).
+  OXILLAMA_ABI3=1                    builds against the limited API of CPython 3.11
+                                     (wheels: cp311-abi3);
+  CFLAGS=-g                          keeps debug information (left out otherwise: it doubles the
+                                     build).
 """
 
 import logging
@@ -46,10 +48,14 @@ link = ["-pthread"]
 if "-g" not in os.environ.get("CFLAGS", ""):  # the interpreter's own flags bring a -g
     flags.append("-g0")
 
-# What Cython generates is mostly calls of CPython: -O2 halves its compilation. Modules whose own loops
-# run over a vocabulary keep -O3, as the kernels do; those that only hand on their arguments have -O1.
-# The plain C tables are what runs where no faster instruction set does, and the law for the others.
-cold = "_cyutility capi chain codecs kernels panels xorshift"
+# What Cython generates is mostly calls of CPython: -O2 halves its compilation. Modules whose own
+# loops run over a vocabulary keep -O3, as the kernels do; those that check, or only hand on their
+# arguments, have -O1. The plain C tables run where no faster set of instructions does, and are the
+# law for the others; the codecs need -O3 (with -O2 they unpack at half the speed).
+cold = (
+    "_cyutility adapters batch capi chain codecs kernels pager panels pool step tape threads"
+    " vectors xorshift"
+)
 levels = {
     "csrc/lanes/scalar.c": "-O2",
     "csrc/vec/scalar.c": "-O2",
@@ -60,11 +66,11 @@ levels = {
     **{f"oxillama/_core/{name}.c": "-O1" for name in cold.split()},
 }
 
-# The longest compilations in the order of their length: they start first, so that none of them is left
-# alone at the end. All others are shorter; the larger file goes first there.
+# The longest compilations in the order of their length: they start first, so that none of them is
+# left alone at the end. All others are shorter; the larger file goes first there.
 slowest = [
-    "csrc/lanes/avx2.c",
     "csrc/lanes/avx512.c",
+    "csrc/lanes/avx2.c",
     "csrc/lanes/neon.c",
     "csrc/lanes/neondot.c",
     "csrc/lanes/avxvnni.c",
@@ -187,6 +193,7 @@ setup(
             "initializedcheck": False,
             "embedsignature": True,
             "binding": True,
+            "auto_pickle": False,
         },
     ),
 )

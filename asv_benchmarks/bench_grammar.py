@@ -21,10 +21,14 @@ SCHEMA = {
     "required": ["name", "age", "kind"],
 }
 TEXT = (
-    b'{"name": "Alice Liddell", "age": 7, "email": "alice@example.com", "tags": ["curious", "small \xe2\x80\x93 then tall"], '
-    b'"kind": "person", "notes": "It was the best of times, it was the worst of times, \\n it was the age of wisdom"}'
+    b'{"name": "Alice Liddell", "age": 7, "email": "alice@example.com", "tags": ["curious", "small '
+    b'\xe2\x80\x93 then tall"], "kind": "person", "notes": "It was the best of times, it was the '
+    b'worst of times, \\n it was the age of wisdom"}'
 )
-GBNF = 'root ::= "[" item ("," item)* "]"\nitem ::= [a-z]+ ":" ([0-9]+ | "\\"" [^"\\\\\\x00-\\x1F]* "\\"")\n'
+GBNF = (
+    'root ::= "[" item ("," item)* "]"\nitem ::= [a-z]+ ":" ([0-9]+ | "\\"" [^"\\\\\\x00-\\x1F]* '
+    '"\\"")\n'
+)
 
 
 def vocabulary(size: int = 128_000) -> list[bytes]:

@@ -1,7 +1,7 @@
 """Whole models, the cells of the speed table: prompts, generation, generation at depth, sequences
 together, and what is outside the products.
 
-Shapes and where their files lie: models.py (`OXILLAMA_BENCH_SHAPES=135m,1b,4b` for the real ones).
+Shapes and where their files lie: models.py (`OXILLAMA_BENCH_SHAPES=135m,1b,4b` for all of them).
 `tools/measure.py` takes the same cells beside peers.
 """
 

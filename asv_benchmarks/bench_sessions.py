@@ -14,7 +14,9 @@ from oxillama.engine.memory.prefix import PrefixKvCache
 
 
 class Fork:
-    """Seconds to fork and release a sequence of so many tokens: a count per page, no token copied."""
+    """Seconds to fork and release a sequence of so many tokens: a count per page, no token
+    copied.
+    """
 
     params = [1_000, 32_000]
     param_names = ["tokens"]
@@ -96,7 +98,9 @@ class Served:
 
 
 class ServedFirstToken:
-    """Milliseconds to the first token of the embedded model: a prompt of 900 tokens, stored or not."""
+    """Milliseconds to the first token of the embedded model: a prompt of 900 tokens, stored or
+    not.
+    """
 
     params = ["miss", "hit"]
     param_names = ["prefix"]

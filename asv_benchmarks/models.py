@@ -1,9 +1,10 @@
 """Models of real shapes with random weights, made once and kept: speed depends on shapes and
 formats, not on values.
 
-`OXILLAMA_BENCH_SHAPES` names the shapes that are measured: `tiny` unless set, `135m,1b,4b` for the
-real ones. Files lie in the folder `OXILLAMA_BENCH_MODELS` (unless set, one of the system's
-temporary folder) as SHAPE-RECIPE.gguf, and what lies there is used.
+`OXILLAMA_BENCH_SHAPES` names the shapes that are measured: `135m` unless set, `135m,1b,4b` for the
+cells of the speed table, `tiny` to see that everything runs. Files lie in the folder
+`OXILLAMA_BENCH_MODELS` (unless set, one of the system's temporary folder) as SHAPE-RECIPE.gguf, and
+what lies there is used.
 
 `python asv_benchmarks/models.py 1b Q4_K_M` makes one and prints its path.
 """
@@ -22,7 +23,7 @@ import numpy as np
 
 import oxillama
 from oxillama.gguf import GgufWriter
-from oxillama.quant import RECIPES, format_named, quantize
+from oxillama.quant import RECIPES, dequantize, format_named, quantize
 from oxillama.quant.places import places
 from oxillama.quant.recipes import choose, is_kept
 
@@ -193,7 +194,9 @@ def _gpt_oss() -> Shape:
 
 
 def _deepseek2_lite() -> Shape:
-    """DeepSeek-V2-Lite with 8 of its 27 layers."""
+    """DeepSeek-V2-Lite with 8 of its 27 layers. Others know the lite models by their number of
+    layers, so that the rank of their queries, which have none, is written down.
+    """
     hidden, heads, rank, rope, nope, value = 2048, 16, 512, 64, 128, 128
     attention = {
         "attn_norm": (hidden,),
@@ -219,6 +222,7 @@ def _deepseek2_lite() -> Shape:
             "attention.value_length": rank,
             "attention.key_length_mla": nope + rope,
             "attention.value_length_mla": value,
+            "attention.q_lora_rank": 0,
             "attention.kv_lora_rank": rank,
             "rope.dimension_count": rope,
             "vocab_size": 102_400,
@@ -393,9 +397,10 @@ def write(path: Path, shape: Shape, recipe: str) -> Path:
                 values = 1 + values if len(size) == 1 and name.endswith("norm.weight") else values
                 writer.write(name, values.astype(np.float32))
                 continue
-            some = quantize(
-                0.02 * rng.standard_normal((_REPEATED, size[-1])).astype(np.float32), formats[name]
-            )
+            some = 0.02 * rng.standard_normal((_REPEATED, size[-1])).astype(np.float32)
+            if formats[name] == "F16":  # nearly every model was published in bf16
+                some = dequantize(quantize(some, "BF16"), "BF16")
+            some = quantize(some, formats[name])
             rows = some.view(np.uint8).reshape(
                 _REPEATED, format_named(formats[name]).row_bytes(size[-1])
             )
@@ -406,7 +411,7 @@ def write(path: Path, shape: Shape, recipe: str) -> Path:
 
 def wanted() -> list[str]:
     """The shapes to measure; ValueError for a name that is none."""
-    names = os.environ.get("OXILLAMA_BENCH_SHAPES", "tiny").split(",")
+    names = os.environ.get("OXILLAMA_BENCH_SHAPES", "135m").split(",")
     unknown = [name for name in names if name not in SHAPES]
     if unknown:
         raise ValueError(

@@ -7,6 +7,7 @@ from collections import namedtuple
 import numpy as np
 
 from oxillama.engine.engine import EngineCore
+from oxillama.engine.request import GenerateRequest
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.sampling import Sampler, SamplerConfig
 
@@ -42,7 +43,7 @@ class NullFlag:
 class NullProgram:
     """Gives every wanted row the same logits at once."""
 
-    vocab_size, hidden_size, max_rows, usual = VOCAB, 64, 512, True
+    vocab_size, hidden_size, max_rows, representative = VOCAB, 64, 512, True
 
     def __init__(self) -> None:
         self.out = np.zeros((512, VOCAB), np.float32)
@@ -73,6 +74,6 @@ def start(core: EngineCore, prompt: list[int], max_tokens: int):
     """Submit a greedy request over token ids."""
     session = core.new_session(prompt)
     session.sampler = Sampler(SamplerConfig.greedy(), VOCAB)
-    request = core.request(session)
+    request = core.request(GenerateRequest, session)
     request.max_tokens, request.prompt_tokens = max_tokens, len(prompt)
     return core.submit(request)

@@ -151,8 +151,9 @@ def __getattr__(name: str) -> Any:
         if not (error.name or "").startswith("oxillama._core."):
             raise
         raise ImportError(
-            f"oxillama: found sources that are not compiled in {__path__[0]!r}, wanted the installed package: "
-            "work in another folder than the checkout, or run `pip install --editable .` in it",
+            f"oxillama: found sources that are not compiled in {__path__[0]!r}, wanted the "
+            "installed package: work in another folder than the checkout, or run `pip install "
+            "--editable .` in it",
             name=error.name,
             path=__file__,
         ) from None

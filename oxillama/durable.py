@@ -7,8 +7,8 @@ the new ones.
 The target is what a path leads to, through links: a link stays one. `target_of` names it before
 there are bytes.
 
-A writer holds a lock (flock) on its temporary file. A process that is killed leaves the file without
-a lock; the next writer in that folder removes it.
+A writer holds a lock (flock) on its temporary file. A process that is killed leaves the file
+without a lock; the next writer in that folder removes it.
 
 Invariants (tests cite them by number):
 

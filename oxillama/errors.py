@@ -60,7 +60,9 @@ class GrammarError(OxillamaError, ValueError):
 
 
 class SamplingError(OxillamaError, RuntimeError):
-    """No token can be sampled (everything is banned or masked), or a sampler setting is impossible."""
+    """No token can be sampled (everything is banned or masked), or a sampler setting is
+    impossible.
+    """
 
 
 class PoolError(OxillamaError, RuntimeError):
@@ -109,13 +111,15 @@ class QueueFull(EngineError):
 
 class WeightsDamaged(EngineError):
     """Packed weights on disk were not what had been written, or not those of the model's file: what
-    was generated since the model was loaded may be wrong. The file is removed; load the model again.
+    was generated since the model was loaded may be wrong. The file is removed; load the model
+    again.
     """
 
 
 class PagingError(EngineError):
-    """Weights that are paged from a file could not be read: the requests of that step end with this, and
-    later ones try again. `errno` is the system's number, None where the file was changed or cut.
+    """Weights that are paged from a file could not be read: the requests of that step end with
+    this, and later ones try again. `errno` is the system's number, None where the file was changed
+    or cut.
     """
 
     def __init__(self, message: str = "", *, errno: int | None = None) -> None:

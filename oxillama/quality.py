@@ -201,7 +201,7 @@ def _divergence(rows: np.ndarray) -> Divergence:
 
 
 # ---- files of logits
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def _encoded(log_p: np.ndarray) -> bytes:
@@ -259,28 +259,32 @@ class _Base:
         n, words, count = struct.unpack("<Iii", bytes(data[8:20]))
         if (n, words) != (context, vocab) or count < len(windows):
             raise QuantError(
-                f"{path}: {count} windows of {n} tokens of {words}, wanted at least {len(windows)} of {context} of {vocab}"
+                f"{path}: {count} windows of {n} tokens of {words}, wanted at least {len(windows)} "
+                f"of {context} of {vocab}"
             )
         self.vocab, self.kept = vocab, context - 1 - context // 2
         self.size = 8 + 2 * (vocab + vocab % 2)
         self.start = 20 + 4 * n * count
         if len(data) < self.start + count * self.kept * self.size:
             raise QuantError(
-                f"{path}: {len(data)} bytes, wanted {self.start + count * self.kept * self.size}: truncated"
+                f"{path}: {len(data)} bytes, wanted {self.start + count * self.kept * self.size}: "
+                "truncated"
             )
         wrong = data[20 : 20 + 4 * n * len(windows)].view("<i4").reshape(-1, n) != np.array(windows)
         wrong[:, 0] &= not begins
         if wrong.any():
             window, at = np.argwhere(wrong)[0]
             raise QuantError(
-                f"{path}: token {at} of window {window} is another than the text's: it was made from another text"
+                f"{path}: token {at} of window {window} is another than the text's: it was made "
+                "from another text"
             )
         scales = np.ndarray((len(windows) * self.kept, 2), "<f4", data, self.start, (self.size, 4))
         bad = np.flatnonzero(~(np.isfinite(scales).all(1) & (scales[:, 0] >= 0)))
         if len(bad):
             step, least = scales[bad[0]]
             raise QuantError(
-                f"{path}: row {bad[0]} counts from {least:g} in steps of {step:g}, wanted finite numbers and no negative step"
+                f"{path}: row {bad[0]} counts from {least:g} in steps of {step:g}, wanted finite "
+                "numbers and no negative step"
             )
         self.data = data
 
@@ -297,7 +301,7 @@ class _Base:
 
 
 # ---- importances
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def widest_collected(engine: InferenceEngine) -> int:
@@ -314,31 +318,42 @@ def collect_imatrix(
     context: int = 512,
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[dict[str, np.ndarray], dict[str, int], int]:
+) -> tuple[dict[str, np.ndarray], dict[str, int | np.ndarray], int]:
     """Sums of squares of what meets each column of every matrix but the output's, over windows of a
     text.
 
-    Gives tensor name to float32 sums (columns,), tensor name to the tokens summed, and the number
-    of windows: what `quant.write_imatrix` takes. The inputs are those the kernels see, in steps of
-    1/127 of a block's largest. ConfigError for a text shorter than a window and a window longer
-    than a step.
+    Gives tensor name to float32 sums, (columns,) or (matrices, columns) where a tensor is a stack
+    of experts or heads; tensor name to the tokens summed, a number or (matrices,) of them; and the
+    number of windows: what `quant.write_imatrix` takes. A tensor that is multiplied as its
+    transpose has none. The inputs are those the kernels see, in steps of 1/127 of a block's
+    largest. ConfigError for a text shorter than a window and a window longer than a step.
     """
     windows = windows_of(engine, text, context, limit)
     if context > widest_collected(engine):
         raise ConfigError(
-            f"context: found {context}, wanted at most {widest_collected(engine)}, the tokens of one step, to collect importances"
+            f"context: found {context}, wanted at most {widest_collected(engine)}, the tokens of "
+            "one step, to collect importances"
         )
     sums: dict[str, np.ndarray] = {}
-    counts: dict[str, int] = {}
+    counts: dict[str, int | np.ndarray] = {}
+    tensors = engine._loaded.model.reader.tensors
     for index, window in enumerate(windows):
         with engine.raw_loop() as loop:
             seen = set()
-            for weights, rows in loop.matmul_inputs(window):
-                squares = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
-                for name in dict.fromkeys(tensor.name for tensor in weights):
+            for weights, rows, matrices in loop.matmul_inputs(window):
+                squares: np.ndarray
+                met: int | np.ndarray
+                if matrices is None:
+                    squares, met = np.einsum("ij,ij->j", rows, rows, dtype=np.float64), len(rows)
+                else:
+                    count = tensors[weights[0].name].shape[0]
+                    squares = np.zeros((count, rows.shape[1]))
+                    np.add.at(squares, matrices, np.square(rows, dtype=np.float64))
+                    met = np.bincount(matrices, minlength=count)
+                for name in dict.fromkeys(each.name for each in weights if not each.turned):
                     if name not in seen:  # parts of one tensor meet the same rows
                         sums[name] = sums.get(name, 0) + squares
-                        counts[name] = counts.get(name, 0) + len(rows)
+                        counts[name] = counts.get(name, 0) + met
                         seen.add(name)
         if progress is not None:
             progress(index + 1, len(windows))

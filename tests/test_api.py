@@ -398,7 +398,7 @@ def test_a_samplers_fields_are_options_of_their_own(engine):
 def test_names_of_elsewhere_and_names_that_are_none(engine):
     with oxillama.load(n_threads=1, n_ctx=np.int32(100)) as other:
         assert (other.num_threads, other.context_size) == (1, 100)
-    with pytest.raises(oxillama.ConfigError, match="n_ctx: found beside context_size"):
+    with pytest.raises(oxillama.ConfigError, match="n_ctx: found together with context_size"):
         oxillama.load(context_size=100, n_ctx=100)
     with pytest.raises(oxillama.ConfigError, match="no argument of load; did you mean kv_type"):
         oxillama.load(kv_typ="f16")

@@ -19,7 +19,7 @@ def benchmarks(request, monkeypatch, tmp_path):
     """The benchmark classes of a module of the folder, which is not a package."""
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setenv("OXILLAMA_BENCH_MODELS", str(tmp_path))
-    monkeypatch.delenv("OXILLAMA_BENCH_SHAPES", raising=False)
+    monkeypatch.setenv("OXILLAMA_BENCH_SHAPES", "tiny")
     module = importlib.import_module(request.param)
     yield [
         each

@@ -16,8 +16,8 @@ from oxillama._core.matmul import matmul
 from oxillama._core.panels import PackedMatrix
 
 HEADER = (Path(oxillama.get_include()) / "oxillama.h").read_text()
-# What each version of the table declares, without comments and blanks. A table that was published is
-# never changed: one that differs has a new OXILLAMA_ABI_VERSION and its own line here.
+# What each version of the table declares, without comments and blanks. A table that was published
+# is never changed: one that differs has a new OXILLAMA_ABI_VERSION and its own line here.
 PUBLISHED = {1: "917abc9211e81ae5"}
 
 ffi = cffi.FFI()
@@ -123,7 +123,7 @@ def test_what_cannot_be_done_is_a_status_with_a_message():
         free(ffi.NULL)
 
 
-def test_too_little_room_says_how_much_is_needed():
+def test_too_small_a_buffer_says_how_much_is_needed():
     model, count = ffi.new("oxillama_model **"), ffi.new("int64_t *")
     assert ox.open(ffi.NULL, 1, 0, model) == 0
     assert ox.tokenise(model[0], b"Once upon a time", 16, 1, ffi.NULL, 0, count) == -7

@@ -23,7 +23,7 @@ from tools.model_table import table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# of the README: tests/toolcalls/test_readme.py runs it and looks at what it says
+# of docs/chat.md: tests/toolcalls/test_page.py runs it and looks at what it says
 TALK = "ToolDispatcher"
 BLOCKS = [
     (f"{page.name}-{i}", block)

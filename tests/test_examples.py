@@ -48,7 +48,10 @@ def test_a_c_extension_tells_what_the_engine_does(compiler, tmp_path):
     target = tmp_path / f"story{SUFFIX}"
     flags = ["-shared", "-fPIC", *WARNINGS, *INCLUDES]
     run(compiler, *flags, str(EXAMPLES / "story.c"), "-o", str(target))
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import story; print(story.tell('Once upon', 10), end='')"
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import story; print(story.tell('Once "
+        "upon', 10), end='')"
+    )
     assert run(sys.executable, "-c", code) == text(10)
 
 

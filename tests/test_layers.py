@@ -49,6 +49,7 @@ LAYERS = {
     "compat": 7,
     "integrations": 7,
     "cli": 8,
+    "__main__": 8,
 }
 # A bridge can be asked for by file name alone, so this one function of the tokenizer opens the
 # container (tokenizer.bridge.from_gguf).

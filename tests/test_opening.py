@@ -20,7 +20,7 @@ def data():
         ),
         (
             dict(tokenizer_json="{}", tokenizer_path="/nowhere.json"),
-            "tokenizer_json: found beside tokenizer_path '/nowhere.json'",
+            "tokenizer_json: found together with tokenizer_path '/nowhere.json'",
         ),
         (dict(tokenizer_json={}), "tokenizer_json: found dict"),
         (dict(threads=1), "threads: is no argument of load_model_from_bytes"),

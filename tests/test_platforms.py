@@ -1,4 +1,6 @@
-"""What Windows lacks is not needed: modules import, files are written, and packed weights are kept."""
+"""What Windows lacks is not needed: modules import, files are written, and packed weights are
+kept.
+"""
 
 import os
 import subprocess

@@ -13,6 +13,9 @@ from oxillama import quality, quant
 from oxillama.cli import main
 from oxillama.errors import ConfigError, QuantError
 from oxillama.gguf import GgufReader
+from oxillama.model.ops import chosen
+from tests.model.invented import VOCAB as INVENTED_VOCAB
+from tests.model.invented import invent
 
 TEXT = "Once upon a time there was a small fox who lived near the river. " * 12
 CONTEXT = 32
@@ -264,6 +267,43 @@ def test_importances_are_the_squares_of_what_the_reference_says_each_matrix_meet
     for name, found in sums.items():
         assert np.abs(found - wanted[name]).max() <= 0.1 * wanted[name].max(), name
         assert found.sum() == pytest.approx(wanted[name].sum(), rel=0.03), name
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "deepseek2", "gpt-oss"])
+def test_importances_of_a_stack_are_those_of_each_matrix(arch, tmp_path):
+    path = tmp_path / "experts.gguf"
+    invent(path, arch)
+    with oxillama.load(path, num_threads=2, context_size=64) as engine:
+        ids = [int(i) for i in np.random.default_rng(1).integers(1, INVENTED_VOCAB, 2 * CONTEXT)]
+        sums, counts, _ = oxillama.collect_imatrix(engine, ids, context=CONTEXT)
+        tensors = engine._loaded.model.reader.tensors
+        stacks = {name for name, found in sums.items() if len(tensors[name].shape) == 3}
+        assert stacks
+        reference, wanted, met = engine._loaded.model.reference(), {}, {}
+        for window in (ids[:CONTEXT], ids[CONTEXT:]):
+            frame = reference.frame(window)
+            steps = reference.steps(frame)
+            for op in reference.tape.ops:
+                if op.name == "experts":
+                    p = op.params
+                    which = chosen(frame, p["routes"], p["experts"], CONTEXT)
+                    x = frame.slots[p["x"]].astype(np.float64)
+                    x = x.reshape(CONTEXT, -1, p["weights"][0].shape[1])
+                    x = np.broadcast_to(x, (*which.shape, x.shape[2]))
+                    for name in dict.fromkeys(each.name for each in p["weights"]):
+                        total = wanted.setdefault(name, np.zeros(sums[name].shape))
+                        for k in range(p["experts"]):
+                            total[k] += (x[which == k] ** 2).sum(0)
+                        met[name] = met.get(name, 0) + np.bincount(
+                            which.reshape(-1), minlength=p["experts"]
+                        )
+                next(steps)
+        assert set(wanted) == stacks
+        for name in stacks:
+            assert np.array_equal(counts[name], met[name]), name
+            assert np.allclose(sums[name], wanted[name], rtol=1e-3, atol=1e-4), name
+    out = quant.write_imatrix(tmp_path / "imatrix.gguf", sums, counts, chunk_count=2, chunk_size=32)
+    quant.quantize_file(path, tmp_path / "q.gguf", "Q8_0", imatrix=out)
 
 
 def test_importances_are_of_windows_that_a_step_can_take(engine, tmp_path, capsys):

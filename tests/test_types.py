@@ -22,6 +22,8 @@ reveal_type(engine)
 reveal_type(engine.generate("x", temperature=0, stop=["a"]))
 reveal_type(engine.generate(["x", "y"]))
 reveal_type(engine.chat([{"role": "user", "content": "x"}], stream=True))
+for piece in engine.stream("x"):
+    reveal_type(piece)
 engine.generate("x", max_tokens="three")
 engine.generate("x", no_such_option=1)
 oxillama.load(context_size="all")
@@ -86,9 +88,15 @@ def test_a_checker_knows_the_types_and_refuses_what_would_be_refused(tmp_path):
         line for line in lines if "Possible overload" not in line and "note:     def" not in line
     ]
     revealed = [line.split('"')[1].rsplit(".", 1)[-1] for line in said if "Revealed" in line]
-    assert revealed == ["InferenceEngine", "Completion", "Completion]", "Stream"], done.stdout
+    assert revealed == [
+        "InferenceEngine",
+        "Completion",
+        "Completion]",
+        "ChatEvent]",
+        "Piece",
+    ], done.stdout
     errors = {int(line.split(":")[0]) for line in said if " error: " in line}
-    assert errors == {8, 9, 10, 11}, done.stdout
+    assert errors == {10, 11, 12, 13}, done.stdout
 
 
 def test_the_package_is_clean():
@@ -103,7 +111,10 @@ def test_the_package_is_clean():
 
 
 def test_the_public_face_and_the_examples_are_strictly_clean():
-    names = "__init__.pyi api asynchronous loaded chat opening recommended embedded about engine/request "
+    names = (
+        "__init__.pyi api asynchronous loaded chat opening recommended embedded about "
+        "engine/request "
+    )
     names += "engine/session engine/generation engine/config engine/embedding engine/beam "
     names += "engine/siblings engine/metrics engine/scheduler engine/arguments"
     files = [name if "." in name else f"{name}.py" for name in names.split()]

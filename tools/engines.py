@@ -48,7 +48,8 @@ class Work:
         rest = re.sub(r"\b(?:[pndbt]\d+|warm|cold)\b", "", text).strip()
         if rest or len(loads) > 1 or bool(loads) == bool(found.keys() & {"p", "n"}):
             raise SystemExit(
-                f"work: found {text!r}, wanted letters p n d b t with numbers, as in 'p512 n64', or 'warm' or 'cold'"
+                f"work: found {text!r}, wanted letters p n d b t with numbers, as in 'p512 n64', "
+                "or 'warm' or 'cold'"
             )
         return cls(**{key: int(value) for key, value in found.items()}, load="".join(loads))
 

@@ -23,7 +23,10 @@ from oxillama.gguf import GgufReader, GgufWriter
 
 BLOCK = 32
 NAME = "Oxi of Willow Valley"
-DESCRIPTION = "A very small storyteller, trained from scratch on texts that the oxillama project generates itself (tools/story_world.py)."
+DESCRIPTION = (
+    "A very small storyteller, trained from scratch on texts that the oxillama project generates "
+    "itself (tools/story_world.py)."
+)
 NORMAL, CONTROL = 1, 3
 GOLDENS = (
     "Once upon a time",

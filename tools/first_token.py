@@ -3,7 +3,7 @@
 and once.
 
     first_token.py MODEL.gguf [-t 2] [--cold] [--sidecar FOLDER] [--json]
-    PYTHON first_token.py MODEL.gguf --engine llama.cpp              with an interpreter that has the package llama-cpp-python
+    PYTHON first_token.py MODEL.gguf --engine llama.cpp     PYTHON: one that has llama-cpp-python
 
 The prompt is one token, the answer the likeliest next one. Imports are done before. With --cold the
 model's file (and its sidecar's) is first dropped from the system's page cache, and it is an error
@@ -123,7 +123,7 @@ def main() -> None:
             [
                 sys.executable,
                 "-m",
-                "oxillama.cli",
+                "oxillama",
                 "sidecar",
                 "write",
                 str(options.model),

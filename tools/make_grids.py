@@ -27,11 +27,13 @@ GRIDS = [  # (name, class that holds it, bits per coordinate, what the coordinat
 ]
 
 HEAD = """\
-/* The lattices that the IQ formats choose their points from: tables of published numbers, written by tools/make_grids.py.
+/* The lattices from which the IQ formats choose their points: tables of published numbers, written
+ * by tools/make_grids.py.
  *
- * One number is one point; coordinate j sits in bits 2 j, 2 j + 1 (8 coordinates) or 3 j .. 3 j + 2 (4 coordinates). Numbers ascend, so
- * points with the same upper half of coordinates stand together: ox_runs_* says where each such run starts, and where the last ends,
- * ox_uppers_* what its upper half is. */
+ * One number is one point; coordinate j is in bits 2 j, 2 j + 1 (8 coordinates) or 3 j .. 3 j + 2
+ * (4 coordinates). Numbers ascend, so points with the same upper half of coordinates are adjacent:
+ * ox_runs_* holds where each such run starts and where the last ends, ox_uppers_* its upper half.
+ */
 #ifndef OX_FORMATS_GRIDS_H
 #define OX_FORMATS_GRIDS_H
 

@@ -188,8 +188,8 @@ def _lines(cell: Cell, names: list[str], numbers: list[int], mood: str) -> Itera
         shown = [f"{found[who][key]:,.{digits}f}" if key in found[who] else "" for who in names]
         share = cell.share_of_reads(names[0], numbers) if key == "tg_tps" else None
         yield (
-            f"| {cell.model.stem} | {cell.work} | {title} | {' | '.join(shown)} | {ratio} | {len(numbers)} | {weather} "
-            f"| {'' if share is None else f'{100 * share:.0f} %'} |"
+            f"| {cell.model.stem} | {cell.work} | {title} | {' | '.join(shown)} | {ratio} | "
+            f"{len(numbers)} | {weather} | {'' if share is None else f'{100 * share:.0f} %'} |"
         )
 
 
@@ -228,7 +228,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--ours",
-        help="our benchmark command (default: oxillama bench, with --served serve_bench.py, with --load first_token.py)",
+        help=(
+            "our benchmark command (default: oxillama bench, with --served serve_bench.py, with "
+            "--load first_token.py)"
+        ),
     )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
@@ -296,7 +299,7 @@ def engines_of(options: argparse.Namespace) -> list[Harness | LlamaBench]:
         sys.executable,
         "-W",
         "ignore",
-        *([str(Path(__file__).with_name(script))] if script else ["-m", "oxillama.cli", "bench"]),
+        *([str(Path(__file__).with_name(script))] if script else ["-m", "oxillama", "bench"]),
     ]
     own = (
         shlex.split(options.ours)
@@ -339,7 +342,10 @@ def neighbour(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    loop = f"import os\nos.sched_setaffinity(0, [{CORES[-1]}])\nwhile os.getppid() == {os.getpid()}:\n for _ in range(10 ** 6): pass"
+    loop = (
+        f"import os\nos.sched_setaffinity(0, [{CORES[-1]}])\nwhile os.getppid() == {os.getpid()}:\n"
+        " for _ in range(10 ** 6): pass"
+    )
     busy = subprocess.Popen([sys.executable, "-c", loop])
     try:
         yield

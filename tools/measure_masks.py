@@ -203,6 +203,10 @@ def spread(values) -> str:
     return " / ".join(f"{value:.3g}" for value in at)
 
 
+def percent(count: int, of: list) -> str:
+    return f"{100 * count / len(of):.1f} %"
+
+
 def table(found: dict[str, list[dict]]) -> str:
     lines = ["| | " + " | ".join(found) + " |", "| --- " * (len(found) + 1) + "|"]
     kept = {name: [r for r in runs if "refused" not in r] for name, runs in found.items()}
@@ -216,9 +220,7 @@ def table(found: dict[str, list[dict]]) -> str:
 
     row(
         "schemas right",
-        lambda n: (
-            f"{100 * sum(not r['accepts'] and not r['rejects'] for r in kept[n]) / len(found[n]):.1f} %"
-        ),
+        lambda n: percent(sum(not r["accepts"] and not r["rejects"] for r in kept[n]), found[n]),
     )
     row(
         "refused / with false rejects / with false accepts",

@@ -2,13 +2,14 @@
 disk's reads allow, under a limit that the system enforces.
 
     python tools/measure_offload.py MODEL.gguf --budget 1G --source file direct mmap --rounds 3
-    python tools/measure_offload.py MODEL.gguf --budget 1G --peer /path/to/python-with-llama_cpp
+    python tools/measure_offload.py MODEL.gguf --budget 1G --llama-bench BIN/llama-bench
 
-Every round runs each source, and the peer, once, in a process of its own within a control group
-whose memory is limited to the budget and `--beside` bytes for all else (a mapped file's pages count
-as the group's until they are given back); RLIMIT_DATA stands in where there are no control groups to
-make. Before each run the file is dropped from the system's cache. The disk's rate is measured in the
-same round, with reads of a mebibyte by four threads that pass by the cache.
+Every round runs each source, and llama.cpp with its mapping, once, in a process of its own within a
+control group whose memory is limited to the budget and `--beside` bytes for all else (a mapped
+file's pages count as the group's until they are given back); RLIMIT_DATA stands in where there are
+no control groups to make. Before each run the file is dropped from the system's cache. The disk's
+rate is the mean of one measured before the run and one after it, with reads of a mebibyte by four
+threads that pass by the cache.
 """
 
 from __future__ import annotations
@@ -82,11 +83,13 @@ def disk_rate(path: Path, *, seconds: float = 3.0, threads: int = 4) -> float:
     return state["bytes"] / (time.monotonic() - began)
 
 
-def child(path: str, budget: int, source: str, limit: int, tokens: int, threads: int) -> dict:
+def child(
+    path: str, budget: int, source: str, limit: int, tokens: int, threads: int, program: str = ""
+) -> dict:
     """One run: seconds a token, bytes a token, and what was resident."""
     by = limited(limit)
-    if source == "llama.cpp":
-        return {"by": by, **_peer(path, tokens, threads)}
+    if program:
+        return {"by": by, **_peer(program, path, tokens, threads)}
     import oxillama
 
     engine = oxillama.load(
@@ -116,24 +119,26 @@ def child(path: str, budget: int, source: str, limit: int, tokens: int, threads:
     }
 
 
-def _peer(path: str, tokens: int, threads: int) -> dict:
-    from llama_cpp import Llama
-
-    model = Llama(path, n_ctx=512, n_threads=threads, use_mmap=True, verbose=False, n_batch=512)
-    ids = list(range(3, 19))
-    model.eval(ids)
-    model.eval([5])
-    began = time.perf_counter()
-    for _ in range(tokens):
-        model.eval([7])
-    return {"seconds": (time.perf_counter() - began) / tokens}
-
-
-def run(python: str, **options: object) -> dict:
-    """A child of its own, and what it found."""
-    text = "import json, runpy, sys; m = runpy.run_path(sys.argv[1]); print(json.dumps(m['child'](**json.loads(sys.argv[2]))))"
+def _peer(program: str, path: str, tokens: int, threads: int) -> dict:
+    """The same of llama-bench, after the token that it generates first."""
     done = subprocess.run(
-        [python, "-c", text, __file__, json.dumps(options)], capture_output=True, text=True
+        [program, "-m", path, "-p", "0", "-n", str(tokens), "-r", "1", "-t", str(threads)]
+        + ["--repack", "0", "-lm", "mmap", "-o", "json"],  # repacked weights would not be mapped
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {"seconds": json.loads(done.stdout)[0]["avg_ns"] / 1e9 / tokens}
+
+
+def run(**options: object) -> dict:
+    """A child of its own, and what it found."""
+    text = (
+        "import json, runpy, sys; m = runpy.run_path(sys.argv[1]); "
+        "print(json.dumps(m['child'](**json.loads(sys.argv[2]))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text, __file__, json.dumps(options)], capture_output=True, text=True
     )
     if done.returncode:
         return {"failed": done.stderr.strip().splitlines()[-1:] or [f"code {done.returncode}"]}
@@ -147,7 +152,7 @@ def main() -> None:
     parser.add_argument("--budget", required=True, help="like 1G")
     parser.add_argument("--beside", default="512M", help="memory for all but weights")
     parser.add_argument("--source", nargs="+", default=["file"])
-    parser.add_argument("--peer", help="a Python that has llama_cpp")
+    parser.add_argument("--llama-bench", help="llama.cpp's program")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
@@ -161,19 +166,19 @@ def main() -> None:
     )
     found: dict[str, list[dict]] = {}
     for _ in range(asked.rounds):
-        for source in [*asked.source, *(["llama.cpp"] if asked.peer else [])]:
+        for source in [*asked.source, *(["llama.cpp"] if asked.llama_bench else [])]:
             dropped(asked.model)
             rate = disk_rate(asked.model)
             one = run(
-                asked.peer if source == "llama.cpp" else sys.executable,
                 path=str(asked.model),
                 budget=budget,
                 source=source,
                 limit=limit,
                 tokens=asked.tokens,
                 threads=asked.threads,
+                program=asked.llama_bench if source == "llama.cpp" else "",
             )
-            one["rate"] = rate
+            one["rate"] = (rate + disk_rate(asked.model)) / 2
             if one.get("bytes"):
                 one["ratio"] = one["bytes"] / rate / one["seconds"]
             found.setdefault(source, []).append(one)

@@ -6,8 +6,8 @@
 
 `data`: tokens per second of a dataset over two actors of one thread, beside two bare processes of
 one thread; loading is left out of both. `routing`: milliseconds to the first token of chats over
-two replicas, by prefix and by Ray Serve's own router, first turns left out. Rounds take turns; prints
-one JSON object of medians.
+two replicas, by prefix and by Ray Serve's own router, first turns left out. Rounds take turns;
+prints one JSON object of medians.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def main() -> None:
     one = commands.add_parser("data")
     one.add_argument("--prompts", type=int, default=2000)
     one.add_argument("--tokens", type=int, default=48)
-    one.add_argument("--batch", type=int, default=64)
+    one.add_argument("--batch", type=int, default=32)
     one.add_argument("--rounds", type=int, default=3)
     one.set_defaults(measure=data)
     other = commands.add_parser("routing")
@@ -235,7 +235,9 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     cluster.add_node(**node)
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.wait_for_min_actors_s = 300  # loading is left out
     try:
         print(json.dumps(arguments.measure(arguments)))
     finally:

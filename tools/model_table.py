@@ -1,5 +1,5 @@
-"""Writes docs/models.md: every architecture that is registered, what is known under its name, and what
-its layers keep, by the tape of a tiny model of it that the tests hold.
+"""Writes docs/models.md: every architecture that is registered, what is known under its name, and
+what its layers keep, by the tape of a tiny model of it that the tests hold.
 
 `python tools/model_table.py` after an architecture was added; a test compares.
 """
@@ -16,12 +16,14 @@ PAGE = ROOT / "docs" / "models.md"
 TAPES = ROOT / "tests" / "model" / "golden"
 HEAD = """# Architectures
 
-A GGUF file says its architecture in `general.architecture`. These run; another is refused with its name.
-`oxillama convert` writes files of the classes in the last column. This page is made by `tools/model_table.py`.
+A GGUF file names its architecture in `general.architecture`. The architectures below run; any
+other is refused with an error that names it. `oxillama convert` writes files from the Hugging
+Face classes in the last column. `tools/model_table.py` generates this page.
 
-What a row says of an architecture is read off its tape: *experts* are chosen for each token; *latent* attention
-keeps one row a token for all heads; *windows* bound what some layers see; *state* of a fixed size stands for the past
-of some layers; an *encoder* has embeddings and no next token. What has none of these is a dense decoder.
+"What it has" is read from the recorded tape: *experts* are chosen for each token; *latent*
+attention keeps one row per token for all heads; *windows* limit how far back some layers see;
+some layers keep a *state* of fixed size in place of past tokens; an *encoder* gives embeddings
+and no next token. An architecture with none of these is a dense decoder.
 
 | architecture | models | what it has | converted from |
 | --- | --- | --- | --- |
@@ -29,15 +31,15 @@ of some layers; an *encoder* has embeddings and no next token. What has none of 
 TAIL = """
 ## LongRoPE: short or long factors
 
-Phi-3, Phi-4 mini, MiniCPM and Phi-3.5-MoE hold two sets of frequency factors (Ding et al. 2024). Which one turns a
-sequence is decided by the tokens that the engine serves to one sequence (`context_size`): the short ones up to the
-file's `rope.scaling.original_context_length`, the long ones beyond it. It is decided once, for all sequences.
+Phi-3, Phi-4 mini, MiniCPM and Phi-3.5-MoE have two sets of frequency factors (Ding et al. 2024).
+The context size that the model is loaded with (`context_size`) decides which set is used, once
+and for all sequences: the short factors up to the file's `rope.scaling.original_context_length`,
+the long factors beyond it. To use the long factors, load the model with a longer context.
 
-Other meanings were weighed. transformers looks at the length so far and changes over in the middle of a generation;
-keys that are stored stay turned by the old factors, so its logits depend on how the prompt was cut. Deciding for each
-request by its prompt and `max_tokens` would give the same prompt other tokens under another limit, and pages of a shared
-prefix could not be shared. llama.cpp decides as here, by its context. A model opened with a context within its original
-one is the model that was trained on short texts; to have the long factors, open it with a longer context.
+llama.cpp decides in the same way. transformers decides by the length so far and switches in the
+middle of a generation, while the keys already stored keep the old rotation; its logits therefore
+depend on how the prompt was split. Deciding per request, by its prompt and `max_tokens`, would
+give one prompt different tokens under different limits, and cached prefixes could not be shared.
 
 ## Where they come from
 """
@@ -132,6 +134,8 @@ NAMES = {
     "phi3": "Phi-3, Phi-3.5, Phi-4",
     "phimoe": "Phi-3.5-MoE",
     "plamo": "PLaMo",
+    "plamo3": "PLaMo 3",
+    "paddleocr": "text part of PaddleOCR-VL",
     "plm": "PLM",
     "qwen": "Qwen",
     "qwen2": "Qwen 1.5, 2, 2.5, QwQ",

@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
-        [sys.executable, "-m", "oxillama.cli", "serve", "--port", str(port), "--no-log-requests"],
+        [sys.executable, "-m", "oxillama", "serve", "--port", str(port), "--no-log-requests"],
         stderr=subprocess.DEVNULL,
     )
     try:

@@ -75,7 +75,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256)
     options = parser.parse_args()
     print(
-        "| recipe | bits per weight | round-trip error | perplexity | KL mean | KL median | KL 99 % | same likeliest token |"
+        "| recipe | bits per weight | round-trip error | perplexity | KL mean | KL median | KL 99 "
+        "% | same likeliest token |"
     )
     print("| --- " * 8 + "|")
     with tempfile.TemporaryDirectory() as folder:
@@ -98,8 +99,9 @@ def main() -> None:
                 found = oxillama.perplexity(engine, text, kl_base=base, **asked)
             d = found.divergence
             print(
-                f"| {recipe} | {made.bits:.2f} | {100 * round_trip(options.model, path):.2f} % | {found.value:.4f} +- {found.error:.4f} "
-                f"| {d.mean:.5f} | {d.median:.5f} | {d.p99:.4f} | {100 * d.same_top:.1f} % |",
+                f"| {recipe} | {made.bits:.2f} | {100 * round_trip(options.model, path):.2f} % | "
+                f"{found.value:.4f} +- {found.error:.4f} | {d.mean:.5f} | {d.median:.5f} | "
+                f"{d.p99:.4f} | {100 * d.same_top:.1f} % |",
                 flush=True,
             )
 

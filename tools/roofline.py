@@ -111,7 +111,7 @@ def roofs(threads: int, weight_format: str) -> tuple[float, float]:
 
 
 # ---- drawing
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 class Drawing:
@@ -120,8 +120,9 @@ class Drawing:
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
         self.parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-            'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 '
+            f'0 {width} {height}" font-family="DejaVu Sans, Helvetica, Arial, sans-serif" '
+            'font-size="12">',
             f'<rect width="{width}" height="{height}" fill="white"/>',
         ]
 
@@ -137,7 +138,8 @@ class Drawing:
     ) -> None:
         words = words.replace("&", "&amp;").replace("<", "&lt;")
         self.parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{words}</text>'
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
+            f'fill="{colour}">{words}</text>'
         )
 
     def line(
@@ -149,15 +151,16 @@ class Drawing:
     ) -> None:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self.parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dash}"/>'
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" '
+            f'stroke-dasharray="{dash}"/>'
         )
 
     def box(
         self, x: float, y: float, width: float, height: float, colour: str, opacity: float = 1.0
     ) -> None:
         self.parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height:.1f}" fill="{colour}" '
-            f'fill-opacity="{opacity}" stroke="white" stroke-width="0.7"/>'
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height:.1f}" '
+            f'fill="{colour}" fill-opacity="{opacity}" stroke="white" stroke-width="0.7"/>'
         )
 
     def mark(self, x: float, y: float, shape: int, colour: str) -> None:
@@ -184,7 +187,8 @@ def draw(steps: dict[str, dict[str, Share]], bandwidth: float, peak: float, titl
     page.text(
         24,
         48,
-        f"roof: {bandwidth / 1e9:.1f} GB/s of plain reads, {peak / 1e9:.0f} GMAC/s of the product kernel on weights in the cache",
+        f"roof: {bandwidth / 1e9:.1f} GB/s of plain reads, {peak / 1e9:.0f} GMAC/s of the product "
+        "kernel on weights in the cache",
         colour="#555",
     )
     _roofline(page, steps, bandwidth, peak)
@@ -307,7 +311,10 @@ def main() -> None:
         again, peak_again = roofs(threads, largest.type_name)
     bandwidth, peak = max(bandwidth, again), max(peak, peak_again)
     info = oxillama.cpu_info()
-    title = f"{options.model.stem}, {threads} thread{'s' if threads > 1 else ''}, {info['isa']}, {info['model']}"
+    title = (
+        f"{options.model.stem}, {threads} thread{'s' if threads > 1 else ''}, {info['isa']}, "
+        f"{info['model']}"
+    )
     options.output.write_text(draw(steps, bandwidth, peak, title), encoding="utf-8")
     if options.json:
         told = {

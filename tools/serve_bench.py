@@ -3,9 +3,10 @@
 
     serve_bench.py MODEL.gguf [-b 16] [-d 128] [-n 128] [-t 2] [-r 3] [--json]
 
-`served_tps` counts the generated tokens of all requests over the time from the first submit to the
-last end, prompts included; `pp_tps` the prompt tokens up to the last first token, `tg_tps` the
-tokens from there to the end over that time. No prompt shares a beginning.
+`first_ms` is the wait for a request's first token, `gap_ms` that between two tokens, both at p50
+and p99 of all rounds. `served_tps` counts the generated tokens of all requests over the time from
+the first submit to the last end, prompts included; `pp_tps` the prompt tokens up to the last first
+token, `tg_tps` the tokens from there to the end over that time. No prompt shares a beginning.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import oxillama
@@ -48,10 +50,12 @@ def one_run(engine: oxillama.InferenceEngine, *, batch: int, depth: int, generat
     end = time.perf_counter()
     if any(len(each.tokens) != generate for each in done):
         raise SystemExit(
-            f"serve: found {[len(each.tokens) for each in done]} tokens, wanted {generate} of each request"
+            f"serve: found {[len(each.tokens) for each in done]} tokens, wanted {generate} of each "
+            "request"
         )
     # everybody has a first token
     middle = max(times[0][0] for times in seen)
+    gaps = [b - a for times in seen for (a, _), (b, _) in zip(times, times[1:])]
     late = sum(
         generate - max((count for when, count in times if when <= middle), default=0)
         for times in seen
@@ -60,6 +64,17 @@ def one_run(engine: oxillama.InferenceEngine, *, batch: int, depth: int, generat
         "served_tps": batch * generate / (end - begin),
         "pp_tps": batch * max(depth, 1) / (middle - begin),
         "tg_tps": late / (end - middle),
+        "first": [times[0][0] - begin for times in seen],
+        "gaps": gaps,
+    }
+
+
+def percentiles(seconds: Iterable[float]) -> dict[str, float]:
+    """p50 and p99 in milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        f"p{share}": 1e3 * ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
+        for share in (50, 99)
     }
 
 
@@ -89,7 +104,14 @@ def main() -> None:
             one_run(engine, batch=options.b, depth=options.d, generate=options.n)
             for _ in range(options.r + 1)
         ][1:]
-        found = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+        found = {
+            key: statistics.median(one[key] for one in rounds)
+            for key in ("served_tps", "pp_tps", "tg_tps")
+        }
+        waits = {
+            name: percentiles(each for one in rounds for each in one[key])
+            for name, key in (("first_ms", "first"), ("gap_ms", "gaps"))
+        }
         result = {
             "engine": "oxillama",
             "isa": oxillama.cpu_info()["isa"],
@@ -99,6 +121,7 @@ def main() -> None:
             "depth": options.d,
             "n": options.n,
             **found,
+            **waits,
             "load_s": load_seconds,
             "peak_rss_mb": peak_rss_mb(),
         }

@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="answers in one piece")
     options = parser.parse_args()
     server = subprocess.Popen(
-        [sys.executable, "-m", "oxillama.cli", "serve", options.model, "--port", "0"]
+        [sys.executable, "-m", "oxillama", "serve", options.model, "--port", "0"]
         + ["--no-log-requests", "-t", str(options.t), "--parallel", str(max(32, options.b))],
         stderr=subprocess.PIPE,
         text=True,

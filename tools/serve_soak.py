@@ -175,7 +175,7 @@ def main() -> int:
         print(json.dumps(watch_health(given.watch, given.seconds)))
         return 0
     server = subprocess.Popen(
-        [sys.executable, "-m", "oxillama.cli", "serve", "--port", "0", "--no-log-requests"],
+        [sys.executable, "-m", "oxillama", "serve", "--port", "0", "--no-log-requests"],
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -84,7 +84,8 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
             "What can I ask you?",
         ),
         (
-            "I can tell you stories about Willow Valley and answer questions about the animals who live there.",
+            "I can tell you stories about Willow Valley and answer questions about the animals who "
+            "live there.",
         ),
     ),
     (
@@ -128,7 +129,8 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
             "Where is Willow Valley?",
         ),
         (
-            "Willow Valley is a green valley with a river, a forest and a hill. Many animals live there and help each other.",
+            "Willow Valley is a green valley with a river, a forest and a hill. Many animals live "
+            "there and help each other.",
         ),
     ),
     (
@@ -139,7 +141,8 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
             "Tell me some names from the valley.",
         ),
         (
-            "Many animals live in Willow Valley: Fern the fox, Otto the otter, Hazel the squirrel, Bruno the bear, Olive the owl and many more.",
+            "Many animals live in Willow Valley: Fern the fox, Otto the otter, Hazel the squirrel, "
+            "Bruno the bear, Olive the owl and many more.",
         ),
     ),
     (
@@ -467,9 +470,8 @@ def strange(c: Conversation) -> None:
 def about(p: Person) -> str:
     """Three sentences on one of the valley's people."""
     friend = BY_NAME[p.friend]
-    words = "{N} is {atrait} {kind}. {He} lives {home} and loves {food}. {His} best friend is ".format_map(
-        person_slots(p)
-    )
+    sentences = "{N} is {atrait} {kind}. {He} lives {home} and loves {food}. {His} best friend is "
+    words = sentences.format_map(person_slots(p))
     return f"{words}{friend.name} the {friend.kind}."
 
 

@@ -106,18 +106,23 @@ PLOTS = {
         (
             OWNED,
             (
-                "One {time}, {N} went for a walk {place}. When {he} came home, the {thing} was gone.",
+                "One {time}, {N} went for a walk {place}. When {he} came home, the {thing} was "
+                "gone.",
                 "One {time}, {N} played {place}. Then {he} saw that the {thing} was gone.",
-                "One {time}, {N} took the {thing} for a walk {place}. On the way home, {he} lost it.",
+                "One {time}, {N} took the {thing} for a walk {place}. On the way home, {he} lost "
+                "it.",
             ),
             (
                 "{N} looked everywhere, but {he} could not find the {thing}. {He} was very sad.",
-                "{He} looked under the bed and behind the door, but the {thing} was not there. {N} began to cry.",
+                "{He} looked under the bed and behind the door, but the {thing} was not there. {N} "
+                "began to cry.",
                 "{N} searched all day long, but there was no {thing}. {He} felt very sad.",
             ),
             (
-                '{He} asked {F} the {fkind}. "Have you seen my {thing}?" "No," said {F}, "but ask {M} the {mkind}. {mHe} can {mcan}."',
-                'On the way {he} met {F} the {fkind}. "I have not seen your {thing}," said {F}, "but {M} the {mkind} can {mcan}. Ask {mhim}!"',
+                '{He} asked {F} the {fkind}. "Have you seen my {thing}?" "No," said {F}, "but ask '
+                '{M} the {mkind}. {mHe} can {mcan}."',
+                'On the way {he} met {F} the {fkind}. "I have not seen your {thing}," said {F}, '
+                '"but {M} the {mkind} can {mcan}. Ask {mhim}!"',
             ),
             ("So {N} went to {M}.", "So {N} ran to {M}, who lived {mhome}."),
             ASK,
@@ -152,7 +157,8 @@ PLOTS = {
         (
             OWNED,
             (
-                "One {time}, {N} took the {thing} outside. A strong wind came and carried it away. It landed {spot}.",
+                "One {time}, {N} took the {thing} outside. A strong wind came and carried it away. "
+                "It landed {spot}.",
                 "One {time}, {N} tripped over a root and dropped the {thing}. It ended up {spot}.",
             ),
             (
@@ -207,8 +213,10 @@ PLOTS = {
                 "{N} looked at the broken {thing} and began to cry.",
             ),
             (
-                '{F} the {fkind} heard {him}. "Take it to {M} the {mkind}," said {F}. "{mHe} can {mcan}."',
-                'Then {F} the {fkind} came by. "{M} the {mkind} can {mcan}," said {F}. "Let us go to {mhim}."',
+                '{F} the {fkind} heard {him}. "Take it to {M} the {mkind}," said {F}. "{mHe} can '
+                '{mcan}."',
+                'Then {F} the {fkind} came by. "{M} the {mkind} can {mcan}," said {F}. "Let us go '
+                'to {mhim}."',
             ),
             (
                 "{N} carried the {thing} to {M}, who lived {mhome}.",
@@ -246,7 +254,8 @@ PLOTS = {
             ("{N} loved {food} more than anything.", "{His} favourite food was {food}."),
             (
                 "One {time}, {N} had a big basket of {food}. {He} wanted to eat it all alone.",
-                "One {time}, {N} found a whole basket of {food} {place}. {He} wanted to keep it all.",
+                "One {time}, {N} found a whole basket of {food} {place}. {He} wanted to keep it "
+                "all.",
             ),
             (
                 "On the way home, {he} met {M} the {mkind}. {M} looked tired and hungry.",
@@ -257,7 +266,8 @@ PLOTS = {
                 '"I am so hungry," said {M}. "I have had nothing to eat all day."',
             ),
             (
-                "{N} looked at {his} basket. First {he} wanted to hide it. But then {he} felt sorry for {M}.",
+                "{N} looked at {his} basket. First {he} wanted to hide it. But then {he} felt "
+                "sorry for {M}.",
                 "{N} thought for a while. {He} had so much, and {M} had nothing.",
             ),
             (
@@ -269,8 +279,10 @@ PLOTS = {
                 "{M} smiled. They sat in the sun and ate all the {food} together.",
             ),
             (
-                'The next day, {M} came back with some {mfood}. "Now it is my turn to share," {mhe} said.',
-                'A week later, {M} brought {N} a big plate of {mfood}. "Thank you for sharing with me," {mhe} said.',
+                'The next day, {M} came back with some {mfood}. "Now it is my turn to share," '
+                "{mhe} said.",
+                'A week later, {M} brought {N} a big plate of {mfood}. "Thank you for sharing with '
+                'me," {mhe} said.',
             ),
             (
                 "{N} learned that sharing makes everyone happy.",
@@ -305,15 +317,18 @@ PLOTS = {
             ("So {he} went to {M} the {mkind}.", "Then {he} saw {M} the {mkind} at the gate."),
             ASK,
             (
-                '"I am afraid sometimes too," said {M}. "I am afraid of {mfear}. Take my {obj} and hold my hand."',
-                '"Everybody is afraid of something," said {M}. "Take this {obj}. I will go with you."',
+                '"I am afraid sometimes too," said {M}. "I am afraid of {mfear}. Take my {obj} and '
+                'hold my hand."',
+                '"Everybody is afraid of something," said {M}. "Take this {obj}. I will go with '
+                'you."',
             ),
             (
                 "{N} held the {thing} tight, and they went together, step by step.",
                 "They walked side by side. {N} held the {obj} and took one step after another.",
             ),
             (
-                'Soon they found {F}. "You came!" cried {F}. They helped {fhim} and brought {fhim} home.',
+                'Soon they found {F}. "You came!" cried {F}. They helped {fhim} and brought {fhim} '
+                "home.",
                 'They found {F} {place} and took {fhim} home. "You are so brave, {N}!" said {F}.',
             ),
             (
@@ -365,7 +380,8 @@ PLOTS = {
             ),
             (
                 "At last they were there. {N} saw {sightlong}, and {sightsaw}.",
-                "In the evening they came to the right place. There was {sightlong}, and {sightsaw}.",
+                "In the evening they came to the right place. There was {sightlong}, and "
+                "{sightsaw}.",
             ),
             (
                 '"It is more beautiful than in my dreams," said {N}. "Thank you, {M}."',
@@ -449,8 +465,10 @@ PLOTS = {
                 "One {time}, {N} and {F} were {place}. There they saw {aobj} in the grass.",
             ),
             (
-                '"It is mine!" said {N}. "No, it is mine!" said {F}. They both pulled at the {thing}.',
-                '"I saw it first!" cried {N}. "No, I saw it first!" cried {F}. They began to fight.',
+                '"It is mine!" said {N}. "No, it is mine!" said {F}. They both pulled at the '
+                "{thing}.",
+                '"I saw it first!" cried {N}. "No, I saw it first!" cried {F}. They began to '
+                "fight.",
             ),
             (
                 "They were so angry that they did not speak to each other.",
@@ -463,10 +481,12 @@ PLOTS = {
             ),
             (
                 '"You can take turns," said {M}. "{N} has it today, and {F} has it tomorrow."',
-                '"Why not take turns?" said {M}. "Today it is for {F}, and tomorrow it is for {N}."',
+                '"Why not take turns?" said {M}. "Today it is for {F}, and tomorrow it is for '
+                '{N}."',
             ),
             (
-                '{N} and {F} looked at each other. "I am sorry," said {N}. "I am sorry too," said {F}.',
+                '{N} and {F} looked at each other. "I am sorry," said {N}. "I am sorry too," said '
+                "{F}.",
                 '"That is a good idea," said {N}. "I am sorry that I was angry," said {F}.',
             ),
             (
@@ -500,7 +520,8 @@ PLOTS = {
                 "{He} waited and waited, but nobody came to see {him}.",
             ),
             (
-                '{He} met {F} the {fkind}. "Good morning," said {F}, "I have no time today." And {fhe} ran away.',
+                '{He} met {F} the {fkind}. "Good morning," said {F}, "I have no time today." And '
+                "{fhe} ran away.",
                 'Then {F} the {fkind} came by. "I am in a hurry," said {F}, and {fhe} was gone.',
             ),
             (
@@ -512,11 +533,13 @@ PLOTS = {
                 "When the sun went down, {M} the {mkind} came to the door.",
             ),
             (
-                '"Come with me, {N}," said {M}. "I must show you something." They went to a place {place}.',
+                '"Come with me, {N}," said {M}. "I must show you something." They went to a place '
+                "{place}.",
                 '"Close your eyes and come with me," said {M}. {mHe} led {N} to a place {place}.',
             ),
             (
-                'There were lights in all the trees, and all the friends cried, "Happy birthday, {N}!"',
+                'There were lights in all the trees, and all the friends cried, "Happy birthday, '
+                '{N}!"',
                 '"Surprise!" cried all the friends. There was a big table with cake and {food}.',
             ),
             (
@@ -574,8 +597,10 @@ PLOTS = {
                 "{mHe} {mdid}, and soon they knew the way.",
             ),
             (
-                'The mother of the {baby} ran to them. "My little one!" she cried. "Thank you, {N}! Thank you, {M}!"',
-                "At the door stood the mother of the {baby}. She hugged her little one and thanked {N} and {M}.",
+                'The mother of the {baby} ran to them. "My little one!" she cried. "Thank you, '
+                '{N}! Thank you, {M}!"',
+                "At the door stood the mother of the {baby}. She hugged her little one and thanked "
+                "{N} and {M}.",
             ),
             ("She gave them hot tea and cake.", "They all ate supper together."),
             (
@@ -601,8 +626,10 @@ PLOTS = {
                 "{N} often played with {F} the {fkind}, who had {aobj}.",
             ),
             (
-                "One {time}, {N} played with the {thing} while {F} was away. It fell down, and {broke}.",
-                "One {time}, {N} took the {thing} without asking. Then {he} dropped it, and {broke}.",
+                "One {time}, {N} played with the {thing} while {F} was away. It fell down, and "
+                "{broke}.",
+                "One {time}, {N} took the {thing} without asking. Then {he} dropped it, and "
+                "{broke}.",
             ),
             (
                 "{N} was scared. {He} hid the {thing} under the bed.",
@@ -617,8 +644,10 @@ PLOTS = {
                 "But {N} felt bad all day, and {he} could not eat.",
             ),
             (
-                'In the morning, {he} went to {F}. "I broke your {thing}," said {N}. "I am so sorry."',
-                'The next day, {he} told {F} the truth. "It was me. I broke your {thing}, and I am sorry."',
+                'In the morning, {he} went to {F}. "I broke your {thing}," said {N}. "I am so '
+                'sorry."',
+                'The next day, {he} told {F} the truth. "It was me. I broke your {thing}, and I am '
+                'sorry."',
             ),
             (
                 '{F} was sad for a moment. Then {fhe} said, "Thank you for telling me the truth."',
@@ -671,11 +700,13 @@ PLOTS = {
             ),
             (
                 "Then came the day of the big festival. {N} was nervous, but {M} held {his} hand.",
-                "After many weeks, the day of the festival came. Everybody in the valley was there.",
+                "After many weeks, the day of the festival came. Everybody in the valley was "
+                "there.",
             ),
             (
                 "{N} took a deep breath and began. {He} did it! Everyone clapped and cheered.",
-                "This time it worked. All the friends clapped, and {F} the {fkind} cheered the loudest.",
+                "This time it worked. All the friends clapped, and {F} the {fkind} cheered the "
+                "loudest.",
             ),
             (
                 "As a prize, {N} got {aobj}. {He} gave {M} a big hug.",
@@ -701,12 +732,14 @@ PLOTS = {
                 "One {time}, the wind grew stronger and stronger, and a storm came.",
             ),
             (
-                "{N} hid under the table with {his} {obj}. Outside, the rain fell and the thunder roared.",
+                "{N} hid under the table with {his} {obj}. Outside, the rain fell and the thunder "
+                "roared.",
                 "{N} held {his} {obj} tight and waited for the storm to end.",
             ),
             (
                 "When the storm was over, {N} went outside. The roof of {his} house was gone!",
-                "In the morning, the sky was clear again. But a big tree had fallen on {his} house.",
+                "In the morning, the sky was clear again. But a big tree had fallen on {his} "
+                "house.",
             ),
             (
                 '{N} sat down and cried. "I have no home now."',

@@ -256,17 +256,19 @@ SIGHTS = (
     "flowers|the field of blue flowers|bees hummed over every flower",
 )
 GIRLS = _words("""
-Anna Mia Lily Emma Nora Ella Sara Zoe Ivy Maya Lucy Alice Grace Kate Amy Eva Luna Molly Nina Sofia Tara Wendy Julia Bea Ada Cora
-Dora Elsa Gina Holly Iris Jane Kira Lola Marta Nelly Pia Rita Stella Tess
+Anna Mia Lily Emma Nora Ella Sara Zoe Ivy Maya Lucy Alice Grace Kate Amy Eva Luna Molly Nina Sofia
+Tara Wendy Julia Bea Ada Cora Dora Elsa Gina Holly Iris Jane Kira Lola Marta Nelly Pia Rita Stella
+Tess
 """)
 BOYS = _words("""
-Tom Ben Leo Max Sam Jack Noah Liam Eli Adam Paul Peter Nico Felix Oliver Henry George Charlie Jonas Karl Luke Mark Ned Omar Percy
-Ralph Simon Tim Victor Will Zack Arthur Boris Cedric Dan Emil Fred Greg Hans Ian
+Tom Ben Leo Max Sam Jack Noah Liam Eli Adam Paul Peter Nico Felix Oliver Henry George Charlie Jonas
+Karl Luke Mark Ned Omar Percy Ralph Simon Tim Victor Will Zack Arthur Boris Cedric Dan Emil Fred
+Greg Hans Ian
 """)
 VISITOR_KINDS = _words("""
-dragon robot wizard giant knight pirate lion tiger elephant monkey penguin wolf pig kitten puppy snail spider butterfly ant crow
-swan seal panda camel donkey cow hen chick unicorn dinosaur fairy snake beaver parrot zebra giraffe whale dolphin horse sheep
-goose bat beetle ghost fish
+dragon robot wizard giant knight pirate lion tiger elephant monkey penguin wolf pig kitten puppy
+snail spider butterfly ant crow swan seal panda camel donkey cow hen chick unicorn dinosaur fairy
+snake beaver parrot zebra giraffe whale dolphin horse sheep goose bat beetle ghost fish
 """)
 CHILD_KINDS = (
     ("girl", True),

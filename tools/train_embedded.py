@@ -246,7 +246,8 @@ def train(work: Path, steps: int, tokens_per_step: int) -> None:
             opt.load_state_dict(state)
         first = saved["step"]
     console.print(
-        f"{sum(p.numel() for p in net.parameters()):,} parameters, {steps} steps of {tokens_per_step} tokens, from step {first}"
+        f"{sum(p.numel() for p in net.parameters()):,} parameters, {steps} steps of "
+        f"{tokens_per_step} tokens, from step {first}"
     )
     columns = (
         TextColumn("{task.description}"),

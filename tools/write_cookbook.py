@@ -17,9 +17,9 @@ PAGE = ROOT / "docs" / "cookbook.md"
 HEAD = """# Cookbook
 
 Short programs, each with what it prints. They run with the embedded model, a storyteller of 3.7 MB,
-so that you can try them as they are; put the path of your own file into `oxillama.load("model.gguf")`.
-The scripts lie in `examples/cookbook/`; this page is written by `tools/write_cookbook.py`, and a
-test runs every one of them.
+so that you can try them as they are. For a model of your own, pass its path to
+`oxillama.load("model.gguf")`. The scripts are in `examples/cookbook/`; `tools/write_cookbook.py`
+writes this page from them, and the test suite runs every one.
 """
 
 

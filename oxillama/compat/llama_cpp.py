@@ -4,10 +4,11 @@
     llm = Llama(model_path="model.gguf", n_ctx=4096)
     llm("Q: Name the planets. A:", max_tokens=32, stop=["Q:"])["choices"][0]["text"]
 
-Its defaults are llama-cpp-python's (n_ctx 512, 16 tokens of a completion, temperature 0.8, of a chat
-0.2); numbers drawn at random are this engine's own. What is not done here is refused by name
-(`ConfigError`). Arguments about memory and devices that cannot change a result on a CPU (`use_mmap`,
-`offload_kqv`, `flash_attn`, `n_ubatch`, `no_perf`, `verbose`) are accepted and have no effect.
+Its defaults are llama-cpp-python's (n_ctx 512, 16 tokens of a completion, temperature 0.8, of a
+chat 0.2); numbers drawn at random are this engine's own. What is not done here is refused by name
+(`ConfigError`). Arguments about memory and devices that cannot change a result on a CPU
+(`use_mmap`, `offload_kqv`, `flash_attn`, `n_ubatch`, `no_perf`, `verbose`) are accepted and have no
+effect.
 """
 
 from __future__ import annotations
@@ -194,7 +195,8 @@ class Llama:
         _check_more(more)
         if n_threads_batch not in (None, n_threads):
             raise ConfigError(
-                f"n_threads_batch: found {n_threads_batch} beside n_threads {n_threads}, wanted one number of threads"
+                f"n_threads_batch: found {n_threads_batch} beside n_threads {n_threads}, wanted "
+                "one number of threads"
             )
         if type_k != type_v or type_k not in _KV_TYPES:
             raise ConfigError(
@@ -206,15 +208,19 @@ class Llama:
             raise ConfigError(f"pooling_type: found {pooling_type}, wanted -1 to 3")
         if chat_format is not None and chat_format not in _TEMPLATES:
             raise ConfigError(
-                f"chat_format: found {chat_format!r}, wanted None (the file's own template) or one of {', '.join(_TEMPLATES)}"
+                f"chat_format: found {chat_format!r}, wanted None (the file's own template) or one "
+                f"of {', '.join(_TEMPLATES)}"
             )
         if lora_path is None and lora_scale != 1.0:
             raise ConfigError(f"lora_scale: found {lora_scale} without a lora_path, wanted both")
         if lora_path is not None and vocab_only:
-            raise ConfigError("lora_path: found beside vocab_only=True, wanted a model to change")
+            raise ConfigError(
+                "lora_path: found together with vocab_only=True, wanted a model to change"
+            )
         if draft_model is not None and not isinstance(draft_model, LlamaPromptLookupDecoding):
             raise ConfigError(
-                f"draft_model: found {type(draft_model).__name__}, wanted a LlamaPromptLookupDecoding"
+                f"draft_model: found {type(draft_model).__name__}, wanted a "
+                "LlamaPromptLookupDecoding"
             )
         self.model_path = os.fspath(model_path)
         self.verbose, self.chat_format = verbose, chat_format
@@ -837,7 +843,9 @@ def _refuse(name: str, value: Any, only: Any) -> None:
 
 
 def _format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A response_format as the engine takes it: llama-cpp-python's json_object may have a schema."""
+    """A response_format as the engine takes it: llama-cpp-python's json_object may have a
+    schema.
+    """
     if given is None or given.get("type") != "json_object" or "schema" not in given:
         return given
     schema = {"name": "reply", "schema": given["schema"], "strict": True}

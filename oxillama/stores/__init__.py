@@ -46,8 +46,8 @@ def located(
 
     In this order: a file or folder of that name; a prefix that names a store (`ollama:`,
     `lmstudio:`, `hf://`); for `owner/name` a folder of LM Studio, a model of Ollama, then the hub;
-    for any other name a model of Ollama. A Hugging Face folder is converted into the cache folder, once. A folder that
-    holds one GGUF model is that model.
+    for any other name a model of Ollama. A Hugging Face folder is converted into the cache folder,
+    once. A folder that holds one GGUF model is that model.
 
     file: which file of a hub repository or folder, as a pattern ("*Q4_K_M.gguf") or a quantisation
     ("Q4_K_M"); without it the only one, else a usual quantisation (`hub.PREFERRED`).
@@ -59,7 +59,8 @@ def located(
     if not isinstance(source, str):
         if file is not None:
             raise ConfigError(
-                f"file: found {file!r} beside {type(source).__name__}, wanted a folder or a name on the hub"
+                f"file: found {file!r} beside {type(source).__name__}, wanted a folder or a name "
+                "on the hub"
             )
         return source
     path = Path(source)
@@ -82,7 +83,8 @@ def _in_folder(path: Path, file: str | None, progress: Any) -> Path:
             raise GgufNotFound(f"{path}: file: found no GGUF file for {file!r}")
         return converted_file(path, progress=progress)
     raise GgufNotFound(
-        f"{path}: found a folder without GGUF files and without a config.json, wanted a GGUF file or a model folder"
+        f"{path}: found a folder without GGUF files and without a config.json, wanted a GGUF file "
+        "or a model folder"
     )
 
 

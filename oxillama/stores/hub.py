@@ -165,8 +165,8 @@ def _hub(repo: str) -> Any:
         import huggingface_hub
     except ImportError:
         raise ConfigError(
-            f"{repo}: no such file or folder; a name on the Hugging Face hub needs huggingface_hub, "
-            "wanted the extra oxillama[hub]"
+            f"{repo}: no such file or folder; a name on the Hugging Face hub needs "
+            f"huggingface_hub, wanted the extra oxillama[hub]"
         ) from None
     return huggingface_hub
 
@@ -197,7 +197,9 @@ def cached_files() -> list[CachedFile]:
 
 
 def remove_cached(repo: str) -> int:
-    """Remove a repository from the hub's cache; returns the bytes freed, 0 where it is not there."""
+    """Remove a repository from the hub's cache; returns the bytes freed, 0 where it is not
+    there.
+    """
     hub = _hub(repo)
     from huggingface_hub.errors import CacheNotFound
 

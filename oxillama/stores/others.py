@@ -67,7 +67,8 @@ def _blob(folder: Path, manifest: Path, name: str) -> Path:
         raise GgufError(f"{manifest}: found no manifest of Ollama: {error}") from error
     if any(kind == _ADAPTER for kind, _ in kinds):
         raise GgufError(
-            f"{name}: Ollama applies an adapter to this model, wanted one without (its weights alone are another model)"
+            f"{name}: Ollama applies an adapter to this model, wanted one without (its weights "
+            "alone are another model)"
         )
     models = [digest for kind, digest in kinds if kind == _MODEL]
     if len(models) != 1 or models[0] is None:

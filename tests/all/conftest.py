@@ -31,7 +31,7 @@ class Process:
             [
                 sys.executable,
                 "-m",
-                "oxillama.cli",
+                "oxillama",
                 "serve",
                 "--port",
                 "0",

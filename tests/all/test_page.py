@@ -97,7 +97,8 @@ def test_retry_and_edit(window):
 def test_stop(window):
     fresh(window, max_tokens=900, temperature=2)
     window.run(
-        "document.getElementById('schema-on').checked || document.getElementById('schema-on').click()"
+        "document.getElementById('schema-on').checked || "
+        "document.getElementById('schema-on').click()"
     )
     window.run(
         "const e = document.getElementById('schema');"

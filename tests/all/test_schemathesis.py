@@ -5,11 +5,17 @@ import subprocess
 import sys
 
 EXAMPLES = int(os.environ.get("OXILLAMA_EXAMPLES", "200"))
-CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+CHECKS = (
+    "not_a_server_error,status_code_conformance,"
+    "content_type_conformance,response_schema_conformance"
+)
 
 
 def test_the_document_holds(url, tmp_path):
-    program = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis(sys.argv[1:]))"
+    program = (
+        "import sys; from schemathesis.cli import schemathesis; "
+        "sys.exit(schemathesis(sys.argv[1:]))"
+    )
     operations = 40
     done = subprocess.run(
         [

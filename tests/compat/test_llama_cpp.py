@@ -298,7 +298,7 @@ def test_an_adapter_is_that_of_the_engine(llm, tmp_path):
         ({"n_gpu_layers": -1}, "n_gpu_layers: found -1, which is not done here, wanted 0"),
         ({"use_mlock": True}, "use_mlock"),
         ({"lora_scale": 0.5}, "lora_scale: found 0.5 without a lora_path"),
-        ({"lora_path": "x", "vocab_only": True}, "lora_path: found beside vocab_only"),
+        ({"lora_path": "x", "vocab_only": True}, "lora_path: found together with vocab_only"),
         ({"chat_format": "functionary"}, "chat_format: found 'functionary', wanted None"),
         ({"type_k": 8}, "type_k, type_v: found 8, None"),
         ({"n_threads": 2, "n_threads_batch": 3}, "n_threads_batch"),

@@ -77,7 +77,7 @@ RAISED = {
     "the file has no vocabulary": (
         lambda engine, folder, _: edited(engine, folder, b"tokenizer.ggml.model").generate("x")
     ),
-    "found beside sampler, wanted one of them": (
+    "found together with sampler, wanted one of them": (
         lambda engine, *_: engine.generate(
             "x", sampler=oxillama.SamplerConfig.greedy(), temperature=0
         )

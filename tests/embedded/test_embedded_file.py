@@ -112,7 +112,10 @@ def test_the_chat_template_renders_system_user_and_assistant(reader):
         {"role": "user", "content": "Hi!"},
         {"role": "assistant", "content": "Hello!"},
     ]
-    text = "<|begin|><|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n"
+    text = (
+        "<|begin|><|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
+        "<|im_start|>assistant\nHello!<|im_end|>\n"
+    )
     assert (
         template.render(messages=messages, bos_token="<|begin|>", add_generation_prompt=False)
         == text

@@ -62,7 +62,8 @@ def test_work_that_means_nothing_is_refused(tools, text):
 def test_the_best_flags_of_the_first_round_run_alone_later(tools, tmp_path):
     bench = program(
         tmp_path / "bench",
-        "rate = 50 if a[-1] == '1' else 40\nprint('noise', json.dumps([{'n_gen': 32, 'avg_ts': rate}]))",
+        "rate = 50 if a[-1] == '1' else 40\nprint('noise', json.dumps([{'n_gen': 32, 'avg_ts': "
+        "rate}]))",
     )
     peer = tools.engines.LlamaBench("ik", 1, ["-rtr 0", "-rtr 1"], bench)
     work, model = tools.engines.Work.of("n32 d4096"), tmp_path / "m.gguf"
@@ -91,10 +92,14 @@ def test_the_best_flags_of_the_first_round_run_alone_later(tools, tmp_path):
 
 
 def test_several_sequences_come_from_the_table_of_batched_bench(tools, tmp_path):
-    row = "|    64 |     32 |    8 |    768 |    2.712 |   188.82 |    3.031 |    84.45 |    4.000 |   133.73 |"
+    row = (
+        "|    64 |     32 |    8 |    768 |    2.712 |   188.82 |    3.031 |    84.45 |    4.000 | "
+        "  133.73 |"
+    )
     bench = program(
         tmp_path / "batched",
-        f"open('llama.log', 'w'); print('|    PP |     TG |\\n|---|---|\\n' + {row!r}, file=sys.stderr)",
+        f"open('llama.log', 'w'); print('|    PP |     TG |\\n|---|---|\\n' + {row!r}, "
+        "file=sys.stderr)",
     )
     model, work = tmp_path / "m.gguf", tools.engines.Work.of("n32 d64 b8")
     assert tools.engines.LlamaBench("ik", 1, ["-fa 1 -rtr 0", "-fa 1 -rtr 1"], None, bench).measure(
@@ -133,7 +138,8 @@ def test_several_sequences_come_from_the_table_of_batched_bench(tools, tmp_path)
 def test_a_forced_instruction_set_must_be_reported(tools, tmp_path):
     bench = program(
         tmp_path / "bench",
-        "print(json.dumps({'isa': os.environ.get('OXILLAMA_ISA', 'best'), 'tg_tps': 5, 'pp_tps': 7}))",
+        "print(json.dumps({'isa': os.environ.get('OXILLAMA_ISA', 'best'), 'tg_tps': 5, 'pp_tps': "
+        "7}))",
     )
     model, work = tmp_path / "m.gguf", tools.engines.Work.of("n8")
     assert tools.engines.Harness("ours", [bench], 1, isa="avx2").measure(model, work) == {
@@ -155,12 +161,16 @@ def test_rounds_are_told_apart_by_what_plain_reads_gave(tools, tmp_path):
     )
     assert cell.moods(50) == {"< 50": [0], "50 passed": [1], ">= 50": [2, 3]}
     assert tools.measure.table([cell], ["ours", "peer"], 50).splitlines()[2:] == [
-        "| m | generation 8, 2 threads | generation tokens/s | 10.0 | 10.0 | 1.00 | 1 | 30 to 31 (< 50) | 33 % |",
-        "| m | generation 8, 2 threads | generation tokens/s | 20.0 | 10.0 | 2.00 | 1 | 30 to 60 (50 passed) | 34 % |",
-        "| m | generation 8, 2 threads | generation tokens/s | 27.0 | 10.0 | 2.70 | 2 | 58 to 61 (>= 50) | 45 % |",
+        "| m | generation 8, 2 threads | generation tokens/s | 10.0 | 10.0 | 1.00 | 1 | 30 to 31 "
+        "(< 50) | 33 % |",
+        "| m | generation 8, 2 threads | generation tokens/s | 20.0 | 10.0 | 2.00 | 1 | 30 to 60 "
+        "(50 passed) | 34 % |",
+        "| m | generation 8, 2 threads | generation tokens/s | 27.0 | 10.0 | 2.70 | 2 | 58 to 61 "
+        "(>= 50) | 45 % |",
     ]
     assert tools.measure.table([cell], ["ours", "peer"]).splitlines()[2:] == [
-        "| m | generation 8, 2 threads | generation tokens/s | 22.0 | 10.0 | 2.20 | 4 | 30 to 61 | 37 % |"
+        "| m | generation 8, 2 threads | generation tokens/s | 22.0 | 10.0 | 2.20 | 4 | 30 to 61 | "
+        "37 % |"
     ]
 
 
