@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -214,6 +215,7 @@ def test_at_a_terminal_ctrl_c_stops_a_reply_and_two_leave(tmp_path):
         import fcntl
         import termios
 
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored in a shell's background jobs
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(
@@ -227,7 +229,8 @@ def test_at_a_terminal_ctrl_c_stops_a_reply_and_two_leave(tmp_path):
         nonlocal seen
         end = time.monotonic() + seconds
         while text not in seen:
-            if not select.select([parent], [], [], max(0.0, end - time.monotonic()))[0]:
+            left = end - time.monotonic()
+            if left < 0 or not select.select([parent], [], [], left)[0]:
                 return False
             try:
                 seen += os.read(parent, 1 << 16)

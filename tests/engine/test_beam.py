@@ -300,8 +300,9 @@ def test_a_session_is_left_as_it_was():
 
 def test_a_search_that_is_preempted_finds_the_same():
     engine = core(max_pages=16, prefix=False)
-    old = engine.submit(request(engine, [1] * 90, max_tokens=60))
-    job = search(engine, [2] * 20, beam_width=4, max_new_tokens=30)
+    with engine.step_lock:  # neither is over before the other begins
+        old = engine.submit(request(engine, [1] * 90, max_tokens=60))
+        job = search(engine, [2] * 20, beam_width=4, max_new_tokens=30)
     assert list(old.result(20).tokens) == solo([1] * 90, 60)
     assert [each.tokens for each in job.result(20)] == reference([2] * 20, 4, 30)
     assert engine.metrics().requests_preempted_total > 0
