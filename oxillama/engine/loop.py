@@ -338,7 +338,9 @@ class StepLoop:
         else:
             counters.decode_seconds += now - start
         if self.program.representative:
-            self._scheduler.observe(prefill_rows=prefilled, seconds=now - start, mixed=decoded > 0)
+            self._scheduler.observe(
+                prefill_rows=prefilled, seconds=now - start, decode_rows=decoded
+            )
 
     def _take_rows(self, request: Any, rows: np.ndarray, now: float) -> None:
         """What one request, of any kind, does with its rows of a step: none, some or all."""

@@ -10,8 +10,8 @@ still to run. A decoding entry has one, more after tokens that its grammar force
 add the candidates of its `draft`, which are run as if they were tokens, so that the same step
 verifies them. Rules:
 
-- Decoding entries come first, at most `max_batch_sequences` a step, in rotation; each has a row
-  before any has more.
+- Decoding entries come first, as many a step as measured steps say is cheapest (`StepWidth`), in
+  rotation, at most `max_batch_sequences`; each has a row before any has more.
 - An entry of several sequences side by side (`width`) takes its turn with all of them in one step,
   unless they are more than fit into any.
 - Candidates take rows and pages that are left over: nobody waits or gives up pages for them.
@@ -49,6 +49,7 @@ from oxillama.errors import ConfigError
 PREFILL_CHUNK = 512  # rows
 MAX_DECODE_WAIT_MS = 100
 SMALLEST_CHUNK = 4  # rows: with a decoding row they cost little more than it alone
+NARROWEST_STEP = 8  # decoding sequences: fewer share no step less
 
 
 _rank = attrgetter("rank")
@@ -72,7 +73,7 @@ class SchedulerConfig:
 
     max_sequences: int = 32  # admitted at once
     max_batch_tokens: int = 512  # rows of a step
-    max_batch_sequences: int = 8  # sequences that decode in one step
+    max_batch_sequences: int = 32  # sequences that decode in one step, at most
     max_prefill_tokens: int = 256  # prefill rows of a step in which others decode
     prefill_chunk: int = PREFILL_CHUNK  # prefill rows of a step in which nobody decodes
     max_decode_wait_ms: int = MAX_DECODE_WAIT_MS
@@ -162,6 +163,60 @@ class ScheduleEntry:
         return self.every_row or self.length - self.done <= 1
 
 
+class StepWidth:
+    """How many sequences decode in one step: the number whose steps took the least time a row.
+
+    A wider step reads the weights fewer times for as many tokens, and where arithmetic is the limit
+    it gains nothing more; what is best depends on the machine and the model. The choices are 8, 16,
+    32, ... and all. Those never measured go first, the widest before others; then the cheapest
+    runs, and of equally cheap ones the widest.
+    """
+
+    MEASURED_EVERY = 64  # steps; then one of the other choices runs
+    NOISE = 1.03  # costs in this ratio are equal
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._costs: dict[int, float] = {}  # seconds a row, by the power of two from the width up
+        self._among, self._best, self._since, self._others = 0, 0, 0, 0
+
+    def choose(self, sequences: int) -> int:
+        """How many of so many sequences run in the next step."""
+        sequences = min(sequences, self._most)
+        if sequences <= NARROWEST_STEP:
+            return sequences
+        self._since += 1
+        if sequences == self._among and self._best and self._since < self.MEASURED_EVERY:
+            return self._best
+        choices = [sequences]
+        while (narrower := _power(choices[-1]) // 2) >= NARROWEST_STEP:
+            choices.append(narrower)
+        self._among, self._best = sequences, 0
+        for width in choices:
+            if _power(width) not in self._costs:
+                return width
+        if self._since >= self.MEASURED_EVERY:
+            self._since, self._others = 0, self._others + 1
+            return choices[self._others % len(choices)]
+        least = min(self._costs[_power(width)] for width in choices)
+        self._best = next(
+            width for width in choices if self._costs[_power(width)] <= self.NOISE * least
+        )
+        return self._best
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from a step that only decoded."""
+        if rows >= NARROWEST_STEP:
+            width, cost = _power(rows), seconds / rows
+            known = self._costs.get(width, cost)
+            self._costs[width] = known + 0.2 * (cost - known)
+
+
+def _power(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()
+
+
 class Scheduler:
     """Plans steps. The three callables are the engine's: they own pages, this class owns order.
 
@@ -189,6 +244,8 @@ class Scheduler:
         self.asking: ScheduleEntry | None = None
         self.preemptions = 0
         self._admit, self._reserve, self._release = admit, reserve, release
+        self._width = StepWidth(config.max_batch_sequences)
+        self._turns = 1  # steps until a decoder's next token
         self._arrivals = 0
         self._row_seconds = 0.0  # running estimate of what a prefill row costs
         self._base_seconds = 0.0  # and of a step that only decodes
@@ -280,11 +337,13 @@ class Scheduler:
             self._rescue(plan, hidden)
         return plan
 
-    def observe(self, *, prefill_rows: int, seconds: float, mixed: bool = True) -> None:
-        """Learn from a finished step what rows cost, so that the next chunks keep the decoders'
-        wait short. mixed: others decoded in a step with prefill rows.
+    def observe(self, *, prefill_rows: int, seconds: float, decode_rows: int = 1) -> None:
+        """Learn from a finished step what rows cost: how many sequences are to decode in one, and
+        which chunks keep their wait short.
         """
+        mixed = decode_rows > 0
         if not prefill_rows:
+            self._width.observe(decode_rows, seconds)
             self._base_seconds += (seconds - self._base_seconds) * (
                 0.2 if self._base_seconds else 1.0
             )
@@ -310,11 +369,9 @@ class Scheduler:
         cost = self._row_seconds or self._base_seconds
         if not fixed:
             return min(free, SMALLEST_CHUNK)
-        # steps until a decoder's next
-        turns = -(-sum(each.width or 1 for each in self.decoding) // config.max_batch_sequences)
         # a third of the step at least: where it is longer than the bound by itself, prompts go on
         # too
-        budget = max(config.max_decode_wait_ms / 1000 / turns - fixed, fixed / 2)
+        budget = max(config.max_decode_wait_ms / 1000 / self._turns - fixed, fixed / 2)
         return min(free, max(SMALLEST_CHUNK, int(budget / cost)))
 
     def start_decoding(self, entry: ScheduleEntry) -> None:
@@ -413,8 +470,11 @@ class Scheduler:
         """
         # decoders leave a row to who prefills
         rows = max(1, self.config.max_batch_tokens - bool(self.prefilling))
-        most = free = min(self.config.max_batch_sequences, rows)
-        if not (self.parked or any(entry.width for entry in self.decoding)):
+        plain = not (self.parked or any(entry.width for entry in self.decoding))
+        sequences = len(self.decoding) if plain else sum(each.width or 1 for each in self.decoding)
+        most = free = min(self._width.choose(sequences), rows)
+        self._turns = -(-sequences // max(most, 1))
+        if plain:
             turn = list(self.decoding)[:free]
             self.decoding.rotate(-len(turn))
             return turn, len(turn)

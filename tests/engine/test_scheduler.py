@@ -12,6 +12,7 @@ from oxillama.engine.scheduler import (
     Scheduler,
     SchedulerConfig,
     State,
+    StepWidth,
 )
 from oxillama.errors import ConfigError
 
@@ -78,7 +79,7 @@ def test_the_defaults_are_the_documented_ones():
         config.max_batch_tokens,
         config.max_batch_sequences,
         config.max_prefill_tokens,
-    ) == (32, 512, 8, 256)
+    ) == (32, 512, 32, 256)
     assert (PREFILL_CHUNK, MAX_DECODE_WAIT_MS) == (512, 100)
 
 
@@ -347,3 +348,38 @@ def test_a_whole_ticket_takes_its_pages_or_starves():
     large.whole = True
     sched.add(large)
     assert sched.schedule() == [] and sched.starved is large
+
+
+def widths(seconds, sequences, steps, most=64):
+    """How many sequences decode in each of so many steps that take seconds(width)."""
+    found, seen = StepWidth(most), []
+    for _ in range(steps):
+        seen.append(found.choose(sequences))
+        found.observe(seen[-1], seconds(seen[-1]))
+    return seen
+
+
+def test_few_sequences_decode_together_whatever_it_costs():
+    assert widths(lambda width: width**3, 8, 200) == [8] * 200
+    assert widths(lambda width: width**3, 32, 200, most=5) == [5] * 200
+
+
+def test_the_width_of_steps_follows_what_a_row_costs():
+    assert widths(lambda width: 1 + 0.01 * width, 32, 60) == [32, 16, 8] + [32] * 57
+    assert widths(lambda width: width if width > 16 else 0.8 * width, 40, 60)[4:] == [16] * 56
+    # within the noise the widest, which lets nobody wait for another turn
+    assert set(widths(lambda width: width * (1.02 if width > 8 else 1.0), 24, 60)[3:]) == {24}
+
+
+def test_widths_are_measured_again_as_costs_change():
+    steps = 0
+
+    def seconds(width):
+        nonlocal steps
+        steps += 1
+        return width * (1.5 if (width > 8) == (steps > 300) else 1.0)
+
+    seen = widths(seconds, 32, 2000)
+    assert seen[100:163].count(32) >= 62 and seen[-63:].count(8) >= 62
+    others = [width for width in seen[64:256] if width != 32]
+    assert 1 <= len(others) <= 3
