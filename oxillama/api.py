@@ -210,6 +210,19 @@ class InferenceEngine:
         """
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
+    def tokenize_batch(
+        self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
+    ) -> list[list[int]]:
+        """Token ids of each text, as `tokenize` returns them, by as many threads as the engine
+        has.
+        """
+        return self.tokenizer.encode_batch(
+            texts,
+            add_special=add_special,
+            parse_special=parse_special,
+            num_threads=self._loaded.model.program.num_threads,
+        )
+
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids."""
         return self.tokenizer.decode(checked_ids(ids, name="detokenize", wanted="token ids"))

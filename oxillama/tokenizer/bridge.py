@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
+from oxillama._core.threads import worker_count
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.bpe import CHAR_TO_BYTE, BpeEncoder
 from oxillama.tokenizer.provenance import TemplateText
@@ -31,6 +33,7 @@ from oxillama.tokenizer.wordpiece import WordPieceEncoder
 # White space that a special token of Phi-3 swallows: ASCII's, as GGUF engines have it. (Hugging
 # Face's tokenizer of that model takes all of Unicode's, so it loses a no-break space in a text.)
 _SWALLOWED = " \t\n\v\f\r"
+_RUN = 1 << 16  # characters, from which on a thread of its own pays
 
 
 class TokenizerBridge:
@@ -189,6 +192,39 @@ class TokenizerBridge:
         if add_special and v.add_eos:
             ids.append(v.special["eos"])
         return ids
+
+    def encode_batch(
+        self,
+        texts: Iterable[str],
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        num_threads: int = 0,
+    ) -> list[list[int]]:
+        """The ids of each text, as `encode` returns them.
+
+        num_threads: threads that share the texts; 0 for as many as an engine would take.
+        """
+        if isinstance(texts, str):
+            raise TokenizerError("texts: found str, wanted a list of texts; `encode` takes one")
+        texts, most = list(texts), worker_count(num_threads)
+
+        def several(first: int, last: int) -> list[list[int]]:
+            return [
+                self.encode(text, add_special=add_special, parse_special=parse_special)
+                for text in texts[first:last]
+            ]
+
+        runs, first, size = [], 0, 0
+        for last, text in enumerate(texts, 1):
+            size += len(text) if isinstance(text, str) else 0
+            if size >= _RUN or last == len(texts):
+                runs.append((first, last))
+                first, size = last, 0
+        if min(most, len(runs)) < 2:
+            return several(0, len(texts))
+        with ThreadPoolExecutor(min(most, len(runs)), "oxillama tokenizer") as pool:
+            return [ids for run in pool.map(several, *zip(*runs)) for ids in run]
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         """The ids of two texts that a cross-encoder reads as one: what the file says begins and

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+import oxillama
 from oxillama.errors import TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.tokenizer import TextStream, TokenizerBridge
@@ -405,3 +406,31 @@ def test_a_stream_of_valid_text_never_replaces_anything(text):
     stream = TextStream(lambda token: b"")
     pieces = [stream.feed_bytes(bytes([byte])) for byte in text.encode()]
     assert "".join(pieces) == text and stream.flush() == "" and stream.pending == b""
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_a_batch_of_texts_has_the_ids_of_each(num_threads):
+    bridge = oxillama.load().tokenizer
+    long = "Once upon a time there was a <|im_start|>fox. " * 2000
+    parts = (long[i : i + 900] for i in range(99))
+    texts = ["", "a", long, "Tim", long[7:], long[:70_000], "\n", *parts]
+    for options in ({}, {"add_special": False}, {"parse_special": False}):
+        found = bridge.encode_batch(iter(texts), num_threads=num_threads, **options)
+        assert found == [bridge.encode(text, **options) for text in texts]
+    assert bridge.encode_batch([]) == []
+
+
+def test_a_batch_refuses_what_is_no_list_of_texts():
+    bridge = oxillama.load().tokenizer
+    with pytest.raises(TokenizerError, match="texts: found str, wanted a list of texts"):
+        bridge.encode_batch("abc")
+    with pytest.raises(TokenizerError, match="text: found int, wanted str"):
+        bridge.encode_batch(["a" * 70_000, 3, "b" * 70_000], num_threads=2)
+    with pytest.raises(oxillama.ConfigError, match="num_threads"):
+        bridge.encode_batch(["a"], num_threads=-1)
+
+
+def test_an_engine_tokenizes_batches():
+    with oxillama.load() as engine:
+        texts = ["Once upon a time", "Hello"]
+        assert engine.tokenize_batch(texts) == [engine.tokenize(text) for text in texts]
