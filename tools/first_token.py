@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measures one load: seconds from the call that opens a model to its first token, in this process
-and once.
+"""Measures one load: seconds from the call that opens a model to its first token, and to the second
+and the fifth, in this process and once.
 
     first_token.py MODEL.gguf [-t 2] [--cold] [--sidecar FOLDER] [--json]
     PYTHON first_token.py MODEL.gguf --engine llama.cpp     PYTHON: one that has llama-cpp-python
 
-The prompt is one token, the answer the likeliest next one. Imports are done before. With --cold the
-model's file (and its sidecar's) is first dropped from the system's page cache, and it is an error
-if it stays there. Weights are packed, or with --sidecar mapped from what `oxillama sidecar write`
-has left in the folder before.
+The prompt is one token, the answer the likeliest next ones. Imports are done before. With --cold
+the model's file (and its sidecar's) is first dropped from the system's page cache, and it is an
+error if it stays there. Weights are packed, or with --sidecar mapped from what `oxillama sidecar
+write` has left in the folder before.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+TOKENS = 5
 
 
 def drop(path: Path) -> None:
@@ -50,17 +52,19 @@ def ours(path: str, threads: int, sidecar: str | None) -> dict:
     import oxillama
     import oxillama.api  # noqa: F401  (imported when first used)
 
-    greedy = oxillama.SamplerConfig.greedy()
     start = time.perf_counter()
     with oxillama.load(path, num_threads=threads or None, sidecar=sidecar or False) as engine:
         loaded = time.perf_counter()
-        engine.generate([1], max_tokens=1, sampler=greedy)
-        done = time.perf_counter()
+        times = []
+        session, token = engine.session(), 1
+        for _ in range(TOKENS):
+            token = int(engine.forward_one(token, session=session).argmax())
+            times.append(time.perf_counter() - start)
         return {
             "engine": "oxillama",
             "isa": oxillama.cpu_info()["isa"],
             "load_s": loaded - start,
-            "first_s": done - start,
+            **named(times),
         }
 
 
@@ -80,11 +84,21 @@ def llama_cpp(path: str, threads: int) -> dict:
     settings = llama_cpp.llama_context_default_params()
     settings.n_threads = settings.n_threads_batch = threads or len(os.sched_getaffinity(0))
     context = llama_cpp.llama_init_from_model(model, settings)
-    if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one((ctypes.c_int32 * 1)(1), 1)):
-        raise SystemExit("llama.cpp: decode failed")
     vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), (vocab,)).argmax()
-    return {"engine": "llama.cpp", "load_s": loaded - start, "first_s": time.perf_counter() - start}
+    times, token = [], 1
+    for _ in range(TOKENS):
+        batch = llama_cpp.llama_batch_get_one((ctypes.c_int32 * 1)(token), 1)
+        if llama_cpp.llama_decode(context, batch):
+            raise SystemExit("llama.cpp: decode failed")
+        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context), (vocab,))
+        token = int(logits.argmax())
+        times.append(time.perf_counter() - start)
+    return {"engine": "llama.cpp", "load_s": loaded - start, **named(times)}
+
+
+def named(times: list[float]) -> dict[str, float]:
+    """Seconds to the tokens that are told."""
+    return {"first_s": times[0], "second_s": times[1], "fifth_s": times[4]}
 
 
 def in_fresh_process(

@@ -4,13 +4,15 @@ when nothing else runs.
     load ----- packer ... unit, unit, unit ... --------------------------------+--- all are packed:
     the packer ends
                first step: over what is packed and what still is in the file   |
-               any later step packs what is left, with all its workers --------+
+               later steps: pack for as long as such a step takes, then run ---+
 
 Memory that is written for the first time can cost more than all the rest of a first token. So the
 first step waits for nobody: its products pack what they need into a worker's cache and forget it
-(`_core/unpacked`). That work is done again, so it happens once, and only where waiting would take
-longer, for few rows. Weights are packed by one thread at a time, and by none while such a step
-runs.
+(`_core/unpacked`). That work is done again, so a later step packs first, with all its workers:
+everything that is left where that is soon done, else for as long as the last such step took. No
+token waits much longer than twice that, and packing takes at most twice as long as without them.
+Only steps of few rows run so. Weights are packed by one thread at a time, and by none while such a
+step runs.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from oxillama._core.threads import default_threads
 from oxillama.errors import Cancelled
 
 UNIT = 2 << 20  # bytes that a worker packs at a time: a large page
-# seconds that a first step waits for all weights, as long as that seems enough
+# seconds that a step waits for all weights, as long as that seems enough
 PATIENCE = 0.2
 # packed between two looks at the clock; and at whether anything else is wanted
 FEW_UNITS, MANY_UNITS = 8, 32
@@ -53,7 +55,8 @@ class Packing:
             Units(list(matrices), mapped=mapped, unit=UNIT),
             num_threads or default_threads(),
         )
-        self.nbytes, self._begun = self._units.nbytes, False
+        self.nbytes = self._units.nbytes
+        self._begun = self._unpacked = 0.0  # when the last step without began, how long it took
         # seconds that all workers take for a byte of the file, of late; 0 is not known yet
         self._pace = 0.0
         self._renew()
@@ -85,17 +88,17 @@ class Packing:
         begun = False
         try:  # an interrupt may come as soon as the turn is taken
             self._take(step=True)
-            first, until, self._begun = (
-                not self._begun and rows <= MOST_ROWS,
-                time.monotonic() + PATIENCE,
-                True,
-            )
+            least = time.monotonic() + self._unpacked
+            most = least + max(self._unpacked, PATIENCE)
+            if self._unpacked:  # so that the pace is known
+                self._pack(FEW_UNITS, self._workers, cancel)
             while not (begun or self.whole):
                 if cancel:
                     raise Cancelled("step: cancelled by its caller")
-                begun = first and not self._in_time(until)
+                begun = rows <= MOST_ROWS and time.monotonic() >= least and not self._in_time(most)
                 if not begun:
                     self._pack(FEW_UNITS, self._workers, cancel)
+            self._begun = time.monotonic() if begun else 0.0
         finally:
             if not begun:
                 self.end()
@@ -105,6 +108,8 @@ class Packing:
         """Let others pack, where this thread has the turn."""
         with self._turn:
             if self._taken == threading.get_ident():
+                if self._begun:
+                    self._begun, self._unpacked = 0.0, time.monotonic() - self._begun
                 self._taken = None
                 self._turn.notify_all()
 

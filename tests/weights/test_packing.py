@@ -53,10 +53,12 @@ def path(request, tmp_path):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Models are large here, and units small; no step waits."""
+    """Models are large here, and units small; a first step waits for nobody, and later ones pack
+    what is left, however slow the machine is.
+    """
     monkeypatch.setattr(load, "PACKED_AT_ONCE", 0)
     monkeypatch.setattr(packing, "UNIT", 4096)
-    monkeypatch.setattr(packing, "PATIENCE", -1.0)
+    monkeypatch.setattr(packing, "PATIENCE", 1e9)
     monkeypatch.delenv("OXILLAMA_SIDECAR", raising=False)
 
 
@@ -71,6 +73,16 @@ def unpacked(monkeypatch, path, *, packer=False, **options):
 def whole(path):
     """The same model, packed before."""
     return load_model(GgufReader(path), num_threads=1, progress=lambda done, total: None)
+
+
+class SlowUnits:
+    """Units whose packing is another function."""
+
+    def __init__(self, units, pack):
+        self._units, self.pack = units, pack
+
+    def __getattr__(self, name):
+        return getattr(self._units, name)
 
 
 def panels(model):
@@ -154,6 +166,35 @@ def test_every_format_of_a_file_multiplies_before_it_is_packed(name, tmp_path, m
     )
     assert np.array_equal(logits(model, IDS), wanted) and not model.packing.whole
     assert np.array_equal(logits(model, IDS), wanted) and model.packing.whole
+
+
+def test_later_steps_pack_for_as_long_as_the_last_one_took(path, monkeypatch):
+    """By a clock that packing and steps move: ten seconds a group of units, thirty a step."""
+    model, packed, clock = unpacked(monkeypatch, path), whole(path), [1.0]
+    monkeypatch.setattr(packing, "PATIENCE", 0.0)
+    monkeypatch.setattr(packing.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(packing, "FEW_UNITS", 1)
+    own, step, waits = model.packing._units.pack, model.packing.end, []
+
+    def pack(*most, **options):
+        clock[0] += 10
+        own(*most, **options)
+
+    def end():
+        clock[0] += 30
+        step()
+
+    monkeypatch.setattr(model.packing, "_units", SlowUnits(model.packing._units, pack))
+    monkeypatch.setattr(model.packing, "end", end)
+    wanted = logits(packed, IDS[:1])
+    while not model.packing.whole:
+        before, done = clock[0], model.packing.done
+        assert np.array_equal(logits(model, IDS[:1]), wanted)
+        waits.append((clock[0] - before, model.packing.done > done))
+    # the first waits for nothing, the others pack for thirty seconds, the last to the end
+    assert waits[0] == (30, False) and len(waits) > 3
+    assert all(30 < seconds <= 30 + 60 and packs for seconds, packs in waits[1:])
+    assert panels(model) == panels(packed)
 
 
 def test_a_first_step_waits_where_that_is_soon_done(path, monkeypatch):
