@@ -17,11 +17,13 @@ import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from tempfile import TemporaryDirectory
 
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
 from setuptools.modified import newer_group
 
 only = {name for name in os.environ.get("OXILLAMA_BUILD_ONLY", "").split(",") if name}
@@ -93,6 +95,10 @@ sources = {
     "vectors": ["csrc/dispatch.c"] + sorted(glob("csrc/vec/*.c")),
 }
 
+# Whose standalone calls run by `prange`: they alone link an OpenMP library, where the compiler has
+# one; without it those calls run on one thread.
+parallel = ("attention", "matmul", "pool", "threads")
+
 # What all modules have in common (Cython's memoryviews and function types) is compiled once.
 shared = "oxillama._core._cyutility"
 macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)]
@@ -137,13 +143,37 @@ class BuildExt(build_ext):
             if self.force
             or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name), "newer")
         ]
-        objects = self.compile_all(sorted({file for ext in stale for file in ext.sources}))
+        regions = [ext for ext in stale if ext.name.rpartition(".")[2] in parallel]
+        compiled, linked = self.openmp() if regions else ([], [])
+        for ext in regions:
+            ext.extra_link_args = [*ext.extra_link_args, *linked]
+        extra = {ext.sources[0]: compiled for ext in regions}
+        objects = self.compile_all(sorted({file for ext in stale for file in ext.sources}), extra)
         self.compiler.compile = lambda files, *_, **__: [objects[file] for file in files]
         self.parallel = None
         super().build_extensions()
 
-    def compile_all(self, files):
-        """Compiles the files side by side; returns the object of each."""
+    def openmp(self):
+        """The flags to compile and to link with, found by building a program with them."""
+        found = [(["-fopenmp"], ["-fopenmp"]), (["-Xpreprocessor", "-fopenmp"], ["-lomp"])]
+        if self.compiler.compiler_type == "msvc":
+            found = [(["/openmp"], [])]
+        with TemporaryDirectory() as folder:
+            source = os.path.join(folder, "region.c")
+            with open(source, "w") as file:
+                file.write("#include <omp.h>\nint main(void) { return omp_in_parallel(); }\n")
+            for compiled, linked in found:
+                try:
+                    made = self.compiler.compile([source], folder, extra_postargs=compiled)
+                    self.compiler.link_executable(made, source[:-2], extra_postargs=linked)
+                    return compiled, linked
+                except (CompileError, LinkError):
+                    continue
+        print("no OpenMP: standalone calls run on one thread", flush=True)
+        return [], []
+
+    def compile_all(self, files, extra):
+        """Compiles the files side by side, some with flags of their own; returns their objects."""
         began, done, root = time.monotonic(), [], logging.getLogger()
 
         def one(file):
@@ -153,7 +183,7 @@ class BuildExt(build_ext):
                 output_dir=self.build_temp,
                 macros=macros,
                 include_dirs=about["include_dirs"],
-                extra_postargs=[level(file), *flags],
+                extra_postargs=[level(file), *flags, *extra.get(file, [])],
             )
             done.append(file)
             now = time.monotonic()

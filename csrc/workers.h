@@ -15,7 +15,6 @@
 #define OX_WORKERS_H
 
 #include <errno.h>
-#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -25,6 +24,7 @@
 #include <unistd.h>
 
 #include "block.h"
+#include "environment.h"
 #include "team.h"
 
 typedef void (*ox_work)(void *args, int ith, int nth);
@@ -79,7 +79,7 @@ static void *ox_workers_main(void *start) {
     const ox_worker *self = start;
     ox_workers *w = self->workers;
     const int ith = self->ith;
-    fesetenv(FE_DFL_ENV);                   /* not what the thread that loads has set: flushing and rounding are part of the result */
+    ox_fenv_enter();                        /* for good */
     for (uint64_t seen = 0;;) {
         seen = ox_workers_await(w, seen);
         const int nth = (int)(uint32_t)seen;
@@ -158,10 +158,17 @@ static void ox_workers_free(ox_workers *w) {
     free(w);
 }
 
+/* The caller's own share. */
+static void ox_workers_share(ox_work work, void *args, int nth) {
+    fenv_t was = ox_fenv_enter();
+    work(args, 0, nth);
+    ox_fenv_leave(&was);
+}
+
 /* work(args, ith, nth) on the caller and nth - 1 threads; returns when all have ended, 0, or the errno of threads that a forked child could not start. */
 static int ox_workers_run(ox_workers *w, ox_work work, void *args, int nth) {
     if (nth <= 1) {
-        work(args, 0, 1);
+        ox_workers_share(work, args, 1);
         return 0;
     }
     if (w->process != getpid()) {
@@ -172,7 +179,7 @@ static int ox_workers_run(ox_workers *w, ox_work work, void *args, int nth) {
     w->args = args;
     atomic_store_explicit(&w->pending, nth - 1, memory_order_relaxed);
     ox_workers_post(w, nth);
-    work(args, 0, nth);
+    ox_workers_share(work, args, nth);
     for (int i = 0; i < OX_TEAM_SPINS; i++) {
         if (!atomic_load_explicit(&w->pending, memory_order_acquire)) return 0;
         ox_team_pause();

@@ -9,17 +9,26 @@ one formula. Who computes a split and when never changes a bit, so the schedule 
   folds them all.
 
 Queries of a tile are its rows times the query heads that share the KV head, so K and V are read once for all of them.
+
+`attend_part` is one worker's share: the tape calls it on each of its workers, `attend` by `prange` over numpy arrays.
 """
 import numpy as np
 
+from cython.parallel cimport prange
 from libc.stdint cimport int32_t, uint8_t
+from libc.stdlib cimport free
+from libc.string cimport memset
 
-from oxillama._core.pool cimport KvLayer, page_of
-from oxillama._core.step cimport Common, Op, Plan, Step, Tiles, act_row_bytes, ox_fetch, row_of
-from oxillama._core.threads cimport ox_team, ox_team_take
-from oxillama._core.vectors cimport OX_BLOCK_GROUPS, OX_MAX_QUERIES, OX_SPLIT_KEYS, ox_split
+from oxillama._core.linear cimport fill_quantise
+from oxillama._core.pool cimport Arena, KvLayer, PageMemory, page_of
+from oxillama._core.step cimport ALL_ROWS, Common, Op, PartFn, Plan, Step, Tiles, act_row_bytes, ox_fetch, row_of
+from oxillama._core.threads cimport fenv_t, ox_fenv_enter, ox_fenv_leave, ox_team, ox_team_init, ox_team_take, worker_count
+from oxillama._core.vectors cimport OX_BLOCK_GROUPS, OX_MAX_QUERIES, OX_SPLIT_KEYS, ox_split, vec_table
 
 from oxillama._core.store import head_shape
+
+cdef extern from "block.h" nogil:
+    void *ox_block_new(size_t size)
 
 cdef extern from *:
     """
@@ -457,3 +466,71 @@ cdef class AttendOp(Op):
 
 
 OPS = {"attend": AttendOp}
+
+
+cdef void _share(PartFn part, const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef fenv_t was = ox_fenv_enter()
+    part(args, team, ith, nth)
+    ox_fenv_leave(&was)
+
+
+def attend(const float[:, :, ::1] q, PageMemory memory not None, pages, int layer, *, int first=0, window=0, chunk=0, softcap=0.0, sinks=None,
+           slopes=None, num_threads=1, isa=None):
+    """out (rows, q_heads, v_dim) float32: attention of the rows at positions first, first + 1, ... of the sequence whose pages these are, in order.
+
+    q (rows, q_heads, k_dim) comes rotated and scaled; a row sees the keys up to its own position, as `PageMemory.write` or a step stored them. The
+    other numbers are those of the op `attend`. PoolError for a layer or page that does not exist, ModelError for what the op refuses.
+    """
+    cdef const KvLayer *one = memory._layer(layer)
+    cdef int rows = <int>q.shape[0], heads = <int>q.shape[1], workers = worker_count(num_threads), ith, nth, i
+    cdef const int32_t[::1] table = np.ascontiguousarray(pages, np.int32)
+    cdef float[:, :, ::1] out = np.empty((rows, heads, one.v_dim), np.float32)
+    memory.check_table(table, first, rows)
+    if rows == 0:
+        return np.asarray(out)
+    cdef Step step
+    memset(&step, 0, sizeof(Step))
+    cdef Plan plan = Plan([heads * q.shape[2], heads * one.v_dim], memory.kv_layers, (), vocab_size=1, max_rows=rows, num_threads=workers, isa=isa)
+    plan.step = &step
+    plan.start(0, "attend")
+    plan.content[0] = ("f32", heads * q.shape[2], ALL_ROWS)
+    if q.shape[2] != one.k_dim:
+        raise plan.fail(f"q is {np.shape(q)}, wanted (rows, heads, {one.k_dim})")
+    cdef AttendOp op = AttendOp(plan, dict(x=0, out=1, q_heads=heads, kv_heads=one.heads, k_dim=one.k_dim, v_dim=one.v_dim, layer=layer,
+                                           window=window, chunk=chunk, softcap=softcap, sinks=sinks, slopes=slopes))
+    cdef int32_t[::1] positions = np.arange(first, first + rows, dtype=np.int32)
+    cdef int32_t[::1] limits = np.arange(first + 1, first + rows + 1, dtype=np.int32)
+    cdef int32_t[::1] row_table = np.zeros(rows, np.int32)
+    cdef int32_t[::1] begins = np.empty(rows + 1, np.int32)
+    cdef const int32_t *tables = &table[0]
+    cdef char *slots[2]
+    cdef size_t strides[2]
+    cdef Tiles tiles
+    slots[0], slots[1] = <char *>&q[0, 0, 0], <char *>&out[0, 0, 0]
+    strides[0], strides[1] = sizeof(float) * heads * one.k_dim, sizeof(float) * heads * one.v_dim
+    step.rows, step.positions, step.limits, step.row_table, step.tables = rows, &positions[0], &limits[0], &row_table[0], &tables
+    step.slots, step.strides = slots, strides
+    step.slabs, step.shift, step.page_size, step.kind, step.layers = memory.slabs, memory.shift, memory.page_size, memory.kind, memory.layers
+    step.vec = vec_table(isa)
+    fill_quantise(&step, isa)
+    tiles.rows, tiles.first = plan.tile_rows[0], <int *>&begins[0]
+    step.tiles = &tiles
+    cut_tiles(&step, &tiles)
+    cdef float[::1] partials = np.empty(max(<size_t>1, partial_floats_wanted(op.args, &step, workers)), np.float32)
+    cdef int32_t[::1] done = np.zeros(done_items_wanted(op.args, &step), np.int32)
+    step.partials, step.done = &partials[0], &done[0]
+    step.scratch_stride = (op.scratch + 4095) // 4096 * 4096
+    cdef Arena scratch = Arena(step.scratch_stride * <size_t>workers)
+    step.scratch = scratch.data
+    cdef ox_team *team = <ox_team *>ox_block_new(sizeof(ox_team))
+    if team == NULL:
+        raise MemoryError
+    ox_team_init(team, NULL)
+    try:
+        nth = memory._begin(num_threads)
+        for ith in prange(nth, nogil=True, schedule="static", chunksize=1, num_threads=nth, use_threads_if=nth > 1):
+            _share(op.part, op.args, team, ith, nth)
+        memory._end()
+    finally:
+        free(team)
+    return np.asarray(out)

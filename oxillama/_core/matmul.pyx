@@ -1,6 +1,6 @@
 """The product that runs over packed weights (`panels.pyx`).
 
-`matmul_part` is one worker's share of a product: the tape calls it from the step's region, `matmul` from a region of its own over numpy arrays.
+`matmul_part` is one worker's share of a product: the tape calls it on each of its workers, `matmul` by `prange` over numpy arrays.
 
 The work is cut into chunks (a group of panels x a range of rows) that workers take from the team's counter; with few rows, into a run of
 panels for each worker. Which worker computes a panel, how large chunks are and how many rows share a tile never change a bit of the
@@ -8,13 +8,15 @@ result: every output is one chain of its own.
 """
 import numpy as np
 
+from cython.parallel cimport prange
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free
 
 from oxillama._core.adapters cimport add_low_rank
 from oxillama._core.kernels cimport ACT_Q8_256, ACT_Q8_32, act_index, act_row_bytes, lanes_table, ox_lanes
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix
-from oxillama._core.threads cimport OX_TEAM_RUNS, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, run_once, worker_count
+from oxillama._core.threads cimport (
+    OX_TEAM_RUNS, fenv_t, ox_fenv_enter, ox_fenv_leave, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, region_threads, worker_count)
 from oxillama._core.vectors cimport activation
 
 from oxillama.errors import QuantError
@@ -396,23 +398,19 @@ def matmul_acts(list segments, const uint8_t[:, ::1] acts, *, num_threads=1, isa
     return np.asarray(result)
 
 
-ctypedef struct Call:
-    const MatmulArgs *args
-    ox_team *team
-
-
-cdef void _call(void *args, int ith, int nth) noexcept nogil:
-    matmul_part((<Call *>args).args, (<Call *>args).team, ith, nth)
+cdef void _share(const MatmulArgs *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef fenv_t was = ox_fenv_enter()
+    matmul_part(args, team, ith, nth)
+    ox_fenv_leave(&was)
 
 
 cdef int _run(const MatmulArgs *args, int workers) except -1:
-    cdef Call call
-    call.args, call.team = args, <ox_team *>ox_block_new(sizeof(ox_team))
-    if call.team == NULL:
+    cdef int ith, nth = region_threads(workers)
+    cdef ox_team *team = <ox_team *>ox_block_new(sizeof(ox_team))
+    if team == NULL:
         raise MemoryError
-    ox_team_init(call.team, NULL)
-    try:
-        run_once(_call, &call, workers)
-    finally:
-        free(call.team)
+    ox_team_init(team, NULL)
+    for ith in prange(nth, nogil=True, schedule="static", chunksize=1, num_threads=nth, use_threads_if=nth > 1):
+        _share(args, team, ith, nth)
+    free(team)
     return 0

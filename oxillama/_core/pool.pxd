@@ -1,5 +1,5 @@
 """Page memory for the compiled modules: where the keys and values of (layer, page) lie."""
-
+from libc.stdint cimport int32_t
 
 ctypedef struct KvLayer:
     int heads              # of keys; a latent layer has 1
@@ -7,6 +7,7 @@ ctypedef struct KvLayer:
     int k_dim
     int v_dim
     size_t region          # first byte of this layer inside a slab
+    size_t start           # first byte of this layer in an exported page
     size_t page_bytes      # one page of this layer: K, then V
     size_t v_offset        # V's first byte inside it
     size_t k_group_bytes   # 16 keys of one head
@@ -38,8 +39,13 @@ cdef class PageMemory:
     cdef char **slots      # of each slot id below `slot_capacity`
     cdef readonly int slot_capacity
     cdef list _slot_arenas
-    cdef int steps         # steps running on this memory now
+    cdef int steps         # steps and calls running on this memory now
     cdef int _check(self, int page) except -1
+    cdef const KvLayer *_layer(self, int layer) except NULL
+    cdef int check_table(self, const int32_t[::1] pages, int first, int count) except -1
+    cdef int _begin(self, object num_threads) except -1
+    cdef int _end(self) except -1
+    cdef int _move(self, int page, char *data, bint out, object num_threads) except -1
     cdef int _map(self) except -1
     cdef int _check_slot(self, int slot) except -1
 

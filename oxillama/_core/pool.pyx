@@ -1,6 +1,7 @@
 """Memory for keys and values: pages of a fixed number of tokens, in slabs that grow and never move.
 
-This module owns bytes, not pages: which page belongs to whom is the engine's business.
+This module owns bytes, not pages: which page belongs to whom is the engine's business. Its calls run their parts (layers, or groups of tokens) by
+`prange` where a caller asks for threads; the engine, which copies a page now and then, does not.
 
 A slab holds a few pages (4 MB), layer by layer; a page of a layer is K, then V:
 
@@ -30,11 +31,13 @@ import numpy as np
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
+from cython.parallel cimport prange
 from libc.limits cimport INT_MAX
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from oxillama._core.vectors cimport OX_KV_F16, OX_KV_F32, OX_KV_Q4_0, OX_KV_Q8_0
+from oxillama._core.threads cimport fenv_t, ox_fenv_enter, ox_fenv_leave, region_threads, worker_count
+from oxillama._core.vectors cimport OX_KV_F16, OX_KV_F32, OX_KV_Q4_0, OX_KV_Q8_0, ox_vec, vec_table
 
 from oxillama._core.threads import cgroup_folders
 from oxillama.errors import ConfigError, PoolError
@@ -130,7 +133,7 @@ cdef class Arena:
         PyBuffer_FillInfo(view, self, self.data, self.nbytes, 0, flags)
 
 
-cdef size_t kept_bytes(int kind, size_t numbers) noexcept:
+cdef size_t kept_bytes(int kind, size_t numbers) noexcept nogil:
     """Bytes of so many numbers without their scales."""
     if kind == OX_KV_F32:
         return 4 * numbers
@@ -139,19 +142,19 @@ cdef size_t kept_bytes(int kind, size_t numbers) noexcept:
     return numbers if kind == OX_KV_Q8_0 else numbers // 2
 
 
-cdef size_t scale_bytes(int kind, size_t dim) noexcept:
+cdef size_t scale_bytes(int kind, size_t dim) noexcept nogil:
     """Bytes of the scales of 16 tokens of one head."""
     return dim if kind > OX_KV_F16 else 0
 
 
-cdef void _copy_lanes(char *dst, const char *src, int lanes, size_t columns, size_t item) noexcept:
+cdef void _copy_lanes(char *dst, const char *src, int lanes, size_t columns, size_t item) noexcept nogil:
     """The first `lanes` of 16 numbers of `item` bytes, in each of so many columns."""
     cdef size_t d
     for d in range(columns):
         memcpy(dst + 16 * item * d, src + 16 * item * d, lanes * item)
 
 
-cdef void _copy_part(int kind, const KvLayer *layer, const char *src, char *dst, size_t group, int count) noexcept:
+cdef void _copy_part(int kind, const KvLayer *layer, const char *src, char *dst, size_t group, int count) noexcept nogil:
     """The first `count` of the 16 tokens of one group of each head, K and V."""
     cdef int head
     cdef size_t row = kept_bytes(kind, layer.v_dim), unit = kept_bytes(kind, 512), block, k, v
@@ -173,7 +176,7 @@ cdef void _copy_part(int kind, const KvLayer *layer, const char *src, char *dst,
             memcpy(dst + v, src + v, count * row)
 
 
-cdef void _copy_layer(int kind, const KvLayer *layer, const char *src, char *dst, int count, int page_size) noexcept:
+cdef void _copy_layer(int kind, const KvLayer *layer, const char *src, char *dst, int count, int page_size) noexcept nogil:
     cdef size_t head, whole = count // 16, at
     if count == page_size:
         memcpy(dst, src, layer.page_bytes)
@@ -187,6 +190,41 @@ cdef void _copy_layer(int kind, const KvLayer *layer, const char *src, char *dst
         memcpy(dst + at, src + at, whole * layer.v_group_bytes)
     if count % 16:
         _copy_part(kind, layer, src, dst, whole, count % 16)
+
+
+cdef void _move_layer(const KvLayer *layer, char *page, char *data, bint out) noexcept nogil:
+    memcpy(data if out else page, page if out else data, layer.page_bytes)
+
+
+ctypedef struct Writing:
+    # What the threads of one `write` share.
+    const KvLayer *layer
+    const ox_vec *vec
+    char **slabs
+    const int32_t *table
+    const float *k
+    const float *v
+    int kind, shift, page_size, first, count
+
+
+cdef void _write_group(const Writing *w, int group) noexcept nogil:
+    """The tokens of one group of 16 positions: groups share no byte."""
+    cdef const KvLayer *one = w.layer
+    cdef char *page = page_of(w.slabs, w.shift, one, w.table[16 * group // w.page_size])
+    cdef char *key = page + 16 * group % w.page_size // 16 * one.k_group_bytes
+    cdef char *value = page + one.v_offset + 16 * group % w.page_size // 16 * one.v_group_bytes
+    cdef const float *k
+    cdef const float *v
+    cdef int position, h
+    cdef fenv_t was = ox_fenv_enter()
+    for position in range(max(w.first, 16 * group), min(w.first + w.count, 16 * group + 16)):
+        for h in range(one.heads):
+            k = w.k + (<size_t>(position - w.first) * one.heads + h) * one.k_dim
+            w.vec.keep_key(w.kind, key + h * one.k_head_bytes, position % 16, k, one.k_dim)
+            if w.v != NULL:
+                v = w.v + (<size_t>(position - w.first) * one.heads + h) * one.v_dim
+                w.vec.keep_value(w.kind, value + h * one.v_head_bytes, position % 16, v, one.v_dim)
+    ox_fenv_leave(&was)
 
 
 cdef class PageMemory:
@@ -251,6 +289,7 @@ cdef class PageMemory:
             layer.v_head_bytes = layer.v_group_bytes * <size_t>(self.page_size // 16)
             layer.v_offset = _round_up(layer.k_head_bytes * <size_t>layer.heads, 64)
             layer.page_bytes = layer.v_offset + _round_up(layer.v_head_bytes * <size_t>layer.heads, 64)
+            layer.start = total
             total += layer.page_bytes
         self.page_bytes = total
         while (<size_t>2 << self.shift) * total <= <size_t>SLAB_BYTES and self.shift < 20:
@@ -322,7 +361,7 @@ cdef class PageMemory:
         if keep_pages < 0:
             raise PoolError(f"keep_pages: got {keep_pages}, wanted at least 0")
         if self.steps:
-            raise PoolError("release: a step is running on this memory")
+            raise PoolError("release: a step or another call is running on this memory")
         if keep_pages >= self.capacity:
             return
         keep = keep_pages
@@ -379,7 +418,19 @@ cdef class PageMemory:
             raise PoolError(f"slot bytes: got {data.shape[0]}, wanted {self.slot_bytes}")
         memcpy(self.slots[slot], &data[0], self.slot_bytes)
 
-    def copy(self, int src, int dst, *, tokens=None) -> None:
+    cdef int _begin(self, object num_threads) except -1:
+        """A call that runs without the GIL: until `_end` nothing of this memory is given back. Returns the threads it may have."""
+        cdef int nth = region_threads(worker_count(num_threads))
+        with cython.critical_section(self):
+            self.steps += 1
+        return nth
+
+    cdef int _end(self) except -1:
+        with cython.critical_section(self):
+            self.steps -= 1
+        return 0
+
+    def copy(self, int src, int dst, *, tokens=None, num_threads=1) -> None:
         """Copies the first `tokens` tokens (default: all) of page `src` into page `dst`, in every layer; the rest of `dst` stays."""
         self._check(src)
         self._check(dst)
@@ -388,41 +439,78 @@ cdef class PageMemory:
             raise PoolError(f"tokens: got {count}, wanted 0 to {self.page_size}")
         if src == dst:
             return
-        cdef int i
-        for i in range(self.n_layers):
+        cdef int i, nth = self._begin(num_threads)
+        for i in prange(self.n_layers, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
             _copy_layer(self.kind, &self.layers[i], page_of(self.slabs, self.shift, &self.layers[i], src),
                         page_of(self.slabs, self.shift, &self.layers[i], dst), count, self.page_size)
+        self._end()
 
-    def export(self, int page) -> bytes:
+    cdef int _move(self, int page, char *data, bint out, object num_threads) except -1:
+        """The page's bytes, K and V of every layer, layers ascending, to `data` or from there."""
+        cdef int i, nth = self._begin(num_threads)
+        for i in prange(self.n_layers, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
+            _move_layer(&self.layers[i], page_of(self.slabs, self.shift, &self.layers[i], page), data + self.layers[i].start, out)
+        return self._end()
+
+    def export(self, int page, *, num_threads=1) -> bytes:
         """The page's bytes: K and V of every layer, layers ascending (`page_bytes` of them)."""
         self._check(page)
         cdef bytes out = PyBytes_FromStringAndSize(NULL, self.page_bytes)
-        cdef char *to = PyBytes_AsString(out)
-        cdef int i
-        with nogil:
-            for i in range(self.n_layers):
-                memcpy(to, page_of(self.slabs, self.shift, &self.layers[i], page), self.layers[i].page_bytes)
-                to += self.layers[i].page_bytes
+        self._move(page, PyBytes_AsString(out), True, num_threads)
         return out
 
-    def load(self, int page, const unsigned char[::1] data) -> None:
+    def load(self, int page, const unsigned char[::1] data, *, num_threads=1) -> None:
         """Fills the page from bytes of `export` of a memory with the same layers, type and page size."""
         self._check(page)
         if <size_t>data.shape[0] != self.page_bytes:
             raise PoolError(f"page bytes: got {data.shape[0]}, wanted {self.page_bytes}")
-        cdef size_t at = 0
-        cdef int i
-        with nogil:
-            for i in range(self.n_layers):
-                memcpy(page_of(self.slabs, self.shift, &self.layers[i], page), &data[at], self.layers[i].page_bytes)
-                at += self.layers[i].page_bytes
+        self._move(page, <char *>&data[0], False, num_threads)
+
+    def write(self, pages, int layer, int first, k, v=None, *, num_threads=1, isa=None) -> None:
+        """Stores the keys and values of tokens first, first + 1, ... of the sequence whose pages these are, in order.
+
+        k: float32 (tokens, kv_heads, k_dim), as attention is to see them; v: (tokens, kv_heads, v_dim), None where values are a view of the keys.
+        PoolError for a layer, page or shape that does not fit this memory.
+        """
+        cdef const KvLayer *one = self._layer(layer)
+        cdef const int32_t[::1] table = np.ascontiguousarray(pages, np.int32)
+        cdef const float[:, :, ::1] keys = np.ascontiguousarray(k, np.float32)
+        cdef const float[:, :, ::1] values = None if v is None else np.ascontiguousarray(v, np.float32)
+        cdef int count = <int>keys.shape[0], g
+        self.check_table(table, first, count)
+        if keys.shape[1] != one.heads or keys.shape[2] != one.k_dim:
+            raise PoolError(f"k: found {np.shape(k)}, wanted ({count}, {one.heads}, {one.k_dim})")
+        if (v is None) != bool(one.view) or (v is not None and np.shape(v) != (count, one.heads, one.v_dim)):
+            raise PoolError(f"v: found {None if v is None else np.shape(v)}, wanted {None if one.view else (count, one.heads, one.v_dim)}")
+        if count == 0:
+            return
+        cdef Writing work
+        work.layer, work.vec, work.kind, work.page_size, work.first, work.count = one, vec_table(isa), self.kind, self.page_size, first, count
+        work.slabs, work.shift, work.table = self.slabs, self.shift, &table[0]
+        work.k, work.v = &keys[0, 0, 0], NULL if one.view else &values[0, 0, 0]
+        cdef int nth = self._begin(num_threads)
+        for g in prange(first // 16, (first + count + 15) // 16, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
+            _write_group(&work, g)
+        self._end()
+
+    cdef const KvLayer *_layer(self, int layer) except NULL:
+        if layer < 0 or layer >= self.n_layers:
+            raise PoolError(f"layer: got {layer}, wanted 0 to {self.n_layers - 1}")
+        return &self.layers[layer]
+
+    cdef int check_table(self, const int32_t[::1] pages, int first, int count) except -1:
+        """Positions first to first + count - 1 lie in these pages, and these exist."""
+        cdef int page
+        if first < 0 or count > INT_MAX - first or first + count > pages.shape[0] * self.page_size:
+            raise PoolError(f"positions: got {first} to {first + count - 1}, wanted 0 to {pages.shape[0] * self.page_size - 1}")
+        for page in pages:
+            self._check(page)
+        return 0
 
     def read(self, int page, int layer) -> tuple:
         """(k, v) of one page and layer as float32 arrays of shape (page_size, kv_heads, k_dim) and (page_size, kv_heads, v_dim)."""
         self._check(page)
-        if layer < 0 or layer >= self.n_layers:
-            raise PoolError(f"layer: got {layer}, wanted 0 to {self.n_layers - 1}")
-        cdef const KvLayer *one = &self.layers[layer]
+        cdef const KvLayer *one = self._layer(layer)
         cdef const char *base = page_of(self.slabs, self.shift, one, page)
         groups = self.page_size // 16
         k = np.frombuffer(base[:one.k_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1)

@@ -15,6 +15,12 @@ cdef extern from "team.h" nogil:
         OX_TEAM_RUNS
     bint ox_team_stopped(const ox_team *team)
 
+cdef extern from "environment.h" nogil:
+    ctypedef struct fenv_t:
+        pass
+    fenv_t ox_fenv_enter()
+    void ox_fenv_leave(const fenv_t *was)
+
 cdef extern from *:
     """
     #include <stdint.h>
@@ -71,4 +77,5 @@ cdef class AdaptiveWorkers:
 
 cpdef int worker_count(object num_threads) except -1
 cdef int run_once(Work work, void *args, int count) except -1
+cdef int region_threads(int count) except -1
 cdef int within_limit(int count) noexcept nogil

@@ -2,7 +2,8 @@
 
 `default_threads()` counts the cores this process may use: its CPU affinity, its cgroup's CPU quota, and one worker per physical core;
 `OXILLAMA_NUM_THREADS` says another number. `worker_count(n)` turns a caller's `num_threads` (0 = the default) into a number and refuses what cannot be honoured.
-`Workers` are the threads of a program (csrc/workers.h), started when it is built; `run_once` starts threads for one piece of work.
+`Workers` are the threads of a program (csrc/workers.h), started when it is built; `run_once` starts threads for one piece of work, such as packing.
+Standalone calls over arrays (a product, attention, page memory) run their parts by `prange`; `region_threads` says on how many threads.
 `AdaptiveWorkers` runs short steps with fewer workers while other programs take cores away: results do not depend on their number.
 `barrier_seconds` and `op_seconds` measure `csrc/team.h` for the benchmarks and the tests.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from libc.stdlib cimport free
 from libc.string cimport strerror
+from posix.types cimport pid_t
 
 from oxillama.errors import ConfigError, EngineError
 
@@ -28,9 +30,24 @@ cdef extern from *:
     static _Atomic int ox_limit;
     __attribute__((visibility("default"))) int oxillama_get_num_threads(void) { return atomic_load(&ox_limit); }
     __attribute__((visibility("default"))) void oxillama_set_num_threads(int limit) { atomic_store(&ox_limit, limit < 0 ? 0 : limit); }
+
+    /* Whether a `prange` here would get threads: not in a build without OpenMP, nor inside another region. */
+    #ifdef _OPENMP
+    #include <omp.h>
+    static int ox_region_parallel(void) { return !omp_in_parallel(); }
+    static int ox_openmp(void) { return _OPENMP; }
+    #else
+    static int ox_region_parallel(void) { return 0; }
+    static int ox_openmp(void) { return 0; }
+    #endif
     """
     ox_team *ox_team_new() nogil
     int oxillama_get_num_threads() nogil
+    bint ox_region_parallel() nogil
+    int ox_openmp() nogil
+
+cdef extern from "<unistd.h>" nogil:
+    pid_t getpid()
 
 cdef extern from "workers.h" nogil:
     ctypedef struct ox_workers:
@@ -40,6 +57,7 @@ cdef extern from "workers.h" nogil:
     int ox_workers_run(ox_workers *workers, Work work, void *args, int nth)
 
 MAX_THREADS = 1024
+FORKED = 0x40              # of the flags in Linux's /proc/*/stat: PF_FORKNOEXEC
 
 
 cdef int _refused(int error, int count) except -1:
@@ -87,6 +105,48 @@ cdef int within_limit(int count) noexcept nogil:
     """`count` workers, or as many as `threadpoolctl` allows now."""
     cdef int limit = oxillama_get_num_threads()
     return limit if 0 < limit < count else count
+
+
+cdef int region_threads(int count) except -1:
+    """Threads that a `prange` of `count` parts may have now: so many, or as many as `threadpoolctl` allows; EngineError where the system refuses them.
+
+    Results do not depend on it, so it is one wherever OpenMP cannot be trusted: in a process that was forked, where a region would wait for ever for
+    threads that only the parent has, inside another region, and in a build without OpenMP. An OpenMP library ends the process when it is refused a
+    thread; so the threads are started here first, and end again. It keeps those of an earlier region beside them, so there is room for its own.
+    """
+    global asked_by, was_forked
+    count = within_limit(count)
+    if count == 1 or not ox_region_parallel():
+        return 1
+    if asked_by != getpid():
+        was_forked, asked_by = forked(), getpid()
+    if was_forked:
+        return 1
+    Workers(count)
+    return count
+
+
+cdef pid_t asked_by = 0, imported_by = getpid()
+cdef bint was_forked = False
+
+
+def forked(proc: str = "/proc") -> bool:
+    """Whether this process was forked and has run no new program since; where the system does not tell, whether that was after this import."""
+    try:
+        _, _, _, _, _, _, flags, *_ = (Path(proc) / "self/stat").read_text().rpartition(")")[2].split()
+        return bool(int(flags) & FORKED)
+    except (OSError, ValueError):
+        return imported_by != getpid()
+
+
+def standalone_threads(*, num_threads=0) -> int:
+    """How many threads a standalone call for `num_threads` may have now."""
+    return region_threads(worker_count(num_threads))
+
+
+def openmp_version() -> int:
+    """Year and month of the OpenMP specification that standalone calls were built with, 0 where they run on one thread."""
+    return ox_openmp()
 
 
 def _quota(folder: Path) -> float | None:
