@@ -39,6 +39,8 @@ from oxillama.engine.generation import (
     ChatOptions,
     GenerateOptions,
     Options,
+    Several,
+    SingleChatOptions,
     SingleOptions,
     make_request,
 )
@@ -57,7 +59,7 @@ from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.errors import ConfigError, QueueFull
 from oxillama.image_prompts import no_encoder
-from oxillama.loaded import Loaded, Prompt
+from oxillama.loaded import Loaded, Prompt, PromptList, SinglePrompt
 from oxillama.lora.fit import Lora
 from oxillama.lora.stack import LoraStack, checked_scale
 from oxillama.model.load import ModelConfig
@@ -112,7 +114,7 @@ def load_model_from_bytes(
     given: dict[str, Any] = {**config}
     if given.get("model_path") is not None:
         raise ConfigError(
-            f"model_path: found {str(given['model_path'])!r} beside the bytes of a file, wanted "
+            f"model_path: found {str(given['model_path'])!r} and the bytes of a file, wanted "
             "one model"
         )
     engine = InferenceEngine(EngineConfig.of(given, function="load_model_from_bytes"))
@@ -372,8 +374,21 @@ class InferenceEngine:
     @overload
     def generate(
         self,
-        prompt: str | None,
+        prompt: PromptList,
         *,
+        n: Literal[1] = 1,
+        best_of: Literal[1] | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: SinglePrompt,
+        *,
+        n: Literal[1] = 1,
+        best_of: Literal[1] | None = None,
         session: Session | None = None,
         **options: Unpack[SingleOptions],
     ) -> Completion: ...
@@ -381,11 +396,55 @@ class InferenceEngine:
     @overload
     def generate(
         self,
-        prompt: list[str] | tuple[str, ...],
+        prompt: PromptList,
         *,
+        n: Several,
+        best_of: int | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[list[Completion]]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: SinglePrompt,
+        *,
+        n: Several,
+        best_of: int | None = None,
         session: Session | None = None,
         **options: Unpack[SingleOptions],
     ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: PromptList,
+        *,
+        best_of: Several,
+        n: int = 1,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[list[Completion]]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: SinglePrompt,
+        *,
+        best_of: Several,
+        n: int = 1,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: SinglePrompt,
+        *,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion | list[Completion]: ...
 
     @overload
     def generate(
@@ -394,7 +453,7 @@ class InferenceEngine:
         *,
         session: Session | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> Any: ...
+    ) -> Completion | list[Completion] | list[list[Completion]]: ...
 
     def generate(
         self,
@@ -487,9 +546,55 @@ class InferenceEngine:
         messages: Iterable[Mapping[str, Any]],
         *,
         stream: Literal[False] = False,
+        n: Literal[1] = 1,
+        best_of: Literal[1] | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleChatOptions],
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        n: Several,
+        best_of: int | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleChatOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        best_of: Several,
+        n: int = 1,
+        session: Session | None = None,
+        **options: Unpack[SingleChatOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
         session: Session | None = None,
         **options: Unpack[ChatOptions],
-    ) -> Completion: ...
+    ) -> Completion | list[Completion]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: bool,
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Completion | list[Completion] | Stream[ChatEvent]: ...
 
     def chat(
         self,
@@ -956,5 +1061,5 @@ def _one_pooling(
 ) -> PoolingMode | str | None:
     """What was asked under one of two names; ConfigError for both."""
     if pooling is not None and mode is not None:
-        raise ConfigError(f"mode: found {mode!r} beside pooling {pooling!r}, wanted one of them")
+        raise ConfigError(f"mode: found {mode!r} and pooling {pooling!r}, wanted one of them")
     return mode if pooling is None else pooling

@@ -5,8 +5,8 @@ the event loop what came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, Unpack
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -14,11 +14,19 @@ from oxillama.api import InferenceEngine
 from oxillama.engine.arguments import separated
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
 from oxillama.engine.embedding import PoolingMode
-from oxillama.engine.generation import ChatOptions, GenerateOptions, SingleOptions
+from oxillama.engine.generation import (
+    ChatOptions,
+    GenerateOptions,
+    Several,
+    SingleChatOptions,
+    SingleOptions,
+)
 from oxillama.engine.request import Completion, Piece, Request
 from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import ConfigError, QueueFull
+from oxillama.loaded import Prompt, PromptList, SinglePrompt
+from oxillama.toolcalls import ChatEvent
 
 
 class AsyncEngine:
@@ -37,9 +45,93 @@ class AsyncEngine:
         """A request: `await` it for its completion, `async for` it for its pieces."""
         return self.engine.submit(prompt, session=session, **options)
 
+    @overload
+    async def generate(
+        self,
+        prompt: PromptList,
+        *,
+        n: Literal[1] = 1,
+        best_of: Literal[1] | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: SinglePrompt,
+        *,
+        n: Literal[1] = 1,
+        best_of: Literal[1] | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> Completion: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: PromptList,
+        *,
+        n: Several,
+        best_of: int | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[list[Completion]]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: SinglePrompt,
+        *,
+        n: Several,
+        best_of: int | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: PromptList,
+        *,
+        best_of: Several,
+        n: int = 1,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[list[Completion]]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: SinglePrompt,
+        *,
+        best_of: Several,
+        n: int = 1,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: SinglePrompt,
+        *,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion | list[Completion]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: Prompt | Iterable[Prompt] | None,
+        *,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion | list[Completion] | list[list[Completion]]: ...
+
     async def generate(
         self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
-    ) -> Completion | list[Completion]:
+    ) -> Any:
         """The completion of a prompt, or of each prompt of a list; an error of one cancels the
         others. Where the engine's queue is full, prompts of a list wait until one of them has
         ended.
@@ -95,6 +187,72 @@ class AsyncEngine:
         request = self.engine.submit_beams(prompt, config, session=session, **options)
         found: list[BeamHypothesis] = await request
         return found
+
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[True],
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncIterator[ChatEvent]: ...
+
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        n: Literal[1] = 1,
+        best_of: Literal[1] | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleChatOptions],
+    ) -> Completion: ...
+
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        n: Several,
+        best_of: int | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleChatOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        best_of: Several,
+        n: int = 1,
+        session: Session | None = None,
+        **options: Unpack[SingleChatOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Completion | list[Completion]: ...
+
+    @overload
+    async def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: bool,
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Completion | list[Completion] | AsyncIterator[ChatEvent]: ...
 
     async def chat(
         self,

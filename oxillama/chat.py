@@ -16,7 +16,15 @@ from oxillama.engine.request import Completion, Piece
 from oxillama.errors import ConfigError, TemplateError
 from oxillama.image_prompts import ImagePrompts, Places, no_encoder
 from oxillama.tokenizer import ChatTemplate, TemplateText
-from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, MessageForm, Parts, Tool, tool_of
+from oxillama.toolcalls import (
+    ChatEvent,
+    ChatEventBuilder,
+    ChatPlan,
+    ChatPlanner,
+    MessageForm,
+    Tool,
+    tool_of,
+)
 from oxillama.vision.messages import ImagePart, split_images
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -62,22 +70,22 @@ class Turn:
 class EventReader:
     """Turns the pieces of one reply into `ChatEvent`s, and its end into the last of them."""
 
-    __slots__ = ("_logprobs", "_parser", "_parts", "_tokens")
+    __slots__ = ("_logprobs", "_parser", "_builder", "_tokens")
 
     def __init__(self, plan: ChatPlan) -> None:
-        self._parser, self._parts = plan.parser(), Parts()
+        self._parser, self._builder = plan.parser(), ChatEventBuilder()
         self._tokens: tuple[int, ...] = ()
         self._logprobs: tuple[Any, ...] = ()
 
     def feed(self, piece: Piece) -> list[ChatEvent]:
         """The events that a piece makes certain."""
-        return self._with_tokens(piece, self._parts.take(self._parser.feed(piece.text)))
+        return self._with_tokens(piece, self._builder.take(self._parser.feed(piece.text)))
 
     def finish(self, piece: Piece, done: Completion) -> list[ChatEvent]:
         """The events of the reply's end, over its last piece."""
         out = (
-            self._parts.take(self._parser.feed(piece.text) + self._parser.finish())
-            + self._parts.finish()
+            self._builder.take(self._parser.feed(piece.text) + self._parser.finish())
+            + self._builder.finish()
         )
         return self._with_tokens(piece, [*out, ChatEvent(kind="end", completion=done)])
 
@@ -189,9 +197,9 @@ class Chat:
             else None
         )
         found: list[ImagePart] = []
-        talk: Any = messages
+        conversation: Any = messages
         if hasattr(messages, "__iter__") and not isinstance(messages, (str, bytes, Mapping)):
-            talk, found = split_images(messages)
+            conversation, found = split_images(messages)
         variables: dict[str, Any] = {"tools": tools, **(template or {})}
 
         def render(messages: Any) -> TemplateText:
@@ -199,11 +207,11 @@ class Chat:
 
         places: Places = []
         if not found:
-            text = render(talk)
+            text = render(conversation)
         elif self.images is None:
             raise no_encoder(found[0].name)
         else:
-            text, places = self.images.render(talk, found, render)
+            text, places = self.images.render(conversation, found, render)
         about, asked = (
             {name: options.pop(name) for name in names if name in options}
             for names in (_OF_TOOLS, _PLANNED)
@@ -222,13 +230,13 @@ class Chat:
 
 
 def _planned(response_format: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> Options:
-    """The options that a plan stands in for; ConfigError for a constraint beside the one that
-    response_format stands for.
+    """The options with the constraint of response_format; ConfigError if they have another
+    constraint.
     """
     formed = response_constraint(response_format)
-    beside = [name for name in _CONSTRAINTS if formed and asked.get(name) is not None]
-    if beside:
+    others = [name for name in _CONSTRAINTS if formed and asked.get(name) is not None]
+    if others:
         raise ConfigError(
-            f"{beside[0]}: found together with response_format, wanted one constraint"
+            f"{others[0]}: found together with response_format, wanted one constraint"
         )
     return Options.of({**asked, **formed})

@@ -59,7 +59,7 @@ class ImagePrompts:
         self.check_count(images)
         try:
             text = render(messages)
-            places = placeholders(text, self.vision.marks.placeholders)
+            places = placeholders(text, self.vision.image_tokens.placeholders)
         except TemplateError:
             places = []
         if len(places) == len(images):
@@ -100,7 +100,7 @@ class ImagePrompts:
         read as one; parse_special: control tokens are read in what came from messages too.
         """
         made, waiting = ImagePrompt(), list[str]()
-        token = self.bridge.token_to_id(self.vision.marks.token)
+        token = self.bridge.token_to_id(self.vision.image_tokens.token)
         token = 0 if token is None else token  # what marks a row is never evaluated
 
         def flush() -> None:

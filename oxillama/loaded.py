@@ -30,6 +30,9 @@ from oxillama.vision import Vision
 from oxillama.vision.placed import ImagePrompt, images_of
 
 Prompt = str | Sequence[int]
+# What type checkers know to be one prompt, or a list of prompts.
+SinglePrompt = str | list[int] | tuple[int, ...] | None
+PromptList = list[str] | tuple[str, ...] | list[list[int]]
 
 
 class Loaded:

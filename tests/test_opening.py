@@ -16,7 +16,7 @@ def data():
     [
         (
             dict(model_path="/nowhere.gguf"),
-            "model_path: found '/nowhere.gguf' beside the bytes of a file",
+            "model_path: found '/nowhere.gguf' and the bytes of a file",
         ),
         (
             dict(tokenizer_json="{}", tokenizer_path="/nowhere.json"),

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 from pathlib import Path
 from subprocess import PIPE, STDOUT, run
@@ -21,6 +22,17 @@ engine = oxillama.load("model.gguf", n_ctx=512)
 reveal_type(engine)
 reveal_type(engine.generate("x", temperature=0, stop=["a"]))
 reveal_type(engine.generate(["x", "y"]))
+reveal_type(engine.generate([1, 2]))
+reveal_type(engine.generate([[1, 2], [3]], n=1))
+reveal_type(engine.generate("x", n=4, best_of=8))
+reveal_type(engine.generate("x", best_of=2))
+reveal_type(engine.generate(["x", "y"], n=2))
+count = len("any number")
+reveal_type(engine.generate("x", n=count))
+reveal_type(engine.generate(word for word in ("x", "y")))
+reveal_type(engine.chat([{"role": "user", "content": "x"}]))
+reveal_type(engine.chat([{"role": "user", "content": "x"}], n=3, temperature=1))
+reveal_type(engine.chat([{"role": "user", "content": "x"}], n=count))
 reveal_type(engine.chat([{"role": "user", "content": "x"}], stream=True))
 for piece in engine.stream("x"):
     reveal_type(piece)
@@ -87,16 +99,26 @@ def test_a_checker_knows_the_types_and_refuses_what_would_be_refused(tmp_path):
     said = [
         line for line in lines if "Possible overload" not in line and "note:     def" not in line
     ]
-    revealed = [line.split('"')[1].rsplit(".", 1)[-1] for line in said if "Revealed" in line]
+    revealed = [re.sub(r"(\w+\.)+", "", line.split('"')[1]) for line in said if "Revealed" in line]
     assert revealed == [
         "InferenceEngine",
         "Completion",
-        "Completion]",
-        "ChatEvent]",
+        "list[Completion]",
+        "Completion",
+        "list[Completion]",
+        "list[Completion]",
+        "list[Completion]",
+        "list[list[Completion]]",
+        "Completion | list[Completion]",
+        "Completion | list[Completion] | list[list[Completion]]",
+        "Completion",
+        "list[Completion]",
+        "Completion | list[Completion]",
+        "Stream[ChatEvent]",
         "Piece",
     ], done.stdout
     errors = {int(line.split(":")[0]) for line in said if " error: " in line}
-    assert errors == {10, 11, 12, 13}, done.stdout
+    assert errors == {21, 22, 23, 24}, done.stdout
 
 
 def test_the_package_is_clean():

@@ -1,8 +1,8 @@
 """`oxillama chat`: an interactive chat; an error ends a turn, not the chat.
 
-`Conversation` holds the messages and what is asked of each reply; `Commands` are the lines that
-begin with a slash. What goes wrong in a turn is one line, and the talk is as it was before that
-turn.
+`Conversation` holds the messages and the options of each reply; `Commands` runs the lines that
+begin with a slash. An error in a turn prints one line and restores the conversation to its state
+before that turn.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any
 
 import oxillama
 from oxillama.cli import images, lora
-from oxillama.cli.lines import Lines
+from oxillama.cli.input import InputReader
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import closest
-from oxillama.cli.sampling import add_generation, generation, note, read, timed
-from oxillama.cli.talk import (
+from oxillama.cli.run import (
     add_prompt,
     add_template,
     prompt_of,
@@ -29,6 +28,7 @@ from oxillama.cli.talk import (
     system_of,
     use_template,
 )
+from oxillama.cli.sampling import add_generation, generation, note, read, timed
 from oxillama.durable import write_parts
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -235,10 +235,10 @@ class Conversation:
         ContextError where the last turn alone leaves no room.
         """
         context = self.engine.context_size
-        room = context // 4
+        reserve = context // 4
         limit = options.get("max_tokens")
         if limit is not None and limit >= 0:
-            room = min(room, limit)
+            reserve = min(reserve, limit)
         head = [each for each in self.messages[:1] if each["role"] == "system"]
         turns = self.messages[len(head) :]
         starts = [at for at, each in enumerate(turns) if each["role"] == "user"] or [0]
@@ -246,7 +246,7 @@ class Conversation:
         for at, start in enumerate((0, *starts[1:])):
             window = head + turns[start:]
             size = self.size(window)
-            if size + room <= context or (at == len(starts) - 1 and size < context):
+            if size + reserve <= context or (at == len(starts) - 1 and size < context):
                 if start:
                     self._once(
                         f"[the context of {context} tokens is full: the oldest turns are left out]"
@@ -272,8 +272,8 @@ class Conversation:
 class Commands:
     """The lines that begin with a slash."""
 
-    def __init__(self, talk: Conversation) -> None:
-        self.talk = talk
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
         self.known: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self.help, "show these lines"),
             "save": (self.save, "FILE: write the conversation as JSON"),
@@ -314,21 +314,21 @@ class Commands:
 
     def save(self, rest: str) -> None:
         path = _file(rest)
-        talk = self.talk
-        content = {"messages": talk.messages, "options": talk.options}
+        conversation = self.conversation
+        content = {"messages": conversation.messages, "options": conversation.options}
         write_parts(path, [json.dumps(content, ensure_ascii=False, indent=1).encode()])
-        note(f"[{len(talk.messages)} messages written to {path}]")
+        note(f"[{len(conversation.messages)} messages written to {path}]")
 
     def image(self, rest: str) -> None:
-        talk, path = self.talk, _file(rest)
-        if not talk.engine.takes_images:
+        conversation, path = self.conversation, _file(rest)
+        if not conversation.engine.takes_images:
             raise ValueError(
                 "the model was loaded without --mmproj, wanted the file of its encoder"
             )
         part = images.image_part(path)
-        talk.engine.opened.check_image(part["image_url"]["url"], path)
-        talk.images.append(path)
-        note(f"[{len(talk.images)} with the next message]")
+        conversation.engine.opened.check_image(part["image_url"]["url"], path)
+        conversation.images.append(path)
+        note(f"[{len(conversation.images)} with the next message]")
 
     def load(self, rest: str) -> None:
         content = json.loads(read(_file(rest)))
@@ -340,18 +340,18 @@ class Commands:
             raise ValueError(f"options: found {type(options).__name__}, wanted an object")
         options = _from_json(options)
         oxillama.Options.of(options)
-        self.talk.messages, self.talk.calls = messages, []
-        self.talk.options.update(options)
+        self.conversation.messages, self.conversation.calls = messages, []
+        self.conversation.options.update(options)
         note(f"[{len(messages)} messages]")
 
     def system(self, rest: str) -> None:
         if rest:
-            self.talk.system = None if rest == "-" else rest
-        shown = self.talk.system
+            self.conversation.system = None if rest == "-" else rest
+        shown = self.conversation.system
         note("[no system message]" if shown is None else f"[system: {shown}]")
 
     def set(self, rest: str) -> None:
-        options = self.talk.options
+        options = self.conversation.options
         name, _, text = rest.partition(" ")
         if not name:
             for key, value in options.items():
@@ -365,28 +365,31 @@ class Commands:
             changed = _from_json({**changed, name: _value(text.strip())})
         oxillama.Options.of({**changed, **({} if text.strip() else {name: options.get(name)})})
         if name in ("n", "best_of") and changed.get(name, 1) != 1:
-            raise ValueError(f"{name}: found {changed[name]}, a talk has one reply")
-        self.talk.options = changed
+            raise ValueError(
+                f"{name}: found {changed[name]}, wanted 1: a conversation has one reply at a time"
+            )
+        self.conversation.options = changed
         note(f"[{name} = {json.dumps(changed[name])}]" if name in changed else f"[{name}: default]")
 
     def regen(self, _: str) -> None:
-        self.talk.regenerate()
+        self.conversation.regenerate()
 
     def undo(self, _: str) -> None:
-        self.talk.undo()
+        self.conversation.undo()
 
     def stats(self, _: str) -> None:
-        talk = self.talk
-        used = talk.size(talk.messages) if talk.messages else 0
+        conversation, messages = self.conversation, self.conversation.messages
+        used = conversation.size(messages) if messages else 0
         note(
-            f"[messages: {len(talk.messages)}, {used} tokens; context: {talk.engine.context_size} "
-            f"tokens; replies: {talk.replies}, {talk.tokens} tokens]"
+            f"[messages: {len(messages)}, {used} tokens; "
+            f"context: {conversation.engine.context_size} tokens; "
+            f"replies: {conversation.replies}, {conversation.tokens} tokens]"
         )
-        if talk.last is not None:
-            note(timed(talk.last))
+        if conversation.last is not None:
+            note(timed(conversation.last))
 
     def clear(self, _: str) -> None:
-        self.talk.clear()
+        self.conversation.clear()
         note("[forgotten]")
 
     def exit(self, _: str) -> None:
@@ -435,26 +438,26 @@ def _chat(arguments: argparse.Namespace) -> int:
         lora.apply(engine, arguments.lora)
         use_template(arguments, engine)
         _ = engine.opened.chat  # a file without a template is said before the first message
-        talk = Conversation(
+        conversation = Conversation(
             engine, system=system, options=options, tools=tools, timings=arguments.timings
         )
-        talk.images = list(arguments.image)
-        lines, commands = Lines(note), Commands(talk)
-        if lines.terminal:
+        conversation.images = list(arguments.image)
+        inputs, commands = InputReader(note), Commands(conversation)
+        if inputs.terminal:
             note("[/help shows what can be typed; Ctrl-C stops a reply, Ctrl-D leaves]")
         if first is not None and first.strip():
-            talk.ask(first)
-        _loop(talk, lines, commands)
+            conversation.ask(first)
+        _loop(conversation, inputs, commands)
     return 0
 
 
-def _loop(talk: Conversation, lines: Lines, commands: Commands) -> None:
+def _loop(conversation: Conversation, inputs: InputReader, commands: Commands) -> None:
     """Read messages and print replies until the input ends, or Ctrl-C comes twice at the prompt."""
     interrupted = False
     while True:
         try:
-            prompt = f"{talk.calls[0].name}> " if talk.calls else "> "
-            text = lines.message(prompt if lines.terminal else "")
+            prompt = f"{conversation.calls[0].name}> " if conversation.calls else "> "
+            text = inputs.message(prompt if inputs.terminal else "")
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -465,12 +468,12 @@ def _loop(talk: Conversation, lines: Lines, commands: Commands) -> None:
             continue
         interrupted = False
         try:
-            if talk.calls:
-                talk.answer_call(text)
+            if conversation.calls:
+                conversation.answer_call(text)
             elif text.startswith("/") and not text.startswith("//"):
                 commands.run(text)
             elif text.strip():
-                talk.ask(text[1:] if text.startswith("//") else text)
+                conversation.ask(text[1:] if text.startswith("//") else text)
         except EOFError:
             return
         except KeyboardInterrupt:

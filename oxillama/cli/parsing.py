@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         named = getattr(found, "named", None)
         if named is not None:  # -m, which is MODEL under another name
             if found.model is not None:
-                self.error(f"-m: found {named!r} beside {found.model!r}, wanted one model")
+                self.error(f"-m: found {named!r} and {found.model!r}, wanted one model")
             found.model, found.named = named, None
         return found, []
 

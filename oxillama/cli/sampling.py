@@ -312,5 +312,5 @@ def timed(done: oxillama.Completion) -> str:
 
 
 def note(text: str) -> None:
-    """A line for the person, beside the text."""
+    """Print a line for the user on standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -52,7 +52,7 @@ def _folder(arguments: argparse.Namespace) -> Path:
     said = os.environ.get("OXILLAMA_SIDECAR")
     if said and arguments.folder != "auto" and arguments.what == "write":
         raise ConfigError(
-            f"sidecar: OXILLAMA_SIDECAR is {said!r} beside --folder {arguments.folder}, wanted one "
+            f"sidecar: found OXILLAMA_SIDECAR {said!r} and --folder {arguments.folder}, wanted one "
             "of the two"
         )
     found = sidecar_folder("auto") if arguments.folder == "auto" else Path(arguments.folder)

@@ -125,7 +125,7 @@ class LlamaGrammar:
 
 
 class LlamaOptions(TypedDict, total=False):
-    """What `Llama` takes beside the path, as keyword arguments of `Llama.from_pretrained`."""
+    """The keyword arguments of `Llama.from_pretrained`: those of `Llama` without the path."""
 
     n_ctx: int
     n_batch: int | None
@@ -195,7 +195,7 @@ class Llama:
         _check_more(more)
         if n_threads_batch not in (None, n_threads):
             raise ConfigError(
-                f"n_threads_batch: found {n_threads_batch} beside n_threads {n_threads}, wanted "
+                f"n_threads_batch: found {n_threads_batch} and n_threads {n_threads}, wanted "
                 "one number of threads"
             )
         if type_k != type_v or type_k not in _KV_TYPES:

@@ -182,7 +182,9 @@ def pooler_of(
             f"pooling: found rank, {name} has no classifier in its file (cls.output.weight)"
         )
     if normalize:
-        raise ConfigError("normalize: found True beside rank, wanted False: scores are no vector")
+        raise ConfigError(
+            "normalize: found True and pooling 'rank', wanted False: scores are not a vector"
+        )
     return Pooler(PoolingMode(head.pooling), normalize=False, then=head)
 
 

@@ -255,7 +255,7 @@ class EngineCore:
             if end - start > most:
                 raise ContextError(
                     f"image: {end - start} rows, which are evaluated in one step; max_batch_tokens "
-                    f"{limits.max_batch_tokens} beside max_batch_sequences "
+                    f"{limits.max_batch_tokens} with max_batch_sequences "
                     f"{limits.max_batch_sequences} leaves {most}",
                     tokens=end - start,
                     limit=most,

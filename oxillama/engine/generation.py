@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -117,8 +117,8 @@ class GenerateOptions(SingleOptions, total=False):
     best_of: int | None
 
 
-class ChatOptions(GenerateOptions, total=False):
-    """What `chat` and its kin take."""
+class SingleChatOptions(SingleOptions, total=False):
+    """What `chat` and its kin take for one completion."""
 
     tools: Sequence[Any] | None
     tool_choice: Any
@@ -126,6 +126,17 @@ class ChatOptions(GenerateOptions, total=False):
     parallel_tool_calls: bool
     response_format: Mapping[str, Any] | None
     template: Mapping[str, Any] | None
+
+
+class ChatOptions(SingleChatOptions, total=False):
+    """What `chat` and its kin take for any number of completions."""
+
+    n: int
+    best_of: int | None
+
+
+# A literal number of completions, for which type checkers know that a list is returned.
+Several = Literal[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -575,11 +586,13 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
             tokens=len(ids),
             limit=limit,
         )
-    room = context - min(
+    available = context - min(
         max(1, options.max_tokens if options.max_tokens is not None else context // 4),
         max(1, context // 2),
     )
-    return [ids[0], *ids[len(ids) - room + 1 :]] if room > 1 else ids[-1:], len(ids) - max(room, 1)
+    return [ids[0], *ids[len(ids) - available + 1 :]] if available > 1 else ids[-1:], len(
+        ids
+    ) - max(available, 1)
 
 
 def sampler_of(

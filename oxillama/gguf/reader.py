@@ -191,13 +191,13 @@ def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorI
             )
         relative[info.name] = info
     start = aligned(cursor.position, alignment)
-    room = max(0, len(cursor.buffer) - start)
+    size = max(0, len(cursor.buffer) - start)
     free, before = 0, ""
     for info in sorted(relative.values(), key=lambda one: one.offset):
-        if info.offset + info.nbytes > room:
+        if info.offset + info.nbytes > size:
             raise GgufError(
                 f"{cursor.label}: tensor {info.name}: bytes {info.offset} to "
-                f"{info.offset + info.nbytes} of the data, the file holds {room}"
+                f"{info.offset + info.nbytes} of the data, the file holds {size}"
             )
         if info.offset < free:
             raise GgufError(

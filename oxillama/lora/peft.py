@@ -92,7 +92,7 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
         rules = {module: made.rule_of(module + ".weight") for module in modules}
         here = {module: rule for module, rule in rules.items() if rule}
         if len(here) == len(rules):
-            if found is not None and _told(here) != _told(found):
+            if found is not None and _as_stated(here) != _as_stated(found):
                 raise LoraError(
                     f"{label}: several families of {arch} files name these tensors, wanted "
                     f"base_model_class in auto_mapping"
@@ -141,7 +141,7 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
     return LoraFile(label, arch, 0.0, checked_pairs(tensors, label), scaled)
 
 
-def _told(rules: Mapping[str, Any]) -> dict[str, Any]:
+def _as_stated(rules: Mapping[str, Any]) -> dict[str, Any]:
     return {name: (rule.targets, rule.change) for name, (rule, _) in rules.items()}
 
 

@@ -143,8 +143,8 @@ class RopeOverrides:
         fast, slow = _betas(ruling)
         if fast <= slow and given.keys() & {"yarn_beta_fast", "yarn_beta_slow"}:
             raise ConfigError(
-                f"yarn_beta_fast: found {fast:g} beside a yarn_beta_slow of {slow:g}, wanted more "
-                "than that"
+                f"yarn_beta_fast: found {fast:g} and a yarn_beta_slow of {slow:g}, wanted a "
+                "larger yarn_beta_fast"
             )
         return ruling
 
@@ -164,13 +164,13 @@ class RopeOverrides:
         """
         if kind == "none" and self.rope_freq_scale not in (None, 1.0):
             raise ConfigError(
-                f"rope_freq_scale: found {self.rope_freq_scale} beside {whose}rope_scaling 'none', "
+                f"rope_freq_scale: found {self.rope_freq_scale} and {whose}rope_scaling 'none', "
                 "wanted 'linear' or 'yarn'"
             )
         for name, value in self.given().items():
             if name.startswith("yarn_") and kind != "yarn":
                 raise ConfigError(
-                    f"{name}: found {value} beside {whose}rope_scaling {kind!r}, wanted 'yarn'"
+                    f"{name}: found {value} and {whose}rope_scaling {kind!r}, wanted 'yarn'"
                 )
 
 
@@ -314,7 +314,7 @@ def rope_from_keys(
             )
         if far is not None and scaling.kind in ("yarn", "dynamic"):
             raise ModelError(
-                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r} beside the factors of "
+                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r} and the factors of "
                 "longrope, wanted 'longrope'"
             )
         magnitude *= keys.number("rope.scaling.attn_factor", default=1.0, minimum=0.0)

@@ -2,7 +2,7 @@
 format to any other.
 
 `rows` has `formats`, `dequantize` and `quantize`; `recipes` says which tensor of a model gets which
-format, by its name and by where it stands, which `places` finds; `convert` applies a recipe to a
+format, by its name and context, which `contexts` reads from a file; `convert` applies a recipe to a
 file; `imatrix` reads and writes importance matrices.
 """
 

@@ -20,9 +20,9 @@ from oxillama._core.codecs import unpack_rows
 from oxillama._core.threads import worker_count
 from oxillama.errors import ConfigError, QuantError
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture, is_among
+from oxillama.quant.contexts import tensor_contexts
 from oxillama.quant.imatrix import checked, read_imatrix
-from oxillama.quant.places import places
-from oxillama.quant.recipes import Place, choose, is_kept, recipe_name, recipe_named
+from oxillama.quant.recipes import TensorContext, choose, is_kept, recipe_name, recipe_named
 from oxillama.quant.rows import format_named, formats, quantize
 
 # of the block layouts, as general.quantization_version tells other programs
@@ -209,10 +209,10 @@ def _write(
 ) -> None:
     """Bring every declared tensor's bytes."""
     done, total = 0, sum(plan.bytes_before for plan in plans)
-    room = np.empty(_SLAB, np.float32)
+    buffer = np.empty(_SLAB, np.float32)
     for plan in plans:
         weights = importances.get(plan.name) if plan.importance else None
-        writer.write(plan.name, _convert(reader.data(plan.name), plan, weights, room, threads))
+        writer.write(plan.name, _convert(reader.data(plan.name), plan, weights, buffer, threads))
         done += plan.bytes_before
         if progress is not None:
             progress(done, total, plan.name)
@@ -228,8 +228,8 @@ def _plan(
     patterns = _patterns(overrides)
     met: set[str] = set()
     plans = []
-    for info, place in places(reader, importances is not None):
-        target, reason = _target(info, recipe, patterns, place, pure, met)
+    for info, context in tensor_contexts(reader, importances is not None):
+        target, reason = _target(info, recipe, patterns, context, pure, met)
         weighed = (
             importances is not None
             and info.name in importances
@@ -263,7 +263,7 @@ def _target(
     info: TensorInfo,
     recipe: str,
     patterns: list[tuple[str, re.Pattern[str], str]],
-    place: Place,
+    context: TensorContext,
     pure: bool,
     met: set[str],
 ) -> tuple[str, str]:
@@ -285,8 +285,8 @@ def _target(
         return "F32", "recipe"
     if chosen.base is None or is_kept(info.name, info.shape):
         return info.type_name, "kept"
-    target = choose(info.name, info.shape[-1], chosen, place, pure=pure)
-    wanted = choose(info.name, 0, chosen, place, pure=pure)  # 0 columns fill any block
+    target = choose(info.name, info.shape[-1], chosen, context, pure=pure)
+    wanted = choose(info.name, 0, chosen, context, pure=pure)  # 0 columns fill any block
     return target, "recipe" if target == wanted else "fallback"
 
 
@@ -311,7 +311,7 @@ def _check_met(
     reader: GgufReader, patterns: list[tuple[str, re.Pattern[str], str]], met: set[str]
 ) -> None:
     """Raise QuantError for the first pattern that decided nothing, saying why."""
-    for place, (pattern, regex, _) in enumerate(patterns):
+    for index, (pattern, regex, _) in enumerate(patterns):
         if pattern in met:
             continue
         named = [info for info in reader.tensors.values() if regex.search(info.name)]
@@ -319,7 +319,7 @@ def _check_met(
         if not named:
             raise QuantError(f"override {pattern!r}: meets no tensor's name")
         name = (able or named)[0].name
-        earlier = [one for one, before, _ in patterns[:place] if before.search(name)]
+        earlier = [one for one, before, _ in patterns[:index] if before.search(name)]
         why = (
             f"is decided by {earlier[0]!r} before it"
             if able
@@ -356,11 +356,11 @@ def _convert(
     stored: np.ndarray,
     plan: TensorPlan,
     weights: np.ndarray | None,
-    room: np.ndarray,
+    buffer: np.ndarray,
     num_threads: int,
 ) -> np.ndarray:
-    """One tensor's bytes in its new format; `room` is for a slab of floats, which a single row may
-    exceed.
+    """One tensor's bytes in its new format; `buffer` holds a slab of floats; a single row may be
+    larger.
     """
     if plan.source == plan.target:
         return stored
@@ -372,15 +372,15 @@ def _convert(
     importances = None if weights is None else np.asarray(weights, np.float32).reshape(-1, columns)
     shared = importances is None or len(importances) == 1
     span = len(rows) if shared else per_matrix  # rows that the same importances speak of
-    step = max(1, room.size // columns)
-    room = room[: step * columns] if columns <= room.size else np.empty(columns, np.float32)
+    step = max(1, buffer.size // columns)
+    buffer = buffer[: step * columns] if columns <= buffer.size else np.empty(columns, np.float32)
     for start in range(0, len(rows), span):
         importance = (
             None if importances is None else importances[0 if shared else start // per_matrix]
         )
         for first in range(start, start + span, step):
             slab = slice(first, min(first + step, start + span))
-            numbers = room[: (slab.stop - first) * columns].reshape(-1, columns)
+            numbers = buffer[: (slab.stop - first) * columns].reshape(-1, columns)
             unpack_rows(rows[slab], before.name, numbers, num_threads)
             try:
                 out[slab] = quantize(numbers, after.name, importance, num_threads=num_threads)

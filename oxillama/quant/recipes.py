@@ -17,9 +17,9 @@ from oxillama.quant.rows import format_named
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tensor stands in its model: layer number and count, query heads per key head,
-    experts, and what else is known.
+class TensorContext:
+    """What the rules of a recipe ask about a tensor: its layer, the number of layers, query heads
+    per key head, experts, and so on.
 
     Not every layer has every tensor, so the `layer` of attn_v, ffn_down, ffn_gate and ffn_up is the
     number of such tensors before it, in order of layers and then of names; the feed-forward tensors
@@ -33,10 +33,10 @@ class Place:
     experts: int
     has_imatrix: bool
     tied: bool  # the embedding is the output matrix too
-    large: bool  # one of the models of 70 billion weights, see `places`
+    large: bool  # one of the models of 70 billion weights, see `tensor_contexts`
 
 
-Condition = Callable[[Place], bool]
+Condition = Callable[[TensorContext], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Rule:
 
     role: str
     format: str
-    when: Condition = lambda place: True
+    when: Condition = lambda context: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,49 +66,49 @@ class Recipe:
     large_values: str | None = "Q5_K"  # of the attn_v of a large model, in place of Q3_K and Q4_K
 
 
-def _sensitive(place: Place) -> bool:
+def _sensitive(context: TensorContext) -> bool:
     """The first and the last eighth of the layers, and every third between."""
-    eighth = place.layers // 8
+    eighth = context.layers // 8
     return (
-        place.layer < eighth
-        or place.layer >= 7 * place.layers // 8
-        or (place.layer - eighth) % 3 == 2
+        context.layer < eighth
+        or context.layer >= 7 * context.layers // 8
+        or (context.layer - eighth) % 3 == 2
     )
 
 
 def _first(part: int) -> Condition:
-    return lambda place: place.layer < place.layers // part
+    return lambda context: context.layer < context.layers // part
 
 
 def _first_counted(part: int) -> Condition:
-    return lambda place: place.before < place.layers // part
+    return lambda context: context.before < context.layers // part
 
 
 def _below(layer: int) -> Condition:
-    return lambda place: place.layer < layer
+    return lambda context: context.layer < layer
 
 
-def _grouped(place: Place) -> bool:
+def _grouped(context: TensorContext) -> bool:
     """Few value heads serve many queries: their matrix is small, and each error in it counts
     often.
     """
-    return place.grouping >= 4
+    return context.grouping >= 4
 
 
-def _grouped_or_experts(place: Place) -> bool:
-    return place.grouping >= 4 or place.experts >= 4
+def _grouped_or_experts(context: TensorContext) -> bool:
+    return context.grouping >= 4 or context.experts >= 4
 
 
-def _eight_experts(place: Place) -> bool:
-    return place.experts == 8
+def _eight_experts(context: TensorContext) -> bool:
+    return context.experts == 8
 
 
-def _no_imatrix(place: Place) -> bool:
-    return not place.has_imatrix
+def _no_imatrix(context: TensorContext) -> bool:
+    return not context.has_imatrix
 
 
 def _both(one: Condition, other: Condition) -> Condition:
-    return lambda place: one(place) and other(place)
+    return lambda context: one(context) and other(context)
 
 
 # With eight experts attention is a small part of the file, so it may cost more bits.
@@ -146,7 +146,7 @@ RECIPES: dict[str, Recipe] = {
         "Q4_0",
         (
             *_ATTENTION_OF_EXPERTS,
-            Rule("ffn_down", "Q4_1", _both(_first(8), lambda place: place.has_imatrix)),
+            Rule("ffn_down", "Q4_1", _both(_first(8), lambda context: context.has_imatrix)),
         ),
     ),
     "Q4_1": Recipe(3, "Q4_1", _ATTENTION_OF_EXPERTS),
@@ -155,7 +155,7 @@ RECIPES: dict[str, Recipe] = {
         "Q5_0",
         (
             *_ATTENTION_OF_EXPERTS,
-            Rule("ffn_down", "Q5_1", _both(_first(8), lambda place: place.has_imatrix)),
+            Rule("ffn_down", "Q5_1", _both(_first(8), lambda context: context.has_imatrix)),
         ),
     ),
     "Q5_1": Recipe(9, "Q5_1", _ATTENTION_OF_EXPERTS),
@@ -200,7 +200,7 @@ RECIPES: dict[str, Recipe] = {
             *_ATTENTION_OF_EXPERTS,
             Rule("attn_v", "Q5_K"),
             Rule("ffn_down", "Q5_K"),
-            Rule("attn_output", "Q5_K", lambda place: not _eight_experts(place)),
+            Rule("attn_output", "Q5_K", lambda context: not _eight_experts(context)),
         ),
     ),
     "Q4_K_S": Recipe(
@@ -266,7 +266,7 @@ RECIPES: dict[str, Recipe] = {
                 Rule(
                     role,
                     "IQ3_XXS",
-                    lambda place: place.layers // 8 <= place.layer < 7 * place.layers // 8,
+                    lambda context: context.layers // 8 <= context.layer < 7 * context.layers // 8,
                 )
                 for role in ("ffn_gate", "ffn_up")
             ),
@@ -402,7 +402,9 @@ def is_kept(name: str, shape: tuple[int, ...]) -> bool:
     return not matrix or not name.endswith("weight") or _KEPT.search(name) is not None
 
 
-def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool = False) -> str:
+def choose(
+    name: str, columns: int, recipe: Recipe, context: TensorContext, *, pure: bool = False
+) -> str:
     """The format of a tensor that is not kept, in any recipe but COPY; `pure` leaves the rules out
     and uses the base format everywhere.
     """
@@ -411,7 +413,7 @@ def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool 
         raise QuantError(f"{name}: a copy keeps every format, wanted a recipe with one of its own")
     wanted = recipe.base
     if not pure:
-        if "output" in roles or ("embedding" in roles and place.tied):
+        if "output" in roles or ("embedding" in roles and context.tied):
             wanted = recipe.output if columns % format_named(recipe.output).columns == 0 else "Q8_0"
         elif "embedding" in roles:
             wanted = recipe.embedding or recipe.base
@@ -420,11 +422,11 @@ def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool 
                 (
                     rule.format
                     for rule in recipe.rules
-                    if rule.role in (*roles, "any") and rule.when(place)
+                    if rule.role in (*roles, "any") and rule.when(context)
                 ),
                 recipe.base,
             )
-            if place.large and "attn_v" in roles and wanted in ("Q3_K", "Q4_K"):
+            if context.large and "attn_v" in roles and wanted in ("Q3_K", "Q4_K"):
                 wanted = recipe.large_values or wanted
     return fitting(wanted, columns)
 

@@ -130,7 +130,7 @@ def quantize(rows: Any, format: str, imatrix: Any = None, *, num_threads: int = 
     `rows`: floats, (..., columns), taken as float32. `imatrix`: importances (columns,), at least 0,
     the same for every row; None, or all 0, counts all columns alike. Gives uint8 (..., row bytes).
     Raises QuantError for rows that are not whole blocks, for importances that do not fit, and for a
-    number that is NaN, infinite or beyond the format's `limit`, naming its place.
+    number that is NaN, infinite or beyond the format's `limit`, naming its context.
     """
     kind = format_named(format)
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f" or rows.ndim == 0:

@@ -399,11 +399,11 @@ class Sampler:
             lists = {name: values for name, values in self._lists.items() if name != "bias"}
             # left out, so that a field that comes later changes no state of before; the penalty is
             # the default of those days
-            usual = SamplerConfig(repetition_penalty=1.1).to_dict()
+            defaults = SamplerConfig(repetition_penalty=1.1).to_dict()
             asked = {
                 name: value
                 for name, value in self.config.to_dict().items()
-                if value != usual[name] and name != "seed"
+                if value != defaults[name] and name != "seed"
             }
             facts = [asked, self.vocab_size, lists, self.stage_names]
             self._digest = hashlib.blake2b(

@@ -196,7 +196,7 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, 
                 raise ApiError(
                     400,
                     f"{where}.content[{at}]: found an image in a tool's result, wanted it in a "
-                    "block beside it",
+                    "block of its own",
                     param=f"{where}.content[{at}]",
                 )
             content = "".join(each["text"] for each in content)

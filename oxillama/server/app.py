@@ -198,7 +198,7 @@ class App:
             # two readers of one connection may not agree where the body ends
             raise ApiError(
                 400,
-                "headers: found content-length beside transfer-encoding, wanted one of them",
+                "headers: found content-length and transfer-encoding, wanted one of them",
                 headers={"Connection": "close"},
             )
         size = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))

@@ -144,9 +144,7 @@ class ServerConfig:
                 "or in it, wanted plain ASCII"
             )
         if "*" in self.cors_origins and self.api_keys:
-            raise ConfigError(
-                "cors_origins: found '*' beside an API key, wanted the origins by name"
-            )
+            raise ConfigError("cors_origins: found '*' and an API key, wanted the origins by name")
         if self.loras and self.model is None and self.models_dir is not None:
             raise ConfigError("loras: found without a model, wanted the model that they change")
         for name in ("models_dir",):

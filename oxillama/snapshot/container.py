@@ -350,14 +350,14 @@ class Envelope:
             )
 
     def _take(
-        self, offset: int, length: int, what: str, room: memoryview | None = None
+        self, offset: int, length: int, what: str, buffer: memoryview | None = None
     ) -> memoryview:
         """Bytes that lie within the file, in memory that is ours alone where they come from a file:
-        in `room`, where it is given.
+        in `buffer`, where it is given.
         """
         if self._data is not None:
             return self._data[offset : offset + length]
-        out = np.empty(length, np.uint8).data if room is None else room[:length]
+        out = np.empty(length, np.uint8).data if buffer is None else buffer[:length]
         self._fill(out, offset, what)
         return out
 
@@ -369,7 +369,7 @@ class Envelope:
 
         def hand() -> None:
             nonlocal done
-            room = np.empty(size, np.uint8).data if self._data is None else None
+            buffer = np.empty(size, np.uint8).data if self._data is None else None
             while done < section.stored:
                 # one reads and hashes while the others hand over
                 with in_order:
@@ -378,7 +378,7 @@ class Envelope:
                         section.offset + at,
                         min(size, section.stored - at),
                         f"section {section.name}",
-                        room,
+                        buffer,
                     )
                     hasher.update(piece)
                     done += len(piece)

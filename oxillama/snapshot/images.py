@@ -17,7 +17,7 @@ from oxillama.vision.features import ImageFeatures
 from oxillama.vision.placed import PlacedImage
 
 
-def told_images(images: Sequence[PlacedImage]) -> tuple[list[list[Any]], bytes]:
+def saved_images(images: Sequence[PlacedImage]) -> tuple[list[list[Any]], bytes]:
     """(facts, section) of the images of a session."""
     facts: list[list[Any]] = []
     parts: list[bytes] = []

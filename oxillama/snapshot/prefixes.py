@@ -144,12 +144,12 @@ def _chosen(
     into free pages.
     """
     free = cache.pool.pages_free
-    room = min(cache.max_pages, pages if free is None else free)
+    capacity = min(cache.max_pages, pages if free is None else free)
     chosen: list[int] = []
     needed: set[int] = set()
     for at in reversed(range(len(tables))):
         together = needed.union(tables[at])
-        if len(together) > room:
+        if len(together) > capacity:
             break
         needed = together
         chosen.append(at)

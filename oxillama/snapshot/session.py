@@ -53,7 +53,7 @@ from oxillama.snapshot.container import (
     typed,
     write_sealed,
 )
-from oxillama.snapshot.images import restored_images, told_images
+from oxillama.snapshot.images import restored_images, saved_images
 from oxillama.snapshot.pages import PageCopy, fill_pages
 
 KIND = Kind(b"OXISNAP1", 1, SnapshotIncompatible)
@@ -335,7 +335,7 @@ class Snapshots:
         }
         sections: dict[str, Buffer] = {"tokens": np.array(session.tokens, "<i4").tobytes()}
         if session.images:
-            facts["images"], sections["images"] = told_images(session.images)
+            facts["images"], sections["images"] = saved_images(session.images)
         if session.pending is not None:
             sections["pending"] = np.asarray(session.pending, "<f4").tobytes()
         if session.sampler is not None:
@@ -535,7 +535,7 @@ class Snapshots:
             session.sampler.restore(bytes(saved.read("sampler", at_most=_MOST_FACTS)))
             if session.sampler.seed != recorded["seed"]:
                 raise SnapshotIncompatible(
-                    f"sampler: found seed {recorded['seed']!r} beside a state of seed "
+                    f"sampler: found seed {recorded['seed']!r} and a state of seed "
                     f"{session.sampler.seed}"
                 )
         if words is None:
@@ -583,8 +583,8 @@ class Snapshots:
             if not held:
                 saved.pour("kv", lambda at, piece: None, exactly=need * core.memory.page_bytes)
                 with core.lock:
-                    room = core.allocator.takeable()
-                    held = (room is None or need <= room) and core.allocator.make(
+                    available = core.allocator.takeable()
+                    held = (available is None or need <= available) and core.allocator.make(
                         session.kv, length
                     )
             if held and length:

@@ -105,10 +105,10 @@ class BackgroundDrafter:
                 return
         self.inner.close(state.state, session)
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """For each session what its run says next, or the beginning of a new one."""
-        begun = [self._continue(ask) or self._begin(ask) for ask in asks]
-        return [self._take(ask, at) for ask, at in zip(asks, begun)]
+        begun = [self._continue(request) or self._begin(request) for request in requests]
+        return [self._take(request, at) for request, at in zip(requests, begun)]
 
     def settle(self) -> None:
         """Wait until nothing is drawn any more for requests that have ended; at most for one step
@@ -132,11 +132,11 @@ class BackgroundDrafter:
 
     # ---- the thread that proposes
 
-    def _continue(self, ask: DraftRequest) -> int:
+    def _continue(self, request: DraftRequest) -> int:
         """How many candidates of the run became tokens, where the session continued as it said and
         it can be continued; 0 where it is stale.
         """
-        state, tokens = ask.state, ask.session.tokens
+        state, tokens = request.state, request.session.tokens
         with self._ready:
             draft = state.draft
             # one that still catches up with its session is begun again with what it says now
@@ -154,31 +154,34 @@ class BackgroundDrafter:
                 and (len(draft.tokens) > at or not state.complete)
             ):
                 # this proposal, the token after it, and the next one
-                state.want = at + 2 * ask.most + 1
+                state.want = at + 2 * request.most + 1
                 self._submit(state)
                 return at
             self.stale += 1
         return 0
 
-    def _begin(self, ask: DraftRequest) -> int:
-        state = ask.state
+    def _begin(self, request: DraftRequest) -> int:
+        state = request.state
         self._halt(state)
-        draft = SessionDraft(replace(ask, state=state.state), 1 << 30, numbered=True)
+        draft = SessionDraft(replace(request, state=state.state), 1 << 30, numbered=True)
         # the session continues while candidates are drawn
-        draft.prefix = list(ask.session.tokens)
+        draft.prefix = list(request.session.tokens)
         with self._ready:
             if state.closed:
                 return 0
             state.draft, state.complete, state.stop, state.error = draft, False, False, None
             # where it may not pay, no further than this proposal before that is known
-            state.ran, state.want = 0, ask.most if ask.costs is not None else 2 * ask.most + 1
+            state.ran, state.want = (
+                0,
+                request.most if request.costs is not None else 2 * request.most + 1,
+            )
             self._submit(state)
         return 0
 
-    def _take(self, ask: DraftRequest, at: int) -> Draft:
-        state = ask.state
+    def _take(self, request: DraftRequest, at: int) -> Draft:
+        state = request.state
         own = state.state.sampler is not None
-        wanted = 0 if _too_early(ask) else at + ask.most
+        wanted = 0 if _too_early(request) else at + request.most
         with self._ready:
             draft = state.draft
             if draft is None:  # its request has ended
@@ -193,7 +196,7 @@ class BackgroundDrafter:
                 raise state.error
             if not wanted:
                 return Draft()
-            tokens = draft.tokens[at : at + ask.most]
+            tokens = draft.tokens[at : at + request.most]
             return Draft(tokens, None, draft.shares[at : at + len(tokens)] if own else None)
 
     def _halt(self, state: BackgroundState) -> None:
@@ -280,12 +283,12 @@ class BackgroundDrafter:
                 return
 
 
-def _too_early(ask: DraftRequest) -> bool:
+def _too_early(request: DraftRequest) -> bool:
     """Whether the text is too short yet for candidates by a sampler of the draft's own, as it would
     be if the draft had begun with the prompt.
     """
-    generated = ask.session.sampler.generated
+    generated = request.session.sampler.generated
     return (
-        ask.state.state.sampler is not None
-        and generated * CATCH_UP < len(ask.session.tokens) - generated
+        request.state.state.sampler is not None
+        and generated * CATCH_UP < len(request.session.tokens) - generated
     )

@@ -258,23 +258,26 @@ class ModelDrafter:
         state.held = session.tokens[:held]
         self.close(state, session)
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Candidates of all sessions, drafted together: one step of the draft for the next
         candidate of each.
         """
         self.core.check()
-        out = [Draft()] * len(asks)
+        out = [Draft()] * len(requests)
         drafts: dict[int, SessionDraft] = {}
-        for at, ask in enumerate(asks):
-            count = self._count(ask)
+        for at, request in enumerate(requests):
+            count = self._count(request)
             if count:
-                drafts[at] = SessionDraft(ask, count)
+                drafts[at] = SessionDraft(request, count)
         if not drafts:
             return out
         with self.reserved(list(drafts.values())):
             self.draft(list(drafts.values()))
         for at, draft in drafts.items():
-            draft.state.position, draft.state.offered = len(draft.ask.session.tokens), draft.tokens
+            draft.state.position, draft.state.offered = (
+                len(draft.request.session.tokens),
+                draft.tokens,
+            )
             out[at] = Draft(
                 draft.tokens, None, draft.shares if draft.state.sampler is not None else None
             )
@@ -295,20 +298,20 @@ class ModelDrafter:
                 for session in sessions:
                     session.busy = False
 
-    def _count(self, ask: DraftRequest) -> int:
+    def _count(self, request: DraftRequest) -> int:
         """How many candidates to draft: as many as pay, by the clock or, where the text depends on
         their number, without it.
         """
-        state = ask.state
-        state.learn(ask.session.tokens)
-        if ask.costs is None:
-            return ask.most
-        chances = state.acceptance.estimate.chances(ask.most)
+        state = request.state
+        state.learn(request.session.tokens)
+        if request.costs is None:
+            return request.most
+        chances = state.acceptance.estimate.chances(request.most)
         if state.sampler is not None:
             return state.acceptance.count(NOMINAL.best(chances, each=self._weight))
-        plain = ask.costs(ask.sequences)
-        each = (self._round or max(self._weight * plain, _LEAST_ROUND)) / ask.sequences
-        return ask.worthwhile(chances, each=each)
+        plain = request.costs(request.sequences)
+        each = (self._round or max(self._weight * plain, _LEAST_ROUND)) / request.sequences
+        return request.worthwhile(chances, each=each)
 
     def draft(self, drafts: list[SessionDraft]) -> None:
         """Catch up with each session, then draw its candidates."""
@@ -397,7 +400,7 @@ class SessionDraft:
     """
 
     __slots__ = (
-        "ask",
+        "request",
         "count",
         "generated",
         "grammar",
@@ -411,10 +414,15 @@ class SessionDraft:
         "tokens",
     )
 
-    def __init__(self, ask: DraftRequest, count: int, *, numbered: bool = False) -> None:
-        session = ask.session
+    def __init__(self, request: DraftRequest, count: int, *, numbered: bool = False) -> None:
+        session = request.session
         self.prefix, self.generated = session.tokens, session.sampler.generated
-        self.ask, self.count, self.state, self.kv = ask, count, ask.state, ask.state.session.kv
+        self.request, self.count, self.state, self.kv = (
+            request,
+            count,
+            request.state,
+            request.state.session.kv,
+        )
         self.grammar = None if session.grammar is None else session.grammar.fork()
         own = self.state.sampler
         self.numbered, self.seed = numbered and own is not None, session.sampler.seed
@@ -479,10 +487,10 @@ class SessionDraft:
             return False
         self.sampler.accept(token)
         self.tokens.append(token)
-        if len(self.tokens) == self.count or token in self.ask.stop_ids:
+        if len(self.tokens) == self.count or token in self.request.stop_ids:
             return False
         if grammar is not None:
-            self.ask.masker.advance(grammar, token)
+            self.request.masker.advance(grammar, token)
             return not grammar.only_end()
         return True
 

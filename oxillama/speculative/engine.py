@@ -130,7 +130,7 @@ class SpeculativeEngine:
             {name: given[name] for name in ("n", "best_of") if name in given}
         ).completions
         if count > 1:
-            raise ConfigError(f"n, best_of: found {count} completions beside a draft, wanted 1")
+            raise ConfigError(f"n, best_of: found {count} completions and a draft, wanted 1")
         if self.config.seed is not None and prompt is not None:
             given.setdefault("seed", self.config.seed)
         request = self.target.submit(

@@ -39,9 +39,9 @@ class ForcedText:
         """What was offered, and how often it was right."""
         return _Spelling()
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """The forced text in tokens."""
-        return [self._draft(ask) for ask in asks]
+        return [self._draft(request) for request in requests]
 
     def close(self, state: _Spelling, session: Any) -> None:
         """Nothing is kept."""
@@ -66,17 +66,17 @@ class ForcedText:
             at = end
         return out
 
-    def _draft(self, ask: DraftRequest) -> Draft:
-        state, tokens = ask.state, ask.session.tokens
+    def _draft(self, request: DraftRequest) -> Draft:
+        state, tokens = request.state, request.session.tokens
         state.estimate.learn(
             tokens[state.position : state.position + len(state.offered)], state.offered
         )
         state.offered = []
-        grammar = ask.session.grammar
+        grammar = request.session.grammar
         text = grammar.forced(_MOST_TEXT) if isinstance(grammar, ForcesText) else b""
         if len(text) < 2:
             return Draft()
-        state.position, state.offered = len(tokens), self.spell(text)[: ask.most]
+        state.position, state.offered = len(tokens), self.spell(text)[: request.most]
         return Draft(state.offered, state.estimate.chances(len(state.offered)))
 
 

@@ -19,7 +19,7 @@ from oxillama.errors import ConfigError
 from oxillama.speculative.acceptance import AcceptanceEstimate
 from oxillama.speculative.types import MAX_CANDIDATES, Draft, DraftRequest
 
-_PLACES = 8  # earlier places that are compared
+_OCCURRENCES = 8  # earlier places that are compared
 _LONGEST = 32  # tokens of a run that are compared
 # tokens at the end of a session that are still learned from: more were left where lookups rested,
 # because they cost more than they gained
@@ -29,7 +29,7 @@ _NEIGHBOUR_ENTRIES = 1 << 17
 _CLASSES = (3, 5, 9, 17)  # runs of 2, 3-4, 5-8, 9-16, 17 and more are estimated apart
 _FIRST_CHANCES = (0.3, 0.5, 0.7, 0.8, 0.9)
 
-Place = tuple[list[int], int]
+Occurrence = tuple[list[int], int]
 
 
 class RunIndex:
@@ -37,21 +37,21 @@ class RunIndex:
     anew.
     """
 
-    __slots__ = ("_places",)
+    __slots__ = ("_occurrences",)
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, ...], Place] = {}
+        self._occurrences: dict[tuple[int, ...], Occurrence] = {}
 
     def add(self, tokens: list[int], end: int) -> None:
         """The run that ends before position `end` of a session is followed by what stands there."""
-        if len(self._places) >= _NEIGHBOUR_ENTRIES:
-            self._places.clear()
-        self._places[tuple(tokens[end - _NEIGHBOUR_RUN : end])] = (tokens, end)
+        if len(self._occurrences) >= _NEIGHBOUR_ENTRIES:
+            self._occurrences.clear()
+        self._occurrences[tuple(tokens[end - _NEIGHBOUR_RUN : end])] = (tokens, end)
 
-    def find(self, tokens: list[int]) -> Place | None:
+    def find(self, tokens: list[int]) -> Occurrence | None:
         """Where another session goes on after this one's newest run."""
         run = tuple(tokens[-_NEIGHBOUR_RUN:])
-        place = self._places.get(run)
+        place = self._occurrences.get(run)
         if place is None or place[0] is tokens:
             return None
         other, end = place
@@ -145,7 +145,7 @@ class Lookup:
         """
         tokens = self.tokens
         place = self._last.get((tokens[-2], tokens[-1]), 0)
-        best, length, tries = 0, 0, _PLACES
+        best, length, tries = 0, 0, _OCCURRENCES
         while place and tries:
             run, most = 2, min(_LONGEST, place)
             while run < most and tokens[place - 1 - run] == tokens[-1 - run]:
@@ -175,14 +175,14 @@ class LookupDrafter:
         """Nothing is read yet: that is the first `propose`'s."""
         return Lookup(session.tokens, self._neighbours, self._first)
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """What followed before."""
         out = []
-        for ask in asks:
-            if ask.state.tokens is not ask.session.tokens:
-                ask.state.tokens = ask.session.tokens
-            ask.state.learn()
-            out.append(ask.state.find(min(ask.most, self.most)))
+        for request in requests:
+            if request.state.tokens is not request.session.tokens:
+                request.state.tokens = request.session.tokens
+            request.state.learn()
+            out.append(request.state.find(min(request.most, self.most)))
         return out
 
     def close(self, state: Lookup, session: Any) -> None:

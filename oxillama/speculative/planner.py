@@ -40,7 +40,7 @@ _OPENS_AT_ONCE = (*_IN_LOOP, BackgroundDrafter)
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _DrafterRecord:
     """What is kept of a drafter: what it has cost, and the thread it is called in."""
 
     ref: weakref.ref | None
@@ -58,7 +58,7 @@ class Planner:
         self.costs: StepCosts | None = None
         self._core: EngineCore = weakref.proxy(core)
         self._run = core.run_in_worker
-        self._drafters: dict[int, _Known] = {}
+        self._drafters: dict[int, _DrafterRecord] = {}
 
     def resolve(self, asked: Any) -> Any:
         """What an option `speculative` names: draft models are opened here, before any lock is
@@ -81,7 +81,7 @@ class Planner:
         inner = drafter.inner if isinstance(drafter, BackgroundDrafter) else drafter
         if isinstance(inner, ModelDrafter) and inner.drawn:
             candidates = replace(candidates, drawn=True)
-        known = self._known(drafter)
+        known = self._record(drafter)
         return RequestSpeculation(
             candidates,
             session,
@@ -101,20 +101,20 @@ class Planner:
         for request in requests:
             speculation = request.speculation
             self.costs = speculation.settle(self.costs, sequences, prefilled) or self.costs
-            ask = speculation.ask(request, size, sequences, prefilled, self.costs)
-            if ask is None:
+            query = speculation.draft_request(request, size, sequences, prefilled, self.costs)
+            if query is None:
                 speculation.again(request)
             else:
                 drafter = speculation.candidates.drafter
-                groups.setdefault(id(drafter), (drafter, []))[1].append((request, ask))
+                groups.setdefault(id(drafter), (drafter, []))[1].append((request, query))
         failed: list[tuple[Any, BaseException]] = []
         for drafter, group in groups.values():
             if not is_built_in(drafter, _IN_LOOP):
-                self._ask_beside(drafter, group, prefilled, started, parking)
+                self._draft_in_thread(drafter, group, prefilled, started, parking)
                 continue
-            for (request, ask), answer in proposals(drafter, group):
+            for (request, query), answer in proposals(drafter, group):
                 try:
-                    self._offer(request, ask, prefilled, started, answer)
+                    self._offer(request, query, prefilled, started, answer)
                 except BaseException as error:
                     failed.append((request, error))
         return failed
@@ -122,7 +122,7 @@ class Planner:
     def _offer(
         self,
         request: Any,
-        ask: DraftRequest,
+        query: DraftRequest,
         prefilled: int,
         started: float,
         answer: Draft | BaseException,
@@ -131,10 +131,10 @@ class Planner:
         if isinstance(answer, BaseException):
             raise answer
         speculation = request.speculation
-        speculation.offer(request, ask, answer, self._core.program.vocab_size)
-        speculation.began(ask, len(request.entry.draft), prefilled, started)
+        speculation.offer(request, query, answer, self._core.program.vocab_size)
+        speculation.began(query, len(request.entry.draft), prefilled, started)
 
-    def _ask_beside(
+    def _draft_in_thread(
         self,
         drafter: Drafter,
         group: list[PendingDraft],
@@ -144,8 +144,8 @@ class Planner:
     ) -> None:
         """Ask a drafter in its own thread; the requests of the group wait for it."""
         answers: dict[int, Callable[[Any, BaseException | None], None]] = {
-            id(request): parking(request, partial(self._offer, request, ask, prefilled, started))
-            for request, ask in group
+            id(request): parking(request, partial(self._offer, request, query, prefilled, started))
+            for request, query in group
         }
 
         def work() -> None:
@@ -153,7 +153,7 @@ class Planner:
             for (request, _), answer in (*failed, *(proposals(drafter, ready) if ready else ())):
                 answers[id(request)](answer, None)
 
-        self._known(drafter).calls.run(work)
+        self._record(drafter).calls.run(work)
 
     def cores(self) -> Sequence[EngineCore]:
         """The engine cores of draft models."""
@@ -163,12 +163,12 @@ class Planner:
         """Close the draft models that were opened for this engine."""
         self.registry.close()
 
-    def _known(self, drafter: Drafter) -> _Known:
+    def _record(self, drafter: Drafter) -> _DrafterRecord:
         """What is kept of a drafter, for as long as it lives."""
         key = id(drafter)
         known = self._drafters.get(key)
         if known is None or known.ref is None or known.ref() is not drafter:
-            known = self._drafters[key] = _Known(
+            known = self._drafters[key] = _DrafterRecord(
                 weakref.ref(drafter, partial(_forget, self._drafters, key)),
                 CostLedger(),
                 SerialCalls(self._run),
@@ -176,7 +176,7 @@ class Planner:
         return known
 
 
-def _forget(drafters: dict[int, _Known], key: int, _: Any) -> None:
+def _forget(drafters: dict[int, _DrafterRecord], key: int, _: Any) -> None:
     drafters.pop(key, None)
 
 
@@ -194,7 +194,7 @@ def proposals(
     them it is asked for each alone, so that none fails of another's text or grammar.
     """
     try:
-        drafts = list(drafter.propose([ask for _, ask in group]))
+        drafts = list(drafter.propose([query for _, query in group]))
         if len(drafts) != len(group):
             raise ConfigError(
                 f"drafter: found {len(drafts)} drafts, wanted {len(group)}, one for each session"
@@ -212,9 +212,9 @@ def opened(
     """(the group with the drafter's states, made where they were not; those where that failed)."""
     ready: list[PendingDraft] = []
     failed: list[tuple[PendingDraft, BaseException]] = []
-    for request, ask in group:
+    for request, query in group:
         try:
-            ready.append((request, replace(ask, state=request.speculation.open())))
+            ready.append((request, replace(query, state=request.speculation.open())))
         except BaseException as error:
-            failed.append(((request, ask), error))
+            failed.append(((request, query), error))
     return ready, failed

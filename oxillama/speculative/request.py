@@ -138,7 +138,7 @@ class RequestSpeculation:
         self._granted += self.rest
         return costs
 
-    def ask(
+    def draft_request(
         self,
         request: Any,
         context_size: int,
@@ -191,7 +191,7 @@ class RequestSpeculation:
             self._state, self.opened = self.candidates.drafter.open(self.session), True
         return self._state
 
-    def offer(self, request: Any, ask: DraftRequest, draft: Draft, vocab_size: int) -> None:
+    def offer(self, request: Any, query: DraftRequest, draft: Draft, vocab_size: int) -> None:
         """Add a draft to the request's next step, as much of it as is worth its rows; ConfigError
         for what is none.
         """
@@ -201,7 +201,9 @@ class RequestSpeculation:
             request.entry.draft = ()
             self.fallbacks += 1
             return
-        tokens = checked_ids(draft.tokens, vocab_size, name="draft", wanted="token ids")[: ask.most]
+        tokens = checked_ids(draft.tokens, vocab_size, name="draft", wanted="token ids")[
+            : query.most
+        ]
         if draft.shares is not None:
             if not self.candidates.drawn:
                 raise ConfigError(
@@ -209,21 +211,21 @@ class RequestSpeculation:
                     "a sampler of its own"
                 )
             self._queue.extend(zip(tokens, draft.shares))
-        elif ask.costs is not None and draft.chances is not None:
-            tokens = tokens[: ask.worthwhile(draft.chances)]
+        elif query.costs is not None and draft.chances is not None:
+            tokens = tokens[: query.worthwhile(draft.chances)]
         request.entry.draft = runnable(tokens, request.stop_ids)
         self.fallbacks += not tokens
 
-    def began(self, ask: DraftRequest, candidates: int, prefilled: int, started: float) -> None:
+    def began(self, query: DraftRequest, candidates: int, prefilled: int, started: float) -> None:
         """A step is about to run that was asked for at `started`, with so many candidates."""
         # of a step with forced tokens nothing is learned about plain steps
-        if candidates or ask.rows == ask.sequences:
+        if candidates or query.rows == query.sequences:
             self._cycle = (
                 started,
                 prefilled,
-                ask.sequences,
+                query.sequences,
                 self.accepted,
-                ask.rows + candidates if candidates else 0,
+                query.rows + candidates if candidates else 0,
                 time.perf_counter() - started,
             )
 

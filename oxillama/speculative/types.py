@@ -85,7 +85,7 @@ class Drafter(Protocol):
     def open(self, session: Any) -> Any:
         """What the drafter keeps for a session while a request runs on it."""
 
-    def propose(self, asks: Sequence[DraftRequest]) -> Sequence[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """A draft for each request, empty where there is none."""
 
     def close(self, state: Any, session: Any) -> None:
@@ -123,9 +123,9 @@ class NoCandidates:
     def open(self, session: Any) -> None:
         """Nothing is kept."""
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Nothing."""
-        return [Draft()] * len(asks)
+        return [Draft()] * len(requests)
 
     def close(self, state: None, session: Any) -> None:
         """Nothing was kept."""
@@ -141,12 +141,14 @@ class FirstOf:
         """What each keeps."""
         return [drafter.open(session) for drafter in self.drafters]
 
-    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Each drafter is asked for all sessions, so that all learn from the text."""
-        out = [Draft()] * len(asks)
+        out = [Draft()] * len(requests)
         for index, drafter in enumerate(self.drafters):
             for at, draft in enumerate(
-                drafter.propose([replace(ask, state=ask.state[index]) for ask in asks])
+                drafter.propose(
+                    [replace(request, state=request.state[index]) for request in requests]
+                )
             ):
                 if not out[at].tokens:
                     out[at] = draft

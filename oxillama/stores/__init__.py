@@ -59,8 +59,8 @@ def located(
     if not isinstance(source, str):
         if file is not None:
             raise ConfigError(
-                f"file: found {file!r} beside {type(source).__name__}, wanted a folder or a name "
-                "on the hub"
+                f"file: found {file!r} and a model of type {type(source).__name__}, wanted a "
+                "folder or a name on the hub"
             )
         return source
     path = Path(source)
@@ -68,7 +68,7 @@ def located(
         return _in_folder(path, file, progress)
     if path.exists() or source.endswith(".gguf"):
         if file is not None:
-            raise ConfigError(f"file: found {file!r} beside the file {source}, wanted one of them")
+            raise ConfigError(f"file: found {file!r} and the file {source}, wanted one of them")
         return source
     return _named(source, file, progress)
 
@@ -99,20 +99,20 @@ def _named(source: str, file: str | None, progress: Any) -> Any:
     match = _REPO.match(source)
     if match is not None:
         if file is not None and match["file"] is not None:
-            raise ConfigError(f"file: found {file!r} beside {source!r}, wanted one of them")
+            raise ConfigError(f"file: found {file!r} and {source!r}, wanted one of them")
         wanted = file or match["file"]
         here = None if source.startswith(_EXPLICIT) else lm_studio_file(match["repo"], wanted)
         if here is None and file is None and not source.startswith(_EXPLICIT):
             here = ollama_file(source)
         return here or fetch(match["repo"], wanted, progress=progress)
     if file is not None:
-        raise ConfigError(f"file: found {file!r} beside {source!r}, wanted a name as owner/name")
+        raise ConfigError(f"file: found {file!r} and {source!r}, wanted a name as owner/name")
     return ollama_file(source) or source
 
 
 def _only(found: Path | None, source: str, store: str, file: str | None) -> Path:
     if file is not None:
-        raise ConfigError(f"file: found {file!r} beside {source!r}, wanted one of them")
+        raise ConfigError(f"file: found {file!r} and {source!r}, wanted one of them")
     if found is None:
         raise GgufNotFound(f"{source}: {store} has stored no such model here")
     return found

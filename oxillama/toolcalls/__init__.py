@@ -55,7 +55,7 @@ from oxillama.toolcalls.reasoning import (
     opened_by,
     split_reasoning,
 )
-from oxillama.toolcalls.reply import ChatEvent, Parts, Reply, ReplyParser, parse_reply
+from oxillama.toolcalls.reply import ChatEvent, ChatEventBuilder, Reply, ReplyParser, parse_reply
 from oxillama.toolcalls.tools import Tool, tool_from_function, tool_of
 
 __all__ = [
@@ -75,7 +75,7 @@ __all__ = [
     "Markup",
     "MessageForm",
     "NoOpDispatcher",
-    "Parts",
+    "ChatEventBuilder",
     "Reasoning",
     "ReasoningFormat",
     "ReasoningSplitter",

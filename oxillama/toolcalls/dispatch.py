@@ -263,18 +263,18 @@ def run_until_answer(
     RoundsExhausted where the model still calls tools when `max_rounds` replies are used up; those
     last calls are not run.
     """
-    talk = _Conversation(messages, dispatcher, max_rounds, on_result)
+    conversation = _Conversation(messages, dispatcher, max_rounds, on_result)
     tools = dispatcher.tools if tools is None else tools
     while True:
-        reply = chat(talk.asked(), tools=tools)
+        reply = chat(conversation.asked(), tools=tools)
         if hasattr(reply, "__next__"):
             for event in reply:
                 reply = _streamed(event, reply, on_event)
-        calls = talk.replied(reply)
+        calls = conversation.replied(reply)
         if not calls:
-            return talk.answer(reply)
+            return conversation.answer(reply)
         for call in calls:
-            talk.ran(dispatcher.dispatch(call))
+            conversation.ran(dispatcher.dispatch(call))
 
 
 async def run_until_answer_async(
@@ -293,19 +293,19 @@ async def run_until_answer_async(
     The calls of one reply run side by side (in threads, where a tool is an ordinary function);
     their results keep the order of the calls.
     """
-    talk = _Conversation(messages, dispatcher, max_rounds, on_result)
+    conversation = _Conversation(messages, dispatcher, max_rounds, on_result)
     tools = dispatcher.tools if tools is None else tools
     while True:
-        reply = chat(talk.asked(), tools=tools)
+        reply = chat(conversation.asked(), tools=tools)
         reply = await reply if inspect.isawaitable(reply) else reply
         if hasattr(reply, "__aiter__"):
             async for event in reply:
                 reply = _streamed(event, reply, on_event)
-        calls = talk.replied(reply)
+        calls = conversation.replied(reply)
         if not calls:
-            return talk.answer(reply)
+            return conversation.answer(reply)
         for result in await asyncio.gather(*(_dispatched(dispatcher, call) for call in calls)):
-            talk.ran(result)
+            conversation.ran(result)
 
 
 async def _dispatched(dispatcher: Any, call: ToolCall) -> ToolResult:

@@ -629,7 +629,7 @@ def answer_or_calls(
             .replace(" ", "")
         )
         raise ConfigError(
-            f"tool_choice: found 'auto' in format {kind.name} beside a constraint whose answers "
+            f"tool_choice: found 'auto' in format {kind.name} and a constraint whose answers "
             f"may begin with {shown}, as calls do; wanted 'none', 'required' or a constraint that "
             "excludes it"
         )
@@ -746,7 +746,9 @@ class TriggeredGrammar:
         self._spelled = {token: text.encode() for text, token in self.token_ids.items()}
         self._marks = {text.encode(): token for text, token in self.token_ids.items()}
         marks = sorted(self._marks, key=len, reverse=True)
-        self._parts = re.compile(b"(" + b"|".join(map(re.escape, marks)) + b")") if marks else None
+        self._marks_pattern = (
+            re.compile(b"(" + b"|".join(map(re.escape, marks)) + b")") if marks else None
+        )
         self.names = frozenset(tool.name for tool in self.tools)
         # Bytes are searched as Latin-1, where every byte is a character, so that delimiters may be
         # cut anywhere.
@@ -804,7 +806,7 @@ class TriggeredGrammar:
 
     def parts(self, data: bytes) -> list[tuple[bytes, int | None]]:
         """Bytes cut into what is text and what is a delimiter, with the token that it is."""
-        pieces = [data] if self._parts is None else self._parts.split(data)
+        pieces = [data] if self._marks_pattern is None else self._marks_pattern.split(data)
         return [(piece, self._marks.get(piece)) for piece in pieces if piece]
 
     def candidates(self, masker: TokenMasker) -> list[int]:

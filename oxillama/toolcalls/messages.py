@@ -102,14 +102,14 @@ class MessageForm:
                 "type": "function",
                 "function": {"name": "f", "arguments": arguments},
             }
-            talk: list[dict[str, Any]] = [
+            history: list[dict[str, Any]] = [
                 {"role": "user", "content": "a"},
                 {"role": "assistant", "content": "", "tool_calls": [call]},
             ]
             try:
                 written[as_text] = self._render(
                     [
-                        *talk,
+                        *history,
                         {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "b"},
                     ]
                 )

@@ -265,8 +265,8 @@ def _written_call(template: str) -> str | None:
     for arguments in (_PROBE.arguments, _PROBE.arguments_text):
         call = _PROBE.message()
         call["function"]["arguments"] = arguments
-        talk = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        for messages in ([*talk, answered], talk):
+        history = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        for messages in ([*history, answered], history):
             try:
                 before = rendered.render(asked, tools=[tool], **_ENDS).plain
                 text = rendered.render(

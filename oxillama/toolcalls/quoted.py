@@ -140,16 +140,18 @@ class _Values:
             if missing:
                 raise self._refused(f"required {missing[0]!r} is no property, wanted its schema")
             if others is not False and others is not None and properties and self._strict:
-                raise self._refused("additionalProperties beside properties cannot be enforced")
+                raise self._refused(
+                    "additionalProperties together with properties cannot be enforced"
+                )
             return self.members(properties, required, None if others is False else others)
         numbers = {key: value for key, value in schema.items() if key in _NUMBERS}
         return self._json({"type": kind, **numbers})
 
     def _alternatives(self, schema: Mapping[str, Any], keyword: str) -> tuple:
         parts = schema[keyword]
-        beside = sorted(schema.keys() - _NOTES - {keyword, "type"})
-        if beside and self._strict:
-            raise self._refused(f"{beside[0]!r} beside {keyword} cannot be enforced")
+        others = sorted(schema.keys() - _NOTES - {keyword, "type"})
+        if others and self._strict:
+            raise self._refused(f"{others[0]!r} together with {keyword} cannot be enforced")
         kinds = [types_of(part) for part in parts]
         apart = all(kinds) and sum(map(len, kinds)) == len(frozenset().union(*kinds))
         if keyword == "oneOf" and self._strict and not apart:
@@ -159,7 +161,7 @@ class _Values:
     def _referred(self, schema: Mapping[str, Any]) -> tuple:
         place = schema["$ref"]
         if self._strict and schema.keys() - _NOTES - {"$ref"}:
-            raise self._refused(f"what stands beside $ref {place!r} cannot be enforced")
+            raise self._refused(f"keywords next to $ref {place!r} cannot be enforced")
         if place not in self._rules:
             found: Any = self._tool.parameters
             for step in str(place).removeprefix("#").strip("/").split("/"):

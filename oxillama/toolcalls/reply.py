@@ -58,7 +58,7 @@ class ChatEvent:
         return None if self.completion is None else self.completion.finish_reason
 
 
-class Parts:
+class ChatEventBuilder:
     """Turns a reply's events into chat events, piece by piece; what it holds back are spaces and
     line ends that may be left out.
     """
@@ -216,7 +216,7 @@ class ReplyParser:
     def reply(self) -> Reply:
         """What the reply has come to so far; whole after `finish`."""
 
-        parts = Parts()
+        parts = ChatEventBuilder()
         events = parts.take(self._events) + parts.finish()
         return Reply(
             "".join(each.text for each in events),

@@ -16,7 +16,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model.image_encoder import ImageEncoder, load_encoder
 from oxillama.model.reference import Difference
 from oxillama.vision.features import ImageFeatures
-from oxillama.vision.processors import Fit, Marks, Merged, Processor, processor_of
+from oxillama.vision.processors import DynamicResolution, Fit, ImageTokens, Processor, processor_of
 from oxillama.vision.reading import ImageLimits, read_image
 
 # bytes of features that are kept for images that come again, as those of a conversation do
@@ -74,12 +74,12 @@ class Vision:
     @property
     def positioned(self) -> bool:
         """Whether features have rows and columns of their own (M-RoPE)."""
-        return isinstance(self.processor, Merged)
+        return isinstance(self.processor, DynamicResolution)
 
     @property
-    def marks(self) -> Marks:
+    def image_tokens(self) -> ImageTokens:
         """How prompts hold images."""
-        return self.processor.marks
+        return self.processor.image_tokens
 
     def pixels(self, image: Any, *, name: str = "image") -> list[np.ndarray]:
         """The normalised pixels, float32 (3, height, width), of each picture that the encoder sees
@@ -115,14 +115,14 @@ class Vision:
         return self._keep(key, tuple(self._encoded(read.size, tiles)))
 
     def _encoded(self, size: tuple[int, int], tiles: list[Any]) -> Iterator[str | ImageFeatures]:
-        patch, marks = self.encoder.patch, self.processor.marks
+        patch, tokens = self.encoder.patch, self.processor.image_tokens
         made = [self.features(self._normalised(tile)) for tile in tiles]
         grids = [(tile.height // patch, tile.width // patch) for tile in tiles]
-        if marks.before:
-            yield marks.before
+        if tokens.before:
+            yield tokens.before
         yield from self.processor.pieces(size, made, grids)
-        if marks.after:
-            yield marks.after
+        if tokens.after:
+            yield tokens.after
 
     def _keep(self, key: bytes, pieces: Pieces) -> Pieces:
         nbytes = sum(each.nbytes for each in pieces if isinstance(each, ImageFeatures))

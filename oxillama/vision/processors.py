@@ -22,12 +22,13 @@ from oxillama.vision.layout import axial_rows, merged_rows, plain_rows
 from oxillama.vision.reading import pillow
 
 Fit = Literal["stretch", "pad"]
+Grids = Sequence[tuple[int, int]]
 Colour = tuple[int, int, int]
 CLIP_MEAN: Colour = (122, 116, 104)  # of the colours CLIP was trained with
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class ImageTokens:
     """How a prompt of the family holds an image. placeholders: what its chat template writes for
     one, the longest first; token: what a row of it is called in the vocabulary; before, after:
     texts around it.
@@ -43,7 +44,7 @@ class Processor(Protocol):
     """What is done to an image around its encoder."""
 
     @property
-    def marks(self) -> Marks:
+    def image_tokens(self) -> ImageTokens:
         """How prompts hold an image."""
 
     def tiles(self, image: Any) -> list[Any]:
@@ -53,7 +54,10 @@ class Processor(Protocol):
         """Normalised pixels, float32 (3, height, width), laid out."""
 
     def pieces(
-        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+        self,
+        image: tuple[int, int],
+        features: Sequence[np.ndarray],
+        grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
         """What stands in the prompt for an image of (width, height), given the features of its
         tiles and how many patches each has, (rows, columns).
@@ -94,10 +98,10 @@ def _cut(sheet: Any, side: int) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Square:
+class FixedSize:
     """An image of one size, whole: LLaVA 1.5 (padded) and Gemma 3 (stretched)."""
 
-    marks: Marks
+    image_tokens: ImageTokens
     size: int
     patch: int
     group: int
@@ -118,14 +122,17 @@ class Square:
         return plain_rows(pixels, self.patch, group=self.group, classed=self.classed)
 
     def pieces(
-        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+        self,
+        image: tuple[int, int],
+        features: Sequence[np.ndarray],
+        grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
         """The features of the square."""
-        return [ImageFeatures(made[0], together=self.together)]
+        return [ImageFeatures(features[0], together=self.together)]
 
 
 @dataclass(frozen=True)
-class AnyResolution(Square):
+class AnyResolution(FixedSize):
     """LLaVA 1.6 (Liu et al. 2024, "LLaVA-NeXT"): the image whole, then tiles of it at the size of
     `pinpoints` (height, width) that keeps the most of it, without the rows and columns that are
     padding, each line of features followed by `newline`.
@@ -154,20 +161,23 @@ class AnyResolution(Square):
         return max(self.pinpoints, key=worth)
 
     def pieces(
-        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+        self,
+        image: tuple[int, int],
+        features: Sequence[np.ndarray],
+        grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
         """The features of the whole, then those of the tiles as one picture."""
         width, height = image
         best = self.best((height, width))
         down, across = best[0] // self.size, best[1] // self.size
         side = grids[0][0]
-        sheet = np.stack(made[1:]).reshape(down, across, side, side, -1)
+        sheet = np.stack(features[1:]).reshape(down, across, side, side, -1)
         sheet = sheet.transpose(0, 2, 1, 3, 4).reshape(down * side, across * side, -1)
         sheet = _unpadded(sheet, height, width)
         if self.newline is not None:
             line = np.broadcast_to(self.newline, (len(sheet), 1, sheet.shape[2]))
             sheet = np.concatenate([sheet, line], axis=1)
-        rows = np.concatenate([made[0], sheet.reshape(-1, sheet.shape[2])])
+        rows = np.concatenate([features[0], sheet.reshape(-1, sheet.shape[2])])
         return [ImageFeatures(np.ascontiguousarray(rows))]
 
 
@@ -184,10 +194,10 @@ def _unpadded(sheet: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Merged:
+class DynamicResolution:
     """An image of about its own size, sides rounded to whole features: Qwen2-VL, 2.5 and 3."""
 
-    marks: Marks
+    image_tokens: ImageTokens
     patch: int
     merge: int
     least: int
@@ -224,22 +234,25 @@ class Merged:
         return merged_rows(pixels, self.patch, merge=self.merge, window=self.window, grid=self.grid)
 
     def pieces(
-        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+        self,
+        image: tuple[int, int],
+        features: Sequence[np.ndarray],
+        grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
         """The features, each at its row and column."""
         down, across = (each // self.merge for each in grids[0])
         row, column = np.divmod(np.arange(down * across, dtype=np.int32), np.int32(across))
         where = np.stack([np.zeros_like(row), row, column])
-        return [ImageFeatures(made[0], where)]
+        return [ImageFeatures(features[0], where)]
 
 
 @dataclass(frozen=True)
-class Lines:
+class RowSeparated:
     """An image no larger than `size`, sides rounded up to whole features of `merge` x `merge`
     patches, a row after each line of features but the last: Pixtral and Mistral Small 3.1.
     """
 
-    marks: Marks
+    image_tokens: ImageTokens
     size: int
     patch: int
     merge: int
@@ -266,23 +279,26 @@ class Lines:
         return axial_rows(pixels, self.patch, merge=self.merge)
 
     def pieces(
-        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+        self,
+        image: tuple[int, int],
+        features: Sequence[np.ndarray],
+        grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
         """The lines of features, each ended but the last."""
         down, across = (each // self.merge for each in grids[0])
-        sheet = made[0].reshape(down, across, -1)
+        sheet = features[0].reshape(down, across, -1)
         ends = np.broadcast_to(self.line, (down, 1, sheet.shape[2]))
         rows = np.concatenate([sheet, ends], axis=1).reshape(down * (across + 1), -1)
         return [ImageFeatures(np.ascontiguousarray(rows[:-1]))]
 
 
 @dataclass(frozen=True)
-class Mosaic:
+class DynamicTiles:
     """Tiles of one size, as many as come nearest to the ratio of the sides, line by line, then, of
     more than one, the image whole; their features follow one another: InternVL.
     """
 
-    marks: Marks
+    image_tokens: ImageTokens
     size: int
     patch: int
     group: int
@@ -321,19 +337,22 @@ class Mosaic:
         return plain_rows(pixels, self.patch, group=self.group, classed=True)
 
     def pieces(
-        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+        self,
+        image: tuple[int, int],
+        features: Sequence[np.ndarray],
+        grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
         """The features of all pictures in one stretch."""
-        return [ImageFeatures(np.concatenate(made))]
+        return [ImageFeatures(np.concatenate(features))]
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitImage:
     """Tiles of one size, line by line, then the image whole, each with a text that says which it
     is: Idefics 3 and SmolVLM. An image of one tile is sent as both, as llama.cpp's mtmd does.
     """
 
-    marks: Marks
+    image_tokens: ImageTokens
     size: int
     patch: int
     group: int
@@ -373,21 +392,24 @@ class Split:
         return plain_rows(pixels, self.patch, group=self.group, classed=False)
 
     def pieces(
-        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+        self,
+        image: tuple[int, int],
+        features: Sequence[np.ndarray],
+        grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
         """Each tile after its row and column, the image whole after a mark of its own."""
         wide, high = self.sides(*image)
         across = wide // self.size
         fake, out = "<fake_token_around_image>", list[str | ImageFeatures]()
         text = ""
-        for at, rows in enumerate(made[:-1]):
+        for at, rows in enumerate(features[:-1]):
             down, right = divmod(at, across)
             out += [
                 f"{text}{fake}<row_{down + 1}_col_{right + 1}>",
                 ImageFeatures(rows),
             ]
             text = "\n" if right + 1 == across else ""
-        return [*out, f"{text}\n{fake}<global-img>", ImageFeatures(made[-1]), fake]
+        return [*out, f"{text}\n{fake}<global-img>", ImageFeatures(features[-1]), fake]
 
 
 def _expect(pixels: np.ndarray, side: int) -> None:
@@ -397,25 +419,25 @@ def _expect(pixels: np.ndarray, side: int) -> None:
         )
 
 
-_LLAVA = Marks(("<image>",), "<image>")
-_QWEN = Marks(
+_LLAVA = ImageTokens(("<image>",), "<image>")
+_QWEN = ImageTokens(
     ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
     "<|image_pad|>",
     "<|vision_start|>",
     "<|vision_end|>",
 )
-_GEMMA = Marks(
+_GEMMA = ImageTokens(
     ("<start_of_image>",), "<image_soft_token>", "\n\n<start_of_image>", "<end_of_image>\n\n"
 )
-_IDEFICS = Marks(("<image>",), "<image>")
-_PIXTRAL = Marks(("[IMG]",), "[IMG]", "", "[IMG_END]")
-_INTERN = Marks(
+_IDEFICS = ImageTokens(("<image>",), "<image>")
+_PIXTRAL = ImageTokens(("[IMG]",), "[IMG]", "", "[IMG_END]")
+_INTERN = ImageTokens(
     ("<img><IMG_CONTEXT></img>", "<IMG_CONTEXT>", "<image>"), "<IMG_CONTEXT>", "<img>", "</img>"
 )
 
 
 def _llava(e: ImageEncoder, fit: Fit | None) -> Processor:
-    square = Square(
+    square = FixedSize(
         _LLAVA,
         e.image,
         e.patch,
@@ -448,7 +470,7 @@ def _llava(e: ImageEncoder, fit: Fit | None) -> Processor:
 
 
 def _gemma3(e: ImageEncoder, fit: Fit | None) -> Processor:
-    return Square(
+    return FixedSize(
         _GEMMA, e.image, e.patch, e.group, "bilinear", fit or "stretch", (0, 0, 0), together=True
     )
 
@@ -463,25 +485,25 @@ def _merged(e: ImageEncoder, fit: Fit | None) -> Processor:
         window = e.keys.integer("window_size", default=112) // (e.patch * merge)
     if e.kind == "qwen3vl_merger":
         grid = e.table("v.position_embd.weight", e.hidden)
-    return Merged(_QWEN, e.patch, merge, least, most, fit or "stretch", window, grid)
+    return DynamicResolution(_QWEN, e.patch, merge, least, most, fit or "stretch", window, grid)
 
 
 def _pixtral(e: ImageEncoder, fit: Fit | None) -> Processor:
     line = e.vector("v.token_embd.img_break", e.width)
     if line is None:
         raise ModelError("v.token_embd.img_break: the file has no such tensor, pixtral needs it")
-    return Lines(_PIXTRAL, e.image, e.patch, round(e.group**0.5), fit or "stretch", line)
+    return RowSeparated(_PIXTRAL, e.image, e.patch, round(e.group**0.5), fit or "stretch", line)
 
 
 def _internvl(e: ImageEncoder, fit: Fit | None) -> Processor:
     least = e.keys.integer("preproc_min_tiles", default=1, minimum=1, maximum=256)
     most = e.keys.integer("preproc_max_tiles", default=12, minimum=least, maximum=256)
-    return Mosaic(_INTERN, e.image, e.patch, e.group, least, most, fit or "stretch")
+    return DynamicTiles(_INTERN, e.image, e.patch, e.group, least, most, fit or "stretch")
 
 
 def _idefics3(e: ImageEncoder, fit: Fit | None) -> Processor:
     longest = e.keys.integer("preproc_image_size", default=e.image, minimum=1, maximum=1 << 14)
-    return Split(_IDEFICS, e.image, e.patch, e.group, longest, fit or "stretch")
+    return SplitImage(_IDEFICS, e.image, e.patch, e.group, longest, fit or "stretch")
 
 
 _MAKERS: dict[str, Callable[[ImageEncoder, Fit | None], Processor]] = {

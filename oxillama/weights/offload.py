@@ -104,7 +104,7 @@ def parse_policy(text: str | None, ram_bytes: int | None) -> OffloadPolicy:
         )
     if kind == "none":
         if ram_bytes is not None:
-            raise ConfigError("--offload: found none beside --ram-budget, wanted one of the two")
+            raise ConfigError("--offload: found 'none' and --ram-budget, wanted one of the two")
         return None
     if ram_bytes is None:
         raise ConfigError(f"--offload: found {kind} without --ram-budget, wanted a size like 6G")

@@ -58,7 +58,7 @@ class Packing:
         self.nbytes = self._units.nbytes
         self._begun = self._unpacked = 0.0  # when the last step without began, how long it took
         # seconds that all workers take for a byte of the file, of late; 0 is not known yet
-        self._pace = 0.0
+        self._byte_seconds = 0.0
         self._renew()
         _all.add(self)
 
@@ -154,14 +154,19 @@ class Packing:
         start, before = time.monotonic(), self.done
         self._units.pack(most, num_threads=workers, flag=flag)
         if self.done > before:
-            pace = (time.monotonic() - start) * workers / (self._workers * (self.done - before))
-            self._pace = (self._pace + pace) / 2 if self._pace else pace
+            seconds = (time.monotonic() - start) * workers / (self._workers * (self.done - before))
+            self._byte_seconds = (
+                (self._byte_seconds + seconds) / 2 if self._byte_seconds else seconds
+            )
 
     def _in_time(self, until: float) -> bool:
         """Whether what is left will be packed by then, as far as can be estimated: memory's speed
         changes within a load.
         """
-        return self._pace > 0 and time.monotonic() + (self.nbytes - self.done) * self._pace <= until
+        return (
+            self._byte_seconds > 0
+            and time.monotonic() + (self.nbytes - self.done) * self._byte_seconds <= until
+        )
 
 
 class Packer(threading.Thread):

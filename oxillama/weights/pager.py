@@ -226,21 +226,21 @@ def _layer_bytes(units: Sequence[PagedUnit], streamed: Sequence[int]) -> int:
     return max(found.values(), default=0)
 
 
-def _spread(units: Sequence[PagedUnit], streamed: Sequence[int], room: int) -> set[int]:
+def _spread(units: Sequence[PagedUnit], streamed: Sequence[int], free: int) -> set[int]:
     """Units that fill `room` bytes, spread evenly over the order of the tape; what is then left is
     filled with whatever fits.
     """
-    share, due, chosen = room / sum(units[i].nbytes for i in streamed), 0.0, set[int]()
+    share, due, chosen = free / sum(units[i].nbytes for i in streamed), 0.0, set[int]()
     for i in streamed:
         due += share * units[i].nbytes
-        if units[i].nbytes <= due and units[i].nbytes <= room:
+        if units[i].nbytes <= due and units[i].nbytes <= free:
             chosen.add(i)
             due -= units[i].nbytes
-            room -= units[i].nbytes
+            free -= units[i].nbytes
     for i in sorted(set(streamed) - chosen, key=lambda one: -units[one].nbytes):
-        if units[i].nbytes <= room:
+        if units[i].nbytes <= free:
             chosen.add(i)
-            room -= units[i].nbytes
+            free -= units[i].nbytes
     return chosen
 
 

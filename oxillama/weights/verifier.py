@@ -112,41 +112,41 @@ class PanelVerifier(threading.Thread):
         for section in mapped.sections:
             view = mapped.view[section.offset : section.offset + section.size]
             pieces = (view[at : at + PIECE] for at in range(0, section.size, PIECE))
-            if not self._holds(pieces, section.digest, self._pace):
-                self._found(mapped, f"the panels of {section.name} are not those that were written")
+            if not self._holds(pieces, section.digest, self._throttle_panels):
+                self._report(mapped, f"the panels of {section.name} differ from what was written")
                 return
         self.verified = True
         for shard, digest in zip(self._shards, mapped.whole):
             if not unchanged(self._shards):  # another file by now, which nothing was loaded from
                 return
-            if not self._holds(_pieces(shard), digest, self._pace_of_files):
+            if not self._holds(_pieces(shard), digest, self._throttle_files):
                 if unchanged(self._shards):
-                    self._found(mapped, f"{shard.label} is not the file that they were packed from")
+                    self._report(mapped, f"{shard.label} has changed since they were packed")
                 return
 
-    def _holds(self, pieces: Iterator[memoryview], digest: str, pace: Callable[[], None]) -> bool:
+    def _holds(self, pieces: Iterator[memoryview], digest: str, wait: Callable[[], None]) -> bool:
         hasher = blake3()
-        pace()
+        wait()
         for piece in pieces:
             hasher.update(piece)
-            pace()
+            wait()
         return hasher.hexdigest() == digest
 
-    def _pace(self) -> None:
+    def _throttle_panels(self) -> None:
         """Before each piece of a section."""
         if not self._hurry.is_set() and not self._watch.idle(QUIET_SECONDS):
             self._hurry.wait(BUSY_SECONDS)
         if self._cancelled.is_set() or self._hurry.is_set() and time.monotonic() > self._deadline:
             raise _Stopped
 
-    def _pace_of_files(self) -> None:
+    def _throttle_files(self) -> None:
         """Before each piece of the model's files."""
         while not self._hurry.is_set() and not self._watch.idle(IDLE_SECONDS):
             self._hurry.wait(BUSY_SECONDS)
         if self._hurry.is_set():
             raise _Stopped
 
-    def _found(self, mapped: MappedPanels, what: str) -> None:
+    def _report(self, mapped: MappedPanels, what: str) -> None:
         mapped.remove()
         steps = self._watch.steps
         error = WeightsDamaged(
@@ -166,10 +166,10 @@ def _pieces(shard: Shard) -> Iterator[memoryview]:
     """The bytes of a file, read anew: the system's file cache holds them, not this process."""
     if shard.path is None:
         return
-    room = memoryview(bytearray(PIECE))
+    buffer = memoryview(bytearray(PIECE))
     with open(shard.path, "rb", buffering=0, opener=open_without_waiting) as file:
-        while (got := file.readinto(room)) > 0:
-            yield room[:got]
+        while (got := file.readinto(buffer)) > 0:
+            yield buffer[:got]
 
 
 def finish_all(seconds: float = LAST_SECONDS) -> None:

@@ -179,7 +179,7 @@ def test_set_checks_what_it_changes(talk):
     assert lines[0].startswith("[/set: top_p: found 2, wanted")
     assert lines[1] == "[temperature = 0.5]" and "did you mean top_k?" in lines[2]
     assert lines[3] == "[repetition_penalty = 1.2]" and "  temperature = 0.5" in lines
-    assert "[temperature: default]" in lines and "a talk has one reply" in err
+    assert "[temperature: default]" in lines and "a conversation has one reply" in err
     assert "did you mean /help?" in err and "nowhere.json" in lines[-1]
     names = ("save", "load", "system", "regen", "undo", "stats", "clear", "exit")
     assert all(f"  /{name} " in err for name in names)

@@ -63,10 +63,10 @@ def test_barriers_end_whatever_the_number_of_workers(workers):
 
 def paced(most, seconds, steps, *, preempted=lambda workers, step: 0):
     """Workers of each step when a step of n workers takes seconds(n, step)."""
-    pace, used = threads.AdaptiveWorkers(most), []
+    adaptive, used = threads.AdaptiveWorkers(most), []
     for step in range(steps):
-        used.append(pace.workers)
-        pace.note(1, seconds(pace.workers, step), preempted(pace.workers, step))
+        used.append(adaptive.workers)
+        adaptive.note(1, seconds(adaptive.workers, step), preempted(adaptive.workers, step))
     return used
 
 
@@ -104,11 +104,11 @@ def test_fewer_workers_are_not_kept_when_they_are_no_quicker():
 
 
 def test_a_busy_neighbour_is_seen_through_steps_of_changing_kinds():
-    pace, used = threads.AdaptiveWorkers(2), []
+    adaptive, used = threads.AdaptiveWorkers(2), []
     for step in range(400):
         rows = 1 + step % 8
-        used.append(pace.workers)
-        pace.note(rows, rows * {1: 31.0, 2: 95.0}[pace.workers], int(pace.workers == 2))
+        used.append(adaptive.workers)
+        adaptive.note(rows, rows * {1: 31.0, 2: 95.0}[adaptive.workers], int(adaptive.workers == 2))
     assert used.count(2) < 40 and used[-1] == 1
 
 
@@ -118,25 +118,25 @@ def test_a_neighbour_that_only_shows_in_the_time_is_seen():
 
 
 def test_steps_that_change_their_kind_do_not_keep_fewer_workers():
-    pace = threads.AdaptiveWorkers(2)
+    adaptive = threads.AdaptiveWorkers(2)
     for _ in range(40):
-        pace.note(1, {1: 1.0, 2: 8.0}[pace.workers], int(pace.workers == 2))
-    assert pace.workers == 1
+        adaptive.note(1, {1: 1.0, 2: 8.0}[adaptive.workers], int(adaptive.workers == 2))
+    assert adaptive.workers == 1
     for step in range(100):
-        pace.note(2 + step % 2, 0.5, 0)
-    assert pace.workers == 2
+        adaptive.note(2 + step % 2, 0.5, 0)
+    assert adaptive.workers == 2
 
 
 def starving(steps, busy, *, kinds=1):
     """(workers, seconds) of each step of a machine that has no core for a second worker while
     `busy(step)`: one then has a quarter of its core, two wait for each other a hundred times over.
     """
-    pace, out = threads.AdaptiveWorkers(2), []
+    adaptive, out = threads.AdaptiveWorkers(2), []
     for step in range(steps):
-        workers, starved = pace.workers, busy(step)
+        workers, starved = adaptive.workers, busy(step)
         due = 0.03 / workers
         seconds = due if not starved else 4 * due if workers == 1 else 100 * due
-        pace.note(step % kinds, seconds, workers if starved else 0, due * workers)
+        adaptive.note(step % kinds, seconds, workers if starved else 0, due * workers)
         out.append((workers, seconds))
     return out
 

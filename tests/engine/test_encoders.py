@@ -143,7 +143,7 @@ def test_pooling_comes_from_the_file_and_can_be_overridden(cases):
             engine.embed(ids, pooling="sum")
         with pytest.raises(ConfigError, match="pooling: found rank, bert has no classifier"):
             engine.embed(ids, pooling="rank")
-        with pytest.raises(ConfigError, match="mode: found 'cls' beside pooling 'mean'"):
+        with pytest.raises(ConfigError, match="mode: found 'cls' and pooling 'mean'"):
             engine.embed_batch([ids], pooling="mean", mode="cls")
         with pytest.raises(ConfigError, match="rerank: bert has no classifier"):
             engine.rerank("a", ["b"])
@@ -200,7 +200,7 @@ def test_of_several_labels_the_caller_says_which(cases):
         scores = engine.embed(pair, pooling="rank")
         assert engine.score("a", "b", label="maybe") == scores[1]
         assert np.array_equal(engine.embed_batch([pair, pair], pooling="rank"), [scores, scores])
-        with pytest.raises(ConfigError, match="normalize: found True beside rank"):
+        with pytest.raises(ConfigError, match="normalize: found True and pooling .rank."):
             engine.embed(pair, pooling="rank", normalize=True)
 
 

@@ -9,7 +9,7 @@ from oxillama.errors import QuantError
 from oxillama.quant import RECIPES, formats
 from oxillama.quant.recipes import (
     FALLBACKS,
-    Place,
+    TensorContext,
     choose,
     fitting,
     is_kept,
@@ -33,8 +33,10 @@ CHANGED = """
 """
 
 
-def place(layer=10, before=None, grouping=1, experts=0, has_imatrix=False, tied=False, large=False):
-    return Place(
+def context(
+    layer=10, before=None, grouping=1, experts=0, has_imatrix=False, tied=False, large=False
+):
+    return TensorContext(
         layer,
         LAYERS,
         layer if before is None else before,
@@ -47,7 +49,7 @@ def place(layer=10, before=None, grouping=1, experts=0, has_imatrix=False, tied=
 
 
 def chosen(recipe, name, columns=4096, pure=False, **where):
-    return choose(name, columns, recipe_named(recipe), place(**where), pure=pure)
+    return choose(name, columns, recipe_named(recipe), context(**where), pure=pure)
 
 
 def test_every_format_named_is_one_and_numbers_tell_recipes_apart():

@@ -187,7 +187,7 @@ def test_several_completions_beside_a_draft_are_refused_and_the_next_one_runs(
 ):
     engine = SpeculativeEngine(SpeculativeConfig(target, draft))
     with pytest.raises(
-        oxillama.ConfigError, match="n, best_of: found [23] completions beside a draft, wanted 1"
+        oxillama.ConfigError, match="n, best_of: found [23] completions and a draft, wanted 1"
     ):
         getattr(engine, door)("Once", max_tokens=5, **options)
     assert (

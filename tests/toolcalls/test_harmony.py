@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar, TokenMasker
 from oxillama.toolcalls import (
+    ChatEventBuilder,
     HarmonyReader,
-    Parts,
     ReplyGrammar,
     ReplyParser,
     ToolCallDetector,
@@ -154,7 +154,7 @@ TEXTS = st.lists(MARKS | st.sampled_from([ANALYSIS, PREAMBLE, FINAL, *CALLS]), m
 @given(TEXTS, st.integers(0, 1 << 32).map(Random))
 def test_joined_raw_texts_are_the_input_and_pieces_do_not_matter(text, random):
     def told(pieces):
-        reader, parts, events, out = HarmonyReader(), Parts(), [], []
+        reader, parts, events, out = HarmonyReader(), ChatEventBuilder(), [], []
         for piece in [*pieces, None]:
             new = reader.finish() if piece is None else reader.feed(piece)
             events += new

@@ -12,7 +12,7 @@ import oxillama
 from oxillama.asynchronous import AsyncEngine
 from oxillama.chat import Chat
 from oxillama.tokenizer.stream import TextStream
-from oxillama.toolcalls import FORMATS, THINK, Parts, ReplyParser, ToolCallGrammar
+from oxillama.toolcalls import FORMATS, THINK, ChatEventBuilder, ReplyParser, ToolCallGrammar
 
 TOOLS = [
     {
@@ -68,7 +68,7 @@ def a_call(format: str, random: Random) -> str:
 
 
 def told(parser: ReplyParser, pieces):
-    parts, out = Parts(), []
+    parts, out = ChatEventBuilder(), []
     for piece in pieces:
         out += parts.take(parser.feed(piece))
     return out + parts.take(parser.finish()) + parts.finish()

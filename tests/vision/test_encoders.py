@@ -12,7 +12,7 @@ from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.layout import blocks_of, interpolated, merged_rows
-from oxillama.vision.processors import AnyResolution, Merged, Mosaic
+from oxillama.vision.processors import AnyResolution, DynamicResolution, DynamicTiles
 from tests.vision.made import KINDS, write_mmproj
 
 
@@ -156,7 +156,7 @@ def test_lines_of_pixtral_end_with_a_row_but_the_last(tmp_path):
 
 
 def test_sides_of_qwen_are_whole_features_within_the_limits():
-    held = Merged(None, 14, 2, 8 * 784, 4096 * 784, "stretch")  # type: ignore[arg-type]
+    held = DynamicResolution(None, 14, 2, 8 * 784, 4096 * 784, "stretch")  # type: ignore[arg-type]
     assert held.sides(112, 112) == (112, 112)
     assert held.sides(97, 61) == (112, 84)
     assert held.sides(1, 1) == (84, 84)
@@ -220,7 +220,7 @@ def test_merged_lines_are_ended_too(tmp_path):
     + (((1344, 1344), (3, 3)), ((500, 500), (1, 1)), ((1000, 1000), (3, 3))),
 )
 def test_tiles_come_nearest_to_the_ratio_of_the_sides(size, grid):
-    assert Mosaic(None, 448, 14, 4, 1, 12, "stretch").grid(*size) == grid
+    assert DynamicTiles(None, 448, 14, 4, 1, 12, "stretch").grid(*size) == grid
 
 
 def test_the_encoder_of_sound_of_an_omni_file_takes_no_part(tmp_path):

@@ -209,7 +209,7 @@ def test_a_first_step_that_finds_packing_slower_than_it_seemed_goes_without(path
     model, packed, clock = unpacked(monkeypatch, path), whole(path), iter(range(10**6))
     monkeypatch.setattr(packing, "PATIENCE", 5)
     monkeypatch.setattr(packing.time, "monotonic", lambda: next(clock))
-    model.packing._pace = 1e-9
+    model.packing._byte_seconds = 1e-9
     assert (
         np.array_equal(logits(model, IDS), logits(packed, IDS))
         and 0 < model.packing.done < model.packing.nbytes

@@ -3,7 +3,7 @@
 compiler   SchemaCompiler: the steps in order
 classes    the schema of a Pydantic model, dataclass or TypedDict
 values     constants of a schema; document: its nodes, references resolved
-facts      logic into cases, with keywords (what holds), negation (what must fail), disjoint
+expander   logic into cases, with keywords (what holds), negation (what must fail), disjoint
            (branches of oneOf), validity (constants against a schema) and case (one case)
 survey     which rules can be written later
 emit       cases into rules, with objects, arrays and numbers

@@ -18,29 +18,29 @@ from oxillama.grammar.nodes import (
     seq,
 )
 from oxillama.grammar.regular import MAX_NETWORK
-from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import FALSE, TRUE
 from oxillama.grammar.schema.values import canonical, kind_of, load
 
 
-def array(em, facts: Facts) -> tuple:
+def array(em, case: Case) -> tuple:
     space = em.spelling.space
-    inner = elements(em, facts)
+    inner = elements(em, case)
     return choice(
-        *([seq(literal("["), space, space, literal("]"))] if may_be_empty(facts) else []),
+        *([seq(literal("["), space, space, literal("]"))] if may_be_empty(case) else []),
         seq(literal("["), space, inner, space, literal("]")) if inner != NEVER else NEVER,
     )
 
 
-def may_be_empty(facts: Facts) -> bool:
-    return facts.min_items == 0 and all(least == 0 for _, least, _, _ in facts.contains)
+def may_be_empty(case: Case) -> bool:
+    return case.min_items == 0 and all(least == 0 for _, least, _, _ in case.contains)
 
 
-def item_at(facts: Facts, index: int, *more) -> frozenset | None:
+def item_at(case: Case, index: int, *more) -> frozenset | None:
     """What the item at an index must satisfy, with further literals; None where there can be
     none.
     """
-    out = {prefix[index] if index < len(prefix) else rest for prefix, rest in facts.arrays} | set(
+    out = {prefix[index] if index < len(prefix) else rest for prefix, rest in case.arrays} | set(
         more
     )
     if FALSE in out or any((node, not sign) in out for node, sign in out if node):
@@ -48,40 +48,40 @@ def item_at(facts: Facts, index: int, *more) -> frozenset | None:
     return frozenset(out - {TRUE})
 
 
-def elements(em, facts: Facts) -> tuple:
+def elements(em, case: Case) -> tuple:
     """One or more items with their commas; NEVER where there can be none."""
     comma = seq(em.spelling.space, literal(","), em.spelling.space)
-    if facts.unique and (facts.max_items is None or facts.max_items > 1):
+    if case.unique and (case.max_items is None or case.max_items > 1):
         return em.guard(
-            "uniqueItems", lambda: distinct(em, facts, comma), elements(em, _loose(facts))
+            "uniqueItems", lambda: distinct(em, case, comma), elements(em, _loose(case))
         )
-    head = max((len(prefix) for prefix, _ in facts.arrays), default=0)
-    if facts.contains:
+    head = max((len(prefix) for prefix, _ in case.arrays), default=0)
+    if case.contains:
         return em.guard(
             "contains",
-            lambda: counted(em, facts, head, comma),
-            elements(em, _without_contains(facts)),
+            lambda: counted(em, case, head, comma),
+            elements(em, _without_contains(case)),
         )
-    most = facts.max_items
+    most = case.max_items
     # items of the prefix, up to the first that cannot be
     fixed = []
     for i in range(head if most is None else min(head, most)):
-        item = item_at(facts, i)
+        item = item_at(case, i)
         if item is None:
             most = i
             break
         fixed.append(item)
-    rest = item_at(facts, head) if len(fixed) == head else None
+    rest = item_at(case, head) if len(fixed) == head else None
     if rest is None:
         most = len(fixed) if most is None else min(most, len(fixed))
-    if most is not None and (most == 0 or most < facts.min_items):
+    if most is not None and (most == 0 or most < case.min_items):
         return NEVER
     if not fixed:
         return seq(
             em.ref(rest),
             repeat(
                 seq(comma, em.ref(rest)),
-                max(facts.min_items - 1, 0),
+                max(case.min_items - 1, 0),
                 None if most is None else most - 1,
             ),
         )
@@ -89,22 +89,22 @@ def elements(em, facts: Facts) -> tuple:
     if rest is not None and (most is None or most > head):
         tail = repeat(
             seq(comma, em.ref(rest)),
-            max(facts.min_items - head, 0),
+            max(case.min_items - head, 0),
             None if most is None else most - head,
         )
     for i in range(len(fixed) - 1, -1, -1):
         node = seq(comma if i else EMPTY, em.ref(fixed[i]), tail)
-        tail = choice(node, EMPTY) if i and facts.min_items <= i else node
+        tail = choice(node, EMPTY) if i and case.min_items <= i else node
     return tail
 
 
-def counted(em, facts: Facts, head: int, comma: tuple) -> tuple:
+def counted(em, case: Case, head: int, comma: tuple) -> tuple:
     """Items where some must be counted (`contains`): a network over (index, counts)."""
-    kinds = facts.contains
+    kinds = case.contains
     caps = [least if most is None else most + 1 for _, least, most, _ in kinds]
-    last = max(1, head, facts.min_items, max(start for *_, start in kinds))
-    if facts.max_items is not None:
-        last = max(last, facts.max_items)
+    last = max(1, head, case.min_items, max(start for *_, start in kinds))
+    if case.max_items is not None:
+        last = max(last, case.max_items)
     total = last + 2
     for cap in caps:
         total *= cap + 1
@@ -118,17 +118,17 @@ def counted(em, facts: Facts, head: int, comma: tuple) -> tuple:
         index, counts = state[0], state[1:]
         accept = (
             index > 0
-            and index >= facts.min_items
+            and index >= case.min_items
             and all(
                 c >= least and (most is None or c <= most)
                 for c, (_, least, most, _) in zip(counts, kinds, strict=True)
             )
         )
         edges = []
-        if facts.max_items is None or index < facts.max_items:
-            for item, after in steps(em, facts, index, counts, caps, head):
+        if case.max_items is None or index < case.max_items:
+            for item, after in steps(em, case, index, counts, caps, head):
                 target = (min(index + 1, last + 1), *after)
-                if facts.max_items is None:
+                if case.max_items is None:
                     target = (min(index + 1, last), *after)
                 if target not in ids:
                     ids[target] = len(ids)
@@ -139,12 +139,12 @@ def counted(em, facts: Facts, head: int, comma: tuple) -> tuple:
     return (NETWORK, 0, tuple(out))
 
 
-def steps(em, facts: Facts, index: int, counts, caps, head: int):
+def steps(em, case: Case, index: int, counts, caps, head: int):
     """The choices for one item: which counters it feeds. A counter with an upper bound needs to
     know that others do not feed it.
     """
     options: list[tuple[tuple, list[int]]] = [((), list(counts))]
-    for k, (wanted, _, most, start) in enumerate(facts.contains):
+    for k, (wanted, _, most, start) in enumerate(case.contains):
         grown: list[tuple[tuple, list[int]]] = []
         for literals, after in options:
             if index < start:
@@ -159,23 +159,23 @@ def steps(em, facts: Facts, index: int, counts, caps, head: int):
             grown.append((unfed, after))
         options = grown
     for literals, after in options:
-        item = item_at(facts, min(index, head), *literals)
+        item = item_at(case, min(index, head), *literals)
         if item is not None:
             yield item, tuple(after)
 
 
-def distinct(em, facts: Facts, comma: tuple) -> tuple:
+def distinct(em, case: Case, comma: tuple) -> tuple:
     """Arrays without repetition: a register holds the listed values used, or the scalars
     written.
     """
-    if facts.contains:
+    if case.contains:
         raise GrammarError("together with 'contains'")
-    head = max((len(prefix) for prefix, _ in facts.arrays), default=0)
+    head = max((len(prefix) for prefix, _ in case.arrays), default=0)
     if head:
-        return distinct_prefix(em, facts, comma, head)
-    item = item_at(facts, 0)
+        return distinct_prefix(em, case, comma, head)
+    item = item_at(case, 0)
     values = [] if item is None else finite(em, item)
-    most = facts.max_items
+    most = case.max_items
     if item is None:
         return NEVER
     if values is not None:
@@ -186,11 +186,11 @@ def distinct(em, facts: Facts, comma: tuple) -> tuple:
         ]
     else:
         edges = [(seq((TAKE, ONE, None), fresh(em, item)), 1)]
-    if most is not None and most < max(facts.min_items, 1):
+    if most is not None and most < max(case.min_items, 1):
         return NEVER
     comma = seq((TAKE, ROOM, None), comma) if most is not None else comma
     network = (NETWORK, 0, ((False, tuple(edges)), (True, ((comma, 0),))))
-    return (REGISTER, network, facts.min_items, -1 if most is None else most, ())
+    return (REGISTER, network, case.min_items, -1 if most is None else most, ())
 
 
 def fresh(em, item: frozenset) -> tuple:
@@ -198,42 +198,42 @@ def fresh(em, item: frozenset) -> tuple:
     which different texts can be equal.
     """
     cases = em.expander.cases(item)
-    for facts in cases:
-        kinds = facts.types if facts.values is None else set(map(kind_of, facts.values))
+    for case in cases:
+        kinds = case.types if case.values is None else set(map(kind_of, case.values))
         if not kinds.isdisjoint(("array", "object")):
             raise GrammarError("items must be scalars, or have few possible values (an enum)")
 
     def without(words: frozenset[bytes]) -> tuple | None:
-        left = [without_values(facts, list(map(load, words))) for facts in cases]
-        node = choice(*(em.case(facts) for facts in left if facts is not None))
+        left = [without_values(case, list(map(load, words))) for case in cases]
+        node = choice(*(em.case_node(case) for case in left if case is not None))
         return None if node == NEVER else em.inlined(node)
 
-    return (FRESH, choice(*map(em.case, cases)), without)
+    return (FRESH, choice(*map(em.case_node, cases)), without)
 
 
-def without_values(facts: Facts, values: list) -> Facts | None:
+def without_values(case: Case, values: list) -> Case | None:
     """A case of scalars but some values; None where nothing is left."""
-    facts = facts.copy()
-    if facts.values is not None:
+    case = case.copy()
+    if case.values is not None:
         used = {canonical(value) for value in values}
-        facts.values = [v for v in facts.values if canonical(v) not in used]
-        return facts if facts.values else None
-    facts.banned = (*facts.banned, *(v for v in values if v is not None))
+        case.values = [v for v in case.values if canonical(v) not in used]
+        return case if case.values else None
+    case.banned = (*case.banned, *(v for v in values if v is not None))
     if None in values:
-        facts.types = facts.types - {"null"}
-    return facts if facts.types else None
+        case.types = case.types - {"null"}
+    return case if case.types else None
 
 
-def distinct_prefix(em, facts: Facts, comma: tuple, head: int) -> tuple:
+def distinct_prefix(em, case: Case, comma: tuple, head: int) -> tuple:
     """Arrays without repetition whose first items have schemas of their own, and few values: a
     network over the set of values used.
     """
     pools: list = []
     for i in range(head + 1):
-        item = item_at(facts, i)
+        item = item_at(case, i)
         pools.append([] if item is None else finite(em, item))
     if any(pool is None for pool in pools):
-        raise GrammarError("items beside 'prefixItems' must have few possible values (an enum)")
+        raise GrammarError("items after 'prefixItems' must have few possible values (an enum)")
     values = list({canonical(v): v for pool in pools for v in pool}.values())
     keys = [canonical(v) for v in values]
     if len(values) > 10:
@@ -245,41 +245,41 @@ def distinct_prefix(em, facts: Facts, comma: tuple, head: int) -> tuple:
     for used in todo:
         index = len(used)
         edges = []
-        if facts.max_items is None or index < facts.max_items:
+        if case.max_items is None or index < case.max_items:
             for k in sorted(allowed[min(index, head)] - used):
                 target = used | {k}
                 if target not in ids:
                     ids[target] = len(ids)
                     todo.append(target)
                 edges.append((seq(comma, nodes[k]) if index else nodes[k], ids[target]))
-        out.append((index > 0 and index >= facts.min_items, tuple(edges)))
+        out.append((index > 0 and index >= case.min_items, tuple(edges)))
     return (NETWORK, 0, tuple(out))
 
 
 def finite(em, literals: frozenset) -> list | None:
     """All values of a set of literals if they are few and scalar or listed, else None."""
     out = []
-    for facts in em.expander.cases(literals):
-        if facts.values is not None:
-            out += facts.values
+    for case in em.expander.cases(literals):
+        if case.values is not None:
+            out += case.values
             continue
-        if facts.types - {"null", "boolean"}:
+        if case.types - {"null", "boolean"}:
             return None
-        out += ([None] if "null" in facts.types else []) + (
-            [b for b in (True, False) if not any(b is v for v in facts.banned)]
-            if "boolean" in facts.types
+        out += ([None] if "null" in case.types else []) + (
+            [b for b in (True, False) if not any(b is v for v in case.banned)]
+            if "boolean" in case.types
             else []
         )
     return out
 
 
-def _loose(facts: Facts) -> Facts:
-    other = facts.copy()
+def _loose(case: Case) -> Case:
+    other = case.copy()
     other.unique = False
     return other
 
 
-def _without_contains(facts: Facts) -> Facts:
-    other = facts.copy()
+def _without_contains(case: Case) -> Case:
+    other = case.copy()
     other.contains = []
     return other

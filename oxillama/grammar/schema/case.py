@@ -1,7 +1,7 @@
-"""One case of a schema: what must hold of a value all at once, without any logic left in it.
+"""One case of a schema: constraints that must all hold for a value, with no logic left in them.
 
-`schema/facts.py` gathers it, `schema/emit.py` writes it. An *action* adds something to a case; it
-may turn out contradictory (`dead`).
+`schema/expander.py` collects a case, `schema/emit.py` writes it as rules. An *action* adds a
+constraint to a case, which may make it contradictory (`dead`).
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema.values import canonical, kind_of
 
 
-class Facts:
+class Case:
     """One case: all of it must hold at once."""
 
     def __init__(self):
@@ -38,11 +38,11 @@ class Facts:
         # was tried, those in `owed` are for members without a declared name.
         self.owed = ()
 
-    def copy(self) -> "Facts":
+    def copy(self) -> "Case":
         """Another case to go on with: whatever holds several things is a tuple or a frozenset, so
         all of it can be shared.
         """
-        other = object.__new__(Facts)
+        other = object.__new__(Case)
         other.__dict__.update(self.__dict__)
         return other
 
@@ -135,16 +135,16 @@ def _least(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-Action = Callable[[Facts], None]
+Action = Callable[[Case], None]
 
 
 def demand(literal) -> Action:
     """The action that adds a literal."""
 
-    def act(facts: Facts) -> None:
+    def act(case: Case) -> None:
         if literal == FALSE:
-            facts.dead = True
+            case.dead = True
         elif literal != TRUE:
-            facts.add("todo", (literal, facts.scope))
+            case.add("todo", (literal, case.scope))
 
     return act

@@ -5,7 +5,7 @@ The policy is *enforce or raise*: every accepted text is valid; what cannot be e
 `GrammarError` with the JSON pointer and keyword (`strict=False`: a warning, and the keyword is left
 out). Where a language is cut down, it is always to fewer texts: members come in the declared order
 (an option frees it), numbers have bounded digits and no exponent where they are constrained, text
-nests up to `GrammarLimits.max_depth`. The steps: `document` resolves references, `facts` turns
+nests up to `GrammarLimits.max_depth`. The steps: `document` resolves references, `case` turns
 logic into cases, `emit` writes rules.
 """
 
@@ -21,7 +21,7 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.schema.classes import ClosedSchema, schema_of
 from oxillama.grammar.schema.document import FALSE, TRUE, Document
 from oxillama.grammar.schema.emit import Emitter
-from oxillama.grammar.schema.facts import Expander
+from oxillama.grammar.schema.expander import Expander
 from oxillama.grammar.schema.values import load
 
 Whitespace = Literal["compact", "flexible"]

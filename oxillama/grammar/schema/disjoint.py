@@ -5,12 +5,12 @@ for each other. `ex` is the `Expander`.
 import math
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.schema.case import Action, Facts, demand
+from oxillama.grammar.schema.case import Action, Case, demand
 from oxillama.grammar.schema.document import FALSE, TRUE
 from oxillama.grammar.schema.values import canonical
 
 
-def one_branches(ex, context: Facts, literals) -> list[list[Action]]:
+def one_branches(ex, context: Case, literals) -> list[list[Action]]:
     """For each branch: it holds, and no branch that could hold with it does."""
     summaries = [_summary(ex, literal, context) for literal in literals]
     out = []
@@ -27,7 +27,7 @@ def one_branches(ex, context: Facts, literals) -> list[list[Action]]:
     return out
 
 
-def _summary(ex, literal, context: Facts):
+def _summary(ex, literal, context: Case):
     """Per case of a branch: types, values, and the values that required properties may have. None
     if it is not known cheaply.
     """
@@ -38,36 +38,36 @@ def _summary(ex, literal, context: Facts):
     except GrammarError:
         return None
     out = []
-    for facts in cases[:64]:
-        values = None if facts.values is None else {canonical(v) for v in facts.values}
+    for case in cases[:64]:
+        values = None if case.values is None else {canonical(v) for v in case.values}
         tags = {}
-        for name in facts.required:
-            child = ex.property_literals(facts, name)
+        for name in case.required:
+            child = ex.property_literals(case, name)
             found = None if child is None else ex.values_of(child)
             if found is not None:
                 tags[name] = {canonical(v) for v in found}
-        out.append((facts.types & context.types, values, tags, set(facts.required), facts))
+        out.append((case.types & context.types, values, tags, set(case.required), case))
     return out if len(cases) <= 64 else None
 
 
 def _disjoint(ex, a, b) -> bool:
     """Whether two literals provably have no value in common."""
     try:
-        return not [facts for facts in ex.cases(frozenset([a, b])) if not _hopeless(ex, facts, 2)]
+        return not [case for case in ex.cases(frozenset([a, b])) if not _hopeless(ex, case, 2)]
     except GrammarError as error:
         if "depends on itself" in str(error) or "cases" in str(error):
             return False
         raise
 
 
-def _hopeless(ex, facts: Facts, depth: int) -> bool:
+def _hopeless(ex, case: Case, depth: int) -> bool:
     """Whether a case with only the type object demands a property that nothing can satisfy (looked
     at `depth` levels deep).
     """
-    if depth == 0 or facts.values is not None or facts.types != {"object"}:
+    if depth == 0 or case.values is not None or case.types != {"object"}:
         return False
-    for name in facts.required:
-        child = ex.property_literals(facts, name)
+    for name in case.required:
+        child = ex.property_literals(case, name)
         if child is None:
             return True
         if child and all(_hopeless(ex, f, depth - 1) for f in ex.cases(child)):
@@ -79,7 +79,7 @@ def _apart(a, b) -> bool:
     """Whether two summaries show that no value fits both branches."""
     if a is None or b is None:
         return False
-    for types, values, tags, required, facts in a:
+    for types, values, tags, required, case in a:
         for other_types, other_values, other_tags, other_required, other in b:
             shared = types & other_types
             if not shared:
@@ -89,16 +89,16 @@ def _apart(a, b) -> bool:
             if shared <= {"object"} and (
                 any(not tags[name] & other_tags[name] for name in tags if name in other_tags)
                 or required & other.forbidden
-                or other_required & facts.forbidden
+                or other_required & case.forbidden
             ):
                 continue
-            if shared <= {"number"} and _no_number(facts, other):
+            if shared <= {"number"} and _no_number(case, other):
                 continue
             return False
     return True
 
 
-def _no_number(a: Facts, b: Facts) -> bool:
+def _no_number(a: Case, b: Case) -> bool:
     if a.integer and b.fraction or a.fraction and b.integer:
         return True
     low, high = (

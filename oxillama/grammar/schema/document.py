@@ -32,7 +32,7 @@ SINGLES = frozenset(
     )
 )
 HOLDING = MAPS | LISTS | SINGLES  # the keywords that hold schemas
-BESIDE = frozenset(
+IN_PLACE = frozenset(
     (
         "allOf",
         "anyOf",
@@ -321,10 +321,10 @@ class Document:
         """Raises if a schema refers to itself at the same place of the value: nothing would ever be
         decided.
         """
-        beside = self._reached()
+        edges = self._reached()
         colour: dict[int, int] = {}  # 1: on the path, 2: done
-        for first in sorted(beside):
-            path = [(first, iter(beside[first]))] if first not in colour else []
+        for first in sorted(edges):
+            path = [(first, iter(edges[first]))] if first not in colour else []
             while path:
                 node, rest = path[-1]
                 colour[node] = 1
@@ -333,8 +333,8 @@ class Document:
                         raise GrammarError(
                             f"schema {self.pointers[target] or '/'}: refers to itself without end"
                         )
-                    if target not in colour and target in beside:
-                        path.append((target, iter(beside[target])))
+                    if target not in colour and target in edges:
+                        path.append((target, iter(edges[target])))
                         break
                 else:
                     colour[node] = 2
@@ -353,7 +353,7 @@ class Document:
                 continue
             reached.add(node)
             schema = self.keywords(node)
-            if not BESIDE.isdisjoint(schema) and (targets := self._beside(node, schema)):
+            if not IN_PLACE.isdisjoint(schema) and (targets := self._in_place(node, schema)):
                 out[node] = targets
                 todo += targets
             for key in schema.keys() & HOLDING:
@@ -373,7 +373,7 @@ class Document:
                             todo.append(found)
         return out
 
-    def _beside(self, node: int, schema: dict) -> list[int]:
+    def _in_place(self, node: int, schema: dict) -> list[int]:
         """The nodes that apply to the same value as this one does."""
         subs = [schema[k] for k in ("not", "if", "then", "else") if k in schema]
         for keyword in ("allOf", "anyOf", "oneOf"):

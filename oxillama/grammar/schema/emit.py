@@ -35,9 +35,9 @@ from oxillama.grammar.regular import Dfa, meet
 from oxillama.grammar.schema import numerals
 from oxillama.grammar.schema import spelling as sp
 from oxillama.grammar.schema.arrays import array as array_node
-from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import Document
-from oxillama.grammar.schema.facts import Expander
+from oxillama.grammar.schema.expander import Expander
 from oxillama.grammar.schema.formats import format_automaton, format_pattern
 from oxillama.grammar.schema.numbers import numeric
 from oxillama.grammar.schema.objects import names_but
@@ -209,12 +209,12 @@ class Emitter:
         if key == "number":
             return numerals.any_number()
         self.where = self.document.pointers[min((n for n, _ in key), default=0)] or "/"
-        return choice(*(self.case(facts) for facts in self.expander.cases(key)))
+        return choice(*(self.case_node(case) for case in self.expander.cases(key)))
 
-    def case(self, facts: Facts) -> tuple:
+    def case_node(self, case: Case) -> tuple:
         """All ways of writing the values of one case."""
-        if facts.values is not None:
-            return choice(*(self.spelling.value(v, integer=facts.integer) for v in facts.values))
+        if case.values is not None:
+            return choice(*(self.spelling.value(v, integer=case.integer) for v in case.values))
         parts = []
         for kind, write in (
             ("object", object_node),
@@ -222,16 +222,16 @@ class Emitter:
             ("string", Emitter.string),
             ("number", numeric),
         ):
-            if kind in facts.types:
-                parts.append(write(self, facts))
-        if "boolean" in facts.types:
-            banned = [v for v in facts.banned if isinstance(v, bool)]
+            if kind in case.types:
+                parts.append(write(self, case))
+        if "boolean" in case.types:
+            banned = [v for v in case.banned if isinstance(v, bool)]
             parts += [
                 literal(text)
                 for value, text in ((True, "true"), (False, "false"))
                 if value not in banned
             ]
-        if "null" in facts.types:
+        if "null" in case.types:
             parts.append(literal("null"))
         return choice(*parts)
 
@@ -282,58 +282,58 @@ class Emitter:
 
     # ------------------------------------------------------------------ strings
 
-    def string(self, facts: Facts) -> tuple:
+    def string(self, case: Case) -> tuple:
         quote = literal('"')
-        banned = [v for v in facts.banned if isinstance(v, str)]
-        if not (facts.patterns or facts.formats or banned):
-            if facts.min_length == 0 and facts.max_length is None:
+        banned = [v for v in case.banned if isinstance(v, str)]
+        if not (case.patterns or case.formats or banned):
+            if case.min_length == 0 and case.max_length is None:
                 return self.block("string")
-            return seq(quote, repeat(self.block("char"), facts.min_length, facts.max_length), quote)
-        plain = seq(quote, repeat(self.block("char"), facts.min_length, facts.max_length), quote)
-        keyword = "pattern" if facts.patterns else "format" if facts.formats else "not"
-        return self.guard(keyword, lambda: self.content(facts, banned), plain)
+            return seq(quote, repeat(self.block("char"), case.min_length, case.max_length), quote)
+        plain = seq(quote, repeat(self.block("char"), case.min_length, case.max_length), quote)
+        keyword = "pattern" if case.patterns else "format" if case.formats else "not"
+        return self.guard(keyword, lambda: self.content(case, banned), plain)
 
-    def content(self, facts: Facts, banned: list[str]) -> tuple:
+    def content(self, case: Case, banned: list[str]) -> tuple:
         """A string under patterns, formats or bans."""
         quote = literal('"')
-        sources = list(facts.patterns) + [
-            (format_pattern(name), sign) for name, sign in facts.formats
+        sources = list(case.patterns) + [
+            (format_pattern(name), sign) for name, sign in case.formats
         ]
         if len(sources) == 1 and sources[0][1] and not banned:
-            node = self.direct(sources[0][0], facts.min_length, facts.max_length)
+            node = self.direct(sources[0][0], case.min_length, case.max_length)
             if node is not None:
                 return seq(quote, node, quote)
         key = (
-            tuple(facts.patterns),
-            tuple(facts.formats),
-            facts.min_length,
-            facts.max_length,
+            tuple(case.patterns),
+            tuple(case.formats),
+            case.min_length,
+            case.max_length,
             tuple(sorted(banned)),
         )
         if key not in self.strings:
-            self.strings[key] = self.bounded(facts, banned)
+            self.strings[key] = self.bounded(case, banned)
         return self.strings[key]
 
-    def bounded(self, facts: Facts, banned: list[str]) -> tuple:
+    def bounded(self, case: Case, banned: list[str]) -> tuple:
         """A string under patterns, formats or bans, within its lengths: one automaton if that is
         small, else an automaton and a counted register.
         """
-        free = facts.copy()
+        free = case.copy()
         free.min_length, free.max_length = 0, None
         dfa = self.language(free, banned).minimal()
-        longest = facts.max_length if facts.max_length is not None else facts.min_length
+        longest = case.max_length if case.max_length is not None else case.min_length
         if len(dfa.moves) * longest <= MAX_PRODUCT:
-            if longest or facts.max_length == 0:
-                dfa = meet(dfa, Dfa.lengths(facts.min_length, facts.max_length), True)
+            if longest or case.max_length == 0:
+                dfa = meet(dfa, Dfa.lengths(case.min_length, case.max_length), True)
             return NEVER if dfa.empty else self.language_block(dfa)
-        node = None if dfa.empty else dfa.counted(self.spell, facts.min_length, facts.max_length)
+        node = None if dfa.empty else dfa.counted(self.spell, case.min_length, case.max_length)
         if node is None:
             return NEVER
-        most = -1 if facts.max_length is None else facts.max_length
+        most = -1 if case.max_length is None else case.max_length
         return (
             REGISTER,
             seq(literal('"'), node, literal('"')),
-            facts.min_length,
+            case.min_length,
             most,
             (),
         )
@@ -357,15 +357,15 @@ class Emitter:
         high = most if high is None else high if most is None else min(high, most)
         return NEVER if high is not None and low > high else repeat(self.spell(ranges), low, high)
 
-    def language(self, facts: Facts, banned: list[str]) -> Dfa:
+    def language(self, case: Case, banned: list[str]) -> Dfa:
         """The automaton of a string's content."""
         dfa = None
-        for source, sign in facts.patterns:
+        for source, sign in case.patterns:
             dfa = meet(dfa, search_automaton(source), sign)
-        for name, sign in facts.formats:
+        for name, sign in case.formats:
             dfa = meet(dfa, format_automaton(name), sign)
-        if facts.min_length or facts.max_length is not None:
-            dfa = meet(dfa, Dfa.lengths(facts.min_length, facts.max_length), True)
+        if case.min_length or case.max_length is not None:
+            dfa = meet(dfa, Dfa.lengths(case.min_length, case.max_length), True)
         if banned:
             dfa = meet(dfa, Dfa.words(banned), False)
         return dfa if dfa is not None else Dfa.everything()

@@ -32,38 +32,38 @@ IN_PLACE = frozenset(
 )
 
 
-def _type(ex, facts, node, schema, value):
+def _type(ex, case, node, schema, value):
     names = value if isinstance(value, list) else [value]
     if not names:
-        facts.dead = True
+        case.dead = True
         return
     for name in names:
         if name not in TYPES and name != "integer":
             raise GrammarError(f"schema {ex.where(node)}: keyword 'type': {name!r} is no type")
-    facts.only(*("number" if name == "integer" else name for name in names))
-    if "number" in facts.types and "number" not in names:
-        facts.integer = True
-        if facts.fraction:
-            facts.drop("number")
+    case.only(*("number" if name == "integer" else name for name in names))
+    if "number" in case.types and "number" not in names:
+        case.integer = True
+        if case.fraction:
+            case.drop("number")
 
 
-def _fraction(ex, facts, node, schema, value):
-    facts.fraction = True
-    if facts.integer:
-        facts.drop("number")
+def _fraction(ex, case, node, schema, value):
+    case.fraction = True
+    if case.integer:
+        case.drop("number")
 
 
-def _enum(ex, facts, node, schema, value):
+def _enum(ex, case, node, schema, value):
     if not isinstance(value, list):
         raise TypeError
-    facts.allow(value)
+    case.allow(value)
 
 
-def _banned(ex, facts, node, schema, value):
+def _banned(ex, case, node, schema, value):
     for item in value:
         kind = kind_of(item)
         if kind == "null":
-            facts.drop("null")
+            case.drop("null")
         elif kind == "array":
             demand(
                 (
@@ -78,7 +78,7 @@ def _banned(ex, facts, node, schema, value):
                     ),
                     False,
                 )
-            )(facts)
+            )(case)
         elif kind == "object":
             demand(
                 (
@@ -93,56 +93,56 @@ def _banned(ex, facts, node, schema, value):
                     ),
                     False,
                 )
-            )(facts)
+            )(case)
         else:
-            facts.add("banned", item)
-    if True in [b for b in facts.banned if b is True] and False in [
-        b for b in facts.banned if b is False
+            case.add("banned", item)
+    if True in [b for b in case.banned if b is True] and False in [
+        b for b in case.banned if b is False
     ]:
-        facts.drop("boolean")
+        case.drop("boolean")
 
 
-def _minimum(ex, facts, node, schema, value):
-    facts.at_least(exact(value), schema.get("exclusiveMinimum") is True)
+def _minimum(ex, case, node, schema, value):
+    case.at_least(exact(value), schema.get("exclusiveMinimum") is True)
 
 
-def _maximum(ex, facts, node, schema, value):
-    facts.at_most(exact(value), schema.get("exclusiveMaximum") is True)
+def _maximum(ex, case, node, schema, value):
+    case.at_most(exact(value), schema.get("exclusiveMaximum") is True)
 
 
-def _exclusive_minimum(ex, facts, node, schema, value):
+def _exclusive_minimum(ex, case, node, schema, value):
     if not isinstance(value, bool):
-        facts.at_least(exact(value), True)
+        case.at_least(exact(value), True)
 
 
-def _exclusive_maximum(ex, facts, node, schema, value):
+def _exclusive_maximum(ex, case, node, schema, value):
     if not isinstance(value, bool):
-        facts.at_most(exact(value), True)
+        case.at_most(exact(value), True)
 
 
-def _multiple(ex, facts, node, schema, value):
-    facts.add("multiples", exact(value))
+def _multiple(ex, case, node, schema, value):
+    case.add("multiples", exact(value))
 
 
-def _pattern(ex, facts, node, schema, value):
+def _pattern(ex, case, node, schema, value):
     parse_regex(value)
-    facts.add("patterns", (value, True))
+    case.add("patterns", (value, True))
 
 
-def _not_pattern(ex, facts, node, schema, value):
-    facts.add("patterns", (value, False))
+def _not_pattern(ex, case, node, schema, value):
+    case.add("patterns", (value, False))
 
 
-def _format(ex, facts, node, schema, value):
-    if value in FORMATS and (value, True) not in facts.formats:
-        facts.add("formats", (value, True))
+def _format(ex, case, node, schema, value):
+    if value in FORMATS and (value, True) not in case.formats:
+        case.add("formats", (value, True))
 
 
-def _not_format(ex, facts, node, schema, value):
-    facts.add("formats", (value, False))
+def _not_format(ex, case, node, schema, value):
+    case.add("formats", (value, False))
 
 
-def _arrays(ex, facts, node, schema, value):
+def _arrays(ex, case, node, schema, value):
     """`items`, `prefixItems` and `additionalItems` together, when the first of them is met."""
     first = next(
         k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems")
@@ -150,7 +150,7 @@ def _arrays(ex, facts, node, schema, value):
     if schema[first] is not value:
         return
     prefix, rest = array_schemas(ex, node, schema)
-    facts.add("arrays", (tuple(ex.literal(s) for s in prefix), ex.literal(rest)))
+    case.add("arrays", (tuple(ex.literal(s) for s in prefix), ex.literal(rest)))
     whole = "items" in schema and (
         "additionalItems" in schema or not isinstance(schema["items"], list)
     )
@@ -158,7 +158,7 @@ def _arrays(ex, facts, node, schema, value):
         "unevaluatedItems" in schema
         and (schema["unevaluatedItems"] is True or not in_place(schema))
     )
-    facts.add("spans", (facts.scope, INFINITE if whole else len(prefix)))
+    case.add("spans", (case.scope, INFINITE if whole else len(prefix)))
 
 
 def array_schemas(ex, node, schema) -> tuple[list, object]:
@@ -175,7 +175,7 @@ def array_schemas(ex, node, schema) -> tuple[list, object]:
         if in_place(schema):
             pass  # judged when the case is settled
         elif "contains" in schema:
-            ex.refuse(ex.where(node), "unevaluatedItems", "beside 'contains'")
+            ex.refuse(ex.where(node), "unevaluatedItems", "together with 'contains'")
         elif "items" not in schema or isinstance(items, list) and "additionalItems" not in schema:
             rest = schema["unevaluatedItems"]
     return prefix, rest
@@ -188,15 +188,15 @@ def in_place(schema: dict) -> bool:
     return not IN_PLACE.isdisjoint(schema)
 
 
-def _contains(ex, facts, node, schema, value):
+def _contains(ex, case, node, schema, value):
     least, most = schema.get("minContains", 1), schema.get("maxContains")
-    facts.add("spans", (facts.scope, -1 if ex.document.draft_of(node) >= 2020 else 0))
+    case.add("spans", (case.scope, -1 if ex.document.draft_of(node) >= 2020 else 0))
     if least == 0 and most is None:
         return
-    facts.add("contains", (ex.literal(value), int(least), None if most is None else int(most), 0))
+    case.add("contains", (ex.literal(value), int(least), None if most is None else int(most), 0))
 
 
-def _objects(ex, facts, node, schema, value):
+def _objects(ex, case, node, schema, value):
     """`properties`, `patternProperties` and `additionalProperties` together, when the first of them
     is met.
     """
@@ -223,12 +223,12 @@ def _objects(ex, facts, node, schema, value):
             )
             continue
         patterns.append((source, ex.literal(sub)))
-    facts.add("objects", (properties, tuple(patterns), ex.literal(rest)))
-    facts.opened = facts.opened or not OPENING.isdisjoint(schema)
-    facts.add(
+    case.add("objects", (properties, tuple(patterns), ex.literal(rest)))
+    case.opened = case.opened or not OPENING.isdisjoint(schema)
+    case.add(
         "seen",
         (
-            facts.scope,
+            case.scope,
             frozenset(properties),
             tuple(source for source, _ in patterns),
             "additionalProperties" in schema
@@ -238,76 +238,76 @@ def _objects(ex, facts, node, schema, value):
     )
 
 
-def _required(ex, facts, node, schema, value):
+def _required(ex, case, node, schema, value):
     for name in value or ():
-        facts.require(name)
+        case.require(name)
 
 
-def _forbidden(ex, facts, node, schema, value):
+def _forbidden(ex, case, node, schema, value):
     for name in value:
-        facts.forbid(name)
+        case.forbid(name)
 
 
-def _names(ex, facts, node, schema, value):
+def _names(ex, case, node, schema, value):
     literal = ex.literal(value)
     if literal == FALSE:
-        facts.properties(0, 0)
+        case.properties(0, 0)
     elif literal != TRUE:
-        facts.add("names", literal)
+        case.add("names", literal)
 
 
-def _reference(ex, facts, node, schema, value):
-    demand(ex.document.resolve(node, value))(facts)
+def _reference(ex, case, node, schema, value):
+    demand(ex.document.resolve(node, value))(case)
 
 
 def _by_place(keyword: str):
     """A reference whose meaning may depend on where one comes from."""
 
-    def handler(ex, facts, node, schema, value):
+    def handler(ex, case, node, schema, value):
         why = ex.document.several(keyword, value)
         if why:
             ex.refuse(ex.where(node), keyword, why)
         else:
-            _reference(ex, facts, node, schema, value)
+            _reference(ex, case, node, schema, value)
 
     return handler
 
 
-def _all_of(ex, facts, node, schema, value):
+def _all_of(ex, case, node, schema, value):
     for sub in value:
-        demand(ex.literal(sub))(facts)
+        demand(ex.literal(sub))(case)
 
 
-def _any_of(ex, facts, node, schema, value):
+def _any_of(ex, case, node, schema, value):
     acts = [demand(ex.literal(sub)) for sub in value]
-    if facts.scope and 1 < len(value) <= MAX_SUBSETS:
-        facts.split(
+    if case.scope and 1 < len(value) <= MAX_SUBSETS:
+        case.split(
             [
                 [act for i, act in enumerate(acts) if chosen >> i & 1]
                 for chosen in range(1, 1 << len(acts))
             ]
         )
     else:
-        facts.split([[act] for act in acts])
+        case.split([[act] for act in acts])
 
 
-def _one_of(ex, facts, node, schema, value):
+def _one_of(ex, case, node, schema, value):
     literals = [ex.literal(sub) for sub in value]
     if len(literals) == 1:
-        demand(literals[0])(facts)
+        demand(literals[0])(case)
         return
-    facts.split(lambda context: one_branches(ex, context, literals))
+    case.split(lambda context: one_branches(ex, context, literals))
 
 
-def _not(ex, facts, node, schema, value):
-    demand(ex.literal(value, False))(facts)
+def _not(ex, case, node, schema, value):
+    demand(ex.literal(value, False))(case)
 
 
-def _if(ex, facts, node, schema, value):
+def _if(ex, case, node, schema, value):
     then, otherwise = schema.get("then", True), schema.get("else", True)
-    if then is True and otherwise is True and not facts.scope:
+    if then is True and otherwise is True and not case.scope:
         return
-    facts.split(
+    case.split(
         [
             [demand(ex.literal(value)), demand(ex.literal(then))],
             [demand(ex.literal(value, False)), demand(ex.literal(otherwise))],
@@ -315,7 +315,7 @@ def _if(ex, facts, node, schema, value):
     )
 
 
-def _dependencies(ex, facts, node, schema, value):
+def _dependencies(ex, case, node, schema, value):
     for name, wanted in value.items():
 
         def split(context, name=name, wanted=wanted):
@@ -331,11 +331,11 @@ def _dependencies(ex, facts, node, schema, value):
                 return [consequence]
             return [[lambda f: f.forbid(name)], [lambda f: f.only("object"), *present]]
 
-        facts.split(split)
+        case.split(split)
 
 
-def _unique(ex, facts, node, schema, value):
-    facts.unique = facts.unique or value is True
+def _unique(ex, case, node, schema, value):
+    case.unique = case.unique or value is True
 
 
 APPLY = {

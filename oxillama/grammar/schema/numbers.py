@@ -9,51 +9,51 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import NETWORK, NEVER, choice, literal, repeat, seq
 from oxillama.grammar.regular import MAX_NETWORK
 from oxillama.grammar.schema import numerals
-from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.values import exact
 
 MAX_ENUMERATED = 4096  # multiples listed one by one
 
 
-def numeric(em, facts: Facts) -> tuple:
-    banned = sorted({exact(v) for v in facts.banned if not isinstance(v, (str, bool))})
+def numeric(em, case: Case) -> tuple:
+    banned = sorted({exact(v) for v in case.banned if not isinstance(v, (str, bool))})
     plain = (
-        facts.low is None
-        and facts.high is None
-        and not (facts.multiples or facts.broken or banned or facts.fraction)
+        case.low is None
+        and case.high is None
+        and not (case.multiples or case.broken or banned or case.fraction)
     )
     if plain:
-        return em.block("integer" if facts.integer else "number")
+        return em.block("integer" if case.integer else "number")
     keyword = (
         "multipleOf"
-        if facts.multiples
+        if case.multiples
         else "not"
-        if banned or facts.fraction or facts.broken
+        if banned or case.fraction or case.broken
         else "minimum"
     )
-    fallback = em.block("integer" if facts.integer else "number")
-    return em.guard(keyword, lambda: bounded(em, facts, banned), fallback)
+    fallback = em.block("integer" if case.integer else "number")
+    return em.guard(keyword, lambda: bounded(em, case, banned), fallback)
 
 
-def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
+def bounded(em, case: Case, banned: list[Fraction]) -> tuple:
     """Numbers under any constraint."""
-    if any(step.denominator != 1 for step in facts.broken) or (
-        facts.multiples and (facts.broken or facts.fraction)
+    if any(step.denominator != 1 for step in case.broken) or (
+        case.multiples and (case.broken or case.fraction)
     ):
         raise GrammarError(
             "'multipleOf' under 'not' is supported for integers, and without another 'multipleOf'"
         )
-    if facts.broken and not facts.fraction:
-        return unmultiplied(em, facts, banned)
-    low, low_strict, high, high_strict = facts.low, facts.low_strict, facts.high, facts.high_strict
-    step = _common([*facts.multiples, *([Fraction(1)] if facts.integer else [])])
+    if case.broken and not case.fraction:
+        return unmultiplied(em, case, banned)
+    low, low_strict, high, high_strict = case.low, case.low_strict, case.high, case.high_strict
+    step = _common([*case.multiples, *([Fraction(1)] if case.integer else [])])
     places = numerals.MAX_FRACTION
     if step is not None:
         found = _places(step)
         if found is None:
-            return multiples(em, facts, step, set(banned))
+            return multiples(em, case, step, set(banned))
         places = found
-    if facts.fraction:
+    if case.fraction:
         # 15 digits at most: a double keeps them apart from every integer
         places, edge = 6, Fraction(10**9)
         low, low_strict = (low, low_strict) if low is not None and low > -edge else (-edge, True)
@@ -67,33 +67,33 @@ def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
         if (low is None or cut > low or (cut == low and not low_strict)) and (
             high is None or cut <= high
         ):
-            parts.append(interval(low, low_strict, cut, True, places, broken=facts.fraction))
+            parts.append(interval(low, low_strict, cut, True, places, broken=case.fraction))
             low, low_strict = cut, True
-    parts.append(interval(low, low_strict, high, high_strict, places, broken=facts.fraction))
+    parts.append(interval(low, low_strict, high, high_strict, places, broken=case.fraction))
     return choice(*parts)
 
 
-def unmultiplied(em, facts: Facts, banned: list[Fraction]) -> tuple:
+def unmultiplied(em, case: Case, banned: list[Fraction]) -> tuple:
     """Numbers that are not multiples of some integers: integers listed or by remainders, and
     whatever is no integer.
     """
     parts = []
-    if not facts.integer:
-        other = facts.copy()
+    if not case.integer:
+        other = case.copy()
         other.broken, other.fraction = [], True
         parts.append(bounded(em, other, banned))
-    if facts.low is not None and facts.high is not None:
-        first = floor(facts.low) + 1 if facts.low_strict else ceil(facts.low)
-        last = ceil(facts.high) - 1 if facts.high_strict else floor(facts.high)
+    if case.low is not None and case.high is not None:
+        first = floor(case.low) + 1 if case.low_strict else ceil(case.low)
+        last = ceil(case.high) - 1 if case.high_strict else floor(case.high)
         if last - first > MAX_ENUMERATED:
             raise GrammarError(f"more than {MAX_ENUMERATED} integers between the bounds")
         parts += [
-            numerals.number_literal(Fraction(k), integer=facts.integer)
+            numerals.number_literal(Fraction(k), integer=case.integer)
             for k in range(first, last + 1)
-            if k not in banned and all(k % step for step in facts.broken)
+            if k not in banned and all(k % step for step in case.broken)
         ]
-    elif facts.low is None and facts.high is None and not banned and len(facts.broken) == 1:
-        parts.append(seq(repeat(literal("-"), 0, 1), remainders(facts.broken[0], 1, inverse=True)))
+    elif case.low is None and case.high is None and not banned and len(case.broken) == 1:
+        parts.append(seq(repeat(literal("-"), 0, 1), remainders(case.broken[0], 1, inverse=True)))
     else:
         raise GrammarError("'multipleOf' under 'not' needs two bounds, or none")
     return choice(*parts)
@@ -124,29 +124,29 @@ def interval(low, low_strict, high, high_strict, places: int, *, broken: bool = 
     return numerals.interval(low, low_strict, high, high_strict, places, broken=broken)
 
 
-def multiples(em, facts: Facts, step: Fraction, banned: set[Fraction]) -> tuple:
+def multiples(em, case: Case, step: Fraction, banned: set[Fraction]) -> tuple:
     """Multiples of a step that is no power of ten: listed, or by a network of remainders."""
-    low, high = facts.low, facts.high
+    low, high = case.low, case.high
     if low is not None and high is not None:
-        first = floor(low / step) + 1 if facts.low_strict else ceil(low / step)
-        last = ceil(high / step) - 1 if facts.high_strict else floor(high / step)
+        first = floor(low / step) + 1 if case.low_strict else ceil(low / step)
+        last = ceil(high / step) - 1 if case.high_strict else floor(high / step)
         if last - first > MAX_ENUMERATED:
             raise GrammarError(f"more than {MAX_ENUMERATED} multiples of {step} between the bounds")
         return choice(
             *(
-                numerals.number_literal(k * step, integer=facts.integer)
+                numerals.number_literal(k * step, integer=case.integer)
                 for k in range(first, last + 1)
                 if k * step not in banned
             )
         )
     if banned:
-        raise GrammarError("excluded values beside 'multipleOf' need two bounds")
+        raise GrammarError("excluded values together with 'multipleOf' need two bounds")
     if low is None and high is None:
         return seq(repeat(literal("-"), 0, 1), remainders(step, 1))
     if low is not None:
-        return multiples_from(low, facts.low_strict, step, integer=facts.integer)
+        return multiples_from(low, case.low_strict, step, integer=case.integer)
     # mirrored: at most high is minus at least -high
-    positive = multiples_from(-high, facts.high_strict, step, integer=facts.integer, mirrored=True)
+    positive = multiples_from(-high, case.high_strict, step, integer=case.integer, mirrored=True)
     return positive
 
 

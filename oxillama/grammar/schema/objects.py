@@ -29,73 +29,75 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
-from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import FALSE, TRUE
 
 MAX_FINITE = 64  # names that are counted one by one where they are few
 
 
-def object_(em, facts: Facts) -> tuple:
+def object_(em, case: Case) -> tuple:
     space = em.spelling.space
-    inner = members(em, facts)
+    inner = members(em, case)
     parts = []
-    if not facts.required and facts.min_properties == 0 and not facts.owed:
+    if not case.required and case.min_properties == 0 and not case.owed:
         parts.append(seq(literal("{"), space, space, literal("}")))
     if inner != NEVER:
         parts.append(seq(literal("{"), space, inner, space, literal("}")))
     return choice(*parts)
 
 
-def members(em, facts: Facts) -> tuple:
+def members(em, case: Case) -> tuple:
     """One or more members with their commas. A declared one is a pair of nodes: first of all, or
     after a comma.
     """
     declared = list(
         dict.fromkeys(
-            [*(name for properties, _, _ in facts.objects for name in properties), *facts.required]
+            [*(name for properties, _, _ in case.objects for name in properties), *case.required]
         )
     )
-    known = set(declared) | facts.forbidden
+    known = set(declared) | case.forbidden
     # loose: demanded, but not declared: these come last, in any order
     named, loose = [], []
     for name in declared:
-        literals = em.expander.property_literals(facts, name)
-        if literals is None or (name in facts.forbidden):
-            if name in facts.required:
+        literals = em.expander.property_literals(case, name)
+        if literals is None or (name in case.forbidden):
+            if name in case.required:
                 return NEVER
             continue
         entry = em.member(name, literals)
-        if any(name in properties for properties, _, _ in facts.objects):
-            named.append((entry, name in facts.required))
+        if any(name in properties for properties, _, _ in case.objects):
+            named.append((entry, name in case.required))
         else:
             loose.append(entry)
-    rest = Rest(em, facts, known)
-    if NEVER in rest.owed:
+    undeclared = UndeclaredMembers(em, case, known)
+    if NEVER in undeclared.owed:
         return NEVER
-    most, least = facts.max_properties, facts.min_properties
-    if em.free_order and (named or loose or rest.owed):
-        return registered(em, [*named, *((entry, True) for entry in loose)], rest, least, most)
-    return ordered(em, named, rest, least, most, loose)
+    most, least = case.max_properties, case.min_properties
+    if em.free_order and (named or loose or undeclared.owed):
+        return registered(
+            em, [*named, *((entry, True) for entry in loose)], undeclared, least, most
+        )
+    return ordered(em, named, undeclared, least, most, loose)
 
 
-class Rest:
+class UndeclaredMembers:
     """The members of an object without a declared name: `extra`, any of them; `owed`, one node for
     each demand for some member; `fresh` and `names`, the same as `extra` under distinct names, and
     how many names there are (None: no end of them).
     """
 
-    def __init__(self, em, facts: Facts, known: set[str]):
+    def __init__(self, em, case: Case, known: set[str]):
         self._further = lambda demand=None, distinct=False: further(
-            em, facts, known, demand, distinct
+            em, case, known, demand, distinct
         )
-        declared = {name for properties, _, _ in facts.objects for name in properties}
-        shut = em.closed and declared and not facts.opened
-        if shut and facts.min_properties <= len(declared):
+        declared = {name for properties, _, _ in case.objects for name in properties}
+        shut = em.closed and declared and not case.opened
+        if shut and case.min_properties <= len(declared):
             self.extra = NEVER
         else:
             self.extra = em.guard("additionalProperties", lambda: self._further()[0], NEVER)
         self.owed = [
-            em.guard("not", lambda e=e: self._further(e, True)[0], NEVER) for e in facts.owed
+            em.guard("not", lambda e=e: self._further(e, True)[0], NEVER) for e in case.owed
         ]
         self._em = em
 
@@ -111,13 +113,13 @@ class Rest:
         )
 
 
-def ordered(em, named, rest: Rest, least: int, most: int | None, loose) -> tuple:
+def ordered(em, named, undeclared: UndeclaredMembers, least: int, most: int | None, loose) -> tuple:
     """Members in declared order, then further ones: a network over (index, members so far up to
     what must be counted).
     """
-    demanded = len(loose) + len(rest.owed)
+    demanded = len(loose) + len(undeclared.owed)
     required = sum(needed for _, needed in named) + demanded
-    if most is not None and rest.extra == NEVER and len(named) + demanded <= most:
+    if most is not None and undeclared.extra == NEVER and len(named) + demanded <= most:
         most = None
     cap = max(least, (most or 0) if most is not None else 0, 1)
     if required >= least and most is None:
@@ -146,49 +148,56 @@ def ordered(em, named, rest: Rest, least: int, most: int | None, loose) -> tuple
             if not needed:
                 edges.append((EMPTY, state(index + 1, count)))
         elif index == len(named):
-            edges.append((tail(em, rest, count, least, most, loose), state(index + 1, count)))
+            edges.append((tail(em, undeclared, count, least, most, loose), state(index + 1, count)))
         else:
             accept = True
         out.append((accept, tuple((node, target) for node, target in edges if node != NEVER)))
     return (NETWORK, 0, tuple(out))
 
 
-def tail(em, rest: Rest, count: int, least: int, most: int | None, loose) -> tuple:
+def tail(
+    em, undeclared: UndeclaredMembers, count: int, least: int, most: int | None, loose
+) -> tuple:
     """What may follow the declared members when `count` of them are there: nothing only if that is
     enough and not nothing at all.
     """
     missing = max(least - count, 0)
-    room = None if most is None else most - count
-    if loose or rest.owed or missing > 1:
-        node = registered(em, [(entry, True) for entry in loose], rest, missing, room)
+    remaining = None if most is None else most - count
+    if loose or undeclared.owed or missing > 1:
+        node = registered(em, [(entry, True) for entry in loose], undeclared, missing, remaining)
         if count and node != NEVER:
             node = seq(em.comma, node)
-        return node if loose or rest.owed or missing or not count else choice(EMPTY, node)
-    if rest.extra == NEVER or room == 0:
+        return node if loose or undeclared.owed or missing or not count else choice(EMPTY, node)
+    if undeclared.extra == NEVER or remaining == 0:
         return EMPTY if missing == 0 and count else NEVER
-    some = seq(rest.extra, repeat(seq(em.comma, rest.extra), 0, None if room is None else room - 1))
+    some = seq(
+        undeclared.extra,
+        repeat(seq(em.comma, undeclared.extra), 0, None if remaining is None else remaining - 1),
+    )
     if count:
         some = seq(em.comma, some)
     return some if missing or not count else choice(EMPTY, some)
 
 
-def registered(em, named, rest: Rest, least: int, most: int | None) -> tuple:
+def registered(em, named, undeclared: UndeclaredMembers, least: int, most: int | None) -> tuple:
     """One or more members in any order: a register holds which of the named and owed ones have been
     written, how many members there are, and, where they are counted, the further names.
     """
     needed = [i for i, (_, must) in enumerate(named) if must]
-    needed += range(len(named), len(named) + len(rest.owed))
-    extra, total = rest.extra, None if rest.extra != NEVER else 0
-    if least > max(1, len(needed)) or (rest.owed and extra != NEVER):
-        extra, total = rest.distinct
+    needed += range(len(named), len(named) + len(undeclared.owed))
+    extra, total = undeclared.extra, None if undeclared.extra != NEVER else 0
+    if least > max(1, len(needed)) or (undeclared.owed and extra != NEVER):
+        extra, total = undeclared.distinct
     least = 0 if least <= max(1, len(needed)) else least
     if total is not None:
-        total += len(named) + len(rest.owed)
+        total += len(named) + len(undeclared.owed)
         most = total if most is None else min(most, total)
     if most is not None and (most < max(least, 1) or most < len(needed)):
         return NEVER
     edges = [(seq((TAKE, i, None), node[0]), 1) for i, (node, _) in enumerate(named)]
-    edges += [(seq((TAKE, i + len(named), None), node), 1) for i, node in enumerate(rest.owed)]
+    edges += [
+        (seq((TAKE, i + len(named), None), node), 1) for i, node in enumerate(undeclared.owed)
+    ]
     if extra != NEVER:
         edges.append((seq((TAKE, ONE, None), extra), 1))
     comma = seq((TAKE, ROOM, None), em.comma) if most is not None else em.comma
@@ -197,7 +206,7 @@ def registered(em, named, rest: Rest, least: int, most: int | None) -> tuple:
 
 
 def further(
-    em, facts: Facts, known: set[str], demand=None, distinct: bool = False
+    em, case: Case, known: set[str], demand=None, distinct: bool = False
 ) -> tuple[tuple, int | None]:
     """A member whose name is not one of the known ones: a choice over the classes of names that
     rules tell apart, and how many such names there are (None: no end of them, or not known).
@@ -205,7 +214,7 @@ def further(
     excluded, must, must_not, value, names = demand or (frozenset(), (), (), TRUE, ())
     sources = list(
         dict.fromkeys(
-            [s for _, patterns, _ in facts.objects for s, _ in patterns]
+            [s for _, patterns, _ in case.objects for s, _ in patterns]
             + list(must)
             + list(must_not)
         )
@@ -213,12 +222,12 @@ def further(
     out: list[tuple] = []
     total: int | None = 0
     for matched, make in name_classes(
-        em, facts, known | excluded, sources, (*facts.names, *names), distinct
+        em, case, known | excluded, sources, (*case.names, *names), distinct
     ):
         if any(s not in matched for s in must) or any(s in matched for s in must_not):
             continue
         child = {value}
-        for _, patterns, rest in facts.objects:
+        for _, patterns, rest in case.objects:
             child.update([lit for source, lit in patterns if source in matched] or [rest])
         if FALSE in child or any((node, not sign) in child for node, sign in child if node):
             continue
@@ -235,13 +244,13 @@ Names = tuple[tuple, int | None] | None  # the node of some quoted names, how ma
 
 
 def name_classes(
-    em, facts: Facts, known: set[str], sources: list[str], names: tuple, distinct: bool
+    em, case: Case, known: set[str], sources: list[str], names: tuple, distinct: bool
 ) -> list[tuple[frozenset, Callable[[], Names]]]:
     """Classes that split all names but the known ones: which patterns they match, and what makes
     their node (None where there are no such names).
     """
     quote = literal('"')
-    closed = any(rest == FALSE for _, _, rest in facts.objects)
+    closed = any(rest == FALSE for _, _, rest in case.objects)
     if not sources and not names:
         if closed:
             return []
@@ -316,11 +325,11 @@ def without_words(dfa: Dfa, words: Set[str]) -> Dfa:
 def names_language(em, literals: frozenset) -> Dfa:
     """The names a `propertyNames` allows."""
     out = Dfa.nothing()
-    for facts in em.expander.cases(literals):
-        if facts.values is not None:
-            out = out.either(Dfa.words([v for v in facts.values if isinstance(v, str)]))
-        elif "string" in facts.types:
-            out = out.either(em.language(facts, [v for v in facts.banned if isinstance(v, str)]))
+    for case in em.expander.cases(literals):
+        if case.values is not None:
+            out = out.either(Dfa.words([v for v in case.values if isinstance(v, str)]))
+        elif "string" in case.types:
+            out = out.either(em.language(case, [v for v in case.banned if isinstance(v, str)]))
     return out
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from oxillama.grammar.nodes import CHOICE, CLASS, FRESH, NETWORK, REGISTER, REPEAT, RULE, SEQUENCE
 from oxillama.grammar.schema.arrays import item_at
-from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema.formats import FORMATS
 from oxillama.grammar.schema.keywords import APPLY
@@ -43,8 +43,8 @@ def survey(em, key: frozenset) -> Needs | None:
     if needs is not None:
         return needs
     out: Needs = []
-    for facts in em.expander.cases(key):
-        found = foresee(em, facts)
+    for case in em.expander.cases(key):
+        found = foresee(em, case)
         if found is None:
             return None
         out += found
@@ -209,14 +209,14 @@ def glance_object(em, schema: dict) -> Needs | None:
     return [must]
 
 
-def foresee(em, facts: Facts) -> Needs | None:
+def foresee(em, case: Case) -> Needs | None:
     """The needs of one case; None where it has to be written to be sure."""
-    if facts.values is not None:
-        return [[]] if facts.values and all(_writable(v) for v in facts.values) else None
+    if case.values is not None:
+        return [[]] if case.values and all(_writable(v) for v in case.values) else None
     out: Needs = []
     for kind in TYPES:
-        if kind in facts.types:
-            found = FORESEEN[kind](em, facts)
+        if kind in case.types:
+            found = FORESEEN[kind](em, case)
             if found is None:
                 return None
             out += found
@@ -232,35 +232,35 @@ def _writable(value) -> bool:
     return all(_writable(v) for v in value) if isinstance(value, list) else True
 
 
-def _object(em, facts: Facts) -> Needs | None:
+def _object(em, case: Case) -> Needs | None:
     if (
-        facts.names
-        or facts.extras
-        or any(must or must_not or names for _, must, must_not, _, names in facts.owed)
-        or facts.max_properties is not None
-        or facts.min_properties > len(facts.required)
-        or any(patterns for _, patterns, _ in facts.objects)
+        case.names
+        or case.extras
+        or any(must or must_not or names for _, must, must_not, _, names in case.owed)
+        or case.max_properties is not None
+        or case.min_properties > len(case.required)
+        or any(patterns for _, patterns, _ in case.objects)
     ):
         return None
     declared = dict.fromkeys(
-        [*(name for properties, _, _ in facts.objects for name in properties), *facts.required]
+        [*(name for properties, _, _ in case.objects for name in properties), *case.required]
     )
     if len(declared) > MANY or not all(_writable(name) for name in declared):
         return None
     must: list[int] = []
     for name in declared:
-        literals = em.expander.property_literals(facts, name)
+        literals = em.expander.property_literals(case, name)
         if literals is None:
-            if name in facts.required:
+            if name in case.required:
                 return []
             continue
         child = em.number(literals)
-        if name in facts.required:
+        if name in case.required:
             must.append(child)
-    rest = {rest for _, _, rest in facts.objects}
+    rest = {rest for _, _, rest in case.objects}
     if not contradicts(rest):
         em.number(frozenset(rest - {TRUE}))
-    for *_, value, _ in facts.owed:
+    for *_, value, _ in case.owed:
         if contradicts({value, *rest}):
             return []
         must.append(em.number(frozenset({value, *rest} - {TRUE})))
@@ -272,51 +272,51 @@ def contradicts(literals: set) -> bool:
     return FALSE in literals or any((node, not sign) in literals for node, sign in literals if node)
 
 
-def _array(em, facts: Facts) -> Needs | None:
-    head = max((len(prefix) for prefix, _ in facts.arrays), default=0)
+def _array(em, case: Case) -> Needs | None:
+    head = max((len(prefix) for prefix, _ in case.arrays), default=0)
     if (
-        facts.contains
-        or (facts.unique and (facts.max_items is None or facts.max_items > 1))
+        case.contains
+        or (case.unique and (case.max_items is None or case.max_items > 1))
         or head > MANY
     ):
         return None
     must: list[int] = []
-    most = facts.max_items
+    most = case.max_items
     for i in range(head + 1 if most is None else min(head + 1, most)):
-        item = item_at(facts, i)
+        item = item_at(case, i)
         if item is None:
-            return [] if facts.min_items > i else [must]
+            return [] if case.min_items > i else [must]
         child = em.number(item)
-        if facts.min_items > i:
+        if case.min_items > i:
             must.append(child)
     return [must]
 
 
-def _string(em, facts: Facts) -> Needs | None:
-    if facts.patterns or any(isinstance(v, str) for v in facts.banned):
+def _string(em, case: Case) -> Needs | None:
+    if case.patterns or any(isinstance(v, str) for v in case.banned):
         return None
-    plain = not facts.formats or (
-        len(facts.formats) == 1
-        and facts.formats[0][1]
-        and not facts.min_length
-        and facts.max_length is None
+    plain = not case.formats or (
+        len(case.formats) == 1
+        and case.formats[0][1]
+        and not case.min_length
+        and case.max_length is None
     )
     return [[]] if plain else None
 
 
-def _number(em, facts: Facts) -> Needs | None:
+def _number(em, case: Case) -> Needs | None:
     if (
-        facts.multiples
-        or facts.broken
-        or facts.fraction
-        or any(not isinstance(v, (str, bool)) for v in facts.banned)
+        case.multiples
+        or case.broken
+        or case.fraction
+        or any(not isinstance(v, (str, bool)) for v in case.banned)
     ):
         return None
-    return [[]] if facts.low is None or facts.high is None or facts.high - facts.low > 2 else None
+    return [[]] if case.low is None or case.high is None or case.high - case.low > 2 else None
 
 
-def _boolean(em, facts: Facts) -> Needs | None:
-    return None if any(isinstance(v, bool) for v in facts.banned) else [[]]
+def _boolean(em, case: Case) -> Needs | None:
+    return None if any(isinstance(v, bool) for v in case.banned) else [[]]
 
 
 FORESEEN: dict[str, Callable] = {
@@ -325,7 +325,7 @@ FORESEEN: dict[str, Callable] = {
     "string": _string,
     "number": _number,
     "boolean": _boolean,
-    "null": lambda em, facts: [[]],
+    "null": lambda em, case: [[]],
 }
 
 

@@ -9,7 +9,7 @@ predictor    OxillamaPredictor: an engine in an actor of Ray Data
 processor    build_processor: preprocess, answers, postprocess
 serving      build_app, app: the server on Ray Serve; Gateway
 replica      OxillamaReplica: the application with its engine
-wire         HTTP requests between actors
+http         HTTP requests between actors
 prompts      the token ids of a request's prompt
 fingerprint  what a replica's prefix cache holds, in a few kilobytes
 routing      PrefixRouter: which replica a request goes to

@@ -1,5 +1,5 @@
-"""Which replica has which named session: `SessionLedger`, one for a deployment, and `Claims`, what
-a replica knows of it.
+"""Which replica has which named session: `SessionLedger`, one per deployment, and
+`SessionClaims`, the sessions that one replica has.
 
     replica B                        ledger                         replica A, which has "ada"
       claim("ada") ----------------->|
@@ -114,7 +114,7 @@ def _lives(replica: str) -> bool:
     return True
 
 
-class Claims:
+class SessionClaims:
     """The sessions that one replica has. `save` saves one and lets go of it, and raises where it
     cannot.
     """

@@ -1,7 +1,8 @@
-"""The token ids of a request's prompt, read from its body without the model's weights, so that it
-can be told which replica holds them.
+"""The token ids of a request's prompt, read from its body without the model's weights, to find the
+replica that holds its prefix.
 
-Nothing here decides an answer: what cannot be read has no ids, and goes where there is least to do.
+This never decides an answer: a body that cannot be read has no ids and goes to the least busy
+replica.
 """
 
 from __future__ import annotations
@@ -78,18 +79,18 @@ def _messages(path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         return messages_of(body["messages"])
     if path in _CHATS:
         given = list(body["messages"])
-        system = _said(body.get("system"))
-        first = [{"role": "system", "content": system}] if system else []
+        text = _said(body.get("system"))
+        first = [{"role": "system", "content": text}] if text else []
         return first + [{"role": each["role"], "content": _said(each["content"])} for each in given]
     if path == "/api/generate" and not body.get("raw"):
-        told = body.get("system")
-        first = [{"role": "system", "content": told}] if told else []
+        system = body.get("system")
+        first = [{"role": "system", "content": system}] if system else []
         return [*first, {"role": "user", "content": body["prompt"]}]
     if path == "/v1/responses":
         given = body["input"]
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        told = body.get("instructions")
-        first = [{"role": "system", "content": told}] if told else []
+        system = body.get("instructions")
+        first = [{"role": "system", "content": system}] if system else []
         return first + [{"role": each["role"], "content": _said(each["content"])} for each in items]
     return []
 

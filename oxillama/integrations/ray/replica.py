@@ -15,9 +15,9 @@ from ray import serve
 from starlette.responses import Response
 
 from oxillama.integrations.ray.fingerprint import publish
-from oxillama.integrations.ray.ledger import Claims
+from oxillama.integrations.ray.http import HttpRequest, Message, Route, answered
+from oxillama.integrations.ray.ledger import SessionClaims
 from oxillama.integrations.ray.prompts import body_of
-from oxillama.integrations.ray.wire import Message, Route, Wire, answered
 from oxillama.server import App, ServerConfig
 from oxillama.server.errors import ApiError
 
@@ -49,9 +49,9 @@ class OxillamaReplica:
                 pass  # what cannot be loaded ends the deployment here, with its reason
         self._id = serve.get_replica_context().replica_id.unique_id
         self._save_replies = save_sessions == "reply"
-        self._claims: Claims | None = None
+        self._claims: SessionClaims | None = None
         if ledger is not None:
-            self._claims = Claims(
+            self._claims = SessionClaims(
                 ledger,
                 ray.get_runtime_context().get_actor_name() or self._id,
                 self._hand_over,
@@ -62,7 +62,9 @@ class OxillamaReplica:
             )
         self._closed = False
 
-    async def answer(self, request: Wire, route: Route) -> AsyncGenerator[list[Message], None]:
+    async def answer(
+        self, request: HttpRequest, route: Route
+    ) -> AsyncGenerator[list[Message], None]:
         """The ASGI messages of an answer; closing the iterator ends its work within a token."""
         if route.replica not in (None, self._id):
             wrong = ApiError(
@@ -70,7 +72,7 @@ class OxillamaReplica:
                 f"x-oxillama-replica: {route.replica} is not among the replicas",
                 code="no_replica",
             )
-            yield self._told(wrong)
+            yield self._error_response(wrong)
             return
         names = sessions_of(request)
         try:
@@ -79,9 +81,11 @@ class OxillamaReplica:
                 async for messages in answer:
                     yield messages
         except ApiError as error:
-            yield self._told(error)
+            yield self._error_response(error)
 
-    async def _run(self, request: Wire, names: list[str]) -> AsyncGenerator[list[Message], None]:
+    async def _run(
+        self, request: HttpRequest, names: list[str]
+    ) -> AsyncGenerator[list[Message], None]:
         """The application's answer; its end waits until the sessions it changed are saved."""
         begun = False
         async with aclosing(answered(self._app, request)) as answer:
@@ -111,7 +115,7 @@ class OxillamaReplica:
         await self._state.offload(self._state.sessions.hand_over, name)
         self._state.log.event("session_handed_over", session=name)
 
-    def _told(self, error: ApiError) -> list[Message]:
+    def _error_response(self, error: ApiError) -> list[Message]:
         """An error as a whole answer."""
         response = Response(
             json.dumps(error.openai()).encode(),
@@ -167,7 +171,7 @@ class OxillamaReplica:
                 await self._claims.close()
 
 
-def sessions_of(request: Wire) -> list[str]:
+def sessions_of(request: HttpRequest) -> list[str]:
     """The sessions that a request is about."""
     path = _SESSION.fullmatch(request.path)
     body = body_of(request.body) if request.method == "POST" else {}

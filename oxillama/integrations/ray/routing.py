@@ -18,7 +18,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from oxillama.integrations.ray.fingerprint import held, published
-from oxillama.integrations.ray.wire import Route
+from oxillama.integrations.ray.http import Route
 
 _REMEMBERED = 16384  # hashes a replica, and names of sessions
 

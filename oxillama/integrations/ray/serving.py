@@ -21,11 +21,11 @@ from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.integrations.ray.config import memory_of
 from oxillama.integrations.ray.fingerprint import page_hashes
+from oxillama.integrations.ray.http import HttpRequest, Message, Route
 from oxillama.integrations.ray.ledger import SessionLedger
 from oxillama.integrations.ray.prompts import PromptReader, body_of
 from oxillama.integrations.ray.replica import REPLICA, OxillamaReplica, sessions_of
 from oxillama.integrations.ray.routing import PrefixRouter
-from oxillama.integrations.ray.wire import Message, Route, Wire
 from oxillama.server import ServerConfig
 from oxillama.server.errors import ApiError
 
@@ -71,7 +71,7 @@ class Gateway:
         if scope["type"] != "http":
             return
         try:
-            request = Wire.of(scope, await self._body(receive))
+            request = HttpRequest.of(scope, await self._body(receive))
             route = await self._route(request)
         except ApiError as error:
             body = json.dumps(error.openai()).encode()
@@ -113,7 +113,7 @@ class Gateway:
             ) from None
         return b"".join(parts)[: most + 1]
 
-    async def _route(self, request: Wire) -> Route:
+    async def _route(self, request: HttpRequest) -> Route:
         """Where a request wants to go; ApiError for one that only a certain replica could
         answer.
         """
@@ -125,7 +125,7 @@ class Gateway:
             return Route((), names[0] if names else None, replica)
         return Route(await asyncio.to_thread(self._pages, request), None, replica)
 
-    def _check(self, request: Wire, names: list[str], replica: str | None) -> None:
+    def _check(self, request: HttpRequest, names: list[str], replica: str | None) -> None:
         if names and self._config.sessions_dir is None:
             raise ApiError(
                 400,
@@ -152,7 +152,7 @@ class Gateway:
                 code="several_replicas",
             )
 
-    def _pages(self, request: Wire) -> tuple[bytes, ...]:
+    def _pages(self, request: HttpRequest) -> tuple[bytes, ...]:
         if self._prompts is None:
             return ()
         return page_hashes(self._prompts.ids(request.path, body_of(request.body)))

@@ -15,10 +15,10 @@ from oxillama import embedded_path
 from oxillama.integrations.ray import PrefixRouter, app
 from oxillama.integrations.ray import ledger as ledgers
 from oxillama.integrations.ray.fingerprint import held, page_hashes, publish, published
-from oxillama.integrations.ray.ledger import Claims, SessionLedger
+from oxillama.integrations.ray.http import HttpRequest, Route, answered
+from oxillama.integrations.ray.ledger import SessionClaims, SessionLedger
 from oxillama.integrations.ray.prompts import PromptReader
 from oxillama.integrations.ray.replica import OxillamaReplica
-from oxillama.integrations.ray.wire import Route, Wire, answered
 from oxillama.server import ServerConfig
 from oxillama.server.errors import ApiError
 
@@ -155,7 +155,7 @@ def test_a_session_is_one_replicas_at_a_time_and_saved_before_it_moves(tmp_path,
             async def save(session):
                 log.append((name, session))
 
-            return Claims(
+            return SessionClaims(
                 Handle(ledger), name, save, seconds=0.3, failed=lambda *told: log.append(told)
             )
 
@@ -201,7 +201,7 @@ def test_an_answer_that_nobody_waits_for_is_ended():
             ended.append(True)
 
     async def play():
-        request = Wire.of(
+        request = HttpRequest.of(
             {"method": "POST", "path": "/pre/x", "root_path": "/pre", "headers": []}, b"body"
         )
         async for messages in answered(application, request):

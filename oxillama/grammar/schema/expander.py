@@ -1,7 +1,7 @@
 """What a conjunction of schemas demands, as a list of cases without any logic left in them.
 
 `Expander.cases(literals)` turns a set of literals (schema nodes that must or must not hold) into a
-disjunction of `Facts`. Conjunctions add facts to a case; `anyOf`, `oneOf`, `if`, `dependent*` and
+disjunction of `Case`. Conjunctions add facts to a case; `anyOf`, `oneOf`, `if`, `dependent*` and
 the negation of any keyword split it; contradictions drop it. Sub-schemas of items and properties
 stay literals, so recursion needs no unrolling: a grammar rule is a set of literals, and there are
 finitely many. What a keyword adds to a case is in `keywords`, how one fails in
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import search_automaton
-from oxillama.grammar.schema.case import Action, Facts, demand
+from oxillama.grammar.schema.case import Action, Case, demand
 from oxillama.grammar.schema.document import FALSE, TRUE, Document
 from oxillama.grammar.schema.keywords import APPLY, INFINITE, in_place
 from oxillama.grammar.schema.negation import negate
@@ -30,12 +30,12 @@ class Expander:
 
     def __init__(self, document: Document, refuse: Callable[[str, str, str], None]):
         self.document, self.refuse = document, refuse
-        self.memo: dict[frozenset, list[Facts]] = {}
+        self.memo: dict[frozenset, list[Case]] = {}
         self.working: set[frozenset] = set()
         self.scopes = self.steps = 0
         self.most_steps = MAX_STEPS
 
-    def cases(self, literals: frozenset) -> list[Facts]:
+    def cases(self, literals: frozenset) -> list[Case]:
         """The cases of a conjunction; no cases: nothing satisfies it."""
         known = self.memo.get(literals)
         if known is None:
@@ -54,8 +54,8 @@ class Expander:
     def where(self, node: int) -> str:
         return self.document.pointers[node] or "/"
 
-    def _expand(self, literals: frozenset) -> list[Facts]:
-        start = Facts()
+    def _expand(self, literals: frozenset) -> list[Case]:
+        start = Case()
         values = self.values_of(literals)
         if values is not None:
             start.allow(
@@ -69,45 +69,45 @@ class Expander:
         # what needs no splitting is free: rules may be expanded after compilation
         self.steps -= 1
         while stack:
-            facts = stack.pop()
+            case = stack.pop()
             self.steps += 1
             if self.steps > self.most_steps:
                 raise GrammarError(
                     f"schema {self.where(min(literals)[0])}: takes more than {MAX_STEPS} steps to "
                     "split into cases"
                 )
-            self._settle(facts)
-            if facts.dead:
+            self._settle(case)
+            if case.dead:
                 continue
-            if facts.values is not None:
+            if case.values is not None:
                 # the rest of the case is about concrete values: ask the validator, all of the
                 # conjunction at once
-                facts.values = [
+                case.values = [
                     v
-                    for v in facts.values
+                    for v in case.values
                     if all(holds(self.document, literal, v) for literal in literals)
                 ]
-                facts.splits = ()
-                if not facts.values:
+                case.splits = ()
+                if not case.values:
                     continue
-            if not facts.splits and facts.extras and "object" in facts.types:
-                extra = facts.extras[-1]
-                facts.extras = facts.extras[:-1]
-                facts.split(self._candidates(facts, extra))
-            if not facts.splits:
-                self._judge_unevaluated(facts)
-                out.append(facts)
+            if not case.splits and case.extras and "object" in case.types:
+                extra = case.extras[-1]
+                case.extras = case.extras[:-1]
+                case.split(self._candidates(case, extra))
+            if not case.splits:
+                self._judge_unevaluated(case)
+                out.append(case)
                 if len(out) > MAX_CASES:
                     raise GrammarError(
                         f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} "
                         "cases"
                     )
                 continue
-            (scope, branches), facts.splits = facts.splits[0], facts.splits[1:]
+            (scope, branches), case.splits = case.splits[0], case.splits[1:]
             if callable(branches):
-                branches = branches(facts)
+                branches = branches(case)
             for actions in reversed(branches):
-                other = facts.copy()
+                other = case.copy()
                 other.scope = scope
                 for act in actions:
                     act(other)
@@ -162,44 +162,44 @@ class Expander:
                     return list({canonical(v): v for v in schema["enum"]}.values())
         return None
 
-    def _settle(self, facts: Facts) -> None:
+    def _settle(self, case: Case) -> None:
         """Applies pending literals until only splits are left."""
-        while facts.todo and not facts.dead:
-            (literal, scope), facts.todo = facts.todo[0], facts.todo[1:]
+        while case.todo and not case.dead:
+            (literal, scope), case.todo = case.todo[0], case.todo[1:]
             node, sign = literal
-            if (literal, scope) in facts.done:
+            if (literal, scope) in case.done:
                 continue
-            facts.done |= {(literal, scope), literal}
-            if (node, not sign) in facts.done:
-                facts.dead = True
+            case.done |= {(literal, scope), literal}
+            if (node, not sign) in case.done:
+                case.dead = True
                 return
             schema = self.document.keywords(node)
             if sign:
-                facts.scope = scope
-                self._open_scopes(facts, node, schema, scope)
+                case.scope = scope
+                self._open_scopes(case, node, schema, scope)
                 for keyword, value in schema.items():
-                    self._apply(facts, node, schema, keyword, value)
-                    if facts.dead:
+                    self._apply(case, node, schema, keyword, value)
+                    if case.dead:
                         return
             else:
-                facts.scope = frozenset()  # what fails evaluates nothing
+                case.scope = frozenset()  # what fails evaluates nothing
                 branches = negate(self, node, schema)
                 if len(branches) == 1:
                     for act in branches[0]:
-                        act(facts)
+                        act(case)
                 elif not branches:
-                    facts.dead = True
+                    case.dead = True
                 else:
-                    facts.split(branches)
+                    case.split(branches)
 
-    def _candidates(self, facts: Facts, extra) -> list[list[Action]]:
+    def _candidates(self, case: Case, extra) -> list[list[Action]]:
         """The members that can meet a demand for some member: each declared one that fits, or one
         without a declared name.
         """
         excluded, must, must_not, literal, names = extra
         out: list[list[Action]] = []
         for name in dict.fromkeys(
-            [*(n for properties, _, _ in facts.objects for n in properties), *facts.required]
+            [*(n for properties, _, _ in case.objects for n in properties), *case.required]
         ):
             if (
                 name not in excluded
@@ -211,48 +211,48 @@ class Expander:
         out.append([lambda f: f.add("owed", extra)])
         return out
 
-    def _open_scopes(self, facts: Facts, node: int, schema: dict, scope) -> None:
+    def _open_scopes(self, case: Case, node: int, schema: dict, scope) -> None:
         """Starts to note what is evaluated where a schema restricts what is not."""
         for keyword in ("unevaluatedProperties", "unevaluatedItems"):
             if keyword in schema and in_place(schema) and schema.get(keyword, True) is not True:
                 self.scopes += 1
-                facts.scope = facts.scope | {self.scopes}
-                facts.add(
+                case.scope = case.scope | {self.scopes}
+                case.add(
                     "unevaluated",
                     (self.scopes, keyword, self.literal(schema[keyword]), scope, node),
                 )
 
-    def _judge_unevaluated(self, facts: Facts) -> None:
+    def _judge_unevaluated(self, case: Case) -> None:
         """Once a case is settled, what is left unevaluated in it is known: a constraint like
         `additionalProperties` or `items`.
         """
-        for number, keyword, literal, _, node in facts.unevaluated:
+        for number, keyword, literal, _, node in case.unevaluated:
             nested = any(
-                number in outer and other == keyword for _, other, _, outer, _ in facts.unevaluated
+                number in outer and other == keyword for _, other, _, outer, _ in case.unevaluated
             )
             if keyword == "unevaluatedProperties":
-                seen = [entry for entry in facts.seen if number in entry[0]]
+                seen = [entry for entry in case.seen if number in entry[0]]
                 if nested or any(everything for *_, everything in seen):
                     continue
                 names = {name: TRUE for _, declared, _, _ in seen for name in declared}
                 patterns = dict.fromkeys(source for _, _, sources, _ in seen for source in sources)
-                facts.add("objects", (names, tuple((source, TRUE) for source in patterns), literal))
+                case.add("objects", (names, tuple((source, TRUE) for source in patterns), literal))
             else:
-                spans = [span for scopes, span in facts.spans if number in scopes]
+                spans = [span for scopes, span in case.spans if number in scopes]
                 if nested or INFINITE in spans:
                     continue
                 if -1 in spans:
-                    self.refuse(self.where(node), keyword, "beside 'contains'")
+                    self.refuse(self.where(node), keyword, "together with 'contains'")
                     continue
-                facts.add("arrays", ((TRUE,) * max(spans, default=0), literal))
+                case.add("arrays", ((TRUE,) * max(spans, default=0), literal))
 
     # ------------------------------------------------------------------ keywords that must hold
 
-    def _apply(self, facts: Facts, node: int, schema: dict, keyword: str, value) -> None:
+    def _apply(self, case: Case, node: int, schema: dict, keyword: str, value) -> None:
         handler = APPLY.get(keyword)
         if handler is not None:
             try:
-                handler(self, facts, node, schema, value)
+                handler(self, case, node, schema, value)
             except GrammarError as error:
                 if str(error).startswith("schema "):
                     raise
@@ -266,14 +266,14 @@ class Expander:
     def literal(self, schema, sign: bool = True):
         return self.document.literal(schema, sign)
 
-    def property_literals(self, facts: Facts, name: str) -> frozenset | None:
+    def property_literals(self, case: Case, name: str) -> frozenset | None:
         """What a property of this name must satisfy; None where it cannot be there."""
-        if name in facts.forbidden or (
-            facts.names and not all(holds(self.document, literal, name) for literal in facts.names)
+        if name in case.forbidden or (
+            case.names and not all(holds(self.document, literal, name) for literal in case.names)
         ):
             return None
         out = set()
-        for properties, patterns, rest in facts.objects:
+        for properties, patterns, rest in case.objects:
             matched = [properties[name]] if name in properties else []
             if patterns:
                 matched += [
@@ -290,8 +290,8 @@ class Expander:
 def _member(name: str, literal: tuple[int, bool]) -> Action:
     """The action that demands a member whose value meets a literal."""
 
-    def act(facts: Facts) -> None:
-        facts.require(name)
-        facts.add("objects", ({name: literal}, (), TRUE))
+    def act(case: Case) -> None:
+        case.require(name)
+        case.add("objects", ({name: literal}, (), TRUE))
 
     return act

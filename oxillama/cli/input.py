@@ -1,9 +1,9 @@
-"""What a person types: lines with history and editing, and messages of several lines.
+"""Reads what a user types: lines with history and editing, and messages of several lines.
 
-A line that ends in a backslash goes on in the next one. `\"""` opens a message of several lines,
-which ends with the line that closes it. With prompt_toolkit (extra `cli`) Alt-Enter starts a new
-line too; without it the standard library's readline edits a line. Bytes that are no text are read
-as replacement characters, and this is said once.
+A line that ends in a backslash continues on the next line. `\"""` begins and ends a message of
+several lines. With prompt_toolkit (extra `cli`) Alt-Enter also starts a new line; without it the
+standard library's readline edits a line. Bytes that are not UTF-8 are read as replacement
+characters; a note says so once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 _KEPT = 1000  # lines of the history
 
 
-class Lines:
+class InputReader:
     """The messages of standard input, one after the other."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -110,7 +110,8 @@ def _readline_reader(path: Path | None) -> Callable[[str], str]:
 
 
 def history_file() -> Path | None:
-    """Where lines are kept from one talk to the next; None where this user has no folder for it.
+    """The file that keeps the lines typed in earlier conversations; None if the user has no folder
+    for it.
 
     OXILLAMA_HISTORY names another file; empty, it turns the history off.
     """

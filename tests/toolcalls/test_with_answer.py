@@ -94,7 +94,7 @@ def test_what_stands_inside_an_answer_is_no_call():
 def test_answers_that_begin_as_calls_do_are_refused_by_name(format, answer, told):
     with pytest.raises(
         ConfigError,
-        match=f"format {format} beside a constraint whose answers may begin with {told}",
+        match=f"format {format} and a constraint whose answers may begin with {told}",
     ):
         planned(format, answer)
 

@@ -16,7 +16,7 @@ _AHEAD = 64  # messages that the application may be ahead of whoever reads them
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class HttpRequest:
     """One HTTP request, whole; `headers` are pairs of bytes, as ASGI has them."""
 
     method: str
@@ -28,7 +28,7 @@ class Wire:
     scheme: str = "http"
 
     @classmethod
-    def of(cls, scope: Message, body: bytes) -> Wire:
+    def of(cls, scope: Message, body: bytes) -> HttpRequest:
         """From an ASGI scope, without the prefix that the application is mounted under."""
         client = scope.get("client")
         return cls(
@@ -76,7 +76,7 @@ class Route:
     replica: str | None = None
 
 
-async def answered(app: Application, request: Wire) -> AsyncGenerator[list[Message], None]:
+async def answered(app: Application, request: HttpRequest) -> AsyncGenerator[list[Message], None]:
     """The messages of an application's answer, as many at a time as there are. Closing the iterator
     is what a client's leaving is to the application.
     """

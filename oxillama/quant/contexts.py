@@ -1,4 +1,4 @@
-"""Where each tensor of a file stands in its model: `places` reads it from names, shapes and keys,
+"""The context of each tensor in its model: `tensor_contexts` reads it from names, shapes and keys
 for the rules of `recipes`.
 
 Tensors of the roles whose rules ask for the layer are counted in order of their layers and then of
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.gguf import GgufReader, Keys, TensorInfo
-from oxillama.quant.recipes import Place, is_kept, layer_of, roles_of
+from oxillama.quant.recipes import TensorContext, is_kept, layer_of, roles_of
 
 _BLOCK = re.compile(r"\bblk\.(\d+)\.")  # of `v.blk.3.ffn_down.weight` too
 _COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
@@ -23,9 +23,11 @@ _LARGE = {"llama": 80, "llama-embed": 80, "deci": 80, "olmo": 80, "qwen2": 80, "
 _GROUPED_ONLY = ("llama", "llama-embed")
 
 
-def places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Place]]:
-    """Every tensor, in the file's order, with its place in the model, as far as the keys tell;
-    raises ModelError for keys that are no sizes.
+def tensor_contexts(
+    reader: GgufReader, has_imatrix: bool
+) -> list[tuple[TensorInfo, TensorContext]]:
+    """Every tensor with its context, in the file's order; raises ModelError for keys that are not
+    sizes.
     """
     keys = Keys(reader.metadata)
     numbers = {info.name: layer_of(info.name) for info in reader.tensors.values()}
@@ -55,7 +57,7 @@ def places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Plac
         counted = role == "attn_v" or (role is not None and (experts < 2 or own is None))
         before = 0 if role is None else met[role]
         layer = before if counted else own or 0
-        found[info.name] = Place(
+        found[info.name] = TensorContext(
             layer=layer, layers=values if role == "attn_v" else layers, before=before, **model
         )
         if role is not None and not is_kept(info.name, info.shape):
