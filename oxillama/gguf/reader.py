@@ -158,15 +158,7 @@ def _read_keys(
     kinds: dict[str, str] = {}
     for index in range(count):
         what = f"key {index} of {count}"
-        length = cursor.u64(f"length of {what}")
-        if length > MAX_KEY_BYTES:
-            raise GgufError(
-                f"{cursor.label}: {what}: name of {length} bytes, wanted 1 to {MAX_KEY_BYTES}"
-            )
-        start = cursor.need(length, what)
-        key = checked_name(
-            bytes(cursor.buffer[start : start + length]), f"{cursor.label}: {what}", MAX_KEY_BYTES
-        )
+        key = _read_name(cursor, what, MAX_KEY_BYTES)
         if key in spans:
             raise GgufError(f"{cursor.label}: key {key} appears twice")
         kind = read_kind(cursor, key)
@@ -176,6 +168,17 @@ def _read_keys(
         if kind != ARRAY:
             values[key] = spans[key].decode(key)
     return spans, values, kinds
+
+
+def _read_name(cursor: Cursor, what: str, most: int) -> str:
+    """The name of a key or tensor, of at most `most` bytes."""
+    length = cursor.u64(f"length of the name of {what}")
+    if length > most:
+        raise GgufError(f"{cursor.label}: {what}: name of {length} bytes, wanted 1 to {most}")
+    start = cursor.need(length, what)
+    return checked_name(
+        bytes(cursor.buffer[start : start + length]), f"{cursor.label}: {what}", most
+    )
 
 
 def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorInfo]:
@@ -229,15 +232,7 @@ def _check_gap(cursor: Cursor, before: TensorInfo | None, start: int, end: int) 
 
 def _read_info(cursor: Cursor, what: str) -> TensorInfo:
     """The tensor info here, its offset still counted from the start of the data."""
-    length = cursor.u64(f"length of the name of {what}")
-    if length > MAX_NAME_BYTES:
-        raise GgufError(
-            f"{cursor.label}: {what}: name of {length} bytes, wanted 1 to {MAX_NAME_BYTES}"
-        )
-    start = cursor.need(length, what)
-    name = checked_name(
-        bytes(cursor.buffer[start : start + length]), f"{cursor.label}: {what}", MAX_NAME_BYTES
-    )
+    name = _read_name(cursor, what, MAX_NAME_BYTES)
     dims = cursor.u32(f"dims of tensor {name}")
     if dims > MAX_DIMS:
         raise GgufError(f"{cursor.label}: tensor {name}: {dims} dims, wanted 0 to {MAX_DIMS}")

@@ -7,6 +7,7 @@ regular      finite automata over code points: intersection, complement, differe
 schema       JSON Schema -> rules of a grammar
 automaton    Grammar, GrammarState
 json_schema  JsonSchemaCompiler
+composer     Composer: the rules of several grammars in one
 mask         TokenMasker: state -> bitset of allowed tokens
 """
 

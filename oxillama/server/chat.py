@@ -720,14 +720,13 @@ async def _whole(call: Call, model: Model, asked: ChatRequest, body: Mapping[str
 
 
 def message_of(reply: Reply, *, reasoning: bool = False) -> dict[str, Any]:
-    """A reply as an assistant's message."""
+    """A reply as an assistant's message of a response, or (`reasoning`) of a conversation."""
     message: dict[str, Any] = {
         "role": "assistant",
         "content": reply.text if reply.text or not reply.calls else None,
-        "refusal": None,
     }
-    if reasoning:
-        message.pop("refusal")
+    if not reasoning:
+        message["refusal"] = None
     if reply.reasoning:
         message["reasoning_content"] = reply.thought
     if reply.calls:

@@ -20,6 +20,7 @@ from oxillama.server.chat import (
     constrain,
     events,
     image_part,
+    message_of,
     messages_of,
     run,
     tools_of,
@@ -549,26 +550,6 @@ def _finished(
     }
 
 
-def _after(reply: Reply) -> dict[str, Any]:
-    """A reply as the conversation goes on from it."""
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": reply.text if reply.text or not reply.calls else None,
-    }
-    if reply.reasoning:
-        message["reasoning_content"] = reply.thought
-    if reply.calls:
-        message["tool_calls"] = [
-            {
-                "id": each["id"],
-                "type": "function",
-                "function": {"name": each["name"], "arguments": each["arguments"]},
-            }
-            for each in reply.calls.values()
-        ]
-    return message
-
-
 def _store(
     call: Call, made: dict[str, Any], given: Any, conversation: list[dict], reply: Reply
 ) -> None:
@@ -576,7 +557,9 @@ def _store(
         return
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     kept = call.state.responses
-    kept[made["id"]] = StoredResponse(made, items, [*conversation, _after(reply)])
+    kept[made["id"]] = StoredResponse(
+        made, items, [*conversation, message_of(reply, reasoning=True)]
+    )
     while len(kept) > call.state.config.max_responses:
         kept.popitem(last=False)
 

@@ -7,7 +7,6 @@ events      what is found in a reply, and ToolCall
 reader      ToolCallDetector, HarmonyReader: text -> events
 reasoning   ReasoningSplitter: reasoning regions split off
 reply       ReplyParser: reasoning, answer and calls of one reply; ChatEvent
-composer    Composer: rules of several grammars in one
 quoted      arguments with bare keys and quotes of their own, as grammar
 grammar     constraints: ToolCallGrammar, TriggeredGrammar, ReplyGrammar
 dispatch    ToolDispatcher, run_until_answer

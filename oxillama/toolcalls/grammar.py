@@ -29,10 +29,10 @@ import numpy as np
 from oxillama.errors import ConfigError, GrammarError
 from oxillama.grammar import Grammar, GrammarLimits, GrammarState, JsonSchemaCompiler, TokenMasker
 from oxillama.grammar.automaton import read_saved
+from oxillama.grammar.composer import Composer
 from oxillama.grammar.nodes import ANY, CLASS, choice, literal, repeat, seq, subtract
 from oxillama.grammar.schema.spelling import whitespace
 from oxillama.tokenizer import TokenizerBridge
-from oxillama.toolcalls.composer import Composer
 from oxillama.toolcalls.events import Text
 from oxillama.toolcalls.formats import (
     ARGS,

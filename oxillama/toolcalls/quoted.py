@@ -13,8 +13,8 @@ from typing import Any
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import GrammarLimits, JsonSchemaCompiler
+from oxillama.grammar.composer import Composer
 from oxillama.grammar.nodes import ANY, CLASS, choice, literal, repeat, seq, subtract
-from oxillama.toolcalls.composer import Composer
 from oxillama.toolcalls.reader import types_of
 from oxillama.toolcalls.tools import Tool
 

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from oxillama.errors import ConfigError
+from oxillama.grammar.composer import partial
 from oxillama.toolcalls.events import (
     CallArguments,
     CallFinished,
@@ -205,14 +206,6 @@ def _bare(
                 waiting or names is None or groups.get("closed") is None or groups["name"] in names
             )
     return None, waiting
-
-
-def partial(text: str, delimiter: str) -> int:
-    """Length of the longest end of the text that a delimiter begins with, without being it."""
-    for size in range(min(len(delimiter) - 1, len(text)), 0, -1):
-        if text.endswith(delimiter[:size]):
-            return size
-    return 0
 
 
 class Reader(Protocol):

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oxillama.errors import ConfigError
+from oxillama.grammar.composer import partial
 from oxillama.tokenizer.provenance import marks_of
 from oxillama.toolcalls.events import Event, Markup, Reasoning, Text, joined
 from oxillama.toolcalls.formats import marks_in, spelled_out
-from oxillama.toolcalls.reader import SPACE, partial
+from oxillama.toolcalls.reader import SPACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,8 +227,8 @@ def _layer_bytes(units: Sequence[PagedUnit], streamed: Sequence[int]) -> int:
 
 
 def _spread(units: Sequence[PagedUnit], streamed: Sequence[int], free: int) -> set[int]:
-    """Units that fill `room` bytes, spread evenly over the order of the tape; what is then left is
-    filled with whatever fits.
+    """Units that fill `free` bytes, spread evenly over the order of the tape; the rest is filled
+    with whatever fits, largest first.
     """
     share, due, chosen = free / sum(units[i].nbytes for i in streamed), 0.0, set[int]()
     for i in streamed:

@@ -64,12 +64,7 @@ def gemma3(h: Hyper, k: Keys) -> None:
     h.must_be("_sliding_window_pattern", 6)
     h.must_be("sliding_window_pattern", 6)
     sizes(h, k)
-    rotation(h, k)
-    epsilons(h, k)
-    k.u32("attention.key_length", h.integer("head_dim", default=256))
-    k.u32("attention.value_length", h.integer("head_dim", default=256))
-    if h.get("final_logit_softcapping") is not None:
-        k.f32("final_logit_softcapping", h.number("final_logit_softcapping"))
+    _rotation_and_heads(h, k)
     windows(h, k, pattern=False)
 
 

@@ -32,20 +32,11 @@ SINGLES = frozenset(
     )
 )
 HOLDING = MAPS | LISTS | SINGLES  # the keywords that hold schemas
+# the keywords whose schemas apply to the same value
 IN_PLACE = frozenset(
-    (
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "then",
-        "else",
-        "$ref",
-        "dependentSchemas",
-        "dependencies",
-    )
+    ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas")
 )
+_LINKS = IN_PLACE | {"dependencies"}
 TYPES = ("null", "boolean", "object", "array", "string", "number")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -353,7 +344,7 @@ class Document:
                 continue
             reached.add(node)
             schema = self.keywords(node)
-            if not IN_PLACE.isdisjoint(schema) and (targets := self._in_place(node, schema)):
+            if not _LINKS.isdisjoint(schema) and (targets := self._in_place(node, schema)):
                 out[node] = targets
                 todo += targets
             for key in schema.keys() & HOLDING:

@@ -6,7 +6,7 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.regex import parse_regex
 from oxillama.grammar.schema.case import demand
 from oxillama.grammar.schema.disjoint import one_branches
-from oxillama.grammar.schema.document import FALSE, TRUE, TYPES, escape
+from oxillama.grammar.schema.document import FALSE, IN_PLACE, REFERENCES, TRUE, TYPES, escape
 from oxillama.grammar.schema.formats import FORMATS
 from oxillama.grammar.schema.values import exact, kind_of
 
@@ -15,21 +15,7 @@ OPENING = frozenset(("additionalProperties", "unevaluatedProperties", "patternPr
 # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at
 # it
 MAX_SUBSETS = 5
-IN_PLACE = frozenset(
-    (
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "then",
-        "else",
-        "$ref",
-        "dependentSchemas",
-        "$dynamicRef",
-        "$recursiveRef",
-    )
-)
+_ELSEWHERE = IN_PLACE.union(REFERENCES)
 
 
 def _type(ex, case, node, schema, value):
@@ -185,7 +171,7 @@ def in_place(schema: dict) -> bool:
     """Whether further schemas apply to the same value: what they evaluate is known only once a case
     is settled.
     """
-    return not IN_PLACE.isdisjoint(schema)
+    return not _ELSEWHERE.isdisjoint(schema)
 
 
 def _contains(ex, case, node, schema, value):

@@ -1,5 +1,6 @@
 """Windowed attention between global layers, and experts chosen by sigmoids: MiMo-V2 (Xiaomi 2025),
-Step 3.5 Flash (StepFun 2026) and Laguna (Poolside 2026), by their published code.
+Step 3.5 Flash (StepFun 2026), Laguna (Poolside 2026) and K-EXAONE (LG AI Research 2025, "K-EXAONE
+Technical Report"), by their published code.
 """
 
 from typing import Literal
@@ -18,6 +19,30 @@ from oxillama.model.blocks import (
 )
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.rope import Rope
+
+
+@architecture("exaone-moe")
+def exaone_moe(b: Builder) -> Value:
+    """Three windowed layers that rotate, then a global one that does not; norms over the heads of
+    queries and keys; experts as in DeepSeek V3.
+    """
+    routing = routing_of(b, gating="sigmoid", normalise=True)
+    window = b.keys.integer("attention.sliding_window", minimum=1)
+    x = b.embed()
+    for layer in trunk(b):
+        near = is_windowed(b, layer.index, 4)
+        rope = b.rope(rope_dims(b, heads_of(b, layer))) if near else None
+        x = x + attention(
+            b,
+            layer,
+            layer.norm(x, "attn_norm"),
+            style="neox",
+            qk_norm="heads",
+            rope=rope,
+            window=window if near else 0,
+        )
+        x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
+    return b.logits(x)
 
 
 @architecture("mimo2")

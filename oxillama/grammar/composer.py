@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from oxillama.errors import GrammarError
-from oxillama.grammar import Grammar, GrammarLimits
+from oxillama.grammar.automaton import Grammar, GrammarLimits
 from oxillama.grammar.gbnf import OPEN, OTHER
 from oxillama.grammar.nodes import (
     ANY,
@@ -26,7 +26,6 @@ from oxillama.grammar.nodes import (
     seq,
     subtract,
 )
-from oxillama.toolcalls.reader import partial
 
 
 class Composer:
@@ -49,7 +48,7 @@ class Composer:
         return literal(text)
 
     def spelled(self, text: str) -> tuple:
-        """The node of a text in which delimiters stand."""
+        """The node of a text that may hold delimiters."""
         if not self.token_ids:
             return literal(text)
         marks = sorted(self.token_ids, key=len, reverse=True)
@@ -62,7 +61,7 @@ class Composer:
         )
 
     def until(self, text: str) -> tuple:
-        """The node of any text that ends with a delimiter, part of it."""
+        """The node of any text up to and including a delimiter."""
         return (
             seq(self.any_text(), self.delimiter(text))
             if text in self.token_ids
@@ -70,8 +69,8 @@ class Composer:
         )
 
     def until_spelled(self, text: str) -> tuple:
-        """The node of any text that ends with a text in which delimiters may stand; a text with
-        tokens in it ends at the first of them.
+        """The node of any text up to and including one that may hold delimiters; with control
+        tokens in it, it ends at the first of them.
         """
         if any(mark in text for mark in self.token_ids):
             return seq(self.any_text(), self.spelled(text))
@@ -147,8 +146,16 @@ class Composer:
         )
 
 
+def partial(text: str, delimiter: str) -> int:
+    """Length of the longest end of the text that a delimiter begins with, without being it."""
+    for size in range(min(len(delimiter) - 1, len(text)), 0, -1):
+        if text.endswith(delimiter[:size]):
+            return size
+    return 0
+
+
 def text_until(delimiter: str) -> tuple:
-    """The node of any text that ends where the delimiter, part of it, first ends."""
+    """The node of any text up to and including the first delimiter."""
     if not delimiter:
         raise GrammarError("delimiter: found '', wanted a text")
     states = []
