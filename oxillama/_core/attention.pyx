@@ -290,14 +290,14 @@ cdef void whole_chunk(const AttendArgs *a, const Step *step, const Tiles *tiles,
     deliver(a, step, tiles, &item, w)
 
 
-ctypedef struct Place:
+ctypedef struct SplitPosition:
     # A chunk that is one split of one item: the item, its tile's splits, and those of the tiles before it.
     Item item
     int block, split, first, splits, before
 
 
-cdef Place locate(const AttendArgs *a, const Step *step, const Tiles *tiles, const Cut *cut, int chunk) noexcept nogil:
-    cdef Place p
+cdef SplitPosition locate(const AttendArgs *a, const Step *step, const Tiles *tiles, const Cut *cut, int chunk) noexcept nogil:
+    cdef SplitPosition p
     p.item.tile, p.before = 0, 0
     while True:
         p.first = first_split(a, step, tiles, p.item.tile)
@@ -312,7 +312,7 @@ cdef Place locate(const AttendArgs *a, const Step *step, const Tiles *tiles, con
     return p
 
 
-cdef void point_at(const AttendArgs *a, const Step *step, const Tiles *tiles, const Place *p, int split, Worker *w) noexcept nogil:
+cdef void point_at(const AttendArgs *a, const Step *step, const Tiles *tiles, const SplitPosition *p, int split, Worker *w) noexcept nogil:
     """Where the kernel leaves, and `fold` finds, the result of one split of the item."""
     cdef size_t heads = a.kv_heads * a.parts
     cdef float *at = step.partials + ((p.before + split) * heads + p.item.head * a.parts + p.item.part) * partial_size(a, tiles)
@@ -321,7 +321,7 @@ cdef void point_at(const AttendArgs *a, const Step *step, const Tiles *tiles, co
 
 cdef void split_chunk(const AttendArgs *a, const Step *step, const Tiles *tiles, const Cut *cut, int chunk, int then, Worker *w) noexcept nogil:
     """One split of one item; the worker that finishes the item's last split folds them all. Chunk `then` is this worker's next."""
-    cdef Place p = locate(a, step, tiles, cut, chunk), following
+    cdef SplitPosition p = locate(a, step, tiles, cut, chunk), following
     cdef int k
     cdef int32_t *done = &step.done[p.item.tile * cut.blocks + p.block]
     aim(a, step, tiles, &p.item, w)
@@ -390,7 +390,7 @@ cdef void attend_warm(const void *args, int ith, int nth) noexcept nogil:
     cdef const Tiles *tiles = &step.tiles[a.tiles]
     cdef const KvLayer *layer = &step.layers[a.layer]
     cdef Cut cut = cut_op(a, step, tiles, nth)
-    cdef Place p
+    cdef SplitPosition p
     cdef const int32_t *pages
     cdef const void *v
     cdef const char *k

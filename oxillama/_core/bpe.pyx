@@ -167,7 +167,7 @@ cdef class Strings:
         return found
 
 
-cdef class Desk:
+cdef class EncodeScratch:
     """What one call of `BpeTables.encode` works on: the ids and the ends of pieces so far, and the words that calls before it met."""
     cdef Word *words
     cdef void *memory
@@ -273,36 +273,36 @@ cdef class Splitter:
         """The pieces of a text."""
         cdef Py_ssize_t n
         cdef const uint8_t *p = <const uint8_t *>PyUnicode_AsUTF8AndSize(text, &n)
-        cdef Desk desk = Desk()
-        cdef int64_t i, start = 0, count = self.cut(p, n, desk)
+        cdef EncodeScratch scratch = EncodeScratch()
+        cdef int64_t i, start = 0, count = self.cut(p, n, scratch)
         if count < 0:
             raise MemoryError
         found = []
         for i in range(count):
-            found.append(PyUnicode_DecodeUTF8(<const char *>p + start, desk.ends[i] - start, NULL))
-            start = desk.ends[i]
+            found.append(PyUnicode_DecodeUTF8(<const char *>p + start, scratch.ends[i] - start, NULL))
+            start = scratch.ends[i]
         return found
 
-    cdef int64_t cut(self, const uint8_t *p, int64_t n, Desk desk) noexcept nogil:
+    cdef int64_t cut(self, const uint8_t *p, int64_t n, EncodeScratch scratch) noexcept nogil:
         """Writes where the pieces end; returns how many, -1 where memory is refused."""
         cdef int64_t i, start, count = n > 0, made
         cdef int64_t *swap
         cdef int stage
-        if not desk.reserve_ends(n // 8 + 3):
+        if not scratch.reserve_ends(n // 8 + 3):
             return -1
-        desk.ends[0] = n
+        scratch.ends[0] = n
         for stage in range(self.count):
             start, made = 0, 0
             for i in range(count):
-                made = self._cut(&self.stages[stage], p, start, desk.ends[i], desk, made)
+                made = self._cut(&self.stages[stage], p, start, scratch.ends[i], scratch, made)
                 if made < 0:
                     return -1
-                start = desk.ends[i]
-            swap = desk.ends
-            desk.ends, desk.others, count = desk.others, swap, made
+                start = scratch.ends[i]
+            swap = scratch.ends
+            scratch.ends, scratch.others, count = scratch.others, swap, made
         return count
 
-    cdef int64_t _cut(self, const Stage *stage, const uint8_t *p, int64_t begin, int64_t end, Desk desk, int64_t made) noexcept nogil:
+    cdef int64_t _cut(self, const Stage *stage, const uint8_t *p, int64_t begin, int64_t end, EncodeScratch scratch, int64_t made) noexcept nogil:
         """Appends to `others` the ends of the pieces of p[begin:end].
 
         An attempt that reaches no match notes its states, so that those from later characters end where they would go the same way:
@@ -326,33 +326,33 @@ cdef class Splitter:
                     break
                 j += length
                 if noted > i and last < 0:
-                    if j < noted and desk.trace[j - begin] == state:
+                    if j < noted and scratch.trace[j - begin] == state:
                         break
-                    desk.trace[j - begin] = <int32_t>state
-            if made + 3 > desk.ends_capacity and not desk.reserve_ends(made + 3):
+                    scratch.trace[j - begin] = <int32_t>state
+            if made + 3 > scratch.ends_capacity and not scratch.reserve_ends(made + 3):
                 return -1
             if last > i:
                 if gap < i:
-                    desk.others[made] = i
+                    scratch.others[made] = i
                     made += 1
-                desk.others[made] = last
+                scratch.others[made] = last
                 made += 1
                 i = gap = last
                 noted = begin
                 continue
             if j - i > LONG_FAILURE and j > noted:
-                if noted == begin and end - begin >= desk.trace_capacity:
-                    grown = realloc(desk.trace, (end - begin + 1) * sizeof(int32_t))
+                if noted == begin and end - begin >= scratch.trace_capacity:
+                    grown = realloc(scratch.trace, (end - begin + 1) * sizeof(int32_t))
                     if grown == NULL:
                         return -1
-                    desk.trace, desk.trace_capacity = <int32_t *>grown, end - begin + 1
+                    scratch.trace, scratch.trace_capacity = <int32_t *>grown, end - begin + 1
                 if noted == begin:
-                    memset(desk.trace + (i - begin), 0, (j - i + 1) * sizeof(int32_t))
+                    memset(scratch.trace + (i - begin), 0, (j - i + 1) * sizeof(int32_t))
                 noted = j
             _point(p + i, &length)
             i += length
         if gap < end:
-            desk.others[made] = end
+            scratch.others[made] = end
             made += 1
         return made
 
@@ -386,11 +386,11 @@ cdef class BpeTables:
     cdef int32_t byte_ids[256]
     cdef uint8_t spelled[256][4]
     cdef uint8_t spelled_bytes[256]
-    cdef list desks                     # that no call uses now
+    cdef list idle_scratch                     # that no call uses now
 
     def __init__(self, Strings tokens not None, Strings merges not None, alphabet):
         cdef int i
-        self.tokens, self.desks = tokens, []
+        self.tokens, self.idle_scratch = tokens, []
         if len(tokens) >= 1 << 31 or len(merges) >= 1 << 31:
             raise TokenizerError(f"vocabulary: {len(tokens)} tokens and {len(merges)} merges, wanted less than 2^31")
         self.words = np.zeros(_room(2 * len(tokens)), np.uint64)
@@ -513,68 +513,68 @@ cdef class BpeTables:
         cdef Py_ssize_t n
         cdef int64_t i
         cdef const uint8_t *p = <const uint8_t *>PyUnicode_AsUTF8AndSize(text, &n)
-        cdef Desk desk
+        cdef EncodeScratch scratch
         cdef bint done
         if n >= 1 << 31:
             raise TokenizerError(f"text: found {n} bytes of UTF-8, wanted less than 2^31")
         try:
-            desk = self.desks.pop()
+            scratch = self.idle_scratch.pop()
         except IndexError:
-            desk = Desk()
+            scratch = EncodeScratch()
         with nogil:
-            done = self._encode(p, n, splitter, whole_words, desk)
+            done = self._encode(p, n, splitter, whole_words, scratch)
         if not done:
             raise MemoryError
-        out = [desk.ids[i] for i in range(desk.count)]
-        desk.shrink()
-        self.desks.append(desk)
+        out = [scratch.ids[i] for i in range(scratch.count)]
+        scratch.shrink()
+        self.idle_scratch.append(scratch)
         return out
 
-    cdef bint _encode(self, const uint8_t *p, int64_t n, Splitter splitter, bint whole_words, Desk desk) noexcept nogil:
+    cdef bint _encode(self, const uint8_t *p, int64_t n, Splitter splitter, bint whole_words, EncodeScratch scratch) noexcept nogil:
         """False where memory is refused."""
         cdef int64_t i, start = 0, end, pieces
-        desk.count = 0
-        pieces = splitter.cut(p, n, desk)
+        scratch.count = 0
+        pieces = splitter.cut(p, n, scratch)
         if pieces < 0:
             return False
         for i in range(pieces):
-            end = desk.ends[i]
-            if not self._piece(p + start, end - start, whole_words, desk):
+            end = scratch.ends[i]
+            if not self._piece(p + start, end - start, whole_words, scratch):
                 return False
             start = end
         return True
 
-    cdef bint _piece(self, const uint8_t *p, int64_t n, bint whole_words, Desk desk) noexcept nogil:
+    cdef bint _piece(self, const uint8_t *p, int64_t n, bint whole_words, EncodeScratch scratch) noexcept nogil:
         cdef int64_t count
         cdef uint64_t h
         cdef Word *word = NULL
         cdef int32_t *ids
-        if not desk.reserve_ids(n):
+        if not scratch.reserve_ids(n):
             return False
         if n <= WORD_BYTES:
             h = ox_text_hash(p, n) ^ <uint64_t>whole_words
-            word = &desk.words[h >> 40 & (WORDS - 1)]
+            word = &scratch.words[h >> 40 & (WORDS - 1)]
             if word.hashed == h and word.length == n and memcmp(&word.text[0], p, n) == 0:
-                memcpy(desk.ids + desk.count, &word.ids[0], word.count * sizeof(int32_t))
-                desk.count += word.count
+                memcpy(scratch.ids + scratch.count, &word.ids[0], word.count * sizeof(int32_t))
+                scratch.count += word.count
                 return True
-        if not desk.reserve(n):
+        if not scratch.reserve(n):
             return False
-        ids = <int32_t *>desk.memory
-        count = self._whole(p, n, desk) if whole_words else 0
+        ids = <int32_t *>scratch.memory
+        count = self._whole(p, n, scratch) if whole_words else 0
         if count == 0:
             n = self._spell(p, n, ids)
-            count = _short(self, ids, n, <uint64_t *>(ids + 4 * SHORT)) if n <= SHORT else self._merge(n, desk)
-        memcpy(desk.ids + desk.count, ids, count * sizeof(int32_t))
-        desk.count += count
+            count = _short(self, ids, n, <uint64_t *>(ids + 4 * SHORT)) if n <= SHORT else self._merge(n, scratch)
+        memcpy(scratch.ids + scratch.count, ids, count * sizeof(int32_t))
+        scratch.count += count
         if word != NULL and count <= WORD_IDS:
             word.hashed, word.length, word.count = h, <uint8_t>n, <uint8_t>count
             memcpy(&word.text[0], p, n)
             memcpy(&word.ids[0], ids, count * sizeof(int32_t))
         return True
 
-    cdef int64_t _whole(self, const uint8_t *p, int64_t n, Desk desk) noexcept nogil:
-        cdef uint8_t *text = <uint8_t *>desk.memory + 12 * desk.capacity
+    cdef int64_t _whole(self, const uint8_t *p, int64_t n, EncodeScratch scratch) noexcept nogil:
+        cdef uint8_t *text = <uint8_t *>scratch.memory + 12 * scratch.capacity
         cdef int64_t i, length = 0, token
         cdef uint64_t h, at
         for i in range(n):
@@ -583,7 +583,7 @@ cdef class BpeTables:
         token = self._find(text, length, &h, &at)
         if token < 0:
             return 0
-        (<int32_t *>desk.memory)[0] = <int32_t>token
+        (<int32_t *>scratch.memory)[0] = <int32_t>token
         return 1
 
     cdef int64_t _spell(self, const uint8_t *p, int64_t n, int32_t *ids) noexcept nogil:
@@ -594,12 +594,12 @@ cdef class BpeTables:
             count += ids[count] >= 0
         return count
 
-    cdef int64_t _merge(self, int64_t n, Desk desk) noexcept nogil:
-        """Merges the first n (at least one) entries of the desk's memory; the ids are then its first entries."""
-        cdef int32_t *ids = <int32_t *>desk.memory
-        cdef int32_t *after = ids + desk.capacity
-        cdef int32_t *before = after + desk.capacity
-        cdef uint64_t *heap = <uint64_t *>(before + desk.capacity)
+    cdef int64_t _merge(self, int64_t n, EncodeScratch scratch) noexcept nogil:
+        """Merges the first n (at least one) entries of the scratch's memory; the ids are then its first entries."""
+        cdef int32_t *ids = <int32_t *>scratch.memory
+        cdef int32_t *after = ids + scratch.capacity
+        cdef int32_t *before = after + scratch.capacity
+        cdef uint64_t *heap = <uint64_t *>(before + scratch.capacity)
         cdef int64_t i, j, size = 0, count
         cdef uint64_t top, found
         for i in range(n):

@@ -1,11 +1,11 @@
 """A compiled chain's structure, for the sampler that runs it."""
 from libc.stdint cimport int64_t
 
-from oxillama._core.stage cimport Facts, Op
+from oxillama._core.stage cimport ChainParams, Op
 
 
 cdef class Chain:
-    cdef Facts facts
+    cdef ChainParams params
     cdef Op *ops
     cdef int n_ops
     cdef int64_t window     # of the penalties stage; -1 = everything

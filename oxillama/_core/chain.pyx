@@ -4,7 +4,7 @@ from oxillama.errors import ConfigError
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 
-from oxillama._core.stage cimport Facts, Op
+from oxillama._core.stage cimport ChainParams, Op
 from oxillama._core.stages cimport PYTHON
 
 from oxillama._core.stages import stage_table
@@ -46,7 +46,7 @@ cdef class Chain:
     """
 
     def __cinit__(self, int vocab, ops, *, bans=(), late=(), int64_t min_tokens=0, bias=None, allow=None, special=(), breakers=()):
-        cdef Facts *f = &self.facts
+        cdef ChainParams *f = &self.params
         cdef int i
         cdef Op *op
         if not 0 < vocab < 1 << 28:
@@ -104,7 +104,7 @@ cdef class Chain:
         self.callables = tuple(callables)
 
     def __dealloc__(self):
-        cdef Facts *f = &self.facts
+        cdef ChainParams *f = &self.params
         free(f.bans)
         free(f.late)
         free(f.bias_id)

@@ -15,10 +15,10 @@ from oxillama._core.sample cimport (
     OXS_FAINT, OXS_LARGEST, OXS_LN2, OXS_NONE, OXS_SLACK, OXS_SUPER, oxs_cut, oxs_exp, oxs_gather, oxs_highest, oxs_id, oxs_key, oxs_log,
     oxs_logit, oxs_pow, oxs_row_cut, oxs_set, oxs_sort, oxs_uniform,
 )
-from oxillama._core.stage cimport Facts, Op
+from oxillama._core.stage cimport ChainParams, Op
 
 
-cdef void stage_top_n_sigma(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_top_n_sigma(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a: keeps logits within a standard deviations of the largest."""
     cdef double out[3]
     cdef double mean, variance, bound
@@ -39,13 +39,13 @@ cdef void stage_top_n_sigma(View *v, const Op *op, const Facts *f, Memory *m) no
     keep_above(v, bound)
 
 
-cdef void stage_top_k(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_top_k(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a: keeps the a largest logits."""
     if op.a < v.vocab:
         keep_top(v, <int>op.a)
 
 
-cdef void stage_typical(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_typical(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a: keeps the tokens whose surprise is nearest to the entropy, up to mass a."""
     cdef double center = -entropy(v)        # plus log(mass): the log-weight of a token whose surprise is the entropy
     cdef double need
@@ -79,25 +79,25 @@ cdef void stage_typical(View *v, const Op *op, const Facts *f, Memory *m) noexce
         choose_order(v)
 
 
-cdef void stage_top_a(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_top_a(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a: keeps probabilities of at least a * (largest probability)^2."""
     weigh(v)
     keep_heavy(v, op.a / v.mass)
 
 
-cdef void stage_eta(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_eta(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a: keeps probabilities of at least min(a, sqrt(a) * exp(-entropy))."""
     cdef double bound = sqrt(op.a) * oxs_exp(-entropy(v))
     keep_heavy(v, (bound if bound < op.a else op.a) * v.mass)
 
 
-cdef void stage_epsilon(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_epsilon(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a: keeps probabilities of at least a."""
     weigh(v)
     keep_heavy(v, op.a * v.mass)
 
 
-cdef void stage_top_p(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_top_p(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a: keeps the most likely tokens whose mass reaches a."""
     cdef double need, done = 0
     cdef int i, n
@@ -122,12 +122,12 @@ cdef void stage_top_p(View *v, const Op *op, const Facts *f, Memory *m) noexcept
         keep_from(v, oxs_cut(v.key, v.w, v.count, need, v.spare, v.spare_w))
 
 
-cdef void stage_min_p(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_min_p(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a: keeps probabilities of at least a * (largest probability)."""
     keep_heavy(v, op.a)
 
 
-cdef void exclude_from_row(View *v, double bound, const Facts *f) noexcept nogil:
+cdef void exclude_from_row(View *v, double bound, const ChainParams *f) noexcept nogil:
     """Removes from a dense view the logits of at least `bound`, but for the least of them and special tokens."""
     cdef int i, n
     cdef uint64_t least = ~<uint64_t>0
@@ -146,7 +146,7 @@ cdef void exclude_from_row(View *v, double bound, const Facts *f) noexcept nogil
     v.weighed = False
 
 
-cdef void stage_xtc(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_xtc(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a probability, b threshold: of the tokens that reach the threshold, removes all but the least likely."""
     cdef double bound
     cdef uint64_t least = ~<uint64_t>0
@@ -177,7 +177,7 @@ cdef void stage_xtc(View *v, const Op *op, const Facts *f, Memory *m) noexcept n
     choose_order(v)
 
 
-cdef void stage_temperature(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_temperature(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a temperature, b range and c exponent of the dynamic temperature: divides the logits; 0 keeps the first alone."""
     cdef double t = op.a, low, share, count
     cdef double out[3]
@@ -199,7 +199,7 @@ cdef void stage_temperature(View *v, const Op *op, const Facts *f, Memory *m) no
     v.weighed = False
 
 
-cdef void stage_mirostat(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_mirostat(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a version (1 or 2): cuts so that the surprise stays near tau; `draw` then moves mu by what was drawn."""
     cdef double t, b, tb = 0, tt = 0, s, e, k
     cdef uint64_t least

@@ -9,7 +9,7 @@ from libc.stdlib cimport qsort
 from libc.string cimport memset
 
 from oxillama._core.emission cimport Emission
-from oxillama._core.networks cimport COUNTED, FINAL, Marks, REP
+from oxillama._core.networks cimport COUNTED, FINAL, TableSizes, REP
 from oxillama._core.sequences cimport (Ints, ascending, clear_sequences, close_sequences, drop, intern, open_sequences, put, reserve, seq_at,
                                        seq_len)
 
@@ -79,7 +79,7 @@ cdef class Dstates(Emission):
 
     cdef int _write(self, int32_t rule) except -1:
         """Gives a deferred rule its network. That runs Python, where another thread may come in: it waits at `begin_operation`."""
-        cdef Marks before = self._marks()
+        cdef TableSizes before = self._sizes()
         with self.writes():
             try:
                 self._grow(rule, None)

@@ -7,10 +7,10 @@ from libc.stdint cimport int32_t, int64_t
 from oxillama._core.candidates cimport View, choose_order, clamp, fold_scale, has
 from oxillama._core.history cimport Memory, window_count
 from oxillama._core.sample cimport OXS_LARGEST, OXS_NONE, oxs_id, oxs_key, oxs_logit, oxs_set
-from oxillama._core.stage cimport Facts, Op
+from oxillama._core.stage cimport ChainParams, Op
 
 
-cdef void stage_bias(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_bias(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """Adds biases, then bans: always first, on the whole row, so a ban beats any bias."""
     cdef int i
     for i in range(f.n_bias):
@@ -29,7 +29,7 @@ cdef inline float penalised(float logit, const Op *op, int count) noexcept nogil
     return clamp(x - (count * op.b + op.c))
 
 
-cdef void stage_penalties(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_penalties(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a repetition, b frequency, c presence, d window: each distinct token of the window once."""
     cdef int64_t s
     cdef int i, n
@@ -60,7 +60,7 @@ cdef void stage_penalties(View *v, const Op *op, const Facts *f, Memory *m) noex
     v.weighed = False
 
 
-cdef int64_t dry_limit(const Facts *f, const int32_t *last, int64_t n) noexcept nogil:
+cdef int64_t dry_limit(const ChainParams *f, const int32_t *last, int64_t n) noexcept nogil:
     """How many of the last n tokens (last[0] is the newest, going down in memory) follow the newest sequence breaker."""
     cdef int64_t i, j
     cdef int at, size, best
@@ -81,7 +81,7 @@ cdef int64_t dry_limit(const Facts *f, const int32_t *last, int64_t n) noexcept 
     return n
 
 
-cdef void stage_dry(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_dry(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """a multiplier, b base, c allowed length, d window: lowers tokens that would lengthen a repetition of the newest tokens."""
     cdef int64_t n = m.length, limit, i, size, left = 0, right = 0
     cdef const int32_t *last

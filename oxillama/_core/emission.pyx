@@ -5,7 +5,7 @@ repetition that would take many copies becomes a counted call; code points becom
 """
 from libc.stdint cimport int32_t
 
-from oxillama._core.networks cimport COUNTED, DISTINCT, DONE, GUARD, Marks, Networks, REP, SCOPE
+from oxillama._core.networks cimport COUNTED, DISTINCT, DONE, GUARD, TableSizes, Networks, REP, SCOPE
 from oxillama._core.sequences cimport drop, put, reserve
 
 from oxillama.errors import GrammarError
@@ -358,7 +358,7 @@ cdef class Emission(Networks):
         The same node into the same state again is a copy of the edges it begins with: what lies behind them leads nowhere but there.
         """
         cdef int32_t first = <int32_t>self.nfa_states, s
-        cdef Marks before
+        cdef TableSizes before
         cdef Py_ssize_t i
         cdef dict begun = {}
         for i in range(len(states)):
@@ -374,7 +374,7 @@ cdef class Emission(Networks):
                 if known is not None:
                     self._begin_alike(s, known)
                     continue
-                before = self._marks()
+                before = self._sizes()
                 self._emit(part, s, first + <int32_t>target, depth + 1)
                 if self.byte_edges.n - before.byte_edges > 4:
                     begun[(id(part), target)] = (s, before.eps, self.eps.n, before.byte_edges, self.byte_edges.n, before.call_edges,
@@ -483,7 +483,7 @@ cdef class Emission(Networks):
         """Emits and settles networks: all that need one (rule -1, at first), or that of a deferred rule and of what it calls. States and
         edges are only ever appended."""
         cdef Py_ssize_t i, k
-        cdef Marks old = self._marks()
+        cdef TableSizes old = self._sizes()
         cdef list fresh = []
         self.tails, self.heads = {}, {}
         if rule < 0:

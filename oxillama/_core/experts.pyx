@@ -204,7 +204,7 @@ ctypedef struct ExpertsArgs:
     size_t order_bytes, gather_bytes, out_bytes   # of a worker's scratch: the sorted parts, the rows of a chunk, its outputs
 
 
-ctypedef struct Parts:
+ctypedef struct ExpertParts:
     # The parts of a batch by expert: those of `chosen[i]` are order[begins[i]] to order[begins[i + 1] - 1], a part being row * used + k.
     int count
     int32_t *chosen
@@ -212,9 +212,9 @@ ctypedef struct Parts:
     int32_t *order
 
 
-cdef Parts sort_parts(const ExpertsArgs *a, const Step *step, int rows, char *scratch) noexcept nogil:
+cdef ExpertParts sort_parts(const ExpertsArgs *a, const Step *step, int rows, char *scratch) noexcept nogil:
     """Each worker sorts for itself: a few microseconds, and no barrier."""
-    cdef Parts p
+    cdef ExpertParts p
     cdef int32_t *at = <int32_t *>scratch
     cdef int r, k, e, total = 0
     cdef const float *ids
@@ -261,9 +261,9 @@ cdef inline Cut cut_of(const ExpertsArgs *a, int parts) noexcept nogil:
     return cut
 
 
-cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, int i, int first, int m, int64_t p0, int64_t p1, char *scratch,
+cdef void run_chunk(const ExpertsArgs *a, const Step *step, const ExpertParts *parts, int i, int first, int m, int64_t p0, int64_t p1, char *scratch,
                     const LowRank *low, const uint8_t *slot) noexcept nogil:
-    """Parts `first` to first + m - 1 of the i-th chosen expert against its panels p0 to p1 - 1; slot: where that expert is, NULL: among all."""
+    """ExpertParts `first` to first + m - 1 of the i-th chosen expert against its panels p0 to p1 - 1; slot: where that expert is, NULL: among all."""
     cdef MatmulArgs one = a.matmul
     cdef LowRank mine
     cdef MatmulSegment two[2]
@@ -312,7 +312,7 @@ cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexce
     cdef char *scratch = step.scratch + <size_t>ith * step.scratch_stride
     cdef LowRank low
     cdef const LowRank *added = NULL
-    cdef Parts parts
+    cdef ExpertParts parts
     cdef Cut cut
     cdef int64_t chunk, before = 0, here, p0, p1
     cdef const uint8_t *slot = NULL

@@ -19,7 +19,7 @@ cdef enum:                  # what an entry in `reps` makes of its call edge
     DISTINCT                # one call of a rule without the words that the register holds
 
 
-cdef struct Marks:          # where the states and edges of a moment end
+cdef struct TableSizes:          # how many states and edges the tables hold at a moment
     Py_ssize_t states
     Py_ssize_t eps
     Py_ssize_t byte_edges
@@ -44,12 +44,12 @@ cdef class Networks:
     cdef int _eps(self, int32_t a, int32_t b) except -1
     cdef int _bytes(self, int32_t a, int32_t low, int32_t high, int32_t b) except -1
     cdef int _call(self, int32_t a, int32_t rule, int32_t rep, int32_t b) except -1
-    cdef Marks _marks(self) noexcept
-    cdef void _forget(self, Marks old) noexcept
-    cdef int settle(self, list fresh, Marks old, names) except -1
+    cdef TableSizes _sizes(self) noexcept
+    cdef void _forget(self, TableSizes old) noexcept
+    cdef int settle(self, list fresh, TableSizes old, names) except -1
     cdef int32_t _needed(self, Py_ssize_t edge) noexcept
-    cdef int _backwards(self, list fresh, Marks old, bint over_bytes, int32_t flag, uint8_t *seen) except -1
-    cdef int _prune(self, list fresh, Marks old) except -1
-    cdef int _bypass_nullable(self, list fresh, Marks old) except -1
+    cdef int _backwards(self, list fresh, TableSizes old, bint over_bytes, int32_t flag, uint8_t *seen) except -1
+    cdef int _prune(self, list fresh, TableSizes old) except -1
+    cdef int _bypass_nullable(self, list fresh, TableSizes old) except -1
     cdef int _refuse_left_recursion(self, list fresh, names) except -1
     cdef int _close(self) except -1

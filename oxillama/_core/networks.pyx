@@ -87,11 +87,11 @@ cdef class Networks:
         put(&self.call_edges, rep)
         return put(&self.call_edges, b)
 
-    cdef Marks _marks(self) noexcept:
+    cdef TableSizes _sizes(self) noexcept:
         """Where states and edges end now."""
-        return Marks(self.nfa_states, self.eps.n, self.byte_edges.n, self.call_edges.n, self.reps.n)
+        return TableSizes(self.nfa_states, self.eps.n, self.byte_edges.n, self.call_edges.n, self.reps.n)
 
-    cdef void _forget(self, Marks old) noexcept:
+    cdef void _forget(self, TableSizes old) noexcept:
         """Takes back what was appended since `old`: half a network is none."""
         cdef Py_ssize_t i
         self.nfa_states = old.states
@@ -100,7 +100,7 @@ cdef class Networks:
             if self.rule_start.data[i] >= old.states:
                 self.rule_start.data[i] = -1
 
-    cdef int settle(self, list fresh, Marks old, names) except -1:
+    cdef int settle(self, list fresh, TableSizes old, names) except -1:
         """Settles what was appended since `old`: the rules in `fresh`, whose states and edges touch no older ones but by calls."""
         cdef Py_ssize_t i
         cdef int32_t *stamp = <int32_t *>realloc(self.stamp, (self.nfa_states + 1) * sizeof(int32_t))
@@ -136,8 +136,8 @@ cdef class Networks:
             return -1
         return self.call_edges.data[edge + 1]
 
-    cdef int _backwards(self, list fresh, Marks old, bint over_bytes, int32_t flag, uint8_t *seen) except -1:
-        """Marks in `seen` the new states from which a final one is reached over empty edges, calls of rules with `flag` and, where
+    cdef int _backwards(self, list fresh, TableSizes old, bint over_bytes, int32_t flag, uint8_t *seen) except -1:
+        """TableSizes in `seen` the new states from which a final one is reached over empty edges, calls of rules with `flag` and, where
         asked for, bytes; a rule whose start is reached gets the flag, and what waits for it goes on."""
         cdef Ints incoming, at, stack            # incoming: reversed edges (target, source, rule that must have the flag or -1)
         cdef Py_ssize_t i, k, base = old.states
@@ -181,7 +181,7 @@ cdef class Networks:
             drop(&stack)
         return 0
 
-    cdef int _prune(self, list fresh, Marks old) except -1:
+    cdef int _prune(self, list fresh, TableSizes old) except -1:
         """Drops new edges that cannot lead to a finished match (calls of rules that never finish among them)."""
         cdef uint8_t *alive = <uint8_t *>calloc(self.nfa_states - old.states + 1, 1)
         cdef Py_ssize_t i, n
@@ -206,7 +206,7 @@ cdef class Networks:
         self.call_edges.n = n
         return 0
 
-    cdef int _bypass_nullable(self, list fresh, Marks old) except -1:
+    cdef int _bypass_nullable(self, list fresh, TableSizes old) except -1:
         """Adds an empty edge beside every new call that can match nothing: its rule is nullable, or its repeat may be skipped."""
         cdef uint8_t *seen = <uint8_t *>calloc(self.nfa_states - old.states + 1, 1)
         cdef Py_ssize_t i

@@ -16,7 +16,7 @@ from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 
 from oxillama._core.dstates cimport Dstates
-from oxillama._core.networks cimport DISTINCT, Marks, REP, SCOPE
+from oxillama._core.networks cimport DISTINCT, TableSizes, REP, SCOPE
 from oxillama._core.sequences cimport Ints, clear_sequences, close_sequences, drop, intern, open_sequences, put, reserve, seq_at, seq_len
 
 from oxillama.errors import GrammarError
@@ -232,7 +232,7 @@ cdef class Machine(Dstates):
     cdef int32_t _rule_without(self, int32_t rule, int32_t family, int32_t words) except -2:
         """The rule of a language without some words, made on first use; -1 where nothing is left."""
         cdef Py_ssize_t i
-        cdef Marks before
+        cdef TableSizes before
         key = (family, frozenset([self.words[seq_at(&self.wordsets, words)[i]] for i in range(seq_len(&self.wordsets, words))]))
         known = self.without.get(key)
         if known is None:
@@ -242,7 +242,7 @@ cdef class Machine(Dstates):
                     known = -1
                 else:
                     known = self._number(body)
-                    before = self._marks()
+                    before = self._sizes()
                     try:
                         self._grow(known, None)
                     except BaseException:

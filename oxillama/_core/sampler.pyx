@@ -21,14 +21,14 @@ from oxillama._core.candidates cimport (
 from oxillama._core.chain cimport Chain
 from oxillama._core.history cimport Memory, forget, grow, take, window_rebuild
 from oxillama._core.sample cimport OXS_LARGEST, OXS_LN2, oxs_cut, oxs_highest, oxs_id, oxs_key, oxs_log, oxs_logit, oxs_uniform
-from oxillama._core.stage cimport Facts
+from oxillama._core.stage cimport ChainParams
 from oxillama._core.stages cimport NOTHING_LEFT, PYTHON, run_ops
 
 cdef enum:
     BAD_LOGITS = -1
 
 
-cdef int begin(View *v, const Facts *f, const float *logits, const uint32_t *mask) noexcept nogil:
+cdef int begin(View *v, const ChainParams *f, const float *logits, const uint32_t *mask) noexcept nogil:
     """Loads the row through the mask and the allowed tokens; the view is dense and untouched by temperature."""
     cdef uint32_t *both = <uint32_t *>v.spare
     cdef int i
@@ -84,10 +84,10 @@ def logprobs(const float[::1] logits not None, int64_t token, int top):
     cdef Workspace ws
     cdef View *v
     cdef double own
-    cdef Facts none
+    cdef ChainParams none
     if not 0 <= token < vocab or not 0 <= top <= vocab:
         raise SamplingError(f"logprobs: found token {token} and top {top}, wanted both within a vocabulary of {vocab}")
-    memset(&none, 0, sizeof(Facts))
+    memset(&none, 0, sizeof(ChainParams))
     none.vocab = vocab
     ws = borrow(vocab)
     v = &ws.view
@@ -144,8 +144,8 @@ cdef class SamplerCore:
     @cython.critical_section
     def accept(self, int64_t token):
         """Adds a drawn token to the history."""
-        if not 0 <= token < self.chain.facts.vocab:
-            raise SamplingError(f"accept: found token {token}, wanted an id below the vocabulary size {self.chain.facts.vocab}")
+        if not 0 <= token < self.chain.params.vocab:
+            raise SamplingError(f"accept: found token {token}, wanted an id below the vocabulary size {self.chain.params.vocab}")
         take(&self.m, <int32_t>token, self.chain.keep, self.chain.window)
         self.m.generated += 1
 
@@ -154,8 +154,8 @@ cdef class SamplerCore:
         """Adds prompt tokens to the history; all are checked before any is added."""
         cdef Py_ssize_t i
         for i in range(tokens.shape[0]):
-            if not 0 <= tokens[i] < self.chain.facts.vocab:
-                raise SamplingError(f"accept_prompt: found token {tokens[i]}, wanted ids below the vocabulary size {self.chain.facts.vocab}")
+            if not 0 <= tokens[i] < self.chain.params.vocab:
+                raise SamplingError(f"accept_prompt: found token {tokens[i]}, wanted ids below the vocabulary size {self.chain.params.vocab}")
         for i in range(tokens.shape[0]):
             take(&self.m, tokens[i], self.chain.keep, self.chain.window)
 
@@ -165,8 +165,8 @@ cdef class SamplerCore:
         cdef Memory *m = &self.m
         cdef Py_ssize_t i
         for i in range(history.shape[0]):
-            if not 0 <= history[i] < self.chain.facts.vocab:
-                raise SamplingError(f"sampler state: found token {history[i]}, wanted ids below the vocabulary size {self.chain.facts.vocab}")
+            if not 0 <= history[i] < self.chain.params.vocab:
+                raise SamplingError(f"sampler state: found token {history[i]}, wanted ids below the vocabulary size {self.chain.params.vocab}")
         m.rng = rng
         m.mu = mu
         m.generated = generated
@@ -228,7 +228,7 @@ cdef class SamplerCore:
 
     cdef int narrow(self, View *v, const float[::1] logits, const uint32_t[::1] mask) except -3:
         """Loads a row through a mask and runs the chain: what is left in the view may be drawn. 0, BAD_LOGITS or NOTHING_LEFT."""
-        cdef const Facts *f = &self.chain.facts
+        cdef const ChainParams *f = &self.chain.params
         cdef const uint32_t *bits = NULL
         cdef int at = 0, ran
         if mask is not None:
@@ -246,7 +246,7 @@ cdef class SamplerCore:
         return 0
 
     cdef int check(self, const float[::1] logits, const uint32_t[::1] mask) except -1:
-        cdef int vocab = self.chain.facts.vocab
+        cdef int vocab = self.chain.params.vocab
         if logits.shape[0] != vocab:
             raise SamplingError(f"logits: found {logits.shape[0]}, wanted the vocabulary size {vocab}")
         if mask is not None and mask.shape[0] != (vocab + 31) // 32:
@@ -265,7 +265,7 @@ cdef class SamplerCore:
         cdef uint64_t key
         cdef int left
         self.check(logits, mask)
-        ws = borrow(self.chain.facts.vocab)
+        ws = borrow(self.chain.params.vocab)
         v = &ws.view
         try:
             left = self.narrow(v, logits, mask)
@@ -274,7 +274,7 @@ cdef class SamplerCore:
             key = finish(v, &self.m, self.chain.mirostat, self.chain.tau, self.chain.eta)
             if top >= 0:
                 own = log_weight(v, key) - oxs_log(v.mass)
-                self.last = (oxs_id(key), own, *(top_values(v, min(top, self.chain.facts.vocab)) if top else ([], [])))
+                self.last = (oxs_id(key), own, *(top_values(v, min(top, self.chain.params.vocab)) if top else ([], [])))
             return oxs_id(key)
         finally:
             give_back(ws)
@@ -291,7 +291,7 @@ cdef class SamplerCore:
         cdef int32_t[::1] id_view
         cdef double[::1] share_view
         self.check(logits, mask)
-        ws = borrow(self.chain.facts.vocab)
+        ws = borrow(self.chain.params.vocab)
         v = &ws.view
         try:
             left = self.narrow(v, logits, mask)
@@ -325,7 +325,7 @@ cdef class SamplerCore:
 
         That is where Python stages look on, or where bans leave nothing.
         """
-        cdef const Facts *f = &self.chain.facts
+        cdef const ChainParams *f = &self.chain.params
         cdef int i
         if self.chain.callables or not 0 <= token < f.vocab or (f.allow != NULL and not has(f.allow, <uint32_t>token)):
             return False

@@ -1,4 +1,4 @@
-"""What a sampler stage is: a nogil function over the candidates, its own numbers, the chain's facts and the request's memory."""
+"""What a sampler stage is: a nogil function over the candidates, its own numbers, the parameters of the chain and the request's memory."""
 from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from oxillama._core.candidates cimport View
@@ -13,8 +13,8 @@ cdef struct Op:
     double d
 
 
-# The unchanging part of a chain that stages read beside their own numbers.
-cdef struct Facts:
+# The unchanging part of a chain that stages read besides their own numbers.
+cdef struct ChainParams:
     int vocab
     int32_t *bans
     int n_bans
@@ -32,4 +32,4 @@ cdef struct Facts:
     int n_breakers          # ints in `breakers`
 
 
-ctypedef void (*Stage)(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil
+ctypedef void (*Stage)(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil

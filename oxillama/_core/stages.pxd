@@ -1,11 +1,11 @@
 """The table of stages, as the chain runs it."""
 from oxillama._core.candidates cimport View
 from oxillama._core.history cimport Memory
-from oxillama._core.stage cimport Facts, Op
+from oxillama._core.stage cimport ChainParams, Op
 
 cdef enum:
     NOTHING_LEFT = -2
     PYTHON = 100                      # op codes from here on are Python stages
 
 
-cdef int run_ops(View *v, const Op *ops, int count, const Facts *f, Memory *m) noexcept nogil
+cdef int run_ops(View *v, const Op *ops, int count, const ChainParams *f, Memory *m) noexcept nogil

@@ -7,10 +7,10 @@ from oxillama._core.cuts cimport (
 from oxillama._core.edits cimport stage_bias, stage_dry, stage_penalties
 from oxillama._core.history cimport Memory
 from oxillama._core.sample cimport OXS_LARGEST, oxs_highest
-from oxillama._core.stage cimport Facts, Op, Stage
+from oxillama._core.stage cimport ChainParams, Op, Stage
 
 
-cdef void stage_mask(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
+cdef void stage_mask(View *v, const Op *op, const ChainParams *f, Memory *m) noexcept nogil:
     """The mask is applied while the row is loaded: it only removes, so doing it earlier changes nothing."""
 
 
@@ -42,7 +42,7 @@ def stage_table():
     return tuple([STAGES[i].name.decode() for i in range(15)])
 
 
-cdef int run_ops(View *v, const Op *ops, int count, const Facts *f, Memory *m) noexcept nogil:
+cdef int run_ops(View *v, const Op *ops, int count, const ChainParams *f, Memory *m) noexcept nogil:
     """Runs compiled stages up to the first Python stage; returns how many ran, or NOTHING_LEFT."""
     cdef int i
     for i in range(count):
