@@ -16,15 +16,15 @@ SCRIPTS = sorted((ROOT / "examples" / "cookbook").glob("*.py"))
 PAGE = ROOT / "docs" / "cookbook.md"
 HEAD = """# Cookbook
 
-Short programs, each with what it prints. They run with the embedded model, a storyteller of 3.7 MB,
-so that you can try them as they are. For a model of your own, pass its path to
+Short programs, each with its output. They run with the embedded model, a storyteller of 3.7 MB,
+so you can try them as they are. For a model of your own, pass its path:
 `oxillama.load("model.gguf")`. The scripts are in `examples/cookbook/`; `tools/write_cookbook.py`
 writes this page from them, and the test suite runs every one.
 """
 
 
 def section(script: Path, printed: str) -> str:
-    """The section of one script: what its docstring says, its code, and what it prints."""
+    """The section of one script: its docstring, its code and its output."""
     text = script.read_text(encoding="utf-8")
     title, _, about = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
     code = text.split('"""', 2)[2].strip()

@@ -1,6 +1,6 @@
 """Print a text while it is generated
 
-Pieces are whole characters. Leaving the loop early stops the work.
+Each piece holds whole characters. Leaving the loop early stops the generation.
 """
 
 import oxillama

@@ -1,7 +1,7 @@
 """Chat
 
-The file's own chat template writes the conversation. The reply goes into the list, and the next
-question after it.
+The file's own chat template formats the conversation. Append the reply to the list, then the next
+question.
 """
 
 import oxillama

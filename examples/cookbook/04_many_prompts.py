@@ -1,7 +1,7 @@
 """Many prompts at once
 
-A list of prompts shares its steps, which is much faster than one after the other. Each has the text
-that it would have had alone.
+The prompts of a list share their steps, which is much faster than one after the other. Each text is
+the same as if its prompt had run alone.
 """
 
 import oxillama

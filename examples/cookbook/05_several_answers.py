@@ -1,6 +1,6 @@
 """Several answers to one prompt
 
-The prompt is evaluated once. Each answer has a seed of its own, made of the one that is given.
+The prompt is evaluated once. Each answer has its own seed, derived from the one you give.
 """
 
 import oxillama

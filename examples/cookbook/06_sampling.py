@@ -1,7 +1,7 @@
 """Choose how tokens are drawn
 
-A `SamplerConfig`, or its fields as arguments (llama.cpp's names do too). The same seed gives the
-same text.
+Pass a `SamplerConfig`, or its fields as arguments (llama.cpp's names work too). The same seed gives
+the same text.
 """
 
 import oxillama

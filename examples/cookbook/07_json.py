@@ -1,6 +1,6 @@
 """Get JSON that fits a class
 
-A dataclass, a pydantic model or a JSON schema: no other text can be generated.
+Pass a dataclass, a pydantic model or a JSON schema. Only matching JSON can be generated.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Follow a grammar
 
-GBNF as llama.cpp has it.
+Grammars are written in GBNF, as in llama.cpp.
 """
 
 import oxillama

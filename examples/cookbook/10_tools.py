@@ -1,7 +1,7 @@
 """Let a model call functions
 
-A call follows the function's types. A model that was trained for tools needs neither `tool_format`
-nor `tool_choice`; this one is made to call.
+A call follows the function's types. A model trained for tools needs neither `tool_format` nor
+`tool_choice`; here they make the storyteller call.
 """
 
 from typing import Literal

@@ -1,6 +1,6 @@
-"""Go on from one place in several ways
+"""Continue one text in several ways
 
-A fork shares the memory of what was evaluated. Nothing is evaluated twice.
+A fork shares the keys and values of its session, so nothing is evaluated twice.
 """
 
 import oxillama

@@ -1,7 +1,7 @@
-"""Save a generation and go on elsewhere
+"""Save a generation and continue it elsewhere
 
-A snapshot holds everything: tokens, memory, sampler, constraint. The text goes on as if nothing had
-happened.
+A snapshot holds everything: tokens, keys and values, sampler, constraint. The text continues as if
+it had not been interrupted.
 """
 
 import oxillama

@@ -1,6 +1,7 @@
 """Reuse a long prompt
 
-What prompts have in common is evaluated once and kept. `cached_tokens` says how much was reused.
+The common beginning of prompts is evaluated once and cached. `cached_tokens` says how many tokens
+were reused.
 """
 
 import oxillama

@@ -1,6 +1,7 @@
-"""Faster where a text repeats itself
+"""Generate faster where a text repeats itself
 
-`speculative="lookup"` guesses from what was there before. The text is the same, token for token.
+`speculative="lookup"` proposes tokens that followed the same tokens before. The text is the same,
+token for token.
 """
 
 import oxillama

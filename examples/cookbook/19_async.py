@@ -1,6 +1,6 @@
 """Serve many requests with asyncio
 
-Requests that come in the meantime join the steps of those that run.
+New requests join the steps of those that are running.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Write more than the context holds
 
-With `context_shift` the older half is forgotten when the context is full; `keep` tokens at the
-beginning stay.
+With `context_shift` the older half of the text is dropped when the context is full. The first `keep`
+tokens stay.
 """
 
 import oxillama

@@ -1,6 +1,6 @@
 """Make a file smaller
 
-The shell's `oxillama quantize IN.gguf OUT.gguf Q4_K_M` does the same.
+On the command line, `oxillama quantize IN.gguf OUT.gguf Q4_K_M` does the same.
 """
 
 from pathlib import Path
