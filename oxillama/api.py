@@ -1,9 +1,9 @@
-"""The public face: `load` a GGUF file, then generate, stream, chat, embed, or ask for logits. Every
+"""The public API: load a GGUF file, then generate, stream, chat, embed, or ask for logits. Every
 method may be called from any thread.
 
 `InferenceEngine(EngineConfig(...)).load_model()` and `oxillama.load(...)` make the same object.
-Work runs in the engine's own thread, many requests in one step, each with the tokens it would have
-had alone; the caller waits, so Ctrl-C and `stream.close()` act at once.
+Requests run in the engine's own thread, many of them in one step, and each gets the tokens it would
+get alone. The caller only waits, so Ctrl-C and `stream.close()` take effect at once.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def load(
     progress: Progress | None = None,
     **config: Unpack[ConfigOptions],
 ) -> InferenceEngine:
-    """An engine with a model loaded: the embedded one without a path. Keyword arguments are the
+    """An engine with a model loaded; without a path, the embedded model. Keyword arguments are the
     fields of `EngineConfig`.
 
-    A path is a GGUF file, a folder with one, or a Hugging Face folder, which is converted into the
-    cache folder once. `owner/name` is a repository of the Hugging Face hub (extra `hub`), `file`
-    says which of its files ("*Q4_K_M.gguf"); `ollama:NAME` and `lmstudio:OWNER/NAME` are what those
-    programs have stored (`stores.located`). `progress(done, total)` is called with the bytes of
-    weights prepared.
+    A path is a GGUF file, a folder with one, or a Hugging Face folder, which is converted once into
+    the cache folder. `owner/name` is a repository on the Hugging Face hub (extra `hub`), and `file`
+    selects one of its files ("*Q4_K_M.gguf"). `ollama:NAME` and `lmstudio:OWNER/NAME` are models
+    stored by those programs (`stores.located`). `progress(done, total)` is called with the bytes of
+    weights prepared so far.
     """
     if file is not None:
         model_path = located(model_path, file=file)
@@ -108,8 +108,8 @@ def load_model_from_bytes(
     tokenizer_json: str | bytes | None = None,
     **config: Unpack[ConfigOptions],
 ) -> InferenceEngine:
-    """An engine over a GGUF file held in memory; `tokenizer_json` replaces the file's own
-    vocabulary. No path may be given as well.
+    """An engine with the model of a GGUF file in memory. `tokenizer_json` replaces the file's
+    vocabulary. ConfigError if a path is given as well.
     """
     given: dict[str, Any] = {**config}
     if given.get("model_path") is not None:
@@ -123,8 +123,8 @@ def load_model_from_bytes(
 
 
 class InferenceEngine:
-    """One model, served to any number of threads; `EngineConfig` says how, `Options`
-    (engine.generation) what a request may ask.
+    """One model, served to any number of threads. `EngineConfig` describes how it is loaded and
+    served, `Options` (engine.generation) what a request can set.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -167,21 +167,21 @@ class InferenceEngine:
 
     @property
     def sampler(self) -> SamplerConfig:
-        """The sampler of requests that name none: the config's, else `SamplerConfig()` with what
-        the file recommends.
+        """The sampler of requests without one: the config's, otherwise `SamplerConfig()` with the
+        values that the file recommends.
         """
         return self._loaded.sampler(self.engine_config.sampler)
 
     @property
     def opened(self) -> Loaded:
-        """The model in memory, its vocabulary and the core of its engine: what a draft is made of,
-        and what `SpeculativeEngine` works on.
+        """The loaded model, its vocabulary and the core of its engine, from which drafts and
+        `SpeculativeEngine` are made.
         """
         return self._loaded
 
     @property
     def context_size(self) -> int:
-        """Most tokens of a session."""
+        """The largest number of tokens of a session."""
         return self._loaded.core.context_size
 
     @property
@@ -191,14 +191,14 @@ class InferenceEngine:
 
     @property
     def model_files(self) -> tuple[Path, ...]:
-        """The files the model was read from, every part of a set; none for one that came as
+        """The files the model was read from, with every part of a set; empty if it was loaded from
         bytes.
         """
         return self._loaded.model.reader.paths
 
     @property
     def tokenizer(self) -> TokenizerBridge:
-        """The vocabulary; EngineError for a file without one."""
+        """The vocabulary; EngineError if the file has none."""
         return self._loaded.words.bridge
 
     # ---- text
@@ -207,8 +207,8 @@ class InferenceEngine:
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """Token ids of a text, with the vocabulary's special tokens around it and those spelled in
-        it recognised, by default.
+        """Token ids of a text. By default the vocabulary's special tokens are added around it, and
+        those spelled in the text are recognised.
         """
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
@@ -231,12 +231,13 @@ class InferenceEngine:
 
     def image_prompt(self, parts: Iterable[Any]) -> ImagePrompt:
         """A prompt of texts, token ids and images in order, for `generate`, `stream`, `logits` and
-        sessions; `chat` takes images in its messages.
+        sessions. `chat` takes images in its messages.
 
-        A `str` is text, whose control tokens are read; a sequence of integers is token ids;
-        `bytes`, a `pathlib.Path`, a PIL image, a uint8 array (height, width, 3) is an image. What
-        the vocabulary puts before a text is put before the first part. ImageError for what is none
-        of those, or beyond the limits; EngineError for an engine without mmproj.
+        A `str` is text in which control tokens are recognised; a sequence of integers is token ids;
+        `bytes`, a `pathlib.Path`, a PIL image or a uint8 array (height, width, 3) is an image.
+        Tokens that the vocabulary puts before a text are put before the first part. ImageError for
+        any other value or an image beyond the limits; EngineError if the engine was loaded without
+        mmproj.
         """
         words, prompts = self._loaded.words, self._loaded.images
         if prompts is None:
@@ -285,13 +286,14 @@ class InferenceEngine:
         resumable: bool = False,
         **options: Unpack[GenerateOptions],
     ) -> Request | Siblings:
-        """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the
-        request's.
+        """Start a generation and return at once. The request has `result()`, iteration, `await` and
+        `cancel()`.
 
-        With a session the prompt is appended to it; a prompt of None goes on with the session, or
-        with the one used last, which this one is from now on where it is `resumable`, as those of
-        `generate` and `stream` are. Going on, what options do not name stays as it was. With `n` or
-        `best_of` above 1 the `Siblings` that share the prompt, whose result is a list.
+        With a session, the prompt is appended to it. A prompt of None continues the session, or the
+        one used last. With `resumable`, as in `generate` and `stream`, this request's session
+        becomes the one used last. When a session continues, options that are not given stay as they
+        were. With `n` or `best_of` above 1, returns the `Siblings` of the prompt, whose result is a
+        list.
         """
         return self._begin(prompt, session=session, resumable=resumable, **options)
 
@@ -303,8 +305,8 @@ class InferenceEngine:
         session: Session | None = None,
         **options: Any,
     ) -> Request | Siblings:
-        """`submit`; resumable: a prompt of None goes on with it next, so that its session keeps
-        what it has evaluated.
+        """`submit`. With `resumable`, a later prompt of None continues this request, so its session
+        keeps its pages.
         """
         make, wanted = self._asked(options)
         if not resumable:
@@ -320,11 +322,11 @@ class InferenceEngine:
         session: Session | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Iterator[Request | Siblings]:
-        """Start a generation of each of many prompts, as it is taken from the iterator; options are
-        those of `submit`, read once for all.
+        """Start a generation for each prompt of an iterable as it is read. Options are those of
+        `submit` and are checked once.
 
-        Where the engine's queue is full, taking one waits until one of those before it has ended;
-        QueueFull where all of them have.
+        If the engine's queue is full, this waits until one of the earlier requests has ended;
+        QueueFull if all of them have ended.
         """
         make, wanted = self._asked({**options})
         return self._each(make, prompts, session, wanted)
@@ -348,7 +350,7 @@ class InferenceEngine:
             yield made
 
     def _asked(self, options: dict[str, Any]) -> tuple[Maker, Options]:
-        """(what makes a request, the checked options of it)."""
+        """(the function that makes a request, its checked options)."""
         speculator = self._loaded.core.speculator
         if speculator is not None and "speculative" in options:
             options = {**options, "speculative": speculator.resolve(options["speculative"])}
@@ -364,8 +366,8 @@ class InferenceEngine:
         session: Session | None,
         wanted: Options,
     ) -> Request | Siblings:
-        """Start what `make` makes of a prompt; the request keeps this engine: one that is forgotten
-        finishes what it began.
+        """Submit the request that `make` makes of a prompt. The request keeps this engine alive, so
+        it finishes even if the caller drops the engine.
         """
         return self._loaded.submit(
             make, prompt, wanted, session=session, sampler=self.sampler, owner=self
@@ -462,15 +464,15 @@ class InferenceEngine:
         session: Session | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Any:
-        """The completion of a prompt (text or token ids), or of each of a list of prompts, batched;
-        options as `Options` lists them, and a sampler's fields (`temperature=0`).
+        """The completion of a prompt (text or token ids), or of each prompt of a list, in one
+        batch. Options are the fields of `Options` and those of a sampler (`temperature=0`).
 
-        Lists, tuples, arrays, pandas Series and iterators will do; no prompts have no completions.
+        Prompts can be a list, tuple, array, pandas Series or iterator; no prompts give an empty
+        list. With `n` or `best_of` above 1, each completion becomes a list of completions.
 
-        With `n` or `best_of` above 1 a list of completions takes the place of each. None goes on
-        with the session used last: that of `prefill`, or of the last `generate` or `stream` of a
-        single prompt. Of the one completion that `best_of` returns it is that one's; several leave
-        none to go on with.
+        A prompt of None continues the session used last: that of `prefill`, or of the last
+        `generate` or `stream` with a single prompt. With `best_of` that is the session of the
+        completion returned; after several completions there is none.
         """
         found, many = separated(prompt)
         if many and (found or session is None):
@@ -484,8 +486,8 @@ class InferenceEngine:
         session: Session | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Stream[Piece]:
-        """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing
-        or forgetting it stops the work.
+        """An iterator of the completion's pieces as they are generated; `.text` of each is whole
+        UTF-8. Closing or dropping it stops the generation.
         """
         _only_one({**options})
         return Stream(_single(self._begin(prompt, resumable=True, session=session, **options)))
@@ -501,9 +503,9 @@ class InferenceEngine:
         """The likeliest continuations of a prompt, best first, at most `beam_width` of them (see
         `engine.beam`).
 
-        With a session from a fork of it, which it leaves as it is. Of the options those count that
-        say what the text may be and where it stops; a sampler must be `SamplerConfig.greedy(...)`
-        with bans, biases and stops alone.
+        With a session, the search runs on a fork and the session does not change. Only options that
+        constrain or stop the text are used. A sampler must be `SamplerConfig.greedy(...)` with no
+        settings but bans, biases and stops.
         """
         found: list[BeamHypothesis] = finished(
             self.submit_beams(prompt, config, session=session, **options)
@@ -604,11 +606,11 @@ class InferenceEngine:
         session: Session | None = None,
         **options: Unpack[ChatOptions],
     ) -> Any:
-        """The reply to a conversation, through the model's own chat template; options are those of
-        `submit_chat` and `generate`.
+        """The reply to a conversation, formatted by the model's own chat template. Options are
+        those of `submit_chat` and `generate`.
 
-        With `stream` the `ChatEvent`s of the reply as they come: their `.text` is the answer, the
-        last one holds the completion.
+        With `stream`, an iterator of `ChatEvent`s: their `.text` is the answer, and the last one
+        holds the completion.
         """
         if stream:
             _only_one({**options})
@@ -623,12 +625,13 @@ class InferenceEngine:
         session: Session | None = None,
         **options: Unpack[ChatOptions],
     ) -> Request | Siblings:
-        """Start a reply and return at once. `template` holds more variables for the chat template;
-        response_format asks for JSON.
+        """Start a reply and return at once. `template` holds further variables for the chat
+        template; `response_format` asks for JSON.
 
-        tool_choice ("auto", "none", "required" or a tool's name), tool_format (None: what the
-        template teaches) and parallel_tool_calls go with `tools`, whose calls follow their schemas
-        (see `toolcalls.ChatPlanner`); the completion has `content`, `reasoning`, `tool_calls`.
+        `tools` are functions, `Tool`s or dicts, and calls follow their schemas. `tool_choice` is
+        "auto", "none", "required" or a tool's name; `tool_format` names a notation (None: the
+        template's); `parallel_tool_calls=False` allows one call (see `toolcalls.ChatPlanner`). The
+        completion has `content`, `reasoning` and `tool_calls`.
         """
         return self._begin_chat(messages, resumable=resumable, session=session, **options)
 
@@ -655,7 +658,7 @@ class InferenceEngine:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The text that the model's chat template makes of a conversation."""
+        """The text that the model's chat template makes from a conversation."""
         return self._loaded.chat.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
         )
@@ -664,8 +667,8 @@ class InferenceEngine:
     # ----------------------------------------------------------------------------------------
 
     def logits(self, ids: Sequence[int], *, lora: Any = None) -> np.ndarray:
-        """float32 (len(ids), vocabulary): row i predicts token i + 1, through the same compiled
-        path as `generate`. lora: as in `Options`.
+        """float32 (len(ids), vocabulary): row i predicts token i + 1, computed as in `generate`.
+        lora: as in `Options`.
         """
         return all_logits(
             self._loaded.core,
@@ -675,16 +678,15 @@ class InferenceEngine:
         )
 
     def session(self, *, lora: Any = None) -> Session:
-        """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can
-        `fork`, `truncate` and `close` itself. lora: the adapters that it keeps, as in `Options`.
-
-        One that is forgotten is closed.
+        """A new session for `prefill`, `forward_one` and `generate`, with methods `fork`,
+        `truncate` and `close`. lora: its adapters, as in `Options`. A session that is dropped is
+        closed.
         """
         core = self._loaded.core
         return core.keep(core.new_session(adapters=self._loaded.loras.resolve(lora)))
 
     def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
-        """Append tokens to a session (the engine's default one); returns the logits after them,
+        """Append tokens to a session (by default the engine's own); returns the logits after them,
         float32 (vocabulary,).
         """
         core, default = self._loaded.core, self._loaded.default_session
@@ -697,25 +699,25 @@ class InferenceEngine:
         return self.prefill([token], session=session)
 
     def truncate(self, length: int) -> None:
-        """Forget the default session's tokens from `length` on."""
+        """Remove the default session's tokens from position `length` on."""
         self._loaded.default_session.truncate(length)
 
     def reset(self) -> None:
-        """Forget the default session."""
+        """Remove all tokens of the default session."""
         self._loaded.default_session.reset()
 
     def kv_cache_seq_len(self) -> int:
-        """Tokens of the default session."""
+        """The number of tokens of the default session."""
         return len(self._loaded.default_session.get())
 
     # ---- adapters
     # ----------------------------------------------------------------------------------------------
 
     def apply_lora(self, path: str | Path, scale: float = 1.0, *, name: str | None = None) -> Lora:
-        """Load a low-rank adapter (a GGUF file) and push it on the stack that new sessions begin
-        with; sessions and requests that run keep what they began with. name: see `load_lora`.
+        """Load a low-rank adapter (a GGUF file) and push it on the stack for new sessions. Existing
+        sessions and requests keep their adapters. name: see `load_lora`.
 
-        LoraError or GgufError for a bad one; nothing has changed then.
+        LoraError or GgufError for a bad adapter; then nothing has changed.
         """
         loras = self._loaded.loras
         checked_scale(scale)
@@ -728,32 +730,32 @@ class InferenceEngine:
         return self._loaded.loras.load(path, name=name)
 
     def unload_lora(self, name: str) -> Lora:
-        """Forget an adapter that was loaded under a name. Sessions and requests that use it keep it
-        to their end; one on the stack is a ConfigError.
+        """Unload the adapter with this name. Sessions and requests that use it keep it until they
+        end. ConfigError if it is on the stack.
         """
         return self._loaded.loras.unload(name)
 
     @property
     def loras(self) -> LoraStack:
-        """The adapters loaded, and the stack of those that new sessions begin with."""
+        """The loaded adapters, and the stack for new sessions."""
         return self._loaded.loras
 
     # ---- snapshots
     # ----------------------------------------------------------------------------------------------
 
     def snapshot(self, *, compress: Literal["zstd"] | None = None, full: bool = False) -> bytes:
-        """The session that `generate(None)` would go on with, whole, as bytes.
+        """The complete session that `generate(None)` would continue, as bytes.
 
-        compress="zstd" stores its pages smaller; full=True binds them to every byte of the model's
-        file.
+        compress="zstd" makes its pages smaller; full=True binds the snapshot to every byte of the
+        model's file.
         """
         return self._last().snapshot(compress=compress, full=full)
 
     def snapshot_to_file(
         self, path: str | Path, *, compress: Literal["zstd"] | None = None, full: bool = False
     ) -> None:
-        """The same in a file: whatever fails, or is killed, when, the file holds what it held
-        before or all of the snapshot.
+        """Write `snapshot` to a file. Whatever fails, even if the process is killed, the file holds
+        either its old content or the complete snapshot.
         """
         self._last().snapshot_to_file(path, compress=compress, full=full)
 
@@ -768,13 +770,13 @@ class InferenceEngine:
         progress: Progress | None = None,
         **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
-        """A new engine, as the one that took the snapshot was configured, whose default session
-        goes on where that one ended, bit for bit.
+        """A new engine, configured like the one that took the snapshot, whose default session
+        continues where that one ended, bit for bit.
 
-        model_path: the same model's file (or bytes), None for the embedded one. config: fields of
-        `EngineConfig` that shall differ, such as num_threads; processors: see `restore`; loras:
-        files of the adapters that the session used.
-        ModelFingerprintMismatch for another model, SnapshotIncompatible for the rest.
+        model_path: the file (or bytes) of the same model, None for the embedded one. config: fields
+        of `EngineConfig` to change, such as num_threads. processors: see `restore`. loras: files of
+        the adapters that the session used. ModelFingerprintMismatch for another model,
+        SnapshotIncompatible for any other difference.
         """
         saved = EngineSnapshot.inspect(data)
         model = embedded_path() if model_path is None else located(model_path)
@@ -816,10 +818,11 @@ class InferenceEngine:
     def restore(
         self, data: bytes | str | Path, *, processors: Sequence[Callable[..., Any]] = ()
     ) -> Session:
-        """A new session in the state of a snapshot, in addition to all others.
+        """A new session with the state of a snapshot, in addition to all others.
 
-        processors: the functions that its generation was given, which no snapshot can hold. When it
-        is refused (SnapshotIncompatible, ModelFingerprintMismatch, PoolError), nothing has changed.
+        processors: the functions that its generation used, which a snapshot cannot contain. If the
+        snapshot is refused (SnapshotIncompatible, ModelFingerprintMismatch, PoolError), nothing has
+        changed.
         """
         session: Session = self._loaded.core.saved().restore(data, processors=processors)
         return session
@@ -831,21 +834,21 @@ class InferenceEngine:
         return self.restore(Path(path), processors=processors)
 
     def save_prefixes(self, path: str | Path) -> int:
-        """Write the stored prefixes to a file, for `load_prefixes` of an engine to come over the
-        same model; returns how many.
+        """Write the stored prefixes to a file for `load_prefixes` of another engine with the same
+        model; returns how many.
         """
         return spill(self._loaded.core.saved(), path)
 
     def load_prefixes(self, path: str | Path, *, trust: bool = False) -> int:
-        """Start from the prefixes of a file, as far as there is room; returns how many.
+        """Add the prefixes of a file to the cache as far as they fit; returns how many.
 
-        Stored prefixes answer every request that begins so: a file that this user did not save is
-        refused (SnapshotIncompatible), unless trust=True says that its origin is known.
+        Stored prefixes serve every request that begins with them. SnapshotIncompatible for a file
+        that this user did not save, unless trust=True declares that its origin is known.
         """
         return start(self._loaded.core.saved(), path, trust=trust)
 
     def _last(self) -> Session:
-        """The session that a snapshot saves."""
+        """The session that `snapshot` saves."""
         return self._loaded.last("snapshot: there is no session to save")
 
     # ---- embeddings
@@ -861,10 +864,10 @@ class InferenceEngine:
     ) -> np.ndarray:
         """The vector of a text, float32 (hidden,), of length 1 unless normalize is False.
 
-        pooling: how the rows of its tokens become one; None: as the file says, else their mean.
-        "none" gives all of them, (tokens, hidden); "rank" the scores of the file's classifier as
-        they are, (labels,): ConfigError for a file without one, and for normalize=True beside it.
-        lora: as in `Options`.
+        pooling: how the rows of its tokens are combined; None: as the file says, otherwise their
+        mean. "none" returns all rows, (tokens, hidden). "rank" returns the scores of the file's
+        classifier, (labels,): ConfigError if the file has none, or with normalize=True. lora: as in
+        `Options`.
         """
         return self.embed_with(text, pooling, normalize=normalize, lora=lora)
 
@@ -876,7 +879,7 @@ class InferenceEngine:
         normalize: bool | None = None,
         lora: Any = None,
     ) -> np.ndarray:
-        """`embed` with its pooling as the second argument."""
+        """`embed` with pooling as the second argument."""
         return all_pooled(
             [self.submit_embedding(text, pooling=mode, normalize=normalize, lora=lora)]
         )[0]
@@ -890,9 +893,9 @@ class InferenceEngine:
         normalize: bool | None = None,
         lora: Any = None,
     ) -> np.ndarray | list[np.ndarray]:
-        """The vectors of many texts, float32 (texts, hidden), packed into shared steps without
-        padding; a list for PoolingMode.NONE. Arguments are those of `embed`; mode is another name
-        of pooling.
+        """The vectors of many texts, float32 (texts, hidden), evaluated in shared steps without
+        padding; a list with PoolingMode.NONE. Arguments are those of `embed`; mode is another name
+        for pooling.
         """
         if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
             raise ConfigError(
@@ -925,7 +928,7 @@ class InferenceEngine:
         lora: Any = None,
     ) -> tuple[Request, Pooler]:
         """Start an embedding and return at once: the request, and the pooler that has the vector
-        when it is done. Arguments are those of `embed_batch`.
+        when it has ended. Arguments are those of `embed_batch`.
         """
         ids = [] if isinstance(text, str) and not text else self._loaded.ids(text)
         return submit_embedding(
@@ -946,12 +949,12 @@ class InferenceEngine:
         top_n: int | None = None,
         label: str | None = None,
     ) -> list[RankedDocument]:
-        """Documents by how relevant they are to a query, the best first: (index, score) each, where
-        the index is the document's place in `documents`. top_n: the first ones alone.
+        """(index, score) of documents, the most relevant to a query first; index is the position in
+        `documents`. top_n: how many to return.
 
-        A score is what the file's classifier says of the pair: a probability of "yes" for models
-        that answer yes or no, else a number of any size. label: which score counts, needed where
-        there are several labels. ConfigError for a model without a classifier.
+        The file's classifier gives the score: a probability of "yes" for models that answer yes or
+        no, otherwise a number in any range. label: the score to use if there are several labels.
+        ConfigError for a model without a classifier.
         """
         if isinstance(documents, (str, bytes)) or not hasattr(documents, "__iter__"):
             raise ConfigError(
@@ -977,15 +980,15 @@ class InferenceEngine:
     # ----------------------------------------------------------------------------------------------
 
     def metrics(self) -> MetricsSnapshot:
-        """The engine's counters as they are now."""
+        """The engine's current counters."""
         return self._loaded.core.metrics()
 
     def clear_cache(self) -> None:
-        """Forget stored prefixes and give their memory back."""
+        """Remove all stored prefixes and free their memory."""
         self._loaded.core.clear_cache()
 
     def raw_loop(self) -> RawLoop:
-        """A bare step loop over the program, to measure against; requests wait while it is open."""
+        """A bare step loop over the program, for measurements. Requests wait while it is open."""
         config = self.engine_config
         steps = config.scheduling()
         return RawLoop(
@@ -997,10 +1000,10 @@ class InferenceEngine:
         )
 
     def diagnose(self, ids: Sequence[int]) -> Iterator[Difference]:
-        """Each op of the compiled tape against its numpy meaning (model.reference.Difference), in
-        order.
+        """Compares each op of the compiled tape with its numpy definition
+        (model.reference.Difference), in order.
 
-        ContextError for no ids, or more than one step takes or the context holds.
+        ContextError for no ids, or for more than one step or the context can hold.
         """
         return diagnose(self._loaded.core, self._loaded.model, self._loaded.ids(ids))
 
@@ -1009,7 +1012,7 @@ class InferenceEngine:
         return self._loaded.model.tape.dump()
 
     def close(self) -> None:
-        """Stop all work and free the model; safe to call twice."""
+        """Stop all work and free the model. May be called twice."""
         self._loaded.close()
 
     def __repr__(self) -> str:
@@ -1036,14 +1039,14 @@ class InferenceEngine:
 
 
 def _single(made: Request | Siblings) -> Request:
-    """A request that is known to be one."""
+    """A request that is known to be a single one."""
     if isinstance(made, Siblings):
         raise ConfigError(f"n, best_of: found {len(made.requests)} completions, wanted 1")
     return made
 
 
 def _only_one(options: dict[str, Any]) -> None:
-    """Raise ConfigError where more than one completion is asked for of a call that gives pieces."""
+    """Raise ConfigError if a call that returns pieces asks for more than one completion."""
     if (
         Options.of(
             {name: options[name] for name in ("n", "best_of") if name in options}
@@ -1059,7 +1062,7 @@ def _only_one(options: dict[str, Any]) -> None:
 def _one_pooling(
     pooling: PoolingMode | str | None, mode: PoolingMode | str | None
 ) -> PoolingMode | str | None:
-    """What was asked under one of two names; ConfigError for both."""
+    """The value given under one of two names; ConfigError if both are given."""
     if pooling is not None and mode is not None:
         raise ConfigError(f"mode: found {mode!r} and pooling {pooling!r}, wanted one of them")
     return mode if pooling is None else pooling

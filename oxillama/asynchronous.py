@@ -1,5 +1,5 @@
-"""`AsyncEngine`: the engine for `asyncio`, without a thread per request: the loop's thread tells
-the event loop what came.
+"""`AsyncEngine`: the engine for `asyncio`. It needs no thread per request, because the engine's
+thread notifies the event loop.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from oxillama.toolcalls import ChatEvent
 
 
 class AsyncEngine:
-    """Awaitable methods of an engine; options are those of `generate`. A cancelled task cancels its
-    request.
+    """Awaitable methods of an engine; options are those of `generate`. Cancelling a task cancels
+    its request.
     """
 
     def __init__(self, engine: InferenceEngine) -> None:
@@ -133,8 +133,7 @@ class AsyncEngine:
         self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Any:
         """The completion of a prompt, or of each prompt of a list; an error of one cancels the
-        others. Where the engine's queue is full, prompts of a list wait until one of them has
-        ended.
+        others. If the engine's queue is full, prompts of a list wait until one of them has ended.
         """
         prompt, many = separated(prompt)
         if many and session is None:
@@ -157,7 +156,7 @@ class AsyncEngine:
     async def _begun(
         self, prompt: Any, before: list[Request | Siblings], options: dict[str, Any]
     ) -> Request | Siblings:
-        """A request; where the queue is full, once one of those before it has ended."""
+        """A request; if the queue is full, this waits until an earlier request has ended."""
         while True:
             try:
                 return self.engine.submit(prompt, **options)
@@ -170,7 +169,7 @@ class AsyncEngine:
     async def stream(
         self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Piece]:
-        """The pieces of a completion as they come."""
+        """The pieces of a completion as they are generated."""
         request = self.engine.submit(prompt, resumable=True, session=session, **options)
         async for piece in aiter(request):
             yield piece
@@ -262,8 +261,8 @@ class AsyncEngine:
         session: Session | None = None,
         **options: Unpack[ChatOptions],
     ) -> Any:
-        """The reply to a conversation; with `stream` its events as they come: `async for event in
-        await engine.chat(..., stream=True)`.
+        """The reply to a conversation. With `stream`, an iterator of its events: `async for event
+        in await engine.chat(..., stream=True)`.
         """
         request = self.engine.submit_chat(messages, resumable=True, session=session, **options)
         return aiter(request) if stream else await request

@@ -1,5 +1,5 @@
-"""Conversations with one model: a chat goes out through its template as a `Turn`, and what comes
-back is read into its parts.
+"""Conversations with one model. A chat template turns a conversation into a `Turn`; the reply is
+read into its parts.
 
     messages, tools --render--> text --plan--> Turn(prompt, options, plan) --submit--> Request
     --read--> Completion, or ChatEvents
@@ -37,8 +37,8 @@ _PLANNED = (*_CONSTRAINTS, "shown_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One reply to come: the prompt's token ids, the options of its generation, and how the reply
-    is read.
+    """A reply to be generated: the prompt's token ids, the options of its generation, and how the
+    reply is read.
     """
 
     prompt: list[int]
@@ -63,7 +63,7 @@ class Turn:
         )
 
     def events(self) -> EventReader:
-        """What makes the events of a streamed reply out of its pieces."""
+        """A reader that turns the pieces of a streamed reply into events."""
         return EventReader(self.plan)
 
 
@@ -78,11 +78,11 @@ class EventReader:
         self._logprobs: tuple[Any, ...] = ()
 
     def feed(self, piece: Piece) -> list[ChatEvent]:
-        """The events that a piece makes certain."""
+        """The events that a piece completes."""
         return self._with_tokens(piece, self._builder.take(self._parser.feed(piece.text)))
 
     def finish(self, piece: Piece, done: Completion) -> list[ChatEvent]:
-        """The events of the reply's end, over its last piece."""
+        """The events of the reply's end, after its last piece."""
         out = (
             self._builder.take(self._parser.feed(piece.text) + self._parser.finish())
             + self._builder.finish()
@@ -90,7 +90,7 @@ class EventReader:
         return self._with_tokens(piece, [*out, ChatEvent(kind="end", completion=done)])
 
     def _with_tokens(self, piece: Piece, out: list[ChatEvent]) -> list[ChatEvent]:
-        """The events, the first of them with the tokens that came since the last one."""
+        """The events; the first of them gets the tokens since the last one."""
         self._tokens, self._logprobs = self._tokens + piece.tokens, self._logprobs + piece.logprobs
         if out:
             out[0] = replace(out[0], tokens=self._tokens, logprobs=self._logprobs)
@@ -99,9 +99,7 @@ class EventReader:
 
 
 class Chat:
-    """How one model is talked to: its chat template over its vocabulary. What was planned for tools
-    and constraints is kept.
-    """
+    """A chat template with its vocabulary. Plans for tools and constraints are cached."""
 
     __slots__ = ("_form", "_planner", "images", "template", "vocabulary")
 
@@ -111,7 +109,7 @@ class Chat:
         vocabulary: Vocabulary,
         images: ImagePrompts | None = None,
     ) -> None:
-        """images: how prompts hold images, None for a model that takes none."""
+        """images: makes prompts with images, None for a model without images."""
         source = metadata.get(TEMPLATE_KEY)
         if not isinstance(source, str):
             raise TemplateError(
@@ -131,10 +129,12 @@ class Chat:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> TemplateText:
-        """The conversation as the template writes it; `variables` reach the template as they are.
+        """The conversation as the template writes it; `variables` are passed to the template
+        unchanged.
 
-        The text knows what of it came from messages: given to `generate` as it is, control tokens
-        are read in what the template wrote alone, and no token is added before it.
+        The text records which parts came from messages. If it is passed to `generate` unchanged,
+        control tokens are recognised only in what the template wrote, and no token is added before
+        it.
         """
         if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
             raise ConfigError(
@@ -155,7 +155,7 @@ class Chat:
         )
 
     def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> TemplateText:
-        """What the template makes of messages as they are."""
+        """The template's text for messages as they are."""
         bridge = self.vocabulary.bridge
         ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
         special = {name: bridge.token_text(token) for name, token in ends if token is not None}
@@ -171,11 +171,11 @@ class Chat:
         parse_special: bool = False,
         **options: Any,
     ) -> Turn:
-        """The next reply of a conversation, planned; options are those of `generate` and of
+        """The next reply of a conversation, planned. Options are those of `generate` and of
         `ChatPlanner.plan`.
 
-        parse_special: read control tokens in the text of messages and tools too; without it they
-        are text there, and only what the template writes can be control tokens.
+        parse_special: recognise control tokens in the text of messages and tools too. Without it,
+        that text never contains control tokens; only the template can write them.
         """
         if not isinstance(parse_special, bool):
             raise ConfigError(f"parse_special: found {parse_special!r}, wanted True or False")

@@ -1,8 +1,8 @@
-"""Every error this package raises, as one tree under `OxillamaError`.
+"""All errors of this package, as one tree under `OxillamaError`.
 
-A message names the thing, the value found and the value wanted, on one line: `blk.3.attn_q.weight:
-file has (4096, 4096), qwen3 needs (2048, 4096)`. Classes that replace a builtin also derive from
-it, so `except ValueError` written by a caller keeps working.
+A message is one line with the thing, the value found and the value wanted: `blk.3.attn_q.weight:
+file has (4096, 4096), qwen3 needs (2048, 4096)`. Classes that refine a builtin error also derive
+from it, so existing `except ValueError` clauses keep working.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import ClassVar
 
 
 class OxillamaError(Exception):
-    """The root: catching it catches everything this package raises on purpose."""
+    """The base class of every error that this package raises on purpose."""
 
 
 class ConfigError(OxillamaError, ValueError):
-    """A configuration field or argument has a value that cannot be honoured."""
+    """A configuration field or an argument has a value that cannot be honoured."""
 
 
 class GgufError(OxillamaError, ValueError):
@@ -40,15 +40,15 @@ class QuantError(OxillamaError, ValueError):
 
 
 class ConvertError(OxillamaError, ValueError):
-    """A model folder cannot be carried over to a GGUF file as it is."""
+    """A model folder cannot be converted to a GGUF file."""
 
 
 class LoraError(OxillamaError, ValueError):
-    """An adapter is malformed, or does not fit the model it is to change."""
+    """An adapter is malformed or does not fit its model."""
 
 
 class TokenizerError(OxillamaError, ValueError):
-    """A vocabulary is inconsistent or of a kind that is not known."""
+    """A vocabulary is inconsistent or of an unknown kind."""
 
 
 class TemplateError(OxillamaError, ValueError):
@@ -56,7 +56,7 @@ class TemplateError(OxillamaError, ValueError):
 
 
 class GrammarError(OxillamaError, ValueError):
-    """A grammar or schema is malformed, or asks for what cannot be enforced."""
+    """A grammar or schema is malformed or cannot be enforced."""
 
 
 class SamplingError(OxillamaError, RuntimeError):
@@ -73,19 +73,19 @@ class PoolError(OxillamaError, RuntimeError):
 
 
 class Exhausted(PoolError):
-    """A pool has nothing left to hand out."""
+    """A pool has no free page or slot."""
 
 
 class InvalidSlot(PoolError):
-    """A slot that nobody owns was used or released."""
+    """A slot without an owner was used or released."""
 
 
 PoolError.Exhausted, PoolError.InvalidSlot = Exhausted, InvalidSlot
 
 
 class ContextError(OxillamaError, ValueError):
-    """A prompt or position does not fit the context: `tokens` were found, `limit` is the most there
-    is room for; None where the error is not of such numbers.
+    """A prompt or position does not fit the context. `tokens` is the number found, `limit` the
+    largest that fits; None if the error is not about numbers.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ContextError(OxillamaError, ValueError):
 
 
 class ImageError(OxillamaError, ValueError):
-    """An image is none that is read, is beyond the limits, or does not fit the model."""
+    """An image cannot be read, exceeds the limits, or does not fit the model."""
 
 
 class EngineError(OxillamaError, RuntimeError):
@@ -104,22 +104,21 @@ class EngineError(OxillamaError, RuntimeError):
 
 
 class QueueFull(EngineError):
-    """As many requests wait as the scheduler's `max_waiting` allows; asked again later, the engine
-    may take it.
+    """As many requests are waiting as the scheduler's `max_waiting` allows. A later attempt may
+    succeed.
     """
 
 
 class WeightsDamaged(EngineError):
-    """Packed weights on disk were not what had been written, or not those of the model's file: what
-    was generated since the model was loaded may be wrong. The file is removed; load the model
-    again.
+    """Packed weights on disk differ from what was written or from the model's file. Results since
+    the model was loaded may be wrong. The file is removed; load the model again.
     """
 
 
 class PagingError(EngineError):
-    """Weights that are paged from a file could not be read: the requests of that step end with
-    this, and later ones try again. `errno` is the system's number, None where the file was changed
-    or cut.
+    """Paged weights could not be read from their file. The requests of that step end with this
+    error; later ones try again. `errno` is the system's error number, None if the file was changed
+    or truncated.
     """
 
     def __init__(self, message: str = "", *, errno: int | None = None) -> None:
@@ -128,16 +127,16 @@ class PagingError(EngineError):
 
 
 class DamagedWeightsWarning(UserWarning):
-    """The same, for results that callers already have."""
+    """Packed weights on disk were damaged, so results that callers already have may be wrong."""
 
 
 class NoNextToken(EngineError):
-    """A model that is an encoder was asked for text or logits."""
+    """An encoder was asked for text or logits."""
 
 
 class RewindError(EngineError):
-    """A past cannot be cut back to the position asked for; `NotSupported` and `PositionBeyondEnd`
-    say why.
+    """A sequence cannot be truncated to the position asked for; `NotSupported` and
+    `PositionBeyondEnd` say why.
     """
 
     NotSupported: ClassVar[type[NotSupported]]
@@ -145,23 +144,23 @@ class RewindError(EngineError):
 
 
 class NotSupported(RewindError):
-    """What holds the past keeps no way back to that position."""
+    """The memory of this sequence cannot be truncated to that position."""
 
 
 class PositionBeyondEnd(RewindError):
-    """There are not so many positions."""
+    """The sequence has fewer positions."""
 
 
 RewindError.NotSupported, RewindError.PositionBeyondEnd = NotSupported, PositionBeyondEnd
 
 
 class EmptySequence(OxillamaError, ValueError):
-    """Nothing was given where at least one token is needed."""
+    """No tokens were given where at least one is needed."""
 
 
 class RoundsExhausted(OxillamaError, RuntimeError):
-    """A model went on calling tools for as many rounds as it was given; `answer` holds the
-    conversation up to there.
+    """A model still called tools after the allowed number of rounds; `answer` holds the
+    conversation so far.
     """
 
     answer: object = None
@@ -172,8 +171,8 @@ class Cancelled(OxillamaError):
 
 
 class SnapshotIncompatible(OxillamaError, ValueError):
-    """A snapshot is malformed, of a newer format, or of a session that this engine cannot go on
-    with exactly; `detail` says which.
+    """A snapshot is malformed, of a newer format, or of a session that this engine cannot continue
+    exactly; `detail` says which.
     """
 
     def __init__(self, detail: str) -> None:
@@ -182,14 +181,14 @@ class SnapshotIncompatible(OxillamaError, ValueError):
 
 
 class SpecSnapshotIncompatible(SnapshotIncompatible):
-    """A snapshot of a speculating session is malformed, or of one that this target and draft cannot
-    go on with exactly.
+    """A snapshot of a speculating session is malformed, or this target and draft cannot continue it
+    exactly.
     """
 
 
 class ModelFingerprintMismatch(OxillamaError, ValueError):
-    """A model file is not the one that was asked for: the fingerprints `expected` and `found`, and
-    in `detail` where they differ.
+    """A model file is not the expected one: the fingerprints `expected` and `found`, and in
+    `detail` where they differ.
     """
 
     def __init__(self, expected: object, found: object, detail: str) -> None:

@@ -1,5 +1,5 @@
-"""`Loaded`: what an engine has loaded, and the checks that stand before all work: is there a model,
-is it open, has it a vocabulary?
+"""`Loaded`: what an engine has loaded, with the checks that every call needs: is there a model, is
+it open, does it have a vocabulary?
 
     file --opening--> model, core, vocabulary --Loaded--> `api.InferenceEngine`,
     `speculative.engine`
@@ -37,7 +37,7 @@ PromptList = list[str] | tuple[str, ...] | list[list[int]]
 
 class Loaded:
     """A model, the core of an engine over it, its vocabulary and chat template, and the session
-    used last. EngineError for what is not there.
+    used last. EngineError if the part asked for does not exist.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Loaded:
         tokenizer_json: str | bytes | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Load a model; one that was loaded before is closed."""
+        """Load a model; a model loaded before is closed."""
         opened = open_model(config, source, tokenizer_json=tokenizer_json, progress=progress)
         with self._lock:
             self._template = config.chat_template
@@ -97,8 +97,8 @@ class Loaded:
             old.end(keep=False)
 
     def close(self) -> None:
-        """Stop all work, write what is kept of the model for its next load, and free it; safe to
-        call twice.
+        """Stop all work, write the model's sidecar if one is due, and free the model. May be called
+        twice.
         """
         if self._core is not None:
             self._core.close()
@@ -112,13 +112,13 @@ class Loaded:
             model.end(keep=True)
 
     def stop(self) -> None:
-        """Let the engine's thread end; for an engine that nobody has any more."""
+        """Let the engine's thread end, for an engine that is no longer referenced."""
         if self._core is not None:
             self._core.stop()
 
     @property
     def core(self) -> EngineCore:
-        """The core, open and in order."""
+        """The core of an open engine that has not failed."""
         core = self._core
         if core is None:
             raise EngineError("engine: has no model, call load_model first")
@@ -143,7 +143,7 @@ class Loaded:
 
     @property
     def words(self) -> Vocabulary:
-        """The vocabulary."""
+        """The vocabulary; EngineError if the file has none."""
         _, words = self.model, self.vocabulary
         if words is None:
             raise EngineError(
@@ -153,7 +153,7 @@ class Loaded:
 
     @property
     def default_session(self) -> DefaultSession:
-        """The session of prefill and forward_one, and the one used last."""
+        """The session of `prefill` and `forward_one`, and the one used last."""
         self.core.check_waiter()  # whoever holds its lock may wait for a step
         session = self._default_session
         if session is None:
@@ -162,14 +162,14 @@ class Loaded:
 
     @property
     def chat(self) -> Chat:
-        """How the model is talked to; TemplateError for a file without a template."""
+        """The chat template with its vocabulary; TemplateError for a file without a template."""
         if self._chat is None:
             self._chat = self._chat_over(self.model.reader.metadata)
         return self._chat
 
     def use_template(self, given: str) -> None:
-        """Chat through another chat template than the file's: the text of one, or the name of a
-        built-in one (`tokenizer.builtin_templates`).
+        """Use another chat template than the file's: Jinja text, or the name of a built-in one
+        (`tokenizer.builtin_templates`).
         """
         template_source(given)  # raises for what is neither
         self._template, self._chat = given, None
@@ -181,21 +181,21 @@ class Loaded:
 
     @property
     def images(self) -> ImagePrompts | None:
-        """How prompts hold images; None for an engine that was loaded without an encoder of
-        them.
-        """
+        """Makes prompts with images; None if the engine was loaded without an image encoder."""
         vision = self._vision
         return None if vision is None else ImagePrompts(vision, self.words.bridge, self.max_images)
 
     def sampler(self, given: SamplerConfig | None) -> SamplerConfig:
-        """The sampler of requests that name none: what was given, else the file's, else ours."""
+        """The sampler of requests without one: the config's, otherwise the file's, otherwise the
+        default.
+        """
         if given is not None:
             return given
         _, recommended = self.core, self._recommended
         return recommended or SamplerConfig()
 
     def described(self, sampler: SamplerConfig | None) -> str:
-        """One line of what is loaded and how it is served."""
+        """One line that describes the model and how it is served."""
         core, model = self._core, self._model
         if core is None or model is None:
             return "closed" if core is not None else "without a model"
@@ -208,7 +208,7 @@ class Loaded:
         )
 
     def check_image(self, source: Any, name: str) -> None:
-        """Raise ImageError for an image that no prompt could hold."""
+        """Raise ImageError for an image that no prompt can hold."""
         if self._vision is None:
             raise no_encoder(name)
         self._vision.pixels(source, name=name)
@@ -221,8 +221,8 @@ class Loaded:
         return ImagePrompt(ids, images_of(prompt)) if isinstance(prompt, ImagePrompt) else ids
 
     def last(self, purpose: str) -> Session:
-        """The session used last; what it is wanted for is named where there is none: after several
-        completions there is none either.
+        """The session used last. EngineError names the purpose if there is none, as after several
+        completions.
         """
         recent = self.default_session.recent
         session = recent.session if isinstance(recent, Siblings) else recent
@@ -231,7 +231,7 @@ class Loaded:
         return session
 
     def follow(self, request: Request | Siblings) -> Request | Siblings:
-        """A request whose session a prompt of None goes on with."""
+        """Make a request's session the one that a prompt of None continues."""
         if self._default_session is not None:
             self._default_session.recent = (
                 request if isinstance(request, Siblings) else request.session
@@ -248,7 +248,7 @@ class Loaded:
         sampler: SamplerConfig,
         owner: Any,
     ) -> Request | Siblings:
-        """Hand to the core what `make` makes of a prompt; `sampler` counts where `wanted` has none.
+        """Submit the request that `make` makes to the core. `sampler` is used if `wanted` has none.
         A request keeps its owner alive.
         """
         core = self.core

@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model in memory with what serves it; vocabulary is None for a file without one."""
+    """A loaded model with what serves it; vocabulary is None for a file without one."""
 
     model: Model
     core: EngineCore
@@ -46,8 +46,8 @@ class Opened:
     vision: Vision | None = None  # what encodes images, where an mmproj file was named
 
     def close(self, *, keep: bool = True) -> None:
-        """Stop all work and end what packs and writes the model's weights: with what is left
-        written first, or (keep=False) given up.
+        """Stop all work, and end the packing and writing of the model's weights: finish what is
+        left to write, or (keep=False) abandon it.
         """
         self.core.close()
         self.loras.close()
@@ -61,7 +61,7 @@ def open_model(
     tokenizer_json: str | bytes | None = None,
     progress: Progress | None = None,
 ) -> Opened:
-    """Load the GGUF file at a path, or in bytes, as the config says. `progress(done, total)` is
+    """Load the GGUF file at a path or in bytes, as the config says. `progress(done, total)` is
     called with the bytes of weights prepared.
     """
     if tokenizer_json is not None and config.tokenizer_path is not None:
@@ -102,8 +102,8 @@ def open_model(
 
 
 def vision_for(config: EngineConfig, model: Model) -> Vision | None:
-    """The encoder of the config's mmproj file, None where it names none; ModelError for one that
-    was made for another model.
+    """The encoder of the config's mmproj file, None without one; ModelError if it was made for
+    another model.
     """
     if config.mmproj is None:
         return None
@@ -142,7 +142,7 @@ def _serving(
     bridge: TokenizerBridge | None,
     tokenizer_json: str | bytes | None,
 ) -> Opened:
-    """A loaded model with its core, vocabulary and place of snapshots."""
+    """A loaded model with its core, vocabulary and snapshots."""
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
     if model.verifier is not None:
         model.verifier.tell(core.fail)
@@ -166,10 +166,10 @@ def _serving(
 
 
 def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()) -> EngineCore:
-    """The core of an engine over a loaded model, its pages as the config says.
+    """The core of an engine over a loaded model, with pages as the config says.
 
-    Keys and values of an encoder live for one step: they are f32 where `kv_type` is f16, and no
-    prefix is kept. A step of it is as long as the longest text.
+    The keys and values of an encoder live for one step: they are f32 if `kv_type` is f16, and no
+    prefix is stored. A step is as long as the longest text.
     """
     known, rows = model.config, model.program.positions
     if config.context_size is not None and config.context_size > rows:
@@ -207,9 +207,7 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
 
 
 def _replacement_hash(path: str | Path | None, tokenizer_json: str | bytes | None) -> str | None:
-    """BLAKE3 of the tokenizer.json that stands in for the file's own vocabulary, None where none
-    does.
-    """
+    """BLAKE3 of the tokenizer.json that replaces the file's own vocabulary, None without one."""
     if tokenizer_json is None:
         return None if path is None else blake3(Path(path).read_bytes()).hexdigest()
     return blake3(
@@ -220,9 +218,7 @@ def _replacement_hash(path: str | Path | None, tokenizer_json: str | bytes | Non
 def _bridge(
     reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None
 ) -> TokenizerBridge | None:
-    """The vocabulary asked for: tokenizer.json's, else the file's own; None where the file has
-    none.
-    """
+    """The vocabulary: tokenizer.json's, otherwise the file's own; None if the file has none."""
     if isinstance(tokenizer_json, (bytes, bytearray, memoryview)):
         try:
             tokenizer_json = bytes(tokenizer_json).decode("utf-8")

@@ -1,9 +1,9 @@
 """Divides pages among running requests, stored prefixes and idle sessions.
 
-The scheduler asks here: may an entry start (`admit`), is there room for its next rows (`reserve`),
-take its pages away (`release`). Room is made in this order: free pages, stored prefixes, pages of
-idle sessions, each the least recently used first; what an idle session loses is evaluated again,
-with the same bits, when it goes on. Whoever could get its pages so does not wait for them.
+The scheduler asks: may an entry start (`admit`), can its next rows be written (`reserve`), take its
+pages away (`release`). Pages are taken in this order: free pages, those of stored prefixes, those
+of idle sessions, least recently used first. What an idle session loses is evaluated again when it
+continues, with the same bits. A request that can get its pages in this way does not wait.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PageAllocator:
         self._queue_times = queue_times
 
     def new_sequence(self) -> PagedKvCache:
-        """What a session holds of the tokens before: pages, and state where the model keeps any."""
+        """The memory of a new sequence: pages, and recurrent state if the model has any."""
         return (
             PagedKvCache(self.pool)
             if self.states is None
@@ -64,8 +64,8 @@ class PageAllocator:
         )
 
     def keep(self, session: Session) -> None:
-        """Count a session among those that keep pages while idle, as the one used last; one that is
-        forgotten gives them back.
+        """Add a session to those that keep pages while idle, as the most recently used. A session
+        that is freed returns its pages.
         """
         self.collect()
         if session in self.sessions:
@@ -75,15 +75,15 @@ class PageAllocator:
         self.sessions[session] = None
 
     def collect(self) -> None:
-        """Take back the pages of sessions that were forgotten: a finaliser may run anywhere, so it
-        only leaves word.
+        """Release the pages of freed sessions. Finalisers may run anywhere, so they only leave a
+        note for this method.
         """
         while self._forgotten:
             self._forgotten.pop().release()
 
     def admit(self, entry: ScheduleEntry) -> bool | None:
-        """Look for a stored prefix; wait for one that is being computed right now (False), or for
-        pages (None).
+        """Look for a stored prefix; False to wait for one that is being computed now, None to wait
+        for pages.
         """
         self.collect()
         request = entry.owner
@@ -112,18 +112,14 @@ class PageAllocator:
         return True
 
     def reserve(self, entry: ScheduleEntry, length: int) -> bool:
-        """Make an entry's positions below `length` writable; False when there is no page left to
-        take.
-        """
+        """Make an entry's positions below `length` writable; False if no page can be taken."""
         if entry.width:
             return all(self.make(session.kv, length) for session in entry.owner.search.sessions)
         kv = entry.owner.session.kv
         return length <= kv.writable or self.make(kv, length)
 
     def make(self, kv: PagedKvCache, length: int) -> bool:
-        """Make positions below `length` of a sequence writable; False when there is no page left to
-        take.
-        """
+        """Make positions below `length` of a sequence writable; False if no page can be taken."""
         if length <= kv.writable:
             return True
         while True:
@@ -141,8 +137,8 @@ class PageAllocator:
             idle.kv.release()
 
     def release(self, entry: ScheduleEntry) -> None:
-        """Take an entry's pages away; sequences side by side begin again with what they have in
-        common.
+        """Take an entry's pages away. Sequences of one entry start again from their common
+        prefix.
         """
         request = entry.owner
         request.session.kv.release()
@@ -151,8 +147,8 @@ class PageAllocator:
             entry.length = len(request.session.tokens)
 
     def store(self, request: Request, *, whole_pages: bool) -> None:
-        """Put what is evaluated so far into the prefix tree; of a session that goes on whole pages
-        only, so that it need not copy one.
+        """Put what is evaluated so far into the prefix tree. For a session that continues, only
+        whole pages, so that none must be copied.
         """
         if self.prefix is None or not request.cache:
             return
@@ -176,15 +172,13 @@ class PageAllocator:
             )
 
     def takeable(self) -> int | None:
-        """Pages that `make` could get together, None where only memory is the limit."""
+        """How many pages `make` could provide, None if only memory is the limit."""
         self.collect()
         free = self.pool.pages_free
         return None if free is None else free + self._held_idly(())
 
     def _held_idly(self, but: Sequence[int]) -> int:
-        """Pages that nobody but stored prefixes and idle sessions has a share in, those of `but`
-        left out.
-        """
+        """Pages shared only by stored prefixes and idle sessions other than `but`."""
         held = Counter(
             page for session in self.sessions if not session.busy for page in session.kv.pages
         )
@@ -195,7 +189,7 @@ class PageAllocator:
         return sum(self.pool.owners(page) == owners for page, owners in held.items())
 
     def leaked(self, requests: set[Request]) -> int:
-        """Owned pages that no request, session or stored prefix names."""
+        """Owned pages that no request, session or stored prefix refers to."""
         self.collect()
         known = {
             page
@@ -209,8 +203,8 @@ class PageAllocator:
         return self.pool.pages_used - len(known)
 
     def _follow(self, request: Request, prefix: PrefixKvCache) -> bool:
-        """Whether another request is computing a beginning of this one's tokens that is worth
-        waiting for.
+        """Whether another request is computing a prefix of this one's tokens that is worth waiting
+        for.
         """
         session, size = request.session, self.pool.page_size
         if not self.scheduler.prefilling:
@@ -231,8 +225,8 @@ class PageAllocator:
         return False
 
     def _fits(self, entry: ScheduleEntry, prefix: PrefixKvCache | None) -> bool:
-        """Whether an entry's tokens, and one more for everybody who runs, fit into pages that are
-        free or idly held. prefix: where it may have some from, None for nowhere.
+        """Whether an entry's tokens, and one more for each running request, fit into pages that are
+        free or held idly. prefix: a stored prefix to use, None for none.
         """
         free = self.pool.pages_free
         if free is None:
@@ -249,7 +243,7 @@ class PageAllocator:
         return need <= free + self._idle_bound() and need <= free + self._held_idly(mine)
 
     def _idle_bound(self) -> int:
-        """At least as many as `_held_idly`, and soon counted."""
+        """An upper bound of `_held_idly` that is quick to compute."""
         stored = 0 if self.prefix is None else self.prefix.pages_used
         return stored + sum(len(session.kv.pages) for session in self.sessions if not session.busy)
 

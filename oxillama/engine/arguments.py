@@ -1,5 +1,5 @@
-"""Keyword arguments as callers pass them: other tools' names of them, unknown names, and numbers of
-any kind.
+"""Keyword arguments from callers: other libraries' names for them, unknown names, and numbers of
+any type.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MINUS_ONE = {
 
 
 def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Keyword arguments under our names; ConfigError where a value is given under two."""
+    """Keyword arguments under our names; ConfigError for a value given under two names."""
     out: dict[str, Any] = {}
     first: dict[str, str] = {}
     for name, value in given.items():
@@ -59,7 +59,7 @@ def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 
 def unknown(name: str, known: Iterable[str], *, place: str) -> ConfigError:
-    """The error of a name that nobody has, with the one that was probably meant."""
+    """The error for an unknown name, with the most similar known one."""
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
@@ -68,9 +68,7 @@ def unknown(name: str, known: Iterable[str], *, place: str) -> ConfigError:
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """A whole number of any kind (numpy's too) that is at least `least`; ConfigError for what is
-    none.
-    """
+    """An integer of any type (numpy's too) that is at least `least`; ConfigError otherwise."""
     number: int | None = None
     with suppress(TypeError):
         number = None if isinstance(value, (bool, np.bool_)) else index(value)
@@ -81,7 +79,7 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def seconds(name: str, value: Any) -> float:
-    """A number of seconds above 0, of any kind; ConfigError for what is none."""
+    """A number of seconds above 0, of any type; ConfigError otherwise."""
     good = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not good or not value > 0:
         hint = f" ({_MINUS_ONE[name]})" if good and value == -1 and name in _MINUS_ONE else ""
@@ -90,11 +88,11 @@ def seconds(name: str, value: Any) -> float:
 
 
 def separated(prompt: Any) -> tuple[Any, bool]:
-    """(a prompt or a list of prompts, whether it is a list of them).
+    """(a prompt or a list of prompts, whether it is a list).
 
-    Lists, tuples, arrays, Series and iterators: of texts or of lists they are prompts, of whole
-    numbers they are the token ids of one. Nothing at all is a list of no prompts. ConfigError for a
-    None among prompts.
+    Lists, tuples, arrays, Series and iterators of texts or of lists are prompts; those of integers
+    are the token ids of one prompt. An empty one is a list of no prompts. ConfigError for a None
+    among prompts.
     """
     if (
         prompt is None

@@ -27,7 +27,7 @@ _LOCAL = (
 
 
 class ConfigOptions(TypedDict, total=False):
-    """The fields of `EngineConfig` but the model's path, and llama.cpp's names of them."""
+    """The fields of `EngineConfig` without the model's path, and llama.cpp's names for them."""
 
     tokenizer_path: str | Path | None
     sidecar: str | Path | Literal[False]
@@ -66,32 +66,34 @@ class ConfigOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How a model is loaded and served; the fields are keyword arguments of `load` too.
+    """How a model is loaded and served. The fields are also keyword arguments of `load`.
 
-    model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a
-    tokenizer.json instead of the file's own vocabulary. context_size: most tokens of a session,
-    None for the model's own; costs nothing until used. num_threads: None for the cores this process
-    may use. sampler: of requests that name none, None for `SamplerConfig()` with what the file's
-    `general.sampling.*` keys say (`recommended`). prefill_chunk_size: most prompt tokens of a step,
-    None for the scheduler's `prefill_chunk`, in whose place a number stands. kv_type: how keys and
-    values are kept, "f16", "f32", "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks
-    of 32). max_pages: pages of `page_size` tokens in all, None for as many as memory allows.
-    prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and
-    `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`. sidecar: where
-    packed weights are kept on disk for the next load, shared by processes: False (the default)
-    nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder; docs/loading.md.
-    mmproj: the GGUF file of the encoder that turns images into what the model reads
-    (docs/pictures.md), None for none. image_fit: "stretch" or "pad" in place of what the model's
-    family does to an image of other sides; image_folder: where messages may name image files, None
-    for nowhere; max_images of a prompt, max_image_pixels of one.
-    chat_template: how conversations are
-    written in place of the file's own template: the text of one (Jinja), or the name of a built-in
-    one ("chatml", "llama3", ...; `tokenizer.builtin_templates`). offload: the memory that
-    weights may take, `Budget` or `PinnedHotSet`, where they need not all be in it; None (the
-    default) keeps all of them there; docs/offload.md.
+    model_path: a GGUF file (any part of a set), None for the embedded model. tokenizer_path: a
+    tokenizer.json that replaces the file's vocabulary. context_size: the largest number of tokens
+    of a session, None for the model's own; it costs nothing until used. num_threads: None for the
+    cores this process may use. sampler: for requests without one, None for `SamplerConfig()` with
+    the file's `general.sampling.*` keys (`recommended`).
 
-    rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts
-    (`model.rope.RopeOverrides`, docs/loading.md); None leaves the file's.
+    prefill_chunk_size: most prompt tokens of a step, None for the scheduler's `prefill_chunk`.
+    kv_type: the type of stored keys and values, "f16", "f32", "q8_0" or "q4_0" (half and a quarter
+    of f16; head sizes in blocks of 32). max_pages: the number of pages, of `page_size` tokens each,
+    None for as many as memory allows. prefix_cache: keep evaluated pages, within
+    `prefix_max_entries` and `prefix_max_bytes`, for prompts with the same beginning of at least
+    `prefix_min_tokens` tokens.
+
+    sidecar: where packed weights are stored on disk for later loads and other processes: False (the
+    default) nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder;
+    docs/loading.md. offload: the memory that weights may take, a `Budget` or `PinnedHotSet`; None
+    (the default) keeps all weights in memory; docs/offload.md.
+
+    mmproj: the GGUF file of the image encoder (docs/pictures.md), None for none. image_fit:
+    "stretch" or "pad" instead of the model family's own way to fit an image; image_folder: where
+    messages may name image files, None for nowhere; max_images per prompt, max_image_pixels per
+    image. chat_template: replaces the file's own template: Jinja text, or the name of a built-in
+    template ("chatml", "llama3", ...; `tokenizer.builtin_templates`).
+
+    rope_freq_base to yarn_beta_slow: override the file's rope parameters
+    (`model.rope.RopeOverrides`, docs/loading.md); None keeps the file's.
     """
 
     model_path: str | Path | None = None
@@ -195,10 +197,10 @@ class EngineConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, function: str) -> EngineConfig:
-        """A config from the keyword arguments of `load` and its kin, under our names or llama.cpp's
-        (n_ctx, n_threads); ConfigError names an unknown one.
+        """A config from keyword arguments under our names or llama.cpp's (n_ctx, n_threads).
+        ConfigError for an unknown name.
 
-        As in llama.cpp n_ctx=0 is the model's own context, and n_threads=-1 or 0 all cores.
+        As in llama.cpp, n_ctx=0 means the model's own context, and n_threads=-1 or 0 all cores.
         """
         as_there = {**given}
         for name in CONFIG_NAMES:
@@ -213,7 +215,7 @@ class EngineConfig:
         return cls(**own)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values but those that are of this machine: paths, threads, memory,
+        """All fields as JSON values, except those of this machine: paths, threads, memory,
         sidecars.
         """
         found = {
@@ -229,7 +231,7 @@ class EngineConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
-        """A config from `to_dict()`'s form; ConfigError for what is none."""
+        """A config from the result of `to_dict()`; ConfigError if it is malformed."""
         known = {field.name for field in fields(cls)} - set(_LOCAL)
         if not isinstance(values, Mapping):
             raise ConfigError(
@@ -252,13 +254,13 @@ class EngineConfig:
             raise ConfigError(f"EngineConfig: {error}") from None
 
     def rope(self) -> RopeOverrides:
-        """What is said of the rotation in place of the file."""
+        """The rope overrides."""
         return RopeOverrides(
             **{field.name: getattr(self, field.name) for field in fields(RopeOverrides)}
         )
 
     def prefix(self) -> dict[str, Any] | None:
-        """The limits of the prefix cache, None where there is none."""
+        """The limits of the prefix cache, None without one."""
         limits = dict(
             min_prefix_len=self.prefix_min_tokens,
             max_entries=self.prefix_max_entries,
@@ -267,7 +269,7 @@ class EngineConfig:
         return limits if self.prefix_cache else None
 
     def scheduling(self) -> SchedulerConfig:
-        """The scheduler's config, with `prefill_chunk_size` in it where it is given."""
+        """The scheduler's config, with `prefill_chunk_size` if it is set."""
         chunk = self.prefill_chunk_size
         if chunk is None:
             return self.scheduler or SchedulerConfig()

@@ -1,7 +1,7 @@
-"""What a model says of a whole text: logits or hidden rows of every token, vectors pooled from
-them, and how relevant documents are to a query.
+"""Results for a whole text: logits or hidden rows of every token, vectors pooled from them, and how
+relevant documents are to a query.
 
-Rows arrive in chunks; pooling gives the same bits as if they had come at once.
+Rows arrive in chunks; pooling gives the same bits as if they arrived at once.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def submit_rows(
     owner: Any = None,
     adapters: Any = None,
 ) -> Request:
-    """Have `sink(first position, rows)` called with float32 (rows, vocabulary), or (rows, hidden),
-    of every token in order, a chunk at a time.
+    """Call `sink(first position, rows)` with float32 (rows, vocabulary) or (rows, hidden) of every
+    token in order, one chunk at a time.
 
     The request's result is `value`; it keeps `owner` alive while it runs.
     """
@@ -70,8 +70,8 @@ def all_logits(
 
 
 class PoolingMode(Enum):
-    """How the rows of a text become one vector; NONE keeps them all, RANK gives the scores of the
-    model's classifier in place of a vector.
+    """How the rows of a text become one vector. NONE keeps all rows; RANK gives the scores of the
+    model's classifier instead of a vector.
     """
 
     LAST = "last"
@@ -83,7 +83,7 @@ class PoolingMode(Enum):
 
     @classmethod
     def of(cls, value: PoolingMode | str) -> PoolingMode:
-        """The mode of that name; ConfigError for a name that is none."""
+        """The mode with that name; ConfigError for an unknown name."""
         try:
             return cls(value)
         except ValueError:
@@ -93,11 +93,11 @@ class PoolingMode(Enum):
 
 
 class Pooler:
-    """Collects hidden rows (rows, hidden) float32 in order of position, a chunk at a time; `result`
-    is the pooled vector.
+    """Collects hidden rows (rows, hidden) float32 in order of position, one chunk at a time;
+    `result` is the pooled vector.
 
-    Means are summed in double, row by row, so that chunks cannot be seen in the result. then: what
-    is done to the pooled vector before it is normalised, nothing without pooling.
+    Means are summed in double precision, row by row, so that chunks do not change the result. then:
+    a function applied to the pooled vector before it is normalised, not used without pooling.
     """
 
     __slots__ = ("_kept", "_rows", "_then", "mode", "normalize")
@@ -116,7 +116,7 @@ class Pooler:
         self._kept: Any = None
 
     def add(self, first: int, rows: np.ndarray) -> None:
-        """Rows of positions `first` on; rows that were added before are passed over."""
+        """Add rows of positions from `first` on; rows that were added before are skipped."""
         rows = rows[self._rows - first :]
         if not len(rows):
             return
@@ -137,8 +137,8 @@ class Pooler:
             self._kept = total
 
     def result(self) -> np.ndarray:
-        """float32 (hidden,), or (rows, hidden) without pooling; of length 1 (each row) where
-        normalised. EmptySequence without rows.
+        """float32 (hidden,), or (rows, hidden) without pooling; each of length 1 if normalised.
+        EmptySequence without rows.
         """
         if self._kept is None:
             raise EmptySequence("embedding: found no tokens, wanted 1 or more")
@@ -158,16 +158,16 @@ class Pooler:
 
 
 def pooling_of(model: Model, asked: PoolingMode | str | None) -> PoolingMode:
-    """The mode asked for, else the file's own, else the mean of the rows."""
+    """The mode asked for, otherwise the file's, otherwise the mean of the rows."""
     return PoolingMode.of(model.config.pooling or "mean" if asked is None else asked)
 
 
 def pooler_of(
     model: Model | None, mode: PoolingMode | str | None, normalize: bool | None
 ) -> Pooler:
-    """What pools the rows of a text as asked; ConfigError for what the model cannot do.
+    """The pooler for a text; ConfigError for a mode that the model does not support.
 
-    normalize: None for vectors of length 1, and for scores as they are.
+    normalize: None means length 1 for vectors, and unchanged scores.
     """
     mode = PoolingMode.of(mode or "mean") if model is None else pooling_of(model, mode)
     if normalize is not None and not isinstance(normalize, bool):
@@ -198,8 +198,8 @@ def submit_embedding(
     owner: Any = None,
     adapters: Any = None,
 ) -> tuple[Request, Pooler]:
-    """Start an embedding of token ids: the request, and the pooler that has the vector when it is
-    done.
+    """Start an embedding of token ids: the request, and the pooler that has the vector when it has
+    ended.
     """
     pooler = pooler_of(model, mode, normalize)
     if not ids:
@@ -208,7 +208,7 @@ def submit_embedding(
 
 
 def all_pooled(work: Iterable[tuple[Request, Pooler]]) -> list[np.ndarray]:
-    """The vectors of embeddings, begun as they are taken; an error of one cancels all."""
+    """The vectors of embeddings that start as they are iterated; an error of one cancels all."""
     poolers: list[Pooler] = []
 
     def begun() -> Iterator[Request]:
@@ -221,15 +221,15 @@ def all_pooled(work: Iterable[tuple[Request, Pooler]]) -> list[np.ndarray]:
 
 
 class RankedDocument(NamedTuple):
-    """A document of `rerank`: its place in the list that was given, and its score."""
+    """A document of `rerank`: its index in the list given, and its score."""
 
     index: int  # type: ignore[assignment]  # nobody asks a document for the method
     score: float
 
 
 def scored_label(model: Model, label: str | None) -> int:
-    """The number of the score that says how relevant a document is; ConfigError for a model without
-    a classifier, and where only the caller can say which of several labels it is.
+    """The index of the score that says how relevant a document is; ConfigError for a model without
+    a classifier, or if the caller must choose one of several labels.
     """
     head = model.classifier
     if head is None:
@@ -252,8 +252,8 @@ def scored_label(model: Model, label: str | None) -> int:
 def pair_ids(
     bridge: TokenizerBridge, metadata: Mapping[str, Any], query: str, document: str
 ) -> list[int]:
-    """The ids of a query and a document as the model reads them: in the file's template where it
-    has one, else as a pair of texts.
+    """The ids of a query and a document as the model reads them: in the file's template if it has
+    one, otherwise as a pair of texts.
     """
     for name, text in (("query", query), ("document", document)):
         if not isinstance(text, str):
@@ -273,6 +273,8 @@ def pair_ids(
 
 
 def ranked(scores: Iterable[float | np.floating], top_n: int | None) -> list[RankedDocument]:
-    """Documents by score, the best first, equal ones in their own order; the first `top_n`."""
+    """Documents by score, best first, equal ones in their original order; only the first
+    `top_n`.
+    """
     found = [RankedDocument(index, float(score)) for index, score in enumerate(scores)]
     return sorted(found, key=lambda each: (-each.score, each.index))[:top_n]

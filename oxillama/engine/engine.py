@@ -1,8 +1,8 @@
-"""`EngineCore`: what any thread may ask of an engine; the work itself is `loop.StepLoop`'s.
+"""`EngineCore`: what any thread can ask of an engine. The work itself is done by `loop.StepLoop`.
 
-It knows integers: tokens, pages, positions. It is given a program (anything with `step` and
-`representative`), page memory, and requests whose sessions carry what turns logits into tokens and
-tokens into text. Callers never touch what the loop owns but under `lock`.
+It handles integers only: tokens, pages, positions. It is given a program (an object with `step` and
+`representative`), page memory, and requests whose sessions turn logits into tokens and tokens into
+text. Callers touch what the loop owns only under `lock`.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ _RUNNING: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Let no loop be in a step while the interpreter is taken down."""
+    """Make sure that no loop is in a step when the interpreter shuts down."""
     for core in list(_RUNNING):
         core.close()
 
 
 class EngineCore:
-    """Runs requests over one program. `batch` makes what `program.step` is given; `flag` stops a
+    """Runs requests over one program. `batch` fills the arrays of `program.step`; `flag` stops a
     running step (`set`, `clear`).
 
     context_size: most tokens of a session. eog_ids: tokens that end generation. prefix: limits of
     the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache. encoder: the name
-    of an architecture whose tokens see their whole text, and which has no next token; None for
-    others.
-    rope_factors: which of LongRoPE's factors rotate every session, None for a model without them.
+    of an encoder architecture (each token sees its whole text and there is no next token), None for
+    decoders. rope_factors: which of LongRoPE's factors all sessions use, None for a model without
+    them.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class EngineCore:
 
     @property
     def program(self) -> Any:
-        """What computes the steps; EngineError once the engine is closed, which may be while
-        somebody is about to ask.
+        """The program that computes steps; EngineError if the engine has been closed, possibly by
+        another thread.
         """
         program = self._loop.program
         if program is None:
@@ -135,7 +135,7 @@ class EngineCore:
 
     @property
     def speculator(self) -> Speculator | None:
-        """What drafts for requests; None: nothing speculates."""
+        """Drafts candidates for requests; None if nothing speculates."""
         return self._loop.speculator
 
     @speculator.setter
@@ -143,8 +143,8 @@ class EngineCore:
         self._loop.speculator = speculator
 
     def check(self) -> None:
-        """Raise EngineError when the engine cannot serve: closed, failed, or in a process that was
-        forked off.
+        """Raise EngineError if the engine cannot serve: closed, failed, or in a forked child
+        process.
         """
         if os.getpid() != self._pid:
             raise EngineError(
@@ -158,8 +158,8 @@ class EngineCore:
             raise EngineError("engine: is closed")
 
     def check_waiter(self) -> None:
-        """Raise EngineError where waiting for a step would never end: in the loop itself, and where
-        this thread holds the steps back.
+        """Raise EngineError if waiting for a step would never end: in the loop itself, or if this
+        thread holds the steps back.
         """
         if threading.current_thread() is self._loop.thread or self._loop.workers.current:
             raise EngineError(
@@ -173,8 +173,8 @@ class EngineCore:
             )
 
     def check_session(self, session: Session) -> Session:
-        """The session, if it is one of this engine; ConfigError, or EngineError for another
-        engine's.
+        """The session, if it belongs to this engine; ConfigError for other values, EngineError for
+        another engine's session.
         """
         if not isinstance(session, Session):
             raise ConfigError(
@@ -185,7 +185,7 @@ class EngineCore:
         return session
 
     def new_session(self, tokens: Sequence[int] = (), *, adapters: Any = None) -> Session:
-        """A session that holds tokens and no pages yet; adapters None: those in force now."""
+        """A session with tokens and no pages yet; adapters None: the current stack."""
         session = Session(
             self,
             self.allocator.new_sequence(),
@@ -196,11 +196,11 @@ class EngineCore:
         return session
 
     def request(self, kind: type[AnyRequest], session: Session) -> AnyRequest:
-        """A request of a kind, to be filled in and handed to `submit`."""
+        """A new request of the given kind, to be filled in and passed to `submit`."""
         return kind(session, cancel=self._cancel, check_waiter=self.check_waiter)
 
     def submit(self, request: AnyRequest) -> AnyRequest:
-        """Give a request to the loop; its session is busy until the request ends."""
+        """Pass a request to the loop; its session is busy until the request ends."""
         self.check()
         session = self.check_session(request.session)
         with self.lock:
@@ -235,7 +235,7 @@ class EngineCore:
         return request
 
     def _check_queue(self, more: int) -> None:
-        """Raise QueueFull where so many more requests would be beyond the scheduler's bound."""
+        """Raise QueueFull if this many more requests would exceed the scheduler's limit."""
         limits, flying = self._scheduler.config, len(self._tracker.in_flight)
         if limits.max_waiting is None or flying + more <= limits.max_sequences + limits.max_waiting:
             return
@@ -246,8 +246,8 @@ class EngineCore:
         )
 
     def _check_images(self, session: Session) -> None:
-        """Raise ContextError for an image whose rows must be of one step and are more than one
-        holds.
+        """Raise ContextError for an image with more rows than one step holds; they must be
+        evaluated in one step.
         """
         limits = self._scheduler.config
         most = limits.max_batch_tokens - limits.max_batch_sequences
@@ -262,8 +262,8 @@ class EngineCore:
                 )
 
     def _check_encoder(self, request: Request) -> None:
-        """Raise for what an encoder cannot do: EngineError, ContextError for a text longer than a
-        step.
+        """Raise for what an encoder cannot do: EngineError for text or logits, ContextError for a
+        text longer than a step.
         """
         if not request.hidden:
             raise NoNextToken(
@@ -280,9 +280,7 @@ class EngineCore:
             )
 
     def keep(self, session: Session) -> Session:
-        """Count a session among those that may keep pages while idle; until it is dropped, or
-        forgotten.
-        """
+        """Add a session to those that may keep pages while idle, until it is dropped or freed."""
         with self.lock:
             self.allocator.keep(session)
         return session
@@ -296,8 +294,8 @@ class EngineCore:
             session.kv.release()
 
     def saved(self) -> Any:
-        """Where sessions are saved; SnapshotIncompatible for an engine that was made without a
-        model file to bind them to.
+        """Saves sessions; SnapshotIncompatible for an engine without a model file to bind them
+        to.
         """
         if self.snapshots is None:
             raise SnapshotIncompatible(
@@ -306,8 +304,8 @@ class EngineCore:
         return self.snapshots
 
     def files(self) -> tuple[Path, ...]:
-        """The files that weights are read from: the model's own, and those of the drafts that
-        requests have named; none for models without.
+        """The files that weights are read from: the model's, and those of drafts that requests have
+        named; empty for a model without files.
         """
         cores = (self, *(self.speculator.cores() if self.speculator is not None else ()))
         return tuple(
@@ -318,7 +316,7 @@ class EngineCore:
         )
 
     def settle(self, session: Session) -> None:
-        """Wait for a cancelled request that still runs on the session; it leaves within
+        """Wait for a cancelled request that still runs on the session; it ends within
         milliseconds.
         """
         for request in [
@@ -330,7 +328,7 @@ class EngineCore:
 
     @contextmanager
     def change(self, session: Session) -> Iterator[None]:
-        """The lock under which an idle session may be changed; EngineError while a request runs on
+        """The lock that must be held to change an idle session; EngineError while a request runs on
         it.
         """
         self.check()
@@ -341,9 +339,7 @@ class EngineCore:
 
     def extend(self, session: Session, ids: Sequence[int]) -> np.ndarray:
         """Append tokens to a session and evaluate them; returns the logits after the last, float32
-        (vocab,).
-
-        Without success nothing is appended.
+        (vocab,). If it fails, nothing is appended.
         """
         self.check_waiter()
         self.check_session(session)
@@ -379,7 +375,7 @@ class EngineCore:
             raise
 
     def metrics(self) -> MetricsSnapshot:
-        """The counters as they are now."""
+        """The current counters."""
         with self.lock:
             prefix, scheduler, leaked = (
                 self.prefix,
@@ -402,7 +398,7 @@ class EngineCore:
             )
 
     def clear_cache(self) -> None:
-        """Forget every stored prefix and give free memory back to the system where no step is
+        """Remove every stored prefix, and return free memory to the system if no step is
         running.
         """
         self.check_waiter()
@@ -413,8 +409,8 @@ class EngineCore:
             self.pool.shrink_to_fit()
 
     def close(self) -> None:
-        """End the loop; requests in flight end as cancelled. Safe to call twice, from any thread,
-        in a forked child too.
+        """End the loop; running requests end as cancelled. Safe to call twice, from any thread, and
+        in a forked child.
         """
         if self._loop.closed or os.getpid() != self._pid:
             self._loop.closed = True
@@ -443,15 +439,13 @@ class EngineCore:
             self._loop.program = None
 
     def stop(self) -> None:
-        """Ask the loop to end, and wait for nothing: for whoever may not wait (a finaliser)."""
+        """Ask the loop to end without waiting, for callers that must not wait (a finaliser)."""
         if not self._loop.closed and os.getpid() == self._pid:
             self._loop.close()
             self._loop.release()
 
     def fail(self, error: WeightsDamaged) -> None:
-        """End every request in flight with an error, and refuse all that come later; from any
-        thread.
-        """
+        """End every running request with an error and refuse all later ones; from any thread."""
         self._loop.fail(error)
 
     def run_in_worker(self, call: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
-"""From what a caller asks for (text and options) to a request the loop can run (token ids, sampler,
-grammar state, stops).
+"""Turns text and options into a request that the loop can run (token ids, sampler, grammar state,
+stops).
 
-`Options` holds and checks everything `generate` and its kin accept; `Vocabulary` keeps what a
-tokenizer and its grammars share between requests; `make_request` puts a session together.
+`Options` holds and checks everything that `generate` and related methods accept. `Vocabulary` holds
+what requests share of a tokenizer and its grammars. `make_request` prepares a session.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplerConfig)) - {
 
 
 class SamplerFields(TypedDict, total=False):
-    """Fields of `SamplerConfig` that `generate` and its kin take as arguments of their own, and
-    other tools' names of them.
+    """Fields of `SamplerConfig` that `generate` and related methods take as arguments, and other
+    libraries' names for them.
     """
 
     temperature: float
@@ -80,7 +80,7 @@ class SamplerFields(TypedDict, total=False):
 
 
 class SingleOptions(SamplerFields, total=False):
-    """What `generate` and its kin take for one completion (`oxillama.Options`)."""
+    """Arguments of `generate` and related methods for one completion (`oxillama.Options`)."""
 
     max_tokens: int | None
     sampler: SamplerConfig | None
@@ -111,14 +111,14 @@ class SingleOptions(SamplerFields, total=False):
 
 
 class GenerateOptions(SingleOptions, total=False):
-    """What `generate` and its kin take for any number of completions."""
+    """Arguments of `generate` and related methods for any number of completions."""
 
     n: int
     best_of: int | None
 
 
 class SingleChatOptions(SingleOptions, total=False):
-    """What `chat` and its kin take for one completion."""
+    """Arguments of `chat` and related methods for one completion."""
 
     tools: Sequence[Any] | None
     tool_choice: Any
@@ -129,7 +129,7 @@ class SingleChatOptions(SingleOptions, total=False):
 
 
 class ChatOptions(SingleChatOptions, total=False):
-    """What `chat` and its kin take for any number of completions."""
+    """Arguments of `chat` and related methods for any number of completions."""
 
     n: int
     best_of: int | None
@@ -141,27 +141,31 @@ Several = Literal[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What one request asks for.
+    """The options of one request.
 
-    max_tokens: None (or -1) is to the end of the context. sampler: a SamplerConfig, None for the
+    max_tokens: None (or -1) means to the end of the context. sampler: a SamplerConfig, None for the
     engine's. sampling_fields: fields of a SamplerConfig that differ from the engine's, or from
-    those of the session that goes on; `generate` and its kin take them as arguments of their own
-    (`temperature=0`, `top_p=0.9`), and a whole sampler or single fields, not both.
-    stop, stop_token_ids and seed come on top of the sampler's own. cache_prompt: share pages with
-    prompts that begin alike. truncate_prompt: leave out the middle of a prompt that is too long
-    (its first token stays) where it would raise. context_shift: at the end of the context forget
-    the older half of what follows the first `keep` tokens, and evaluate the rest anew. logprobs,
-    prompt_logprobs: report so many likeliest tokens of each draw, or each token of the prompt. One
-    of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. shown_tokens:
-    control tokens that are written out in the text. processors: Python functions over logits
-    (slow). speculative: bring candidates for the next tokens into the steps; the text is the same,
-    sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: what a constraint forces,
-    False: nothing). priority: the lower number goes first, and takes the place of requests of
-    higher numbers where there is no other. timeout: seconds from the start after which the request
-    ends with finish_reason "timeout" and what it has, None for no limit. lora: adapters of the
-    session that begins, a name, a path, or a list of (name, scale); None: the engine's stack.
-    n: completions of the prompt, each with a seed of its own (`siblings.derived_seed`); best_of:
-    draw so many and keep the n likeliest.
+    those of the session that continues. `generate` takes them as arguments of their own
+    (`temperature=0`, `top_p=0.9`). Give a whole sampler or single fields, not both. stop,
+    stop_token_ids and seed are added to the sampler's own.
+
+    cache_prompt: share pages with prompts that begin in the same way. truncate_prompt: drop the
+    middle of a prompt that is too long (its first token stays) instead of raising. context_shift:
+    at the end of the context, drop the older half of what follows the first `keep` tokens and
+    evaluate the rest again. logprobs, prompt_logprobs: report this number of likeliest tokens for
+    each draw, or for each token of the prompt.
+
+    One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text.
+    shown_tokens: control tokens that are written in the text. processors: Python functions over
+    logits (slow). speculative: propose candidates for the next tokens, which gives the same text
+    sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: text forced by a constraint,
+    False: nothing).
+
+    priority: the lower number runs first, and may preempt requests with higher numbers. timeout:
+    seconds after which the request ends with finish_reason "timeout" and its text so far, None for
+    no limit. lora: the adapters of a new session, a name, a path, or a list of (name, scale); None:
+    the engine's stack. n: the number of completions, each with its own seed
+    (`siblings.derived_seed`). best_of: draw this many and keep the n likeliest.
     """
 
     max_tokens: int | None = None
@@ -236,8 +240,8 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """Options from keyword arguments, a sampler's fields among them; ConfigError names an
-        unknown one, and what was given in two ways.
+        """Options from keyword arguments, including a sampler's fields. ConfigError for an unknown
+        name and for a value given in two ways.
         """
         own, known = renamed(given, OPTION_NAMES), {field.name for field in fields(cls)}
         fields_given = {name: own.pop(name) for name in list(own) if name in SAMPLING_FIELDS}
@@ -266,7 +270,7 @@ class Options:
 
     @property
     def amends(self) -> bool:
-        """Whether anything here changes how a session goes on that has begun to draw."""
+        """Whether these options change a continuing session that has begun to draw."""
         given = (self.sampler, self.seed, self.logprobs)
         return (
             any(each is not None for each in given)
@@ -295,7 +299,7 @@ class Options:
 
 
 def _checked_sampling(given: Any, sampler: SamplerConfig | None) -> None:
-    """Raise ConfigError for fields that no sampler has, or beside a whole sampler."""
+    """Raise ConfigError for fields that no sampler has, or if a whole sampler is given too."""
     if given is None:
         return
     if not isinstance(given, Mapping):
@@ -312,8 +316,8 @@ def _checked_sampling(given: Any, sampler: SamplerConfig | None) -> None:
 
 
 def _listed(name: str, value: Any) -> Any:
-    """What a list option holds as a tuple; None is none of them (and no constraint), and a single
-    stop is a text.
+    """A list option as a tuple; None means none of them (and no constraint), and a single stop is a
+    text.
     """
     if value is None:
         return None if name == "choices" else ()
@@ -377,7 +381,7 @@ class Vocabulary:
 
     @property
     def masker(self) -> TokenMasker:
-        """The vocabulary prepared for grammar masks; made when the first grammar comes."""
+        """The vocabulary prepared for grammar masks; made for the first grammar."""
         with self._lock:
             if self._masker is None:
                 bridge = self.bridge
@@ -390,12 +394,12 @@ class Vocabulary:
             return self._masker
 
     def prepare(self, options: Options) -> None:
-        """Compile the constraint of the options, so that it is at hand when a session is locked."""
+        """Compile the constraint of the options before a session is locked."""
         if self.grammar(options) is not None:
             _ = self.masker
 
     def breakers(self, config: SamplerConfig) -> list[tuple[int, ...]] | None:
-        """DRY's sequence breakers as token ids, None where DRY is off."""
+        """DRY's sequence breakers as token ids, None if DRY is off."""
         if not config.dry_multiplier:
             return None
         key = tuple(config.dry_sequence_breakers)
@@ -406,7 +410,7 @@ class Vocabulary:
         return self._breakers[key]
 
     def grammar(self, options: Options) -> Grammar | None:
-        """The compiled constraint of the options; the last ones are kept."""
+        """The compiled constraint of the options; the most recent ones are cached."""
         given: Any = options.grammar
         if callable(getattr(given, "state", None)):
             made: Grammar = given  # compiled: a Grammar, or what makes states as one does
@@ -459,8 +463,8 @@ def make_request(
     prompt: Sequence[int] | None = None,
     session: Session | None = None,
 ) -> GenerateRequest:
-    """A request over a prompt, or one that goes on with a session, after more tokens where a prompt
-    is given too; not yet submitted.
+    """A request for a prompt, or one that continues a session, after more tokens if a prompt is
+    given too. It is not yet submitted.
     """
     session, truncated = ready_session(
         core, vocabulary, options, default=default, prompt=prompt, session=session
@@ -493,7 +497,7 @@ def make_request(
 
 
 def fill_in(request: Request, options: Options) -> None:
-    """Give a request of any kind what options say of every kind."""
+    """Set the options that every kind of request has."""
     request.prompt_tokens, request.cache = len(request.session.tokens), options.cache_prompt
     request.priority, request.timeout = options.priority, options.timeout
 
@@ -507,8 +511,8 @@ def ready_session(
     prompt: Sequence[int] | None,
     session: Session | None,
 ) -> tuple[Session, int]:
-    """(a session with the prompt, and with the sampler and the grammar that options ask for; tokens
-    of the prompt that were left out). session: the one to go on with, None for a new one.
+    """(a session with the prompt, the sampler and the grammar of the options; the number of prompt
+    tokens left out). session: the one to continue, None for a new one.
     """
     truncated = 0
     if session is None:
@@ -558,15 +562,15 @@ def ready_session(
 
 
 def _adapters(options: Options) -> Adapters | None:
-    """What the options ask for, as `LoraStack.resolve` makes it."""
+    """The adapters of the options, as `LoraStack.resolve` makes them."""
     if options.lora is not None and not isinstance(options.lora, Adapters):
         raise ConfigError(f"lora: found {options.lora!r:.80}, wanted what this engine has loaded")
     return options.lora
 
 
 def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[int], int]:
-    """(the prompt as it will run, tokens left out); ContextError for one that leaves no room,
-    unless truncation was asked for.
+    """(the prompt as it will run, the number of tokens left out); ContextError for a prompt that
+    leaves no room, unless truncation was asked for.
     """
     ids = list(prompt)
     limit = context if options.max_tokens == 0 else context - 1
@@ -604,7 +608,7 @@ def sampler_of(
     processors: Sequence[Callable[..., Any]] = (),
     logprobs: int | None = None,
 ) -> Sampler:
-    """The sampler that a config means over a vocabulary."""
+    """The sampler of a config for a vocabulary."""
     words = vocabulary
     return Sampler(
         config,
@@ -625,8 +629,8 @@ def _equip(
     config: SamplerConfig,
     vocab_size: int,
 ) -> None:
-    """Give a session its sampler, grammar state, text decoder and stop filter, from where it
-    stands.
+    """Give a session its sampler, grammar state, text decoder and stop filter, from its current
+    position.
     """
     config = _without_padding(config, vocabulary, vocab_size)
     session.sampler = sampler_of(
@@ -651,8 +655,8 @@ def _equip(
 def _amend(
     session: Session, vocabulary: Vocabulary | None, options: Options, vocab_size: int
 ) -> None:
-    """Give a session that goes on what the options ask for; what they do not name stays as it is,
-    the grammar where it stands too.
+    """Apply options to a session that continues. Options that are not given stay as they were,
+    including the grammar's position.
     """
     before = session.sampler
     config = options.sampling(before.config)
@@ -688,7 +692,7 @@ def _amend(
 def _without_padding(
     config: SamplerConfig, vocabulary: Vocabulary | None, vocab_size: int
 ) -> SamplerConfig:
-    """The config with the rows banned that a model has beyond its vocabulary."""
+    """The config with the output rows banned that lie beyond the vocabulary."""
     known = vocab_size if vocabulary is None else vocabulary.bridge.vocab_size
     return (
         config.replace(banned_tokens=(*config.banned_tokens, *range(known, vocab_size)))
@@ -700,7 +704,7 @@ def _without_padding(
 def _words(
     vocabulary: Vocabulary | None, options: Options, config: SamplerConfig
 ) -> Vocabulary | None:
-    """The vocabulary to write text with; ConfigError where there is none and text is asked for."""
+    """The vocabulary for writing text; ConfigError if there is none and text is asked for."""
     if vocabulary is None and (options.constrained or config.stop or options.shown_tokens):
         raise ConfigError(
             "grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and "
@@ -710,7 +714,7 @@ def _words(
 
 
 def _want_prompt_logprobs(request: GenerateRequest, top: int) -> None:
-    """Have the loop report the log-probability of every prompt token after the first."""
+    """Make the loop report the log-probability of every prompt token after the first."""
     tokens, out = request.session.tokens, request.prompt_logprobs
 
     def rows(first: int, values: np.ndarray) -> None:

@@ -5,18 +5,18 @@ sleeps when idle.
                                         |                     |
                                     [ plan -> step -> draw -> text ]     thread "oxillama engine"
 
-A token's trip: `_tick` plans a step, runs it and deals out its rows (`_deal`); `_take_rows` finds
-what a request gets of them; `_draw` turns a row into a token and its text
-(`output.OutputProcessor`) and says what the request does next. A request with candidates, or with
-functions of its caller, draws in `_turn`.
+How a token is made: `_tick` plans a step, runs it and distributes its rows (`_deal`). `_take_rows`
+handles the rows of one request. `_advance` turns a row into a token and its text
+(`output.OutputProcessor`), and `_after_draw` schedules the request's next row. A request with
+candidates, or with Python functions of its caller, draws in `_turn`.
 
-Python functions that callers bring (logits processors, listeners, drafters) run in worker threads
-(`workers`): their request waits for them, others do not.
+Python functions of callers (logits processors, listeners, drafters) run in worker threads
+(`workers`). Their request waits for them, others do not.
 
-Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that
-request. Where memory is refused, or paged weights cannot be read, the requests of that step end
-with the MemoryError or PagingError, and the loop goes on. Whatever else is raised in the loop fails
-every request in flight with that cause, and every call afterwards raises it.
+Errors: an error of one request (nothing left to sample, a page pool too small for it) ends that
+request. If an allocation fails or paged weights cannot be read, the requests of that step end with
+the MemoryError or PagingError, and the loop continues. Any other exception in the loop ends every
+running request with that cause, and every later call raises it.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ Parking = Callable[[Any, Callable[[Any], None]], Callable[[Any, BaseException | 
 
 
 class Speculator(Protocol):
-    """Candidates for the requests of one engine; `EngineCore.speculator`."""
+    """Proposes candidates for the requests of one engine; see `EngineCore.speculator`."""
 
     def begin(self, asked: Any, masker: Any, session: Any) -> RequestCandidates | None:
-        """The candidates that an option `speculative` stands for, None for none; masker: the
-        grammar's vocabulary, None without one.
+        """The candidates for an option `speculative`, None for none; masker: the grammar's
+        vocabulary, None without one.
         """
 
     def propose(
@@ -70,15 +70,15 @@ class Speculator(Protocol):
         prefilled: int,
         parking: Parking,
     ) -> list[tuple[Any, BaseException]]:
-        """Give each request the candidates of its next step; returns (request, error) where a
-        drafter failed.
+        """Give each request the candidates of its next step; returns (request, error) for each
+        drafter that failed.
 
-        sequences: that decode now. prefilled: prompt rows evaluated so far.
+        sequences: how many decode now. prefilled: prompt rows evaluated so far.
         """
 
     def resolve(self, asked: Any) -> Any:
-        """What an option `speculative` names: draft models are opened here. ConfigError for what it
-        cannot be.
+        """The value of an option `speculative`, with draft models opened; ConfigError for an
+        invalid value.
         """
 
     def cores(self) -> Sequence[Any]:
@@ -89,8 +89,8 @@ class Speculator(Protocol):
 
 
 class StepLoop:
-    """Runs the requests of a tracker over one program. What is read or written by other threads too
-    is so under `lock`, which the loop does not hold during a step.
+    """Runs the requests of a tracker over one program. Data shared with other threads is accessed
+    under `lock`, which the loop does not hold during a step.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class StepLoop:
     # ---------------------------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Start the thread, under the lock; False where it runs already."""
+        """Start the thread, under the lock; False if it already runs."""
         if self.thread is not None:
             return False
         thread = threading.Thread(target=self._run, name="oxillama engine", daemon=True)
@@ -146,7 +146,7 @@ class StepLoop:
         self.inbox.put(command)
 
     def begin(self, request: Request) -> None:
-        """Let the loop begin a submitted request, and its siblings after it."""
+        """Let the loop begin a submitted request, followed by its siblings."""
         for each in (request, *request.siblings):
             if each.timeout is not None:
                 self._deadlines.add(each, each.timeout)
@@ -156,7 +156,9 @@ class StepLoop:
             self.abandon()
 
     def stop(self, request: Request, reason: str) -> None:
-        """End a request within a few milliseconds; a step that is mostly its own is stopped."""
+        """End a request within a few milliseconds; a step that is mostly this request's is
+        stopped.
+        """
         request.stopping = request.stopping or reason
         self._stops = True
         plan = self._plan
@@ -166,7 +168,7 @@ class StepLoop:
         self.inbox.put((self.tracker.end, request, request.stopping))
 
     def close(self) -> None:
-        """Ask the loop to end, and wait for nothing."""
+        """Ask the loop to end, without waiting."""
         self.closed = True
         self._flag.set()
         self.inbox.put(_CLOSE)
@@ -180,12 +182,12 @@ class StepLoop:
         self.stop(request, "timeout")
 
     def fail(self, error: WeightsDamaged) -> None:
-        """End every request in flight with an error, and refuse all that come later."""
+        """End every running request with an error and refuse all later ones."""
         self.failure = error
         self.inbox.put((_raise, error))  # requests are ended by the loop alone
 
     def abandon(self) -> None:
-        """End the requests that the loop will not come to any more."""
+        """End the requests that the loop will not run any more."""
         with self._lock:
             thread = self.thread
             if self.failure is not None:
@@ -198,9 +200,9 @@ class StepLoop:
     def park(
         self, request: Request, then: Callable[[Any], None]
     ) -> Callable[[Any, BaseException | None], None]:
-        """Give a request no rows until the function returned is called, in any thread, with (value,
-        error): then the loop calls `then(value)`, or ends the request with the error. A request
-        that ends meanwhile is not called back.
+        """Give a request no rows until the returned function is called, in any thread, with (value,
+        error). The loop then calls `then(value)`, or ends the request with the error. Nothing is
+        called for a request that has ended meanwhile.
         """
         request.awaited_call = then
         self._scheduler.park(request.entry)
@@ -228,8 +230,8 @@ class StepLoop:
             self.abandon()
 
     def _commands(self) -> bool:
-        """Do what came through the inbox, and wait there while nothing can be planned; False at the
-        engine's end.
+        """Handle the commands in the inbox, and wait there while nothing can be planned; False at
+        the engine's end.
         """
         inbox, scheduler = self.inbox, self._scheduler
         while scheduler.idle or self._stalled or not inbox.empty():
@@ -343,7 +345,7 @@ class StepLoop:
             )
 
     def _take_rows(self, request: Any, rows: np.ndarray, now: float) -> None:
-        """What one request, of any kind, does with its rows of a step: none, some or all."""
+        """Handle the rows (none, some or all) that a request of any kind has in a step."""
         entry = request.entry
         if request.stopping:
             self.tracker.end(request, request.stopping)
@@ -363,7 +365,7 @@ class StepLoop:
             self._after_draw(request, self._advance(request, rows[-1], now))
 
     def _prefilled(self, request: Request, rows: np.ndarray, now: float) -> bool:
-        """Rows of a prompt are evaluated; True when a token is drawn from the last one."""
+        """Rows of a prompt were evaluated; True if a token is drawn from the last one."""
         entry = request.entry
         if len(rows) and entry.every_row and request.on_rows is not None:
             request.on_rows(entry.done - len(rows), rows)
@@ -388,7 +390,7 @@ class StepLoop:
     # ---------------------------------------------------------------------------------------------
 
     def _begin(self, request: Request) -> None:
-        """Queue a submitted request; one whose session has logits to go on from gets its first
+        """Queue a submitted request. If its session has logits to continue from, it draws its first
         token at once.
         """
         try:
@@ -404,7 +406,7 @@ class StepLoop:
             self.tracker.end(request, None, error)
 
     def _advance(self, request: GenerateRequest, row: np.ndarray, now: float) -> str | None:
-        """Draw, and count what was drawn; returns why the request ends, None when it goes on."""
+        """Draw and count; returns why the request ends, None if it continues."""
         counters = self._counters
         if request.token_at:
             counters.inter_token.observe(now - request.token_at)
@@ -422,7 +424,7 @@ class StepLoop:
         return reason
 
     def _after_draw(self, request: GenerateRequest, reason: str | None) -> bool:
-        """What follows from a draw for the request's next step; reason: why it ends."""
+        """Schedule the next row of a request, or end it; reason: why it ends."""
         session, entry = request.session, request.entry
         if reason is not None:
             self.tracker.end(request, reason)
@@ -446,11 +448,11 @@ class StepLoop:
         self, request: GenerateRequest, rows: np.ndarray, draft: Sequence[int]
     ) -> Generator[Call, Any, None]:
         """Draw from the row after the last token, then from the row after each candidate as long as
-        the text goes on with it.
+        the draws agree with the candidates.
 
-        Yields what a worker is to run before it goes on, and is sent what that returned:
-        processors, before each draw, and listeners, after it. Meanwhile others may have taken the
-        request's pages; the rows are its own.
+        Yields functions for a worker to run (processors before each draw, listeners after it) and
+        is sent their results. Meanwhile other requests may take this request's pages; the rows
+        belong to it.
         """
         session, entry, tokens = request.session, request.entry, request.session.tokens
         start, at, going = entry.length, 0, True
@@ -479,15 +481,15 @@ class StepLoop:
             )
 
     def _keep_rows(self, request: Request, length: int) -> None:
-        """The first `length` tokens of a running request are in its pages, and what follows them
-        there is void; where its pages were taken, none are.
+        """Keep the first `length` tokens of a running request in its pages; later positions are
+        invalid. If its pages were taken, none are kept.
         """
         if request.entry.state in (State.PREFILLING, State.DECODING):
             request.entry.done = request.session.kv.length = length
 
     def _draft(self) -> None:
-        """Ask for candidates for the requests that want them. Not under the lock: a draft model
-        takes its time, and what it reads is the loop's alone.
+        """Ask for candidates for the requests that want them. This runs without the lock, because a
+        draft model takes time and only the loop changes what it reads.
         """
         tracker, speculator = self.tracker, self.speculator
         wanting, tracker.undrafted = tracker.undrafted, {}
@@ -516,8 +518,8 @@ class StepLoop:
     # ---------------------------------------------------------------------------------------------
 
     def _take_beams(self, request: BeamRequest, out: np.ndarray, rows: int, now: float) -> int:
-        """`rows` beams of a search have had their row of a step; returns how many rows of logits
-        were theirs: all of `out`.
+        """`rows` beams of a search had a row in a step; returns how many rows of logits were
+        theirs: all of `out`.
         """
         try:
             if request.stopping:
@@ -529,7 +531,7 @@ class StepLoop:
         return len(out)
 
     def _end_beam_turn(self, request: BeamRequest, over: bool, now: float) -> None:
-        """Every beam of a search has had its row: they take the next, or the search is over."""
+        """Every beam of a search had its row: choose the next beams, or end the search."""
         search, counters = request.search, self._counters
         (counters.inter_token if request.token_at else counters.first_token).observe(
             now - (request.token_at or request.submitted_at)
@@ -545,8 +547,8 @@ class StepLoop:
             self._scheduler.start_decoding(request.entry)
 
     def _fork_siblings(self, request: GenerateRequest, row: np.ndarray) -> None:
-        """A prompt is evaluated, `row` are its logits: the siblings who waited for it go on from
-        forks of its pages.
+        """A prompt is evaluated and `row` are its logits. The siblings that waited for it continue
+        from forks of its pages.
         """
         # those that are not reached yet stay its own: it hands them over if it ends here
         while request.siblings:
@@ -567,7 +569,7 @@ class StepLoop:
     def _resume(
         self, request: GenerateRequest, turn: Generator[Call, Any, None], value: Any = None
     ) -> None:
-        """Run a turn up to the next function that a worker is to run, and let one run it."""
+        """Run a turn up to the next function for a worker, and start that function."""
         try:
             call = turn.send(value)
         except StopIteration:
@@ -607,8 +609,8 @@ class StepLoop:
     # ---------------------------------------------------------------------------------------------
 
     def _evaluate_again(self, plan: Plan) -> None:
-        """A stopped step left the recurrent state of its other requests undefined: they begin
-        again, from stored checkpoints where there are any.
+        """A stopped step left the recurrent state of its other requests undefined. They start
+        again, from stored checkpoints if there are any.
         """
         for entry, _ in plan:
             if entry.owner in self.tracker.in_flight:
@@ -616,9 +618,9 @@ class StepLoop:
                 self.tracker.restart(entry.owner)
 
     def _survive(self, refused: MemoryError | PagingError) -> None:
-        """Memory was refused, or weights could not be read: the requests that needed it fail. They
-        are those of a command or a plan; before there is a plan, the one that pages are sought for,
-        else every running request, or every waiting one where none runs.
+        """An allocation failed or weights could not be read: end the requests that needed it. Those
+        are the requests of a command or a plan; before there is a plan, the one that pages are
+        taken for, otherwise all running requests, or all waiting ones if none runs.
         """
         with self._lock:
             scheduler, command = self._scheduler, self._command
@@ -636,13 +638,13 @@ class StepLoop:
             )
 
     def _forget(self, plan: Plan) -> None:
-        """A step that was not ended left the recurrent state of its requests undefined."""
+        """An unfinished step left the recurrent state of its requests undefined."""
         if getattr(self.memory, "slot_layers", ()):
             for entry, _ in plan:
                 self._allocator.release(entry)
 
     def _fail(self, error: BaseException) -> None:
-        """The loop broke: everybody in flight learns why, and so does whoever comes later."""
+        """The loop failed: all running requests end with the cause, and later calls raise it."""
         failure: EngineError
         if isinstance(error, WeightsDamaged):
             failure = error
@@ -660,8 +662,8 @@ def _raise(error: BaseException) -> None:
 
 
 class Batcher:
-    """Fills a step's arrays from a plan; the arrays are reused, so a batch is valid until the next
-    one is made.
+    """Fills the arrays of a step from a plan. The arrays are reused, so a batch is valid until the
+    next one is made.
     """
 
     __slots__ = ("_make", "_one", "_positions", "_row_table", "_tokens")
@@ -675,7 +677,7 @@ class Batcher:
         self._one = (np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
     def __call__(self, plan: Plan) -> tuple[Any, bool]:
-        """(what the program is given, whether the step is for hidden rows)."""
+        """(the input of the program, whether the step is for hidden rows)."""
         entry, rows = plan[0]
         session = entry.owner.session
         # one row: the common case, kept short

@@ -1,6 +1,4 @@
-"""What the engine counts while it runs: integers and a few fixed histograms, cheap enough to be
-always on.
-"""
+"""The engine's counters: integers and a few fixed histograms, cheap enough to be always on."""
 
 from __future__ import annotations
 
@@ -155,7 +153,7 @@ class MetricsSnapshot:
 
 
 class EngineMetrics:
-    """The live counters; the loop writes them, `EngineCore.metrics` freezes them."""
+    """The counters in use. The loop writes them, `EngineCore.metrics` takes snapshots."""
 
     __slots__ = (
         "cancelled",
@@ -185,7 +183,7 @@ class EngineMetrics:
         self.queue, self.first_token, self.inter_token = Histogram(), Histogram(), Histogram()
 
     def freeze(self, *, weight_wait_seconds_total: float = 0.0, **gauges: int) -> MetricsSnapshot:
-        """A snapshot with the gauges that the engine knows."""
+        """A snapshot, with the gauges that the engine supplies."""
         return MetricsSnapshot(
             requests_started_total=self.started,
             requests_completed_total=self.completed,

@@ -1,7 +1,7 @@
 """From a row of logits to a token, its text, and whether the request ends.
 
-`StopText` holds back text that may be the beginning of a stop string until it cannot be; a stop
-itself is never shown.
+`StopText` holds back text that may be the beginning of a stop string. A stop string itself is never
+shown.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ class OutputProcessor:
         self._context_size = context_size
 
     def advance(self, request: GenerateRequest, row: np.ndarray) -> str | None:
-        """Draw a request's next token, add it to its session and tell its callers; returns why the
-        request ends, None when it goes on.
+        """Draw a request's next token, append it to its session and notify its callers; returns why
+        the request ends, None if it continues.
 
-        Forced tokens come along without a row of logits each: they go into the next step together.
-
-        A token that stops is not part of the text: the session keeps its logits and would draw
-        again from them.
+        Forced tokens are appended without logits of their own and are evaluated together in the
+        next step. A token that stops the request is not part of the text: the session keeps the
+        logits and would draw from them again.
         """
         session = request.session
         if request.max_tokens == 0:
@@ -59,7 +58,7 @@ class OutputProcessor:
         return reason
 
     def _take(self, request: GenerateRequest, token: int) -> str | None:
-        """Make a token part of the text; returns why the request ends, None when it goes on."""
+        """Append a token to the text; returns why the request ends, None if it continues."""
         session = request.session
         sampler, grammar = session.sampler, session.grammar
         sampler.accept(token)
@@ -85,8 +84,8 @@ class OutputProcessor:
 
 
 def _forced(request: GenerateRequest) -> int | None:
-    """The next token where the grammar leaves one alone: it is what a draw would give, and the
-    sampler is left as a draw would leave it.
+    """The next token if the grammar allows only one. It equals what a draw would give, and the
+    sampler's state advances in the same way.
     """
     session = request.session
     token = only_token(session.grammar.mask())
@@ -98,7 +97,7 @@ def _forced(request: GenerateRequest) -> int | None:
 
 
 def only_token(mask: np.ndarray | None) -> int | None:
-    """The token of a mask that allows one alone; None for every other mask, and for none."""
+    """The token of a mask that allows exactly one; None for every other mask and for no mask."""
     if mask is None or np.count_nonzero(mask) != 1:
         return None
     at = int(mask.argmax())
@@ -107,7 +106,7 @@ def only_token(mask: np.ndarray | None) -> int | None:
 
 
 def _emit(request: GenerateRequest, text: str) -> bool:
-    """Pass text through the stop filter to the callers; True when a stop string was completed."""
+    """Pass text through the stop filter to the callers; True if a stop string was completed."""
     session, stopped = request.session, False
     if session.at_start and text:
         text, session.at_start = text.removeprefix(" "), False
@@ -119,21 +118,23 @@ def _emit(request: GenerateRequest, text: str) -> bool:
 
 
 def _emit_rest(request: GenerateRequest) -> None:
-    """The text is over: what the decoder and the stop filter still hold."""
+    """The text has ended: emit what the decoder and the stop filter hold."""
     if request.session.text is not None and not _emit(request, request.session.text.flush()):
         _flush(request)
 
 
 def _flush(request: GenerateRequest) -> None:
-    """What the stop filter holds; the decoder keeps an unfinished character for whoever goes on."""
+    """Emit what the stop filter holds; the decoder keeps an unfinished character for a
+    continuation.
+    """
     text = request.session.stops.flush() if request.session.stops is not None else ""
     if text:
         request.push(text)
 
 
 def _shift(request: GenerateRequest) -> bool:
-    """Make room at the end of the context: keep the first tokens, forget the older half of the
-    rest. False where it was not asked for.
+    """Make space at the end of the context: keep the first tokens, drop the older half of the rest.
+    False if this was not asked for.
     """
     keep, session = request.shift_keep, request.session
     if keep is None:
@@ -144,8 +145,8 @@ def _shift(request: GenerateRequest) -> bool:
 
 
 class StopText:
-    """Filters a stream of text. `tail` is the end of all text so far, of which the last `held`
-    characters were not shown.
+    """A stop filter. `tail` is the end of all text so far, of which the last `held` characters were
+    not shown.
     """
 
     __slots__ = ("_longest", "held", "stops", "tail")
@@ -157,8 +158,8 @@ class StopText:
         self._longest = max(map(len, self.stops), default=0)
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """(text that may be shown now, whether a stop string was completed); a stop ends where the
-        earliest one begins.
+        """(text that may be shown now, whether a stop string was completed). The earliest stop
+        string counts.
         """
         if not self.stops:
             return text, False
@@ -175,21 +176,21 @@ class StopText:
         return out, False
 
     def flush(self) -> str:
-        """The text held back, shown now; it still counts as the beginning of a stop if more text is
-        fed.
+        """The text held back, shown now. It still counts as the possible beginning of a stop string
+        if more text is fed.
         """
         out = self.tail[len(self.tail) - self.held :]
         self.held = 0
         return out
 
     def fork(self) -> StopText:
-        """An independent filter that stands where this one does."""
+        """An independent filter in the same state."""
         twin = StopText(self.stops)
         twin.tail, twin.held = self.tail, self.held
         return twin
 
     def _may_begin(self, tail: str) -> int:
-        """Length of the longest end of `tail` that a stop string begins with."""
+        """Length of the longest suffix of `tail` that is a prefix of a stop string."""
         best = 0
         for stop in self.stops:
             for size in range(min(len(stop) - 1, len(tail)), best, -1):

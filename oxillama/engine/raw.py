@@ -1,5 +1,5 @@
-"""The program without the engine: a bare step loop to measure against, and the walk that holds each
-op against its meaning.
+"""The program without the engine: a bare step loop for measurements, and the comparison of each op
+with its definition.
 """
 
 from __future__ import annotations
@@ -221,10 +221,10 @@ def unpacked_acts(rows: np.ndarray, act: str, columns: int) -> np.ndarray:
 def diagnose(
     core: EngineCore, model: Model, ids: Sequence[int], *, page_size: int = 16
 ) -> Iterator[Difference]:
-    """Each op of the compiled tape against its numpy meaning, over the ids as one sequence from
-    position 0, float32 pages.
+    """Compares each op of the compiled tape with its numpy definition. The ids are one sequence
+    from position 0, on float32 pages.
 
-    ContextError for no ids, or more than one step takes or the context holds.
+    ContextError for no ids, or for more than one step or the context can hold.
     """
     core.check()
     core.check_waiter()

@@ -1,16 +1,16 @@
 """What a caller holds while the engine works: a `Request`, its `Stream` of `Piece`s, and the
-`Completion` it ends in.
+`Completion` at its end.
 
     GenerateRequest   text after a prompt
     RowsRequest       logits of every token; EmbedRequest: hidden states
     PrefillRequest    tokens at the end of a session
     BeamRequest       a beam search
 
-The engine's loop appends to a request and tells its listeners; callers read from any thread, or
-from an event loop, and wait for nobody else's lock. Nothing is lost between looking and listening:
-a listener is registered first and looks afterwards.
+The engine's loop appends to a request and notifies its listeners. Callers read from any thread or
+from an event loop, without waiting for a lock of others. Nothing is lost between reading and
+listening, because a listener is registered first and reads afterwards.
 
-A listener runs in a worker thread: its request waits for it, others do not.
+A listener runs in a worker thread. Its request waits for it, other requests do not.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Item = TypeVar("Item", covariant=True)  # of a stream: a piece, or an event of a
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request: of the prompt, of it found in the prefix cache or shared with a sibling,
-    generated; and context shifts.
+    """Token counts of a request: of the prompt, how many of them came from the prefix cache or a
+    sibling, and generated; and context shifts.
     """
 
     prompt_tokens: int
@@ -50,18 +50,18 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and generated together."""
+        """Prompt and generated tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a request went, in seconds, while others ran too.
+    """Where the time of a request went, in seconds, while other requests ran too.
 
     queue_seconds: from submit to admission. first_token_seconds: from submit to the first token.
-    prompt_tokens_per_second: evaluated prompt tokens over the time from admission to the first
-    token. tokens_per_second: tokens after the first over the time from it to the last. 0 where
-    there was nothing to measure.
+    prompt_tokens_per_second: prompt tokens evaluated between admission and the first token.
+    tokens_per_second: tokens after the first, from the first to the last. A rate is 0 if there was
+    nothing to measure.
     """
 
     total_seconds: float = 0.0
@@ -73,8 +73,8 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a stream: whole UTF-8 text, the ids it came from, and on the last piece why the
-    stream ended and its timings.
+    """A piece of a stream: whole UTF-8 text and its token ids. The last piece has the finish reason
+    and the timings.
     """
 
     text: str
@@ -86,11 +86,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request: its text and tokens, why it ended, and the seed that its sampler started
-    from.
+    """A finished request: its text and tokens, why it ended, and the seed of its sampler.
 
-    finish_reason is "stop", "length" (of max_tokens or the context), "cancelled", "timeout", or of
-    a chat that stopped to call tools "tool_calls".
+    finish_reason is "stop", "length" (max_tokens or the end of the context), "cancelled",
+    "timeout", or, in a chat that ended with tool calls, "tool_calls".
     """
 
     text: str
@@ -115,7 +114,7 @@ class Completion:
         return self.text
 
     def __repr__(self) -> str:
-        """The text, cut in the middle where it is long, why it ended, tokens and speed."""
+        """The text (shortened in the middle), the finish reason, tokens and speed."""
         text = self.text if len(self.text) <= 120 else f"{self.text[:80]} ... {self.text[-30:]}"
         calls = f", {len(self.tool_calls)} tool calls" if self.tool_calls else ""
         return (
@@ -125,8 +124,8 @@ class Completion:
         )
 
     def _repr_html_(self) -> str:
-        """For notebooks: the text, or, where log-probabilities were asked for, each token on a
-        ground that is the darker the less likely it was.
+        """For notebooks: the text, or, with log-probabilities, each token on a background that is
+        darker the less likely it was.
         """
         head = escape(
             f"{self.finish_reason}, {self.usage.prompt_tokens} + {self.usage.completion_tokens} "
@@ -144,7 +143,7 @@ class Completion:
 
 
 def _likeliest(report: Any) -> str:
-    """A token's probability and those of the likeliest, by id."""
+    """The probabilities of a token and of the likeliest tokens, by id."""
     others = ", ".join(
         f"{token}: {math.exp(value):.3f}" for token, value in zip(report.raw_ids, report.raw_values)
     )
@@ -152,10 +151,10 @@ def _likeliest(report: Any) -> str:
 
 
 class Request:
-    """Work that the engine was given; `InferenceEngine.submit` makes one. `result()` waits,
+    """Work given to the engine; `InferenceEngine.submit` makes one. `result()` waits for the end,
     iteration streams, `cancel()` stops it.
 
-    Attributes the loop owns are for reading. `session` is what it runs on.
+    Attributes written by the loop are read-only for callers. `session` is the session it runs on.
     """
 
     __slots__ = (
@@ -213,7 +212,7 @@ class Request:
         cancel: Callable[[Request], None],
         check_waiter: Callable[[], None] = lambda: None,
     ) -> None:
-        """check_waiter: raises where whoever asks would wait for itself."""
+        """check_waiter: raises if the caller would wait for itself."""
         self.session = session
         self.cache = self.caches
         # called with (first position, rows) of every row of the prompt
@@ -248,47 +247,47 @@ class Request:
 
     @property
     def sessions(self) -> Sequence[Any]:
-        """The sessions whose pages it holds."""
+        """The sessions whose pages this request holds."""
         return (self.session,)
 
     def start(self) -> Any:
-        """Prepare the session for its first step; returns the logits that it goes on from, None
-        where a step is needed for them.
+        """Prepare the session for its first step; returns the logits to continue from, None if a
+        step is needed for them.
         """
         return None
 
     def take_prompt(self, rows: Any) -> None:
-        """The prompt of a request that draws nothing is evaluated; `rows` are the last ones."""
+        """The prompt of a request that draws nothing is evaluated; `rows` are the last rows."""
 
     def close_forks(self) -> None:
-        """Release the pages of sessions other than its own; nothing the second time."""
+        """Release the pages of forked sessions. Calling it again does nothing."""
 
     def roll_back(self) -> None:
-        """Take back what it changed in its session, where it has no result."""
+        """Undo the changes to its session, if there is no result."""
 
     # ---- whoever holds it
     # ----------------------------------------------------------------------------------------------
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was asked to stop by `cancel`."""
+        """Whether `cancel` was called."""
         return self.stopping == "cancelled"
 
     @property
     def done(self) -> bool:
-        """Whether the request has ended, in whatever way."""
+        """Whether the request has ended, for any reason."""
         return self._done.is_set()
 
     def cancel(self) -> None:
-        """Stop the request; safe from any thread, at any time, more than once."""
+        """Stop the request. Safe from any thread, at any time, more than once."""
         if not self._done.is_set():
             self._cancel(self)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the end; the `Completion` (or the value of other kinds).
+        """Wait for the end and return the `Completion` (or the value of other kinds).
 
-        Raises what made the request fail, and TimeoutError after `timeout` seconds: the request
-        goes on (an option `timeout` of the request itself ends it).
+        Raises the error that ended the request, and TimeoutError after `timeout` seconds; the
+        request itself continues (the option `timeout` ends a request).
         """
         self.check_process()
         check_timeout(timeout)
@@ -303,9 +302,7 @@ class Request:
         return self._outcome()
 
     def check_process(self) -> None:
-        """Raise EngineError in a process that was forked off: nobody there will ever end the
-        request.
-        """
+        """Raise EngineError in a forked child process, where the request can never end."""
         if self._pid != os.getpid():
             raise EngineError(
                 f"request: belongs to process {self._pid}, this is process {os.getpid()}; wanted "
@@ -313,7 +310,9 @@ class Request:
             )
 
     def wait(self) -> None:
-        """Wait for the end, whatever it is; at once for a request that was never submitted."""
+        """Wait for the end, whatever the reason; returns at once for a request that was never
+        submitted.
+        """
         self.check_process()
         if self.submitted_at and not self._done.is_set():
             self._check_waiter()
@@ -331,11 +330,11 @@ class Request:
     def listen(self, listener: Callable[[], None], *, in_loop: bool = False) -> None:
         """Call `listener()` after every piece and at the end, in a worker thread.
 
-        The request's next token waits for it, no other request does. What it raises ends the
-        request with that error, and it is called no more; what it raises at the end goes to
-        `threading.excepthook`. It may look and cancel, but not wait for the engine.
-        in_loop: call it in the loop's own thread, without the way to another one; every request
-        waits for it, so it must never block.
+        The request's next token waits for the listener; other requests do not. If it raises, the
+        request ends with that error and the listener is not called again; an exception at the end
+        goes to `threading.excepthook`. It may read and cancel, but must not wait for the engine.
+        in_loop: call it directly in the loop's thread; all requests wait for it, so it must never
+        block.
         """
         with self._lock:
             if in_loop:
@@ -344,7 +343,7 @@ class Request:
                 self._worker_listeners = (*self._worker_listeners, listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """No longer call `listener`."""
+        """Stop calling `listener`."""
         with self._lock:
             self._listeners = tuple(each for each in self._listeners if each != listener)
             self._worker_listeners = tuple(
@@ -352,7 +351,7 @@ class Request:
             )
 
     def run_listeners(self) -> None:
-        """The calls of listeners that are owed, in a worker thread."""
+        """Make the pending calls of listeners, in a worker thread."""
         with self._listener_lock:
             while self.pending_calls:
                 self.pending_calls -= 1
@@ -364,8 +363,8 @@ class Request:
                         raise
 
     def run_end_listeners(self) -> None:
-        """The last call of those listeners, and what is still owed to them: too late for the
-        request, so what they raise is nobody else's business.
+        """Make the last calls of listeners, including pending ones. The request has ended, so
+        exceptions do not affect it.
         """
         with self._listener_lock:
             count, self.pending_calls = self.pending_calls + 1, 0
@@ -374,10 +373,11 @@ class Request:
                     _called(listener)
 
     def end(self, reason: str | None, error: BaseException | None = None) -> bool:
-        """The end, from the loop; the first one counts. Returns whether `run_end_listeners` is to
-        be run.
+        """End the request, from the loop; only the first call counts. Returns whether
+        `run_end_listeners` must be run.
 
-        A request that has ended leads no more to the engine, which may be forgotten before it.
+        A request that has ended holds no reference to the engine, so the engine can be freed before
+        it.
         """
         if self._done.is_set():
             return False
@@ -399,7 +399,7 @@ class Request:
         )
 
     def last_piece(self) -> Piece:
-        """The piece that ends a stream: no text, the tokens that made none, and the reason."""
+        """The last piece of a stream: no text, the tokens without text, and the reason."""
         start = self.pieces[-1][1] if self.pieces else 0
         return Piece(
             "",
@@ -410,7 +410,7 @@ class Request:
         )
 
     def timings(self) -> Timings:
-        """Where its seconds went, up to now or to its end."""
+        """Where its time went, until now or until its end."""
         began, admitted, first = self.submitted_at, self.admitted_at, self.first_at
         until = self.ended_at or time.perf_counter()
         evaluated, more = self.prompt_tokens - self.cached, len(self.generated) - 1
@@ -423,7 +423,7 @@ class Request:
         )
 
     def __repr__(self) -> str:
-        """What it is, whether it has ended and how, and its tokens."""
+        """Its kind, whether and how it has ended, and its tokens."""
         state = self.finish_reason or "running"
         if self.error is not None:
             state = f"failed: {type(self.error).__name__}"
@@ -550,7 +550,7 @@ class GenerateRequest(Request):
 
     @property
     def has_callbacks(self) -> bool:
-        """Whether Python functions of its caller run between its tokens, in worker threads."""
+        """Whether Python functions of the caller run between its tokens, in worker threads."""
         return bool(
             self._worker_listeners or (self.session.sampler and self.session.sampler.processors)
         )
@@ -562,7 +562,7 @@ class GenerateRequest(Request):
         return session.pending if session.kv.length == len(session.tokens) else None
 
     def push(self, text: str) -> None:
-        """A piece of text, from the loop."""
+        """Append a piece of text, from the loop."""
         self.pieces.append((text, len(self.generated)))
         self.pending_calls += bool(self._worker_listeners)
         for listener in self._listeners:
@@ -600,8 +600,8 @@ class GenerateRequest(Request):
 
 
 class RowsRequest(Request):
-    """The logits of every token of a prompt, handed to `on_rows` a chunk at a time; the result is
-    `value`, which its maker sets.
+    """The logits of every token of a prompt, passed to `on_rows` in chunks. The result is `value`,
+    which the maker of the request sets.
     """
 
     __slots__ = ()
@@ -611,7 +611,7 @@ class RowsRequest(Request):
 
 
 class EmbedRequest(RowsRequest):
-    """The hidden state of every token in place of its logits."""
+    """The hidden state of every token instead of its logits."""
 
     __slots__ = ()
 
@@ -620,7 +620,7 @@ class EmbedRequest(RowsRequest):
 
 
 class PrefillRequest(Request):
-    """Tokens at the end of a session; the result is the logits of the last one."""
+    """Tokens appended to a session; the result is the logits after the last one."""
 
     __slots__ = ("before",)
 
@@ -637,17 +637,19 @@ class PrefillRequest(Request):
 
 
 class BeamSteps(Protocol):
-    """A beam search as the loop runs it; `beam.BeamSearch` is one."""
+    """A beam search as the loop runs it, implemented by `beam.BeamSearch`."""
 
     @property
     def sessions(self) -> Sequence[Any]:
         """The session of each live beam."""
 
     def begin(self, row: Any) -> bool:
-        """Take the first tokens from the prompt's last row of logits; True where it is over."""
+        """Take the first tokens from the logits of the prompt's last row; True if the search is
+        over.
+        """
 
     def feed_rows(self, entry: Any, rows: int, out: Any) -> bool:
-        """`rows` beams have had their row, with logits `out`; True when `step` is due."""
+        """Take the logits `out` of `rows` beams; True when `step` is due."""
 
     def step(self) -> bool:
         """Choose the next beams; True when the search is over."""
@@ -659,15 +661,15 @@ class BeamSteps(Protocol):
         """The hypotheses, best first."""
 
     def release(self) -> None:
-        """Release the pages of all beams, which are evaluated again."""
+        """Release the pages of all beams, which are then evaluated again."""
 
     def close(self) -> None:
-        """Release the pages of all beams, and forget them."""
+        """Release the pages of all beams and drop the beams."""
 
 
 class BeamRequest(Request):
-    """A beam search, whose sequences take their steps together once the prompt is evaluated; the
-    result is the list of its hypotheses.
+    """A beam search. Its sequences run in the same steps after the prompt is evaluated; the result
+    is the list of hypotheses.
     """
 
     __slots__ = ("search",)
@@ -690,11 +692,11 @@ def _rate(count: int, seconds: float) -> float:
 
 
 def _nothing(*_: Any) -> None:
-    """In place of what leads to the engine, once a request has ended."""
+    """Replaces the references to the engine when a request has ended."""
 
 
 def _called(listener: Callable[[], None]) -> None:
-    """Call a listener of the end; what it raises goes to `threading.excepthook`."""
+    """Call a listener of the end; an exception goes to `threading.excepthook`."""
     try:
         listener()
     except BaseException:
@@ -705,7 +707,7 @@ def _called(listener: Callable[[], None]) -> None:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise ConfigError for what is no number of seconds, nor None."""
+    """Raise ConfigError unless the value is a number of seconds or None."""
     if timeout is not None and (
         isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout
     ):
@@ -713,7 +715,7 @@ def check_timeout(timeout: Any) -> None:
 
 
 def finished(request: Any) -> Any:
-    """The result of a request, or of siblings; whatever interrupts the wait (Ctrl-C) cancels it."""
+    """The result of a request or of siblings. An exception during the wait (Ctrl-C) cancels it."""
     try:
         return request.result()
     except BaseException:
@@ -722,8 +724,8 @@ def finished(request: Any) -> Any:
 
 
 def all_finished(requests: Iterable[Any]) -> list[Any]:
-    """The results of requests, begun as they are taken; whatever interrupts that, an error of one
-    of them too, cancels all.
+    """The results of requests that start as they are iterated. An exception, including an error of
+    one request, cancels all.
     """
     begun: list[Any] = []
     try:
@@ -736,7 +738,7 @@ def all_finished(requests: Iterable[Any]) -> list[Any]:
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Run `call` in the loop's thread; a loop that has closed meanwhile listens no more."""
+    """Run `call` in an event loop's thread; nothing happens if the loop has been closed."""
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:
@@ -745,8 +747,8 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 class Stream(Generic[Item]):
-    """An iterator over the pieces of a request, or over the events of a chat's. One that owns it
-    cancels it when closed or forgotten.
+    """An iterator over the pieces of a request, or the events of a chat. Closing or dropping a
+    stream that owns its request cancels the request.
     """
 
     __slots__ = ("_at", "_ended", "_owner", "_queue", "_reader", "_ready", "_wake", "request")
@@ -793,7 +795,7 @@ class Stream(Generic[Item]):
         raise StopIteration
 
     def close(self) -> None:
-        """Stop: the engine leaves the request within a few milliseconds."""
+        """Stop; the engine ends the request within a few milliseconds."""
         self._end()
         self._ready.clear()
         if self._owner:

@@ -1,36 +1,34 @@
-"""Who runs in the next step, and for how many rows: a scheduler over integers only, which a null
-tape is enough to test.
+"""Decides which requests run in the next step, and with how many rows. The scheduler handles
+integers only, so it can be tested without a model.
 
     submit -> WAITING -> PREFILLING -> DECODING -> FINISHED
                  ^           |             |
-                 +------ PREEMPTED <-------+     its pages were taken; it comes back first
+                 +------ PREEMPTED <-------+     its pages were taken; it is the first to return
 
 An entry has `length` tokens, of which the first `done` are in its pages; `length - done` rows are
-still to run. A decoding entry has one, more after tokens that its grammar forced; to those it may
-add the candidates of its `draft`, which are run as if they were tokens, so that the same step
+still to run. A decoding entry has one row to run, or more after tokens that its grammar forced. It
+can add the candidates of its `draft`, which run as if they were tokens, so that the same step
 verifies them. Rules:
 
-- Decoding entries come first, as many a step as measured steps say is cheapest (`StepWidth`), in
-  rotation, at most `max_batch_sequences`; each has a row before any has more.
-- An entry of several sequences side by side (`width`) takes its turn with all of them in one step,
-  unless they are more than fit into any.
-- Candidates take rows and pages that are left over: nobody waits or gives up pages for them.
-- Prefill rows fill the step: `prefill_chunk` when nobody decodes, else at most
-  `max_prefill_tokens`, and fewer when measured steps say that the decoders would wait longer than
+- Decoding entries come first, in rotation, as many per step as measured step times show to be
+  cheapest (`StepWidth`) and at most `max_batch_sequences`; each gets a row before any gets a second
+  one.
+- An entry with several sequences (`width`) runs all of them in one step, unless they are more than
+  any step can hold.
+- Candidates use only rows and pages that are left over: no entry waits or gives up pages for them.
+- Prefill rows fill the step: `prefill_chunk` if nothing decodes, otherwise at most
+  `max_prefill_tokens`, and fewer if measured step times show that decoders would wait longer than
   `max_decode_wait_ms`. Half of them go to the oldest prompt (so none starves), the rest to the
-  prompts that need the fewest (so short ones do not queue behind long ones).
-- An entry ranks by its priority (the lower number first), then by its arrival. Those that wait are
-  admitted in order of rank; one that waits takes the place of a running entry of a higher priority
-  number.
-- When pages run out, those who wait give up what they have, then the entry of the last rank its
-  own. The first always goes on, so there is no livelock.
-- An entry that is `parked` waits for a function in a worker thread: it keeps its pages and
-  takes no rows.
-- An entry that must be `whole` runs all its rows in one step: alone where they are more than a
-  chunk.
-- Rows of a span (`spans`: those of an image whose rows see each other) run in one step, whatever
-  the chunk.
-- A step yields logits or hidden rows; when both are asked for, the kinds take turns.
+  prompts that need the fewest rows (so short prompts do not queue behind long ones).
+- Entries are ranked by priority (the lower number first), then by arrival. Waiting entries are
+  admitted in order of rank; a waiting entry replaces a running one with a higher priority number.
+- When pages run out, waiting entries give up theirs first, then the entry of the lowest rank. The
+  first entry always continues, so there is no livelock.
+- A `parked` entry waits for a function in a worker thread: it keeps its pages and gets no rows.
+- A `whole` entry runs all its rows in one step, and alone if they are more than a chunk.
+- Rows of a span (`spans`: an image whose rows see each other) run in one step, whatever the chunk
+  size.
+- A step gives logits or hidden rows; if both are wanted, the two kinds take turns.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ _rank = attrgetter("rank")
 
 
 class State(Enum):
-    """Where an entry is in its life."""
+    """The state of an entry."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -67,8 +65,8 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Bounds of a step and of how many sequences run: all in tokens (rows) or sequences, the wait
-    in milliseconds.
+    """Limits of a step and of the number of running sequences, in tokens (rows) or sequences; the
+    wait is in milliseconds.
     """
 
     max_sequences: int = 32  # admitted at once
@@ -94,8 +92,8 @@ class SchedulerConfig:
 
 
 class ScheduleEntry:
-    """What the scheduler knows of a request: counts and a state. `owner` is the caller's and never
-    looked at.
+    """What the scheduler knows of a request: counts and a state. `owner` belongs to the caller and
+    is never read.
     """
 
     __slots__ = (
@@ -218,12 +216,13 @@ def _power(number: int) -> int:
 
 
 class Scheduler:
-    """Plans steps. The three callables are the engine's: they own pages, this class owns order.
+    """Plans steps. The engine supplies three functions, because it owns the pages; this class owns
+    the order.
 
-    admit(entry) -> bool | None: set up `done` (a prefix hit) and say whether it may start now;
-    False lets others pass it (what it waits for is on its way), None does not (it waits for pages).
-    reserve(entry, length) -> bool: make room for positions below `length`, False when no page is
-    left. release(entry): take all pages of an entry away (`done` is set to 0 here).
+    admit(entry) -> bool | None: set `done` (a prefix hit) and return whether the entry may start
+    now. False lets others pass it (what it waits for is on its way), None does not (it waits for
+    pages). reserve(entry, length) -> bool: make positions below `length` writable, False if no page
+    is left. release(entry): take all pages of an entry away (`done` is set to 0 here).
     """
 
     def __init__(
@@ -261,10 +260,10 @@ class Scheduler:
         self._wait(entry)
 
     def finish(self, entry: ScheduleEntry, *, everywhere: bool = False) -> None:
-        """Forget an entry; its pages are the caller's to free. Nothing happens to one that is
-        finished already.
+        """Remove an entry; the caller frees its pages. Does nothing for an entry that is already
+        finished.
 
-        everywhere: it is looked for in every queue, after an error in the middle of a change.
+        everywhere: search every queue, after an error in the middle of a change.
         """
         self.unpark(entry)
         queues: tuple[Any, ...] = (self.decoding, self.prefilling, self.waiting)
@@ -286,8 +285,8 @@ class Scheduler:
         entry.parked, self.parked = False, self.parked - entry.parked
 
     def evict_parked(self) -> None:
-        """Where others wait for pages: take those of every parked entry, which is evaluated again
-        once its function has returned.
+        """Take the pages of every parked entry if others wait for pages. The entry is evaluated
+        again when its function has returned.
         """
         if self.short:
             for entry in [each for each in (*self.prefilling, *self.decoding) if each.parked]:
@@ -300,20 +299,19 @@ class Scheduler:
 
     @property
     def decode_seconds(self) -> float:
-        """What a step that only decodes takes, 0 before the first."""
+        """The duration of a step that only decodes, 0 before the first."""
         return self._base_seconds
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to plan: no entry, or none that is not parked."""
+        """Whether there is nothing to plan: no entries, or only parked ones."""
         return len(self.waiting) + len(self.prefilling) + len(self.decoding) == self.parked
 
     def schedule(self) -> list[tuple[ScheduleEntry, int]]:
-        """(entry, rows) of the next step, each with room reserved; entries in order of admission
+        """(entry, rows) of the next step with their positions reserved, in order of admission
         class, decoders first.
 
-        Empty when idle, or when `starved` names an entry that is alone and cannot be given its
-        pages.
+        Empty if idle, or if `starved` names an entry that runs alone and cannot get its pages.
         """
         self.starved = self.asking = None
         self.short = False
@@ -338,8 +336,8 @@ class Scheduler:
         return plan
 
     def observe(self, *, prefill_rows: int, seconds: float, decode_rows: int = 1) -> None:
-        """Learn from a finished step what rows cost: how many sequences are to decode in one, and
-        which chunks keep their wait short.
+        """Learn the cost of rows from a finished step: how many sequences decode in one step, and
+        how large the next chunks may be.
         """
         mixed = decode_rows > 0
         if not prefill_rows:
@@ -358,7 +356,7 @@ class Scheduler:
             self._row_seconds += (cost - self._row_seconds) * (0.3 if self._row_seconds else 1.0)
 
     def chunk(self) -> int:
-        """Prefill rows that the next step may hold."""
+        """The number of prefill rows that the next step may hold."""
         config = self.config
         if not self.decoding:
             return min(config.prefill_chunk, config.max_batch_tokens)
@@ -375,7 +373,7 @@ class Scheduler:
         return min(free, max(SMALLEST_CHUNK, int(budget / cost)))
 
     def start_decoding(self, entry: ScheduleEntry) -> None:
-        """Say that an entry has its prompt behind it and got a token."""
+        """An entry's prompt is evaluated and it has drawn a token."""
         if entry.state is State.PREFILLING:
             self.prefilling.remove(entry)
             self.decoding.append(entry)
@@ -407,8 +405,8 @@ class Scheduler:
             entry.state = State.PREFILLING
 
     def _outrank(self, entry: ScheduleEntry) -> bool:
-        """Preempt the running entry of the last rank if its priority number is higher than that
-        of an entry that waits.
+        """Preempt the running entry of the lowest rank if its priority number is higher than that
+        of a waiting entry.
         """
         last = max((*self.prefilling, *self.decoding), key=_rank, default=None)
         if last is None or last.priority <= entry.priority:
@@ -423,7 +421,7 @@ class Scheduler:
         return found
 
     def _wait(self, entry: ScheduleEntry) -> None:
-        """Put an entry among those that wait, by its rank."""
+        """Add an entry to the waiting ones, by its rank."""
         later: list[ScheduleEntry] = []
         while self.waiting and self.waiting[-1].rank > entry.rank:
             later.append(self.waiting.pop())
@@ -431,7 +429,7 @@ class Scheduler:
         self.waiting.extend(reversed(later))
 
     def _kind(self) -> bool:
-        """Whether this step yields hidden rows: when both kinds are waited for, they take turns."""
+        """Whether this step gives hidden rows; if both kinds are wanted, they take turns."""
         hidden = any(entry.hidden and not entry.parked for entry in self.prefilling)
         if not hidden:
             return False
@@ -465,8 +463,8 @@ class Scheduler:
                 spare -= rows + more - 1
 
     def _turn(self) -> tuple[list[ScheduleEntry], int]:
-        """(the next decoders in rotation, the sequences they bring): as many as a step holds; who
-        needs more than are left is first next time.
+        """(the next decoders in rotation, the number of their sequences), as many as a step holds.
+        An entry that needs more than are left is the first of the next step.
         """
         # decoders leave a row to who prefills
         rows = max(1, self.config.max_batch_tokens - bool(self.prefilling))
@@ -491,7 +489,7 @@ class Scheduler:
         return turn, most - free
 
     def _abreast(self, entry: ScheduleEntry) -> int:
-        """Sequences that a decoding entry brings into its next step."""
+        """The number of sequences of a decoding entry in its next step."""
         return (
             min(
                 entry.width - entry.part,
@@ -546,8 +544,8 @@ class Scheduler:
     def _make_room(
         self, entry: ScheduleEntry, length: int, plan: list[tuple[ScheduleEntry, int]]
     ) -> bool:
-        """Reserve pages, taking them from those who wait, then from entries of a later rank that
-        are not in the plan, when there is no other way.
+        """Reserve pages. If necessary, take them from waiting entries, then from entries of a lower
+        rank that are not in the plan.
         """
         while not self._reserved(entry, length):
             # a session that went on, a sibling
@@ -571,8 +569,8 @@ class Scheduler:
         return True
 
     def _rescue(self, plan: list[tuple[ScheduleEntry, int]], hidden: bool) -> None:
-        """Nothing fitted: the oldest takes from all others, row by row if need be; alone and still
-        without room it is `starved`.
+        """Nothing fitted: the oldest entry takes pages from all others, row by row if necessary. If
+        it is alone and still lacks pages, it is `starved`.
         """
         running = [each for each in (*self.prefilling, *self.decoding) if not each.parked]
         if not running:

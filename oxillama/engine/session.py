@@ -1,13 +1,13 @@
-"""`Session`: a conversation's whole state, and the unit of everything.
+"""`Session`: the complete state of one sequence.
 
     tokens   t0 t1 ... tn-1            all of them, prompt and generated
-    kv       pages of the first kv.length of them; what is missing is evaluated again when it is
+    kv       pages of the first kv.length of them; the rest is evaluated again when it is
              needed, with the same bits
-    pending  logits after the last token, where they are known
+    pending  logits after the last token, if they are known
 
-`fork` shares pages until one side writes; `truncate` forgets the end. A session belongs to one
-engine, which is asked before anything changes: while a request runs on a session it is `busy`, and
-its loop alone touches it.
+`fork` shares pages until one side writes, and `truncate` removes the end. A session belongs to one
+engine, which is asked before anything changes. While a request runs on a session, it is `busy`, and
+only the engine's loop touches it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
 
 
 class Owner(Protocol):
-    """What a session asks of its engine."""
+    """What a session needs from its engine."""
 
     @property
     def program(self) -> Any:
-        """What has a `vocab_size`."""
+        """An object with a `vocab_size`."""
 
     pool: Any  # where its pages come from
     prefix: Any  # the prefix cache, None without one
@@ -52,19 +52,17 @@ class Owner(Protocol):
         """An empty session."""
 
     def change(self, session: Session) -> AbstractContextManager[None]:
-        """The lock under which an idle session may be changed; raises EngineError for a busy
-        one.
-        """
+        """The lock that must be held to change an idle session; EngineError for a busy one."""
 
     def keep(self, session: Session) -> Session:
         """Let an idle session keep its pages."""
 
     def drop(self, session: Session) -> None:
-        """Take its pages back."""
+        """Release its pages."""
 
     def saved(self) -> Any:
-        """Where sessions are saved (`snapshot.Snapshots`); raises SnapshotIncompatible for an
-        engine without a model file.
+        """Saves sessions (`snapshot.Snapshots`); SnapshotIncompatible for an engine without a model
+        file.
         """
 
 
@@ -115,15 +113,15 @@ class Session:
 
     @property
     def cache_key(self) -> Hashable:
-        """Sessions of equal keys may share pages by the prefix cache. A restored session shares
-        with its own forks only: its pages came from a file, which nothing proves to be right.
+        """Sessions with equal keys may share pages through the prefix cache. A restored session
+        shares only with its own forks, because nothing proves that the pages of a file are right.
         """
         return self.adapters if self.origin is None else (self.origin, self.adapters)
 
     @property
     def identities(self) -> list[int]:
-        """What tells its tokens from others: themselves, and numbers of their own for rows of
-        images.
+        """Numbers that identify its tokens in the prefix cache: the tokens themselves, and unique
+        numbers for rows of images.
         """
         return identities(self.tokens, self.images) if self.images else self.tokens
 
@@ -151,28 +149,30 @@ class Session:
 
     @property
     def owner(self) -> Owner:
-        """The engine it belongs to; EngineError once that is gone."""
+        """The engine it belongs to; EngineError if that no longer exists."""
         owner = self._owner()
         if owner is None:
             raise EngineError("session: its engine is gone")
         return owner
 
     def release_pages(self) -> None:
-        """Give all pages back, and the way to them, so that the session keeps no page memory alive;
-        it may be used again.
+        """Release all pages and the reference to the pool, so that the session keeps no page memory
+        alive. It can be used again.
         """
         self.kv.release()
         del self.kv
 
     def fork(self) -> Session:
-        """An independent session in the same state; pages are shared, nothing is copied until one
-        side writes.
+        """An independent session in the same state. Pages are shared, and nothing is copied until
+        one side writes.
         """
         with self.owner.change(self):
             return self.owner.keep(self.twin())
 
     def twin(self) -> Session:
-        """A fork that nobody keeps, for whoever has the engine's lock and gives its pages back."""
+        """A fork that the owner does not track, for callers that hold the engine's lock and release
+        its pages themselves.
+        """
         kv = None
         try:
             kv = self.kv.fork()
@@ -194,8 +194,8 @@ class Session:
             raise
 
     def extend(self, ids: Iterable[int]) -> None:
-        """Append tokens, not yet evaluated. Sampler, grammar and text of what was generated before
-        are over.
+        """Append tokens that are not yet evaluated. Sampler, grammar and text of an earlier
+        generation end.
         """
         with self.owner.change(self):
             images = moved(images_of(ids), len(self.tokens)) if isinstance(ids, list) else ()
@@ -205,8 +205,8 @@ class Session:
             self._forget()
 
     def truncate(self, length: int) -> None:
-        """Forget tokens from `length` on. Sampler, grammar and text go too: what they have seen
-        cannot be unseen.
+        """Remove tokens from `length` on. Sampler, grammar and text are dropped too, because they
+        cannot go back.
         """
         with self.owner.change(self):
             if (
@@ -221,7 +221,7 @@ class Session:
             self.cut(length)
 
     def cut(self, length: int) -> None:
-        """`truncate` for the engine's loop, which may do so while the session is busy."""
+        """`truncate` for the engine's loop, which may call it while the session is busy."""
         if length == len(self.tokens):
             return
         del self.tokens[length:]
@@ -232,8 +232,8 @@ class Session:
         self._forget()
 
     def shift(self, keep: int) -> None:
-        """Forget the older half of the tokens after the first `keep`, for the engine's loop; those
-        that moved will be evaluated again, at their new positions.
+        """Remove the older half of the tokens after the first `keep`, for the engine's loop. The
+        tokens that move are evaluated again at their new positions.
         """
         keep = outside(self.images, keep)
         drop = outside(self.images, keep + max(1, (len(self.tokens) - keep) // 2)) - keep
@@ -251,12 +251,12 @@ class Session:
             return KvCache.of(self.kv)
 
     def snapshot(self, *, compress: Literal["zstd"] | None = None, full: bool = False) -> bytes:
-        """The whole state as bytes, for `engine.restore` of any engine over the same model.
-        compress="zstd" stores its pages smaller; full=True binds them to every byte of the model's
-        file.
+        """The complete state as bytes, for `engine.restore` of any engine over the same model.
+        compress="zstd" makes its pages smaller; full=True binds the snapshot to every byte of the
+        model's file.
 
-        EngineError while a request runs on the session, SnapshotIncompatible for what cannot be
-        saved whole.
+        EngineError while a request runs on the session, SnapshotIncompatible if the session cannot
+        be saved completely.
         """
         data: bytes = self.owner.saved().take(self, compress=compress, full=full)
         return data
@@ -268,20 +268,20 @@ class Session:
         compress: Literal["zstd"] | None = None,
         full: bool = False,
     ) -> None:
-        """`snapshot` in a file, which holds either what it held before or all of the snapshot,
-        whatever fails when.
+        """Write `snapshot` to a file. Whatever fails, the file holds either its old content or the
+        complete snapshot.
         """
         self.owner.saved().save(self, path, compress=compress, full=full)
 
     def close(self) -> None:
-        """Give the pages back for good; its tokens can still be read."""
+        """Release the pages for good; the tokens can still be read."""
         with self.owner.change(self):
             self.owner.drop(self)
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
-        """Whatever raises inside leaves the session as it was before; for whoever has the
-        engine's lock, and evaluates nothing inside.
+        """A context manager: after an exception the session is as it was before. The caller holds
+        the engine's lock and evaluates nothing inside.
         """
         length, images = len(self.tokens), self.images
         state = [getattr(self, name) for name in _STATE]
@@ -301,9 +301,8 @@ class Session:
 
 
 class DefaultSession:
-    """The conversation that an engine itself holds, for callers who keep none of their own: a
-    session made when it is first needed, and the session used last. Whoever changes the default
-    session holds `lock`.
+    """The session that an engine itself holds, for callers without one of their own: made when it
+    is first needed, together with the session used last. Hold `lock` to change the default session.
     """
 
     __slots__ = ("_core", "_kept", "_session", "lock", "recent")
@@ -324,14 +323,14 @@ class DefaultSession:
             return self._session
 
     def use(self) -> Session:
-        """The default session, which is now the one used last."""
+        """The default session, which becomes the one used last."""
         with self.lock:
             session = self.recent = self.get()
             return session
 
     def retaining(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """`make` of a request, whose session keeps its pages where nobody stores them, until
-        another request that was made so takes its place.
+        """`make` for a request whose session keeps its pages, if the prefix cache does not store
+        them, until the next request made in this way.
         """
 
         def made(core: Owner, vocabulary: Any, options: Any, **more: Any) -> Any:
@@ -354,7 +353,7 @@ class DefaultSession:
         return made
 
     def take(self, session: Session) -> None:
-        """Hold another session: it is the default one and the one used last; the one before is
+        """Make another session the default one and the one used last; the previous one is
         closed.
         """
         with self.lock:
@@ -363,12 +362,12 @@ class DefaultSession:
             self._session = self.recent = session
 
     def truncate(self, length: int) -> None:
-        """Forget its tokens from `length` on."""
+        """Remove its tokens from `length` on."""
         with self.lock:
             self.get().truncate(length)
 
     def reset(self) -> None:
-        """Close it; the next use makes another."""
+        """Close it; the next use makes a new one."""
         with self.lock:
             session = self.get()
             session.close()
@@ -378,7 +377,7 @@ class DefaultSession:
 
 
 def _stored(core: Owner, tokens: int, options: Any) -> bool:
-    """Whether the prefix cache will take all that a request can evaluate."""
+    """Whether the prefix cache will take everything that a request can evaluate."""
     if core.prefix is None or not options.cache_prompt:
         return False
     most = (
@@ -402,8 +401,8 @@ def checked_ids(
     name: str = "prompt",
     wanted: str = "a string or token ids",
 ) -> list[int]:
-    """The token ids of a prompt, each within a vocabulary of that size; ConfigError names what is
-    none. Nothing is rounded or parsed.
+    """The token ids of a prompt, each within a vocabulary of that size. ConfigError for any other
+    value; nothing is rounded or parsed.
     """
     if isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, Set)):
         raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}")

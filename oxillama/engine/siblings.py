@@ -1,9 +1,8 @@
-"""`Siblings`: several completions of one prompt. The prompt is evaluated once; each of them goes on
-from a fork of its pages.
+"""`Siblings`: several completions of one prompt. The prompt is evaluated once, and each completion
+continues from a fork of its pages.
 
-The first draws with the seed that a single request would have had, number i with
-`derived_seed(seed, i)`: its completion names that seed, and a single request with it draws the same
-tokens.
+The first draws with the seed of a single request, number i with `derived_seed(seed, i)`. Each
+completion names its seed, and a single request with that seed draws the same tokens.
 """
 
 from __future__ import annotations
@@ -36,25 +35,25 @@ def derived_seed(seed: int, index: int) -> int:
 
 
 class Siblings:
-    """The requests of one prompt; `result()` is the list of the `n` best completions, or of all in
-    order where no more were drawn than wanted.
+    """The requests of one prompt. `result()` is the list of the `n` best completions, or of all in
+    order if only `n` were drawn.
 
-    The best are those of the highest mean log-probability per token (of the model, before any
-    sampler stage); one without tokens comes last.
+    The best have the highest mean log-probability per token (of the model, before any sampler
+    stage); a completion without tokens comes last.
     """
 
     __slots__ = ("_keep_logprobs", "n", "requests")
 
     def __init__(self, requests: list[GenerateRequest], *, n: int, keep_logprobs: bool) -> None:
-        """keep_logprobs: the caller asked for log-probabilities, so they stay in the
-        completions.
+        """keep_logprobs: keep log-probabilities in the completions, because the caller asked for
+        them.
         """
         self.requests, self.n, self._keep_logprobs = tuple(requests), n, keep_logprobs
 
     @property
     def session(self) -> Session | None:
-        """The session of the one completion that is wanted, once all have ended; None where several
-        are.
+        """The session of the completion returned, when all have ended; None if several are
+        returned.
         """
         if self.n > 1 or not self.done:
             return None
@@ -67,12 +66,12 @@ class Siblings:
         return all(request.done for request in self.requests)
 
     def cancel(self) -> None:
-        """Stop all of them; safe from any thread, more than once."""
+        """Stop all of them. Safe from any thread, more than once."""
         for request in self.requests:
             request.cancel()
 
     def result(self, timeout: float | None = None) -> list[Completion]:
-        """Wait for all; raises what made one of them fail, the others being cancelled, and
+        """Wait for all. Raises the error of the first that fails and cancels the others;
         TimeoutError after `timeout` seconds.
         """
         check_timeout(timeout)
@@ -130,8 +129,8 @@ def make_siblings(
     prompt: Sequence[int] | None,
     session: Session | None = None,
 ) -> Siblings:
-    """The requests of one prompt that options with `n` or `best_of` ask for; the first is to be
-    submitted, and takes the others along.
+    """The requests of one prompt for `n` or `best_of`. Submit the first; it brings the others
+    along.
     """
     count = options.best_of or options.n
     if session is not None or prompt is None:

@@ -1,5 +1,5 @@
-"""Speculation as a request sees it: the candidates of its next step, and counts of what became of
-them. `oxillama.speculative` implements the types, and the engine does not import it.
+"""Speculation as a request sees it: the candidates of its next step, and counts of their outcome.
+`oxillama.speculative` implements these types; the engine does not import it.
 
     session   t0 t1 ... tn-1
     draft                    c0 c1 c2
@@ -7,9 +7,9 @@ them. `oxillama.speculative` implements the types, and the engine does not impor
     a step    rows      tn-1    c0      c1      c2
               drawn     x0      x1      x2      x3      x1 only if c0 = x0, x2 only if c1 = x1, ...
 
-The loop runs candidates as rows of the same step, then draws row by row with the session's own
-sampler and grammar, as if each row had had a step of its own; the first draw that differs from its
-candidate ends it. Rows do not depend on each other, so the tokens are those of plain decoding.
+The loop runs candidates as rows of the same step. It then draws row by row with the session's own
+sampler and grammar, as if each row had a step of its own, until a draw differs from its candidate.
+Rows do not depend on each other, so the tokens are those of plain decoding.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from oxillama.sampling import Sampler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecStats:
-    """Counts of a request that speculates.
+    """Counts of a speculating request.
 
     accepted: candidates that became tokens. rejected: candidates that were evaluated and did not.
-    bonus_tokens: drawn from the row after the last candidate, all having been accepted.
-    total_output_tokens: with and without candidates. total_elapsed: seconds from the first draw to
-    the end. n1_fallbacks: steps without candidates.
+    bonus_tokens: tokens drawn after the last candidate when all were accepted. total_output_tokens:
+    with and without candidates. total_elapsed: seconds from the first draw to the end.
+    n1_fallbacks: steps without candidates.
     """
 
     accepted: int = 0
@@ -41,7 +41,7 @@ class SpecStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted candidates of all that were evaluated; 0 where none were."""
+        """Accepted candidates divided by evaluated ones; 0 if there were none."""
         verified = self.accepted + self.rejected
         return self.accepted / verified if verified else 0.0
 
@@ -49,8 +49,8 @@ class SpecStats:
 class RequestCandidates(Protocol):
     """The candidates of one request.
 
-    rest: steps for which the loop shall not ask for candidates; the loop counts it down. reported:
-    whether the completion shows the counts.
+    rest: the number of steps in which the loop must not ask for candidates; the loop counts it
+    down. reported: whether the completion shows the counts.
     """
 
     rest: int
@@ -64,13 +64,13 @@ class RequestCandidates(Protocol):
         """The next token of the text, from its logits."""
 
     def passed(self, token: int) -> None:
-        """A token came without a draw: its grammar forced it."""
+        """A token was added without a draw, because its grammar forced it."""
 
     def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
-        """What became of the candidates of a step."""
+        """The outcome of a step's candidates."""
 
     def close(self, output: int) -> None:
-        """The request has ended after so many tokens."""
+        """The request has ended after this many tokens."""
 
     def stats(self) -> SpecStats:
-        """The counts as they are now."""
+        """The current counts."""

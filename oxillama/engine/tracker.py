@@ -1,5 +1,5 @@
-"""Requests in flight: `RequestTracker` begins and ends them, under the engine's lock; `Deadlines`
-calls for the end of those whose time is over.
+"""Requests in flight: `RequestTracker` begins and ends them under the engine's lock; `Deadlines`
+ends those whose time is over.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from oxillama.vision.placed import spans_of
 
 
 class RequestTracker:
-    """The requests that were submitted and have not ended. undrafted: those that speculate and
-    have no candidates for their next step yet.
+    """The requests that were submitted and have not ended. undrafted: speculating requests without
+    candidates for their next step.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class RequestTracker:
         )
 
     def begin(self, request: Request) -> np.ndarray | None:
-        """Make an entry of a submitted request and queue it; returns the logits it goes on from,
-        where its session has them.
+        """Make an entry for a submitted request and queue it; returns the logits to continue from,
+        if its session has them.
         """
         session = request.session
         if request.stopping or request.done:
@@ -75,17 +75,17 @@ class RequestTracker:
         return pending
 
     def restart(self, request: Request) -> None:
-        """Send a running entry back to prefill what its pages lack."""
+        """Put a running entry back into prefill, for positions without pages."""
         entry = request.entry
         self._scheduler.finish(entry)
         entry.done, entry.spans = request.session.kv.length, spans_of(request.session.images)
         self._scheduler.add(entry)
 
     def end(self, request: Request, reason: str | None, error: BaseException | None = None) -> None:
-        """Take a request out of the engine and tell its callers; the first end counts.
+        """Remove a request from the engine and notify its callers; only the first end counts.
 
-        Where memory for that is refused, it is done once more, with the refusal as the cause: every
-        part of it may run twice.
+        If an allocation fails on the way, it is done once more with that error as the cause, so
+        every part may run twice.
         """
         if request not in self.in_flight:
             return
@@ -111,7 +111,7 @@ class RequestTracker:
         self._count(request)
 
     def _count(self, request: Request) -> None:
-        """The end of a request in the counters, once."""
+        """Count the end of a request, once."""
         self.in_flight.discard(request)
         counters = self._counters
         if request.error is not None:
@@ -123,7 +123,7 @@ class RequestTracker:
             counters.completed += 1
 
     def _release(self, request: Request, error: BaseException | None) -> None:
-        """What a request held goes where it belongs, and its session is idle."""
+        """Release everything a request held; its session becomes idle."""
         session = request.session
         if request.entry is not None:
             self._scheduler.finish(request.entry, everywhere=error is not None)
@@ -143,8 +143,8 @@ class RequestTracker:
     def _reassign_prompt(
         self, request: Request, reason: str | None, error: BaseException | None
     ) -> None:
-        """Those who still wait for the prompt of a request that has ended: one of them evaluates
-        it, or all end of the same error.
+        """Requests that wait for the prompt of an ended request: one of them evaluates it, or all
+        end with the same error.
         """
         if not isinstance(request, GenerateRequest):
             return
@@ -165,7 +165,7 @@ class RequestTracker:
         request.siblings = ()
 
     def end_starved(self) -> None:
-        """A request that is alone and cannot be given its pages will never be."""
+        """End a request that runs alone and still cannot get its pages."""
         entry, pool = self._scheduler.starved, self._allocator.pool
         if entry is not None:
             need = -(-entry.length // pool.page_size) * max(1, entry.width)
@@ -180,13 +180,13 @@ class RequestTracker:
             )
 
     def end_stopped(self) -> None:
-        """End whoever was cancelled, or ran out of time, while a step ran."""
+        """End the requests that were cancelled or timed out while a step ran."""
         for request in [each for each in self.in_flight if each.stopping]:
             self.end(request, request.stopping)
 
     def end_step(self, requests: Iterable[Request], cause: MemoryError | PagingError) -> None:
-        """End the requests of a step that memory was refused for, or whose weights could not be
-        read; each gets an error of its own.
+        """End the requests of a step whose memory could not be allocated or whose weights could not
+        be read, each with an error of its own.
         """
         for request in requests:
             own: MemoryError | PagingError
@@ -198,7 +198,7 @@ class RequestTracker:
             self.end(request, None, own)
 
     def end_all(self, failure: EngineError | None) -> None:
-        """End everybody, as cancelled, or because of what broke the loop."""
+        """End all requests, as cancelled or with the error that stopped the loop."""
         for request in list(self.in_flight):
             if failure is None:
                 self.end(request, "cancelled")
@@ -214,8 +214,8 @@ class RequestTracker:
 
 
 class Deadlines:
-    """Calls `expire(request)` once a request has been in flight for its `timeout`, unless it has
-    ended. Its one thread sleeps until the next deadline, and is there only while there are any.
+    """Calls `expire(request)` when a request has been in flight for its `timeout` and has not
+    ended. Its one thread sleeps until the next deadline, and exists only while there are deadlines.
     """
 
     __slots__ = ("_changed", "_expire", "_heap", "_number", "_running")
@@ -229,7 +229,7 @@ class Deadlines:
         self._running = False
 
     def add(self, request: Request, seconds: float) -> None:
-        """End a request in so many seconds."""
+        """End a request after this many seconds."""
         with self._changed:
             if len(self._heap) > 64 and len(self._heap) & (len(self._heap) - 1) == 0:
                 self._heap = [each for each in self._heap if _alive(each[2]) is not None]
@@ -243,7 +243,7 @@ class Deadlines:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Forget all deadlines."""
+        """Drop all deadlines."""
         with self._changed:
             self._heap.clear()
             self._changed.notify()
@@ -268,6 +268,6 @@ class Deadlines:
 
 
 def _alive(entry: ref[Request]) -> Request | None:
-    """The request, None for one that is gone or has ended."""
+    """The request; None if it was freed or has ended."""
     request = entry()
     return None if request is None or request.done else request

@@ -1,11 +1,10 @@
-"""Threads besides the engine's loop, for what callers bring as Python functions: logits processors,
-listeners, drafters.
+"""Threads for Python functions of callers: logits processors, listeners, drafters.
 
-    loop     draw A   step   step        draw A        a slow function holds up its own request,
+    loop     draw A   step   step        draw A        a slow function delays its own request,
     worker        [ processor of A ]                   and no other
 
-A function has a thread to itself while it runs. Threads are reused, and end after some idle
-seconds. They are daemons: a function that never returns does not hold up the interpreter's end.
+A function has a thread to itself while it runs. Threads are reused and end after some idle seconds.
+They are daemon threads, so a function that never returns does not delay the end of the interpreter.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Workers:
         return threading.get_ident() in self._threads
 
     def run(self, call: Callable[[], None]) -> None:
-        """Run `call()`, which must not raise, and return at once; RuntimeError where the system
+        """Run `call()`, which must not raise, and return at once; RuntimeError if the system
         refuses a thread.
         """
         with self._lock:
@@ -49,8 +48,8 @@ class Workers:
         ).start()
 
     def run_quietly(self, call: Callable[[], None]) -> None:
-        """Run `call()`, for which nobody waits any more: what it raises goes to
-        `threading.excepthook`, and where the system refuses a thread it is not called.
+        """Run `call()` when nobody waits for it: exceptions go to `threading.excepthook`, and it is
+        not called if the system refuses a thread.
         """
 
         def quietly() -> None:
@@ -66,7 +65,7 @@ class Workers:
             self.run(quietly)
 
     def close(self) -> None:
-        """End the threads that wait; those that run end with their function."""
+        """End the idle threads; busy ones end with their function."""
         with self._lock:
             for _ in range(self._idle):
                 self._calls.put(None)

@@ -28,7 +28,7 @@ from oxillama.errors import Exhausted, InvalidSlot, PoolError, PositionBeyondEnd
 
 
 class Memory(Protocol):
-    """What the pool asks of page memory (`_core.pool.PageMemory`, or a stand-in that only
+    """What the pool needs from page memory (`_core.pool.PageMemory`, or a stand-in that only
     counts).
     """
 
@@ -43,21 +43,21 @@ class Memory(Protocol):
 
 @runtime_checkable
 class Rewindable(Protocol):
-    """Something that holds a past of `length` positions and can forget its end."""
+    """Memory of a sequence of `length` positions that can drop the last of them."""
 
     @property
     def length(self) -> int:
         """Positions held."""
 
     def rewind(self, length: int) -> None:
-        """Hold the first `length` positions alone; PositionBeyondEnd for more than there are,
-        NotSupported where it cannot be done.
+        """Keep only the first `length` positions; PositionBeyondEnd if there are fewer,
+        NotSupported if this is impossible.
         """
 
 
 def rewindable(memory: Any) -> bool:
-    """Whether sequences in this memory can forget their end. Memory of a recurrent model, whose
-    past is one state, cannot: its sequences go back to checkpoints and are evaluated again from
+    """Whether sequences in this memory can drop their last positions. A recurrent model has one
+    state for the whole past, so its sequences go back to checkpoints and are evaluated again from
     there.
     """
     return bool(getattr(memory, "rewindable", True)) and not getattr(memory, "slot_layers", ())
@@ -88,21 +88,21 @@ class KvCachePool:
 
     @property
     def pages_used(self) -> int:
-        """Pages that somebody owns."""
+        """Pages with an owner."""
         return len(self._counts) - len(self._free)
 
     @property
     def pages_free(self) -> int | None:
-        """Pages that can still be had, None where only memory is the limit."""
+        """Pages that can still be allocated, None if only memory is the limit."""
         return None if self.max_pages is None else self.max_pages - self.pages_used
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held for pages, free ones included."""
+        """Bytes of all pages, including free ones."""
         return self.memory.memory_bytes
 
     def alloc(self) -> int:
-        """A free page, now owned once; raises Exhausted (a PoolError) when there is none."""
+        """A free page, now with one owner; Exhausted (a PoolError) if there is none."""
         if self._free:
             page = self._free.pop()
             self._counts[page] = 1
@@ -123,8 +123,8 @@ class KvCachePool:
         self._counts[page] += 1
 
     def free(self, page: int) -> None:
-        """One owner less; the last one gives the page back. Freeing a free page raises InvalidSlot
-        (a PoolError).
+        """Remove one owner; the last one frees the page. InvalidSlot (a PoolError) for a page that
+        is free already.
         """
         self._owned(page)
         self._counts[page] -= 1
@@ -132,16 +132,16 @@ class KvCachePool:
             self._free.append(page)
 
     def share_all(self, pages: Sequence[int]) -> None:
-        """One more owner of each page, all of which the caller knows to be owned: what a table
-        holds, or a node of the prefix tree.
+        """Add one owner to each page. The caller knows that all are owned: the pages of a table or
+        of a node of the prefix tree.
         """
         counts = self._counts
         for page in pages:
             counts[page] += 1
 
     def free_all(self, pages: Sequence[int]) -> None:
-        """One owner less of each page; those without any go back. As `free`, a free page among them
-        raises, and then nothing was freed.
+        """Remove one owner of each page; those without owners become free. As with `free`, a free
+        page among them raises, and then nothing was freed.
         """
         counts, free, known = self._counts, self._free, len(self._counts)
         for at, page in enumerate(pages):
@@ -205,14 +205,14 @@ class PagedKvCache:
 
     @property
     def table(self) -> np.ndarray:
-        """The pages as int32, what a step is handed; kept until the pages change."""
+        """The pages as int32, for a step; cached until the pages change."""
         if self._table is None:
             self._table = np.array(self.pages, np.int32)
         return self._table
 
     def missing_pages(self, length: int) -> int:
-        """Pages that `reserve(length)` would take from the pool, the copy of a shared page
-        included.
+        """How many pages `reserve(length)` would take from the pool, including copies of shared
+        pages.
         """
         size = self.pool.page_size
         extra = max(0, -(-length // size) - len(self.pages))
@@ -225,8 +225,8 @@ class PagedKvCache:
         return extra
 
     def reserve(self, length: int) -> None:
-        """Make positions `self.length` to `length - 1` writable; all or nothing: on PoolError the
-        table is as it was.
+        """Make positions `self.length` to `length - 1` writable. After a PoolError the table is
+        unchanged.
         """
         if length <= self.writable:
             return
@@ -252,7 +252,7 @@ class PagedKvCache:
         self.writable = len(self.pages) * size
 
     def commit(self, length: int) -> None:
-        """Say that positions up to `length - 1` have been written."""
+        """Declare that positions up to `length - 1` have been written."""
         if not self.length <= length <= len(self.pages) * self.pool.page_size:
             raise PoolError(
                 f"commit: found length {length}, wanted {self.length} to "
@@ -261,7 +261,7 @@ class PagedKvCache:
         self.length = length
 
     def truncate(self, length: int) -> None:
-        """Forget positions from `length` on; their pages go back."""
+        """Drop positions from `length` on and release their pages."""
         if not 0 <= length <= self.length:
             raise PoolError(f"truncate: found length {length}, wanted 0 to {self.length}")
         self.length = length
@@ -273,21 +273,21 @@ class PagedKvCache:
         self.writable = 0  # what is left may be shared
 
     def rewind(self, length: int) -> None:
-        """`truncate` for whoever holds any `Rewindable`."""
+        """`truncate` under the name of `Rewindable`."""
         if not 0 <= length <= self.length:
             raise PositionBeyondEnd(f"rewind: found position {length}, wanted 0 to {self.length}")
         self.truncate(length)
 
     def shareable_pages(self) -> list[int]:
-        """The pages, for somebody who takes shares of them; the next `reserve` looks at owners
+        """The pages, for a caller that will share them; the next `reserve` checks the owners
         again.
         """
         self.writable = 0
         return self.pages
 
     def adopt(self, pages: list[int], length: int, checkpoint: Any = None) -> None:
-        """Begin with `length` positions in pages whose shares are this sequence's from now on; it
-        must be empty. checkpoint: of recurrent state, which this one has none of.
+        """Begin with `length` positions in pages whose ownership passes to this sequence; it must
+        be empty. checkpoint: of recurrent state, which this class does not have.
         """
         if self.pages or len(pages) != -(-length // self.pool.page_size):
             raise PoolError(
@@ -297,8 +297,8 @@ class PagedKvCache:
         self.pages, self.length, self._table, self.writable = list(pages), length, None, 0
 
     def fork(self, length: int | None = None) -> PagedKvCache:
-        """Another sequence that shares the first `length` (default: all) positions; costs a count
-        per page.
+        """Another sequence that shares the first `length` (default: all) positions. It only
+        increments counts.
         """
         length = self.length if length is None else length
         if not 0 <= length <= self.length:
@@ -310,7 +310,7 @@ class PagedKvCache:
         return twin
 
     def release(self) -> None:
-        """Give every page back; the sequence is empty and may be used again."""
+        """Release every page; the sequence is empty and can be used again."""
         self.pool.free_all(self.pages)
         self.pages, self.length, self._table, self.writable = [], 0, None, 0
 
@@ -333,7 +333,7 @@ class KvCache:
 
     @classmethod
     def of(cls, cache: PagedKvCache) -> KvCache:
-        """Read a paged cache out of its pages."""
+        """A copy of a paged cache."""
         memory: Any = cache.pool.memory  # which has bytes to read (`_core.pool.PageMemory`)
         size = cache.pool.page_size
         pages = cache.pages[: -(-cache.length // size)]
@@ -355,7 +355,7 @@ class KvCache:
         return sum(array.nbytes for array in (*self.k, *self.v))
 
     def truncate(self, length: int) -> None:
-        """Forget tokens from `length` on."""
+        """Drop tokens from `length` on."""
         if not 0 <= length <= self.length:
             raise PoolError(f"truncate: found length {length}, wanted 0 to {self.length}")
         self.k, self.v, self.length = (

@@ -1,20 +1,20 @@
-"""Prompts that begin alike pay for their beginning once: a radix tree over tokens whose nodes own
+"""Evaluates the common beginning of prompts only once: a radix tree over tokens whose nodes own
 pages.
 
     root --"You are a helpful ..." (2000 tokens, pages 3..127)
               +--"Hello" ... (leaf, pages 127' 128)
               +--"What is" ... (leaf, pages 127'' 129 130)
 
-A node covers positions `start` to `start + len(tokens) - 1` and owns a share of every page those
-positions touch. Where an edge begins inside a page, the child's first page holds the whole page
-(its parent's tail as well), so that the pages along a path, the deeper node's first, are a block
-table. Hits are token-granular: whoever continues inside a page gets a copy of its filled part when
-it writes (invariant 3 of `pages`).
+A node covers positions `start` to `start + len(tokens) - 1` and owns a share of every page of those
+positions. If an edge begins inside a page, the child's first page holds the complete page
+(including its parent's part), so that the pages along a path, with the deeper node's first, are a
+block table. Hits are exact to the token: a sequence that continues inside a page gets a copy of its
+filled part when it writes (invariant 3 of `pages`).
 
 Invariants (tests cite them by number):
 
 1. Two children of a node never begin with the same token.
-2. Each node holds exactly one share of each page its positions touch.
+2. Each node holds exactly one share of each page of its positions.
 3. `pages_used` counts distinct pages, and `pages_used * page_bytes <= max_memory_bytes`,
    `entries <= max_entries`, after every call.
 4. A hit never covers the whole prompt: its last token is evaluated again, so that there are logits.
@@ -33,8 +33,8 @@ from oxillama.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a lookup found: `length` tokens in `pages` (shares of them are the caller's now), and a
-    checkpoint of recurrent state.
+    """The result of a lookup: `length` tokens in `pages` (whose shares now belong to the caller),
+    and a checkpoint of recurrent state.
     """
 
     length: int
@@ -58,11 +58,10 @@ class _Node:
 
 
 class PrefixKvCache:
-    """Shares of pages by token prefix, the least recently used leaf evicted first, before anything
-    is taken.
+    """Shares of pages by token prefix. The least recently used leaf is evicted first.
 
-    With `stateful=True` a prefix counts only up to a position that has a checkpoint of recurrent
-    state, one that is still `alive`.
+    With `stateful=True`, a prefix can be used only up to a position with a checkpoint of recurrent
+    state that is still `alive`.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class PrefixKvCache:
         return out
 
     def match(self, tokens: Sequence[int], *, key: Hashable = None) -> int:
-        """How many of the tokens, all but the last at most, are stored; counts as no use."""
+        """How many of the tokens, except the last, are stored; does not count as a use."""
         length, path = self._walk(tokens, len(tokens) - 1, key)
         return self._usable(length, path)[0]
 
@@ -160,8 +159,8 @@ class PrefixKvCache:
         return Hit(length, pages, checkpoint)
 
     def find(self, tokens: Sequence[int], *, key: Hashable = None) -> tuple[int, list[int]]:
-        """What `lookup` would find, as (length, pages): no shares are taken, and it counts as no
-        use.
+        """The result that `lookup` would have, as (length, pages); no shares are taken, and it does
+        not count as a use.
         """
         length, path = self._walk(tokens, len(tokens) - 1, key)
         length = self._usable(length, path)[0]
@@ -176,10 +175,9 @@ class PrefixKvCache:
         checkpoints: Mapping[int, Any] | None = None,
     ) -> int:
         """Store the tokens with their pages (a share of each new page is taken); returns how many
-        tokens are stored of them.
+        of the tokens are stored.
 
-        Leaves are evicted first to stay within the limits; what cannot be stored within them is
-        left out.
+        Leaves are evicted to stay within the limits; what still does not fit is not stored.
         """
         size = self.pool.page_size
         tokens = tuple(tokens[: len(pages) * size])
@@ -214,16 +212,14 @@ class PrefixKvCache:
         return len(tokens)
 
     def free_pages(self, count: int) -> int:
-        """Evict until `count` pages went back to the pool or nothing is left; returns how many
-        did.
-        """
+        """Evict until `count` pages were freed or nothing is left; returns how many were freed."""
         before = self.pool.pages_used
         while self._leaves and before - self.pool.pages_used < count:
             self._drop(min(self._leaves, key=lambda leaf: leaf.used))
         return before - self.pool.pages_used
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         while self._leaves:
             self._drop(next(iter(self._leaves)))
 
@@ -314,8 +310,8 @@ class PrefixKvCache:
             self._shares[page] = self._shares.get(page, 0) + 1
 
     def _evict(self, max_pages: int, max_entries: int, *, spare: _Node | None) -> bool:
-        """Drop the least recently used leaves until the limits hold; False when `spare` alone
-        stands in the way.
+        """Evict the least recently used leaves until the limits hold; False if only `spare` could
+        still be evicted.
         """
         while len(self._shares) > max_pages or len(self._leaves) > max_entries:
             candidates = [leaf for leaf in self._leaves if leaf is not spare]
@@ -325,8 +321,8 @@ class PrefixKvCache:
         return True
 
     def _drop(self, leaf: _Node) -> None:
-        """Remove a leaf; a parent left without children becomes a leaf, a root without children
-        goes.
+        """Remove a leaf. A parent without other children becomes a leaf; a root without children is
+        removed.
         """
         self.evictions += 1
         del self._leaves[leaf]

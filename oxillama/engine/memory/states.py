@@ -1,14 +1,14 @@
-"""What a sequence of a recurrent model holds beside its pages: a slot of state, and checkpoints of
-it.
+"""Memory of a recurrent model's sequence in addition to its pages: a slot with the state, and
+checkpoints of it.
 
     pages        0..15  16..31  32..40         length 41
-    slot         the state after 41 tokens     the only one there is: each token overwrites it
+    slot         the state after 41 tokens     the only one: each token overwrites it
     checkpoints  after 33, after 41            bytes, shared by forks and stored prefixes
 
-A state cannot forget its last tokens. `truncate` and `fork` go back to the nearest checkpoint at or
-before the asked position, `length` says which, and the engine evaluates the rest again, with the
-same bits. Checkpoints are taken where a sequence is likely to be gone back to (the ends of prompts
-and of answers), and the least recently used go first beyond a number of bytes.
+A state cannot drop its last tokens. `truncate` and `fork` go back to the nearest checkpoint at or
+before the position asked for (see `length`), and the engine evaluates the rest again, with the same
+bits. Checkpoints are taken at positions to which a sequence is likely to return (the ends of
+prompts and of answers). Their total size is limited; the least recently used are dropped first.
 
 Invariants (tests cite them by number):
 
@@ -29,7 +29,7 @@ MAX_SLOTS = 1 << 16
 
 
 class SlotMemory(Protocol):
-    """What a pool of states asks of memory (`_core.pool.PageMemory`)."""
+    """What a pool of states needs from memory (`_core.pool.PageMemory`)."""
 
     slot_bytes: int
 
@@ -39,7 +39,7 @@ class SlotMemory(Protocol):
 
 
 class SequencePool:
-    """`capacity` numbered slots: `alloc` gives one, `release` takes it back."""
+    """`capacity` numbered slots: `alloc` returns one, `release` frees it."""
 
     __slots__ = ("_free", "_owned", "capacity")
 
@@ -52,11 +52,11 @@ class SequencePool:
 
     @property
     def used(self) -> int:
-        """Slots that somebody owns."""
+        """Slots with an owner."""
         return self.capacity - len(self._free)
 
     def alloc(self) -> int:
-        """A free slot, lowest first on a fresh pool; raises Exhausted when there is none."""
+        """A free slot, the lowest first in a new pool; Exhausted if there is none."""
         if not self._free:
             raise Exhausted(
                 f"sequence pool: all {self.capacity} slots are owned, wanted a free one"
@@ -66,7 +66,7 @@ class SequencePool:
         return slot
 
     def release(self, slot: int) -> None:
-        """Give a slot back; raises InvalidSlot unless it is owned."""
+        """Free a slot; InvalidSlot unless it is owned."""
         self.check(slot)
         self._owned[slot] = 0
         self._free.append(slot)
@@ -95,7 +95,7 @@ class Checkpoint:
 
 
 class SsmStatePool:
-    """The slots of one memory, and checkpoints of what they hold, `checkpoint_bytes` at most."""
+    """The slots of one memory, and checkpoints of their states, at most `checkpoint_bytes`."""
 
     __slots__ = ("_checkpoints", "checkpoint_bytes", "memory", "slots")
 
@@ -110,7 +110,7 @@ class SsmStatePool:
 
     @property
     def used(self) -> int:
-        """Slots that somebody owns."""
+        """Slots with an owner."""
         return self.slots.used
 
     @property
@@ -119,7 +119,7 @@ class SsmStatePool:
         return (self.used + len(self._checkpoints)) * self.memory.slot_bytes
 
     def alloc(self) -> int:
-        """A slot that holds anything; PoolError when there is none or memory is refused."""
+        """A slot with undefined content; PoolError if there is none or the allocation fails."""
         slot = self.slots.alloc()
         try:
             self.memory.ensure_slots(slot + 1)
@@ -129,7 +129,7 @@ class SsmStatePool:
         return slot
 
     def release(self, slot: int) -> None:
-        """Give a slot back; raises InvalidSlot unless it is owned."""
+        """Free a slot; InvalidSlot unless it is owned."""
         self.slots.release(slot)
 
     def save(self, slot: int) -> bytes:
@@ -138,12 +138,12 @@ class SsmStatePool:
         return self.memory.save_slot(slot)
 
     def load(self, slot: int, data: bytes) -> None:
-        """Put what `save` gave into a slot."""
+        """Restore a state from `save` into a slot."""
         self.slots.check(slot)
         self.memory.load_slot(slot, data)
 
     def checkpoint(self, slot: int, position: int) -> Checkpoint:
-        """Copy a slot's state aside, the least recently used copies giving way."""
+        """Copy a slot's state; the least recently used copies are dropped to make space."""
         made = Checkpoint(position, self.save(slot))
         self._checkpoints[made] = None
         while len(self._checkpoints) * self.memory.slot_bytes > self.checkpoint_bytes:
@@ -151,7 +151,7 @@ class SsmStatePool:
         return made
 
     def use(self, checkpoint: Checkpoint) -> bytes | None:
-        """The bytes of a checkpoint, which is now the one used last; None once they were
+        """The bytes of a checkpoint, which becomes the most recently used; None if they were
         dropped.
         """
         if checkpoint.data is not None:
@@ -160,7 +160,7 @@ class SsmStatePool:
 
 
 class SequenceState(PagedKvCache):
-    """Pages, slot and checkpoints of one sequence: what a session of a recurrent model holds."""
+    """Pages, slot and checkpoints of one sequence of a recurrent model."""
 
     __slots__ = ("_marks", "_tokens", "_waiting", "slot", "states")
 
@@ -198,7 +198,7 @@ class SequenceState(PagedKvCache):
         super().reserve(length)
 
     def mark(self) -> Checkpoint | None:
-        """Take a checkpoint here, unless there is one; None where nothing is held."""
+        """Take a checkpoint here, unless there is one; None for an empty sequence."""
         self._marks = [mark for mark in self._marks if mark.data is not None]
         found = next((mark for mark in self._marks if mark.position == self._tokens), None)
         if found is None and self.slot is not None and self._tokens and self._waiting is None:
@@ -212,7 +212,7 @@ class SequenceState(PagedKvCache):
         return max(held, key=lambda mark: mark.position, default=None)
 
     def truncate(self, length: int) -> None:
-        """Forget positions from `length` on, and those before it back to the nearest checkpoint."""
+        """Drop positions from `length` on, and earlier ones back to the nearest checkpoint."""
         if not 0 <= length <= self._tokens:
             raise PoolError(f"truncate: found length {length}, wanted 0 to {self._tokens}")
         if length < self._tokens:
@@ -223,7 +223,7 @@ class SequenceState(PagedKvCache):
         super().truncate(length)
 
     def rewind(self, length: int) -> None:
-        """Go back to exactly `length` positions; NotSupported where no checkpoint is there."""
+        """Go back to exactly `length` positions; NotSupported if there is no checkpoint."""
         if not 0 <= length <= self._tokens:
             raise PositionBeyondEnd(f"rewind: found position {length}, wanted 0 to {self._tokens}")
         mark = self._nearest(length)
@@ -263,7 +263,7 @@ class SequenceState(PagedKvCache):
         return twin
 
     def release(self) -> None:
-        """Give pages and slot back; the sequence is empty and may be used again."""
+        """Release pages and slot; the sequence is empty and can be used again."""
         if self.slot is not None:
             self.states.release(self.slot)
         self.slot, self._waiting, self._marks, self._tokens = None, None, [], 0
