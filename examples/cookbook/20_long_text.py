@@ -1,7 +1,7 @@
 """Write more than the context holds
 
-With `context_shift` the older half of the text is dropped when the context is full. The first `keep`
-tokens stay.
+With `context_shift` the older half of the text is dropped when the context is full. The first
+`keep` tokens stay.
 """
 
 import oxillama

@@ -409,7 +409,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model import load, load_model
 from oxillama.weights import packing
 from tests.model.test_compiled import logits
-load.PACKED_AT_ONCE, packing.UNIT = 0, 4096
+load.PACKED_AT_ONCE, packing.UNIT, packing.PATIENCE = 0, 4096, 1e9
 load.Packer = lambda *some: None
 model = load_model(GgufReader({str(path)!r}), num_threads=1)
 model.packing._units.pack(5, num_threads=1)

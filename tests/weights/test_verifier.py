@@ -188,7 +188,7 @@ def test_the_models_file_is_compared_with_its_hash_when_the_model_is_idle(
         check.join(20)
     assert check.verified and bool(told) != whole and found.path.exists() == whole
     if not whole:
-        assert told == [check.damage] and "x.gguf is not the file" in str(told[0])
+        assert told == [check.damage] and "x.gguf has changed since" in str(told[0])
         late = []
         check.tell(late.append)
         assert late == told
