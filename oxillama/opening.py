@@ -174,8 +174,8 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
     known, rows = model.config, model.program.positions
     if config.context_size is not None and config.context_size > rows:
         raise ConfigError(
-            f"context_size: found {config.context_size}, this model has embeddings for {rows} "
-            "positions"
+            f"context_size: found {config.context_size}, wanted at most {rows}, as far as this "
+            "model goes"
         )
     kv_type, steps, prefix = config.kv_type, config.scheduling(), config.prefix()
     if not known.causal:

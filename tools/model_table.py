@@ -41,6 +41,29 @@ middle of a generation, while the keys already stored keep the old rotation; its
 depend on how the prompt was split. Deciding per request, by its prompt and `max_tokens`, would
 give one prompt different tokens under different limits, and cached prefixes could not be shared.
 
+## Sparse attention: as far as it is dense
+
+DeepSeek V3.2 and GLM 5 choose the keys that a row sees, `attention.indexer.top_k` of them. A
+sequence of no more tokens sees all of them, which is what runs here, exactly; a longer one is
+refused, and the model's own context is that long.
+
+## Where llama.cpp computes something else
+
+Tiny random models of the architectures here give the logits of llama.cpp (0.3.36 of its Python
+package) to 2e-5 of the largest, but for these, where the published code decides:
+
+- GELU goes through a table of half floats there: 1e-4 to 1e-3. Falcon, GPT-NeoX, MPT, BERT, Jina
+  and ModernBERT have the exact GELU, it has the one with tanh.
+- `qwen2vl`: it does not read the epsilon of the norms: 1e-3.
+- `grovemoe`: its small experts read the result of the large ones.
+- `phimoe`: it weighs experts by a softmax in place of SparseMixer.
+- `phi3`: it ignores the window.
+- `minicpm`: without `logit_scale` in the file it divides where the model multiplies.
+- `gemma4`: without `final_logit_softcapping` in the file it caps logits at 30.
+- `hunyuan_vl`: the fourth position of a token of text is 0 there.
+- `rwkv7`, `arwkv7`: heads narrower than a vector register are wrong there; those of real models
+  are wide enough.
+
 ## Where they come from
 """
 # What people know files of an architecture as.
@@ -53,11 +76,14 @@ NAMES = {
     "baichuan": "Baichuan",
     "bailingmoe": "Ling, Ring",
     "bailingmoe2": "Ling 2, Ring 2",
+    "bailingmoe3": "Ling 3",
     "bert": "BERT, RoBERTa, XLM-RoBERTa, DistilBERT, BGE, E5, MiniLM",
     "bitnet": "BitNet b1.58",
     "bloom": "BLOOM",
+    "chameleon": "text part of Chameleon",
     "chatglm": "ChatGLM 3, GLM-4",
     "codeshell": "CodeShell",
+    "cogvlm": "text part of CogVLM",
     "cohere2": "Command R7B, Command A",
     "cohere2moe": "Cohere 2 with experts",
     "command-r": "Command R, Aya",
@@ -65,6 +91,8 @@ NAMES = {
     "deci": "Llama Nemotron Super and Ultra, DeciLM",
     "deepseek": "DeepSeekMoE 16B",
     "deepseek2": "DeepSeek V2, V3, R1, Kimi K2, GLM-4.7 Flash, Youtu, Mistral Large 3",
+    "deepseek2-ocr": "text part of DeepSeek-OCR",
+    "deepseek32": "DeepSeek V3.2",
     "dots1": "dots.llm1",
     "ernie4_5": "ERNIE 4.5",
     "ernie4_5-moe": "ERNIE 4.5 with experts",
@@ -80,6 +108,7 @@ NAMES = {
     "gemma3": "Gemma 3",
     "gemma3n": "Gemma 3n",
     "gemma4": "Gemma 4",
+    "glm-dsa": "GLM 5",
     "glm4": "GLM-4-0414",
     "glm4moe": "GLM 4.5, 4.6, 4.7",
     "gpt-oss": "gpt-oss",
@@ -89,8 +118,12 @@ NAMES = {
     "granite_swa": "Granite with windows",
     "granitehybrid": "Granite 4, Bamba",
     "granitemoe": "Granite 3 with experts",
+    "grok": "Grok 1, Grok 2",
+    "grovemoe": "GroveMoE",
+    "hrm_text": "HRM-Text",
     "hunyuan-dense": "Hunyuan",
     "hunyuan-moe": "Hunyuan-Large, Hunyuan-A13B",
+    "hunyuan_vl": "text part of HunyuanOCR",
     "hy_v3": "Hy3",
     "internlm2": "InternLM 2",
     "jais": "Jais",
@@ -108,15 +141,18 @@ NAMES = {
     "maincoder": "Maincoder",
     "mamba": "Mamba, Falcon Mamba",
     "mamba2": "Mamba 2",
+    "maple": "Maple",
     "mellum": "Mellum 2",
     "mimo2": "MiMo-V2",
     "minicpm": "MiniCPM",
     "minicpm3": "MiniCPM 3",
+    "minimax-01": "MiniMax-Text-01",
     "minimax-m2": "MiniMax-M2",
     "mistral3": "Ministral 3",
     "mistral4": "Mistral 4",
     "modern-bert": "ModernBERT",
     "mpt": "MPT",
+    "muse-glimmer": "text part of Muse Glimmer",
     "nanbeige": "Nanbeige 4",
     "nemotron": "Nemotron-4, Minitron",
     "nemotron_h": "Nemotron-H, Nemotron Nano 2",
@@ -129,13 +165,14 @@ NAMES = {
     "olmoe": "OLMoE",
     "openelm": "OpenELM",
     "orion": "Orion",
+    "paddleocr": "text part of PaddleOCR-VL",
     "pangu-embedded": "Pangu Embedded",
     "phi2": "Phi-1, Phi-2",
     "phi3": "Phi-3, Phi-3.5, Phi-4",
     "phimoe": "Phi-3.5-MoE",
     "plamo": "PLaMo",
+    "plamo2": "PLaMo 2",
     "plamo3": "PLaMo 3",
-    "paddleocr": "text part of PaddleOCR-VL",
     "plm": "PLM",
     "qwen": "Qwen",
     "qwen2": "Qwen 1.5, 2, 2.5, QwQ",
@@ -155,11 +192,13 @@ NAMES = {
     "seed_oss": "Seed-OSS",
     "smallthinker": "SmallThinker",
     "smollm3": "SmolLM 3",
+    "spark2_5": "Spark 2.5",
     "stablelm": "StableLM",
     "starcoder": "StarCoder",
     "starcoder2": "StarCoder 2",
     "step35": "Step 3.5 Flash",
     "t5encoder": "encoder of T5",
+    "talkie": "Talkie",
     "xverse": "XVERSE",
 }
 

@@ -422,7 +422,7 @@ cdef class AttendOp(Op):
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None,
-                      relative=None, causal=True, chunk=0, spans=False)
+                      relative=None, causal=True, chunk=0, spans=False, most=0)
         cdef AttendArgs *a = &self.a
         a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x = p["x"]
@@ -432,6 +432,8 @@ cdef class AttendOp(Op):
         a.chunk = plan.number(p, "chunk", 0, (1 << 31) - 1)
         if a.chunk and a.window:
             raise plan.fail(f"window is {a.window} beside a chunk of {a.chunk}, wanted one of them")
+        if p["most"]:
+            plan.positions = min(plan.positions, plan.number(p, "most", 1, 1 << 30))
         a.spans = bool(p["spans"])
         if a.spans and (p["causal"] or a.window or a.chunk):
             raise plan.fail("spans beside a window, a chunk or causal attention, wanted one of them")

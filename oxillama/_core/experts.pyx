@@ -39,6 +39,7 @@ GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "chosen": CHOSEN, "chosen_sig
 ctypedef struct RouteArgs:
     Common common
     int x, out, experts, used, groups, groups_used, normalise
+    int share                 # experts that one written id stands for
     int group_sum             # 1: a group counts as the sum of its two best, 0: as its best
     Gating gating
     int sigmoid               # the number of that activation
@@ -144,6 +145,7 @@ cdef void route_row(const RouteArgs *a, const Step *step, const float *x, float 
             weights[i] = weights[i] / max(total, <float>6.103515625e-5)
     for i in range(a.used):
         weights[i] = weights[i] * a.scale
+        out[i] = <int>out[i] // a.share
 
 
 cdef void route_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
@@ -161,7 +163,8 @@ cdef class RouteOp(Op):
     cdef const float[::1] bias
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "x", "used", "gating", "out", bias=None, groups=1, groups_used=1, group_by="best", normalise=False, scale=1.0)
+        p = plan.keys(params, "x", "used", "gating", "out", bias=None, groups=1, groups_used=1, group_by="best", normalise=False, scale=1.0,
+                      share=1)
         cdef RouteArgs *a = &self.a
         a.x, a.experts = p["x"], plan.reads(p["x"])
         if a.experts > MOST_EXPERTS:
@@ -170,6 +173,7 @@ cdef class RouteOp(Op):
         a.groups_used = plan.number(p, "groups_used", 1, a.groups)
         if a.experts % a.groups or a.groups_used * (a.experts // a.groups) < a.used:
             raise plan.fail(f"{a.experts} experts in {a.groups} groups, {a.groups_used} of them used, do not give {a.used}")
+        a.share = plan.number(p, "share", 1, a.experts)
         if p["gating"] not in GATINGS:
             raise plan.fail(f"gating is {p['gating']!r}, wanted one of {', '.join(GATINGS)}")
         if p["group_by"] not in ("best", "two"):

@@ -132,7 +132,7 @@ cdef class Program:
     cdef int[::1] shapes         # (kv_heads, k_dim, v_dim) of each layer
     cdef int32_t *limits         # keys that each row of the step sees
     cdef int32_t *begins         # first rows of the step's sequences
-    cdef readonly int positions  # that tables by position have rows for
+    cdef readonly int positions  # that tables by position have rows for, or attention is exact for
     cdef readonly int sections       # rope positions that the op tells apart
     cdef readonly int embed_columns  # of the rows that a batch may bring
     cdef bint spanned
@@ -346,7 +346,7 @@ cdef class Program:
         cdef int r
         for r in range(batch.rows if self.positions < 1 << 30 else 0):
             if batch.positions[r] >= self.positions:
-                raise ContextError(f"row {r}: position {batch.positions[r]}, this model has embeddings for {self.positions}")
+                raise ContextError(f"row {r}: position {batch.positions[r]}, wanted one below {self.positions}, as far as this model goes")
         if batch.embeds != NULL and batch.embed_width != self.embed_columns:
             raise ConfigError(f"embeds: {batch.embed_width} columns, this program's embedding has {self.embed_columns}")
         if (batch.spans != NULL) != self.spanned:

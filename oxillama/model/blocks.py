@@ -17,7 +17,7 @@ from oxillama.gguf.keys import REQUIRED
 from oxillama.model.builder import Builder, Heads, Layer, Value
 from oxillama.model.rope import Rope
 
-HeadNorm = Literal["heads", "rows", "plain"]  # what a norm of queries and keys runs over
+HeadNorm = Literal["heads", "each", "rows", "plain"]  # what a norm of queries and keys runs over
 
 
 def trunk(b: Builder) -> Iterator[Layer]:
@@ -83,15 +83,17 @@ def attention(
     relative: np.ndarray | None = None,
     chunk: int = 0,
     spans: bool = False,
+    most: int = 0,
     output: str = "attn_output",
     gate_act: str = "sigmoid",
 ) -> Value:
     """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a
-    norm over each head of queries and keys (without a weight: plain), or over their whole rows.
+    norm over each head of queries and keys (without a weight: plain; with one of its own: each), or
+    over their whole rows.
     rope: the file's own, another, or None for no rotation. scale: the file's `attention.scale`,
-    else 1/sqrt(key_dim). slopes: ALiBi. norm_last, temper, relative, chunk, spans: see
+    else 1/sqrt(key_dim). slopes: ALiBi. norm_last, temper, relative, chunk, spans, most: see
     `Builder.attend`. Where the file has what gates the result (under gate_act, a number for each
     float or for each head), it does; a norm of it likewise.
     """
@@ -110,7 +112,7 @@ def attention(
         one = np.ones(heads.key_dim, np.float32)
         norms = {"q_norm": one, "k_norm": one, "eps": b.epsilon()}
     elif qk_norm is not None:
-        parts = (heads.query, heads.kv) if qk_norm == "heads" else (1, 1)
+        parts = (1, 1) if qk_norm == "rows" else (heads.query, heads.kv)
         q = layer.norm(q, "attn_q_norm", kind=norm_kind, heads=parts[0])
         k = layer.norm(k, "attn_k_norm", kind=norm_kind, heads=parts[1])
     out = b.attend(
@@ -130,6 +132,7 @@ def attention(
         relative=relative,
         chunk=chunk,
         spans=spans,
+        most=most,
         **norms,
     )
     if gate is not None and gate.width != out.width:
@@ -188,6 +191,18 @@ def sections_of(b: Builder, *, mixed: bool) -> list[int]:
     if not mixed:
         return [which for which, count in enumerate(counts) for _ in range(count)]
     return [i % 3 if i % 3 and i < 3 * counts[i % 3] else 0 for i in range(sum(counts))]
+
+
+def dense_reach(b: Builder, *, block: int = 1) -> int:
+    """The positions up to which sparse attention, whose indexer chooses the file's
+    `attention.indexer.top_k` keys of a row (or blocks of that many keys), is attention to all of
+    them (DeepSeek-AI 2025, DeepSeek-V3.2, section 2.1). The indexer has no part in it.
+    """
+    keys = b.keys
+    for name in ("head_count", "key_length"):
+        keys.integer(f"attention.indexer.{name}", minimum=1)
+    b.used.update(name for name in b.reader.tensors if ".indexer." in name)
+    return block * keys.integer("attention.indexer.top_k", minimum=1, maximum=1 << 24)
 
 
 def deepstack(b: Builder, layer: Layer, x: Value) -> Value:
@@ -270,11 +285,18 @@ def gated_ffn(
     return layer.linear(y, f"ffn_down{suffix}", b.hidden)
 
 
-def limited(b: Builder, gate: Value, up: Value, *, act: str, limit: float) -> Value:
-    """act(gate) * up, the first below `limit` and the second within it; no limit where it is 0."""
+def limited(
+    b: Builder, gate: Value, up: Value, *, act: str, limit: float, early: bool = False
+) -> Value:
+    """act(gate) * up, the first below `limit` (early: gate itself, before act) and the second
+    within it; no limit where it is 0.
+    """
     if not limit:
         return b.gate(gate, up, act=act)
-    return b.clamp(b.activate(gate, act), -3e38, limit) * b.clamp(up, -limit, limit)
+    up = b.clamp(up, -limit, limit)
+    if early:
+        return b.gate(b.clamp(gate, -3e38, limit), up, act=act)
+    return b.clamp(b.activate(gate, act), -3e38, limit) * up
 
 
 def ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:
@@ -318,9 +340,11 @@ def _is_number(b: Builder, key: str) -> bool:
 
 
 def sparse_ffn(b: Builder, layer: Layer, x: Value, *, act: str = "silu", **routing: Any) -> Value:
-    """A dense network in the first `leading_dense_block_count` layers, experts in the others."""
+    """A dense network in the first `leading_dense_block_count` layers, under the limit of shared
+    experts, and experts in the others.
+    """
     if layer.index < b.keys.integer("leading_dense_block_count", default=0):
-        return gated_ffn(b, layer, x, act=act)
+        return gated_ffn(b, layer, x, act=act, limit=routing.get("shared_limit", 0.0))
     return expert_ffn(b, layer, x, act=act, **routing)
 
 
@@ -360,14 +384,15 @@ def expert_ffn(
     group_by: str = "best",
     width: int = 0,
     limit: float = 0.0,
+    early: bool = False,
     shared_limit: float = 0.0,
     scored: Value | None = None,
 ) -> Value:
     """A feed-forward network of experts, `expert_used_count` of `expert_count` for each row, plus
     the shared experts that the file has. The parameters from `gating` on are those of
     `Builder.route`;
-    width: of an expert, the file's `expert_feed_forward_length` where it is 0; limit, shared_limit:
-    see `limited`; scored: the rows that experts are chosen by, x where it is None.
+    width: of an expert, the file's `expert_feed_forward_length` where it is 0; limit, early,
+    shared_limit: see `limited`; scored: the rows that experts are chosen by, x where it is None.
     """
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
     default = layer.integer("feed_forward_length", default=0)
@@ -385,7 +410,7 @@ def expert_ffn(
         group_by=group_by,
     )
     gate, up = expert_gate_up(layer, x, routes, width, count)
-    y = limited(b, gate, up, act=act, limit=limit)
+    y = limited(b, gate, up, act=act, limit=limit, early=early)
     y = b.combine(layer.experts(y, routes, "ffn_down_exps", b.hidden, count=count), routes)
     if not layer.has("ffn_up_shexp.weight"):
         return y

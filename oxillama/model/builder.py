@@ -289,12 +289,14 @@ class Builder:
 
     def epsilon(self, kind: str = "rms") -> float:
         """The epsilon that the file gives for norms of this kind, or the one of the other kind
-        where it gives that alone.
+        where it gives that alone. Some files give both for norms of one kind.
         """
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         key, other = (rms, layer) if kind == "rms" else (layer, rms)
-        if key not in self.keys and other in self.keys:
-            key = other
+        if other in self.keys:
+            spare = self.keys.number(other, minimum=0.0)
+            if key not in self.keys:
+                return spare
         return self.keys.number(key, minimum=0.0)
 
     def norm(
@@ -380,6 +382,7 @@ class Builder:
         group_by: str = "best",
         normalise: bool = False,
         scale: float = 1.0,
+        share: int = 1,
     ) -> Value:
         """Choose `used` experts for each row by its scores; the parameters are those of the op."""
         return self.op(
@@ -393,6 +396,7 @@ class Builder:
             group_by=group_by,
             normalise=normalise,
             scale=float(scale),
+            **({"share": share} if share > 1 else {}),
         )
 
     def experts(self, x: Value, routes: Value, name: str, rows: int, *, count: int) -> Value:
@@ -607,6 +611,7 @@ class Builder:
         relative: np.ndarray | None = None,
         chunk: int = 0,
         spans: bool = False,
+        most: int = 0,
     ) -> Value:
         """Attention of q over the k and v stored so far: per-head norm, rope, store,
         softmax(scale * q.k) v. rope None: no rotation (NoPE). Causal, unless the file or
@@ -618,7 +623,8 @@ class Builder:
         float of each head where rotation begins. norm_last: the norms come after it. temper: (rate,
         span, offset) of the growth of queries with their position (the op `rope_store` draws it).
         chunk: rows see the keys from its last multiple on. spans: where attention is not causal,
-        rows see the keys of the spans that the batch brings alone.
+        rows see the keys of the spans that the batch brings alone. most: positions that a sequence
+        may have, where the model attends otherwise beyond; 0 for any.
         """
         if self.causal is None:
             self.causal = self.keys.flag("attention.causal", default=True)
@@ -632,6 +638,7 @@ class Builder:
             temper=temper,
             chunk=chunk or None,
             spans=spans or None,
+            most=most or None,
         )
         more = {name: value for name, value in asked.items() if value is not None}
         if not self.causal:
@@ -710,14 +717,17 @@ class Builder:
         style: str,
         scale: float,
         temper: tuple[float, int, int] | None = None,
+        most: int = 0,
     ) -> Value:
         """Attention whose layer keeps one row k a token for all heads, its first `value` floats the
         value: the absorbed form of multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2,
         section 2.1). rope turns the last floats of k and of each head of q; the result has `value`
-        floats a head. temper: see `attend`.
+        floats a head. temper, most: see `attend`.
         """
         shape = Heads(heads, 1, k.width, value)
         more: dict[str, Any] = {} if temper is None else {"temper": temper}
+        if most:
+            more["most"] = most
         return self.record(
             "attention",
             (q, k, *self._table(rope)),

@@ -496,7 +496,9 @@ class _Lowering:
         sinks, slopes = p.pop("sinks", None), p.pop("slopes", None)
         more = {} if slopes is None else {"slopes": slopes}
         more |= {
-            name: p.pop(name) for name in ("relative", "causal", "chunk", "spans") if name in p
+            name: p.pop(name)
+            for name in ("relative", "causal", "chunk", "spans", "most")
+            if name in p
         }
         table = self.read(rope[0], index) if rope else None
         self.emit("rope_store", x=qkv, rope=table, **shape, **p)

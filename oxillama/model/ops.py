@@ -426,7 +426,8 @@ class Attend(Op, name="attend"):
     causal False: a row sees all keys of its sequence, and a window reaches as far ahead as back.
     relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and beyond those
     the bias of the last one (Raffel et al. 2020, section 2.1). spans: a row sees the keys that the
-    batch says belong together with it, and no others.
+    batch says belong together with it, and no others. most: positions that a batch may have, where
+    the model attends otherwise beyond; 0 for any.
     """
 
     state = True
@@ -451,6 +452,7 @@ class Attend(Op, name="attend"):
         causal=True,
         chunk=0,
         spans=False,
+        most=0,
     ) -> None:
         n = len(f.positions)
         q = f.slots[x][:, : q_heads * k_dim]
@@ -533,6 +535,7 @@ class Copy(Op, name="copy"):
 class Route(Op, name="route"):
     """The experts of each row from their scores x: [ids | weights], `used` of each, best first.
 
+    share: of how many ids in a row one is written: matrices that several experts have in common.
     gating: "softmax" and "sigmoid" of all scores, "chosen" and "chosen_sigmoid": those of the
     chosen ones alone, or "mixer": for each choice, the softmax of those experts not chosen before
     whose score is near the best (SparseMixer: Liu et al. 2024, GRIN, section 2.1). bias
@@ -559,6 +562,7 @@ class Route(Op, name="route"):
         group_by="best",
         normalise=False,
         scale=1.0,
+        share=1,
     ) -> None:
         x = f.slots[x].astype(np.float64)
         p = {"softmax": _softmax, "sigmoid": _sigmoid}.get(gating, lambda x: x)(x)
@@ -581,7 +585,7 @@ class Route(Op, name="route"):
             weights = _softmax(weights) if gating == "chosen" else _sigmoid(weights)
         if normalise:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
-        f.slots[out] = np.concatenate([ids, weights * scale], axis=1).astype(np.float32)
+        f.slots[out] = np.concatenate([ids // share, weights * scale], axis=1).astype(np.float32)
 
 
 def _mixed(scores: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -54,6 +54,12 @@ SHARED = {
     "attention.value_residual_mix_lora_rank": 8,
     "attention.gate_lora_rank": 16,
 }
+# Sparse attention that sees all keys of the tests' sequences.
+INDEXER = {
+    "attention.indexer.head_count": 2,
+    "attention.indexer.key_length": 32,
+    "attention.indexer.top_k": 128,
+}
 # What an architecture means by a key that others mean otherwise, or lacks (None).
 OWN: dict[str, dict] = {
     "llama": {"expert_count": None},
@@ -165,6 +171,43 @@ OWN: dict[str, dict] = {
         "attention.q_lora_rank": None,
     },
     "kimi-linear": {"attention.head_count_kv": [0, 0, 0, 1], "kda.head_dim": 32},
+    "bailingmoe3": {
+        # an epsilon as for qwen3next below
+        "attention.layer_norm_rms_epsilon": 1e-2,
+        "attention.head_count_kv": [0, 0, 0, 1],
+        "kda.head_dim": 32,
+        "kda.gate_lower_bound": -5.0,
+        "swiglu_clamp_exp": [0.0, 0.5, 0.0, 0.5],
+        "swiglu_clamp_shexp": [0.5, 0.0, 0.5, 0.0],
+    },
+    "chameleon": {"swin_norm": True},
+    "deepseek32": {"attention.head_count_kv": 1, **INDEXER},
+    "glm-dsa": {"attention.head_count_kv": 1, "attention.indexer.types": [1, 0, 1, 0], **INDEXER},
+    "grok": {"final_logit_softcapping": 3.0},
+    "grovemoe": {
+        "expert_group_scale": 0.5,
+        "experts_per_group": 2,
+        "expert_chunk_feed_forward_length": 16,
+    },
+    "hrm_text": {"hrm.layers_per_stack": 1, "hrm.h_cycles": 1, "hrm.l_cycles": 3},
+    "hunyuan_vl": {"rope.dimension_sections": [2, 2, 2, 2], "rope.scaling.alpha": 8.0},
+    "maple": {
+        "attention.sliding_window_pattern": [True, False, True, True],
+        "rope.freq_base_swa": 5000.0,
+        "swiglu_clamp_exp": [0.5, 0.0, 0.5, 0.0],
+    },
+    "minimax-01": {"full_attention_interval": 4, "residual_scale": 3.5},
+    "muse-glimmer": {"logit_scale": 0.5, "final_logit_softcapping": 3.0},
+    "plamo2": {
+        "attention.head_count": [0, 4, 0, 0],
+        "attention.head_count_kv": [0, 2, 0, 0],
+        "ssm.group_count": 0,
+    },
+    "spark2_5": {
+        "attention.sliding_window_pattern": [True, False, True, True],
+        "rope.freq_base_swa": 5000.0,
+    },
+    "talkie": {"logit_scale": 0.5},
     "rwkv6": {"attention.head_count": 0, "rescale_every_n_layers": 2},
     "rwkv7": {"attention.head_count": 0},
     "rwkv6qwen2": {"attention.head_count": 0, "token_shift_count": 1},
@@ -202,6 +245,7 @@ _STATE = ("ssm_conv1d.bias", "ssm_norm.weight")
 _GATE = ("time_mix_g1.weight", "time_mix_g2.weight")
 _HEADS = ("time_mix_ln.weight", "time_mix_ln.bias")
 _BONUS = ("time_mix_first.weight", *_HEADS)
+_NORM_BIASES = ("attn_q_norm.bias", "attn_k_norm.bias")
 _NORMS = ("token_embd_norm.bias", "output_norm.bias", "output.weight")
 _NORMS += _each(_ALL, "attn_norm.bias", "attn_norm_2.bias")
 
@@ -282,6 +326,17 @@ WANTED: dict[str, tuple[str, ...]] = {
     + _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
     "bitnet": _each(_ALL, "attn_sub_norm.weight", "ffn_sub_norm.weight", "attn_q.scale"),
     "kimi-linear": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "bailingmoe3": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
+    + ("blk.3.attn_gate.weight",),
+    "chameleon": _each(_ALL, *_NORM_BIASES),
+    "cogvlm": _each(_ALL, "attn_qkv.weight", "vis_attn_qkv.weight"),
+    "deepseek32": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
+    + _each(_ALL, "indexer.proj.weight"),
+    "deepseek2-ocr": _each(_SPARSE, "ffn_up_shexp.weight"),
+    "grok": _each((0, 1), "ffn_up.weight", "layer_output_norm.weight"),
+    "spark2_5": _each(_ALL, "attn_qkv.weight", "attn_gate.weight"),
+    "muse-glimmer": _each(_ALL, "attn_gate.weight"),
+    "hrm_text": _each((0, 1), "attn_gate.weight"),
     "neo-bert": _each(_ALL, "attn_qkv.weight", "ffn_up.weight"),
     "nomic-bert-moe": ("token_types.weight", *_each(_ALL, "attn_qkv.weight")),
     "rwkv6": _each((0, 1, 2), "time_mix_lerp_fused.weight") + _each(_ALL, *_BONUS) + _NORMS,
@@ -324,6 +379,13 @@ KNOWN = {
 KNOWN["step35"] = {f"blk.{i}.attn_gate.weight": (4, HIDDEN) for i in range(4)}
 KNOWN["laguna"] = {"blk.0.attn_gate.weight": (4, HIDDEN), "blk.1.attn_gate.weight": (2, HIDDEN)}
 KNOWN["kimi-linear"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in range(3)}
+KNOWN["bailingmoe3"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in range(3)}
+KNOWN["spark2_5"] = {f"blk.{i}.attn_gate.weight": (4, HIDDEN) for i in range(4)}
+KNOWN["grovemoe"] = {
+    f"blk.{i}.ffn_{name}_chexps.weight": (2, HIDDEN, 16) if name == "down" else (2, 16, HIDDEN)
+    for i in range(4)
+    for name in ("gate", "up", "down")
+}
 for arch in ("neo-bert", "plamo3"):  # gate and up in one
     KNOWN[arch] = {f"blk.{i}.ffn_up.weight": (192, HIDDEN) for i in range(4)}
 

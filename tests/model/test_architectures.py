@@ -218,3 +218,15 @@ def test_what_does_not_generate_is_refused_with_what_it_does(tmp_path):
     with pytest.raises(ModelError, match="'llada', which fills in masked tokens"):
         record(GgufReader(tmp_path / "m.gguf"))
     assert not set(load.NOT_GENERATING) & set(architectures())
+
+
+@pytest.mark.parametrize("arch", ["deepseek32", "glm-dsa"])
+def test_sparse_attention_goes_as_far_as_it_is_dense(arch, tmp_path):
+    """Beyond the keys that the indexer may choose, what these models compute is refused by name."""
+    model = load_model(invent(tmp_path / "m.gguf", arch))
+    assert model.program.positions == 128
+    memory = memory_of(model, 10)
+    ids = (np.arange(129) % VOCAB).astype(np.int32)
+    with pytest.raises(ContextError, match="row 128: position 128, wanted one below 128"):
+        step(model, batch_of([(ids, 0, range(10))], memory), memory)
+    assert np.isfinite(step(model, batch_of([(ids[:128], 0, range(10))], memory), memory)).all()

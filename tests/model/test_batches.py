@@ -114,7 +114,7 @@ def test_a_position_without_a_row_in_the_table_is_refused(tmp_path):
     step, memory = Program(ops, [8], **more), PageMemory([])
     memory.ensure(1)
     step.run_until(Batch([0], [3], [[0]], [0], []), memory, 0)
-    with pytest.raises(ContextError, match="position 4, this model has embeddings for 4"):
+    with pytest.raises(ContextError, match="position 4, wanted one below 4"):
         step.run_until(Batch([0], [4], [[0]], [0], []), memory, 0)
 
 

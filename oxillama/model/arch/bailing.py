@@ -1,9 +1,13 @@
 """Ling and Ring (Inclusion AI 2025): Ling-lite and -plus ("Every FLOP Counts", section 2), and Ling
-2 by its published code (modeling_bailing_moe_v2).
+2 by its published code (modeling_bailing_moe_v2); Ling 3 (2026), most of whose layers are Kimi
+Delta Attention.
 """
 
-from oxillama.model.blocks import routing_of, sparse_decoder
+from oxillama.model.arch.deepseek import latent_attention
+from oxillama.model.arch.kimi_linear import delta_attention
+from oxillama.model.blocks import routing_of, sparse_decoder, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.rope import Rope
 
 
 @architecture("bailingmoe")
@@ -17,3 +21,32 @@ def bailingmoe2(b: Builder) -> Value:
     """Experts in groups chosen as in DeepSeek V3; norms over the heads of queries and keys."""
     routing = routing_of(b, gating="sigmoid", normalise=True)
     return sparse_decoder(b, style="neox", qk_norm="heads", **routing)
+
+
+@architecture("bailingmoe3")
+def bailingmoe3(b: Builder) -> Value:
+    """Ling 3: layers without KV heads are recurrent, the others attend to a latent under a gate for
+    each head.
+    """
+    keys, none = b.keys, (0.0,) * b.n_layers
+    routing = routing_of(b, gating="sigmoid")
+    lowest = keys.number("kda.gate_lower_bound", maximum=0.0)
+    # decays without a bound have another form, which no file of this kind says it has
+    keys.flag("kda.safe_gate", default=True)
+    limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=none)
+    shared = keys.numbers("swiglu_clamp_shexp", count=b.n_layers, default=none)
+    x = b.embed()
+    for layer in trunk(b):
+        y = layer.norm(x, "attn_norm")
+        if layer.integer("attention.head_count_kv", minimum=0):
+            x = x + latent_attention(b, layer, y, rotation=_rotation)
+        else:
+            x = x + delta_attention(b, layer, y, lowest=lowest)
+        y, at = layer.norm(x, "ffn_norm"), layer.index
+        x = x + sparse_ffn(b, layer, y, limit=limits[at], shared_limit=shared[at], **routing)
+    return b.logits(x)
+
+
+def _rotation(b: Builder, turned: int, width: int) -> tuple[Rope, float]:
+    """The file's own; scores are scaled by the width of a key."""
+    return b.rope(turned), width**-0.5

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from oxillama.errors import ModelError
-from oxillama.model.blocks import routing_of, sparse_decoder, sparse_ffn, trunk
+from oxillama.model.blocks import dense_reach, routing_of, sparse_decoder, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.rope import SCALING, Rope, Scaling
 
@@ -16,6 +16,14 @@ from oxillama.model.rope import SCALING, Rope, Scaling
 def deepseek(b: Builder) -> Value:
     """DeepSeekMoE 16B (Dai et al. 2024, section 3): plain attention, the first layers dense."""
     return sparse_decoder(b, style="norm", **routing_of(b))
+
+
+@architecture("deepseek2-ocr")
+def deepseek2_ocr(b: Builder) -> Value:
+    """The text part of DeepSeek-OCR (Wei et al. 2025, section 3.3): DeepSeekMoE with half-split
+    rope.
+    """
+    return sparse_decoder(b, style="neox", **routing_of(b))
 
 
 @architecture("deepseek2", "mistral4")
@@ -36,6 +44,23 @@ def deepseek2(b: Builder) -> Value:
     return b.logits(x)
 
 
+@architecture("deepseek32", "glm-dsa")
+def deepseek32(b: Builder) -> Value:
+    """DeepSeek V3.2 (DeepSeek-AI 2025) and GLM 5 (Zhipu AI 2026): V3 whose indexer chooses the keys
+    that a row sees. Sequences are as long as it chooses all of them; longer ones are refused.
+    """
+    most = dense_reach(b)
+    if "attention.indexer.types" in b.keys:
+        b.keys.integers("attention.indexer.types", minimum=0, maximum=1)
+    routing = routing_of(b, gating="sigmoid")
+    x = b.embed()
+    for layer in trunk(b):
+        y = layer.norm(x, "attn_norm")
+        x = x + latent_attention(b, layer, y, rotation=_rotation, most=most)
+        x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
+    return b.logits(x)
+
+
 def latent_attention(
     b: Builder,
     layer: Layer,
@@ -43,12 +68,14 @@ def latent_attention(
     *,
     rotation: Callable[[Builder, int, int], tuple[Rope | None, float]],
     temper: tuple[float, int, int] | None = None,
+    most: int = 0,
 ) -> Value:
     """Queries go through each head's key matrix into the latent, results through its value matrix
     out of it, so that a token keeps its latent and one rotated key alone (section 2.1.2, appendix
     C).
     rotation: of (builder, floats that are rotated, floats of a key) the rotation and the scale of
-    scores; temper: see `Builder.attend`.
+    scores; temper, most: see `Builder.attend`. Where the file has a gate for each head
+    (`attn_gate`), the result of the head is under its sigmoid.
     """
     keys = b.keys
     heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
@@ -75,9 +102,19 @@ def latent_attention(
     turning = layer.linear(x, "attn_kv_a_mqa", width, take=slice(latent, width))
     k = b.concat(layer.norm(kept, "attn_kv_a_norm"), turning)
     y = b.attend_latent(
-        q, k, heads=heads, value=latent, rope=rope, style="norm", scale=scale, temper=temper
+        *(q, k),
+        heads=heads,
+        value=latent,
+        rope=rope,
+        style="norm",
+        scale=scale,
+        temper=temper,
+        most=most,
     )
     y = layer.stacked(y, "attn_v_b", value, count=heads)
+    if layer.has("attn_gate.weight"):
+        gate = b.activate(layer.linear(x, "attn_gate", heads), "sigmoid")
+        y = b.head_scale(y, gate, heads=heads)
     return layer.linear(y, "attn_output", b.hidden)
 
 

@@ -20,7 +20,7 @@ def kimi_linear(b: Builder) -> Value:
         if layer.integer("attention.head_count_kv", minimum=0):
             x = x + latent_attention(b, layer, y, rotation=_none)
         else:
-            x = x + _delta_attention(b, layer, y)
+            x = x + delta_attention(b, layer, y)
         x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
     return b.logits(x)
 
@@ -32,9 +32,10 @@ def _none(b: Builder, turned: int, width: int) -> tuple[Rope | None, float]:
     return None, width**-0.5
 
 
-def _delta_attention(b: Builder, layer: Layer, x: Value) -> Value:
+def delta_attention(b: Builder, layer: Layer, x: Value, *, lowest: float = 0.0) -> Value:
     """S = (I - beta k k^T) diag(w) S + beta k v^T, y = S^T q / sqrt(width); a norm over each head
-    of the result is gated by a product of low rank (sections 3.1, 3.3).
+    of the result is gated by a product, of low rank where the file has two matrices for it
+    (sections 3.1, 3.3). lowest: a bound that log w approaches by a sigmoid in place of a softplus.
     """
     heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
     width = b.keys.integer("kda.head_dim", minimum=1, maximum=1 << 12)
@@ -49,18 +50,24 @@ def _delta_attention(b: Builder, layer: Layer, x: Value) -> Value:
         return b.conv(layer.linear(x, f"attn_{name}", inner), weight, act="silu")
 
     def low(name: str) -> Value:
-        """A product of low rank."""
+        """A product of low rank, or of one matrix."""
+        if not layer.has(f"ssm_{name}_b.weight") and lowest:
+            return layer.linear(x, f"ssm_{name}_a", inner)
         return layer.linear(layer.linear(x, f"ssm_{name}_a", width), f"ssm_{name}_b", inner)
 
     q, k, v = (mixed(name) for name in "qkv")
     # a norm by the root of the mean square leaves a length of sqrt(width)
     q, k = (b.norm(part, None, heads=heads, eps=b.epsilon() / width) for part in (q, k))
     k = k * width**-0.5
-    w = b.activate(low("f") + layer.vector("ssm_dt.bias", inner), "softplus")
+    w = low("f") + layer.vector("ssm_dt.bias", inner)
     full = layer.name("ssm_a")
     shape = b.reader.tensors[full].shape if b.has(full) else (heads, 1)
     rate = b.array(full, *((1,) * (len(shape) - 2)), heads, 1).reshape(heads)
-    w = b.activate(w * np.repeat(rate, width), "exp")
+    if lowest:
+        w = b.activate(w * np.repeat(rate, width), "sigmoid") * lowest
+    else:
+        w = b.activate(w, "softplus") * np.repeat(rate, width)
+    w = b.activate(w, "exp")
     beta = b.activate(layer.linear(x, "ssm_beta", heads), "sigmoid")
     taken = b.head_scale(k, beta, heads=heads)
     v = b.head_scale(v, beta, heads=heads)
