@@ -55,6 +55,10 @@ package) to 2e-5 of the largest, but for these, where the published code decides
 - GELU goes through a table of half floats there: 1e-4 to 1e-3. Falcon, GPT-NeoX, MPT, BERT, Jina
   and ModernBERT have the exact GELU, it has the one with tanh.
 - `qwen2vl`: it does not read the epsilon of the norms: 1e-3.
+- Latent attention: norms of latents have the epsilon of the file there, 1e-6 in the published
+  code; it matters where the file has 1e-5 (GLM 4.7 Flash, Moonlight).
+- `gemma3n`: it divides the spread of a sparse gate by one number less.
+- `chameleon`: with `swin_norm` the feed-forward network does not read the residual.
 - `grovemoe`: its small experts read the result of the large ones.
 - `phimoe`: it weighs experts by a softmax in place of SparseMixer.
 - `phi3`: it ignores the window.

@@ -205,6 +205,13 @@ def dense_reach(b: Builder, *, block: int = 1) -> int:
     return block * keys.integer("attention.indexer.top_k", minimum=1, maximum=1 << 24)
 
 
+def latent_norm(b: Builder, layer: Layer, x: Value, name: str) -> Value:
+    """The norm of what queries, or keys and values, are unfolded from. Its epsilon is no key's: the
+    published code of DeepSeek V2 and of what is built alike leaves it at this.
+    """
+    return b.norm(x, layer.name(name), eps=1e-6)
+
+
 def deepstack(b: Builder, layer: Layer, x: Value) -> Value:
     """x plus the features of images that belong after this layer: the file's `n_deepstack_layers`
     first layers have some, which stand beside those in place of the embedding (Meng et al. 2024,
@@ -293,10 +300,9 @@ def limited(
     """
     if not limit:
         return b.gate(gate, up, act=act)
-    up = b.clamp(up, -limit, limit)
     if early:
-        return b.gate(b.clamp(gate, -3e38, limit), up, act=act)
-    return b.clamp(b.activate(gate, act), -3e38, limit) * up
+        return b.gate(b.clamp(gate, -3e38, limit), b.clamp(up, -limit, limit), act=act)
+    return b.clamp(b.activate(gate, act), -3e38, limit) * b.clamp(up, -limit, limit)
 
 
 def ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:

@@ -309,21 +309,26 @@ class Builder:
         eps: float | None = None,
     ) -> Value:
         """Normalise each of `heads` parts of a row ("rms", or "layer" less the mean) and multiply
-        by `name.weight` (and add `name.bias` where there is one); no weight where name is None. A
-        weight is of a part, or of the whole row: (heads, part) in the file, or one vector.
+        by `name.weight` (and add `name.bias` where there is one); no weight where name is None.
+        They are of a part, or of the whole row: (heads, part) in the file, or one vector.
         """
         weight = bias = None
         if name is not None:
             # some files leave the suffix out
             full = name if self.has(name) else name + ".weight"
             shape = tuple(self._info(full).shape)
-            if shape == (heads, x.width // heads):
+            wide = (heads, x.width // heads)
+            if shape == wide:
                 weight = self.array(full, *shape).reshape(-1)
             elif shape == (x.width // heads,):
                 weight = self.vector(full, x.width // heads)
             else:
                 weight = self.vector(full, x.width)
-            bias = self.optional_vector(name + ".bias", len(weight))
+            shift = name + ".bias"
+            if self.has(shift) and tuple(self._info(shift).shape) == wide:
+                bias = self.array(shift, *wide).reshape(-1)
+            else:
+                bias = self.optional_vector(shift, len(weight))
         more: dict[str, Any] = {"heads": heads} if heads > 1 else {}
         return self.record(
             "norm",

@@ -230,3 +230,12 @@ def test_sparse_attention_goes_as_far_as_it_is_dense(arch, tmp_path):
     with pytest.raises(ContextError, match="row 128: position 128, wanted one below 128"):
         step(model, batch_of([(ids, 0, range(10))], memory), memory)
     assert np.isfinite(step(model, batch_of([(ids[:128], 0, range(10))], memory), memory)).all()
+
+
+def test_norms_of_latents_have_an_epsilon_of_their_own(tmp_path):
+    """1e-6 in the published code, whatever the file says of the other norms."""
+    reader = invent(tmp_path / "m.gguf", "deepseek2")
+    assert reader.metadata["deepseek2.attention.layer_norm_rms_epsilon"] == np.float32(1e-5)
+    _, tape = record(reader)
+    found = {op.params["eps"] for op in tape.ops if op.name == "norm"}
+    assert sorted(found) == [1e-6, float(np.float32(1e-5))]

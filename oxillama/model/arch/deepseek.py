@@ -7,7 +7,14 @@ import math
 from collections.abc import Callable
 
 from oxillama.errors import ModelError
-from oxillama.model.blocks import dense_reach, routing_of, sparse_decoder, sparse_ffn, trunk
+from oxillama.model.blocks import (
+    dense_reach,
+    latent_norm,
+    routing_of,
+    sparse_decoder,
+    sparse_ffn,
+    trunk,
+)
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.rope import SCALING, Rope, Scaling
 
@@ -91,7 +98,7 @@ def latent_attention(
     rank = keys.integer("attention.q_lora_rank", default=0, maximum=1 << 16)
     rope, scale = rotation(b, turned, plain + turned)
     if rank:
-        q = layer.norm(layer.linear(x, "attn_q_a", rank), "attn_q_a_norm")
+        q = latent_norm(b, layer, layer.linear(x, "attn_q_a", rank), "attn_q_a_norm")
         q = layer.linear(q, "attn_q_b", heads * (plain + turned))
     else:
         q = layer.linear(x, "attn_q", heads * (plain + turned))
@@ -100,7 +107,7 @@ def latent_attention(
     width = latent + turned
     kept = layer.linear(x, "attn_kv_a_mqa", width, take=slice(0, latent))
     turning = layer.linear(x, "attn_kv_a_mqa", width, take=slice(latent, width))
-    k = b.concat(layer.norm(kept, "attn_kv_a_norm"), turning)
+    k = b.concat(latent_norm(b, layer, kept, "attn_kv_a_norm"), turning)
     y = b.attend_latent(
         *(q, k),
         heads=heads,

@@ -5,7 +5,7 @@
 
 import math
 
-from oxillama.model.blocks import ffn, gated_ffn
+from oxillama.model.blocks import ffn, gated_ffn, latent_norm
 from oxillama.model.builder import Builder, Heads, Layer, Value, architecture
 
 
@@ -46,14 +46,14 @@ def _attention(b: Builder, layer: Layer, x: Value, *, style: str) -> Value:
     latent = keys.integer("attention.kv_lora_rank", minimum=1, maximum=1 << 16)
     plain = width - turned
     if rank:
-        q = layer.norm(layer.linear(x, "attn_q_a", rank), "attn_q_a_norm")
+        q = latent_norm(b, layer, layer.linear(x, "attn_q_a", rank), "attn_q_a_norm")
         q = layer.linear(q, "attn_q_b", count * width)
     else:
         q = layer.linear(x, "attn_q", count * width)
     both = latent + turned
     kept = layer.linear(x, "attn_kv_a_mqa", both, take=slice(0, latent))
     turning = layer.linear(x, "attn_kv_a_mqa", both, take=slice(latent, both))
-    kv = layer.norm(kept, "attn_kv_a_norm")
+    kv = latent_norm(b, layer, kept, "attn_kv_a_norm")
     kv = layer.linear(kv, "attn_kv_b", count * (plain + value))
     k = b.concat(kv.columns(0, plain, heads=count), b.repeat(turning, count), heads=count)
     y = b.attend(
