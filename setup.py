@@ -133,8 +133,33 @@ def order(source):
     return known, -os.path.getsize(source)
 
 
+# How Cython translates; side by side where it can fork.
+translation = dict(
+    include_path=["."],
+    nthreads=cores if sys.platform == "linux" else 0,
+    shared_utility_qualified_name=shared,
+    compiler_directives={
+        "language_level": 3,
+        "boundscheck": False,
+        "wraparound": False,
+        "cdivision": True,
+        "initializedcheck": False,
+        "embedsignature": True,
+        "binding": True,
+        "auto_pickle": False,
+    },
+)
+
+
 class BuildExt(build_ext):
-    """Compiles every C file once, in one pool for all extensions, then links them."""
+    """Translates the modules, compiles every C file once, in one pool for all extensions, and links
+    them. Only here: steps that ask for the package's metadata need not wait for Cython."""
+
+    def run(self):
+        made = {ext.name: ext.sources for ext in cythonize(self.extensions, **translation)}
+        for ext in self.extensions:
+            ext.sources = made[ext.name]
+        super().run()
 
     def build_extensions(self):
         stale = [
@@ -210,20 +235,5 @@ class BuildExt(build_ext):
 setup(
     cmdclass={"build_ext": BuildExt},
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if abi3 else {},
-    ext_modules=cythonize(
-        extensions,
-        include_path=["."],
-        nthreads=cores if sys.platform == "linux" else 0,
-        shared_utility_qualified_name=shared,
-        compiler_directives={
-            "language_level": 3,
-            "boundscheck": False,
-            "wraparound": False,
-            "cdivision": True,
-            "initializedcheck": False,
-            "embedsignature": True,
-            "binding": True,
-            "auto_pickle": False,
-        },
-    ),
+    ext_modules=extensions,
 )

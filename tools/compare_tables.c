@@ -1,4 +1,5 @@
-/* Compares every table of kernels that this processor runs with plain C, bit for bit: codecs, packed products, float rows.
+/* Compares every table of kernels that this processor runs with plain C, bit for bit: codecs, packed products, float rows, attention, recurrent
+ * states.
  * Built by tools/aarch64_kernels.sh; stands on csrc alone, so that an emulator without Python can run it. */
 #include <math.h>
 #include <stdio.h>
@@ -77,7 +78,77 @@ static void lanes(const ox_lanes *fast)
             fast->tile[i](b, 16, panel, NULL, x, row, COLUMNS, m);
             same("tile", fast->name, form->name, a, b, sizeof(float) * 16 * (size_t)m);
         }
+        for (int m = 1; m <= fast->beside_rows[i]; m++) {
+            for (int t = 0; t < m; t++)
+                plain->tile[i](a + 32 * t, 32, panel, NULL, x + t * row, row, COLUMNS, 1),
+                plain->tile[i](a + 32 * t + 16, 32, panel, NULL, x + t * row, row, COLUMNS, 1);
+            fast->beside[i](b, panel, panel, x, row, COLUMNS, m);
+            same("beside", fast->name, form->name, a, b, sizeof(float) * 32 * (size_t)m);
+        }
         free(panel), free(x), free(y);
+    }
+    OX_ALIGN(64) float a[TOKENS * 16] = { 0 }, b[TOKENS * 16] = { 0 };
+    for (int kind = OX_ACT_NONE; kind < OX_ACT_COUNT; kind++) {
+        plain->gate(a, 16, rows, tokens, 16, kind % 2 ? rows : NULL, tokens, kind, TOKENS, 16 - kind);
+        fast->gate(b, 16, rows, tokens, 16, kind % 2 ? rows : NULL, tokens, kind, TOKENS, 16 - kind);
+        same("gate", fast->name, "f32", a, b, sizeof a);
+    }
+    plain->finish(a, 16, rows, 16, tokens, TOKENS, 13), fast->finish(b, 16, rows, 16, tokens, TOKENS, 13);
+    same("finish", fast->name, "f32", a, b, sizeof a);
+}
+
+/* A split of 41 keys for three queries of one head: keys and values kept, scores, softmax, mixture. The codes' products are the lanes'. */
+static void attend(int isa, int kind)
+{
+    enum { DIM = 64, KEYS = 41, GROUPS = (KEYS + 15) / 16, QUERIES = 3, BYTES = 16 * DIM * 4 + 512 };
+    static uint8_t kept[2][2][GROUPS][BYTES];
+    static float found[2][QUERIES * (2 + DIM)], scores[QUERIES * OX_SPLIT_KEYS], block[64 * DIM];
+    const int form = ox_form_from_name(kind == OX_KV_Q8_0 ? "Q8_0" : "Q4_0");
+    OX_ALIGN(64) static uint8_t x[QUERIES * COLUMNS * 4];
+    memset(kept, 0, sizeof kept), memset(found, 0, sizeof found);
+    for (int fast = 0; fast < 2; fast++) {
+        const ox_vec *table = ox_vec_table(fast ? isa : OX_ISA_SCALAR);
+        const ox_lanes *products = ox_lanes_table(ox_lanes_best(fast ? isa : OX_ISA_SCALAR));
+        ox_split s = { .queries = QUERIES, .heads = 1, .k_dim = DIM, .v_dim = DIM, .width = DIM, .kind = kind, .softcap = 5.0f,
+                       .m = found[fast], .l = found[fast] + QUERIES, .acc = found[fast] + 2 * QUERIES, .scores = scores, .block = block,
+                       .x = x, .ldx = ox_act_bytes(ACT_Q8_32, DIM), .tile = products->tile[form], .wide = products->wide[form] };
+        for (int t = 0; t < KEYS; t++) {
+            table->keep_key(kind, kept[fast][0][t / 16], t % 16, rows + DIM * t, DIM);
+            table->keep_value(kind, kept[fast][1][t / 16], t % 16, rows + DIM * (KEYS + t), DIM);
+        }
+        for (int g = 0; g < GROUPS; g++)
+            s.k[g] = kept[fast][0][g], s.v[g] = kept[fast][1][g];
+        for (int i = 0; i < QUERIES; i++) {
+            s.q[i] = tokens + DIM * i, s.first[i] = 7 * i, s.last[i] = KEYS - i;
+            products->act_quantise[ACT_Q8_32](x + i * s.ldx, s.q[i], DIM);
+        }
+        table->split(&s);
+    }
+    const char *names[OX_KV_COUNT] = { "f32", "f16", "q8_0", "q4_0" };
+    same("keys", ox_isa_name(isa), names[kind], kept[0][0], kept[1][0], sizeof kept[0][0]);
+    same("values", ox_isa_name(isa), names[kind], kept[0][1], kept[1][1], sizeof kept[0][1]);
+    same("split", ox_isa_name(isa), names[kind], found[0], found[1], sizeof found[0]);
+}
+
+/* Recurrent states of 16 channels over rows of a sequence. */
+static void recurrent(int isa)
+{
+    enum { LENGTH = 5, STATES = 16 };
+    static float states[3][2][16 * STATES], y[3][2][LENGTH * 16];
+    memset(states, 0, sizeof states);
+    for (int fast = 0; fast < 2; fast++) {
+        const ox_vec *table = ox_vec_table(fast ? isa : OX_ISA_SCALAR);
+        table->scan(&(ox_scan){ LENGTH, STATES, 16, 0, 1, rows, tokens, rows + 500, rows + 700, rows + 900, rows + 1200, 16, 16, 16, 16, 16,
+                                states[0][fast], y[0][fast] });
+        table->delta(&(ox_delta){ LENGTH, STATES, 16, rows, rows + 100, rows + 200, rows + 300, tokens, 16, 16, 16, 1, 1, 16, 0.5f,
+                                  states[1][fast], y[1][fast] });
+        table->wkv(&(ox_wkv){ LENGTH, STATES, 16, rows, tokens, rows + 200, rows + 300, NULL, NULL, rows + 400, 16, 16, 16, 16, 0, 0, 16, 0.5f,
+                              states[2][fast], y[2][fast] });
+    }
+    const char *names[3] = { "scan", "delta", "wkv" };
+    for (int i = 0; i < 3; i++) {
+        same(names[i], ox_isa_name(isa), "states", states[i][0], states[i][1], sizeof states[i][0]);
+        same(names[i], ox_isa_name(isa), "outputs", y[i][0], y[i][1], sizeof y[i][0]);
     }
 }
 
@@ -102,7 +173,14 @@ static void floats(int isa)
         same("softcap", name, "f32", a, b, sizeof(float) * (size_t)n);
         plain->halves(h, rows, n), fast->halves(k, rows, n);
         same("halves", name, "f16", h, k, sizeof(uint16_t) * (size_t)n);
+        for (int kind = OX_ACT_NONE; kind < OX_ACT_COUNT; kind++) {
+            plain->activate(a, rows, kind, n), fast->activate(b, rows, kind, n);
+            same("activate", name, "f32", a, b, sizeof(float) * (size_t)n);
+        }
     }
+    for (int kind = 0; kind < OX_KV_COUNT; kind++)
+        attend(isa, kind);
+    recurrent(isa);
     memcpy(a, rows, sizeof a), memcpy(b, rows, sizeof b);
     plain->rope_halves(a, tokens, tokens + 64, 64), fast->rope_halves(b, tokens, tokens + 64, 64);
     plain->rope_pairs(a + 128, tokens, tokens + 64, 64), fast->rope_pairs(b + 128, tokens, tokens + 64, 64);
