@@ -821,7 +821,7 @@ async def _stream(
                 entries = {"content": chat_entries(event.logprobs, bridge, top), "refusal": None}
             for kind, value in added:
                 if kind == "content" and entries is None:
-                    frames.append(text.frame(index, value))
+                    frames.append(text.frames(index, (value,)))
                     continue
                 frames.append(chunk(index, _delta(kind, value), None, entries))
                 entries = None

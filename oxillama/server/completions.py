@@ -364,27 +364,26 @@ async def _stream(
             ]
             echoed: set[int] = set()
             finished: dict[int, Completion] = {}
-            async for came in job.pieces():
+            async for came in job.pieces(texts=not wants_logprobs):
                 frames = []
-                for index, piece in came:
+                for index, new in came:
                     number, entries, text = at * n + index, lists[index], ""
                     if body.get("echo") and index not in echoed:
                         echoed.add(index)
                         text = _echo(model, ids)
                         if entries is not None:
                             _add_prompt_of(entries, ids or [], job.requests[index])
-                    if isinstance(piece, Completion):
-                        finished[index] = piece
+                    if isinstance(new, Completion):
+                        finished[index] = new
                         logprobs = entries.take() if entries is not None and text else None
-                        frames.append(chunk(number, text, reason_of(piece), logprobs))
-                        continue
-                    if entries is not None:
-                        _add_drawn(entries, piece.logprobs)
-                    if entries is None:
-                        if text or piece.text:
-                            frames.append(plain.frame(number, text + piece.text))
-                    elif text or piece.text or piece.tokens:
-                        frames.append(chunk(number, text + piece.text, None, entries.take()))
+                        frames.append(chunk(number, text, reason_of(new), logprobs))
+                    elif entries is None:
+                        texts = [text + new[0], *new[1:]]
+                        frames.append(plain.frames(number, filter(None, texts)))
+                    else:
+                        _add_drawn(entries, new.logprobs)
+                        if text or new.text or new.tokens:
+                            frames.append(chunk(number, text + new.text, None, entries.take()))
                 yield b"".join(frames)
             usages.append(usage_of([finished[index] for index in sorted(finished)]))
 

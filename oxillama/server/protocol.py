@@ -18,13 +18,33 @@ _HELD = 1 << 16  # bytes that are written at once
 _LINGER = 5.0  # seconds that a closing connection has to take what is still to be written
 
 
+class _Outbox:
+    """The connections with something to write in a turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Joined] = []
+
+    def add(self, joined: _Joined, loop: asyncio.AbstractEventLoop) -> None:
+        """Let a connection write soon."""
+        if not self._waiting:
+            loop.call_soon(self._flush)
+        self._waiting.append(joined)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            each.flush()
+
+
 class _Joined:
     """A transport that writes once in a turn of the event loop: a head and its body, the last
     frames of a stream and its end. After a system call other threads may have the interpreter.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, outbox: _Outbox
+    ) -> None:
+        self._transport, self._loop, self._outbox = transport, loop, outbox
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -36,7 +56,7 @@ class _Joined:
         if not data:
             return
         if not self._parts:
-            self._loop.call_soon(self.flush)
+            self._outbox.add(self, self._loop)
         self._parts.append(data)
         self._size += len(data)
         if self._size >= _HELD:
@@ -56,6 +76,7 @@ class _Joined:
 
 def protocol_class(limits: ServerConfig) -> type[H11Protocol]:
     """The protocol with the limits of a config."""
+    outbox = _Outbox()
 
     class LimitedProtocol(H11Protocol):
         """One connection. `half_closed`: the client has closed its sending side."""
@@ -71,7 +92,7 @@ def protocol_class(limits: ServerConfig) -> type[H11Protocol]:
         # ---- beginning and end
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
+            super().connection_made(_Joined(transport, self.loop, outbox))  # type: ignore[arg-type]
             if len(self.connections) > limits.max_connections:
                 transport.abort()
                 return
@@ -146,6 +167,22 @@ def protocol_class(limits: ServerConfig) -> type[H11Protocol]:
                 self._abort_later()
 
         # ---- writing
+
+        def write_piece(self, data: bytes) -> bool:
+            """Write a piece of a chunked body without the checks that uvicorn and h11 made of its
+            head; False, with nothing written, where there is more to it.
+            """
+            if (
+                not data
+                or self.flow.write_paused
+                or self.cycle.disconnected
+                or self.cycle.scope["method"] == "HEAD"
+                or self.conn.our_state is not h11.SEND_BODY
+                or self.conn.their_http_version != b"1.1"
+            ):
+                return False
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            return True
 
         def pause_writing(self) -> None:
             super().pause_writing()

@@ -4,6 +4,7 @@ asked to end, and exits with 0.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -29,7 +30,35 @@ _SWITCH = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server whose end by a signal is no failure."""
+    """uvicorn's server whose end by a signal is no failure, and which wakes up once a second, not
+    ten times, while nothing comes: a wake-up takes a core from the engine.
+    """
+
+    _loop: asyncio.AbstractEventLoop | None = None
+    _exit: asyncio.Event | None = None  # set when the server is to end
+    _should_exit = False
+
+    @property  # type: ignore[override]
+    def should_exit(self) -> bool:
+        """Whether the server is to end; set from any thread, or in a signal's handler."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        if value and self._loop is not None and self._exit is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._exit.set)
+
+    async def main_loop(self) -> None:
+        """Until the server is to end; the date of its answers is that of the last tick."""
+        self._loop, self._exit = asyncio.get_running_loop(), asyncio.Event()
+        tick = 0
+        while not await self.on_tick(tick):
+            tick += 10  # of uvicorn's, which are tenths of a second
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._exit.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -97,17 +97,17 @@ class Job:
 
     async def results(self) -> list[Any]:
         """What came of it: completions, best first where more were drawn than wanted; vectors."""
-        event, wake = asyncio.Event(), self.state.waker.wake
+        bell, ring = self.state.waker.bell(), self.state.waker.ring
         requests = self.requests
 
         def tell() -> None:
             if all(request.done for request in requests):
-                wake(event)
+                ring(bell)
 
         for request in requests:
             request.listen(tell, in_loop=True)
         if not all(request.done for request in requests):
-            await event.wait()
+            await bell.wait()
         try:
             done = self._made.result(0) if self._made is not None else []
         except Exception as error:
@@ -118,18 +118,18 @@ class Job:
         return done
 
     async def pieces(
-        self, readers: Sequence[Any] | None = None
+        self, readers: Sequence[Any] | None = None, *, texts: bool = False
     ) -> AsyncIterator[list[tuple[int, Any]]]:
         """What has come since the last time, again and again: (which completion, its next piece or
         event); the last of each is a `Completion`. readers: what makes events of each completion's
-        pieces.
+        pieces. texts: lists of texts in place of pieces, which cost less.
         """
-        event, wake = asyncio.Event(), self.state.waker.wake
+        bell, ring = self.state.waker.bell(), self.state.waker.ring
         requests = self.requests
 
         def telling(request: Request) -> Callable[[], None]:
             def tell() -> None:
-                wake(event, at_once=len(request.pieces) < 2 or request.done)
+                ring(bell, at_once=len(request.pieces) < 2 or request.done)
 
             return tell
 
@@ -138,23 +138,26 @@ class Job:
         at = [0] * len(requests)
         left = list(range(len(requests)))
         while left:
-            event.clear()
+            bell.clear()
             came: list[tuple[int, Any]] = []
             try:
                 for index in tuple(left):
                     request, reader = requests[index], readers[index] if readers else None
                     ended = request.done  # before the look: nothing comes after it
-                    while at[index] < len(request.pieces):
-                        piece = request.piece(at[index])
-                        at[index] += 1
-                        came += (
-                            [(index, piece)]
-                            if reader is None
-                            else [(index, each) for each in reader.feed(piece)]
-                        )
+                    new = range(at[index], len(request.pieces))
+                    at[index] = new.stop
+                    if reader is not None:
+                        came += [
+                            (index, each) for one in new for each in reader.feed(request.piece(one))
+                        ]
+                    elif texts:
+                        if new:
+                            came.append((index, [request.pieces[one][0] for one in new]))
+                    else:
+                        came += [(index, request.piece(one)) for one in new]
                     if ended:
                         left.remove(index)
-                        came += self._last(index, reader)
+                        came += self._last(index, reader, texts=texts)
             except Exception:
                 if came:
                     yield came
@@ -162,9 +165,9 @@ class Job:
             if came:
                 yield came
             if left:
-                await event.wait()
+                await bell.wait()
 
-    def _last(self, index: int, reader: Any) -> list[tuple[int, Any]]:
+    def _last(self, index: int, reader: Any, *, texts: bool) -> list[tuple[int, Any]]:
         """What ends a completion's pieces."""
         request = self.requests[index]
         try:
@@ -172,7 +175,9 @@ class Job:
         except Exception as error:
             raise from_engine(error, param=self.param) from error
         self.call.facts["finish_reason"] = done.finish_reason
-        if reader is None:
+        if texts:
+            rest = []  # it has none
+        elif reader is None:
             rest = [piece] if piece.tokens else []
         else:
             rest = list(reader.finish(piece, done))
