@@ -1,10 +1,11 @@
-"""Drawing tokens from logits: configs, stages, chains and the sampler of one request.
+"""Draws tokens from logits: configs, stages, chains, and the sampler of one request.
 
-config.py: `SamplerConfig`, what is asked for. stages.py: the ordered table of stages with their
-papers, `SamplerStage`. chain.py: from a config to a compiled chain; `SamplerChain` for composing by
-hand. sampler.py: `Sampler`, what the engine uses. distribution.py: what a draw is made from, and
-the law for tokens drawn elsewhere. breakers.py: DRY's breakers from text to tokens. draw.py: one
-draw and its errors. All arithmetic is in `oxillama._core`: sampler and the modules it names.
+config.py: `SamplerConfig`, the settings. stages.py: the ordered table of stages with their papers,
+`SamplerStage`. chain.py: from a config to a compiled chain; `SamplerChain` for chains made by hand.
+sampler.py: `Sampler`, which the engine uses. distribution.py: the distribution of a draw, and the
+acceptance rule for tokens drawn from another one. breakers.py: DRY's breakers from text to tokens.
+draw.py: one draw and its errors. All arithmetic is in `oxillama._core`: sampler and the modules it
+names.
 """
 
 from oxillama._core.xorshift import Xorshift64

@@ -12,12 +12,13 @@ def breaker_sequences(
     pieces: Sequence[bytes],
     encode: Callable[[bytes], Sequence[int]] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Token sequences that end a repetition: `pieces[id]` is the bytes of each token, `encode`
+    """Token sequences that end a repetition. `pieces[id]` is the bytes of each token; `encode`
     tokenises the rest of a breaker.
 
     A token that contains a breaker is a breaker by itself. A token that ends with the beginning of
-    a breaker is one together with the tokens of what is missing (as `encode` gives them; without
-    it, only whole breakers are found). Sequences of ids pass through. Each sequence comes once.
+    a breaker is one together with the tokens of the missing part (as `encode` gives them; without
+    it, only whole breakers are found). Sequences of ids are passed through. Each sequence appears
+    once.
     """
     out: dict[tuple[int, ...], None] = {}
     for breaker in breakers:

@@ -1,8 +1,8 @@
-"""Chains of sampler stages: `SamplerChain` composes stages freely; `Sampler` and the engine run the
+"""Chains of sampler stages. `SamplerChain` combines stages freely; `Sampler` and the engine run the
 same chains.
 
-A chain is an ordered list of `SamplerStage`. Bans, biases and masks are not in it: they always run
-first, so that nothing later can revive a token. `compile` turns the list into the one compiled
+A chain is an ordered list of `SamplerStage`. Bans, biases and masks are not part of it: they always
+run first, so that no stage can restore a token. `compile_stages` turns the list into its compiled
 form.
 """
 
@@ -23,7 +23,7 @@ from oxillama.sampling.stages import NAMES, REORDERABLE, SamplerStage
 
 
 def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
-    """The stages a config asks for, in order; a stage whose numbers are neutral is left out."""
+    """The stages of a config, in order; a stage with neutral numbers is left out."""
     c = config
     greedy = c.temperature == 0
     wanted: dict[str, tuple[bool, tuple[float, ...]]] = {
@@ -90,8 +90,8 @@ def token_lists(config: SamplerConfig, breakers: Sequence[Sequence[int]]) -> dic
 def breaker_ids(
     config: SamplerConfig, given: Iterable[Sequence[int]] | None
 ) -> tuple[tuple[int, ...], ...]:
-    """DRY's breakers as token ids: those the config has, and `given` for its text; text alone
-    raises ConfigError.
+    """DRY's breakers as token ids: those of the config, with `given` for its text; ConfigError for
+    text without `given`.
     """
     if config.dry_multiplier == 0:
         return ()
@@ -105,7 +105,7 @@ def breaker_ids(
 
 
 def compile_stages(stages: Sequence[SamplerStage], vocab_size: int, **lists: Any) -> Chain:
-    """The compiled chain of the stages, behind bans, biases and the mask; `lists` are the token
+    """The compiled chain of the stages, after bans, biases and the mask; `lists` are the token
     lists of `Chain`.
     """
     for name in ("penalties", "dry", "mirostat"):
@@ -128,11 +128,11 @@ def compile_stages(stages: Sequence[SamplerStage], vocab_size: int, **lists: Any
 
 
 class SamplerChain:
-    """Stages put together by hand: push them in the order they shall run, then sample from rows of
-    logits.
+    """A chain made by hand: push stages in the order in which they must run, then sample from rows
+    of logits.
 
-    The chain keeps a random stream (and mirostat's mu) between draws; tokens seen so far are given
-    with each call. `vocab_size` is learnt from the first row when it is not given.
+    The chain keeps a random stream (and mirostat's mu) between draws; earlier tokens are passed
+    with each call. `vocab_size` is taken from the first row if it is not given.
     """
 
     def __init__(
@@ -152,13 +152,13 @@ class SamplerChain:
 
     @classmethod
     def from_config(cls, config: SamplerConfig, *, vocab_size: int | None = None) -> "SamplerChain":
-        """The chain a config describes, its bans, biases and allowed tokens included."""
+        """The chain of a config, with its bans, biases and allowed tokens."""
         chain = cls(stages_of(config), vocab_size=vocab_size, seed=config.seed)
         chain._lists = token_lists(config, breaker_ids(config, None))
         return chain
 
     def push(self, stage: SamplerStage) -> "SamplerChain":
-        """Adds a stage at the end; returns the chain."""
+        """Add a stage at the end; returns the chain."""
         if not isinstance(stage, SamplerStage):
             raise ConfigError(f"chain: found {stage!r}, wanted a SamplerStage")
         if stage.name in ("bias", "mask"):
@@ -172,8 +172,8 @@ class SamplerChain:
         return self
 
     def with_seed(self, seed: int | None) -> "SamplerChain":
-        """Starts the random stream anew from a seed (None: one from the system, see `seed`);
-        returns the chain.
+        """Restart the random stream from a seed (None: one from the system, see `seed`); returns
+        the chain.
         """
         self.seed = secrets.randbits(64) if seed is None else seed
         self._seed_state = Xorshift64(self.seed).raw_state()

@@ -1,8 +1,8 @@
-"""What a request asks of its sampler: `SamplerConfig`, one frozen value with every field checked
+"""`SamplerConfig`: the sampling settings of a request, one frozen value whose fields are checked
 when it is made.
 
-A field at its neutral value runs no stage. Nothing is clamped or guessed: a value that cannot be
-honoured raises ConfigError naming the field, the value found and the values wanted.
+A field with its neutral value runs no stage. Nothing is clamped or guessed: a value that cannot be
+honoured raises a ConfigError with the field, the value found and the values wanted.
 """
 
 import math
@@ -22,19 +22,17 @@ class SamplerConfig:
     """How tokens are drawn: which stages run, with which numbers. Formulas and papers are in
     `oxillama.sampling.stages`.
 
-    temperature 0 takes the most likely token after bans, bias, penalties and masks; no stage that
-    needs chance then runs. top_k 0, top_p 1, min_p 0, typical_p 1, top_a 0, eta_cutoff 0,
-    epsilon_cutoff 0, top_n_sigma None, dry_multiplier 0, xtc_probability 0, dynatemp_range 0 and
-    mirostat 0 are off. Mirostat runs after the truncation stages that are on;
-    `SamplerConfig.mirostat_v2()` turns them off, as its paper has it. repetition_window and
-    dry_penalty_last_n count tokens (prompt included), -1 being all. seed None draws one from the
-    system; `Sampler.seed` reports it. min_tokens holds back the end of generation and what stops
-    until so many tokens are drawn, where the text may go on: a grammar whose text is whole ends it
-    all the same.
+    temperature 0 takes the most likely token after bans, bias, penalties and masks; random stages
+    then do not run. These values turn a stage off: top_k 0, top_p 1, min_p 0, typical_p 1, top_a 0,
+    eta_cutoff 0, epsilon_cutoff 0, top_n_sigma None, dry_multiplier 0, xtc_probability 0,
+    dynatemp_range 0 and mirostat 0. Mirostat runs after the truncation stages that are on;
+    `SamplerConfig.mirostat_v2()` turns them off, as in its paper. repetition_window and
+    dry_penalty_last_n count tokens (including the prompt); -1 means all. seed None draws one from
+    the system, which `Sampler.seed` reports. min_tokens prevents end-of-generation and stop tokens
+    until that many tokens are drawn, unless a grammar's text is complete.
 
-    `samplers` names the stages that run, in the order wanted, out of
-    `oxillama.sampling.REORDERABLE`; None is all of them in table order. Bans, biases and masks
-    always run, first.
+    `samplers` names the stages that run, in order, out of `oxillama.sampling.REORDERABLE`; None is
+    all of them in table order. Bans, biases and masks always run first.
     """
 
     temperature: float = 0.7
@@ -101,15 +99,15 @@ class SamplerConfig:
 
     @classmethod
     def greedy(cls, **changes: Any) -> "SamplerConfig":
-        """The most likely token, always: temperature 0 and no penalty; keyword arguments change
+        """Always the most likely token: temperature 0 and no penalty. Keyword arguments change
         other fields.
         """
         return cls(**{**_NEUTRAL, "temperature": 0.0, **changes})
 
     @classmethod
     def mirostat_v2(cls, tau: float = 5.0, eta: float = 0.1, **changes: Any) -> "SamplerConfig":
-        """Mirostat 2.0 alone: temperature 1, no truncation, no penalty; tau is the surprise aimed
-        at, in bits.
+        """Mirostat 2.0 alone: temperature 1, no truncation, no penalty; tau is the target surprise
+        in bits.
         """
         return cls(
             **{
@@ -123,7 +121,7 @@ class SamplerConfig:
         )
 
     def replace(self, **changes: Any) -> "SamplerConfig":
-        """A copy with some fields changed, checked anew."""
+        """A copy with some fields changed, checked again."""
         unknown = sorted(set(changes) - {f.name for f in fields(self)})
         if unknown:
             raise ConfigError(
@@ -133,7 +131,7 @@ class SamplerConfig:
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON-ready values; `from_dict` gives back an equal config."""
+        """All fields as JSON values; `from_dict` makes an equal config of them."""
         out = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -155,8 +153,8 @@ class SamplerConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SamplerConfig":
-        """A config from `to_dict()`'s form; missing fields take their defaults, unknown ones raise
-        ConfigError.
+        """A config from the result of `to_dict()`; missing fields have their defaults, unknown ones
+        raise ConfigError.
         """
         if not isinstance(values, Mapping):
             raise ConfigError(
@@ -210,8 +208,8 @@ _RANGES: dict[str, tuple[float, float, type]] = {
 
 
 def _number(name: str, value: Any, low: float, high: float, kind: type) -> Any:
-    """The value as int or float when it lies in [low, high] and is finite; numpy scalars count as
-    numbers, bools do not.
+    """The value as int or float if it is finite and in [low, high]; numpy scalars are accepted,
+    bools are not.
     """
     wanted = "an integer" if kind is int else "a finite number"
     try:
@@ -232,7 +230,7 @@ def _number(name: str, value: Any, low: float, high: float, kind: type) -> Any:
 
 
 def token_ids(name: str, values: Any) -> tuple[int, ...]:
-    """The ids, each once, in their order; ConfigError under `name` for anything else."""
+    """The ids without repeats, in order; ConfigError under `name` for anything else."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ConfigError(f"{name}: found {values!r}, wanted a list of token ids")
     values = tuple(values)
@@ -281,9 +279,7 @@ def _breakers(values: Any) -> tuple[str | bytes | tuple[int, ...], ...]:
 
 
 def token_sequence(name: str, values: Any) -> tuple[int, ...]:
-    """The ids in their order, repeats kept, at least one; ConfigError under `name` for anything
-    else.
-    """
+    """The ids in order with repeats, at least one; ConfigError under `name` for anything else."""
     if not isinstance(values, (list, tuple)) or not values:
         raise ConfigError(f"{name}: found {values!r}, wanted a list of at least one token id")
     if all(type(v) is int and 0 <= v < 2**31 for v in values):

@@ -1,5 +1,5 @@
-"""What a sampler draws from, as numbers; and the one law by which a token drawn elsewhere becomes a
-draw of this sampler's own.
+"""The distribution that a sampler draws from, and the rule that turns a token drawn from another
+distribution into a draw from this one.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from oxillama.sampling.draw import misfit, no_draw
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Tokens that may be drawn and their probabilities: ids (n,) int32, each once, and shares (n,)
-    float64 that sum to 1.
+    """The tokens that can be drawn and their probabilities: ids (n,) int32 without repeats, and
+    shares (n,) float64 that sum to 1.
     """
 
     ids: np.ndarray
     shares: np.ndarray
 
     def share(self, token: int) -> float:
-        """The probability of a token, 0 for one that may not be drawn."""
+        """The probability of a token, 0 if it cannot be drawn."""
         at = np.flatnonzero(self.ids == token)
         return float(self.shares[at[0]]) if len(at) else 0.0
 
     def draw(self, uniform: float) -> tuple[int, float]:
-        """(token, its probability) for a number in [0, 1): the first whose cumulative mass is above
-        it.
+        """(token, its probability) for a number in [0, 1): the first token whose cumulative mass is
+        above it.
         """
         at = _above(np.cumsum(self.shares), uniform)
         return int(self.ids[at]), float(self.shares[at])
@@ -50,7 +50,9 @@ def distribution(
     mask: np.ndarray | None,
     lists: Callable[[], Mapping[str, Any]],
 ) -> Distribution:
-    """What a compiled sampler would draw from; SamplingError as a draw would raise it."""
+    """The distribution that a compiled sampler would draw from; raises SamplingError like a
+    draw.
+    """
     try:
         out = core.distribution(row, mask)
     except (TypeError, ValueError) as error:
@@ -68,10 +70,10 @@ def settled(
     vocab_size: int,
 ) -> tuple[int, float]:
     """(token, its probability in `own`): `token`, drawn from `other`, with probability min(1, p/q),
-    else a draw from max(0, p - q).
+    otherwise a draw from max(0, p - q).
 
-    One random number is taken where the token stays, two where it does not. `token` must be one
-    that `other` can draw.
+    One random number is used if the token is kept, two if not. `token` must be one that `other` can
+    draw.
     """
     p, q = own.share(token), other.share(token)
     if not q > 0:
@@ -90,8 +92,8 @@ def settled(
 
 
 def _above(cumulative: np.ndarray, uniform: float) -> int:
-    """The first place whose cumulative mass is above `uniform` of the whole; rounding never leads
-    past the last that has any.
+    """The first index whose cumulative mass is above `uniform` times the total; rounding never
+    leads past the last token with any mass.
     """
     at = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return (

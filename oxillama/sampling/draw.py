@@ -1,4 +1,4 @@
-"""One draw through the compiled core, with errors that name why no token was left; and token ids as
+"""One draw through the compiled core, with errors that say why no token was left; and token ids as
 the core takes them.
 """
 
@@ -20,8 +20,8 @@ def draw(
     top: int,
     lists: Callable[[], Mapping[str, Any]],
 ) -> int:
-    """A token id from (vocab,) float32 `row`; `lists` gives the bans and allowed tokens for the
-    message of an error.
+    """A token id from (vocab,) float32 `row`; `lists` gives the bans and allowed tokens for error
+    messages.
     """
     try:
         token = core.sample(row, mask, top)
@@ -33,7 +33,7 @@ def draw(
 
 
 def misfit(error: Exception) -> SamplingError:
-    """The error for a row or mask of the wrong kind."""
+    """The error for a row or mask of the wrong type or shape."""
     return SamplingError(
         f"sample: {error}; wanted logits (vocab,) float32 and a mask (ceil(vocab/32),) uint32"
     )
@@ -42,7 +42,7 @@ def misfit(error: Exception) -> SamplingError:
 def no_draw(
     code: int, row: np.ndarray, mask: np.ndarray | None, lists: Callable[[], Mapping[str, Any]]
 ) -> SamplingError:
-    """The error for what the compiled core says instead of a draw."""
+    """The error for a result of the compiled core that is not a draw."""
     if code == BAD_LOGITS:
         where = int(np.flatnonzero(~(row <= np.finfo(np.float32).max))[0])
         return SamplingError(f"logits[{where}]: found {row[where]}, wanted finite numbers or -inf")
@@ -71,7 +71,7 @@ def token_array(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> 
 
 
 def why_nothing(row: np.ndarray, mask: np.ndarray | None, lists: Mapping[str, Any]) -> str:
-    """Says how each reason narrowed the vocabulary until no token was left."""
+    """Explains how each setting reduced the vocabulary until no token was left."""
     alive = np.isfinite(row)
     story = [f"{int(alive.sum())} of {row.size} logits are finite"]
     if lists.get("allow") is not None:

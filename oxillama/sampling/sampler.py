@@ -1,7 +1,7 @@
 """The sampler of one request: `Sampler` draws tokens, remembers what penalties need, forks, and
 saves its state exactly.
 
-`Logprobs` reports a draw. `token_logprobs` reads raw rows without a sampler (prompt
+`Logprobs` describes a draw. `token_logprobs` reads raw rows without a sampler (prompt
 log-probabilities).
 """
 
@@ -35,8 +35,8 @@ _MAGIC, _VERSION = b"OXSM", 1
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities (natural) of one drawn token and of the likeliest, before any stage (raw)
-    and after all (final).
+    """Log-probabilities (natural) of one drawn token and of the likeliest tokens, before any stage
+    (raw) and after all (final).
     """
 
     token: int
@@ -60,14 +60,14 @@ def token_logprobs(
 class Sampler:
     """Draws the tokens of one request.
 
-    `special_ids` are never removed by XTC; `eog_ids` end a generation (banned by ignore_eos and,
+    `special_ids` are never removed by XTC. `eog_ids` end a generation (banned by ignore_eos and,
     with stop_token_ids, until min_tokens were accepted). `dry_breakers` are the sequence breakers
-    as token ids (`breaker_sequences` makes them from the config's text): DRY with breakers in text
-    and no `dry_breakers` raises ConfigError. `seed` overrides the config's. `processors` are Python
+    as token ids (`breaker_sequences` makes them from the config's text); ConfigError for DRY with
+    breakers in text and no `dry_breakers`. `seed` overrides the config's. `processors` are Python
     functions (tokens so far (n,) int32, logits (vocab,) float32) -> logits or None (changed in
-    place), run before all stages, and `stages` are Python stages run before the temperature: both
-    slow, neither can revive a banned or masked token. With `logprobs=k`, each draw is reported in
-    `.logprobs`.
+    place) that run before all stages, and `stages` are Python stages that run before the
+    temperature. Both are slow, and neither can restore a banned or masked token. With `logprobs=k`,
+    `.logprobs` describes each draw.
 
     Not for two threads at once; forks are independent.
     """
@@ -136,11 +136,11 @@ class Sampler:
         self._ready: tuple[np.ndarray, np.ndarray] | None = None
 
     def sample(self, logits: np.ndarray, mask: np.ndarray | None = None) -> int:
-        """Draws a token id from (vocab,) float32 logits, which are left as they are.
+        """Draw a token id from (vocab,) float32 logits, which are not changed.
 
-        `mask` is a bitset, (ceil(vocab/32),) uint32, a set bit allowing a token. Raises
-        SamplingError for NaN or +inf, and, saying why, when no token is left. The token counts as
-        seen once `accept` is called.
+        `mask` is a bitset, (ceil(vocab/32),) uint32; a set bit allows a token. SamplingError for
+        NaN or +inf, and, with the reason, if no token is left. The token counts as seen only after
+        `accept`.
         """
         raw = row = np.ascontiguousarray(logits, dtype=np.float32)
         if self.processors:
@@ -158,12 +158,12 @@ class Sampler:
     def judge(
         self, logits: np.ndarray, mask: np.ndarray | None, token: int, drawn_from: Distribution
     ) -> int:
-        """`token`, which was drawn from another distribution, or one in its place, so that what
-        comes out is drawn from this sampler's own.
+        """`token`, which was drawn from another distribution, or a replacement, so that the result
+        is a draw from this sampler's own.
 
-        With p what `sample` would draw from and q the other: `token` stays with probability min(1,
-        p/q), else one is drawn from max(0, p - q), normalised (Leviathan et al. 2023, algorithm 1).
-        `sample` itself where this sampler leaves nothing to chance.
+        With p the distribution of `sample` and q the other one, `token` is kept with probability
+        min(1, p/q); otherwise one is drawn from max(0, p - q), normalised (Leviathan et al. 2023,
+        algorithm 1). The same as `sample` if this sampler is deterministic.
         """
         if self.config.temperature == 0:
             return self.sample(logits, mask)
@@ -186,29 +186,27 @@ class Sampler:
         return taken
 
     def distribution(self, logits: np.ndarray, mask: np.ndarray | None = None) -> Distribution:
-        """What `sample` would draw from, after all stages. XTC tosses its coin; the draw's own
-        random number stays in the stream.
+        """The distribution that `sample` would draw from, after all stages. XTC makes its random
+        decision; the random number of the draw stays in the stream.
         """
         return distribution(self._core, self._processed(logits)[1], mask, self._reasons)
 
     def sample_from(self, given: Distribution) -> int:
-        """A token drawn from a distribution that this sampler gave."""
+        """A token drawn from a distribution of this sampler."""
         token, share = given.draw(self._core.uniform())
         self._core.settle(share)
         return token
 
     def pass_over(self, token: int) -> bool:
-        """Stands as after a `sample` whose mask allowed `token` alone, without a row of logits;
-        False, unmoved, where only a draw can tell.
-
-        That is where processors, Python stages or a report of the draw want the row, or where bans
-        leave nothing.
+        """Advance as a `sample` would whose mask allows only `token`, without a row of logits.
+        False, with nothing changed, if only a draw can tell: if processors, Python stages or
+        `logprobs` need the row, or if bans leave nothing.
         """
         return not self.processors and self._top < 0 and self._core.pass_over(token)
 
     def processing(self, logits: np.ndarray) -> Callable[[], np.ndarray]:
-        """The work of the processors on a row, as a function for any thread; what it returns is for
-        `processed`. It touches nothing of the sampler, and holds the tokens as they are now.
+        """The work of the processors on a row, as a function for any thread; pass its result to
+        `processed`. It does not touch the sampler and holds the current tokens.
         """
         processors, tokens = self.processors, np.asarray(self._tokens, dtype=np.int32)
         raw = np.ascontiguousarray(logits, dtype=np.float32)
@@ -224,13 +222,13 @@ class Sampler:
         return work
 
     def processed(self, logits: np.ndarray, row: np.ndarray) -> None:
-        """Give what the processors made of `logits`: the next draw from those very logits takes it
+        """Take the result of the processors for `logits`: the next draw from these logits uses it
         and calls no processor.
         """
         self._ready = (logits, row)
 
     def _processed(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(the row as it came, the row after the processors)."""
+        """(the original row, the row after the processors)."""
         raw = np.ascontiguousarray(logits, dtype=np.float32)
         if not self.processors:
             return raw, raw
@@ -240,26 +238,24 @@ class Sampler:
         return raw, self.processing(raw)()
 
     def accept(self, token: int) -> None:
-        """Tells the sampler that `token` is now part of the text; it counts towards min_tokens."""
+        """`token` is now part of the text; it counts towards min_tokens."""
         self._core.accept(token)
         if self.processors:
             self._tokens.append(int(token))
 
     def accept_prompt(self, ids: Sequence[int] | np.ndarray) -> None:
-        """Tells the sampler the tokens of the prompt: penalties and DRY see them, min_tokens does
-        not.
-        """
+        """Take the tokens of the prompt: penalties and DRY see them, min_tokens does not."""
         tokens = token_array("accept_prompt", ids, self.vocab_size)
         self._core.accept_prompt(tokens)
         if self.processors:
             self._tokens.extend(tokens.tolist())
 
     def set_history(self, ids: Sequence[int] | np.ndarray, *, generated: int) -> None:
-        """Makes `ids` (prompt and generated, oldest first) all that was ever seen, the last
-        `generated` of them generated.
+        """Replace the history with `ids` (prompt and generated, oldest first), the last `generated`
+        of them generated.
 
-        For a session that was truncated: the random stream and mirostat's mu stay where they are
-        (to go back in them as well, keep a `fork` or a `state`).
+        For a session that was truncated. The random stream and mirostat's mu do not go back (keep a
+        `fork` or a `state` for that).
         """
         tokens = token_array("set_history", ids, self.vocab_size)
         if not 0 <= generated <= len(tokens):
@@ -277,25 +273,25 @@ class Sampler:
         self._tokens = tokens.tolist() if self.processors else []
 
     def go_on_from(self, other: "Sampler", tokens: Sequence[int]) -> None:
-        """Stands where another sampler of the same stages stands: its seed, random stream,
-        mirostat's mu and what it has seen.
+        """Continue from another sampler with the same stages: its seed, random stream, mirostat's
+        mu and history.
 
-        tokens: all of them so far, which processors are given.
+        tokens: all of them so far, for processors.
         """
         core = other._core
         self._core.load(core.rng, core.mu, core.generated, core.recent())
         self.seed, self._tokens = other.seed, list(tokens) if self.processors else []
 
     def reseed(self, seed: int) -> None:
-        """Goes on with the random stream of another seed, in [0, 2^64); what was seen and
-        mirostat's mu stay.
+        """Continue with the random stream of another seed, in [0, 2^64); the history and mirostat's
+        mu stay.
         """
         core = self._core
         core.load(Xorshift64(seed).raw_state(), core.mu, core.generated, core.recent())
 
     @property
     def logprobs(self) -> Logprobs | None:
-        """The report of the last draw, when the sampler was made with `logprobs=k`."""
+        """The log-probabilities of the last draw, if the sampler was made with `logprobs=k`."""
         return self._logprobs
 
     @property
@@ -315,11 +311,11 @@ class Sampler:
 
     @property
     def rng(self) -> Xorshift64:
-        """A copy of the random stream where it stands."""
+        """A copy of the random stream in its current state."""
         return Xorshift64.from_raw_state(self._core.rng)
 
     def fork(self) -> "Sampler":
-        """An independent sampler that stands where this one does and would draw the same tokens."""
+        """An independent sampler in the same state, which would draw the same tokens."""
         twin = object.__new__(Sampler)
         for name in Sampler.__slots__:
             setattr(twin, name, getattr(self, name))
@@ -328,7 +324,7 @@ class Sampler:
         return twin
 
     def state(self) -> bytes:
-        """Everything the next draws depend on beside the config: seed, random stream, mirostat,
+        """Everything besides the config on which later draws depend: seed, random stream, mirostat,
         counts and history.
         """
         core = self._core
@@ -353,8 +349,8 @@ class Sampler:
         return body + struct.pack("<I", zlib.crc32(body))
 
     def restore(self, state: bytes) -> None:
-        """Continues exactly from `state()` of a sampler of the same config, vocabulary and token
-        lists; else SamplingError.
+        """Continue exactly from the `state()` of a sampler with the same config, vocabulary and
+        token lists; SamplingError otherwise.
         """
         if len(state) < _STATE.size + 4 or state[:4] != _MAGIC:
             raise SamplingError(
@@ -392,8 +388,8 @@ class Sampler:
         self._logprobs = None
 
     def _identity(self) -> bytes:
-        """16 bytes that differ when a restored state would not mean the same; made when first asked
-        for.
+        """16 bytes that differ if a restored state would have another meaning; computed when first
+        needed.
         """
         if not self._digest:
             lists = {name: values for name, values in self._lists.items() if name != "bias"}
@@ -412,7 +408,7 @@ class Sampler:
         return self._digest
 
     def _reasons(self) -> dict[str, Any]:
-        """The token lists as they stand, for the message when nothing is left."""
+        """The current token lists, for the message when no token is left."""
         return {
             **self._lists,
             "late": self._lists["late"] if self._core.generated < self.config.min_tokens else (),
@@ -422,7 +418,7 @@ class Sampler:
 def _with_own(
     built_in: tuple[SamplerStage, ...], own: Sequence[SamplerStage]
 ) -> tuple[SamplerStage, ...]:
-    """Own stages go before the temperature (and mirostat), or last when there is none."""
+    """Python stages go before the temperature (and mirostat), or last if there is none."""
     at = next(
         (i for i, stage in enumerate(built_in) if stage.name in ("temperature", "mirostat")),
         len(built_in),

@@ -1,8 +1,8 @@
-"""The ordered table of sampler stages: what each does, from which paper, with which numbers. Row
-order is running order.
+"""The ordered table of sampler stages: what each does, from which paper, with which numbers. Stages
+run in the order of the rows.
 
-The compiled table in `oxillama._core.stages` has the same rows; a test holds the two together.
-`SamplerStage` is one stage with its numbers: a row of this table, or a Python function of your own.
+The compiled table in `oxillama._core.stages` has the same rows, which a test checks. `SamplerStage`
+is one stage with its numbers: a row of this table, or a Python function.
 """
 
 import math
@@ -143,13 +143,13 @@ PythonStage = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class SamplerStage:
-    """One stage of a chain with its numbers, in the order of its row's parameters; or a Python
-    function under a name.
+    """One stage of a chain with its numbers, in the order of its row's parameters; or a named
+    Python function.
 
     Make one with `SamplerStage.of("top_p", p=0.9)` or `SamplerStage.python("mine", function)`. A
-    Python stage is called with the candidates' ids (n,) int32 and current logits (n,) float32, and
-    returns new logits for the same ids, or None when it changed them in place; -inf removes a
-    candidate. It is slow (it sees every candidate), and it cannot bring any back.
+    Python stage is called with the candidates' ids (n,) int32 and current logits (n,) float32. It
+    returns new logits for the same ids, or None if it changed them in place; -inf removes a
+    candidate. It is slow, because it sees every candidate, and it cannot restore removed ones.
     """
 
     name: str
@@ -190,7 +190,7 @@ class SamplerStage:
 
     @classmethod
     def of(cls, name: str, /, **numbers: float) -> "SamplerStage":
-        """A built-in stage by name, its numbers by keyword; those with a default may be left
+        """A built-in stage by name, its numbers by keyword; numbers with a default can be left
         out.
         """
         row = ROWS.get(name)
@@ -210,5 +210,5 @@ class SamplerStage:
 
     @classmethod
     def python(cls, name: str, function: PythonStage) -> "SamplerStage":
-        """A stage of your own: function(ids, logits) -> logits or None."""
+        """A stage made of a Python function: function(ids, logits) -> logits or None."""
         return cls(name, (), function)

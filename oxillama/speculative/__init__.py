@@ -1,18 +1,18 @@
-"""Speculation: candidates for the next tokens are evaluated in the step of the last one, and those
-that the model agrees with are tokens already. The text does not depend on it; see
+"""Speculative decoding: candidates for the next tokens are evaluated in the step of the last token,
+and those that the model agrees with are accepted. The text does not depend on it; see
 docs/speculative.md.
 
-  types         the interface of drafters and loop: Draft, DraftRequest, Drafter, Candidates
+  types         the interface between drafters and loop: Draft, DraftRequest, Drafter, Candidates
   request       the candidates of one request
-  planner       the candidates of an engine's requests: asks drafters, measures steps
+  planner       the candidates of an engine's requests: calls drafters, measures steps
   threads       drafters of callers run in worker threads
   costs         what steps cost by rows, and what speculation has cost so far
   acceptance    how likely candidates are to be accepted
-  registry      what `speculative=` may name; the drafters that requests share
+  registry      values of `speculative=`; the drafters that requests share
   lookup        candidates that followed the same tokens before
   grammar       candidates that a grammar forces
   draft_model   candidates from a second model
-  vocabularies  whether a draft's tokens can stand for a target's, and how
+  vocabularies  whether a draft's tokens can represent a target's, and how
   background    a draft model that drafts while the target verifies
   drafts        draft models: opened, chosen from a folder, or made from the target
   config        SpeculativeConfig, AsyncSpecConfig
@@ -20,7 +20,7 @@ docs/speculative.md.
   decoder       SpeculativeDecoder: the same with background drafting; CancellationToken
   snapshot      a speculating session as bytes
 
-`engine` and `decoder` belong to the public API, above `oxillama.api`; the other modules stand above
+`engine` and `decoder` belong to the public API, above `oxillama.api`; the other modules are above
 `oxillama.engine` and below the API.
 """
 

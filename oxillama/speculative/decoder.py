@@ -1,5 +1,5 @@
-"""`SpeculativeDecoder`: a `SpeculativeEngine` with background drafting, and a thread budget for its
-draft.
+"""`SpeculativeDecoder`: a `SpeculativeEngine` with background drafting and a number of threads for
+its draft.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oxillama.speculative.engine import SpeculativeEngine
 
 
 class CancellationToken:
-    """Stops every request that was started with it; `cancel` may be called from any thread, at any
+    """Stops every request that was started with it. `cancel` can be called from any thread, at any
     time, more than once.
     """
 
@@ -31,11 +31,11 @@ class CancellationToken:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was cancelled."""
+        """Whether `cancel` was called."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """Stop now, and stop at once every request that is started with this token later."""
+        """Stop now, and stop later requests with this token at once."""
         with self._lock:
             self._cancelled = True
             actions, self._actions = [*self._actions, *(each.cancel for each in self._requests)], []
@@ -44,7 +44,7 @@ class CancellationToken:
             action()
 
     def on_cancel(self, action: Callable[[], None]) -> None:
-        """Call `action()` when it is cancelled; now, where it was."""
+        """Call `action()` on cancellation, or now if it is already cancelled."""
         with self._lock:
             if not self._cancelled:
                 self._actions.append(action)
@@ -52,7 +52,7 @@ class CancellationToken:
         action()
 
     def stops(self, request: Request) -> None:
-        """Cancel a request when it is cancelled; now, where it was. Requests that have ended are
+        """Cancel a request on cancellation, or now if it is already cancelled. Ended requests are
         not kept.
         """
         with self._lock:
@@ -63,8 +63,8 @@ class CancellationToken:
 
 
 class SpeculativeDecoder:
-    """Generates with a target while a draft works ahead in a thread of its own. Close it, or use it
-    in a `with` block; one that is forgotten ends its thread once its requests are over.
+    """Generates with a target while a draft works ahead in a separate thread. Close it, or use it
+    in a `with` block; if it is dropped, its thread ends after its requests.
 
     target, draft: as in `SpeculativeConfig`; a draft that is loaded here has `draft_threads`
     workers.
@@ -102,25 +102,25 @@ class SpeculativeDecoder:
     def generate(
         self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
     ) -> Completion:
-        """The completion of a prompt, text or token ids; finish_reason is "cancelled" where the
-        token was cancelled before its end.
+        """The completion of a prompt (text or token ids); finish_reason is "cancelled" if the token
+        was cancelled before the end.
         """
         return finished(self.submit(prompt, cancel=cancel, **options))
 
     def stream(
         self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
     ) -> Stream[Piece]:
-        """The completion as it comes."""
+        """The pieces of the completion as they are generated."""
         return Stream(self.submit(prompt, cancel=cancel, **options))
 
     @property
     def stats(self) -> SpecStats:
-        """What became of the candidates of the last request."""
+        """The counts of the last request's candidates."""
         return self.engine.stats
 
     @property
     def stale(self) -> int:
-        """Runs of candidates that were dropped because the text continued otherwise."""
+        """Runs of candidates that were dropped because the text continued differently."""
         background = self.engine.background
         return 0 if background is None else background.stale
 

@@ -3,10 +3,10 @@
     SpeculativeEngine(SpeculativeConfig("target.gguf", "draft.gguf")).generate("Once upon a
     time").text
 
-The text is the target's: token for token what the target alone would say, with the same seed. With
-a `draft_sampler` candidates are drawn by a sampler of the draft's own and accepted with probability
-min(1, p/q): the text still follows the target's distribution, and the same seed still gives the
-same text, but another than the target's alone.
+The text is the target's, token for token, with the same seed. With a `draft_sampler`, candidates
+are drawn by the draft's own sampler and accepted with probability min(1, p/q): the text still
+follows the target's distribution, and the same seed still gives the same text, but a different one
+than the target alone.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _NOTHING_TO_SAVE = "snapshot: there is no session to save"
 
 
 class SpeculativeEngine:
-    """Generates with the target of a config, sped up by its draft. Engines that it loaded itself it
-    closes.
+    """Generates with the target of a config, faster with the help of its draft. It closes engines
+    that it loaded itself.
 
-    background: draft in a thread of its own while the target verifies. draft_config: of a draft
-    that is loaded here.
+    background: draft in a separate thread while the target verifies. draft_config: for a draft that
+    is loaded here.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SpeculativeEngine:
 
     @property
     def background(self) -> BackgroundDrafter | None:
-        """The drafter's thread, where it drafts in the background."""
+        """The drafter's thread, if it drafts in the background."""
         return self._background
 
     def submit(
@@ -151,9 +151,7 @@ class SpeculativeEngine:
         drafting: bool = True,
         **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """The completion of a prompt, text or token ids; None goes on with the session used
-        last.
-        """
+        """The completion of a prompt (text or token ids); None continues the session used last."""
         return finished(self.submit(prompt, drafting=drafting, **options))
 
     def stream(
@@ -163,12 +161,12 @@ class SpeculativeEngine:
         drafting: bool = True,
         **options: Unpack[GenerateOptions],
     ) -> Stream[Piece]:
-        """The completion as it comes."""
+        """The pieces of the completion as they are generated."""
         return Stream(self.submit(prompt, drafting=drafting, **options))
 
     @property
     def stats(self) -> SpecStats:
-        """What became of the candidates of the last request."""
+        """The counts of the last request's candidates."""
         request = self._request
         return (
             SpecStats()
@@ -182,7 +180,7 @@ class SpeculativeEngine:
         """The session that `generate(None)` would continue, and the draft's; see
         `speculative.snapshot`.
 
-        It may be taken after any end of a request: what it resumes generates the same tokens.
+        It can be taken after any end of a request; the resumed engine generates the same tokens.
         """
         opened = self.target.opened
         session = opened.last(_NOTHING_TO_SAVE)
@@ -204,7 +202,9 @@ class SpeculativeEngine:
         ).encode()
 
     def snapshot_to_file(self, path: str | Path) -> None:
-        """The same in a file, whole or not at all; none of the two models' own."""
+        """Write `snapshot` to a file, completely or not at all. The file must not be one of the two
+        models.
+        """
         for core in (self.target.opened.core, self.drafter.core):
             check_apart("snapshot_to_file", path, core.files())
         write_parts(path, [self.snapshot()])
@@ -213,11 +213,11 @@ class SpeculativeEngine:
     def resume(
         cls, data: bytes | str | Path, target: Model = None, draft: Any = None, **changes: Any
     ) -> SpeculativeEngine:
-        """An engine over the same two models whose session continues that of the snapshot.
+        """An engine over the same two models whose session continues from the snapshot.
 
-        changes: fields of `SpeculativeConfig` that shall differ; where the draft draws by a sampler
-        of its own, none that the text depends on. SpecSnapshotIncompatible for what is malformed or
-        does not fit, ModelFingerprintMismatch for another target.
+        changes: fields of `SpeculativeConfig` to change; if the draft has its own sampler, none on
+        which the text depends. SpecSnapshotIncompatible if the snapshot is malformed or does not
+        fit, ModelFingerprintMismatch for another target.
         """
         saved = SpecSnapshot.decode(str(data) if isinstance(data, Path) else data)
         known = {field.name for field in fields(SpeculativeConfig)} - {"target", "draft"}
@@ -346,7 +346,7 @@ def _draft_sampler(
     config: SamplerConfig, vocabulary: Vocabulary | None, session: Session
 ) -> Sampler:
     """The draft's own sampler for a session. Its random stream starts from the session's seed and
-    shares no numbers with the session's own.
+    shares no numbers with the session's sampler.
     """
     seed = hashlib.blake2b(
         session.sampler.seed.to_bytes(8, "little"), digest_size=8, person=b"draft"

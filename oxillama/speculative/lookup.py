@@ -1,13 +1,12 @@
-"""Prompt lookup: what followed the newest tokens the last time they came, in the session itself or
-in one beside it, may follow again.
+"""Prompt lookup: the tokens that followed the newest tokens earlier, in the session itself or in
+another one, may follow again.
 
     tokens   ... the quick brown fox ... the quick brown        candidates: fox ...
                  ^-------------^          ^-------------^
                  the longest earlier run that ends as the text does
 
-A lookup costs microseconds and no rows. Each is compared with the text that came, whether its
-candidates were run or not, so that the share of accepted candidates is known for every length of a
-run.
+A lookup takes microseconds and no rows. Each lookup is compared with the text that came, even if
+its candidates were not run, so that the acceptance rate is known for every length of a run.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ Occurrence = tuple[list[int], int]
 
 
 class RunIndex:
-    """Runs of all sessions of a drafter: the newest place of each. Bounded: when full, it starts
-    anew.
-    """
+    """The newest occurrence of each run in all sessions of a drafter. When full, it is cleared."""
 
     __slots__ = ("_occurrences",)
 
@@ -43,13 +40,15 @@ class RunIndex:
         self._occurrences: dict[tuple[int, ...], Occurrence] = {}
 
     def add(self, tokens: list[int], end: int) -> None:
-        """The run that ends before position `end` of a session is followed by what stands there."""
+        """The run that ends before position `end` of a session is followed by the tokens from
+        there.
+        """
         if len(self._occurrences) >= _NEIGHBOUR_ENTRIES:
             self._occurrences.clear()
         self._occurrences[tuple(tokens[end - _NEIGHBOUR_RUN : end])] = (tokens, end)
 
     def find(self, tokens: list[int]) -> Occurrence | None:
-        """Where another session goes on after this one's newest run."""
+        """Where another session continues after this one's newest run."""
         run = tuple(tokens[-_NEIGHBOUR_RUN:])
         place = self._occurrences.get(run)
         if place is None or place[0] is tokens:
@@ -62,8 +61,8 @@ class RunIndex:
 
 
 class Lookup:
-    """What is known of one session: where its pairs of tokens came before, and how far runs of each
-    length are accepted.
+    """The index of one session: where its pairs of tokens occurred before, and the acceptance rate
+    for runs of each length.
     """
 
     __slots__ = ("_before", "_last", "_offered", "_seen", "_estimates", "neighbours", "tokens")
@@ -89,16 +88,16 @@ class Lookup:
 
     @property
     def chances(self) -> list[float]:
-        """Of a candidate after a run of each class to be accepted."""
+        """The probability, for a run of each class, that a candidate is accepted."""
         return [each.chance for each in self._estimates]
 
     @property
     def unread(self) -> int:
-        """Tokens that were not learned from yet."""
+        """The number of tokens not yet added to the index."""
         return len(self.tokens) - self._seen
 
     def learn(self) -> None:
-        """Take in the tokens that came since; a session that was cut is read anew."""
+        """Add the new tokens to the index; a session that was truncated is indexed again."""
         tokens, length = self.tokens, len(self.tokens)
         if length < self._seen - 1:
             self._clear()
@@ -140,8 +139,8 @@ class Lookup:
         return Draft(out, self._estimates[group].chances(len(out)))
 
     def _longest(self) -> tuple[int, int]:
-        """(where the longest earlier run that ends as the text does is followed, its length); (0,
-        0) where there is none.
+        """(where the longest earlier run that ends like the text is followed, its length); (0, 0)
+        if there is none.
         """
         tokens = self.tokens
         place = self._last.get((tokens[-2], tokens[-1]), 0)
@@ -160,7 +159,7 @@ class Lookup:
 
 
 class LookupDrafter:
-    """Candidates by prompt lookup; `neighbours=False` keeps sessions from looking at each other's
+    """Candidates by prompt lookup; with `neighbours=False` sessions do not use each other's
     tokens.
     """
 
@@ -172,11 +171,11 @@ class LookupDrafter:
         self._first = list(_FIRST_CHANCES)
 
     def open(self, session: Any) -> Lookup:
-        """Nothing is read yet: that is the first `propose`'s."""
+        """Nothing is indexed before the first `propose`."""
         return Lookup(session.tokens, self._neighbours, self._first)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """What followed before."""
+        """The tokens that followed before."""
         out = []
         for request in requests:
             if request.state.tokens is not request.session.tokens:
@@ -186,8 +185,8 @@ class LookupDrafter:
         return out
 
     def close(self, state: Lookup, session: Any) -> None:
-        """Its tokens stay known to its neighbours for a while, and the next one begins half-way to
-        the chances it ended with.
+        """Its tokens remain known to other sessions for a while, and the next session begins
+        half-way to the acceptance rates it ended with.
         """
         if state.unread <= _MOST_UNREAD:
             state.learn()

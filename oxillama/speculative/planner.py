@@ -1,5 +1,5 @@
-"""`Planner`: candidates for the requests of one engine. It asks each drafter once a step for all
-requests that it drafts for, learns what steps cost, and runs drafters of callers in worker threads.
+"""`Planner`: candidates for the requests of one engine. It calls each drafter once per step for all
+its requests, learns what steps cost, and runs drafters of callers in worker threads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPENS_AT_ONCE = (*_IN_LOOP, BackgroundDrafter)
 
 @dataclass(frozen=True, slots=True)
 class _DrafterRecord:
-    """What is kept of a drafter: what it has cost, and the thread it is called in."""
+    """What the planner knows of a drafter: its costs, and the thread in which it is called."""
 
     ref: weakref.ref | None
     ledger: CostLedger
@@ -49,8 +49,8 @@ class _DrafterRecord:
 
 
 class Planner:
-    """The `Speculator` of an engine core. registry: what `speculative=` may name; None: drafters,
-    and those that need no other model.
+    """The `Speculator` of an engine core. registry: resolves values of `speculative=`; None allows
+    only drafters and values that need no other model.
     """
 
     def __init__(self, core: EngineCore, registry: Registry | None = None) -> None:
@@ -61,13 +61,13 @@ class Planner:
         self._drafters: dict[int, _DrafterRecord] = {}
 
     def resolve(self, asked: Any) -> Any:
-        """What an option `speculative` names: draft models are opened here, before any lock is
-        held. ConfigError for what it cannot be.
+        """The value of an option `speculative`, with draft models opened before any lock is held;
+        ConfigError for an invalid value.
         """
         return self.registry.resolve(asked)
 
     def begin(self, asked: Any, masker: Any, session: Any) -> RequestSpeculation | None:
-        """The candidates that `speculative=` stands for, None for none."""
+        """The candidates for a value of `speculative=`, None for none."""
         candidates = self.registry.candidates(asked, masker)
         return None if candidates is None else self.speculation(candidates, session)
 
@@ -93,8 +93,8 @@ class Planner:
     def propose(
         self, requests: Iterable[Any], *, sequences: int, prefilled: int, parking: Parking
     ) -> list[tuple[Any, BaseException]]:
-        """Give each request the candidates of its next step, asking each drafter once; returns
-        (request, error) where a drafter failed that the loop asks itself.
+        """Give each request the candidates of its next step, calling each drafter once; returns
+        (request, error) for built-in drafters that failed.
         """
         started, size = time.perf_counter(), self._core.context_size
         groups: dict[int, tuple[Drafter, list[PendingDraft]]] = {}
@@ -127,7 +127,7 @@ class Planner:
         started: float,
         answer: Draft | BaseException,
     ) -> None:
-        """Take an answer into the request's next step, or raise it."""
+        """Put an answer into the request's next step, or raise it."""
         if isinstance(answer, BaseException):
             raise answer
         speculation = request.speculation
@@ -142,7 +142,7 @@ class Planner:
         started: float,
         parking: Parking,
     ) -> None:
-        """Ask a drafter in its own thread; the requests of the group wait for it."""
+        """Call a drafter in its own thread; the requests of the group wait for it."""
         answers: dict[int, Callable[[Any, BaseException | None], None]] = {
             id(request): parking(request, partial(self._offer, request, query, prefilled, started))
             for request, query in group
@@ -164,7 +164,7 @@ class Planner:
         self.registry.close()
 
     def _record(self, drafter: Drafter) -> _DrafterRecord:
-        """What is kept of a drafter, for as long as it lives."""
+        """The record of a drafter, kept while the drafter exists."""
         key = id(drafter)
         known = self._drafters.get(key)
         if known is None or known.ref is None or known.ref() is not drafter:
@@ -181,7 +181,7 @@ def _forget(drafters: dict[int, _DrafterRecord], key: int, _: Any) -> None:
 
 
 def is_built_in(drafter: Drafter, types: tuple[type, ...]) -> bool:
-    """Whether a drafter is of exactly one of these types, or a choice among such."""
+    """Whether a drafter is of exactly one of these types, or a choice among such drafters."""
     if type(drafter) is FirstOf:
         return all(is_built_in(each, types) for each in drafter.drafters)
     return type(drafter) in types
@@ -190,8 +190,8 @@ def is_built_in(drafter: Drafter, types: tuple[type, ...]) -> bool:
 def proposals(
     drafter: Drafter, group: list[PendingDraft]
 ) -> Sequence[tuple[PendingDraft, Draft | BaseException]]:
-    """A draft for each request of a group, or what the drafter raised: where it fails for all of
-    them it is asked for each alone, so that none fails of another's text or grammar.
+    """A draft, or the drafter's exception, for each request of a group. If a call for the whole
+    group fails, each request is tried alone, so that none fails because of another.
     """
     try:
         drafts = list(drafter.propose([query for _, query in group]))
@@ -209,7 +209,9 @@ def proposals(
 def opened(
     group: list[PendingDraft],
 ) -> tuple[list[PendingDraft], list[tuple[PendingDraft, BaseException]]]:
-    """(the group with the drafter's states, made where they were not; those where that failed)."""
+    """(the requests with the drafter's states, created if necessary; those for which that
+    failed).
+    """
     ready: list[PendingDraft] = []
     failed: list[tuple[PendingDraft, BaseException]] = []
     for request, query in group:

@@ -1,4 +1,4 @@
-"""What an option `speculative` may name, and the drafters that the requests of an engine share."""
+"""The values of an option `speculative`, and the drafters that the requests of an engine share."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _WANTED = (
 
 
 class DraftSource(Protocol):
-    """Where drafts from other models come from (`drafts.DraftModels`)."""
+    """Opens drafters from other models (`drafts.DraftModels`)."""
 
     def key(self, asked: Any) -> Any:
-        """What a file, a folder or "early_exit" is known by, None for anything else."""
+        """The key of a file, a folder or "early_exit", None for anything else."""
 
     def is_engine(self, asked: Any) -> bool:
         """Whether it is an engine with a model."""
 
     def core(self, asked: Any) -> EngineCore:
-        """The core of such an engine now; it may load another model."""
+        """The current core of such an engine, which may load another model later."""
 
     def open(self, asked: Any) -> tuple[ModelDrafter, Callable[[], None] | None]:
-        """(a drafter over it, what closes it where it was opened)."""
+        """(a drafter, a function that closes it if it was opened here)."""
 
 
 class Registry:
-    """The drafters of one engine: what one request taught them serves the next."""
+    """The drafters of one engine. What they learn from one request serves the next."""
 
     def __init__(self, source: DraftSource | None = None) -> None:
         self._source = source
@@ -52,8 +52,8 @@ class Registry:
         self._closed = False
 
     def resolve(self, asked: Any) -> Any:
-        """`asked` with a draft model opened and made `Candidates`; everything else as it is.
-        ConfigError for what an option `speculative` cannot be.
+        """The option with a draft model opened and turned into `Candidates`; any other valid value
+        unchanged. ConfigError for an invalid value.
         """
         if asked is None or isinstance(asked, (bool, Candidates)):
             return asked
@@ -72,9 +72,9 @@ class Registry:
 
     def candidates(self, asked: Any, masker: Any) -> Candidates | None:
         """How a request speculates, None for not at all; masker: the vocabulary of its grammar,
-        None where it has none.
+        None without one.
 
-        A request that does not say is given the text that its grammar forces.
+        A request without the option gets the text that its grammar forces.
         """
         if asked is False or asked is None and masker is None:
             return None
@@ -103,7 +103,7 @@ class Registry:
             )
 
     def close(self) -> None:
-        """Close what was opened for this engine; nothing is opened any more."""
+        """Close the draft models opened for this engine; no more can be opened."""
         with self._opening:
             self._closed = True
             models, self._models = self._models, {}

@@ -1,5 +1,5 @@
-"""`RequestSpeculation`: the candidates of one request, from what the drafter is asked to what
-became of its answer.
+"""`RequestSpeculation`: the candidates of one request, from the call of the drafter to their
+outcome.
 """
 
 from __future__ import annotations
@@ -97,13 +97,15 @@ class RequestSpeculation:
         return taken
 
     def passed(self, token: int) -> None:
-        """A token came without a draw; drawn candidates that continue otherwise are void."""
+        """A token was added without a draw; drawn candidates that continue differently are
+        dropped.
+        """
         if self._queue and self._queue.popleft()[0] != token:
             self._queue.clear()
 
     def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
-        """What became of a step's candidates; bonus: a token was drawn from the row after the
-        last.
+        """The outcome of a step's candidates; bonus: a token was drawn from the row after the last
+        one.
         """
         self.accepted += accepted
         self.rejected += rejected
@@ -112,8 +114,8 @@ class RequestSpeculation:
     # ---- called by the planner before a step
 
     def settle(self, costs: StepCosts | None, sequences: int, prefilled: int) -> StepCosts | None:
-        """Learn from the step since the drafter was last asked, and set `rest`; returns the costs
-        to decide by.
+        """Learn from the step since the drafter was last called, and set `rest`; returns the costs
+        for decisions.
         """
         if self._costs is not None or not self.candidates.adaptive or self._ledger is None:
             return self._costs
@@ -146,8 +148,8 @@ class RequestSpeculation:
         prefilled: int,
         costs: StepCosts | None,
     ) -> DraftRequest | None:
-        """What to ask the drafter for now; None where drawn candidates are left, where there is no
-        room for any, while the drafter rests, and before a plain step was measured.
+        """The next request to the drafter. None if drawn candidates are left, if there is no room
+        for any, while the drafter rests, and before a plain step was measured.
         """
         if self._queue or self.rest:
             return None
@@ -175,8 +177,8 @@ class RequestSpeculation:
         )
 
     def _most(self, request: Any, context_size: int) -> int:
-        """Candidates that may be run: the context and max_tokens have room for them, and for the
-        token that comes after them.
+        """How many candidates can be run: they, and the token after them, must fit the context and
+        max_tokens.
         """
         most = min(self.candidates.most, context_size - len(request.session.tokens) - 1)
         return (
@@ -186,14 +188,14 @@ class RequestSpeculation:
         )
 
     def open(self) -> Any:
-        """The drafter's state for the session, made now where it was not made before."""
+        """The drafter's state for the session, created if necessary."""
         if not self.opened:
             self._state, self.opened = self.candidates.drafter.open(self.session), True
         return self._state
 
     def offer(self, request: Any, query: DraftRequest, draft: Draft, vocab_size: int) -> None:
-        """Add a draft to the request's next step, as much of it as is worth its rows; ConfigError
-        for what is none.
+        """Add as much of a draft to the request's next step as is worth its rows; ConfigError for
+        an invalid draft.
         """
         if not isinstance(draft, Draft):
             raise ConfigError(f"drafter: found {type(draft).__name__}, wanted a Draft")
@@ -217,7 +219,7 @@ class RequestSpeculation:
         self.fallbacks += not tokens
 
     def began(self, query: DraftRequest, candidates: int, prefilled: int, started: float) -> None:
-        """A step is about to run that was asked for at `started`, with so many candidates."""
+        """A step with this many candidates, requested at `started`, is about to run."""
         # of a step with forced tokens nothing is learned about plain steps
         if candidates or query.rows == query.sequences:
             self._cycle = (
@@ -236,7 +238,7 @@ class RequestSpeculation:
     # ---- the end
 
     def close(self, output: int) -> None:
-        """The request has ended, with so many tokens."""
+        """The request has ended, with this many tokens."""
         if self.ended:
             return
         self.output, self.ended = output, time.perf_counter()

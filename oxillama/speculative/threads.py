@@ -1,4 +1,4 @@
-"""Calls to a drafter beside the engine's loop: one at a time, in the order they were given."""
+"""Calls to a drafter outside the engine's loop: one at a time, in order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Call = Callable[[], None]
 
 
 class SerialCalls:
-    """Runs functions one after another in a thread that is borrowed while there are any. A function
-    that never returns holds up those behind it, and nothing else.
+    """Runs functions one after another in a thread that is used while there are any. A function
+    that never returns delays only those behind it.
 
     starter: starts a function in a thread (`Workers.run`).
     """
@@ -26,7 +26,7 @@ class SerialCalls:
         self._running = False
 
     def run(self, call: Call) -> None:
-        """Run `call()` after those given before; what it raises goes to `threading.excepthook`."""
+        """Run `call()` after the earlier ones; an exception goes to `threading.excepthook`."""
         with self._lock:
             self._waiting.append(call)
             if self._running:

@@ -1,4 +1,4 @@
-"""Two vocabularies side by side: whether a draft's tokens can stand for a target's, and how."""
+"""Compares two vocabularies: whether a draft's tokens can represent a target's, and how."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Alignment:
         return ids if self._to_draft is None else self._to_draft[ids]
 
     def row(self, logits: np.ndarray) -> np.ndarray:
-        """float32 (target_size,): the draft's logits where the target looks for them."""
+        """float32 (target_size,): the draft's logits at the target's ids."""
         if self._to_draft is None and len(logits) == self.target_size:
             return logits
         out = np.full(self.target_size, -np.inf, np.float32)
@@ -58,8 +58,8 @@ def align(
 ) -> Alignment:
     """The alignment of two vocabularies, given as (piece, whether it is a control token) by id.
 
-    The same pieces under the same ids, or every piece of the target under some id of the draft;
-    ConfigError names a piece that is missing.
+    Both must have the same pieces under the same ids, or the draft every piece of the target under
+    some id; ConfigError names a missing piece.
     """
     if list(target) == list(draft):
         return Alignment(target_rows, draft_rows)

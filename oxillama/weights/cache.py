@@ -1,5 +1,5 @@
-"""The cache of packed weights: which folder a setting means, what lies in it, what makes room for
-what, and where the packed weights of one model are.
+"""The cache of packed weights: the folder of a setting, its files, which of them are removed for
+new ones, and the file of one model.
 
 Users know its files as sidecars. Nothing is read or written unless a setting asks for it
 (`sidecar=` of a config, OXILLAMA_SIDECAR, the command line).
@@ -47,7 +47,7 @@ RETRY_SECONDS = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A file of packed weights in a cache folder: `used` is when it was last opened or written, in
+    """A file of packed weights in a cache folder. used: when it was last opened or written, in
     seconds since 1970; names: of the model's files.
     """
 
@@ -59,8 +59,8 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class CacheSlot:
-    """Where the packed weights of one model are, or would be. automatic: nobody named the folder,
-    so they are kept only where they would be as fast as memory.
+    """The file for the packed weights of one model, whether or not it exists. automatic: the folder
+    was not named by the user, so it is written only if it would be as fast as memory.
     """
 
     path: Path
@@ -74,12 +74,12 @@ class CacheSlot:
         return PackedWeightCache(self.path.parent)
 
     def open(self, wanted: Mapping[Key, PanelSpec], *, num_threads: int = 0) -> MappedPanels | None:
-        """The packed weights, mapped; None where there are none that hold."""
+        """The packed weights, mapped; None if there is no valid file."""
         return open_panels(self.path, self.key, wanted, num_threads=num_threads)
 
     def refusal(self, nbytes: int) -> str | None:
-        """Why so many bytes cannot be written here, None where they can; files used long ago are
-        removed for it.
+        """The reason why that many bytes cannot be written here, None if they can; files used
+        longest ago are removed to make space.
         """
         folder = self.path.parent
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -106,7 +106,7 @@ class CacheSlot:
         return self.path.with_name(f"{self.path.name}.failed")
 
     def failure(self) -> str | None:
-        """Why they could not be written of late, None where that was long ago, or never."""
+        """The reason of a recent failure to write, None without one."""
         try:
             note = json.loads(self._note.read_bytes()[: 1 << 16])
             age = time.time() - note["at"]
@@ -120,13 +120,13 @@ class CacheSlot:
         return None
 
     def note_failure(self, reason: str) -> None:
-        """Remember that they could not be written."""
+        """Record that writing failed."""
         note = {"key": self.key, "reason": reason, "at": time.time()}
         with suppress(OSError):
             write_parts(self._note, [json.dumps(note).encode()])
 
     def forget_failure(self) -> None:
-        """Let the next model that is loaded try again."""
+        """Let the next load try again."""
         with suppress(OSError):
             self._note.unlink(missing_ok=True)
 
@@ -140,14 +140,14 @@ class PackedWeightCache:
         self.folder = folder
 
     def slot(self, reader: GgufReader, *, automatic: bool = False) -> CacheSlot | None:
-        """The place of a model; None for one that came from memory."""
+        """The file of a model; None if it was loaded from memory."""
         key = identity_of(reader.shards)
         if key is None:
             return None
         return CacheSlot(path_of(self.folder, key), key, reader.shards, automatic)
 
     def entries(self) -> list[CacheEntry]:
-        """The files, those used longest ago first; none where there is no such folder."""
+        """The files, those used longest ago first; empty if there is no such folder."""
         found = []
         with suppress(FileNotFoundError), os.scandir(self.folder) as inside:
             for entry in inside:
@@ -164,8 +164,8 @@ class PackedWeightCache:
         return sorted(found, key=lambda one: (one.used, one.path))
 
     def clear(self) -> list[CacheEntry]:
-        """Remove every file, and what was left half written; returns those that were removed. A
-        process that has one mapped keeps it.
+        """Remove every file and incomplete ones; returns those removed. A process that has one
+        mapped keeps it.
         """
         found = self.entries()
         for one in found:
@@ -177,7 +177,7 @@ class PackedWeightCache:
 
     def make_room(self, size: int) -> bool:
         """Remove files, those used longest ago first, until another of `size` bytes fits the limit;
-        False where it cannot, or the disk would get full.
+        False if it cannot, or the disk would get full.
         """
         limit, held = limit_bytes(), self.entries()
         self._sweep()
@@ -197,16 +197,15 @@ class PackedWeightCache:
         return True
 
     def _sweep(self) -> None:
-        """Remove what processes that were killed have left."""
+        """Remove the temporary files of killed processes."""
         for path in self.folder.glob("*.panels.tmp"):
             remove_abandoned(path)
 
 
 def sidecar_folder(setting: str | os.PathLike | bool) -> Path | None:
-    """The folder that a setting means: False none, "auto" the cache folder, any other text or path
-    itself.
+    """The folder of a setting: False none, "auto" the cache folder, any other text or path itself.
 
-    The environment variable OXILLAMA_SIDECAR wins over the setting: "0" turns sidecars off, "auto"
+    The environment variable OXILLAMA_SIDECAR overrides the setting: "0" turns sidecars off, "auto"
     or a folder says where they are.
     """
     setting = os.environ.get("OXILLAMA_SIDECAR") or setting
@@ -218,7 +217,7 @@ def sidecar_folder(setting: str | os.PathLike | bool) -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """What "auto" means; None for a user without a home."""
+    """The folder of "auto"; None for a user without a home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxillama"
     except RuntimeError:
@@ -226,8 +225,8 @@ def cache_folder() -> Path | None:
 
 
 def slot_of(reader: GgufReader, setting: str | os.PathLike | bool, nbytes: int) -> CacheSlot | None:
-    """The place of a model's packed weights; None where there shall be none: by its setting, its
-    size, or because it came from memory.
+    """The file for a model's packed weights; None if its setting or size excludes one, or if it was
+    loaded from memory.
     """
     folder = sidecar_folder(setting)
     automatic = (os.environ.get("OXILLAMA_SIDECAR") or setting) == "auto"
@@ -238,9 +237,7 @@ def slot_of(reader: GgufReader, setting: str | os.PathLike | bool, nbytes: int) 
 
 
 def large_pages(folder: Path) -> bool:
-    """Whether files of a folder come into memory in pages as large as those that memory itself
-    has.
-    """
+    """Whether files in a folder are mapped in pages as large as those of anonymous memory."""
     try:
         with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
             if "[never]" in file.read():
@@ -272,8 +269,8 @@ def _large_bytes(start: str) -> int:
 
 
 def limit_bytes() -> int:
-    """Most bytes that the files of a folder may take together; ConfigError where
-    OXILLAMA_SIDECAR_LIMIT is no number.
+    """The largest total size of the files in a folder; ConfigError if OXILLAMA_SIDECAR_LIMIT is not
+    a number.
     """
     text = os.environ.get("OXILLAMA_SIDECAR_LIMIT", str(LIMIT_BYTES))
     if not text.isdecimal():

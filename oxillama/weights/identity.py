@@ -1,10 +1,10 @@
-"""Which file packed weights were made from: what is compared before they are mapped in its place.
+"""Identifies the model file that packed weights were made from; compared before they are mapped
+instead of packing.
 
-The identity of a model covers, for every file of it: path, inode, size, time of change, time of the
-inode's change (which no program can set), and a hash of both ends and of 256 pieces of 4 KiB at
-equal distances. It is read where the file was mapped, so it is that of the bytes that were packed.
-The hash of the whole file is kept beside it (`panel_file`) and compared when the model is idle
-(`verifier`).
+The identity of a model covers, for every file: path, inode, size, modification time, inode change
+time (which no program can set), and a hash of both ends and of 256 pieces of 4 KiB at equal
+distances. It is read from the mapped file, so it belongs to the bytes that were packed. The hash of
+the whole file is stored too (`panel_file`) and compared when the model is idle (`verifier`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Identity = dict[str, Any]  # JSON values
 
 
 def identity_of(shards: Sequence[Shard]) -> Identity | None:
-    """The identity of a model's files; None where they came from memory."""
+    """The identity of a model's files; None if they came from memory."""
     files = []
     for shard in shards:
         if shard.path is None or shard.status is None:
@@ -35,7 +35,7 @@ def identity_of(shards: Sequence[Shard]) -> Identity | None:
 
 
 def unchanged(shards: Sequence[Shard]) -> bool:
-    """Whether the files are those that were mapped, and nobody has written to them since."""
+    """Whether the files are still those that were mapped, and unmodified."""
     try:
         return all(
             shard.path is not None

@@ -1,4 +1,4 @@
-"""When a model has nothing to do: what background threads ask before they work."""
+"""Tells background threads when a model is idle."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Protocol
 
 
 class StepActivity(Protocol):
-    """What shows whether a model is at work: how many steps it has begun, and whether one is
-    running.
-    """
+    """Shows whether a model is working: how many steps it has begun, and whether one is running."""
 
     @property
     def steps(self) -> int: ...
@@ -20,8 +18,8 @@ class StepActivity(Protocol):
 
 
 class IdleWatch:
-    """Whether a program has run no step for some seconds. The program is not kept alive; one that
-    is gone is idle.
+    """Whether a program has run no step for some seconds. It does not keep the program alive; a
+    program that was freed is idle.
     """
 
     __slots__ = ("_program", "_seen", "_since")
@@ -32,17 +30,17 @@ class IdleWatch:
 
     @property
     def steps(self) -> int:
-        """Steps that it has begun; 0 for a program that is gone."""
+        """Steps that it has begun; 0 for a program that was freed."""
         program = self._program()
         return 0 if program is None else program.steps
 
     def working(self) -> bool:
-        """Whether a step runs, or has run since `idle` was last asked."""
+        """Whether a step is running, or has run since `idle` was last called."""
         program = self._program()
         return program is not None and (program.busy or program.steps != self._seen)
 
     def idle(self, seconds: float) -> bool:
-        """Whether no step has run for so many seconds."""
+        """Whether no step has run for this many seconds."""
         program = self._program()
         if program is None:
             return True

@@ -1,6 +1,6 @@
-"""`OffloadPolicy`: how much memory the weights of a model may take, and what of them stays in it.
+"""`OffloadPolicy`: how much memory the weights of a model may take, and which of them stay there.
 
-None keeps all weights in memory. `Budget` bounds them; `PinnedHotSet` bounds them and says what
+None keeps all weights in memory. `Budget` limits them. `PinnedHotSet` limits them and says what
 must stay.
 """
 
@@ -33,11 +33,11 @@ def _source(value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The weights of a model take at most `ram_bytes` bytes of memory, buffers of reading among
-    them; what does not fit is read from the model's file while a step runs.
+    """The weights of a model take at most `ram_bytes` bytes of memory, including read buffers.
+    Other weights are read from the model's file while a step runs.
 
-    source: how it is read. "direct": past the system's file cache, where the file system has that;
-    "file": through the cache; "mmap": through the mapping of the file.
+    source: how the file is read. "direct": without the system's file cache, if the file system
+    allows it; "file": through the cache; "mmap": through the mapping of the file.
     """
 
     ram_bytes: int
@@ -50,13 +50,13 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class PinnedHotSet:
-    """A budget of `ram_bytes` bytes within which some weights stay in memory whatever happens; the
-    rest of it is used as `Budget` does.
+    """A budget of `ram_bytes` bytes in which some weights always stay in memory; the rest is used
+    as in `Budget`.
 
-    pin_embeddings: the table of token embeddings, which is otherwise read a row a token.
-    pin_output_head: the matrix that makes logits. pin_last_n_layers: all weights of so many layers,
-    the last ones. prefetch_n_ahead: layers for which there is room to be read ahead of the one that
-    is computed. ConfigError when a model is loaded for which `ram_bytes` does not hold all that.
+    pin_embeddings: the table of token embeddings, which is otherwise read one row per token.
+    pin_output_head: the matrix that makes logits. pin_last_n_layers: all weights of the last
+    layers. prefetch_n_ahead: how many layers can be read ahead. ConfigError when a model is loaded
+    for which `ram_bytes` is too small.
     """
 
     ram_bytes: int
@@ -91,8 +91,7 @@ def parse_size(text: str) -> int:
 
 def parse_policy(text: str | None, ram_bytes: int | None) -> OffloadPolicy:
     """The policy of `--offload` and `--ram-budget`: "none", "budget", or "pinned" with what stays,
-    "pinned:embeddings,head,layers=4,ahead=2"; None for the first says "budget" where there are
-    bytes.
+    "pinned:embeddings,head,layers=4,ahead=2"; None means "budget" if bytes are given.
     """
     kind, _, rest = (
         ("none" if ram_bytes is None else "budget", "", "") if text is None else text.partition(":")

@@ -1,18 +1,18 @@
-"""`Packing`: weights become panels while a model already answers; `Packer`: the thread that does so
-when nothing else runs.
+"""`Packing` turns weights into panels while a model already answers; `Packer` is the thread that
+does so when nothing else runs.
 
     load ----- packer ... unit, unit, unit ... --------------------------------+--- all are packed:
     the packer ends
                first step: over what is packed and what still is in the file   |
                later steps: pack for as long as such a step takes, then run ---+
 
-Memory that is written for the first time can cost more than all the rest of a first token. So the
-first step waits for nobody: its products pack what they need into a worker's cache and forget it
-(`_core/unpacked`). That work is done again, so a later step packs first, with all its workers:
-everything that is left where that is soon done, else for as long as the last such step took. No
-token waits much longer than twice that, and packing takes at most twice as long as without them.
-Only steps of few rows run so. Weights are packed by one thread at a time, and by none while such a
-step runs.
+Memory that is written for the first time can take longer than the whole rest of a first token. So
+the first step does not wait: its products pack what they need into a worker's cache and discard it
+(`_core/unpacked`). That work must be repeated. Therefore a later step first packs with all its
+workers: everything that is left if that will not take long, otherwise for as long as the last such
+step took. A token waits little longer than twice that time, and packing takes at most twice as long
+as without such steps. Steps of many rows wait until everything is packed. One thread packs at a
+time, and none while such a step runs.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _packers: set[Packer] = set()
 
 
 class Packing:
-    """Packs matrices that `reserve_all` made, in their order; `whole` once all are. From any
-    thread, a few units at a time.
+    """Packs matrices that `reserve_all` made, in their order; `whole` when all are packed. Any
+    thread can pack a few units at a time.
 
-    mapped: of each, whether its rows lie in a mapped file.
+    mapped: for each matrix, whether its rows are in a mapped file.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Packing:
         _all.add(self)
 
     def _renew(self) -> None:
-        """Nobody packs, nobody waits: so it begins, here and in a forked child."""
+        """Initialise the locks, here and in a forked child."""
         self._turn, self._waiting, self._wanted = threading.Condition(), 0, CancelFlag()
         self._taken: int | None = None  # by which thread
 
@@ -78,10 +78,10 @@ class Packing:
         return self._units.done
 
     def begin(self, rows: int, cancel: CancelFlag | None = None) -> bool | None:
-        """Before a step of so many rows: None, all is packed; False, what was left has been packed
-        now; True, it goes over weights as they are.
+        """Call before a step of this many rows. None: everything is packed. False: the rest has
+        been packed now. True: the step uses weights that are not packed, and `end` must be called.
 
-        After True `end` must be called. Cancelled where `cancel` is set meanwhile.
+        Cancelled if `cancel` is set meanwhile.
         """
         if self.whole:
             return None
@@ -105,7 +105,7 @@ class Packing:
         return begun
 
     def end(self) -> None:
-        """Let others pack, where this thread has the turn."""
+        """Let others pack again, if this thread held the turn."""
         with self._turn:
             if self._taken == threading.get_ident():
                 if self._begun:
@@ -114,8 +114,8 @@ class Packing:
                 self._turn.notify_all()
 
     def some(self, *, sparing: bool = False) -> bool:
-        """Pack a few units when no step wants to, until one does; whether there is more. sparing:
-        leave a core to others.
+        """Pack a few units while no step wants to; returns whether there is more. sparing: leave a
+        core to others.
         """
         if self._taken is not None:
             # what a step is going through is better read before it comes there
@@ -128,8 +128,8 @@ class Packing:
         return not self.whole
 
     def finish(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Pack all that is left; `progress(done, total)` is called with the file's bytes now and
-        then.
+        """Pack everything that is left; `progress(done, total)` is called with the file's bytes
+        from time to time.
         """
         while not self.whole:
             self.some()
@@ -160,8 +160,8 @@ class Packing:
             )
 
     def _in_time(self, until: float) -> bool:
-        """Whether what is left will be packed by then, as far as can be estimated: memory's speed
-        changes within a load.
+        """Whether the rest will probably be packed by then; memory's speed changes during a
+        load.
         """
         return (
             self._byte_seconds > 0
@@ -170,8 +170,8 @@ class Packing:
 
 
 class Packer(threading.Thread):
-    """Packs in the background while `program` lives, which is watched and not kept alive; a core is
-    left to the rest of a load.
+    """Packs in the background while `program` exists, without keeping it alive. It leaves one core
+    to the rest of a load.
     """
 
     def __init__(self, packing: Packing, program: object) -> None:
@@ -193,14 +193,14 @@ class Packer(threading.Thread):
         _packers.discard(self)
 
     def cancel(self) -> None:
-        """End it within a group's time; what is not packed stays so."""
+        """End it within a group's time; the rest stays unpacked."""
         if os.getpid() == self._pid:  # a forked child has the object, and no such thread
             self._cancelled.set()
             self.join()
 
 
 def cancel_all() -> None:
-    """Let none run while the interpreter is taken down."""
+    """Make sure that no packer runs when the interpreter shuts down."""
     for packer in list(_packers):
         packer.cancel()
 

@@ -4,10 +4,10 @@
              | ring | buffers ]
     file     everything else: read, packed and multiplied in the order of the tape, reading ahead
 
-A token reads every dense matrix once, in one order: whatever is evicted is wanted again before
-anything else is, so nothing is gained by evicting. As much as the budget holds is pinned, and the
-rest flows through the ring. Pinned matrices are spread evenly over the tape, so that reading goes
-on while they are computed. Experts are kept by use: the ones used most stay (csrc/pager.h).
+A token reads every dense matrix once, in one order, so a cache would always evict what is needed
+soonest. Instead, as much as the budget holds is pinned, and the rest passes through the ring.
+Pinned matrices are spread evenly over the tape, so that reading continues while they are computed.
+Experts are kept by use: those used most often stay (csrc/pager.h).
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class PagedWeight:
-    """Rows of a tensor in a model's file. shard, offset: where they lie; row_bytes: of one."""
+    """Rows of a tensor in a model's file. shard, offset: their position; row_bytes: bytes of one
+    row.
+    """
 
     key: Key
     format: str
@@ -57,9 +59,9 @@ class PagedWeight:
 
 @dataclass(frozen=True, slots=True)
 class PagedUnit:
-    """What one op multiplies by: in memory, or not, together. experts: matrices of its stack of
-    which a router chooses, 0 for an op that needs all of it; chosen: False where it needs all of a
-    stack. layer: None outside of all. head: it makes logits.
+    """The weights of one op, which are in memory together or not at all. experts: the matrices of
+    its stack among which a router chooses, 0 for an op that needs all its weights; chosen: False if
+    it needs the whole stack. layer: None outside of layers. head: it makes logits.
     """
 
     weights: tuple[PagedWeight, ...]
@@ -81,10 +83,10 @@ class PagedUnit:
 
 @dataclass(frozen=True, slots=True)
 class PagingStats:
-    """What a pager has done so far. budget_bytes: what it may take; resident_bytes: what of it
-    holds weights now; model_bytes: all weights, packed. pages_read: pages that came from the file;
-    page_hits: pages that were asked for and in memory; bytes_read: of the file; wait_seconds: that
-    workers waited for pages; shrunk_bytes: given back to a system that is short of memory.
+    """Counters of a pager. budget_bytes: its limit; resident_bytes: weights in memory now;
+    model_bytes: all weights, packed. pages_read: pages read from the file; page_hits: pages that
+    were needed and in memory; bytes_read: of the file; wait_seconds: time that workers waited for
+    pages; shrunk_bytes: memory returned to a system that was short of it.
     """
 
     budget_bytes: int
@@ -99,10 +101,10 @@ class PagingStats:
 
 @dataclass(frozen=True, slots=True)
 class PagingSummary:
-    """What a policy makes of a model. weight_bytes: all weights, packed; pinned_bytes: those
-    without a router that stay in memory; streamed_bytes: the others of them, read for each token;
-    experts, expert_slots: matrices of which routers choose, and how many of them have room;
-    read_ahead_bytes: room for what is read ahead.
+    """The effect of a policy on a model. weight_bytes: all weights, packed; pinned_bytes: dense
+    weights that stay in memory; streamed_bytes: dense weights that are read for each token;
+    experts, expert_slots: the number of routed matrices, and how many of them fit;
+    read_ahead_bytes: the size of the ring.
     """
 
     weight_bytes: int
@@ -115,8 +117,8 @@ class PagingSummary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What of a model stays in memory. pinned: units, by number; fixed: those of them that stay
-    even when memory is short; slots: experts of each unit that may be kept, 0 for one without.
+    """What stays in memory. pinned: units, by number; fixed: those of them that stay even when
+    memory is short; slots: experts of each unit that can be kept, 0 for units without experts.
     """
 
     pinned: frozenset[int]
@@ -128,7 +130,7 @@ class Plan:
     readers: int
 
     def summary(self, units: Sequence[PagedUnit]) -> PagingSummary:
-        """What the plan comes to, of the units that it was made for."""
+        """The effect of the plan on the units it was made for."""
         dense = [unit.nbytes for unit in units if not unit.experts]
         pinned = sum(units[i].nbytes for i in self.pinned if not units[i].experts)
         return PagingSummary(
@@ -142,8 +144,8 @@ class Plan:
 
 
 def plan_pages(units: Sequence[PagedUnit], policy: Budget | PinnedHotSet, table_bytes: int) -> Plan:
-    """What stays in memory of a model within a policy; ConfigError where its budget is too small
-    for what it asks for. table_bytes: of the embedding.
+    """What stays in memory under a policy; ConfigError if its budget is too small. table_bytes: of
+    the embedding.
     """
     budget = policy.ram_bytes
     page = min(MOST_PAGE, max(LEAST_PAGE, budget // 256))
@@ -204,7 +206,7 @@ def plan_pages(units: Sequence[PagedUnit], policy: Budget | PinnedHotSet, table_
 
 
 def _page_bytes(unit: PagedUnit, page: int) -> int:
-    """Most bytes of a page: a chunk of panels at least (`unpacked.CHUNK` weights)."""
+    """The largest size of a page: at least a chunk of panels (`unpacked.CHUNK` weights)."""
     columns, rows = unit.weights[0].columns, max(weight.rows for weight in unit.weights)
     chunk = max(1, 96 * 2048 // (16 * columns))
     most = sum(weight.nbytes for weight in unit.weights)
@@ -217,7 +219,7 @@ def _page_bytes(unit: PagedUnit, page: int) -> int:
 
 
 def _layer_bytes(units: Sequence[PagedUnit], streamed: Sequence[int]) -> int:
-    """The most that a layer has to be read."""
+    """The largest number of bytes read for a layer."""
     found: dict[int, int] = {}
     for i in streamed:
         layer = units[i].layer
@@ -245,12 +247,12 @@ def _spread(units: Sequence[PagedUnit], streamed: Sequence[int], free: int) -> s
 
 
 class LayerPager:
-    """Pages the weights of a model between its files and memory. `matrices` are what a `Program`
-    takes for them; they share the pager, and `close` ends it.
+    """Pages the weights of a model between its files and memory. `matrices` are the arguments for a
+    `Program`; they share the pager, which `close` ends.
 
-    shards: the model's files. units: in the order of the tape. tables: what rows are read of for
-    each token. probe: what tells that the system is short of memory; the pager then gives back what
-    it can, and reads it again later.
+    shards: the model's files. units: in the order of the tape. table_bytes: of the embedding.
+    probe: reports that the system is short of memory; the pager then releases what it can and reads
+    it again later.
     """
 
     def __init__(
@@ -291,7 +293,7 @@ class LayerPager:
 
     @property
     def pins_embeddings(self) -> bool:
-        """Whether the embedding lies in memory."""
+        """Whether the embedding is in memory."""
         return self._pinned_table_bytes > 0
 
     def stats(self) -> PagingStats:
@@ -310,7 +312,7 @@ class LayerPager:
         )
 
     def close(self) -> None:
-        """End what reads ahead, and close the files; after the step that runs. Later steps are
+        """Stop reading ahead and close the files, after the running step. Later steps are
         refused.
         """
         self.core.close()
@@ -339,7 +341,7 @@ class LayerPager:
         return made
 
     def _poll(self) -> None:
-        """Before a step: whether memory is short, now and then."""
+        """Before a step: check now and then whether memory is short."""
         now = time.monotonic()
         if now - self._looked < POLL_SECONDS:
             return
@@ -353,9 +355,7 @@ class LayerPager:
 
 
 def _opened(shards: Sequence[Shard]) -> list[tuple[int, str, memoryview]]:
-    """Descriptors of a model's files; ModelError for one that was changed since its header was
-    read.
-    """
+    """Descriptors of a model's files; ModelError if one was changed since its header was read."""
     made: list[tuple[int, str, memoryview]] = []
     try:
         for shard in shards:

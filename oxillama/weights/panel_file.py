@@ -97,7 +97,7 @@ class MappedPanels:
     whole: tuple[str, ...]
 
     def remove(self) -> None:
-        """Remove the file, unless another has taken its place."""
+        """Remove the file, unless another one has replaced it."""
         with suppress(OSError):
             status = os.stat(self.path)
             if (status.st_dev, status.st_ino) == self.file:
@@ -105,8 +105,8 @@ class MappedPanels:
 
 
 def path_of(folder: Path, key: Identity) -> Path:
-    """Where the packed weights of a model lie: by the place of its files, so that those of a file
-    that was changed take the place of the old ones.
+    """The file for the packed weights of a model. It depends on the path of the model's files, so
+    that the weights of a changed file replace the old ones.
     """
     place = [key["layout"], key["byteorder"], [one[:2] for one in key["files"]]]
     return folder / f"{blake3(json.dumps(place).encode()).hexdigest()[:32]}.panels"
@@ -119,9 +119,7 @@ def path_of(folder: Path, key: Identity) -> Path:
 def open_panels(
     path: Path, key: Identity, wanted: Mapping[Key, PanelSpec], *, num_threads: int = 0
 ) -> MappedPanels | None:
-    """The weights of a file, mapped and in memory; None where there is none or it does not hold,
-    which is logged.
-    """
+    """The weights of a file, mapped; None if there is none or it is invalid, which is logged."""
     try:
         header, view, file = _mapped(path)
         if header["key"] != key:
@@ -162,7 +160,7 @@ def verify(path: str | os.PathLike) -> bool:
 
 
 def names_of(path: str | os.PathLike) -> tuple[str, ...]:
-    """The names that the model's files had when the sidecar was written; none where its header is
+    """The names that the model's files had when the sidecar was written; empty if its header is
     damaged.
     """
     try:
@@ -173,9 +171,7 @@ def names_of(path: str | os.PathLike) -> tuple[str, ...]:
 
 
 def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview, tuple[int, int]]:
-    """The header and the bytes of a file whose length is what it says, with its device and
-    inode.
-    """
+    """The header and the bytes of a file with the right length, with its device and inode."""
     with _opened(path) as file:
         header, status = _header(file), os.fstat(file.fileno())
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -254,12 +250,12 @@ def write_panels(
     shards: Sequence[Shard] = (),
     pause: Callable[[int, int], None] = lambda done, size: None,
 ) -> bool:
-    """Write a file whole or not at all; False where another process is writing it, or has written
+    """Write a file completely or not at all; False if another process is writing it or has written
     it meanwhile.
 
     shards: the model's files, which are hashed. `pause(done, size)` is called before each 2 MB that
-    is written or hashed and may wait, or raise WriteAborted, as this does for files that were
-    changed. OSError where the disk refuses.
+    is written or hashed; it may wait, or raise WriteAborted, as this function does if the files
+    were changed. OSError if the disk refuses.
     """
     names = [str(shard.label) for shard in shards]
     header, places = _laid_out(key, names, matrices)
@@ -323,7 +319,7 @@ def _laid_out(
 
 
 def _holds(path: Path, wanted: dict) -> bool:
-    """Whether a sidecar of this header lies there already, as far as `open_sidecar` looks."""
+    """Whether a sidecar with this header exists already, as far as `open_panels` checks."""
     try:
         header, view, _ = _mapped(path)
         return (
@@ -338,7 +334,7 @@ def _holds(path: Path, wanted: dict) -> bool:
 
 
 def _claimed(temporary: Path) -> BinaryIO | None:
-    """The file to write into, locked and empty; None where another process has it."""
+    """The file to write into, locked and empty; None if another process has it."""
     os.makedirs(temporary.parent, mode=0o700, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     if fcntl is None:
@@ -416,9 +412,7 @@ def _hash_files(
 
 
 def let_go(shard: Shard, at: int) -> None:
-    """Give a piece of a mapped file back to the system: it was read once, and is read again where
-    it is needed.
-    """
+    """Release a piece of a mapped file that was read once; it is read again if needed."""
     mapping = shard.buffer.obj
     if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED, at, min(PIECE, len(mapping) - at))

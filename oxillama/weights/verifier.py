@@ -173,7 +173,7 @@ def _pieces(shard: Shard) -> Iterator[memoryview]:
 
 
 def finish_all(seconds: float = LAST_SECONDS) -> None:
-    """Let all sections be verified within so many seconds together; Ctrl-C ends it."""
+    """Let all verifications finish within this many seconds in total; Ctrl-C ends them."""
     waiting, end = list(_verifiers), time.monotonic() + seconds
     try:
         for each in waiting:

@@ -192,7 +192,7 @@ class CacheWriter(threading.Thread):
 
 
 def finish_all(seconds: float = LAST_SECONDS) -> None:
-    """Let all files be finished within so many seconds together; Ctrl-C gives them up."""
+    """Let all files be finished within this many seconds in total; Ctrl-C abandons them."""
     waiting, end = list(_writers), time.monotonic() + seconds
     try:
         for writer in waiting:
