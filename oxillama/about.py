@@ -1,4 +1,4 @@
-"""What a report of a fault should say: versions, processor, threads, libraries."""
+"""What a bug report needs: versions, processor, threads, libraries."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _VARIABLES = ("OXILLAMA_ISA", "OXILLAMA_NUM_THREADS", "OXILLAMA_SIDECAR")
 
 
 def versions() -> dict[str, Any]:
-    """Versions of this package and of what it uses, the processor as `cpu_info` sees it, and the
-    environment variables that change what runs. A package that is not installed is None.
+    """Versions of this package and its dependencies, the processor as `cpu_info` sees it, and the
+    environment variables that affect it. A package that is not installed is None.
     """
     found: dict[str, str | None] = {}
     for name in _DEPENDENCIES:
@@ -40,7 +40,7 @@ def versions() -> dict[str, Any]:
 
 
 def show_versions() -> None:
-    """Print `versions`, a line each: what a report of a fault should begin with."""
+    """Print `versions`, one per line, for a bug report."""
     for name, value in versions().items():
         if isinstance(value, dict):
             print(f"{name}:")

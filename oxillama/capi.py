@@ -1,8 +1,8 @@
-"""What stands behind the C table of `include/oxillama.h`: addresses in, statuses out.
+"""Implements the C table of `include/oxillama.h`: addresses in, status codes out.
 
-`table` is the capsule that C programs import, `address()` the same pointer as a number for ctypes
-and cffi. The functions are the table's entries, checked and in Python; `_core.capi` calls them and
-turns what they raise into the status that `status` gives.
+`table` is the capsule that C programs import, and `address()` the same pointer as a number for
+ctypes and cffi. The functions here are the checked Python side of the table's entries. `_core.capi`
+calls them and turns exceptions into a status with `status`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def matmul(matrix: PackedMatrix, x: int, m: int, out: int, threads: int) -> None
 
 
 class Model:
-    """A model that C opened."""
+    """A model opened from C."""
 
     def __init__(self, path: bytes | None, threads: int, context: int) -> None:
         config: dict[str, Any] = {}
@@ -168,7 +168,7 @@ class Model:
 
 
 class ModelSession:
-    """A sequence that C extends, and draws from."""
+    """A sequence that C code extends and samples from."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -178,7 +178,7 @@ class ModelSession:
         self._tokens: list[int] = []
 
     def step(self, tokens: int, count: int, logits: int) -> None:
-        """Append tokens; write the logits after the last one where room is given."""
+        """Append tokens; write the logits after the last one if a buffer is given."""
         ids = _array(tokens, np.int32, count).tolist()
         if not ids:
             raise ConfigError("count: found 0, wanted at least one token")
@@ -200,7 +200,7 @@ class ModelSession:
         repetition_penalty: float,
         seed: int,
     ) -> int:
-        """A token after the last step."""
+        """Draw a token from the logits of the last step."""
         if self.logits is None:
             raise ConfigError("sample: found no step, wanted one before it")
         config = SamplerConfig(
@@ -217,7 +217,7 @@ class ModelSession:
         return self._sampler.sample(self.logits)
 
     def close(self) -> None:
-        """Give back its pages."""
+        """Release its pages."""
         self.session.close()
 
 

@@ -1,22 +1,21 @@
-"""Writes a file whole or not at all: whatever fails or is killed, a reader finds the old bytes or
-the new ones.
+"""Writes a file completely or not at all: whatever fails, even if the process is killed, a reader
+finds the old bytes or the new ones.
 
-    temporary file beside the target -> write -> fsync -> rename over the target -> fsync of the
+    temporary file next to the target -> write -> fsync -> rename over the target -> fsync of the
     folder
 
-The target is what a path leads to, through links: a link stays one. `target_of` names it before
-there are bytes.
+Symbolic links of a path are followed and stay; `target_of` returns the file they lead to.
 
-A writer holds a lock (flock) on its temporary file. A process that is killed leaves the file
-without a lock; the next writer in that folder removes it.
+A writer holds a lock (flock) on its temporary file. A killed process leaves the file without a
+lock, and the next writer in that folder removes it.
 
 Invariants (tests cite them by number):
 
-1. Until the rename the target is untouched; from the rename on it holds all of the new bytes, which
-were on the disk before. 2. A failure that the process survives leaves no temporary file; one that
-it does not survive leaves one that nothing reads, and that the next writer in the folder removes.
-3. Nothing is replaced but a regular file: a folder, a device, a pipe or a socket is refused. 4. A
-temporary file that is being written, by whichever process or machine, is removed by nobody else.
+1. Until the rename the target is unchanged; after it, the target has all new bytes, which were on
+the disk before. 2. A failure that the process survives leaves no temporary file. If the process is
+killed, it leaves one that nothing reads and that the next writer in the folder removes. 3. Only
+regular files are replaced: a folder, a device, a pipe or a socket is refused. 4. A temporary file
+that is being written is removed by no other process or machine.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def target_of(path: str | os.PathLike) -> str:
-    """The absolute path of the file that would be replaced or made; OSError where there is, or can
-    be, no regular file.
+    """The absolute path of the file that would be replaced or created; OSError if it is not, or
+    cannot be, a regular file.
     """
     if "\0" in os.fspath(path):
         raise OSError(errno.EINVAL, "a name with a zero byte", path)
@@ -66,7 +65,7 @@ def target_of(path: str | os.PathLike) -> str:
 
 
 class Replacement:
-    """New bytes for the file at a path, in a temporary file beside it: `fd` is open for writing
+    """New bytes for the file at a path, in a temporary file next to it: `fd` is open for writing
     until `keep` or `drop`. mode: permissions, less the umask.
     """
 
@@ -97,8 +96,8 @@ class Replacement:
                 self._close()
 
     def keep(self, *, keep_existing: bool = False) -> None:
-        """Have the new bytes on the disk, and in the old ones' place in one step; after an OSError,
-        `drop`. keep_existing: where there is a file by now, it stays and the new one goes.
+        """Sync the new bytes and replace the old ones in one step; after an OSError, call `drop`.
+        keep_existing: if a file exists by now, it stays and the new one is removed.
         """
         os.fsync(self.fd)
         self._close()
@@ -111,7 +110,7 @@ class Replacement:
         _sync_folder(os.path.dirname(self._target))
 
     def drop(self) -> None:
-        """Forget the new bytes, unless they are in place."""
+        """Discard the new bytes, unless they have replaced the old ones."""
         with contextlib.suppress(OSError):
             self._close()
         with contextlib.suppress(OSError):
@@ -124,8 +123,8 @@ class Replacement:
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove the temporary files of writers that were killed: those that nobody holds a lock on.
-    What cannot be removed stays.
+    """Remove the temporary files of killed writers, which nobody holds a lock on. Files that cannot
+    be removed stay.
     """
     with contextlib.suppress(OSError), os.scandir(folder) as inside:
         names = [entry.name for entry in inside if _TEMPORARY.fullmatch(entry.name)]
@@ -160,10 +159,10 @@ def _lock(fd: int) -> bool:
 def replacing(
     path: str | os.PathLike, *, mode: int = 0o666, keep_existing: bool = False
 ) -> Iterator[int]:
-    """A descriptor to write the new bytes to; when the block ends they replace the file at `path`
-    in one step. mode and keep_existing: see `Replacement`.
+    """A descriptor for the new bytes; when the block ends they replace the file at `path` in one
+    step. mode and keep_existing: see `Replacement`.
 
-    Whatever is raised, within the block or by the system (OSError), leaves the old file as it was.
+    After any exception, from the block or the system (OSError), the old file is unchanged.
     """
     new = Replacement(path, mode=mode)
     try:
@@ -175,15 +174,15 @@ def replacing(
 
 
 def write_parts(path: str | os.PathLike, parts: Sequence[bytes | memoryview]) -> None:
-    """Make the file at `path` hold the parts, one after the other, in one step; OSError where the
-    system refuses, the old file as it was.
+    """Make the file at `path` hold the parts, one after the other, in one step; OSError if the
+    system refuses, with the old file unchanged.
     """
     with replacing(path) as fd:
         write_at(fd, 0, parts)
 
 
 def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
-    """Every byte of the parts from `offset` on, however few the system takes at once."""
+    """Write every byte of the parts from `offset` on, however few the system takes at once."""
     waiting = [view for view in (memoryview(part).cast("B") for part in parts) if len(view)]
     waiting.reverse()
     while waiting:
@@ -197,7 +196,7 @@ def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _write_some(fd: int, views: Sequence[memoryview], offset: int) -> int:
-    """Bytes of the views that the system took, from the first one on."""
+    """The number of bytes of the views that the system took, from the first one on."""
     if hasattr(os, "pwritev"):
         return os.pwritev(fd, views, offset)
     os.lseek(fd, offset, os.SEEK_SET)  # Windows; a descriptor has one writer
@@ -205,8 +204,8 @@ def _write_some(fd: int, views: Sequence[memoryview], offset: int) -> int:
 
 
 def start_back(fd: int, offset: int, length: int) -> None:
-    """Have written bytes on their way to the disk, where the system can be asked: the fsync at the
-    end then finds little left to wait for.
+    """Start writing bytes to the disk, if the system supports it, so that the fsync at the end has
+    little left to wait for.
     """
     call = getattr(ctypes.CDLL(None), "sync_file_range", None) if os.name == "posix" else None
     if call is not None:  # what it refuses, the fsync refuses too
@@ -219,9 +218,9 @@ def start_back(fd: int, offset: int, length: int) -> None:
 
 
 class Writer:
-    """Writes one thing while its caller makes the next.
+    """Writes one buffer while its caller fills the next.
 
-    To be used with `with`; what the system refuses is raised at the next call or at the end.
+    Use it with `with`; an error of the system is raised at the next call or at the end.
     """
 
     __slots__ = ("_fd", "_last", "_pool", "offset")
@@ -232,14 +231,14 @@ class Writer:
         self._last: Future | None = None
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Start to write the parts, once those before are written."""
+        """Start to write the parts, after the earlier ones are written."""
         self.wait()
         length = sum(map(len, parts))
         self._last = self._pool.submit(self._write, self.offset, length, parts)
         self.offset += length
 
     def wait(self) -> None:
-        """Until everything is written."""
+        """Wait until everything is written."""
         last, self._last = self._last, None
         if last is not None:
             last.result()
@@ -260,7 +259,7 @@ class Writer:
 
 
 def _sync_folder(folder: str) -> None:
-    """Have the folder's own entries, and so the rename, on the disk."""
+    """Sync the folder's entries, and so the rename, to the disk."""
     if os.name == "nt":  # which cannot open a folder, and writes renames by itself
         return
     fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))

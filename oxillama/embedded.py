@@ -1,5 +1,5 @@
-"""Where the model that ships with the package lies: a small storyteller, trained by `tools/` from
-text that `tools/` wrote.
+"""The path of the model that is part of the package: a small storyteller, trained by `tools/` on
+text made by `tools/`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Prompts with images: a conversation is rendered with a mark for each, and tokens are read around
-the features that stand in their place.
+"""Prompts with images: a conversation is rendered with a marker for each image, and its text is
+tokenised around the features that replace the markers.
 
     messages --split_images--> marks, images --render--> text, places --prompt--> ImagePrompt
 """
@@ -23,7 +23,7 @@ Places = list[tuple[int, int]]
 
 
 def no_encoder(name: str) -> EngineError:
-    """The error of an image for an engine that encodes none."""
+    """The error for an image if the engine has no encoder."""
     return EngineError(
         f"{name}: found an image, this engine was loaded without mmproj, wanted mmproj= the file "
         "of its encoder"
@@ -32,14 +32,14 @@ def no_encoder(name: str) -> EngineError:
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompts:
-    """How one model's prompts hold images; max_images: most of one prompt."""
+    """Makes prompts with images for one model; max_images: the most images of a prompt."""
 
     vision: Vision
     bridge: TokenizerBridge
     max_images: int
 
     def check_count(self, images: Sequence[ImagePart]) -> None:
-        """Raise ImageError for more images than a prompt may have."""
+        """Raise ImageError for more images than a prompt can have."""
         if len(images) > self.max_images:
             raise ImageError(
                 f"{images[self.max_images].name}: found {len(images)} images, wanted at most "
@@ -52,9 +52,9 @@ class ImagePrompts:
         images: Sequence[ImagePart],
         render: Callable[[Sequence[Any]], TemplateText],
     ) -> tuple[TemplateText, Places]:
-        """(the conversation as `render` writes it, where it writes each image). messages: those of
-        `split_images`. A template that knows nothing of images is given texts alone, with a mark
-        for each.
+        """(the conversation as `render` writes it, the positions of the images). messages: those of
+        `split_images`. A template without support for images gets only texts, with a marker for
+        each image.
         """
         self.check_count(images)
         try:
@@ -84,7 +84,7 @@ class ImagePrompts:
         *,
         parse_special: bool = False,
     ) -> ImagePrompt:
-        """The tokens of a rendered conversation with its images in their places."""
+        """The tokens of a rendered conversation with its images in their positions."""
         parts: list[str | Pieces] = []
         at = 0
         for (start, stop), image in zip(places, images):
@@ -96,8 +96,8 @@ class ImagePrompts:
     def compose(
         self, parts: Iterable[str | list[int] | Pieces], *, parse_special: bool = False
     ) -> ImagePrompt:
-        """The prompt of texts, token ids and images in order. Texts that nothing stands between are
-        read as one; parse_special: control tokens are read in what came from messages too.
+        """The prompt of texts, token ids and images in order. Adjacent texts are tokenised as one;
+        parse_special: recognise control tokens also in text from messages.
         """
         made, waiting = ImagePrompt(), list[str]()
         token = self.bridge.token_to_id(self.vision.image_tokens.token)

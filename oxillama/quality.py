@@ -1,10 +1,10 @@
-"""How good a model's file is: perplexity over a text, its distance from another file's logits, and
-the importances quantisers weigh by.
+"""The quality of a model's file: perplexity over a text, the distance from another file's logits,
+and the importances for quantisation.
 
-Windows follow llama.cpp's convention, so that numbers compare: a text is cut into windows of
-`context` tokens that do not overlap, the first token of each is replaced by the one that begins a
-text (where the vocabulary wants one), and only predictions from the second half of a window count,
-which have at least `context / 2` tokens before them. Special tokens spelled in a text are text.
+Windows follow llama.cpp's convention, so that numbers can be compared. A text is cut into windows
+of `context` tokens that do not overlap. The first token of each is replaced by the vocabulary's
+first token of a text, if it has one. Only predictions from the second half of a window count, so
+that each has at least `context / 2` tokens before it. Special tokens spelled in a text are text.
 
 A file of logits holds the windows' tokens and, per counted row, the log-probabilities in 16 bits,
 in the layout llama.cpp writes:
@@ -13,9 +13,9 @@ in the layout llama.cpp writes:
     = f32 step, f32 least, u16 code[vocabulary (+ 1 if odd)]: log p = least + step code, cut at 24
     below the likeliest
 
-llama.cpp cuts at 16 below the likeliest, and keeps the text's own token where we keep the one that
-begins a text. So the first token of a window says nothing where it is replaced, and a divergence
-sums the entries of the base above -16 alone, as llama.cpp's does: what was cut is in no sum.
+llama.cpp cuts at 16 below the likeliest, and stores the text's own first token instead of the
+replacement. So a replaced first token is not compared, and a divergence sums only entries of the
+base above -16, as in llama.cpp: entries that were cut are in no sum.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _SUMMED = np.float32(-16)
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How far a model's predictions are from another's, in nats per token: Kullback-Leibler
+    """How far a model's predictions are from another's, in nats per token: the Kullback-Leibler
     divergence of the base from the model.
 
-    `error` is the standard error of `mean`; `same_top` the share of tokens (0 to 1) whose likeliest
-    token is the same; `base_perplexity` that of the base over the same tokens.
+    `error` is the standard error of `mean`; `same_top` the share of tokens (0 to 1) with the same
+    likeliest token; `base_perplexity` that of the base over the same tokens.
     """
 
     mean: float
@@ -79,7 +79,7 @@ def windows_of(
 ) -> list[list[int]]:
     """The windows of a text (or of token ids), each of `context` tokens.
 
-    ConfigError for ids that are none of the model's, and where there is not one whole window.
+    ConfigError for invalid ids, or for less than one whole window.
     """
     if isinstance(context, bool) or not isinstance(context, int) or context < NARROWEST:
         raise ConfigError(f"context: found {context!r}, wanted an integer of {NARROWEST} or more")
@@ -100,7 +100,7 @@ def windows_of(
 
 
 def _beginning(engine: InferenceEngine) -> int | None:
-    """The token that begins a text, None where the file has no vocabulary or wants none."""
+    """The first token of a text, None if the vocabulary has none."""
     try:
         bridge = engine.tokenizer
     except EngineError:
@@ -118,12 +118,13 @@ def perplexity(
     kl_base: str | os.PathLike | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """The perplexity of `text` under the engine's model, over windows of `context` tokens (at most
-    `limit` of them).
+    """The perplexity of `text` under the engine's model, over at most `limit` windows of `context`
+    tokens.
 
-    save_logits: write every counted prediction to this file (2 bytes a vocabulary entry and token).
-    kl_base: compare with such a file, which must begin with the windows of the text and may go on.
-    ConfigError for settings that cannot be kept, QuantError for a file that does not fit.
+    save_logits: write every counted prediction to this file (2 bytes per vocabulary entry and
+    token). kl_base: compare with such a file, which must begin with the windows of the text and may
+    be longer. ConfigError for settings that cannot be honoured, QuantError for a file that does not
+    fit.
     """
     if save_logits is not None:
         check_apart("save_logits", save_logits, engine.model_files)
@@ -218,8 +219,8 @@ def _encoded(log_p: np.ndarray) -> bytes:
 def _saved(
     path: str | os.PathLike | None, windows: list[list[int]], context: int, vocab: int
 ) -> Iterator[Callable | None]:
-    """What writes a row to the file of logits, which appears when it is whole; None where none is
-    asked for.
+    """A function that writes a row to the file of logits, which appears when it is complete; None
+    if no file is asked for.
     """
     if path is None:
         yield None
@@ -237,9 +238,10 @@ def _saved(
 
 
 class _Base:
-    """A file of logits, mapped: checked against the windows it shall be compared over.
+    """A file of logits, mapped and checked against the windows to compare.
 
-    `begins`: the first token of each window is the one that begins a text, not the text's own.
+    `begins`: the first token of each window is the vocabulary's first token of a text, not the
+    text's own.
     """
 
     def __init__(
@@ -305,8 +307,8 @@ class _Base:
 
 
 def widest_collected(engine: InferenceEngine) -> int:
-    """Most tokens of a window of `collect_imatrix`: it is one step of the engine's program, and
-    fits a session.
+    """The largest window of `collect_imatrix`: it must fit one step of the engine's program, and a
+    session.
     """
     return min(engine.context_size, engine._loaded.core.program.max_rows)
 
@@ -319,14 +321,14 @@ def collect_imatrix(
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, int | np.ndarray], int]:
-    """Sums of squares of what meets each column of every matrix but the output's, over windows of a
-    text.
+    """Sums of squares of the inputs of each column of every matrix except the output's, over the
+    windows of a text.
 
-    Gives tensor name to float32 sums, (columns,) or (matrices, columns) where a tensor is a stack
-    of experts or heads; tensor name to the tokens summed, a number or (matrices,) of them; and the
-    number of windows: what `quant.write_imatrix` takes. A tensor that is multiplied as its
-    transpose has none. The inputs are those the kernels see, in steps of 1/127 of a block's
-    largest. ConfigError for a text shorter than a window and a window longer than a step.
+    Returns float32 sums by tensor name, (columns,) or (matrices, columns) for a stack of experts or
+    heads; the number of tokens summed by tensor name, a number or (matrices,); and the number of
+    windows: the arguments of `quant.write_imatrix`. A tensor that is multiplied as its transpose
+    has none. The inputs are those of the kernels, in steps of 1/127 of a block's largest.
+    ConfigError for a text shorter than a window, or a window longer than a step.
     """
     windows = windows_of(engine, text, context, limit)
     if context > widest_collected(engine):

@@ -1,8 +1,8 @@
-"""The sampler that a model's file recommends: its `general.sampling.*` keys, under the names that
-llama.cpp's converter writes.
+"""The sampler that a model's file recommends: its `general.sampling.*` keys, as llama.cpp's
+converter writes them.
 
-A file that has such keys changes the engine's default sampler in those fields, unless the caller
-gives a sampler to `load`. What cannot be honoured is refused by name.
+Such keys change those fields of the engine's default sampler, unless the caller passes a sampler to
+`load`. A key that cannot be honoured is refused by name.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _STAGES = {
 
 
 def recommended_sampler(metadata: Mapping[str, Any]) -> SamplerConfig | None:
-    """The default sampler with the fields that the file names, None where it names none; ModelError
-    for a key that is not known or a value that cannot be honoured.
+    """The default sampler with the fields in the file, None if it has none; ModelError for an
+    unknown key or a value that cannot be honoured.
     """
     given: dict[str, Any] = {}
     for key in metadata:

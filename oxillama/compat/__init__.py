@@ -1,4 +1,4 @@
-"""Interfaces of other libraries over this engine, for programs that were written for them.
+"""Interfaces of other libraries on this engine, for existing programs.
 
-`llama_cpp` is that of llama-cpp-python; `shapes` writes results in the form that it has.
+`llama_cpp` is that of llama-cpp-python; `shapes` writes results in its form.
 """

@@ -1,11 +1,11 @@
-"""llama-cpp-python's `Llama` over this engine: the same calls, with results of the same form.
+"""llama-cpp-python's `Llama` on this engine: the same calls, with results of the same form.
 
     from oxillama.compat.llama_cpp import Llama      # was: from llama_cpp import Llama
     llm = Llama(model_path="model.gguf", n_ctx=4096)
     llm("Q: Name the planets. A:", max_tokens=32, stop=["Q:"])["choices"][0]["text"]
 
-Its defaults are llama-cpp-python's (n_ctx 512, 16 tokens of a completion, temperature 0.8, of a
-chat 0.2); numbers drawn at random are this engine's own. What is not done here is refused by name
+Its defaults are llama-cpp-python's (n_ctx 512, completions of 16 tokens, temperature 0.8, in chats
+0.2); random draws are this engine's own. Anything not supported here is refused by name
 (`ConfigError`). Arguments about memory and devices that cannot change a result on a CPU
 (`use_mmap`, `offload_kqv`, `flash_attn`, `n_ubatch`, `no_perf`, `verbose`) are accepted and have no
 effect.
@@ -71,7 +71,7 @@ _REFUSED: tuple[tuple[str, Any], ...] = (
 
 
 class LogitsProcessorList(list):
-    """Functions over (token ids, logits) that are called one after the other."""
+    """Functions over (token ids, logits) that are called in order."""
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         for processor in self:
@@ -81,8 +81,8 @@ class LogitsProcessorList(list):
 
 @dataclass(frozen=True, slots=True)
 class LlamaPromptLookupDecoding:
-    """`draft_model=`: candidates from text that was there before. The engine decides how many of
-    them pay; the numbers are taken for llama-cpp-python's sake and change no result.
+    """`draft_model=`: candidates from earlier text. The engine decides how many are worth running;
+    the numbers are accepted for compatibility and change no result.
     """
 
     max_ngram_size: int = 2
@@ -91,7 +91,7 @@ class LlamaPromptLookupDecoding:
 
 @dataclass(frozen=True, slots=True)
 class LlamaState:
-    """What `save_state` keeps: the tokens, and everything else of the session as bytes."""
+    """The result of `save_state`: the tokens, and the rest of the session as bytes."""
 
     input_ids: np.ndarray
     n_tokens: int
@@ -106,7 +106,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
-        """From GBNF; GrammarError for what is none."""
+        """From GBNF; GrammarError if it is malformed."""
         return cls(Grammar.parse(grammar))
 
     @classmethod
@@ -116,7 +116,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
-        """From the text of a JSON schema; objects have no members that it does not name, as with
+        """From the text of a JSON schema; objects have only the members that it names, as in
         llama.cpp.
         """
         schema = json.loads(json_schema)
@@ -189,7 +189,7 @@ class Llama:
         **more: Any,
     ) -> None:
         """n_ctx=0 is the model's own context. logits_all: `eval` keeps the logits of every token in
-        `scores`. embedding: `embed` and `create_embedding` may be called. verbose: nothing is ever
+        `scores`. embedding: allows `embed` and `create_embedding`. verbose: nothing is ever
         printed.
         """
         _check_more(more)
@@ -277,7 +277,7 @@ class Llama:
 
     @property
     def engine(self) -> oxillama.InferenceEngine:
-        """The engine; EngineError where only the vocabulary was loaded, or after `close`."""
+        """The engine; EngineError if only the vocabulary was loaded, or after `close`."""
         if self._engine is None:
             raise EngineError("Llama: has no model in memory, wanted vocab_only=False")
         return self._engine
@@ -303,12 +303,12 @@ class Llama:
         return -1 if self._bridge.eos_id is None else self._bridge.eos_id
 
     def token_nl(self) -> int:
-        """The token of a line's end, -1 for none."""
+        """The newline token, -1 for none."""
         ids = self._bridge.encode("\n", add_special=False, parse_special=False)
         return ids[-1] if ids else -1
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Token ids of UTF-8 bytes. special: read control tokens in them."""
+        """Token ids of UTF-8 bytes. special: recognise control tokens in them."""
         if not isinstance(text, (bytes, bytearray)):
             raise ConfigError(f"tokenize: found {type(text).__name__}, wanted bytes")
         try:
@@ -325,8 +325,8 @@ class Llama:
     ) -> bytes:
         """The bytes of tokens, without the space that some vocabularies put before a text.
 
-        prev_tokens: what they go on from, so that the first of them begins no text. special: write
-        control tokens out.
+        prev_tokens: the tokens before, so that the first of these begins no text. special: write
+        control tokens as text.
         """
         parts = []
         for token in tokens:
@@ -482,8 +482,8 @@ class Llama:
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """The reply to a conversation; with `stream` its pieces.
 
-        tool_format: how calls are spelled, for models whose template teaches no calls (an option
-        that llama-cpp-python does not have).
+        tool_format: the notation of calls, for models whose template teaches none (an option that
+        llama-cpp-python does not have).
         """
         options = self._options(
             max_tokens=max_tokens,
@@ -564,13 +564,13 @@ class Llama:
                     yield frame(delta=delta, logprobs=found, finish_reason=reason)
 
     def create_chat_completion_openai_v1(self, *_: Any, **__: Any) -> Any:
-        """Not done here: results are dicts."""
+        """Not supported: results are dicts."""
         raise ConfigError(
             "create_chat_completion_openai_v1: is not done here, wanted create_chat_completion"
         )
 
     def _options(self, **given: Any) -> dict[str, Any]:
-        """Options of the engine for arguments of llama-cpp-python."""
+        """The engine's options for arguments of llama-cpp-python."""
         _refuse("tfs_z", given.pop("tfs_z"), 1.0)
         grammar, processors = given.pop("grammar"), given.pop("logits_processor")
         bias, seed = given.pop("logit_bias"), given.pop("seed")
@@ -615,8 +615,8 @@ class Llama:
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """The vector of a text, or of each of a list; a list of vectors, one a token, for models
-        that pool none. Texts longer than the context are cut where `truncate`.
+        """The vector of a text, or of each text of a list; a list of vectors, one per token, for
+        models without pooling. With `truncate`, texts longer than the context are cut.
         """
         if not self._embedding:
             raise EngineError("embed: found embedding=False, wanted Llama(..., embedding=True)")
@@ -672,8 +672,8 @@ class Llama:
 
     @property
     def scores(self) -> np.ndarray:
-        """Logits that `eval` kept, float32 (n_tokens, n_vocab): of every token with `logits_all`,
-        else of the last one alone, in its row, the others 0.
+        """Logits kept by `eval`, float32 (n_tokens, n_vocab): of every token with `logits_all`,
+        otherwise only of the last one, in its row, with 0 elsewhere.
         """
         rows = np.zeros((self.n_tokens, self.engine.config.vocab_size), np.float32)
         if self._rows is not None:
@@ -681,15 +681,15 @@ class Llama:
         return rows
 
     def reset(self) -> None:
-        """Forget the session."""
+        """Drop the session."""
         self._session = self._rows = None
 
     def set_seed(self, seed: int) -> None:
-        """The seed of completions that name none; -1 draws one each."""
+        """The seed of completions without one; -1 draws a new one for each."""
         self._seed = None if seed in (-1, _ANY_SEED) else seed
 
     def set_cache(self, cache: Any) -> None:
-        """Stored prefixes are the engine's own and always on: only None is taken."""
+        """Stored prefixes belong to the engine and are always on; only None is accepted."""
         _refuse("cache", cache, None)
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -719,7 +719,7 @@ class Llama:
         seed: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
     ) -> int:
-        """A token drawn from the logits after the last `eval`; the session is left as it is."""
+        """A token drawn from the logits after the last `eval`; the session does not change."""
         if self._rows is None:
             raise EngineError("sample: found no logits, wanted eval first")
         return self._sampler(
@@ -758,10 +758,10 @@ class Llama:
         presence_penalty: float = 0.0,
         logit_bias: Mapping[int, float] | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Tokens after those given, one by one, without an end of their own: whoever takes them
-        stops at `token_eos()`. Tokens that are sent come after the one that was given last.
+        """Tokens after those given, one by one and without end; the caller stops at `token_eos()`.
+        Tokens that are sent to the generator are appended after the token yielded last.
 
-        reset: begin a new session; stored prefixes are used either way.
+        reset: begin a new session; stored prefixes are used in any case.
         """
         if reset:
             self.reset()
@@ -787,13 +787,13 @@ class Llama:
             self.eval([token, *sent])
 
     def save_state(self) -> LlamaState:
-        """The session, to be gone on with later."""
+        """The session, to be continued later."""
         if self._session is None:
             return LlamaState(np.zeros(0, np.intc), 0, b"")
         return LlamaState(self.input_ids, self.n_tokens, self._session.snapshot())
 
     def load_state(self, state: LlamaState) -> None:
-        """Go on with a session that was saved, of this model."""
+        """Continue a saved session of this model."""
         if not isinstance(state, LlamaState):
             raise ConfigError(f"load_state: found {type(state).__name__}, wanted a LlamaState")
         self.reset()
@@ -808,7 +808,7 @@ class Llama:
             ]
 
     def _follow(self) -> None:
-        """The session is that of the last completion."""
+        """Make the session of the last completion the current one."""
         self._session, self._rows = self.engine.opened.last("Llama: there is no session"), None
 
     def close(self) -> None:
@@ -826,7 +826,7 @@ class Llama:
 
 
 def _check_more(more: Mapping[str, Any]) -> None:
-    """Raise ConfigError for arguments that are not known, or that ask for what is not done here."""
+    """Raise ConfigError for arguments that are unknown or not supported here."""
     refused = dict(_REFUSED)
     for name, value in more.items():
         if name in refused:
@@ -837,13 +837,13 @@ def _check_more(more: Mapping[str, Any]) -> None:
 
 
 def _refuse(name: str, value: Any, only: Any) -> None:
-    """Raise ConfigError for an argument that asks for what is not done here."""
+    """Raise ConfigError for an argument that asks for something not supported here."""
     if value != only:
         raise ConfigError(f"{name}: found {value!r:.60}, which is not done here, wanted {only!r}")
 
 
 def _format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A response_format as the engine takes it: llama-cpp-python's json_object may have a
+    """A response_format as the engine takes it; llama-cpp-python's json_object may have a
     schema.
     """
     if given is None or given.get("type") != "json_object" or "schema" not in given:
@@ -857,7 +857,7 @@ def _reason(reason: str | None, legacy: bool) -> str | None:
 
 
 def _delta(event: Any, legacy: bool) -> dict[str, Any]:
-    """What a chunk says of an event of a chat."""
+    """The delta of a chunk for an event of a chat."""
     if event.kind == "content":
         return {"content": event.text}
     if event.kind == "reasoning":

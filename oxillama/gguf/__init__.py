@@ -1,8 +1,8 @@
-"""The GGUF container: reading, writing, and typed access to what its keys say.
+"""The GGUF container: reading, writing, and typed access to its keys.
 
-`reader` opens files, `writer` makes them, `keys` asks for hyper-parameters with bounds, `types` is
-the table of tensor types, `source` finds the bytes, `fingerprint` says which file it is, `values`
-(with `strings`, its large part) and `layout` are the format itself.
+`reader` opens files, `writer` makes them, `keys` reads hyper-parameters with bounds, `types` is the
+table of tensor types, `source` finds the bytes, `fingerprint` identifies a file, and `values` (with
+`strings`, its largest part) and `layout` are the format itself.
 """
 
 from oxillama.gguf.fingerprint import PROBE_BYTES, ModelFingerprint

@@ -1,11 +1,11 @@
-"""`ModelFingerprint`: which model file this is, by what a copy keeps and an edit changes, at a
-bounded cost for any size.
+"""`ModelFingerprint`: identifies a model file. A copy has the same fingerprint, an edited file
+another, and the cost is bounded for any size.
 
-Hashed are the first and the last `probe_size` bytes of every file of the set, all that comes before
-the tensors (hyper-parameters, tokenizer and tensor directory), and samples over the whole file:
-every byte of a file of up to 256 MiB, of a larger one 4,096 pieces of 16 KiB at equal distances.
-Names, places and times of files do not count. In a file above 256 MiB, an edit that falls between
-two samples is found with `full=True` only.
+Hashed are the first and the last `probe_size` bytes of every file of the set, everything before the
+tensors (hyper-parameters, tokenizer and tensor directory), and samples over the whole file: every
+byte of a file of up to 256 MiB, and 4,096 pieces of 16 KiB at equal distances of a larger one.
+Names, paths and times of files do not matter. In a file above 256 MiB, an edit between two samples
+is found only with `full=True`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """What identifies a model: its size in bytes, and BLAKE3 hashes in hexadecimal.
+    """The identity of a model: its size in bytes, and BLAKE3 hashes in hexadecimal.
 
-    head, tail: of the first and the last `probe_size` bytes. directory: of all before the tensors
-    (None where it was not reached, in the `found` of a mismatch). full: of every byte, None unless
-    asked for. sampled: of samples over the whole file, None in fingerprints of releases before
-    them.
+    head, tail: of the first and the last `probe_size` bytes. directory: of everything before the
+    tensors (None if it was not reached, in the `found` of a mismatch). full: of every byte, None
+    unless asked for. sampled: of samples over the whole file, None in fingerprints of earlier
+    releases.
     """
 
     file_size: int
@@ -55,8 +55,8 @@ class ModelFingerprint:
 
     @classmethod
     def compute(cls, source: Any, *, full: bool = False) -> ModelFingerprint:
-        """Of a model file: a path, bytes, whatever GgufReader takes, or an open GgufReader;
-        GgufError where it is no such file.
+        """The fingerprint of a model file: a path, bytes, any other source of GgufReader, or an
+        open GgufReader; GgufError for anything else.
         """
         shards = _shards(source)
         made = cls.compute_with_probe(shards, PROBE_BYTES, full=full)
@@ -66,8 +66,8 @@ class ModelFingerprint:
     def compute_with_probe(
         cls, source: Any, probe_size: int, *, full: bool = False
     ) -> ModelFingerprint:
-        """The same with other probes than of 8 MiB, and without samples: an edit between the probes
-        is found with `full=True` only.
+        """The same with probes of another size and without samples: an edit between the probes is
+        found only with `full=True`.
         """
         if (
             isinstance(probe_size, bool)
@@ -84,7 +84,7 @@ class ModelFingerprint:
 
     def verify(self, source: Any) -> None:
         """Raise ModelFingerprintMismatch unless the file at `source` has this fingerprint; hashes
-        all of it where `full` is known.
+        all of it if `full` is set.
         """
         shards = _shards(source)
         found = _probed(shards, self.probe_size)
@@ -108,8 +108,8 @@ class ModelFingerprint:
         found: ModelFingerprint,
         names: Sequence[str] = tuple(_MEANING),
     ) -> None:
-        """Raise ModelFingerprintMismatch unless these fields of both are equal. Samples count where
-        both have them.
+        """Raise ModelFingerprintMismatch unless these fields are equal in both. Samples are
+        compared if both have them.
         """
         for name in names:
             a, b = getattr(self, name), getattr(found, name)

@@ -1,10 +1,10 @@
-"""Typed, bounded access to a model's hyper-parameters: each question names the key, the kind and
-the range it will accept.
+"""Typed, bounded access to a model's hyper-parameters: each question names the key, the type and
+the range it accepts.
 
-`Keys(metadata)` prefixes what it is asked with the file's architecture (`attention.head_count` is
-looked up as `llama.attention.head_count`); `keys.root` asks for whole names (`general.name`). A
-value that is missing, of another kind, not finite or out of range raises ModelError naming the key,
-the value found and the value wanted.
+`Keys(metadata)` adds the file's architecture as a prefix (`attention.head_count` is looked up as
+`llama.attention.head_count`); `keys.root` takes whole names (`general.name`). A value that is
+missing, of another type, not finite or out of range raises a ModelError with the key, the value
+found and the value wanted.
 """
 
 import math
@@ -51,11 +51,11 @@ def checked_architecture(name: Any) -> str:
 
 
 class Keys:
-    """A view of `metadata` under the prefix of one architecture (`arch`, else the file's own; ""
-    for whole names).
+    """A view of `metadata` under the prefix of one architecture (`arch`, by default the file's own;
+    "" for whole names).
 
-    Every method takes a key without the prefix and a `default` that is given back, unchecked, where
-    the file lacks the key; without a default a missing key raises ModelError.
+    Every method takes a key without the prefix, and a `default` that is returned unchecked if the
+    file lacks the key. Without a default a missing key raises ModelError.
     """
 
     __slots__ = ("arch", "metadata", "read")
@@ -76,11 +76,11 @@ class Keys:
 
     @property
     def root(self) -> "Keys":
-        """The same metadata, asked by whole names."""
+        """The same metadata, under whole names."""
         return Keys(self.metadata, "")
 
     def name(self, key: str) -> str:
-        """The whole name that `key` is looked up by."""
+        """The whole name of `key`."""
         return f"{self.arch}.{key}" if self.arch else key
 
     def __contains__(self, key: str) -> bool:
@@ -120,7 +120,7 @@ class Keys:
     def text(
         self, key: str, *, choices: Sequence[str] | None = None, default: Any = REQUIRED
     ) -> str:
-        """A string, one of `choices` where they are given."""
+        """A string, one of `choices` if they are given."""
         wanted = "a string" if choices is None else f"one of {', '.join(choices)}"
         if self._absent(key, default, wanted):
             return default
@@ -205,7 +205,7 @@ class Keys:
         return (self.integer(key, minimum=minimum, maximum=maximum),) * layers
 
     def _absent(self, key: str, default: Any, wanted: str) -> bool:
-        """Whether the file lacks `key`; raises ModelError where it has no default either."""
+        """Whether the file lacks `key`; ModelError if it has no default either."""
         absent = key not in self
         if absent and default is REQUIRED:
             raise ModelError(f"{self.name(key)}: missing, wanted {wanted}")

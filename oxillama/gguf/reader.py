@@ -43,7 +43,7 @@ _LOOKED_AT = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Where a value lies: decoded when asked for, compared as bytes between shards."""
+    """The position of a value: decoded when it is read, compared as bytes between shards."""
 
     shard: Shard
     kind: int
@@ -58,8 +58,8 @@ class _Span:
 
 
 class Metadata(Mapping[str, Any]):
-    """The key-value part of a file as a read-only mapping; an array is decoded when it is first
-    asked for, and kept.
+    """The key-value part of a file as a read-only mapping. An array is decoded when it is first
+    read, and cached.
     """
 
     __slots__ = ("_spans", "_values")
@@ -74,10 +74,10 @@ class Metadata(Mapping[str, Any]):
         return self._values[key]
 
     def strings(self, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """An array of strings as it lies in the file: its bytes (uint8), and the place and length
+        """An array of strings as stored in the file: its bytes (uint8), and the position and length
         (int64) of each text in them.
 
-        None where the key is missing or no array of at least one string.
+        None if the key is missing or not an array of at least one string.
         """
         span = self._spans.get(key)
         return (
@@ -101,7 +101,7 @@ class Metadata(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """What one file's header says."""
+    """The content of one file's header."""
 
     version: int
     alignment: int
@@ -112,7 +112,7 @@ class _Parsed:
 
 
 def read_shard(shard: Shard) -> _Parsed:
-    """Parse the header of one file and prove that every tensor lies within it; raises GgufError."""
+    """Parse the header of one file and check that every tensor is inside it; raises GgufError."""
     cursor = Cursor(shard.buffer, shard.label)
     magic = bytes(shard.buffer[:4])
     if magic != MAGIC[: len(magic)] or not magic:
@@ -217,8 +217,8 @@ def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorI
 
 
 def _check_gap(cursor: Cursor, before: TensorInfo | None, start: int, end: int) -> None:
-    """Raise GgufError where bytes between two tensors, or after the last, are not zero: the tensor
-    before them is of another type or shape than the header says.
+    """Raise GgufError if bytes between two tensors, or after the last, are not zero: the tensor
+    before them has another type or shape than the header says.
     """
     if start < end and any(cursor.buffer[start : min(end, start + _LOOKED_AT)]):
         what = (
@@ -231,7 +231,7 @@ def _check_gap(cursor: Cursor, before: TensorInfo | None, start: int, end: int) 
 
 
 def _read_info(cursor: Cursor, what: str) -> TensorInfo:
-    """The tensor info here, its offset still counted from the start of the data."""
+    """The tensor info at this position; its offset is still counted from the start of the data."""
     name = _read_name(cursor, what, MAX_NAME_BYTES)
     dims = cursor.u32(f"dims of tensor {name}")
     if dims > MAX_DIMS:
@@ -255,7 +255,7 @@ def _read_info(cursor: Cursor, what: str) -> TensorInfo:
 def _merged(
     shards: tuple[Shard, ...],
 ) -> tuple[list[_Parsed], Metadata, dict[str, str], dict[str, TensorInfo]]:
-    """Parse every shard and check that together they are one whole set."""
+    """Parse every shard and check that together they are one complete set."""
     parsed = []
     spans: dict[str, _Span] = {}
     values: dict[str, Any] = {}
@@ -296,8 +296,8 @@ def _merged(
 
 
 def _check_split(one: _Parsed, shard: Shard, index: int, count: int) -> None:
-    """Raise GgufError unless this file is number `index` of a set of `count` (one file may say
-    nothing about sets).
+    """Raise GgufError unless this file is number `index` of a set of `count` (a single file may
+    lack these keys).
     """
     found = {key: one.values.get(key) for key in ("split.no", "split.count")}
     named = shard.path is not None and shard_names(shard.path.name) is not None
@@ -316,15 +316,15 @@ def _check_split(one: _Parsed, shard: Shard, index: int, count: int) -> None:
 
 
 class GgufReader:
-    """An open GGUF file: its metadata, its tensors' places, and their bytes without a copy.
+    """An open GGUF file: its metadata, the positions of its tensors, and their bytes without a
+    copy.
 
     `source` is a path, a hub name, a bytes-like object or a sequence of shards (see
-    `oxillama.gguf.source`). Raises GgufError for whatever is missing, malformed, truncated or
-    hostile. Arrays handed out stay valid after `close`: the mapping lives as long as the last of
-    them.
+    `oxillama.gguf.source`). GgufError for anything missing, malformed, truncated or hostile.
+    Returned arrays stay valid after `close`: the mapping lives as long as the last of them.
 
     Attributes: `metadata` (mapping of key to value; see `oxillama.gguf.values` for the types),
-    `kv_types` (key to the name of its kind), `tensors` (name to TensorInfo, in the file's order),
+    `kv_types` (key to the name of its type), `tensors` (name to TensorInfo, in the file's order),
     `version`, `alignment` (of the first shard), `size` (bytes of all shards), `path` (of the first
     shard, None for bytes), `paths`.
     """
@@ -355,7 +355,7 @@ class GgufReader:
 
     @classmethod
     def from_bytes(cls, buffer: Any) -> "GgufReader":
-        """Read a file that lies in memory, any contiguous bytes-like object, without copying it."""
+        """Read a file in memory, any contiguous bytes-like object, without copying it."""
         if isinstance(buffer, (str, os.PathLike, list, tuple)):
             raise GgufError(f"from_bytes: a {type(buffer).__name__}, wanted a bytes-like object")
         return cls(buffer)
@@ -373,16 +373,14 @@ class GgufReader:
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """The files behind the reader, as they were opened: their bytes, names and paths."""
+        """The open files: their bytes, names and paths."""
         if self._shards is None:
             raise GgufError(f"{self._label()}: is closed")
         return self._shards
 
     def release(self, name: str) -> None:
-        """Tell the system that the file's pages of tensor `name`, and what lies with it in pages of
-        2 MB, need not stay in memory.
-
-        Whatever is asked for again is read again.
+        """Tell the system that the pages of tensor `name`, in units of 2 MB, need not stay in
+        memory. They are read again when needed.
         """
         info, page = self.tensors[name], 2 << 20
         mapping = self.shards[info.shard].buffer.obj
@@ -398,15 +396,15 @@ class GgufReader:
             mapping.madvise(mmap.MADV_DONTNEED, start, min(len(mapping), end) - start)
 
     def is_mapped(self, name: str) -> bool:
-        """Whether tensor `name` lies in a mapped file: its pages may be given back to the system,
-        and are read again when they are asked for.
+        """Whether tensor `name` is in a mapped file, whose pages can be released and are read again
+        when needed.
         """
         # mapped here: another's mapping may be private, with bytes no file has
         return self.shards[self.tensors[name].shard].path is not None
 
     def close(self) -> None:
-        """Let go of the files; metadata and tensor places stay readable, and so do the arrays
-        already handed out.
+        """Close the files. Metadata and tensor positions stay readable, and so do arrays already
+        returned.
         """
         self._shards = None
 

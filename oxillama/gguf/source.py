@@ -1,4 +1,4 @@
-"""What the user named, turned into the bytes to read: a path, bytes, a set of shards, or a file of
+"""Turns what the user named into the bytes to read: a path, bytes, a set of shards, or a file of
 the Hugging Face hub.
 
 `open_source` maps files read-only and copies nothing. `NAME-00001-of-00003.gguf` opens every file
@@ -25,8 +25,8 @@ _HUB = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The bytes of one file of a set: read-only, and named for messages; `path` and `status` (of
-    the file that was mapped) are None where they came from memory.
+    """The bytes of one file of a set, read-only, with a name for messages; `path` and `status` (of
+    the mapped file) are None for bytes in memory.
     """
 
     buffer: memoryview
@@ -36,8 +36,8 @@ class Shard:
 
 
 def shard_names(name: str) -> tuple[str, ...] | None:
-    """The file names of the whole set that `name` belongs to, or None where it does not follow the
-    pattern of shards.
+    """The file names of the whole set of `name`, or None if it does not match the pattern of
+    shards.
     """
     match = _SHARD.match(name)
     if match is None:
@@ -51,11 +51,11 @@ def shard_names(name: str) -> tuple[str, ...] | None:
 
 
 def open_source(source: Any) -> tuple[Shard, ...]:
-    """The files behind `source`, in order of shard.
+    """The files of `source`, in order of shard.
 
     `source` is a path (str or Path; of any shard of a set), a hub name, a bytes-like object, or a
-    list of paths or bytes-like objects that names the shards one by one. Raises GgufError where it
-    cannot be read, ConfigError where the hub's extra is missing.
+    list of paths or bytes-like objects with the shards. GgufError if it cannot be read, ConfigError
+    if the hub's extra is missing.
     """
     if isinstance(source, str) and (source.startswith("hf://") or _is_hub(source)):
         source = _from_hub(source)
@@ -76,8 +76,8 @@ def open_source(source: Any) -> tuple[Shard, ...]:
 
 
 def is_among(path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str]]) -> bool:
-    """Whether `path` leads to one of `files`, under whatever name: writing there would take the
-    place of it.
+    """Whether `path` leads to one of `files`, under any name, so that writing to it would replace
+    that file.
     """
     return os.path.exists(path) and any(
         os.path.exists(file) and os.path.samefile(path, file) for file in files
@@ -87,8 +87,8 @@ def is_among(path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str
 def check_apart(
     name: str, path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str]]
 ) -> None:
-    """Raise ConfigError, by the name of what is to be written, where `path` leads to one of a
-    model's files.
+    """Raise ConfigError, naming what is to be written, if `path` leads to one of a model's
+    files.
     """
     if is_among(path, files):
         raise ConfigError(f"{name}: {path} is the model itself, wanted another file")
@@ -129,8 +129,8 @@ def _map(path: Path) -> Shard:
 
 
 def open_without_waiting(path: str, flags: int) -> int:
-    """An opener for `open`, which a pipe without a writer does not hang; what is no regular file is
-    for its caller to see.
+    """An opener for `open` that does not block on a pipe without a writer; the caller checks that
+    the file is a regular one.
     """
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 

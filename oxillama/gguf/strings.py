@@ -1,11 +1,11 @@
-"""Arrays of strings, the only part of a header that is large: a vocabulary of 100,000 tokens and
-its merges opens in milliseconds.
+"""Arrays of strings, the only large part of a header. A vocabulary of 100,000 tokens with its
+merges opens in milliseconds.
 
-Strings follow one another as a length of eight bytes and then the text, so where one starts is
-known only from the one before. But lengths are nearly always under 256, and text holds no zeros:
-every place whose eight bytes are such a number is guessed to start a string, many at once, and the
-guess stands only if each guessed string ends exactly where the next begins, which is what walking
-one by one would have found. Where it does not stand, that stretch is walked.
+Each string is a length of eight bytes followed by the text, so the position of a string depends on
+the one before. But lengths are nearly always under 256, and text contains no zeros. Every position
+whose eight bytes are such a number is guessed to start a string, many at once. The guess is
+accepted only if each guessed string ends exactly where the next begins, which is the result of
+reading one by one. Otherwise that stretch is read one by one.
 """
 
 import struct
@@ -18,7 +18,7 @@ _STRETCH = 1 << 18  # bytes guessed at once, small enough to stay in the cache
 
 
 def strings_end(buffer: memoryview, position: int, count: int) -> int:
-    """The place after the last of `count` strings from `position` on, or -1 where one runs past the
+    """The position after the last of `count` strings from `position` on, or -1 if one runs past the
     end; holds one stretch at a time.
     """
     for found, after in _stretches(buffer, position, count):
@@ -27,8 +27,8 @@ def strings_end(buffer: memoryview, position: int, count: int) -> int:
 
 
 def string_starts(buffer: memoryview, position: int, count: int) -> tuple[np.ndarray, int]:
-    """The places (int64) where `count` strings from `position` on start, and what `strings_end`
-    says.
+    """The positions (int64) where `count` strings from `position` on start, and the result of
+    `strings_end`.
     """
     pieces = [np.empty(0, np.int64)]
     for found, after in _stretches(buffer, position, count):
@@ -74,8 +74,8 @@ def _walked(buffer: memoryview, position: int, stop: int, left: int) -> tuple[np
 
 
 def decode_strings(buffer: memoryview, starts: np.ndarray, end: int) -> list[str]:
-    """The texts of the strings at `starts`, the last of which ends at `end`; raises
-    UnicodeDecodeError where one is not UTF-8.
+    """The texts of the strings at `starts`, the last of which ends at `end`; UnicodeDecodeError if
+    one is not UTF-8.
     """
     if not len(starts):
         return []

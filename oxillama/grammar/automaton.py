@@ -1,8 +1,8 @@
-"""`Grammar` and `GrammarState`: what may be said, and where in it one is.
+"""`Grammar` and `GrammarState`: the texts that are allowed, and a position in them.
 
 A grammar is compiled once into a lazily determinised pushdown machine over bytes
-(`_core.pushdown`); a state is a cursor in it. Equal positions have equal ids whatever way led
-there, so masks are shared between states, and code points may straddle calls of `advance`.
+(`_core.pushdown`); a state is a cursor in it. Equal positions have equal ids, however they were
+reached, so states share masks. Code points may be split between calls of `advance`.
 """
 
 import base64
@@ -32,14 +32,13 @@ MOST_SAVED = 1 << 26  # bytes of a saved state
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What a grammar may cost; every limit is checked, and passing one raises `GrammarError` naming
+    """Limits of a grammar. Every limit is checked; exceeding one raises a `GrammarError` that names
     it.
 
     max_source: characters of text; max_repetition: bounds inside `{m,n}`; max_nesting: groups
-    inside groups; max_states: network states after expansion; max_depth: calls open at once (deeper
-    nesting of the constrained text is not entered); max_items: alternatives followed at once;
-    max_configs: positions remembered before unused ones are dropped (bounds memory: about 1.2 KiB
-    each).
+    inside groups; max_states: network states after expansion; max_depth: open calls (text that is
+    nested deeper is not accepted); max_items: alternatives followed at once; max_configs: positions
+    remembered before unused ones are dropped (about 1.2 KiB of memory each).
     """
 
     max_source: int = 1 << 22
@@ -59,7 +58,7 @@ class GrammarLimits:
 
 
 class Grammar:
-    """A context-free language of byte strings, ready to constrain generation.
+    """A context-free language of byte strings that constrains generation.
 
     Make one with `parse` (GBNF), `from_json_schema`, `from_regex` or `from_choices`. Immutable;
     safe to share between states.
@@ -231,7 +230,7 @@ class Grammar:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What the grammar was made from, as JSON values; `Grammar.rebuild` of it is the same
+        """The source of the grammar as JSON values, from which `Grammar.rebuild` makes the same
         grammar.
         """
         return {"gbnf": self.source} if self._origin is None else dict(self._origin)
@@ -240,8 +239,8 @@ class Grammar:
     def rebuild(
         cls, description: Mapping[str, Any], *, limits: GrammarLimits | None = None
     ) -> "Grammar":
-        """The grammar that `describe` described. Raises `GrammarError` for what is no description,
-        and as the maker it names does.
+        """The grammar of a description. GrammarError for a malformed description, and the errors of
+        the original constructor.
         """
         makers: dict[str, Callable[..., Grammar]] = {
             "gbnf": cls.parse,
@@ -282,7 +281,7 @@ class Grammar:
         return tuple(self._rules)
 
     def _write_all(self) -> None:
-        """Writes the rules that were put off."""
+        """Writes the deferred rules."""
         if self._deferred is not None:
             with self._machine.writes():
                 index = 0
@@ -299,8 +298,8 @@ class Grammar:
         return self._source
 
     def resolve(self, ids: Mapping[str, int]) -> "Grammar":
-        """The same grammar with token terminals such as `<think>` replaced by their ids; raises for
-        one that has none.
+        """The same grammar with token terminals such as `<think>` replaced by their ids; raises if
+        one has no id.
         """
         if not any(isinstance(key, str) for key in self.tokens):
             return self
@@ -316,15 +315,15 @@ class Grammar:
         return other
 
     def current_machine(self) -> Machine:
-        """The machine for a new state: another one where the last has made many rules for words
-        that its states wrote, which later states do not need.
+        """The machine for a new state. It is replaced when it has many rules for words written by
+        earlier states, which later states do not need.
         """
         if self._machine.removed_states > self.limits.max_states // 8:
             self._machine = self._make()
         return self._machine
 
     def state(self, masker=None) -> "GrammarState":
-        """A state at the beginning; with a `TokenMasker` it can also give masks."""
+        """A state at the beginning; with a `TokenMasker` it can also compute masks."""
         return GrammarState(self, masker=masker)
 
     def matches(self, text: bytes | str | Sequence[bytes | str | int]) -> bool:
@@ -344,8 +343,8 @@ class Grammar:
         return state.is_complete()
 
     def symbol(self, token: int | None) -> int:
-        """The machine's number of a token: -1 without token terminals, 0 for a token the grammar
-        does not name.
+        """The machine's number of a token: -1 without token terminals, 0 for a token that the
+        grammar does not name.
         """
         if not self.tokens:
             return -1
@@ -363,9 +362,9 @@ class Grammar:
 
 
 class GrammarState:
-    """A position in a grammar: which bytes may come next, and whether it may end.
+    """A position in a grammar: which bytes may come next, and whether the text may end.
 
-    Any bytes can be fed in any split; `fork` is cheap; `serialise` keeps the grammar's text and
+    Bytes can be fed in any pieces; `fork` is cheap; `serialise` stores the grammar's source and
     everything consumed, so that `restore` finds the same position in any later version.
     """
 
@@ -380,16 +379,16 @@ class GrammarState:
         self._steps: list[tuple[int, int]] = []
 
     def allows_token(self, data: bytes, token: int | None = None) -> bool:
-        """Whether these bytes may come next; with token terminals in the grammar, `token` is the id
-        that is asked about.
+        """Whether these bytes may come next; if the grammar has token terminals, `token` is the id
+        to check.
         """
         if not data and token is None:
             return True
         return self._cursor.allows(data, self.grammar.symbol(token))
 
     def advance(self, data: bytes, token: int | None = None) -> None:
-        """Consumes bytes (one token's, or any run where the grammar names no tokens). Raises
-        `GrammarError`, unmoved, if not allowed.
+        """Consumes bytes (one token's, or any number if the grammar names no tokens). GrammarError,
+        with the state unchanged, if they are not allowed.
         """
         if not data and token is None:
             return
@@ -407,7 +406,7 @@ class GrammarState:
         return self._cursor.complete
 
     def forced(self, limit: int = 4096) -> bytes:
-        """The bytes that every continuation starts with: they need no sampling. Empty where the
+        """The bytes that every continuation starts with, which need no sampling. Empty if the
         grammar may end here.
         """
         return self._cursor.forced(limit)
@@ -447,7 +446,7 @@ class GrammarState:
         return other
 
     def describe(self) -> dict[str, Any]:
-        """The kind of constraint; what `serialise` gives holds all the rest."""
+        """The kind of constraint; everything else is in the result of `serialise`."""
         return {"kind": "grammar"}
 
     def serialise(self) -> bytes:
@@ -465,12 +464,12 @@ class GrammarState:
         ).encode("ascii")
 
     def journal(self) -> dict[str, Any]:
-        """Everything consumed, as JSON values: what `replay` takes."""
+        """Everything consumed, as JSON values for `replay`."""
         return {"consumed": base64.b64encode(self._history).decode("ascii"), "steps": self._steps}
 
     def replay(self, journal: Mapping[str, Any]) -> None:
-        """Consumes what a `journal` of the same grammar holds. Raises `GrammarError` for one that
-        is malformed or does not fit.
+        """Consumes the `journal` of a state of the same grammar. GrammarError if it is malformed or
+        does not fit.
         """
         try:
             consumed = base64.b64decode(journal["consumed"], validate=True)
@@ -493,8 +492,8 @@ class GrammarState:
 
     @classmethod
     def restore(cls, data: bytes, *, masker=None, grammar: Grammar | None = None) -> "GrammarState":
-        """The state that `serialise` saved; a `grammar` of the same description may be given to
-        share its compiled form.
+        """The state saved by `serialise`. Pass a `grammar` with the same description to share its
+        compiled form.
         """
         saved = read_saved(data, "grammar state", VERSION)
         found, limits = saved.get("grammar"), saved.get("limits")
@@ -524,8 +523,8 @@ class GrammarState:
 
 
 def read_saved(data: bytes, what: str, version: int) -> dict[str, Any]:
-    """The members of a saved state. Raises `GrammarError`, naming `what`, for bytes that are none,
-    or are of another version.
+    """The members of a saved state. GrammarError, naming `what`, if it is malformed or of another
+    version.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise GrammarError(f"{what}: found {type(data).__name__}, wanted bytes")

@@ -12,8 +12,8 @@ class JsonSchemaCompiler:
 
     whitespace: "compact" (as `json.dumps(value, separators=(",", ":"), ensure_ascii=False)` writes)
     or "flexible" (spaces and line breaks around punctuation, any escapes). order: "declared" or
-    "free". closed: where a schema lists properties and says nothing of others, there are no others;
-    None means so for classes and for `ClosedSchema`s. resources: further schemas by absolute URI
+    "free". closed: an object that lists properties has no others unless its schema says so; None
+    applies this to classes and `ClosedSchema`s only. resources: further schemas by absolute URI
     that `$ref` may name.
     """
 
@@ -35,9 +35,9 @@ class JsonSchemaCompiler:
         """The grammar of a schema: JSON text, a dict or bool, a Pydantic model, dataclass or
         TypedDict.
 
-        Raises `GrammarError` with JSON pointer and keyword for what is malformed or cannot be
-        enforced, and for schemas that nothing satisfies. With strict=False what cannot be enforced
-        is warned about (`GrammarWarning`, also in `Grammar.warnings`) and left out.
+        GrammarError with JSON pointer and keyword if it is malformed, cannot be enforced, or has no
+        valid value. With strict=False, a keyword that cannot be enforced gives a warning
+        (`GrammarWarning`, also in `Grammar.warnings`) and is left out.
         """
         with schema_errors():
             return Grammar.of_compiled(

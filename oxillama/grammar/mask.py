@@ -1,9 +1,9 @@
-"""`TokenMasker`: binds grammars to a vocabulary and gives, for a state, the bitset of tokens that
-may come next.
+"""`TokenMasker`: binds grammars to a vocabulary and computes, for a state, the bitset of tokens
+that may come next.
 
-Masks are memoised per automaton position (states that stand at equal positions share one array) in
-a bounded, least-recently-used cache. End-of-generation tokens are allowed exactly when the state is
-complete; other control tokens never, unless the grammar names them.
+Masks are memoised per automaton position (states at equal positions share one array) in a bounded,
+least-recently-used cache. End-of-generation tokens are allowed exactly when the state is complete;
+other control tokens never, unless the grammar names them.
 """
 
 import re
@@ -116,9 +116,9 @@ class TokenMasker:
         return self._without_repeated(state, mask) if cursor.distinct else mask
 
     def _without_repeated(self, state: GrammarState, mask: np.ndarray) -> np.ndarray:
-        """The mask without tokens that end two equal scalars where the grammar wants distinct ones:
-        the walk over the vocabulary does not know of the first when it comes to the second, so
-        these are asked one by one.
+        """The mask without tokens that complete two equal scalars where the grammar wants distinct
+        ones. The walk over the vocabulary does not know the first when it reaches the second, so
+        these tokens are checked one by one.
         """
         if self._paired is None:
             self._paired = np.array(
@@ -158,8 +158,8 @@ class TokenMasker:
         return state._cursor.allows(piece, state.grammar.symbol(token))
 
     def advance(self, state: GrammarState, token: int) -> None:
-        """Consumes one token; an end-of-generation token is checked and leaves the state where it
-        is.
+        """Consumes one token; an end-of-generation token is checked and leaves the state
+        unchanged.
         """
         if not 0 <= token < self.vocab_size:
             raise GrammarError(f"token {token}: the vocabulary has {self.vocab_size}")

@@ -1,9 +1,10 @@
-"""Reads a GGUF adapter: every key, name, type, shape and number of it is checked, and what has no
+"""Reads a GGUF adapter. Every key, name, type, shape and number is checked, and anything without a
 meaning here is refused by name.
 
 Keys: general.type "adapter", adapter.type "lora", general.architecture, adapter.lora.alpha. Tensors
-come in pairs NAME.lora_a (rank, columns) and NAME.lora_b (rows, rank), a stack of experts with its
-count in front. The pair of token_embd.weight is (vocabulary, rank) and (columns, rank).
+come in pairs NAME.lora_a (rank, columns) and NAME.lora_b (rows, rank); for a stack of experts their
+number is the first dimension. The pair of token_embd.weight is (vocabulary, rank) and (columns,
+rank).
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _INERT = ("adapter.lora.task_name",)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The factors of one tensor, float32: a (count, rank, columns) and b (count, rows, rank), count
-    1 for a matrix. Of the token embedding a is (1, vocabulary, rank) and b (1, columns, rank).
+    """The factors of one tensor, float32: a (count, rank, columns) and b (count, rows, rank), with
+    count 1 for a matrix. For the token embedding a is (1, vocabulary, rank) and b (1, columns,
+    rank).
     """
 
     a: np.ndarray
@@ -47,8 +49,8 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class LoraFile:
-    """An adapter as it was read. alpha: 0 where products are not scaled by alpha / rank; scaled:
-    that factor of a pair by tensor name, where it is not alpha / rank.
+    """An adapter as read from a file. alpha: 0 if products are not scaled by alpha / rank; scaled:
+    the factor of a pair, by tensor name, if it is not alpha / rank.
     """
 
     label: str
@@ -58,15 +60,15 @@ class LoraFile:
     scaled: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     def scale_of(self, name: str) -> float:
-        """What the product of a tensor's factors is multiplied with, besides the caller's scale."""
+        """The factor of a tensor's product, in addition to the caller's scale."""
         if name in self.scaled:
             return self.scaled[name]
         return self.alpha / self.pairs[name].rank if self.alpha else 1.0
 
     @property
     def fingerprint(self) -> str:
-        """BLAKE3 of all that the adapter computes, hexadecimal: equal for equal factors, whatever
-        file they came from.
+        """BLAKE3 of everything the adapter computes, hexadecimal: equal for equal factors from any
+        file.
         """
         hasher = blake3(self.architecture.encode())
         for name in sorted(self.pairs):
@@ -79,8 +81,8 @@ class LoraFile:
 
 
 def read_gguf_lora(path: str | os.PathLike[str]) -> LoraFile:
-    """The adapter of a GGUF file. GgufError for a malformed file, LoraError for one that is no
-    adapter, or that says what cannot be done.
+    """The adapter of a GGUF file. GgufError for a malformed file, LoraError for a file that is not
+    an adapter or cannot be honoured.
     """
     label = str(path)
     with GgufReader(Path(path)) as reader:
@@ -111,7 +113,7 @@ def _alpha(value: Any, label: str) -> float:
 
 
 def _read(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
-    """Every tensor as float32 in its shape; LoraError names one that is no factor."""
+    """Every tensor as float32 in its shape; LoraError names one that is not a factor."""
     found: dict[str, np.ndarray] = {}
     for name, info in reader.tensors.items():
         if not name.endswith(_SUFFIXES):

@@ -62,7 +62,7 @@ def pair_shape(name: str, pair: Pair) -> tuple[int, ...]:
 
 
 def fit(model: Model, lora: LoraFile, name: str) -> Lora:
-    """The adapter packed for a model; LoraError, naming the tensor, for one that does not fit."""
+    """The adapter packed for a model; LoraError names a tensor that does not fit."""
     check_base(model.reader, lora)
     entries: list[tuple[int, int, np.ndarray, np.ndarray, float]] = []
     covered = dict.fromkeys(lora.pairs, 0)

@@ -1,8 +1,8 @@
 """Writes a model file whose weights are those of a base with adapters added: W + scale alpha / rank
 B A, in the formats of the base.
 
-A tensor that no adapter changes is copied as it is. One that is changed is unpacked, summed in
-float64 and packed again, a slab of rows at a time: in a quantised format that rounds it anew.
+Tensors that no adapter changes are copied. The others are unpacked, summed in float64 and packed
+again, some rows at a time; a quantised format rounds them again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge wrote: the tensors that it changed, and of them those that were rounded
-    again.
-    """
+    """The result of a merge: the tensors it changed, and those of them that were rounded again."""
 
     path: Path
     changed: tuple[str, ...]
@@ -55,11 +53,11 @@ def merge_lora(
     num_threads: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Merged:
-    """Write `target`, one file: the base with (adapter, scale) added. progress: called with (bytes
-    done, bytes in all, name) after each tensor.
+    """Write `target`, one file: the base with each (adapter, scale) added. progress: called with
+    (bytes done, bytes in all, name) after each tensor.
 
-    LoraError for an adapter that does not fit, ConfigError for no adapters or a target that is
-    read; no file is written then.
+    LoraError for an adapter that does not fit, ConfigError without adapters or for a target that is
+    one of the inputs; then no file is written.
     """
     with GgufReader(Path(base)) as reader:
         found: list[tuple[LoraFile, float]] = []

@@ -1,8 +1,8 @@
-"""Reads an adapter folder as PEFT writes it: adapter_config.json and adapter_model.safetensors.
+"""Reads an adapter folder as written by PEFT: adapter_config.json and adapter_model.safetensors.
 
-Names and row orders are those of a Hugging Face model; the families of `oxillama.convert` say what
-they are in a GGUF file. A factor A stays as it is, the rows of B are rearranged as those of the
-weight are. What a configuration asks for beyond plain LoRA is refused by name.
+Names and row orders are those of a Hugging Face model; the families of `oxillama.convert` map them
+to a GGUF file. Factor A is unchanged; the rows of B are rearranged like those of the weight. A
+configuration with more than plain LoRA is refused by name.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ _READ = frozenset(["peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern",
 
 
 def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
-    """The adapter of a folder for the model of a GGUF file; LoraError for what is malformed, or
-    asks for what cannot be done.
+    """The adapter of a folder for the model of a GGUF file; LoraError if it is malformed or cannot
+    be honoured.
     """
     label = str(folder)
     config = _config(folder)
@@ -205,7 +205,7 @@ def _families_of(arch: str, config: Mapping[str, Any]) -> list[Family]:
 
 
 def _hyper(base: GgufReader, arch: str, label: str) -> Hyper:
-    """What rules ask of a configuration, from the keys of the GGUF file."""
+    """The configuration values that conversion rules need, from the keys of the GGUF file."""
     keys = {
         "num_attention_heads": "attention.head_count",
         "num_key_value_heads": "attention.head_count_kv",
@@ -219,7 +219,7 @@ def _hyper(base: GgufReader, arch: str, label: str) -> Hyper:
 
 
 def _pattern(patterns: Any, module: str, default: Any) -> Any:
-    """The value whose pattern a module's name ends in, as PEFT matches them."""
+    """The value whose pattern matches the end of a module's name, as in PEFT."""
     for pattern, value in (patterns or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -1,7 +1,7 @@
-"""The adapters of an engine: those loaded, by name, and the stack that new sessions begin with.
+"""The adapters of an engine: the loaded ones, by name, and the stack for new sessions.
 
-A session keeps the adapters it began with, whatever is pushed or popped later: they are part of
-what its keys and values are.
+A session keeps the adapters it began with, whatever is pushed or popped later, because its keys and
+values depend on them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _NUMBERS = (int, float, np.integer, np.floating)
 
 
 class Adapters(tuple):
-    """What the rows of a session use: (fingerprint, scale) of each adapter, in the order in which
-    they are added; equal ones have equal keys and values. `loras` are they, `factors` what a batch
-    brings.
+    """The adapters of a session's rows: (fingerprint, scale) of each, in the order in which they
+    are added; sessions with equal ones have equal keys and values. `loras` are the adapters,
+    `factors` the input of a batch.
     """
 
     loras: tuple[tuple[Lora, float], ...]
@@ -55,7 +55,7 @@ class Adapters(tuple):
 
 
 def checked_scale(value: Any) -> float:
-    """A finite scale of any kind of number; ConfigError for what is none."""
+    """A finite scale of any number type; ConfigError otherwise."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, _NUMBERS):
         raise ConfigError(f"scale: found {value!r:.50}, wanted a number")
     scale = float(np.float32(value))
@@ -72,10 +72,10 @@ def read_lora(path: str | os.PathLike[str], base: GgufReader) -> LoraFile:
 
 
 class LoraStack:
-    """The adapters of one loaded model, and those that new sessions begin with; from any thread.
+    """The adapters of one loaded model, and the stack for new sessions; safe from any thread.
 
-    Loaded adapters have names, by which `lora=` of a request and `push_lora` take them; a path in
-    place of a name is loaded under its file's name.
+    A loaded adapter has a name, which `lora=` of a request and `push_lora` accept. A path instead
+    of a name is loaded under its file's name.
     """
 
     def __init__(self, model: Model) -> None:
@@ -94,14 +94,14 @@ class LoraStack:
         return model
 
     def close(self) -> None:
-        """Let go of the model and of all adapters; for a model that is closed."""
+        """Drop the model and all adapters, for a model that is closed."""
         with self._lock:
             self._open, self._loaded, self._files = None, {}, {}
             self._set(())
 
     @property
     def current(self) -> Adapters:
-        """What new sessions begin with."""
+        """The adapters of new sessions."""
         return self._current
 
     @property
@@ -122,13 +122,12 @@ class LoraStack:
     def load(
         self, path: str | os.PathLike[str], *, name: str | None = None, replace: bool = False
     ) -> Lora:
-        """Read, check and pack an adapter without using it yet; one that was loaded from the same
-        unchanged file is not read again. name: None for the file's own, without its suffix.
-        replace: the name may be that of another adapter, which it no longer means; the stack and
-        sessions keep what they have.
+        """Read, check and pack an adapter without using it yet; an adapter loaded before from the
+        same unchanged file is not read again. name: None for the file's name without its suffix.
+        replace: take the name from another adapter; the stack and sessions keep theirs.
 
-        LoraError or GgufError for a bad one, ConfigError for a name that another has; nothing has
-        changed then.
+        LoraError or GgufError for a bad adapter, ConfigError for a name in use; then nothing has
+        changed.
         """
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError(f"lora: found {type(path).__name__}, wanted a path")
@@ -154,9 +153,8 @@ class LoraStack:
             return made
 
     def unload(self, name: str) -> Lora:
-        """Forget a loaded adapter, and return it. Sessions that use it keep it, and its memory, to
-        their end; later requests cannot name it. ConfigError for one that is not loaded, or that
-        is on the stack.
+        """Unload an adapter and return it. Sessions that use it keep it, and its memory, until they
+        end; later requests cannot name it. ConfigError if it is not loaded or is on the stack.
         """
         with self._lock:
             found = self._loaded.get(name)
@@ -176,8 +174,8 @@ class LoraStack:
         self._files = {key: each for key, each in self._files.items() if each is not lora}
 
     def push_lora(self, lora: Any, scale: float = 1.0) -> Lora:
-        """Add an adapter (a `Lora`, the name of a loaded one, or a path) to what new sessions begin
-        with; sessions that run keep theirs.
+        """Add an adapter (a `Lora`, the name of a loaded one, or a path) to the stack for new
+        sessions; existing sessions keep theirs.
         """
         scale = checked_scale(scale)
         with self._lock:
@@ -186,7 +184,9 @@ class LoraStack:
             return found
 
     def pop_lora(self) -> tuple[Lora, float]:
-        """Take the adapter that was pushed last off the stack; ConfigError where there is none."""
+        """Remove the adapter that was pushed last from the stack; ConfigError if the stack is
+        empty.
+        """
         with self._lock:
             if not self._stack:
                 raise ConfigError("pop_lora: the stack has no adapters")
@@ -195,14 +195,12 @@ class LoraStack:
             return last
 
     def clear_loras(self) -> None:
-        """Take all adapters off the stack; they stay loaded."""
+        """Remove all adapters from the stack; they stay loaded."""
         with self._lock:
             self._set(())
 
     def replace(self, loras: Iterable[tuple[Lora | str, float]]) -> None:
-        """Make these, with their scales, the whole stack at once: no session begins between the
-        old one and the new one.
-        """
+        """Replace the whole stack by these adapters and scales at once."""
         with self._lock:
             self._set(tuple((self.find(lora), checked_scale(scale)) for lora, scale in loras))
 
@@ -210,7 +208,7 @@ class LoraStack:
         self._current, self._stack = Adapters(stack), stack
 
     def find(self, lora: Any) -> Lora:
-        """The adapter that a caller means: a `Lora`, a loaded one's name, or a path to load."""
+        """The adapter of a value: a `Lora`, the name of a loaded one, or a path to load."""
         if isinstance(lora, Lora):
             if lora.factors.shapes is not self._model.program.adaptable:
                 raise ConfigError(f"lora: {lora.name!r} was loaded for another model")
@@ -227,8 +225,8 @@ class LoraStack:
             return self.load(lora)
 
     def resolve(self, given: Any) -> Adapters | None:
-        """What `lora=` of a request means: None is the session's own or the stack; a `Lora`, name
-        or path; or a list of them or of (adapter, scale), empty for none at all.
+        """The meaning of a request's `lora=`: None is the session's own or the stack; a `Lora`,
+        name or path; or a list of these or of (adapter, scale), empty for none.
         """
         if given is None or isinstance(given, Adapters):
             return given
@@ -252,8 +250,8 @@ class LoraStack:
         return Adapters(pairs)
 
     def restored(self, described: Any) -> Adapters:
-        """The adapters that a snapshot names by fingerprint and scale; LoraError, naming the first,
-        for one that is not loaded here.
+        """The adapters that a snapshot names by fingerprint and scale; LoraError names the first
+        that is not loaded.
         """
         with self._lock:
             by_print = {lora.fingerprint: lora for lora in self._loaded.values()}
@@ -270,7 +268,9 @@ class LoraStack:
 
 
 def _mark(path: str | os.PathLike[str]) -> tuple | None:
-    """What tells whether a file is the one that was read; None for a folder or where none is."""
+    """Identifies the state of a file, to see whether it was changed; None for a folder or a missing
+    file.
+    """
     try:
         status = os.stat(path)
     except OSError:

@@ -67,8 +67,8 @@ Buffer = bytes | bytearray | memoryview | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a container is called: 8 bytes of magic, the newest format version, and the error that
-    malformed ones raise.
+    """A kind of container: 8 bytes of magic, the newest format version, and the error for malformed
+    ones.
     """
 
     magic: bytes
@@ -78,7 +78,7 @@ class Kind:
 
 @runtime_checkable
 class Pieces(Protocol):
-    """A section that is made piece by piece while it is written."""
+    """A section that is produced piece by piece while it is written."""
 
     @property
     def nbytes(self) -> int: ...
@@ -88,7 +88,7 @@ class Pieces(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A line of the table: where the stored bytes lie, how they are encoded, and their hash."""
+    """A line of the table: position and encoding of the stored bytes, and their hash."""
 
     name: str
     encoding: int
@@ -110,7 +110,7 @@ OfDigests = Callable[[Mapping[str, bytes]], Buffer]
 def seal(
     kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer]], *, compress: Collection[str] = ()
 ) -> list[bytes | memoryview]:
-    """The parts of a container, header first, to be joined; a section may come in pieces.
+    """The parts of a container, header first, to be joined; a section can be given in pieces.
 
     Sections named in `compress` are stored with zstd (the extra oxillama[zstd]; ConfigError without
     it).
@@ -132,9 +132,8 @@ def write_sealed(
     *,
     compress: Collection[str] = (),
 ) -> None:
-    """A container in a file, in one step (see `durable`): the same bytes as `seal` makes, hashed
-    while they are written. A section that is a function is called with the hashes of those before
-    it.
+    """Write a container to a file in one step (see `durable`): the bytes of `seal`, hashed while
+    they are written. A section that is a function is called with the hashes of the earlier ones.
     """
     start = _PROLOGUE.size + _ENTRY.size * len(sections)
     with replacing(path) as fd:
@@ -226,8 +225,8 @@ def _view(piece: Buffer) -> memoryview:
 
 
 class Envelope:
-    """An opened container: its header has been verified, its sections are when they are read. Close
-    it, or use it with `with`.
+    """An opened container. Its header has been verified; a section is verified when it is read.
+    Close it, or use it with `with`.
     """
 
     __slots__ = ("_data", "_fd", "kind", "length", "sections", "version")
@@ -242,8 +241,8 @@ class Envelope:
 
     @classmethod
     def open(cls, kind: Kind, source: Buffer | str | os.PathLike) -> Envelope:
-        """Open bytes, or the file at a path; the kind's error for whatever is not a whole container
-        of it, OSError for no such file.
+        """Open bytes, or the file at a path; the kind's error for anything but a complete container
+        of this kind, OSError if there is no such file.
         """
         if isinstance(source, (str, os.PathLike)):
             fd = os.open(
@@ -264,7 +263,7 @@ class Envelope:
         return cls(kind, view, -1, len(view))
 
     def expect(self, names: Collection[str], *, optional: Collection[str] = ()) -> None:
-        """Refuse a container that lacks one of these sections, or has any beside them."""
+        """Refuse a container that lacks one of these sections or has others."""
         for name in names:
             if name not in self.sections:
                 raise self.kind.refuse(
@@ -279,8 +278,8 @@ class Envelope:
     def check(
         self, name: str, *, at_most: int | None = None, exactly: int | None = None
     ) -> Section:
-        """The line of a section, nothing of which is read; refused unless it has `exactly` as many
-        plain bytes, or `at_most`.
+        """The table line of a section, without reading the section; refused unless its plain length
+        is `exactly` this, or `at_most` this.
         """
         section = self.sections.get(name)
         if section is None:
@@ -300,8 +299,8 @@ class Envelope:
     def read(
         self, name: str, *, at_most: int | None = None, exactly: int | None = None
     ) -> memoryview:
-        """The plain bytes of a section, verified; refused unless they are `exactly` as many, or
-        `at_most`, before they are read.
+        """The plain bytes of a section, verified; refused before they are read unless their length
+        is `exactly` this, or `at_most` this.
         """
         section = self.check(name, at_most=at_most, exactly=exactly)
         if self._data is not None or section.stored < 2 * _PIECE:
@@ -316,11 +315,11 @@ class Envelope:
     def pour(
         self, name: str, into: Callable[[int, memoryview], object], *, exactly: int, unit: int = 1
     ) -> None:
-        """Hand the plain bytes of a section to `into(offset, piece)` as they are read, and verify
-        them: refused when all were handed over.
+        """Pass the plain bytes of a section to `into(offset, piece)` while they are read, then
+        verify them; an error is raised after all were passed.
 
-        For memory that nobody looks at before this returns. Pieces begin at multiples of `unit`;
-        `into` is called by several threads, and keeps none.
+        Only for memory that nobody reads before this returns. Pieces begin at multiples of `unit`.
+        `into` is called by several threads and must not keep a piece.
         """
         section = self.check(name, exactly=exactly)
         if section.encoding != PLAIN or section.stored < 2 * _PIECE:
@@ -329,7 +328,7 @@ class Envelope:
             self._hand_over(section, into, unit)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -352,8 +351,8 @@ class Envelope:
     def _take(
         self, offset: int, length: int, what: str, buffer: memoryview | None = None
     ) -> memoryview:
-        """Bytes that lie within the file, in memory that is ours alone where they come from a file:
-        in `buffer`, where it is given.
+        """Bytes inside the file; if they come from a file, in memory of our own (in `buffer` if it
+        is given).
         """
         if self._data is not None:
             return self._data[offset : offset + length]
@@ -364,7 +363,7 @@ class Envelope:
     def _hand_over(
         self, section: Section, into: Callable[[int, memoryview], object], unit: int = 1
     ) -> None:
-        """Give `into` the stored bytes, in pieces, then verify them."""
+        """Pass the stored bytes to `into` in pieces, then verify them."""
         size, hasher, in_order, done = -(-_PIECE // unit) * unit, blake3(), threading.Lock(), 0
 
         def hand() -> None:
@@ -454,7 +453,7 @@ class Envelope:
         return sections
 
     def _inflated(self, section: Section, stored: memoryview) -> memoryview:
-        """The plain bytes of a section under zstd; never more than its line says."""
+        """The plain bytes of a section under zstd; never more than its table line says."""
         refuse, zstd = self.kind.refuse, _zstd()
         out, at = np.empty(section.plain, np.uint8).data, 0
         try:
@@ -487,7 +486,9 @@ class Envelope:
 
 @contextmanager
 def typed(kind: Kind, what: str) -> Iterator[None]:
-    """Whatever malformed values raise within, raised as the kind's own error about `what`."""
+    """A context manager that turns errors from malformed values into the kind's own error about
+    `what`.
+    """
     try:
         yield
     except kind.refuse:
@@ -509,14 +510,14 @@ def typed(kind: Kind, what: str) -> Iterator[None]:
 
 
 def dump_facts(facts: Mapping[str, Any]) -> bytes:
-    """JSON values as the one spelling that `load_facts` takes: sorted keys, no spaces, ASCII."""
+    """JSON values in the one spelling that `load_facts` accepts: sorted keys, no spaces, ASCII."""
     return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode(
         "ascii"
     )
 
 
 def load_facts(kind: Kind, data: Buffer) -> dict[str, Any]:
-    """What `dump_facts` wrote; the kind's error for anything else."""
+    """The values written by `dump_facts`; the kind's error for anything else."""
     try:
         facts = json.loads(bytes(data))
         if isinstance(facts, dict) and dump_facts(facts) == bytes(data):

@@ -1,7 +1,7 @@
-"""The images of a session in a snapshot: where each stands, and the rows that stand there.
+"""The images of a session in a snapshot: their positions, and their rows.
 
-facts "images": [[start, rows, width, has positions, together], ...]      in order
-section "images": of each, its rows float32 (rows, width), then its positions int32 (3, rows)
+facts "images": [[start, rows, width, has positions, together], ...]      in order section "images":
+of each, its rows float32 (rows, width), then its positions int32 (3, rows)
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def saved_images(images: Sequence[PlacedImage]) -> tuple[list[list[Any]], bytes]
 
 
 def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[PlacedImage, ...]:
-    """The images that a snapshot tells of; SnapshotIncompatible where they do not fit into so many
-    tokens, or their rows an embedding of that width.
+    """The images of a snapshot; SnapshotIncompatible if they do not fit the number of tokens, or
+    their rows the width of the embedding.
     """
     if type(facts) is not list or not facts:
         raise SnapshotIncompatible(f"images: found {facts!r:.80}, wanted a list of images")

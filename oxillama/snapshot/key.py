@@ -1,8 +1,8 @@
-"""The user's secret key, by which an engine knows files of stored prefixes that this user wrote.
+"""The user's secret key, which shows that a file of stored prefixes was written by this user.
 
-The key is 32 random bytes in a file that its owner alone may read, made when prefixes are first
-saved: the one that OXILLAMA_KEY_FILE names, else `oxillama/key` in the user's configuration folder
-($XDG_CONFIG_HOME, ~/.config).
+The key is 32 random bytes in a file that only its owner can read, made when prefixes are first
+saved: the file named by OXILLAMA_KEY_FILE, otherwise `oxillama/key` in the user's configuration
+folder ($XDG_CONFIG_HOME, ~/.config).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY_BYTES = 32
 
 
 def key_path() -> Path | None:
-    """Where the key lies; None for a user without a home folder."""
+    """The path of the key; None for a user without a home folder."""
     named = os.environ.get("OXILLAMA_KEY_FILE")
     if named:
         return Path(named)
@@ -34,7 +34,7 @@ def key_path() -> Path | None:
 
 
 def read_key() -> bytes | None:
-    """The key; None where there is none. ConfigError for a file that is no key, or that others may
+    """The key; None if there is none. ConfigError for a file that is not a key, or that others can
     read or could have written.
     """
     path = key_path()
@@ -60,8 +60,8 @@ def read_key() -> bytes | None:
 
 
 def make_key() -> bytes | None:
-    """The key, made where there is none; None where it cannot be kept: no home folder, or one that
-    cannot be written.
+    """The key, created if there is none; None if it cannot be stored: no home folder, or one that
+    is not writable.
     """
     found, path = read_key(), key_path()
     if found is not None or path is None:

@@ -1,8 +1,7 @@
-"""Pages out of the pool as bytes and back: `PageCopy` reads pages, `fill_pages` writes them into
-others.
+"""Moves pages between the pool and bytes: `PageCopy` reads pages, `fill_pages` writes them.
 
-The bytes are those of `PageMemory.export`, page after page; what a page has room for and does not
-hold is zero, so that equal sequences give equal bytes and nothing of an earlier owner gets out.
+The bytes are those of `PageMemory.export`, page after page. The unused part of a page is zero, so
+that equal sequences give equal bytes and nothing of an earlier owner is revealed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from oxillama.snapshot.container import Envelope
 
 
 class PageCopy:
-    """Shares of pages, the first `filled[i]` tokens of each: whoever writes meanwhile gets copies,
-    so they can be read without a lock.
+    """Shares of pages, the first `filled[i]` tokens of each. Others that write meanwhile get
+    copies, so the pages can be read without a lock.
     """
 
     __slots__ = ("filled", "pages", "pool")
@@ -42,7 +41,7 @@ class PageCopy:
         return len(self.pages) * self.pool.memory.page_bytes
 
     def read(self) -> np.ndarray:
-        """All pages as they lie in a file: uint8 (pages * page_bytes,)."""
+        """All pages as stored in a file: uint8 (pages * page_bytes,)."""
         size, out = self.pool.memory.page_bytes, np.empty(self.nbytes, np.uint8)
         view = out.data
         for at, page in enumerate(self.pieces()):
@@ -60,15 +59,15 @@ class PageCopy:
             )
 
     def release(self) -> None:
-        """Give the shares back; under the engine's lock, once."""
+        """Release the shares; once, under the engine's lock."""
         for page in self.pages:
             self.pool.free(page)
         self.pages = []
 
 
 def _filled_part(memory: PageMemory, page: int, tokens: int) -> bytes:
-    """The bytes of a page's first `tokens` tokens, zero elsewhere, in whatever way this memory lays
-    them out.
+    """The bytes of a page's first `tokens` tokens and zero elsewhere, for any layout of this
+    memory.
     """
     scratch = PageMemory(memory.kv_layers, memory.kv_type, memory.page_size)
     scratch.ensure(2)
@@ -78,11 +77,11 @@ def _filled_part(memory: PageMemory, page: int, tokens: int) -> bytes:
 
 
 def fill_pages(memory: Any, pages: Sequence[int], saved: Envelope) -> None:
-    """Fill pages, in order, from the section "kv" of an envelope, which holds as many; those below
-    0 are passed over.
+    """Fill pages, in order, from the section "kv" of an envelope with the same number of pages;
+    page numbers below 0 are skipped.
 
-    The pages are written before their bytes are verified: they must be nobody's else, and nobody's
-    where this raises the envelope's error.
+    The pages are written before their bytes are verified. They must belong to nobody else, and must
+    be discarded if this raises.
     """
     size = memory.page_bytes
 

@@ -1,16 +1,16 @@
-"""Stored prefixes in a file: an engine that starts anew finds what the last one had evaluated.
+"""Stored prefixes in a file, so that a new engine starts with what an earlier one evaluated.
 
     PrefixKvCache --spill--> facts, lengths, tokens, tables, kv
                              (each page once, however many prefixes share it)
     file --start--> the same prefixes, the most recently used first, as many as fit
 
-The container is that of snapshots, kind "prefix"; what is said there of refusals and of writing
-holds here. Prefixes of sessions with adapters are left out, as nothing in a file could name their
-key, and so are those with images, whose rows no token tells.
+The container is that of snapshots, kind "prefix", with the same rules for refusing and writing.
+Prefixes of sessions with adapters are left out, because nothing in a file could name their key, and
+so are those with images, whose rows tokens do not identify.
 
-Stored prefixes answer every request that begins so, so a file must show who wrote it: section `mac`
-is a hash of all others under the user's key (`key`). A file without it, or of another user, is
-refused unless the caller vouches for it.
+Stored prefixes serve every request that begins with them, so a file must show who wrote it: section
+`mac` is a hash of all others under the user's key (`key`). A file without it, or of another user,
+is refused unless the caller trusts it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MOST = 1 << 30  # bytes of tokens, and of tables
 
 
 def spill(snapshots: Snapshots, path: str | os.PathLike) -> int:
-    """Write the stored prefixes to a file, no model's own; returns how many. Nothing changes in the
-    cache, and no request waits.
+    """Write the stored prefixes to a file, which must not be one of the model's; returns how many.
+    The cache does not change, and no request waits.
     """
     check_apart("save_prefixes", path, snapshots.core.files())
     secret = user_key.make_key()
@@ -87,12 +87,12 @@ def spill(snapshots: Snapshots, path: str | os.PathLike) -> int:
 
 
 def start(snapshots: Snapshots, path: str | os.PathLike, *, trust: bool = False) -> int:
-    """Store the prefixes of a file beside those that are there; returns how many found room in free
-    pages and within the cache's limits.
+    """Add the prefixes of a file to the stored ones; returns how many fitted into free pages and
+    the cache's limits.
 
-    trust: take a file that this user's key does not prove. SnapshotIncompatible or
-    ModelFingerprintMismatch for a file that is malformed, of another model or of another user;
-    nothing has changed then.
+    trust: accept a file without this user's signature. SnapshotIncompatible or
+    ModelFingerprintMismatch for a file that is malformed, of another model or of another user; then
+    nothing has changed.
     """
     cache, core = _cache(snapshots), snapshots.core
     own: dict[int, int] = {}
@@ -120,7 +120,7 @@ def start(snapshots: Snapshots, path: str | os.PathLike, *, trust: bool = False)
 
 
 def _check_author(saved: Envelope) -> None:
-    """Refuse a file that this user's key does not prove."""
+    """Refuse a file without this user's signature."""
     secret = user_key.read_key()
     if secret is None or "mac" not in saved.sections:
         lacks = "no section mac" if "mac" not in saved.sections else "no key of this user"
@@ -140,8 +140,8 @@ def _check_author(saved: Envelope) -> None:
 def _chosen(
     cache: PrefixKvCache, tables: list[list[int]], pages: int
 ) -> tuple[list[int], set[int]]:
-    """(which sequences, the least recently used first; the pages they need): the last ones that fit
-    into free pages.
+    """(which sequences, the least recently used first; the pages they need): the most recent that
+    fit into free pages.
     """
     free = cache.pool.pages_free
     capacity = min(cache.max_pages, pages if free is None else free)

@@ -74,8 +74,8 @@ RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=) 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """What a snapshot says of itself. `facts` is all of it as JSON values; `sections` the stored
-    bytes of each section, in order.
+    """The description of a snapshot: `facts` as JSON values, and `sections` with the stored bytes
+    of each section, in order.
     """
 
     version: int
@@ -87,8 +87,8 @@ class EngineSnapshot:
 
     @classmethod
     def inspect(cls, source: Buffer | str | os.PathLike) -> EngineSnapshot:
-        """Read the header and the facts of a snapshot, and none of its pages; SnapshotIncompatible
-        where they are malformed.
+        """Read the header and the facts of a snapshot, without its pages; SnapshotIncompatible if
+        they are malformed.
         """
         with Envelope.open(KIND, source) as saved:
             return cls.of(saved)
@@ -114,7 +114,7 @@ class EngineSnapshot:
             return made
 
     def config(self, **changes: Any) -> EngineConfig:
-        """How the engine that took it was configured, with other values for some fields."""
+        """The config of the engine that took it, with some fields changed."""
         with typed(KIND, "facts"):
             recorded = EngineConfig.from_dict(self.facts["engine"])
         known = [field.name for field in fields(EngineConfig)]
@@ -164,9 +164,10 @@ class EngineSnapshot:
 class Snapshots:
     """Saves and restores the sessions of one engine.
 
-    reader: the open model file, which snapshots are bound to. tokenizer: a hash of what replaced
-    the file's own vocabulary, None for nothing. restore_constraint: makes a constraint's state from
-    its description and bytes. adapters: finds those that a snapshot names.
+    reader: the open model file, to which snapshots are bound. tokenizer: a hash of the
+    tokenizer.json that replaces the file's vocabulary, None without one. restore_constraint: makes
+    a constraint's state from its description and bytes. adapters: finds the adapters that a
+    snapshot names.
     """
 
     __slots__ = (
@@ -202,8 +203,8 @@ class Snapshots:
         self._fingerprints: dict[bool, ModelFingerprint] = {}
 
     def fingerprint(self, *, full: bool = False) -> ModelFingerprint:
-        """The loaded file's, made when first asked for; SnapshotIncompatible for a file that was
-        written to since it was loaded.
+        """The loaded file's fingerprint, computed when first needed; SnapshotIncompatible if the
+        file was written to since it was loaded.
         """
         if full not in self._fingerprints:
             for path, known in self._marks:
@@ -223,8 +224,8 @@ class Snapshots:
             model.verify(self.reader)
 
     def page_facts(self) -> dict[str, Any]:
-        """How pages are laid out and keys rotated, as JSON values: of coded types the keys' panels
-        too, of the rotation what is not the file's.
+        """The layout of pages and the rotation of keys, as JSON values: for coded types also the
+        keys' panels, and the rope overrides.
         """
         memory = self.core.memory
         recorded = {
@@ -239,7 +240,9 @@ class Snapshots:
         return {**recorded, "layout": PANEL_LAYOUT} if KV_BLOCK[memory.kv_type] > 1 else recorded
 
     def check_pages(self, recorded: Mapping[str, Any]) -> None:
-        """Raise SnapshotIncompatible, by name, for page facts that are not this engine's."""
+        """Raise SnapshotIncompatible, naming the field, for page facts that differ from this
+        engine's.
+        """
         mine = self.page_facts()
         for name in (*mine, *sorted(recorded.keys() - {*mine, "length"})):
             found, wanted = recorded.get(name), mine.get(name)
@@ -252,11 +255,11 @@ class Snapshots:
     # ----------------------------------------------------------------------------------------------
 
     def take(self, session: Session, *, compress: str | None = None, full: bool = False) -> bytes:
-        """The session as bytes. compress="zstd" stores its pages smaller; full=True binds them to
+        """The session as bytes. compress="zstd" makes its pages smaller; full=True binds them to
         every byte of the model's file.
 
-        EngineError while a request runs on the session, SnapshotIncompatible for what cannot be
-        saved whole.
+        EngineError while a request runs on the session, SnapshotIncompatible if it cannot be saved
+        completely.
         """
         with self._saving(session, compress, full) as (sections, kv):
             if kv.nbytes:
@@ -271,8 +274,8 @@ class Snapshots:
         compress: str | None = None,
         full: bool = False,
     ) -> None:
-        """The session in a file, no model's own, in one step: OSError where the system refuses, and
-        then the file is as it was.
+        """Write the session to a file in one step; the file must not be one of the model's. OSError
+        if the system refuses; then the old file is unchanged.
         """
         check_apart("snapshot_to_file", path, self.core.files())
         with self._saving(session, compress, full) as (sections, kv):
@@ -286,8 +289,8 @@ class Snapshots:
     def _saving(
         self, session: Session, compress: str | None, full: bool
     ) -> Iterator[tuple[dict[str, Any], PageCopy]]:
-        """(small sections, shares of the pages): the state at one moment; the shares go back at the
-        end.
+        """(small sections, shares of the pages): the state at one moment; the shares are released
+        at the end.
         """
         if compress not in (None, "zstd"):
             raise ConfigError(f"compress: found {compress!r}, wanted None or 'zstd'")
@@ -360,8 +363,8 @@ class Snapshots:
         return facts, sections
 
     def _shared_pages(self, session: Session) -> PageCopy:
-        """Shares of the pages that hold the session, its own or, where it has lent them, stored
-        ones; under the engine's lock.
+        """Shares of the pages that hold the session: its own or, if it has given them to the cache,
+        the stored ones. The caller holds the engine's lock.
         """
         core, kv = self.core, session.kv
         if kv.stateful:  # pages are of no use without the state, which is evaluated again
@@ -386,13 +389,13 @@ class Snapshots:
     def restore(
         self, source: Buffer | str | os.PathLike, *, processors: Sequence[Callable] = ()
     ) -> Session:
-        """The session of a snapshot in bytes or in the file at a path, kept by this engine as one
-        of its own.
+        """The session of a snapshot in bytes or in the file at a path, which this engine keeps like
+        its own.
 
-        processors: the functions its sampler had, which no file can hold. Raises
-        SnapshotIncompatible for what is malformed or does not fit this engine,
-        ModelFingerprintMismatch for another model, PoolError where it needs more pages than the
-        pool may ever have; nothing has changed then.
+        processors: the functions of its sampler, which a file cannot contain. SnapshotIncompatible
+        if the snapshot is malformed or does not fit this engine, ModelFingerprintMismatch for
+        another model, PoolError if it needs more pages than the pool can ever have; then nothing
+        has changed.
         """
         with Envelope.open(KIND, source) as saved:
             recorded = EngineSnapshot.of(saved)
@@ -403,7 +406,9 @@ class Snapshots:
             return self._housed(session, saved, facts["kv"]["length"])
 
     def _check_engine(self, recorded: EngineSnapshot) -> None:
-        """Refuse a snapshot of another model, or of an engine that this one cannot stand in for."""
+        """Refuse a snapshot of another model, or of an engine whose work this one cannot
+        continue.
+        """
         facts = recorded.facts
         self.check_model(recorded.model)
         with typed(KIND, "facts"):
@@ -431,9 +436,7 @@ class Snapshots:
                 )
 
     def _found_adapters(self, recorded: Any) -> Any:
-        """The adapters of this engine that a snapshot names; SnapshotIncompatible for one that is
-        not loaded.
-        """
+        """The adapters that a snapshot names; SnapshotIncompatible for one that is not loaded."""
         if type(recorded) is not list:
             raise SnapshotIncompatible(f"adapters: found {type(recorded).__name__}, wanted a list")
         if not recorded:
@@ -457,8 +460,8 @@ class Snapshots:
     def _thawed(
         self, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]
     ) -> Session:
-        """A session without pages from verified sections, with pages that will fit; touches nothing
-        of the engine.
+        """A session without pages, made from verified sections and checked to fit; the engine is
+        not changed.
         """
         core, vocab = self.core, self.core.program.vocab_size
         optional = {name for name in ("sampler", "constraint") if facts[name] is not None}
@@ -506,9 +509,7 @@ class Snapshots:
         facts: Mapping[str, Any],
         processors: Sequence[Callable],
     ) -> None:
-        """Give a session the sampler, constraint, text decoder and stop filter that the snapshot
-        tells of.
-        """
+        """Give a session the sampler, constraint, text decoder and stop filter of the snapshot."""
         words, vocab = self.vocabulary, self.core.program.vocab_size
         recorded, constraint, text, stops = (
             facts[name] for name in ("sampler", "constraint", "text", "stops")
@@ -564,9 +565,9 @@ class Snapshots:
     def _housed(self, session: Session, saved: Envelope, length: int) -> Session:
         """The session with its pages filled, kept by the engine.
 
-        Pages that nobody has are filled while they are verified. Where others would have to give
-        pages up, they are verified first. Where requests that run hold them, the session gets none:
-        its tokens are evaluated again when it goes on, which waits for pages as every request does.
+        Free pages are filled while they are verified. If others would have to give up pages, they
+        are verified first. If running requests hold the pages, the session gets none: its tokens
+        are evaluated again when it continues, which waits for pages like every request.
         """
         core, need = self.core, -(-length // self.core.pool.page_size)
         most = core.pool.max_pages
@@ -601,7 +602,7 @@ class Snapshots:
         return session
 
     def _reserved(self, session: Session, length: int) -> bool:
-        """Whether so many positions found pages that nobody has."""
+        """Whether this many positions fit into free pages."""
         with self.core.lock:
             try:
                 session.kv.reserve(length)
@@ -632,7 +633,7 @@ def _sampler_facts(sampler: Sampler) -> dict[str, Any]:
 
 
 def _constraint_parts(state: Any) -> tuple[dict[str, Any], bytes]:
-    """(description, bytes) of a constraint's state; refused where it cannot tell itself."""
+    """(description, bytes) of a constraint's state; refused if it has no description."""
     if not callable(getattr(state, "describe", None)) or not callable(
         getattr(state, "serialise", None)
     ):
@@ -666,7 +667,9 @@ def _stops(recorded: Mapping[str, Any]) -> StopText:
 
 
 def _mark(path: os.PathLike) -> tuple[tuple[int, int], int, int] | None:
-    """What tells whether a file was written to; None where it is no more."""
+    """Identifies the state of a file, to see whether it was written to; None if it no longer
+    exists.
+    """
     try:
         status = os.stat(path)
     except OSError:

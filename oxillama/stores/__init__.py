@@ -1,7 +1,7 @@
-"""Where models lie: what a user names, turned into the file that is opened.
+"""Finds models: turns what a user names into the file that is opened.
 
-`located` is the interface. `converted` makes GGUF files of Hugging Face folders, `hub` fetches from
-the Hugging Face hub, `others` finds what Ollama and LM Studio have stored.
+`located` is the interface. `converted` makes GGUF files of Hugging Face folders, `hub` downloads
+from the Hugging Face hub, `others` finds the models of Ollama and LM Studio.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _EXPLICIT = ("hf://", "hf.co/", "huggingface.co/")
 def located(
     source: Any, *, file: str | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> Any:
-    """The file that a user's name of a model means; what is no name (bytes, a list of shards) is
-    given back as it is.
+    """The file of a model's name; a value that is not a name (bytes, a list of shards) is returned
+    unchanged.
 
-    In this order: a file or folder of that name; a prefix that names a store (`ollama:`,
+    Names are tried in this order: a file or folder; a prefix that names a store (`ollama:`,
     `lmstudio:`, `hf://`); for `owner/name` a folder of LM Studio, a model of Ollama, then the hub;
-    for any other name a model of Ollama. A Hugging Face folder is converted into the cache folder,
-    once. A folder that holds one GGUF model is that model.
+    for any other name a model of Ollama. A Hugging Face folder is converted once into the cache
+    folder. A folder with one GGUF model stands for that model.
 
-    file: which file of a hub repository or folder, as a pattern ("*Q4_K_M.gguf") or a quantisation
-    ("Q4_K_M"); without it the only one, else a usual quantisation (`hub.PREFERRED`).
-    progress(done, total, name) is called for the tensors of a conversion. ConfigError where several
-    files match, GgufNotFound where none does.
+    file: the file of a hub repository or folder, as a pattern ("*Q4_K_M.gguf") or a quantisation
+    ("Q4_K_M"); without it the only one, otherwise a common quantisation (`hub.PREFERRED`).
+    progress(done, total, name) is called for the tensors of a conversion. ConfigError if several
+    files match, GgufNotFound if none does.
     """
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
@@ -89,7 +89,7 @@ def _in_folder(path: Path, file: str | None, progress: Any) -> Path:
 
 
 def _named(source: str, file: str | None, progress: Any) -> Any:
-    """The file of a name that is no path."""
+    """The file of a name that is not a path."""
     if source.startswith("ollama:"):
         return _only(ollama_file(source.removeprefix("ollama:")), source, "Ollama", file)
     if source.startswith("lmstudio:"):

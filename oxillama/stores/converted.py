@@ -1,7 +1,7 @@
-"""GGUF files made of Hugging Face folders, kept in the cache folder.
+"""GGUF files made from Hugging Face folders, stored in the cache folder.
 
 A file is named after its folder, the hash of the folder's path, and the hash of the names, sizes
-and times of what lies in it: a folder that was changed is converted anew, and its old file removed.
+and times of its content. If a folder was changed, it is converted again and its old file removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_model_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def converted_folder() -> Path:
-    """Where converted models lie; ConvertError for a user without a home."""
+    """The folder of converted models; ConvertError for a user without a home folder."""
     folder = cache_folder()
     if folder is None:
         raise ConvertError(
@@ -40,8 +40,8 @@ def converted_file(
     *,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Path:
-    """The GGUF file of a Hugging Face folder: made when it is first asked for, with the folder's
-    own numbers. progress(done, total, name) is called for its tensors.
+    """The GGUF file of a Hugging Face folder, made when first needed, with the folder's own data
+    types. progress(done, total, name) is called for its tensors.
     """
     from oxillama.convert import convert_folder
 
@@ -74,7 +74,7 @@ def _hash(text: str) -> str:
 
 
 def _key(source: Path) -> str:
-    """What a folder holds, as a hash of names, sizes and times."""
+    """A hash of the names, sizes and times of a folder's content."""
     facts = [str(_VERSION)]
     for entry in sorted(os.scandir(source), key=lambda each: each.name):
         if entry.is_file():

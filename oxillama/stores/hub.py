@@ -1,6 +1,4 @@
-"""Files of the Hugging Face hub, fetched and kept by `huggingface_hub` (extra `hub`) in its own
-cache.
-"""
+"""Files of the Hugging Face hub, downloaded and cached by `huggingface_hub` (extra `hub`)."""
 
 from __future__ import annotations
 
@@ -45,10 +43,10 @@ class CachedFile:
 
 
 def choose(names: Iterable[str], wanted: str | None, *, place: str) -> str:
-    """The one GGUF file of many that is wanted: by a pattern, by a quantisation, or a usual one.
-    Of a set of shards the first.
+    """One GGUF file of many: by a pattern, by a quantisation, or a common quantisation. Of a set of
+    shards, the first.
 
-    ConfigError where several are as good, GgufNotFound where there is none.
+    ConfigError if several match equally well, GgufNotFound if there is none.
     """
     found = [
         name
@@ -81,14 +79,14 @@ def _listed(names: list[str]) -> str:
 
 
 def _is_first(name: str) -> bool:
-    """Whether a file is no later part of a set."""
+    """Whether a file is not a later part of a set."""
     path = PurePosixPath(name)
     shards = shard_names(path.name)
     return shards is None or shards[0] == path.name
 
 
 def _is_of(name: str, kind: str) -> bool:
-    """Whether a file's name says that it is of a quantisation."""
+    """Whether a file's name contains a quantisation."""
     return (
         re.search(
             rf"(?:^|[-_./]){re.escape(kind)}(?=[-./]|$)", name.removesuffix(".gguf"), re.IGNORECASE
@@ -98,7 +96,7 @@ def _is_of(name: str, kind: str) -> bool:
 
 
 def _matches(name: str, wanted: str) -> bool:
-    """Whether a file is what a pattern or a quantisation asks for, in any case of letters."""
+    """Whether a file matches a pattern or a quantisation, ignoring case."""
     if any(sign in wanted for sign in "*?[") or wanted.lower().endswith(".gguf"):
         pattern, whole = wanted.lower(), name.lower()
         shards = shard_names(PurePosixPath(whole).name)
@@ -116,9 +114,10 @@ def fetch(
     *,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Path:
-    """A GGUF file of a repository, fetched where it is not there yet; file: see `choose`.
+    """A GGUF file of a repository, downloaded if it is not cached; file: see `choose`.
 
-    A repository of safetensors alone is fetched whole and converted (`converted_file`).
+    A repository that has only safetensors is downloaded completely and converted
+    (`converted_file`).
     """
     hub = _hub(repo)
     names = _names(hub, repo)
@@ -145,7 +144,7 @@ def _one(hub: Any, repo: str, name: str) -> Path:
 
 
 def _names(hub: Any, repo: str) -> list[str]:
-    """The files of a repository; of what lies in the cache where the hub cannot be asked."""
+    """The files of a repository; the cached ones if the hub cannot be reached."""
     try:
         return list(hub.HfApi().list_repo_files(repo))
     except Exception as error:
@@ -172,7 +171,7 @@ def _hub(repo: str) -> Any:
 
 
 def cached_files() -> list[CachedFile]:
-    """The GGUF files in the hub's cache; none without the extra or without a cache."""
+    """The GGUF files in the hub's cache; empty without the extra or without a cache."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -197,9 +196,7 @@ def cached_files() -> list[CachedFile]:
 
 
 def remove_cached(repo: str) -> int:
-    """Remove a repository from the hub's cache; returns the bytes freed, 0 where it is not
-    there.
-    """
+    """Remove a repository from the hub's cache; returns the bytes freed, 0 if it is not there."""
     hub = _hub(repo)
     from huggingface_hub.errors import CacheNotFound
 

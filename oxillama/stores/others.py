@@ -1,5 +1,5 @@
-"""Models that other programs have stored on this machine: Ollama's and LM Studio's. They are read
-where they lie, and never changed.
+"""Models stored on this machine by Ollama and LM Studio. They are read in place and never
+changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def _home() -> Path | None:
 
 
 def _ollama_folders() -> list[Path]:
-    """Where Ollama keeps models: OLLAMA_MODELS, else the user's and the service's folders."""
+    """The folders of Ollama's models: OLLAMA_MODELS, otherwise the user's and the service's
+    folders.
+    """
     named = os.environ.get("OLLAMA_MODELS")
     if named:
         return [Path(named)]
@@ -40,10 +42,10 @@ def _ollama_folders() -> list[Path]:
 
 def ollama_file(name: str) -> Path | None:
     """The GGUF file of a model of Ollama (`llama3.2`, `llama3.2:1b`, `owner/name:tag`,
-    `hf.co/owner/name:tag`); None where it has stored no such model.
+    `hf.co/owner/name:tag`); None if it is not stored.
 
-    Its own prompt template and parameters are not used: what the GGUF file says counts. GgufError
-    for a model with adapters, which the file alone does not have, and for a damaged store.
+    Its own prompt template and parameters are not used; those of the GGUF file apply. GgufError for
+    a model with adapters, which the file alone does not contain, and for a damaged store.
     """
     base, _, tag = name.partition(":")
     parts = base.split("/")
@@ -80,7 +82,7 @@ def _blob(folder: Path, manifest: Path, name: str) -> Path:
 
 
 def ollama_files() -> list[tuple[str, Path]]:
-    """Every model of Ollama by its name; those that cannot be opened are left out."""
+    """Every model of Ollama by its name, without those that cannot be opened."""
     found: dict[str, Path] = {}
     for folder in _ollama_folders():
         base = folder / "manifests"
@@ -112,7 +114,7 @@ def _lm_studio_folders() -> list[Path]:
 
 
 def lm_studio_file(repo: str, file: Any = None) -> Path | None:
-    """A GGUF file of LM Studio's folder of `owner/name` (file: see `hub.choose`); None where it has
+    """A GGUF file of LM Studio's folder of `owner/name` (file: see `hub.choose`); None if it has
     none.
     """
     parts = repo.split("/")

@@ -1,11 +1,11 @@
-"""From text to token ids and back, as a file's own vocabulary and chat template mean it.
+"""Converts text to token ids and back, according to a file's own vocabulary and chat template.
 
-`bridge` is the interface; `vocabulary` checks what the file says, `spm`, `bpe`, `unigram`,
-`wordpiece` and `rwkv` encode, `splits` holds the expressions that cut words, `automaton` makes
-tables of them, `unicode_sets` has the characters that they name, `specials` finds special tokens,
-`stream` gives out whole characters, `template` renders conversations in the `sandbox`,
-`builtin_templates` has some by name, `provenance` records what of a rendered text came from
-messages, `json_file` reads a `tokenizer.json`.
+`bridge` is the interface. `vocabulary` checks the file's keys; `spm`, `bpe`, `unigram`, `wordpiece`
+and `rwkv` encode; `splits` has the expressions that split text into words, `automaton` compiles
+them to tables, and `unicode_sets` has their character sets; `specials` finds special tokens;
+`stream` returns whole characters; `template` renders conversations in the `sandbox`;
+`builtin_templates` has templates by name; `provenance` records which parts of a rendered text came
+from messages; `json_file` reads a `tokenizer.json`.
 """
 
 from oxillama.tokenizer.bridge import TokenizerBridge

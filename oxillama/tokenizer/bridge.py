@@ -1,4 +1,4 @@
-"""A file's vocabulary, ready for use: text to ids and back, and the exact bytes of every token."""
+"""A file's vocabulary, ready to use: text to ids and back, and the exact bytes of every token."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _RUN = 1 << 16  # characters, from which on a thread of its own pays
 
 
 class TokenizerBridge:
-    """A vocabulary ready for use.
+    """A vocabulary, ready to use.
 
-    Special tokens (control, user-defined, unknown) are found in the text before anything else,
-    longest first; with `parse_special=False` only user-defined ones are. What lies between them is
-    encoded by the vocabulary's own model.
+    Special tokens (control, user-defined, unknown) are found in the text first, longest first; with
+    `parse_special=False` only user-defined ones. The text between them is encoded by the
+    vocabulary's model.
     """
 
     def __init__(self, vocabulary: Vocabulary, encoder: Any) -> None:
@@ -65,8 +65,8 @@ class TokenizerBridge:
     def from_metadata(
         cls, metadata: Mapping[str, Any], *, allow_unknown_pre: bool = False
     ) -> TokenizerBridge:
-        """From the `tokenizer.*` keys of a file; an unknown pre-tokenizer raises unless
-        `allow_unknown_pre` takes the default one.
+        """From the `tokenizer.*` keys of a file. An unknown pre-tokenizer raises unless
+        `allow_unknown_pre` selects the default one.
         """
         vocabulary = read_vocabulary(metadata)
         if vocabulary.model == "gpt2":
@@ -81,7 +81,7 @@ class TokenizerBridge:
 
     @classmethod
     def from_gguf(cls, path: str | PathLike, *, allow_unknown_pre: bool = False) -> TokenizerBridge:
-        """From a GGUF file, one that holds nothing but a vocabulary too."""
+        """From a GGUF file, which may contain only a vocabulary."""
         from oxillama.gguf import GgufReader
 
         with GgufReader(path) as reader:
@@ -91,8 +91,8 @@ class TokenizerBridge:
     def from_tokenizer_json(
         cls, source: str | PathLike, *, metadata: Mapping[str, Any] | None = None
     ) -> TokenizerBridge:
-        """From a `tokenizer.json` (its text, or a path to it); special ids and flags come from
-        `metadata` where it has them.
+        """From a `tokenizer.json` (its text, or a path to it). Special ids and flags come from
+        `metadata` if it has them.
         """
         from oxillama.tokenizer.json_file import read_tokenizer_json
 
@@ -108,17 +108,17 @@ class TokenizerBridge:
 
     @property
     def bos_id(self) -> int | None:
-        """The token that begins a text, None where the vocabulary has none."""
+        """The token that begins a text, None if the vocabulary has none."""
         return self.vocabulary.special.get("bos")
 
     @property
     def eos_id(self) -> int | None:
-        """The token that ends a text, None where the vocabulary has none."""
+        """The token that ends a text, None if the vocabulary has none."""
         return self.vocabulary.special.get("eos")
 
     @property
     def eot_id(self) -> int | None:
-        """The token that ends a turn, None where the file names none."""
+        """The token that ends a turn, None if the file names none."""
         return self.vocabulary.special.get("eot")
 
     @property
@@ -133,7 +133,7 @@ class TokenizerBridge:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of control and unknown tokens: they are no text."""
+        """Ids of control and unknown tokens, which are not text."""
         return frozenset(
             np.flatnonzero(np.isin(self.vocabulary.kinds, (CONTROL, UNKNOWN))).tolist()
         )
@@ -143,11 +143,11 @@ class TokenizerBridge:
         return self._kinds[self._checked(token)] in (CONTROL, UNKNOWN)
 
     def token_text(self, token: int) -> str:
-        """How the file writes the token."""
+        """The token as the file spells it."""
         return self.vocabulary.tokens[self._checked(token)]
 
     def token_to_id(self, text: str) -> int | None:
-        """The id of the special token written so, None where there is none."""
+        """The id of the special token with this text, None if there is none."""
         return self._special_ids.get(text)
 
     # ---- text to ids
@@ -156,12 +156,12 @@ class TokenizerBridge:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """The ids of `text`; `add_special` adds what the file says begins and ends a text (no
-        second token at the beginning where the text is read to begin with it), `parse_special`
-        reads control tokens in it.
+        """The ids of `text`. `add_special` adds the file's tokens for the beginning and end of a
+        text (no second one at the beginning if the text already begins with it). `parse_special`
+        recognises control tokens in the text.
 
-        A `TemplateText` (a rendered conversation) is whole as its template wrote it: nothing is
-        added, and control tokens are read in what the template wrote alone.
+        A `TemplateText` (a rendered conversation) is complete: nothing is added, and control tokens
+        are recognised only in what the template wrote.
         """
         if not isinstance(text, str):
             raise TokenizerError(f"text: found {type(text).__name__}, wanted str")
@@ -227,10 +227,10 @@ class TokenizerBridge:
             return [ids for run in pool.map(several, *zip(*runs)) for ids in run]
 
     def encode_pair(self, first: str, second: str) -> list[int]:
-        """The ids of two texts that a cross-encoder reads as one: what the file says begins and
-        ends a text, around the first and after the second, a separator between them where the file
-        has one more. Control tokens spelled in the texts are text. TokenizerError where nothing
-        would stand between the two.
+        """The ids of two texts that a cross-encoder reads as one: the file's first and last tokens
+        around the first text and after the second, with a separator between them if the file has
+        one. Control tokens spelled in the texts are text. TokenizerError if nothing would separate
+        the two.
         """
         v = self.vocabulary
         end = [v.special["sep"]] * v.add_sep + [v.special["eos"]] * v.add_eos
@@ -259,8 +259,8 @@ class TokenizerBridge:
         return [self._bytes[token] for token in range(len(self._kinds))]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; the space that `encode` puts before a text is taken away again.
-        `skip_special=False` writes control tokens out.
+        """The text of `ids`, without the space that `encode` puts before a text.
+        `skip_special=False` writes control tokens too.
         """
         table, parts, start = self._bytes, [], True
         for token in ids:
@@ -276,7 +276,7 @@ class TokenizerBridge:
 
     def stream(self, *, shown: Iterable[int] = ()) -> TextStream:
         """A stream over this vocabulary, for tokens that continue a text; `shown` are control
-        tokens that are written out.
+        tokens that are written as text.
         """
         return TextStream(
             self._bytes.__getitem__,
@@ -295,7 +295,7 @@ class TokenizerBridge:
 
 
 class _Bytes(dict):
-    """The bytes of tokens by id, each spelled when it is first asked for: a text uses few of a
+    """The bytes of tokens by id, computed when first needed, because a text uses few tokens of a
     large vocabulary.
     """
 

@@ -1,10 +1,10 @@
 """`TemplateText`: a string that knows which of its characters came from messages.
 
-A chat template writes control tokens, and it writes what users, tools and documents say. In the
-text that it renders both look alike, so where each character came from is recorded while the
-template runs: a mark a character, kept by every operation that a template can use. What an
-operation cannot follow is marked as a whole. `TokenizerBridge.encode` then reads control tokens in
-characters without marks alone.
+A chat template writes control tokens, and it writes text from users, tools and documents. In the
+rendered text both look alike, so the origin of each character is recorded while the template runs:
+one mark per character, kept by every operation that a template can use. If an operation cannot be
+followed, its whole result is marked. `TokenizerBridge.encode` then recognises control tokens only
+in characters without marks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PERCENT = re.compile(r"%(?:\((?P<key>[^)]*)\))?[-+ #0]*\d*(?:\.\d+)?[hlL]?(?P<k
 
 
 class TemplateText(str):
-    """Text with `marks`, a byte a character: 1 where the character came from a message, 0 where the
+    """Text with `marks`, one byte per character: 1 if the character came from a message, 0 if the
     template wrote it.
 
-    Every method of `str` that returns text keeps the marks; an operation that does not (an
+    Every method of `str` that returns text keeps the marks. An operation that does not (an
     f-string, `"".join`) gives a plain `str`, in which nothing is known to come from a message.
     """
 
@@ -229,8 +229,8 @@ def concat(parts: Iterable[str]) -> str:
 
 
 def changed(source: str, made: str) -> str:
-    """What an operation made of each character of a text, in their order; marked as a whole where
-    the lengths do not tell which came from which.
+    """The results of an operation on each character of a text, in order; marked completely if the
+    lengths do not show which came from which.
     """
     if not isinstance(source, TemplateText):
         return made
@@ -238,8 +238,8 @@ def changed(source: str, made: str) -> str:
 
 
 def holds_message(value: Any, *, known: tuple[type, ...] = (), most: int = 1 << 20) -> bool:
-    """Whether writing a value out may write text of a message: some of it is marked, or it is an
-    object of an unknown kind (`known`: further kinds whose text is the template's).
+    """Whether writing a value may write text of a message: part of it is marked, or it is an object
+    of an unknown type (`known`: further types whose text is the template's).
     """
     waiting = [value]
     for _ in range(most):
@@ -286,7 +286,7 @@ def percent_formatted(text: str, values: Any) -> str:
 def formatted(
     formatter: Formatter, text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """What a formatter makes of `text`, as `str.format` does; each field has the marks of its
+    """The result of a formatter on `text`, like `str.format`; each field has the marks of its
     value.
     """
     plainly = plain(text)
@@ -317,5 +317,5 @@ def _field(piece: str, value: Any) -> str:
 
 
 def _checked(pieced: str, made: str) -> str:
-    """What was made piece by piece, where it is what the whole made."""
+    """The result made piece by piece, if it equals the result of the whole."""
     return pieced if plain(pieced) == made else from_message(made)

@@ -1,5 +1,5 @@
-"""Finds special tokens in a text, whatever their number: a few prefixes point at candidates, a
-table of lengths decides.
+"""Finds special tokens in a text, however many there are: a few prefixes find candidates, a table
+of lengths decides.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _MOST_PREFIXES = 32
 
 
 class SpecialTokens:
-    """Texts of special tokens with their ids; `split` cuts a text at them, the longest one at each
-    place.
+    """Texts of special tokens with their ids; `split` divides a text at them, taking the longest at
+    each position.
     """
 
     def __init__(self, ids: Mapping[str, int], *, in_text: Container[int] = ()) -> None:

@@ -1,6 +1,4 @@
-"""Turns the bytes of tokens into text as they come: whole UTF-8 characters only, never a broken
-one.
-"""
+"""Turns the bytes of tokens into text as they arrive: whole UTF-8 characters only."""
 
 from __future__ import annotations
 
@@ -8,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 
 class TextStream:
-    """Feeds on token ids, gives out text; holds back the bytes of a character that is not finished
-    yet (three at most).
+    """Takes token ids and returns text; holds back the bytes of an unfinished character (three at
+    most).
 
-    `token_bytes(id)` gives the bytes a token contributes, `shown` those of tokens that are no text
-    and are written out here. Bytes that can never become a character are replaced by U+FFFD, as
-    soon as that is sure.
+    `token_bytes(id)` gives the bytes of a token, `shown` those of tokens that are not text and are
+    written here. Bytes that cannot become a character are replaced by U+FFFD as soon as that is
+    certain.
     """
 
     __slots__ = ("_pending", "_token_bytes", "shown")
@@ -31,11 +29,11 @@ class TextStream:
 
     @property
     def pending(self) -> bytes:
-        """Bytes fed but not yet given out; with them a stream can be made again elsewhere."""
+        """The bytes not yet returned; a stream can be recreated from them."""
         return self._pending
 
     def feed(self, token: int) -> str:
-        """The text that is whole once this token is added; may be empty."""
+        """The text that this token completes; may be empty."""
         return self.feed_bytes(
             self.shown[token] if token in self.shown else self._token_bytes(token)
         )
@@ -48,12 +46,12 @@ class TextStream:
         return data[: len(data) - keep].decode("utf-8", "replace")
 
     def flush(self) -> str:
-        """What is left, an unfinished character as U+FFFD; the stream is empty then."""
+        """The rest, with an unfinished character as U+FFFD; the stream is empty afterwards."""
         data, self._pending = self._pending, b""
         return data.decode("utf-8", "replace")
 
     def fork(self) -> TextStream:
-        """A stream that goes on from the same bytes."""
+        """A stream that continues from the same bytes."""
         return TextStream(self._token_bytes, pending=self._pending, shown=self.shown)
 
 

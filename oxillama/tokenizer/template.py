@@ -1,5 +1,5 @@
-"""Renders a conversation through a file's own chat template. A template is a program that came
-with the file; it runs in a `sandbox`.
+"""Renders a conversation with a file's own chat template. A template is a program from the file, so
+it runs in a `sandbox`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROLES = frozenset(
 
 
 class ChatTemplate:
-    """A chat template; compiled at its first render, so that a model with a broken one can still be
-    used without it.
+    """A chat template. It is compiled at its first render, so that a model with a broken template
+    can be used without it.
     """
 
     def __init__(self, source: str) -> None:
@@ -40,7 +40,7 @@ class ChatTemplate:
         self._template: jinja2.Template | None = None
 
     def compiled(self) -> jinja2.Template:
-        """The template, ready to render; TemplateError for a malformed one."""
+        """The compiled template; TemplateError if it is malformed."""
         if self._template is None:
             if len(self.source) > MAX_SOURCE:
                 raise TemplateError(
@@ -67,11 +67,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> TemplateText:
-        """The conversation as one text that knows what of it came from messages.
+        """The conversation as one text that records which parts came from messages.
 
-        `variables` reach the template as they are; text in them is a message's, but for those named
-        `*_token` (bos_token, eos_token). Raises TemplateError when the template is malformed,
-        refuses these messages, or asks for what the sandbox or the budget denies.
+        `variables` are passed to the template unchanged; text in them counts as a message's, except
+        in those named `*_token` (bos_token, eos_token). TemplateError if the template is malformed,
+        refuses these messages, or exceeds the sandbox or its budget.
         """
         environment = self._environment
         environment.begin((messages, tools))
@@ -102,7 +102,7 @@ class ChatTemplate:
 
 
 def _message(message: Any) -> Any:
-    """A message as the template is given it."""
+    """A message as the template receives it."""
     made = from_outside(message)
     if isinstance(made, dict) and plain(str(made.get("role"))) in ROLES:
         made["role"] = plain(made["role"])

@@ -1,7 +1,7 @@
-"""The vocabulary a file describes, checked once at load: tokens, their kinds, special ids and
-what to add around a text.
+"""The vocabulary that a file describes, checked once at load: tokens, their types, special ids and
+the tokens added around a text.
 
-Sources: the GGUF specification's `tokenizer.ggml.*` keys; the numbers of token kinds are those of
+Sources: the GGUF specification's `tokenizer.ggml.*` keys; the numbers of token types are those of
 SentencePiece.
 """
 
@@ -190,8 +190,8 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary of `tokenizer.ggml.*`; raises TokenizerError naming the key, the value found
-    and the value wanted.
+    """The vocabulary of `tokenizer.ggml.*`; TokenizerError with the key, the value found and the
+    value wanted.
     """
     model = _value(metadata, "model", str)
     tokens = _strings(metadata, "tokens")
@@ -299,7 +299,7 @@ def _value(metadata: Mapping[str, Any], key: str, kind: type, *default: Any) -> 
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> Strings:
-    """An array of strings, left in the file's bytes where the mapping can show them
+    """An array of strings, left in the file's bytes if the mapping can provide them
     (gguf.Metadata.strings).
     """
     name = f"tokenizer.ggml.{key}"

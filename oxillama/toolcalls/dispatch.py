@@ -1,9 +1,9 @@
-"""Runs the functions behind tools, and asks again with their results.
+"""Runs the functions of tools and continues the chat with their results.
 
-`ToolDispatcher` runs calls; what goes wrong in one becomes a `ToolResult` that says so.
-`run_until_answer` asks, runs the tools that the model calls, gives their results back and asks
-again until there is an answer; `run_until_answer_async` does so in `asyncio`, where the calls of
-one reply run side by side.
+`ToolDispatcher` runs calls; an error in one becomes a `ToolResult` that describes it.
+`run_until_answer` runs the tools that the model calls and returns their results to the model, until
+there is an answer. `run_until_answer_async` does the same in `asyncio`, where the calls of one
+reply run concurrently.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from oxillama.toolcalls.tools import Tool, arguments_schema, faults, tool_from_f
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call came to: `content`, the text for the model, and `value`, what the function
-    returned; or the `error` that stands instead.
+    """The result of a call: `content`, the text for the model, and `value`, which the function
+    returned; or the `error` instead.
 
     kind: of an error, "unknown_tool", "bad_arguments", "failed" (the function raised) or
-    "no_tools"; "" where there is none.
+    "no_tools"; "" without one.
     """
 
     call: ToolCall
@@ -45,7 +45,7 @@ class ToolResult:
         return self.error is None
 
     def message(self) -> dict[str, Any]:
-        """The result as a conversation holds it."""
+        """The result as a message of the conversation."""
         return {
             "role": "tool",
             "tool_call_id": self.call.id,
@@ -67,7 +67,7 @@ def _raised(call: ToolCall, error: Exception) -> ToolResult:
 
 
 def failed(call: ToolCall, kind: str, error: str) -> ToolResult:
-    """The result of a call that did not succeed; the model reads why."""
+    """The result of a call that did not succeed; the model reads the reason."""
     return ToolResult(call, json.dumps({"error": error}, ensure_ascii=False), None, error, kind)
 
 
@@ -94,8 +94,8 @@ class ToolDispatcher:
         description: str | None = None,
         parameters: Mapping[str, Any] | type | None = None,
     ) -> Any:
-        """Registers a function, also as a decorator, with or without parentheses; the schema is
-        given or comes from its type hints.
+        """Registers a function, also as a decorator with or without parentheses. The schema is
+        given or made from its type hints.
         """
         if function is None:
             return lambda function: self.register(
@@ -122,12 +122,12 @@ class ToolDispatcher:
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The tools as chat lists them: what goes into `chat(tools=...)`."""
+        """The tools for `chat(tools=...)`."""
         return [tool.listed() for tool, _ in self._tools.values()]
 
     def dispatch(self, call: ToolCall) -> ToolResult:
-        """Runs a call. A text that the function returns is the content as it is, anything else goes
-        as JSON.
+        """Runs a call. A text returned by the function becomes the content unchanged, any other
+        value as JSON.
         """
         tool, wrong = self._prepared(call)
         arguments = call.arguments
@@ -142,7 +142,7 @@ class ToolDispatcher:
             return _raised(call, error)
 
     async def dispatch_async(self, call: ToolCall) -> ToolResult:
-        """The same, awaited: a coroutine function runs in the event loop, an ordinary one in a
+        """The same, awaited: coroutine functions run in the event loop, ordinary ones in a
         thread.
         """
         tool, wrong = self._prepared(call)
@@ -158,7 +158,7 @@ class ToolDispatcher:
             return _raised(call, error)
 
     def _prepared(self, call: ToolCall) -> tuple[Callable, ToolResult | None]:
-        """(the function, what is wrong with the call)."""
+        """(the function, the error of the call or None)."""
         if call.name not in self._tools:
             names = ", ".join(self._tools) or "none: there are no tools"
             error = f"{call.name}: is no tool, wanted one of {names}"
@@ -170,8 +170,8 @@ class ToolDispatcher:
 
 
 class NoOpDispatcher:
-    """Runs nothing: for callers who dispatch themselves. `answer` is the content of every result;
-    without one each result is an error.
+    """Runs nothing, for callers that dispatch calls themselves. `answer` is the content of every
+    result; without one each result is an error.
     """
 
     def __init__(self, answer: str | None = None) -> None:
@@ -186,7 +186,7 @@ class NoOpDispatcher:
 
 
 def _plain(value: Any) -> Any:
-    """The JSON form of what `json` does not know."""
+    """The JSON form of a value that `json` does not support."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, enum.Enum):
@@ -197,8 +197,8 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as the function's hints want them: dataclasses, enums and tuples made from
-    their JSON form.
+    """The arguments in the types of the function's hints: dataclasses, enums and tuples are made
+    from their JSON form.
     """
     try:
         hints = typing.get_type_hints(function)
@@ -229,8 +229,8 @@ def _as(hint: Any, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How it ended. reply: the last one; messages: the whole conversation with it; results: of all
-    calls; rounds: replies asked for.
+    """The end of `run_until_answer`. reply: the last one; messages: the whole conversation with it;
+    results: of all calls; rounds: the number of replies.
     """
 
     reply: Any
@@ -254,14 +254,13 @@ def run_until_answer(
     on_result: Callable[[ToolResult], None] | None = None,
     on_event: Callable[[Any], None] | None = None,
 ) -> Answer:
-    """Calls `chat(messages, tools=tools)` until its reply calls no tool; the messages given are not
+    """Calls `chat(messages, tools=tools)` until a reply calls no tool. The list of messages is not
     changed.
 
     A reply has `tool_calls` (of `ToolCall`) and `content` or `text`, or is a stream of
-    `ChatEvent`s, for each of which `on_event` is called. tools: None for the dispatcher's own.
-    on_result is called with each result; what goes wrong in a tool is a result too. Raises
-    RoundsExhausted where the model still calls tools when `max_rounds` replies are used up; those
-    last calls are not run.
+    `ChatEvent`s, which are passed to `on_event`. tools: None for the dispatcher's. Each result is
+    passed to on_result; an error in a tool is a result too. Raises RoundsExhausted if the model
+    still calls tools after `max_rounds` replies; those calls are not run.
     """
     conversation = _Conversation(messages, dispatcher, max_rounds, on_result)
     tools = dispatcher.tools if tools is None else tools
@@ -287,11 +286,11 @@ async def run_until_answer_async(
     on_result: Callable[[ToolResult], None] | None = None,
     on_event: Callable[[Any], None] | None = None,
 ) -> Answer:
-    """`run_until_answer` where the chat, its stream and the tools may be awaited:
-    `AsyncEngine.chat` and coroutine functions.
+    """`run_until_answer` for a chat, stream and tools that may be awaitable: `AsyncEngine.chat` and
+    coroutine functions.
 
-    The calls of one reply run side by side (in threads, where a tool is an ordinary function);
-    their results keep the order of the calls.
+    The calls of one reply run concurrently (ordinary functions in threads); their results keep the
+    order of the calls.
     """
     conversation = _Conversation(messages, dispatcher, max_rounds, on_result)
     tools = dispatcher.tools if tools is None else tools
@@ -317,7 +316,9 @@ async def _dispatched(dispatcher: Any, call: ToolCall) -> ToolResult:
 
 
 def _streamed(event: Any, reply: Any, on_event: Callable[[Any], None] | None) -> Any:
-    """Tells of an event; the completion at the end of the stream, until then the stream."""
+    """Passes an event on; returns the completion at the end of the stream, before that the
+    stream.
+    """
     if on_event is not None:
         on_event(event)
     done = getattr(event, "completion", None)
@@ -349,11 +350,11 @@ class _Conversation:
         }
 
     def asked(self) -> list[dict[str, Any]]:
-        """The messages to ask with."""
+        """The messages for the next reply."""
         return [dict(message) for message in self.messages]
 
     def replied(self, reply: Any) -> tuple[ToolCall, ...]:
-        """Takes a reply in; the calls to run, none where it is the answer."""
+        """Adds a reply; returns the calls to run, none if it is the answer."""
         self.rounds += 1
         calls = _with_new_ids(tuple(getattr(reply, "tool_calls", ()) or ()), self.used)
         self.messages.append(_message(reply, calls))
@@ -368,19 +369,19 @@ class _Conversation:
         return calls
 
     def ran(self, result: ToolResult) -> None:
-        """Takes a result in."""
+        """Adds a result."""
         self.results.append(result)
         self.messages.append(result.message())
         if self.on_result is not None:
             self.on_result(result)
 
     def answer(self, reply: Any) -> Answer:
-        """What it has come to."""
+        """The final state."""
         return Answer(reply, tuple(self.messages), tuple(self.results), self.rounds)
 
 
 def _with_new_ids(calls: tuple[ToolCall, ...], used: set) -> tuple[ToolCall, ...]:
-    """The calls, with ids that the conversation has not used before."""
+    """The calls, with ids that are not used in the conversation yet."""
     out = []
     for call in calls:
         if call.id in used:

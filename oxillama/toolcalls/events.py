@@ -1,8 +1,8 @@
-"""What is found in a reply as it streams: text, markup, reasoning, and the beginning, arguments and
-end of tool calls.
+"""The events of a streamed reply: text, markup, reasoning, and the beginning, arguments and end of
+tool calls.
 
-Every event carries the `raw` text it stands for; the raw texts of all events, joined, are the input
-exactly.
+Every event has the `raw` text it was read from; the raw texts of all events, joined, are exactly
+the input.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call of a tool: its name and its arguments as JSON values. The id is nine letters and
-    digits, which every template takes.
+    digits, which every template accepts.
 
-    written: the arguments' JSON text as the model wrote it, "" where it wrote none.
+    written: the arguments' JSON text as the model wrote it, "" if it did not write JSON.
     """
 
     name: str
@@ -27,12 +27,12 @@ class ToolCall:
 
     @property
     def arguments_text(self) -> str:
-        """The arguments as JSON text: as written, else made of the values."""
+        """The arguments as JSON text: as written, otherwise made from the values."""
         return self.written or json.dumps(self.arguments, ensure_ascii=False)
 
     def message(self) -> dict[str, Any]:
-        """The call as an assistant message lists it under `tool_calls`; arguments as an object, as
-        chat templates want them.
+        """The call as an entry of an assistant message's `tool_calls`, with its arguments as an
+        object.
         """
         return {
             "id": self.id,
@@ -55,14 +55,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thought before its answer."""
+    """A piece of the reasoning before the answer."""
 
     raw: str
 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """Delimiters and what stands between them: nothing to show."""
+    """Delimiters and the text between them that is not shown."""
 
     raw: str
 
@@ -90,7 +90,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A call that is whole."""
+    """A complete call."""
 
     raw: str
     index: int
@@ -99,8 +99,8 @@ class CallFinished:
 
 @dataclass(frozen=True, slots=True)
 class CallMalformed:
-    """What began as a call and is none: `text` is all of it from its opening on, of which `raw` was
-    not given out before.
+    """What began as a call and is not one: `text` is everything from its opening on, and `raw` the
+    part that was not returned before.
     """
 
     raw: str
@@ -113,7 +113,7 @@ Event = Text | Reasoning | Markup | CallStarted | CallArguments | CallFinished |
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """The events with neighbouring pieces of one kind made one, and empty ones left out."""
+    """The events with neighbouring pieces of one kind merged and empty ones removed."""
     out: list[Event] = []
     for event in events:
         kind = type(event)

@@ -1,5 +1,6 @@
-"""Messages as a chat template takes them: some write a call's arguments from an object, some from
-JSON text; some call reasoning thinking; some read contents as text alone, some as parts alone.
+"""Messages in the form that a chat template expects. Some templates write a call's arguments from
+an object, some from JSON text; some call reasoning "thinking"; some read contents only as text,
+some only as parts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _PARTS = re.compile(r"\bfor\s+\w+\s+in\s+\w+(?:\.content\b|\[['\"]content['\"]\]
 
 
 class MessageForm:
-    """How one template wants its messages; which form of arguments, and of contents, it takes is
-    tried once, when the first one comes for which that matters.
+    """The form of messages that one template expects. The forms of arguments and of contents are
+    detected by rendering, when the first message needs it.
     """
 
     __slots__ = ("_as_text", "_by_parts", "_render", "_takes_parts", "_takes_text", "_thinking")
@@ -37,9 +38,7 @@ class MessageForm:
         self._takes_parts: bool | None = None
 
     def formed(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The messages, with the arguments of calls and what came before an answer as the template
-        takes them.
-        """
+        """The messages with tool-call arguments and reasoning as the template expects them."""
         return [
             self._message(message) if isinstance(message, Mapping) else message
             for message in messages
@@ -62,8 +61,8 @@ class MessageForm:
         return made
 
     def _content(self, content: Any) -> Any:
-        """A content as the template writes it whole: text as one part where it reads parts alone,
-        parts of text as one text where it reads text alone.
+        """A content in the form that the template writes completely: text as one part if it reads
+        only parts, parts as one text if it reads only text.
         """
         if isinstance(content, str):
             if self._takes_text is None:
@@ -76,7 +75,7 @@ class MessageForm:
         return content
 
     def _writes(self, content: Any) -> bool:
-        """Whether the template writes the text of a content, and nothing of its form."""
+        """Whether the template writes only the text of a content."""
         try:
             text = self._render([{"role": "user", "content": content}])
         except TemplateError:
@@ -93,7 +92,7 @@ class MessageForm:
         return {**call, "function": made} if "function" in call else made
 
     def _wants_text(self) -> bool:
-        """Whether the template writes a call's arguments right from JSON text alone."""
+        """Whether the template writes a call's arguments correctly only from JSON text."""
         written = {}
         for as_text in (False, True):
             arguments = _arguments({_PROBE: "x"}, as_text)
@@ -134,7 +133,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _arguments(given: Any, as_text: bool) -> Any:
-    """Arguments in one form or the other; a text that is no JSON object stays as it is."""
+    """Arguments in one form or the other; a text that is not a JSON object is unchanged."""
     if as_text:
         return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     if not isinstance(given, str):

@@ -1,9 +1,9 @@
-"""`ChatPlan`: what one chat asks of generation (a constraint) and how its reply is read (reasoning,
+"""`ChatPlan`: how one chat is generated (a constraint) and how its reply is read (reasoning,
 content, calls).
 
-`ChatPlanner` puts together what the chat template teaches, the prompt it rendered, the tools and
-`tool_choice`, and what the vocabulary has as tokens. Plans are kept: a chat whose tools, choice and
-constraint came before finds its grammar compiled and its masks made.
+`ChatPlanner` combines the notation that the chat template teaches, the rendered prompt, the tools
+and `tool_choice`, and the tokens of the vocabulary. Plans are cached: a chat with the same tools,
+choice and constraint reuses its compiled grammar and masks.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ _KEPT = 32  # plans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPlan:
-    """How one chat goes. format: None where no calls are looked for; constraint: what generation is
-    held to, None where to nothing.
+    """How one chat runs. format: the notation of calls, None if none are looked for; constraint: of
+    the generation, None for none.
 
-    leading: calls stand at the reply's beginning or nowhere. shown: ids of delimiters that are
-    control tokens, by their text: generation writes them out, so that the reply can be read.
+    leading: calls are recognised only at the beginning of the reply. shown: ids of delimiters that
+    are control tokens, by their text; generation writes them as text, so that the reply can be
+    read.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -60,7 +61,7 @@ class ChatPlan:
     shown: Mapping[str, int] = field(default_factory=dict)
 
     def parser(self, *, first_index: int = 0) -> ReplyParser:
-        """A parser for the reply as it streams."""
+        """A parser for the streamed reply."""
         return ReplyParser(
             self.format,
             reasoning=self.reasoning,
@@ -72,7 +73,7 @@ class ChatPlan:
         )
 
     def read(self, text: str) -> Reply:
-        """A whole reply in its parts."""
+        """A complete reply in its parts."""
         parser = self.parser()
         parser.feed(text)
         parser.finish()
@@ -80,8 +81,8 @@ class ChatPlan:
 
 
 class ChatPlanner:
-    """Plans the chats over one template and vocabulary; safe to share between threads. The last
-    plans are kept, `kept` of them.
+    """Plans the chats of one template and vocabulary; safe to share between threads. The last
+    `kept` plans are cached.
     """
 
     def __init__(self, template: str, bridge: TokenizerBridge, *, kept: int = _KEPT) -> None:
@@ -106,14 +107,14 @@ class ChatPlanner:
         parallel_tool_calls: bool = True,
         constraint: Grammar | None = None,
     ) -> ChatPlan:
-        """The plan of a chat over a rendered prompt.
+        """The plan of a chat with a rendered prompt.
 
         tool_choice: "auto" (the default with tools), "none", "required", or one tool: its name or
-        {"type": "function", "function": {"name": ...}}. tool_format: None for what the template
-        teaches. parallel_tool_calls: False ends a reply after its first call. constraint: what an
-        answer is held to; beside calls the reply is one or the other, which shows where it begins.
-        Raises ConfigError for choices that cannot be honoured, and for a constraint whose answers
-        may begin as a call does.
+        {"type": "function", "function": {"name": ...}}. tool_format: None for the template's
+        notation. parallel_tool_calls: False ends a reply after its first call. constraint: applies
+        to answers; with calls, the beginning of the reply decides whether it is an answer or calls.
+        ConfigError for choices that cannot be honoured, and for a constraint whose answers may
+        begin like a call.
         """
         offered = tools_of(tools or ())
         choice, name = _choice(tool_choice, offered)
@@ -159,7 +160,7 @@ class ChatPlanner:
         parallel: bool,
         answer: Grammar | None,
     ) -> ChatPlan:
-        """A plan, made; its arguments are what plans differ in."""
+        """A new plan; its arguments are the key of the cache."""
         if kind is not None and kind.style == "harmony":
             return self._channelled(tools_json, choice, name, answer)
         tools, region = tools_of(json.loads(tools_json)), None if over else self.reasoning
@@ -198,8 +199,8 @@ class ChatPlanner:
     def _channelled(
         self, tools_json: str, choice: str, name: str | None, answer: Grammar | None
     ) -> ChatPlan:
-        """A plan in the harmony notation: calls, reasoning and answers have channels of their own,
-        so that one grammar holds them all.
+        """A plan in the harmony notation: calls, reasoning and answers have separate channels, so
+        one grammar covers them all.
         """
         tools, ids = tools_of(json.loads(tools_json)), self._ids(HARMONY)
         offered = [tool for tool in tools if choice != "none" and name in (None, tool.name)]
@@ -226,12 +227,12 @@ class ChatPlanner:
 
 
 def detect_format(template: str) -> ToolCallFormat | None:
-    """The format that a chat template teaches its model, None where it teaches none that is known
-    here.
+    """The notation of calls that a chat template teaches its model, None if it teaches no known
+    one.
 
-    Told by what the template's source speaks of, and proven by what it writes for a call in the
-    conversation: where that reads as a call in another format, the other one is meant; where no
-    format reads it, none is known.
+    It is recognised from the template's source, and checked with the text that the template writes
+    for a call in a conversation. If that text reads as a call in another format, that format is
+    returned; if no format reads it, None.
     """
     kind = taught_format(template)
     written = None if kind is not None and _proven_by_source(kind) else _written_call(template)
@@ -242,8 +243,8 @@ def detect_format(template: str) -> ToolCallFormat | None:
 
 
 def _proven_by_source(kind: ToolCallFormat) -> bool:
-    """Whether what a template writes proves nothing: bare calls and channels depend on where they
-    stand.
+    """Whether the text that a template writes proves nothing, because bare calls and channels
+    depend on their position.
     """
     return bool(kind.bare) or kind.style == "harmony"
 
@@ -253,7 +254,7 @@ _PROBE = ToolCall("probe_tool", {"probe_key": "probe value"})
 
 
 def _written_call(template: str) -> str | None:
-    """What a template writes for a call that an assistant made, None where it writes none."""
+    """The text that a template writes for an assistant's call, None if it writes none."""
     tool = Tool(
         _PROBE.name,
         "a probe",
@@ -283,7 +284,7 @@ def _written_call(template: str) -> str | None:
 
 
 def _reads(kind: ToolCallFormat, text: str) -> bool:
-    """Whether a text reads as the probe's call in a format."""
+    """Whether a text is read as the probe's call in a format."""
     _, calls, malformed = detect_calls(text, kind)
     found = [(call.name, call.arguments) for call in calls]
     return not malformed and found == [(_PROBE.name, _PROBE.arguments)]
@@ -312,8 +313,8 @@ def plan_chat(
 
 
 def _tools_json(tools: Sequence[Tool]) -> str:
-    """The tools as JSON text: what plans are kept under. The order of members counts, it is that of
-    the arguments.
+    """The tools as JSON text, the key of cached plans. The order of members matters, because
+    arguments follow it.
     """
     try:
         return json.dumps([tool.listed() for tool in tools], separators=(",", ":"))

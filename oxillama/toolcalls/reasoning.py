@@ -1,8 +1,8 @@
-"""Reasoning regions: `<think>...</think>` and its kin, split off as they stream, and left out of
-constraints.
+"""Reasoning regions, such as `<think>...</think>`: separated from a streamed reply, and excluded
+from constraints.
 
-A region stands at the beginning of a reply: after nothing but spaces, or already opened by the
-prompt. What mentions the delimiters later is text.
+A region is recognised only at the beginning of a reply: after nothing but spaces, or already opened
+by the prompt. Delimiters that appear later are text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReasoningFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The texts around regions, whole and in part, that a vocabulary may have as tokens."""
+        """The texts around regions, and their parts, that may be tokens of a vocabulary."""
         return (self.open, self.close, *marks_in(self.open + self.close))
 
 
@@ -53,14 +53,14 @@ REASONING_FORMATS = (
 
 
 def detect_reasoning(template: str) -> ReasoningFormat | None:
-    """The regions that a chat template's source knows of, None where it knows none."""
+    """The reasoning format that a chat template's source mentions, None without one."""
     source = spelled_out(template)
     return next((each for each in REASONING_FORMATS if each.close in source), None)
 
 
 def opened_by(prompt: str, format: ReasoningFormat = THINK) -> bool:
-    """Whether a rendered prompt ends inside a region, which the reply then goes on with. What a
-    message says at the prompt's end opens none.
+    """Whether a rendered prompt ends inside a region, which the reply continues. Text of messages
+    at the prompt's end does not open one.
     """
     end = prompt.rstrip(SPACE)
     return end.endswith(format.open) and 1 not in marks_of(end[-len(format.open) :])
@@ -73,8 +73,8 @@ def closed_by(prompt: str, format: ReasoningFormat = THINK) -> bool:
 
 
 def implied_by(template: str, format: ReasoningFormat = THINK) -> bool:
-    """Whether the model of a chat template reasons without a beginning: DeepSeek R1 and its kin,
-    whose templates know regions by their end alone.
+    """Whether the model of a chat template starts to reason without an opening delimiter, like
+    DeepSeek R1: such templates mention only the closing one.
     """
     return (
         "<｜Assistant｜>" in template and format.close in template and format.open not in template
@@ -82,8 +82,8 @@ def implied_by(template: str, format: ReasoningFormat = THINK) -> bool:
 
 
 class ReasoningSplitter:
-    """Feeds on a reply in any pieces; gives out `Reasoning`, `Text` and `Markup` whose raw texts,
-    joined, are the reply.
+    """Splits a reply that arrives in any pieces into `Reasoning`, `Text` and `Markup` whose raw
+    texts, joined, are the reply.
     """
 
     def __init__(self, format: ReasoningFormat = THINK, *, opened: bool = False) -> None:
@@ -94,11 +94,11 @@ class ReasoningSplitter:
 
     @property
     def over(self) -> bool:
-        """Whether the region is over (or there is none): all that comes is text."""
+        """Whether the region has ended (or there is none), so that everything later is text."""
         return self._place == "after"
 
     def feed(self, text: str) -> list[Event]:
-        """The events that this piece makes certain."""
+        """The events that this piece completes."""
         if not isinstance(text, str):
             raise ConfigError(f"text: found {type(text).__name__}, wanted str")
         if self._place in ("before", "opened") and not self._held:
@@ -124,14 +124,14 @@ class ReasoningSplitter:
 
     @property
     def place(self) -> str:
-        """Where it stands: "before" a region, "opened" (at the beginning of one that the prompt has
+        """The position: "before" a region, "opened" (at the beginning of one that the prompt has
         opened), "inside" or "after" it.
         """
         return self._place
 
     @classmethod
     def at(cls, format: ReasoningFormat, place: str, held: str) -> ReasoningSplitter:
-        """A splitter that stands at a place and holds back the end of a text."""
+        """A splitter at a position, with the text it holds back."""
         if place not in ("before", "opened", "inside", "after") or not isinstance(held, str):
             raise ConfigError(
                 f"reasoning: found {place!r} and {type(held).__name__}, wanted 'before', 'opened', "
@@ -149,14 +149,14 @@ class ReasoningSplitter:
         return ReasoningSplitter.at(self.format, self._place, self.held)
 
     def finish(self) -> list[Event]:
-        """What was held back: a region that was never closed is reasoning to its end."""
+        """The text held back. A region without a closing delimiter is reasoning to its end."""
         kind = Reasoning if self._place in ("opened", "inside") else Text
         self._with_lead()
         return joined([kind(self._take(len(self._held)))])
 
     def _before(self, out: list[Event]) -> None:
-        """At the beginning: the text that opens a region, though the prompt has opened it
-        already.
+        """At the beginning: look for the opening delimiter, even if the prompt has opened the
+        region.
         """
         if self._held.startswith(self.format.open):
             self._with_lead()
@@ -188,9 +188,7 @@ class ReasoningSplitter:
 def split_reasoning(
     text: str, format: ReasoningFormat = THINK, *, opened: bool = False
 ) -> tuple[str, str]:
-    """(the reasoning, the answer) of a whole reply, each as it is written, without the
-    delimiters.
-    """
+    """(the reasoning, the answer) of a complete reply, as written, without the delimiters."""
     splitter = ReasoningSplitter(format, opened=opened)
     events = splitter.feed(text) + splitter.finish()
     reasoning = "".join(event.raw for event in events if isinstance(event, Reasoning))

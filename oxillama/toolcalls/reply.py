@@ -1,10 +1,10 @@
-"""A reply in its parts, whole (`Reply`) and as it streams (`ReplyParser`, `ChatEvent`).
+"""A reply in its parts, complete (`Reply`) and as it streams (`ReplyParser`, `ChatEvent`).
 
     reasoning* content* (call arguments* (call_end | malformed))* ... end
 
-Law: pieces of one kind, joined, are what the finished completion holds: `text` its content,
-`reasoning` its reasoning, the `arguments` of a call that ended its `arguments_text`. Spaces that a
-completion leaves out (around regions and calls) are held back until it is known.
+The pieces of one kind, joined, equal that part of the finished completion: `text` its content,
+`reasoning` its reasoning, and the `arguments` of a finished call its `arguments_text`. Spaces that
+the completion may leave out (around regions and calls) are held back until that is known.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatEvent:
-    """One step of a streamed chat; `kind` says which, and every other field that does not belong to
-    it is empty.
+    """One event of a streamed chat. `kind` says which; fields that do not belong to it are empty.
 
     kind: "content" (text), "reasoning" (reasoning), "call" (index, id, name: a call begins),
     "arguments" (index, arguments: a piece of JSON text), "call_end" (index, call), "malformed"
-    (index, malformed: what began as a call is none) or "end" (completion). tokens, logprobs: of the
-    tokens that came since the event before; over a whole stream those of the completion.
+    (index, malformed: what began as a call is not one) or "end" (completion). tokens, logprobs: of
+    the tokens since the previous event; over a whole stream, those of the completion.
     """
 
     kind: str
@@ -59,8 +58,8 @@ class ChatEvent:
 
 
 class ChatEventBuilder:
-    """Turns a reply's events into chat events, piece by piece; what it holds back are spaces and
-    line ends that may be left out.
+    """Turns a reply's events into chat events, piece by piece. It holds back spaces and line ends
+    that may be left out.
     """
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class ChatEventBuilder:
         self._calls = False
 
     def take(self, events: Iterable[Event]) -> list[ChatEvent]:
-        """The chat events that these make certain."""
+        """The chat events that these events complete."""
         out = []
         for event in events:
             made = self._of(event)
@@ -79,7 +78,7 @@ class ChatEventBuilder:
         return out
 
     def finish(self) -> list[ChatEvent]:
-        """The end of the content, where spaces at its end belong to it."""
+        """The end of the content, if spaces at its end belong to it."""
         rest = "" if self._calls else self._content.held
         return [ChatEvent(kind="content", text=rest)] if rest else []
 
@@ -115,7 +114,7 @@ class ChatEventBuilder:
 
 
 class _Trimmed:
-    """A text without some characters at its ends; `leading` keeps those at its beginning."""
+    """A text without certain characters at its ends; `leading` keeps those at its beginning."""
 
     __slots__ = ("_begun", "_chars", "_held", "leading")
 
@@ -126,17 +125,17 @@ class _Trimmed:
 
     @property
     def held(self) -> str:
-        """What is held back: it may stand at the end."""
+        """The text held back: spaces that may be at the end."""
         return "".join(self._held)
 
     def precede(self) -> None:
-        """Something stands before the text, if it has not begun."""
+        """Something comes before the text, if it has not begun."""
         if not self._begun:
             self.leading = False
             self._held.clear()
 
     def feed(self, text: str) -> str:
-        """What is now certain."""
+        """The text that is now certain."""
         if not self._begun and not self.leading:
             text = text.lstrip(self._chars)
         kept = text.rstrip(self._chars)
@@ -150,8 +149,8 @@ class _Trimmed:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply in its parts. content: the answer's text, without the spaces around regions and
-    calls; raw: all as it was written.
+    """A reply in its parts. content: the answer's text without the spaces around regions and calls;
+    raw: the whole text as it was written.
     """
 
     content: str
@@ -161,7 +160,7 @@ class Reply:
     raw: str = ""
 
     def message(self) -> dict[str, Any]:
-        """The reply as a conversation holds it."""
+        """The reply as a message of the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -171,10 +170,10 @@ class Reply:
 
 
 class ReplyParser:
-    """Feeds on a reply in any pieces; the raw texts of all events, joined, are the reply. None for
-    a format: it is not looked for.
+    """Parses a reply in any pieces; the raw texts of all events, joined, are the reply. A format of
+    None is not looked for.
 
-    reasoning_opened: the prompt has opened the region. Other arguments are those of
+    reasoning_opened: the prompt has opened the reasoning region. Other arguments are those of
     `ToolCallDetector`.
     """
 
@@ -202,7 +201,7 @@ class ReplyParser:
         self._events: list[Event] = []
 
     def feed(self, text: str) -> list[Event]:
-        """The events that this piece makes certain."""
+        """The events that this piece completes."""
         return self._keep(
             self._calls([Text(text)] if self._splitter is None else self._splitter.feed(text))
         )
@@ -214,7 +213,7 @@ class ReplyParser:
 
     @property
     def reply(self) -> Reply:
-        """What the reply has come to so far; whole after `finish`."""
+        """The reply so far; complete after `finish`."""
 
         parts = ChatEventBuilder()
         events = parts.take(self._events) + parts.finish()
@@ -227,7 +226,9 @@ class ReplyParser:
         )
 
     def _calls(self, events: list[Event]) -> list[Event]:
-        """Text through the detector. Reasoning comes before all text, so the order stays."""
+        """Text passed through the detector. Reasoning comes before all text, so the order is
+        kept.
+        """
         if self._detector is None:
             return events
         out: list[Event] = []
@@ -249,7 +250,7 @@ def parse_reply(
     names: Collection[str] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Reply:
-    """A whole reply in its parts; arguments are those of `ReplyParser`."""
+    """A complete reply in its parts; arguments are those of `ReplyParser`."""
     parser = ReplyParser(
         format,
         reasoning=reasoning,

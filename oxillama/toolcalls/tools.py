@@ -1,6 +1,6 @@
-"""`Tool`: a tool's name, description and parameters, however it was given (as a chat message lists
-it, bare, or as a Python function), and `faults`: what is wrong with the arguments of a call that no
-grammar constrained.
+"""`Tool`: a tool's name, description and parameters, in whatever form it was given (as a chat
+message lists it, bare, or as a Python function), and `faults`: the errors in the arguments of a
+call that no grammar constrained.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Tool:
 
 
 def tool_of(given: Tool | Mapping[str, Any] | Callable) -> Tool:
-    """The tool given as a `Tool`, as {"type": "function", "function": {...}}, as its inside alone,
-    or as a function with type hints.
+    """A tool given as a `Tool`, as {"type": "function", "function": {...}}, as the inner dict
+    alone, or as a function with type hints.
     """
     if isinstance(given, Tool):
         return given
@@ -74,7 +74,7 @@ def tool_of(given: Tool | Mapping[str, Any] | Callable) -> Tool:
 
 
 def tools_of(given: Iterable[Any]) -> tuple[Tool, ...]:
-    """The tools of a list; a name that stands twice raises ConfigError."""
+    """The tools of a list; ConfigError if a name appears twice."""
     tools = tuple(map(tool_of, given))
     names = [tool.name for tool in tools]
     for name in names:
@@ -84,10 +84,10 @@ def tools_of(given: Iterable[Any]) -> tuple[Tool, ...]:
 
 
 def tool_from_function(function: Callable, *, name: str | None = None) -> Tool:
-    """The tool that a Python function is: parameters from its signature and type hints,
+    """A tool made from a Python function: parameters from its signature and type hints,
     descriptions from its docstring.
 
-    The first paragraph describes the tool; lines `name: text` under `Args:`, or a text in
+    The first paragraph describes the tool. Lines `name: text` under `Args:`, or a text in
     `Annotated`, describe parameters.
     """
     name = name or function.__name__
@@ -176,8 +176,8 @@ _OPEN_ENDED = {
 
 
 def arguments_schema(tool: Tool, *, closed: bool = True) -> dict[str, Any]:
-    """The schema of a tool's arguments: an object, and one without further properties where its
-    schema leaves that open.
+    """The schema of a tool's arguments: an object, closed if its schema does not say whether it is
+    open.
     """
     schema = {"type": "object", **tool.parameters}
     return (
@@ -195,7 +195,7 @@ _DEEPEST = 64
 def faults(
     value: Any, schema: Any, *, root: Any = None, where: str = "", depth: int = 0
 ) -> list[str]:
-    """At most a few sentences, none for valid arguments."""
+    """The errors in arguments, as a few sentences; empty for valid arguments."""
     root = schema if root is None else root
     if schema is True or schema == {} or depth > _DEEPEST:
         return []
@@ -227,7 +227,7 @@ def faults(
 
 
 def _own(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:
-    """Faults of the value itself."""
+    """Errors of the value itself."""
     kinds = schema.get("type")
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if kinds and not any(_is(value, kind) for kind in kinds):
@@ -278,7 +278,7 @@ def _members(
 
 
 def _resolved(reference: str, root: Any) -> Any:
-    """The schema that a reference inside the root names; anything for one that leads elsewhere."""
+    """The schema of a reference inside the root; an unrestricted one for other references."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return True
     found = root

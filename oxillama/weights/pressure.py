@@ -1,5 +1,5 @@
-"""`MemoryPressureProbe`: how near the system, or the control group this process is in, is to its
-limit of memory.
+"""`MemoryPressureProbe`: how close the system, or the control group of this process, is to its
+memory limit.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ HIGH, LOW = 0.90, 0.75
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes in use of a limit; files in the system's cache are not among them: they yield."""
+    """Bytes in use and their limit. Cached files do not count, because the system can drop them."""
 
     used: int
     limit: int
 
     @property
     def share(self) -> float:
-        """Of the limit, 0 to 1."""
+        """The share of the limit in use, 0 to 1."""
         return self.used / self.limit if self.limit > 0 else 1.0
 
 
 class MemoryPressureProbe:
-    """Looks at the memory in use, where it is tightest: of the system (`/proc/meminfo`), or of a
-    control group around this process (version 2 `memory.max`, version 1 `memory.limit_in_bytes`).
+    """Reads the memory in use where the limit is tightest: of the system (`/proc/meminfo`), or of a
+    control group of this process (version 2 `memory.max`, version 1 `memory.limit_in_bytes`).
 
-    high: share of the limit from which memory is short; low: share below which it is so no longer.
-    proc, root: where the system shows both.
+    high: share of the limit above which memory is short; low: share below which it no longer is.
+    proc, root: the folders in which the system shows both.
     """
 
     __slots__ = ("_proc", "_root", "_short", "high", "low")
@@ -52,15 +52,15 @@ class MemoryPressureProbe:
         self._proc, self._root, self._short = proc, root, False
 
     def read(self) -> MemoryUse | None:
-        """The memory in use of the tightest limit; None where the system shows none."""
+        """The memory in use of the tightest limit; None if the system shows none."""
         found = [self._system(), *(self._group(folder) for folder in self._folders())]
         return max(
             (one for one in found if one is not None), key=lambda one: one.share, default=None
         )
 
     def excess(self) -> int:
-        """Bytes to give back until use is at the lower watermark: from the moment it reaches the
-        upper one until it is below the lower one; else 0.
+        """Bytes to release to reach the lower watermark, from the moment use reaches the upper one
+        until it is below the lower one; otherwise 0.
         """
         use = self.read()
         if use is None:
@@ -69,14 +69,14 @@ class MemoryPressureProbe:
         return max(0, use.used - int(self.low * use.limit)) if self._short else 0
 
     def allows(self, nbytes: int) -> bool:
-        """Whether so many bytes more stay below the upper watermark, and use is below the lower
-        one.
+        """Whether use is below the lower watermark, and would stay below the upper one with this
+        many bytes more.
         """
         use = self.read()
         return use is None or (use.share < self.low and use.used + nbytes < self.high * use.limit)
 
     def limit(self) -> int | None:
-        """The least of all limits, in bytes; None where the system shows none."""
+        """The smallest of all limits, in bytes; None if the system shows none."""
         found = [self._system(), *(self._group(folder) for folder in self._folders())]
         return min((one.limit for one in found if one is not None), default=None)
 

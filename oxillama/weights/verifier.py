@@ -5,11 +5,10 @@ model already answers.
              while none does) --- every section holds --- the model's files hold
                         |
                         +-- one does not: the file is removed, the engine fails with WeightsDamaged,
-                            and a DamagedWeightsWarning says how many steps ran over it
+                            and a DamagedWeightsWarning says how many steps used it
 
-The sections come first; then, when the model has run nothing for two seconds, the model's files are
-compared with the hashes that were taken of them when the weights were packed. Closing a model
-finishes the sections.
+The sections are compared first. When the model has been idle for two seconds, its files are
+compared with the hashes taken when the weights were packed. Closing a model finishes the sections.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ class _Stopped(Exception):
 
 
 class PanelVerifier(threading.Thread):
-    """Verifies one mapped file in the background; `program`, which runs over it, is watched, and
-    not kept alive. shards: the model's files.
+    """Verifies one mapped file in the background, without keeping `program`, which uses it, alive.
+    shards: the model's files.
 
-    verified: every section holds. damage: what was found that does not.
+    verified: every section is right. damage: the error found, None without one.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class PanelVerifier(threading.Thread):
         self.start()
 
     def tell(self, report: Report) -> None:
-        """Call `report(error)` when damage is found; at once where it has been."""
+        """Call `report(error)` when damage is found, or now if it has been."""
         with self._lock:
             self._reports.append(report)
             found = self.damage
@@ -87,7 +86,7 @@ class PanelVerifier(threading.Thread):
             _verifiers.discard(self)
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
-        """Verify the sections that are left now, for at most so many seconds."""
+        """Verify the remaining sections now, for at most this many seconds."""
         if os.getpid() != self._pid:  # a forked child has the object, and no such thread
             return
         self._deadline = time.monotonic() + seconds
@@ -96,7 +95,7 @@ class PanelVerifier(threading.Thread):
             self.join(seconds + 1.0)
 
     def cancel(self) -> None:
-        """End it; what is not verified stays so."""
+        """End it; the rest stays unverified."""
         if os.getpid() == self._pid:
             self._cancelled.set()
             self._hurry.set()
@@ -133,14 +132,14 @@ class PanelVerifier(threading.Thread):
         return hasher.hexdigest() == digest
 
     def _throttle_panels(self) -> None:
-        """Before each piece of a section."""
+        """Wait before each piece of a section."""
         if not self._hurry.is_set() and not self._watch.idle(QUIET_SECONDS):
             self._hurry.wait(BUSY_SECONDS)
         if self._cancelled.is_set() or self._hurry.is_set() and time.monotonic() > self._deadline:
             raise _Stopped
 
     def _throttle_files(self) -> None:
-        """Before each piece of the model's files."""
+        """Wait before each piece of the model's files."""
         while not self._hurry.is_set() and not self._watch.idle(IDLE_SECONDS):
             self._hurry.wait(BUSY_SECONDS)
         if self._hurry.is_set():
@@ -163,7 +162,7 @@ class PanelVerifier(threading.Thread):
 
 
 def _pieces(shard: Shard) -> Iterator[memoryview]:
-    """The bytes of a file, read anew: the system's file cache holds them, not this process."""
+    """The bytes of a file, read again through the system's file cache."""
     if shard.path is None:
         return
     buffer = memoryview(bytearray(PIECE))

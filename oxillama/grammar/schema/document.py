@@ -217,8 +217,8 @@ class Document:
         return self.numbers[id(schema)]
 
     def keywords(self, node: int) -> dict:
-        """The keywords that count: before 2019-09, siblings of `$ref` are ignored. Raises for
-        values that mean nothing.
+        """The keywords that apply: before 2019-09, keywords next to `$ref` are ignored. Raises for
+        invalid values.
         """
         known = self.effective.get(node)
         if known is not None:
@@ -309,8 +309,8 @@ class Document:
         return (self.numbers[id(at)], True)
 
     def refuse_loops(self) -> None:
-        """Raises if a schema refers to itself at the same place of the value: nothing would ever be
-        decided.
+        """Raises if a schema refers to itself at the same position of the value, so that it could
+        never be decided.
         """
         edges = self._reached()
         colour: dict[int, int] = {}  # 1: on the path, 2: done
@@ -332,8 +332,8 @@ class Document:
                     path.pop()
 
     def _reached(self) -> dict[int, list[int]]:
-        """Of the nodes that some value may meet (definitions only where they are referred to),
-        those with others beside them.
+        """The nodes that some value may reach (definitions only if they are referred to), each with
+        the nodes that apply to the same value; only those that have any.
         """
         out: dict[int, list[int]] = {}
         reached, todo = set(), [self.root] if self.root else []
@@ -365,7 +365,7 @@ class Document:
         return out
 
     def _in_place(self, node: int, schema: dict) -> list[int]:
-        """The nodes that apply to the same value as this one does."""
+        """The nodes that apply to the same value as this one."""
         subs = [schema[k] for k in ("not", "if", "then", "else") if k in schema]
         for keyword in ("allOf", "anyOf", "oneOf"):
             subs += schema[keyword] if isinstance(schema.get(keyword), list) else []

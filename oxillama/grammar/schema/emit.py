@@ -1,9 +1,9 @@
 """Writes the cases of a schema as grammar rules: one rule per set of literals, one alternative per
 case and type.
 
-Everything here and in `numbers`, `arrays` and `objects` only ever narrows: a
-case whose constraints cannot be written exactly is refused (`refuse` raises, or warns when the
-compiler is lenient), never widened.
+Everything here and in `numbers`, `arrays` and `objects` only narrows: a case whose constraints
+cannot be written exactly is refused (`refuse` raises, or warns if the compiler is lenient), never
+widened.
 """
 
 import functools
@@ -85,8 +85,8 @@ class Emitter:
         self.where = "/"
 
     def run(self, root: frozenset) -> bool:
-        """Writes the root's rule and all it needs but what can be put off; returns whether anything
-        was.
+        """Writes the root's rule and all rules it needs except deferred ones; returns whether any
+        were deferred.
         """
         self.number(root)
         self.spelling = sp.Spelling(
@@ -103,7 +103,7 @@ class Emitter:
         return any(self.lazy)
 
     def settle(self) -> None:
-        """Writes what is waiting, or puts it off."""
+        """Writes the waiting rules, or defers them."""
         while self.todo:
             index = self.todo.pop()
             key = self.keys[index]
@@ -115,7 +115,7 @@ class Emitter:
             self.rules[index] = self.body(key)
 
     def write(self, index: int) -> None:
-        """Writes a rule that was put off."""
+        """Writes a deferred rule."""
         if self.rules[index] is None:
             self.rules[index] = self.body(self.keys[index])
             self.settle()
@@ -273,7 +273,7 @@ class Emitter:
         return self.inlined(seq(literal('"'), rest.node(self.spell), literal('"')))
 
     def guard(self, keyword: str, make, fallback):
-        """What `make` gives; where that cannot be done, a refusal, and (lenient) the fallback."""
+        """The result of `make`; if it cannot be written, a refusal and (lenient) the fallback."""
         try:
             return make()
         except GrammarError as error:

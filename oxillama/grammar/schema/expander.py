@@ -1,11 +1,11 @@
-"""What a conjunction of schemas demands, as a list of cases without any logic left in them.
+"""Turns a conjunction of schemas into a list of cases with no logic left in them.
 
 `Expander.cases(literals)` turns a set of literals (schema nodes that must or must not hold) into a
-disjunction of `Case`. Conjunctions add facts to a case; `anyOf`, `oneOf`, `if`, `dependent*` and
-the negation of any keyword split it; contradictions drop it. Sub-schemas of items and properties
-stay literals, so recursion needs no unrolling: a grammar rule is a set of literals, and there are
-finitely many. What a keyword adds to a case is in `keywords`, how one fails in
-`negation`, what tells branches of `oneOf` apart in `disjoint`.
+disjunction of `Case`. Conjunctions add constraints to a case; `anyOf`, `oneOf`, `if`, `dependent*`
+and the negation of any keyword split it; contradictions drop it. Sub-schemas of items and
+properties stay literals, so recursion needs no unrolling: a grammar rule is a set of literals, and
+there are finitely many. `keywords` defines what a keyword adds to a case, `negation` how it can
+fail, and `disjoint` what distinguishes the branches of a `oneOf`.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ MAX_STEPS = 30_000  # cases looked at for one schema, those that turned out impo
 
 
 class Expander:
-    """Expands literals of one document. `refuse(pointer, keyword, why)` is called for what cannot
-    be enforced (it raises, or warns).
+    """Expands literals of one document. `refuse(pointer, keyword, why)` is called for a keyword
+    that cannot be enforced (it raises, or warns).
     """
 
     def __init__(self, document: Document, refuse: Callable[[str, str, str], None]):

@@ -1,10 +1,10 @@
-"""Writes the objects of a case: declared members in order (or free), demanded ones, and further
-ones by classes of names.
+"""Writes the objects of a case: declared members in order (or in any order), demanded ones, and
+undeclared ones by classes of names.
 
-`em` is the `Emitter` at work. Free order and demands that are counted use a register of the machine
-(see `nodes`): which members have been written, how many, and under which further names. A name
-written twice counts once, and its last value counts, so where further members are counted, or a
-demand must be met by one of them, their names are distinct.
+`em` is the `Emitter`. Free order and counted demands use a register of the machine (see `nodes`):
+which members have been written, how many, and under which undeclared names. A name written twice
+counts once, and its last value counts. So if undeclared members are counted, or a demand must be
+met by one of them, their names are distinct.
 """
 
 import functools
@@ -82,8 +82,8 @@ def members(em, case: Case) -> tuple:
 
 class UndeclaredMembers:
     """The members of an object without a declared name: `extra`, any of them; `owed`, one node for
-    each demand for some member; `fresh` and `names`, the same as `extra` under distinct names, and
-    how many names there are (None: no end of them).
+    each demand for some member; `distinct`, like `extra` with distinct names, and how many names
+    there are (None: unlimited).
     """
 
     def __init__(self, em, case: Case, known: set[str]):
@@ -158,9 +158,7 @@ def ordered(em, named, undeclared: UndeclaredMembers, least: int, most: int | No
 def tail(
     em, undeclared: UndeclaredMembers, count: int, least: int, most: int | None, loose
 ) -> tuple:
-    """What may follow the declared members when `count` of them are there: nothing only if that is
-    enough and not nothing at all.
-    """
+    """What may follow after `count` declared members: nothing, if that is enough and not empty."""
     missing = max(least - count, 0)
     remaining = None if most is None else most - count
     if loose or undeclared.owed or missing > 1:
@@ -208,8 +206,8 @@ def registered(em, named, undeclared: UndeclaredMembers, least: int, most: int |
 def further(
     em, case: Case, known: set[str], demand=None, distinct: bool = False
 ) -> tuple[tuple, int | None]:
-    """A member whose name is not one of the known ones: a choice over the classes of names that
-    rules tell apart, and how many such names there are (None: no end of them, or not known).
+    """A member with a name that is not among the known ones: a choice over the classes of names
+    that rules distinguish, and the number of such names (None: unlimited or unknown).
     """
     excluded, must, must_not, value, names = demand or (frozenset(), (), (), TRUE, ())
     sources = list(

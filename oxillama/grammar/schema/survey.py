@@ -1,10 +1,10 @@
-"""Tells which rules of a schema can be written later: those that surely raise nothing.
+"""Decides which rules of a schema can be written later: those that certainly raise nothing.
 
-A rule that is put off costs a look at its schema instead of its text and its network; the machine
-asks for it when it first calls it. All else is written at once, so that whatever cannot be enforced
-raises where the schema is compiled. Rules that can never finish a match are known before the
-machine runs (`endless`), so that no text leads into one. `em` is the `Emitter` at work. A rule's
-*needs* are alternatives: lists of rules of which all must finish.
+A deferred rule costs a look at its schema instead of its text and its network; the machine asks for
+it when it first calls it. All others are written at once, so that a keyword that cannot be enforced
+raises when the schema is compiled. Rules that can never finish a match are known before the machine
+runs (`endless`), so that no text leads into one. `em` is the `Emitter`. A rule's *needs* are
+alternatives: lists of rules that must all finish.
 """
 
 from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
 
 
 def plain(em, node: int, sign: bool) -> tuple[int, bool]:
-    """What stands behind references that have nothing beside them."""
+    """The schema behind references that have no other keywords next to them."""
     for _ in range(8):
         schema = em.document.keywords(node) if node else {}
         if "$ref" not in schema or any(k in APPLY and k != "$ref" for k in schema):
