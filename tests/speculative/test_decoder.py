@@ -87,7 +87,7 @@ def test_every_candidate_of_a_first_proposal_may_be_accepted(target):
         planner, accepted = target.opened.core.speculator, 0
         for prompt in ("Once", "A dog", "Tom"):
             # as if speculation had paid so far: it is tried at once
-            ledger = planner._known(decoder.engine.candidates.drafter).ledger
+            ledger = planner._record(decoder.engine.candidates.drafter).ledger
             ledger.debt, ledger.rest = -1e3, 0
             wanted = target.generate(prompt, sampler=GREEDY, max_tokens=60).tokens
             assert decoder.submit(prompt).result(20).tokens == wanted
