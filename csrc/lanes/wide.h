@@ -247,77 +247,6 @@ OX_INLINE void spread_256(float *c, int64_t ldc, const uint8_t *p, int64_t strid
     }
 }
 
-/* Floats: WIDE_COLS columns of two panels become floats once and stay in the first cache while all tiles of x run over them; meanwhile c
- * keeps the chains of even columns, `odd` the others. F16 by F32, 1280 and 5120 columns, one core of Cascade Lake, whose fma alone does 66 GMAC/s on data in
- * the first cache: a panel at a time 39 and 37 GMAC/s, so 46 and 25, with the next tile's rows asked for besides 55 and 54. Blocks of
- * 256 columns 45 and 48. */
-enum { WIDE_COLS = 128, WIDE_MOST = 44 * OX_WIDE };
-
-typedef struct { ox_f32x16 even[2][OX_WIDE], odd[2][OX_WIDE]; } ox_float_sums;
-
-OX_INLINE void float_columns(ox_float_sums *sum, const float (*w)[2][16], const uint8_t *x, int64_t ldx, int64_t n)
-{
-    int64_t k = 0;
-    for (; k + 2 <= n; k += 2) {
-        ox_f32x16 w0 = f32_load(w[k][0]), w1 = f32_load(w[k][1]);
-        if (k % 16 == 0)                /* what the next tile reads: a stretch of each row is too short for the processor to foresee */
-            OX_UNROLL for (int t = 0; t < OX_WIDE; t++)
-                OX_PREFETCH_L2(x + (OX_WIDE + t) * ldx + 4 * k);
-        OX_UNROLL for (int t = 0; t < OX_WIDE; t++) {
-            ox_f32x16 v = f32_set1(act_f32(x + t * ldx + 4 * k));
-            sum->even[0][t] = f32_fma(w0, v, sum->even[0][t]);
-            sum->even[1][t] = f32_fma(w1, v, sum->even[1][t]);
-        }
-        w0 = f32_load(w[k + 1][0]), w1 = f32_load(w[k + 1][1]);
-        OX_UNROLL for (int t = 0; t < OX_WIDE; t++) {
-            ox_f32x16 v = f32_set1(act_f32(x + t * ldx + 4 * k + 4));
-            sum->odd[0][t] = f32_fma(w0, v, sum->odd[0][t]);
-            sum->odd[1][t] = f32_fma(w1, v, sum->odd[1][t]);
-        }
-    }
-    if (k < n)
-        OX_UNROLL for (int t = 0; t < OX_WIDE; t++) {
-            ox_f32x16 v = f32_set1(act_f32(x + t * ldx + 4 * k));
-            sum->even[0][t] = f32_fma(f32_load(w[k][0]), v, sum->even[0][t]);
-            sum->even[1][t] = f32_fma(f32_load(w[k][1]), v, sum->even[1][t]);
-        }
-}
-
-/* m: a multiple of OX_WIDE, WIDE_MOST at most. */
-OX_INLINE void wide_float(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
-                          int64_t cols, int m, int form, int bytes)
-{
-    OX_ALIGN(64) float w[WIDE_COLS][2][16];
-    OX_ALIGN(64) float odd[WIDE_MOST][32];
-    const int64_t part = (WIDE_COLS * 16 * bytes * OX_WIDE / m + 63) / 64 * 64;
-    for (int64_t k = 0, n; k < cols; k += n, panel += 16 * bytes * n, x += 4 * n) {
-        n = cols - k < WIDE_COLS ? cols - k : WIDE_COLS;
-        const int64_t next = k + n < cols ? 16 * bytes * n : later ? later - 16 * bytes * k : 0;
-        for (int64_t j = 0; j < n; j++) {
-            f32_store(w[j][0], load_weights(panel + 16 * bytes * j, form));
-            f32_store(w[j][1], load_weights(panel + stride + 16 * bytes * j, form));
-        }
-        for (int i = 0; i < m; i += OX_WIDE) {
-            ox_float_sums sum;
-            for (int64_t at = i / OX_WIDE * part; next && at < (i / OX_WIDE + 1) * part; at += 64) {
-                OX_PREFETCH_L2(panel + next + at);
-                OX_PREFETCH_L2(panel + next + stride + at);
-            }
-            OX_UNROLL for (int t = 0; t < OX_WIDE; t++)
-                OX_UNROLL for (int h = 0; h < 2; h++) {
-                    sum.even[h][t] = k ? f32_load(c + (i + t) * ldc + 16 * h) : f32_zero();
-                    sum.odd[h][t] = k ? f32_load(odd[i + t] + 16 * h) : f32_zero();
-                }
-            float_columns(&sum, (const float (*)[2][16])w, x + i * ldx, ldx, n);
-            OX_UNROLL for (int t = 0; t < OX_WIDE; t++)
-                OX_UNROLL for (int h = 0; h < 2; h++) {
-                    f32_store(c + (i + t) * ldc + 16 * h, k + n < cols ? sum.even[h][t] : f32_add(sum.even[h][t], sum.odd[h][t]));
-                    f32_store(odd[i + t] + 16 * h, sum.odd[h][t]);
-                }
-        }
-    }
-}
-
 #define OX_WIDE_FLOAT(name) wide_##name
 enum { OX_SPREAD_ROWS = 24 };       /* from so many rows on it pays */
 #define OX_WIDE_32(store, bits) 1
@@ -325,16 +254,7 @@ enum { OX_SPREAD_ROWS = 24 };       /* from so many rows on it pays */
 
 #define OX_WIDE_ARGS float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, \
         int64_t cols, int m
-#define OX_FLOAT(name, bytes)                                                                                                \
-    static void wide_##name(OX_WIDE_ARGS)                                                                                    \
-    {                                                                                                                        \
-        for (int n; m >= OX_WIDE; m -= n, c += n * ldc, x += n * ldx) {                                                      \
-            n = m < WIDE_MOST ? m / OX_WIDE * OX_WIDE : WIDE_MOST;                                                           \
-            wide_float(c, ldc, panel, stride, later, x, ldx, cols, n, FORM_##name, bytes);                                   \
-        }                                                                                                                    \
-        tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);                                                                   \
-        tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
-    }
+#define OX_FLOAT(name, bytes)
 #define OX_PAIRS(name)
 #define OX_FORM32(name, store, bits, off, side)                                                                              \
     static void wide_##name(OX_WIDE_ARGS)                                                                                    \
