@@ -22,7 +22,9 @@ def muse(b: Builder) -> Value:
             *(b, layer, layer.norm(x, "attn_norm")),
             style="norm",
             qk_norm="heads",
-            rope=b.rope(dims, base_key="rope.freq_base_swa", base=base) if near else None,
+            rope=b.rope(dims, base_key="rope.freq_base_swa", base=base, scaled=False)
+            if near
+            else None,
             window=window if near else 0,
         )
         x = x + _after(b, layer, y, "post_attention_norm")

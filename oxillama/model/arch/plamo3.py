@@ -18,7 +18,9 @@ def plamo3(b: Builder) -> Value:
     for layer in b.layers():
         near = window if window and is_windowed(b, layer.index, _PATTERN) else 0
         dims = rope_dims(b, heads_of(b, layer))
-        rope = b.rope(dims, base_key="rope.freq_base_swa", base=base) if near else b.rope(dims)
+        rope = b.rope(dims)
+        if near:
+            rope = b.rope(dims, base_key="rope.freq_base_swa", base=base, scaled=False)
         y = layer.norm(x, "attn_norm")
         y = attention(b, layer, y, style="neox", qk_norm="heads", rope=rope, window=near)
         x = x + layer.norm(y, "post_attention_norm")

@@ -2,6 +2,8 @@
 head, and the normed embedding added again after every layer.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from oxillama.model.blocks import gated_ffn, heads_of, rope_dims
@@ -20,7 +22,9 @@ def talkie(b: Builder) -> Value:
 
 
 def _attention(b: Builder, layer: Layer, x: Value) -> Value:
-    """Queries are normed, then under the gain of their head; rotation changes neither."""
+    """Queries are normed, then under the gain of their head. The model rotates before that, which
+    makes no difference but for a magnitude of the rotation, which a norm takes away.
+    """
     heads = heads_of(b, layer)
     q = layer.linear(x, "attn_q", heads.query * heads.key_dim)
     k = layer.linear(x, "attn_k", heads.kv * heads.key_dim)
@@ -30,7 +34,7 @@ def _attention(b: Builder, layer: Layer, x: Value) -> Value:
     y = b.attend(
         *(q, b.norm(k, None, heads=heads.kv), v),
         heads=heads,
-        rope=b.rope(rope_dims(b, heads)),
+        rope=replace(b.rope(rope_dims(b, heads)), magnitude=1.0),
         style="neox",
         scale=heads.key_dim**-0.5,
     )
