@@ -994,7 +994,7 @@ class InferenceEngine:
         return RawLoop(
             self._loaded.core,
             self._loaded.model,
-            kv_type=config.kv_type,
+            kv_type=self._loaded.core.memory.kv_type,
             page_size=config.page_size,
             chunk=min(steps.prefill_chunk, steps.max_batch_tokens),
         )

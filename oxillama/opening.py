@@ -168,8 +168,8 @@ def _serving(
 def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()) -> EngineCore:
     """The core of an engine over a loaded model, with pages as the config says.
 
-    The keys and values of an encoder live for one step: they are f32 if `kv_type` is f16, and no
-    prefix is stored. A step is as long as the longest text.
+    The keys and values of an encoder live for one step: they are f32 unless the config names a
+    `kv_type`, and no prefix is stored. A step is as long as the longest text.
     """
     known, rows = model.config, model.program.positions
     if config.context_size is not None and config.context_size > rows:
@@ -177,9 +177,14 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
             f"context_size: found {config.context_size}, wanted at most {rows}, as far as this "
             "model goes"
         )
-    kv_type, steps, prefix = config.kv_type, config.scheduling(), config.prefix()
+    if config.kv_type is not None and not known.kv_layers:
+        raise ConfigError(
+            f"kv_type: found {config.kv_type!r}, wanted None: {known.architecture} keeps no keys "
+            "and values"
+        )
+    kv_type, steps, prefix = config.kv_type or "f16", config.scheduling(), config.prefix()
     if not known.causal:
-        kv_type, prefix = "f32" if kv_type == "f16" else kv_type, None
+        kv_type, prefix = config.kv_type or "f32", None
         steps = replace(
             steps,
             prefill_chunk=min(steps.prefill_chunk, steps.max_batch_tokens),

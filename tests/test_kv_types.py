@@ -2,11 +2,16 @@
 rewinds, heads that do not fit refused.
 """
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 import oxillama
-from oxillama import SamplerConfig
+from oxillama import EngineConfig, SamplerConfig
+from oxillama.model import load_model
+from oxillama.opening import core_over
+from tests.model.invented import invent
 
 PROMPTS = ["Once upon a time", "One day, a girl named Lily found a key. " * 6, "The cat"]
 
@@ -46,3 +51,23 @@ def test_forks_rewound_and_restored_sessions_over_codes_go_on_as_a_fresh_one(kv_
 def test_a_model_with_heads_of_eight_is_refused_by_name(cases, kv_type):
     with pytest.raises(oxillama.ConfigError, match=f"{kv_type}.*k_dim of 8"):
         oxillama.load(cases / "stories260K" / "stories260K-f16.gguf", kv_type=kv_type)
+
+
+def kept(model, kv_type):
+    """How a core over the model keeps keys and values."""
+    with closing(core_over(model, EngineConfig(kv_type=kv_type))) as core:
+        return core.memory.kv_type
+
+
+def test_an_encoder_keeps_what_is_asked_for_and_f32_where_nothing_is(tmp_path):
+    """Its keys live for one step; a type that was asked for is kept all the same."""
+    model = load_model(invent(tmp_path / "m.gguf", "eurobert"))
+    for kind, wanted in ((None, "f32"), ("f16", "f16"), ("f32", "f32"), ("q8_0", "q8_0")):
+        assert kept(model, kind) == wanted
+
+
+@pytest.mark.parametrize("kv_type", ("f16", "q8_0"))
+def test_a_model_without_keys_and_values_has_no_type_for_them(kv_type, tmp_path):
+    model = load_model(invent(tmp_path / "m.gguf", "mamba"))
+    with pytest.raises(oxillama.ConfigError, match=f"kv_type: found '{kv_type}', wanted None"):
+        kept(model, kv_type)

@@ -47,8 +47,8 @@ def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
     command.add_argument(
         "--kv-type",
         choices=("f16", "f32", "q8_0", "q4_0"),
-        default="f16",
-        help="how keys and values are stored (default: %(default)s)",
+        default=None,
+        help="how keys and values are stored (default: f16, in an encoder f32)",
     )
     command.add_argument(
         "--sidecar",

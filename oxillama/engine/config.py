@@ -42,7 +42,7 @@ class ConfigOptions(TypedDict, total=False):
     num_threads: int | None
     sampler: SamplerConfig | None
     prefill_chunk_size: int | None
-    kv_type: str
+    kv_type: str | None
     page_size: int
     max_pages: int | None
     scheduler: SchedulerConfig | None
@@ -76,7 +76,7 @@ class EngineConfig:
 
     prefill_chunk_size: most prompt tokens of a step, None for the scheduler's `prefill_chunk`.
     kv_type: the type of stored keys and values, "f16", "f32", "q8_0" or "q4_0" (half and a quarter
-    of f16; head sizes in blocks of 32). max_pages: the number of pages, of `page_size` tokens each,
+    of f16; head sizes in blocks of 32); None for f16, in an encoder for f32. max_pages: the number of pages, of `page_size` tokens each,
     None for as many as memory allows. prefix_cache: keep evaluated pages, within
     `prefix_max_entries` and `prefix_max_bytes`, for prompts with the same beginning of at least
     `prefix_min_tokens` tokens.
@@ -110,7 +110,7 @@ class EngineConfig:
     num_threads: int | None = None
     sampler: SamplerConfig | None = None
     prefill_chunk_size: int | None = None
-    kv_type: str = "f16"
+    kv_type: str | None = None
     page_size: int = 16
     max_pages: int | None = None
     scheduler: SchedulerConfig | None = None
@@ -161,9 +161,11 @@ class EngineConfig:
                     f"{name}: found {str(getattr(self, name))!r} without mmproj, which encodes "
                     "images"
                 )
-        if not isinstance(self.kv_type, str) or self.kv_type not in KV_TYPES:
+        if self.kv_type is not None and (
+            not isinstance(self.kv_type, str) or self.kv_type not in KV_TYPES
+        ):
             raise ConfigError(
-                f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)}"
+                f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)} or None"
             )
         if self.sidecar is not False and (
             isinstance(self.sidecar, bool)
