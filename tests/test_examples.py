@@ -71,7 +71,8 @@ def test_a_program_that_embeds_python_tells_what_the_engine_does(compiler, tmp_p
 def test_a_cython_module_computes_what_python_does(compiler, tmp_path):
     source = tmp_path / "rows.c"
     pyx = str(EXAMPLES / "rows.pyx")
-    run(sys.executable, "-m", "cython", "-I", str(ROOT), pyx, "-o", str(source))
+    found = str(Path(oxillama.__file__).parents[1])  # where capi.pxd is
+    run(sys.executable, "-m", "cython", "-I", found, pyx, "-o", str(source))
     flags = ["-shared", "-fPIC", "-O1", *INCLUDES]
     run(compiler, *flags, str(source), "-o", str(tmp_path / f"rows{SUFFIX}"))
     rng = np.random.default_rng(3)
