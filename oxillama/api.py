@@ -626,7 +626,7 @@ class InferenceEngine:
         **options: Unpack[ChatOptions],
     ) -> Request | Siblings:
         """Start a reply and return at once. `template` holds further variables for the chat
-        template; `response_format` asks for JSON.
+        template; `response_format` asks for JSON, as a mapping or a class.
 
         `tools` are functions, `Tool`s or dicts, and calls follow their schemas. `tool_choice` is
         "auto", "none", "required" or a tool's name; `tool_format` names a notation (None: the

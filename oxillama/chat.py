@@ -166,7 +166,7 @@ class Chat:
         messages: Sequence[dict[str, Any]],
         *,
         tools: Sequence[Any] | None = None,
-        response_format: dict[str, Any] | None = None,
+        response_format: Mapping[str, Any] | type | None = None,
         template: dict[str, Any] | None = None,
         parse_special: bool = False,
         **options: Any,
@@ -229,7 +229,7 @@ class Chat:
         )
 
 
-def _planned(response_format: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> Options:
+def _planned(response_format: Mapping[str, Any] | type | None, asked: Mapping[str, Any]) -> Options:
     """The options with the constraint of response_format; ConfigError if they have another
     constraint.
     """

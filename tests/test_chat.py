@@ -2,6 +2,7 @@
 every option of a generation counts.
 """
 
+import pydantic
 import pytest
 
 import oxillama
@@ -47,6 +48,18 @@ def test_constraints_of_none_leave_the_response_format_in_force(engine):
         sampler=GREEDY,
     )
     assert done.text == '{"a":true}'
+
+
+def test_a_class_as_a_response_format_is_its_schema(engine):
+    class Answer(pydantic.BaseModel):
+        sure: bool
+
+    wanted = {"max_tokens": 24, "sampler": GREEDY}
+    done = engine.chat(TALK, response_format=Answer, **wanted)
+    assert isinstance(Answer.model_validate_json(done.text).sure, bool)
+    assert done.text == engine.chat(TALK, json_schema=Answer, **wanted).text
+    with pytest.raises(ConfigError, match="^response_format: found <class 'int'>, wanted a type"):
+        engine.chat(TALK, response_format=int, **wanted)
 
 
 def test_free_text_as_a_response_format_is_no_constraint(engine):

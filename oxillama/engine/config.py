@@ -76,10 +76,10 @@ class EngineConfig:
 
     prefill_chunk_size: most prompt tokens of a step, None for the scheduler's `prefill_chunk`.
     kv_type: the type of stored keys and values, "f16", "f32", "q8_0" or "q4_0" (half and a quarter
-    of f16; head sizes in blocks of 32); None for f16, in an encoder for f32. max_pages: the number of pages, of `page_size` tokens each,
-    None for as many as memory allows. prefix_cache: keep evaluated pages, within
-    `prefix_max_entries` and `prefix_max_bytes`, for prompts with the same beginning of at least
-    `prefix_min_tokens` tokens.
+    of f16; head sizes in blocks of 32); None for f16, in an encoder for f32. max_pages: the number
+    of pages, of `page_size` tokens each, None for as many as memory allows. prefix_cache: keep
+    evaluated pages, within `prefix_max_entries` and `prefix_max_bytes`, for prompts with the same
+    beginning of at least `prefix_min_tokens` tokens.
 
     sidecar: where packed weights are stored on disk for later loads and other processes: False (the
     default) nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder;

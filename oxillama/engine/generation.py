@@ -124,7 +124,7 @@ class SingleChatOptions(SingleOptions, total=False):
     tool_choice: Any
     tool_format: str | None
     parallel_tool_calls: bool
-    response_format: Mapping[str, Any] | None
+    response_format: Mapping[str, Any] | type | None
     template: Mapping[str, Any] | None
 
 
@@ -335,12 +335,14 @@ def _listed(name: str, value: Any) -> Any:
     return found
 
 
-def response_constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The option of `Options` that a chat's response_format stands for: text, json_object, or
-    json_schema with its schema.
+def response_constraint(response_format: Mapping[str, Any] | type | None) -> dict[str, Any]:
+    """The option of `Options` that a chat's response_format stands for: text, json_object,
+    json_schema with its schema, or a class that json_schema takes.
     """
     if response_format is None:
         return {}
+    if schema_of(response_format) is not response_format:
+        return {"json_schema": response_format}
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
     if kind == "text":
         return {}
@@ -359,7 +361,7 @@ def response_constraint(response_format: Mapping[str, Any] | None) -> dict[str, 
         return {"json_schema": ClosedSchema(schema) if shut else schema}
     raise ConfigError(
         f"response_format: found {response_format!r}, wanted a type of text, json_object or "
-        "json_schema"
+        "json_schema, a Pydantic model, a dataclass or a TypedDict"
     )
 
 
