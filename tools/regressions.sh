@@ -23,12 +23,11 @@ done
 # The benchmarks are those of this checkout for both, so that a changed benchmark is no change of speed.
 cd "$root"
 "$python" -m asv machine --yes >/dev/null
+mkdir "$place/turns"
 for turn in 1 2; do
     for commit in "$base" "$head"; do
-        options=(--config "$root/asv.conf.json" --python=same --set-commit-hash "$commit")
-        [ "$turn" = 1 ] || options+=(--append-samples)
-        PYTHONPATH="$place/$commit" "$python" -m asv run "${options[@]}" "$@"
+        ASV_PYTHONPATH="$place/$commit" "$python" -m asv run --config "$root/asv.conf.json" --python=same --set-commit-hash "$commit" "$@"
     done
+    cp -r "$root/.asv/results" "$place/turns/$turn"
 done
-"$python" -m asv compare --config "$root/asv.conf.json" --factor 1.1 --split "$base" "$head" | tee "$place/compared"
-! grep -q 'have got worse' "$place/compared"
+"$python" tools/regressions.py "$place/turns" "$base" "$head"
