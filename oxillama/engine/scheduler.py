@@ -71,7 +71,8 @@ class SchedulerConfig:
 
     max_sequences: int = 32  # admitted at once
     max_batch_tokens: int = 512  # rows of a step
-    max_batch_sequences: int = 32  # sequences that decode in one step, at most
+    # sequences that decode in one step, at most; 0: all that run, one for each row
+    max_batch_sequences: int = 0
     max_prefill_tokens: int = 256  # prefill rows of a step in which others decode
     prefill_chunk: int = PREFILL_CHUNK  # prefill rows of a step in which nobody decodes
     max_decode_wait_ms: int = MAX_DECODE_WAIT_MS
@@ -80,10 +81,13 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, least = getattr(self, field.name), int(field.name != "max_waiting")
-            if value is None and not least:
-                continue
-            object.__setattr__(self, field.name, whole(field.name, value, least))
+            value = getattr(self, field.name)
+            least = int(field.name not in ("max_waiting", "max_batch_sequences"))
+            if value is not None or field.name != "max_waiting":
+                object.__setattr__(self, field.name, whole(field.name, value, least))
+        if not self.max_batch_sequences:
+            most = min(self.max_sequences, self.max_batch_tokens)
+            object.__setattr__(self, "max_batch_sequences", most)
         if self.max_batch_tokens < min(self.max_batch_sequences, self.max_sequences):
             raise ConfigError(
                 f"max_batch_tokens: found {self.max_batch_tokens}, wanted a row for each of "

@@ -90,12 +90,15 @@ class Packing:
             self._take(step=True)
             least = time.monotonic() + self._unpacked
             most = least + max(self._unpacked, PATIENCE)
-            if self._unpacked:  # so that the pace is known
-                self._pack(FEW_UNITS, self._workers, cancel)
             while not (begun or self.whole):
                 if cancel:
                     raise Cancelled("step: cancelled by its caller")
-                begun = rows <= MOST_ROWS and time.monotonic() >= least and not self._in_time(most)
+                begun = (
+                    rows <= MOST_ROWS
+                    and (self._byte_seconds > 0 or not self._unpacked)
+                    and time.monotonic() >= least
+                    and not self._in_time(most)
+                )
                 if not begun:
                     self._pack(FEW_UNITS, self._workers, cancel)
             self._begun = time.monotonic() if begun else 0.0

@@ -89,12 +89,20 @@ def test_the_defaults_are_the_documented_ones():
         ("max_sequences", 0),
         ("max_batch_tokens", True),
         ("max_prefill_tokens", 1.5),
-        ("max_batch_tokens", 3),
+        ("max_batch_sequences", -1),
     ),
 )
 def test_impossible_bounds_raise(field, value):
     with pytest.raises(ConfigError, match=field):
         SchedulerConfig(**{field: value})
+    with pytest.raises(ConfigError, match="max_batch_tokens: found 3, wanted a row for each"):
+        SchedulerConfig(max_batch_tokens=3, max_batch_sequences=4)
+
+
+def test_all_that_run_decode_together_unless_a_bound_is_given():
+    assert SchedulerConfig(max_batch_tokens=3).max_batch_sequences == 3
+    assert SchedulerConfig(max_sequences=64).max_batch_sequences == 64
+    assert SchedulerConfig(max_batch_sequences=5).max_batch_sequences == 5
 
 
 def test_a_lone_prompt_fills_the_chunk():
