@@ -1,4 +1,7 @@
 """oxillama inside other people's frameworks, one package each, each with an extra of its own.
 
 `ray`: batch inference with Ray Data, serving with Ray Serve, sessions that move between machines.
+
+fingerprint  what an engine's prefix cache holds, in a few kilobytes
+affinity     which of several engines a prompt goes to
 """

@@ -89,6 +89,12 @@ class PrefixKvCache:
         self._shares: dict[int, int] = {}  # page -> nodes that hold it
         self._leaves: dict[_Node, None] = {}  # in no order that matters
         self._clock = 0
+        self.forgotten = 0  # the last use of all that was evicted: what was used later is there
+
+    @property
+    def uses(self) -> int:
+        """How often something was stored or found so far."""
+        return self._clock
 
     @property
     def entries(self) -> int:
@@ -325,6 +331,7 @@ class PrefixKvCache:
         removed.
         """
         self.evictions += 1
+        self.forgotten = max(self.forgotten, leaf.used)
         del self._leaves[leaf]
         for page in leaf.pages:
             self._shares[page] -= 1

@@ -11,7 +11,6 @@ serving      build_app, app: the server on Ray Serve; Gateway
 replica      OxillamaReplica: the application with its engine
 http         HTTP requests between actors
 prompts      the token ids of a request's prompt
-fingerprint  what a replica's prefix cache holds, in a few kilobytes
 routing      PrefixRouter: which replica a request goes to
 ledger       which replica has which session
 """

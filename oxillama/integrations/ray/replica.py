@@ -14,7 +14,7 @@ import ray
 from ray import serve
 from starlette.responses import Response
 
-from oxillama.integrations.ray.fingerprint import publish
+from oxillama.integrations.fingerprint import Publisher
 from oxillama.integrations.ray.http import HttpRequest, Message, Route, answered
 from oxillama.integrations.ray.ledger import SessionClaims
 from oxillama.integrations.ray.prompts import body_of
@@ -60,6 +60,7 @@ class OxillamaReplica:
                     "session_kept", session=name, error=why
                 ),
             )
+        self._publisher = Publisher()
         self._closed = False
 
     async def answer(
@@ -147,8 +148,11 @@ class OxillamaReplica:
         loaded = [
             each for each in self._state.models.loaded() if each.name == self._state.models.default
         ]
-        pages = await self._state.offload(publish, loaded[0].engine) if loaded else b""
-        return {"pages": pages, "sessions": self._claims.names if self._claims else []}
+        pages, reach = b"", 0.0
+        if loaded:
+            pages, reach = await self._state.offload(self._publisher.tell, loaded[0].engine)
+        names = self._claims.names if self._claims else []
+        return {"pages": pages, "reach": reach, "sessions": names}
 
     async def statistics(self) -> dict[str, int]:
         """Counters of its engines: prompt tokens, and those of them found in the prefix cache."""

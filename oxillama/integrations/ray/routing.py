@@ -1,8 +1,7 @@
 """`PrefixRouter`: which replica of a Ray Serve deployment a request goes to.
 
-To the one that holds its session; else to the one whose prefix cache holds most of its prompt, as
-far as the replicas have published it and this router has sent it; unless that one has more requests
-than another by more than `overload`. What nobody holds goes to the one with the fewest requests.
+To the one that holds its session; else by `Affinity`, to the one whose prefix cache holds most of
+its prompt, unless that one has too much to do.
 
 Serve sends this module by value to whoever routes, so it holds the router alone: a class of it
 would be another one there.
@@ -10,32 +9,25 @@ would be another one there.
 
 from __future__ import annotations
 
-import random
-import time
 from collections import OrderedDict
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from oxillama.integrations.ray.fingerprint import held, published
+from oxillama.integrations.affinity import Affinity
 from oxillama.integrations.ray.http import Route
 
-_REMEMBERED = 16384  # hashes a replica, and names of sessions
+_REMEMBERED = 16384  # names of sessions
 
 
 class PrefixRouter(RequestRouter):
     """A request router for `request_router_config`; see the module."""
 
     def initialize_state(  # type: ignore[override]  # with the arguments of the deployment's config
-        self, overload: int = 8, trust_seconds: float = 6.0
+        self, overload: int = 8
     ) -> None:
-        """overload: requests by which a replica may have more than the one with the fewest.
-        trust_seconds: how long what was sent to a replica counts as held there without its saying
-        so.
-        """
-        self._overload, self._trust = overload, trust_seconds
-        self._sent: dict[ReplicaID, OrderedDict[bytes, float]] = {}
-        self._published: dict[ReplicaID, tuple[bytes, frozenset[bytes]]] = {}
+        """overload: requests by which a replica may have more than the one with the fewest."""
+        self._affinity: Affinity[ReplicaID] = Affinity(overload=overload)
         self._sessions: OrderedDict[str, ReplicaID] = OrderedDict()
 
     async def choose_replicas(
@@ -48,35 +40,23 @@ class PrefixRouter(RequestRouter):
         if route.replica is not None:
             named = [each for each in candidate_replicas if _id(each) == route.replica]
             return [named or candidate_replicas]  # one that is not the named one says so
-        loads = {
-            each.replica_id: self.replica_queue_len_cache.get(each.replica_id) or 0
-            for each in candidate_replicas
-        }
-        least = min(loads.values(), default=0)
-
-        def rank(each: RunningReplica) -> tuple[bool, bool, int, int, float]:
-            load = loads[each.replica_id]
-            return (
-                load > least + self._overload,
-                not self._holds(each, route.session),
-                -self._held(each, route.pages),
-                load,
-                random.random(),
-            )
-
-        return [[each] for each in sorted(candidate_replicas, key=rank)]
+        by_id = {each.replica_id: each for each in candidate_replicas}
+        loads = {each: self.replica_queue_len_cache.get(each) or 0 for each in by_id}
+        owners = None
+        if route.session is not None:
+            owners = {each for each in by_id if self._holds(by_id[each], route.session)}
+        else:
+            for each in candidate_replicas:
+                if stats := each.routing_stats:
+                    self._affinity.told(each.replica_id, stats, stats["pages"], stats["reach"])
+        return [[by_id[each]] for each in self._affinity.order(loads, route.pages, owners=owners)]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
         """Remember what a replica was sent."""
-        route, now = _route(pending_request), time.monotonic()
-        sent = self._sent.setdefault(replica_id, OrderedDict())
-        for each in route.pages:
-            sent[each] = now
-            sent.move_to_end(each)
-        while len(sent) > _REMEMBERED:
-            sent.popitem(last=False)
+        route = _route(pending_request)
+        self._affinity.sent(replica_id, route.pages)
         if route.session is not None:
             self._sessions[route.session] = replica_id
             self._sessions.move_to_end(route.session)
@@ -86,35 +66,14 @@ class PrefixRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forget replicas that are gone."""
         super().update_replicas(replicas)
-        here = {each.replica_id for each in replicas}
-        for known in (self._sent, self._published):
-            for gone in [each for each in known if each not in here]:
-                del known[gone]  # type: ignore[attr-defined]
+        self._affinity.keep([each.replica_id for each in replicas])
 
-    def _holds(self, replica: RunningReplica, session: str | None) -> bool:
+    def _holds(self, replica: RunningReplica, session: str) -> bool:
         """Whether a session is in a replica's memory: it was sent there last, or says so."""
-        if session is None:
-            return True
         last = self._sessions.get(session)
         if last in self.curr_replicas:
             return last == replica.replica_id
         return session in (replica.routing_stats or {}).get("sessions", ())
-
-    def _held(self, replica: RunningReplica, pages: tuple[bytes, ...]) -> int:
-        """How many tokens of a prompt a replica's prefix cache holds, or soon will."""
-        if not pages:
-            return 0
-        data = (replica.routing_stats or {}).get("pages", b"")
-        known = self._published.get(replica.replica_id)
-        if known is None or known[0] is not data:
-            known = self._published[replica.replica_id] = (data, published(data))
-        since = time.monotonic() - self._trust
-        sent = self._sent.get(replica.replica_id, OrderedDict())
-        fresh = {each for each in pages if sent.get(each, 0.0) > since}
-        # a replica that publishes nothing is taken at what it was sent
-        if not data:
-            fresh = {each for each in pages if each in sent}
-        return held(pages, known[1] | fresh if fresh else known[1])
 
 
 def _route(pending: PendingRequest | None) -> Route:

@@ -19,8 +19,8 @@ from ray.serve.config import RequestRouterConfig
 
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
+from oxillama.integrations.fingerprint import page_hashes
 from oxillama.integrations.ray.config import memory_of
-from oxillama.integrations.ray.fingerprint import page_hashes
 from oxillama.integrations.ray.http import HttpRequest, Message, Route
 from oxillama.integrations.ray.ledger import SessionLedger
 from oxillama.integrations.ray.prompts import PromptReader, body_of
@@ -253,7 +253,7 @@ def build_app(
     if prefix_routing and several:
         router: dict[str, Any] = {
             "request_router_class": f"{PrefixRouter.__module__}.{PrefixRouter.__name__}",
-            "request_router_kwargs": {"overload": overload, "trust_seconds": 3 * publish_seconds},
+            "request_router_kwargs": {"overload": overload},
             "request_routing_stats_period_s": publish_seconds,
         }
         scaled["request_router_config"] = RequestRouterConfig(**router)

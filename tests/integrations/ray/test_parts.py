@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +13,9 @@ from ray.serve.request_router import ReplicaID
 from ray.serve.schema import ServeDeploySchema
 
 from oxillama import embedded_path
+from oxillama.integrations.fingerprint import Publisher, held, page_hashes, published
 from oxillama.integrations.ray import PrefixRouter, app
 from oxillama.integrations.ray import ledger as ledgers
-from oxillama.integrations.ray.fingerprint import held, page_hashes, publish, published
 from oxillama.integrations.ray.http import HttpRequest, Route, answered
 from oxillama.integrations.ray.ledger import SessionClaims, SessionLedger
 from oxillama.integrations.ray.prompts import PromptReader
@@ -29,11 +30,11 @@ def test_a_fingerprint_tells_how_much_of_a_prompt_is_stored(engine):
     engine.clear_cache()
     ids = [(7 * at + 3) % 2000 for at in range(100)]
     engine.generate(ids, max_tokens=1, temperature=0)
-    known = published(publish(engine))
-    assert held(page_hashes(ids), known) == 96
-    assert held(page_hashes(ids[:50] + [1] * 50), known) == 48
+    data, reach = Publisher().tell(engine)
+    known = published(data)
+    assert reach > 0.0
+    assert held(page_hashes(ids), known) == 6
     assert held(page_hashes([1, *ids]), known) == 0
-    assert len(publish(engine, most=2)) == 12
 
 
 def test_prompts_are_read_as_the_server_reads_them(engine):
@@ -98,14 +99,15 @@ def test_a_request_goes_where_its_beginning_is_unless_others_have_much_less_to_d
     router.sent("two", known)
     assert router.order(longer) == ["two", "one", "three"]
     one = router.sent("one", Route())
-    one.routing_stats = {"pages": b"".join(longer.pages), "sessions": []}
+    one.routing_stats = {"pages": b"".join(longer.pages), "reach": 0.0, "sessions": []}
     assert router.order(longer) == ["one", "two", "three"]
     router.loads["one"] = 8
     assert router.order(longer) == ["two", "three", "one"]
-    # what was sent long ago and is not among what is published has been evicted
-    one.routing_stats = {"pages": b"".join(page_hashes([7] * 32)), "sessions": []}
-    stale = Router({"one": 0, "two": 0}, trust_seconds=0.0)
-    stale.sent("one", longer).routing_stats = one.routing_stats
+    # what was sent and is neither within the cache's reach nor published has been evicted
+    evicted = {"pages": b"".join(page_hashes([7] * 32)), "reach": 0.0, "sessions": []}
+    stale = Router({"one": 0, "two": 0})
+    stale.sent("one", longer).routing_stats = evicted
+    time.sleep(0.01)
     stale.sent("two", known)
     assert stale.order(longer) == ["two", "one"]
 
@@ -113,7 +115,7 @@ def test_a_request_goes_where_its_beginning_is_unless_others_have_much_less_to_d
 def test_a_session_goes_where_it_is_and_a_named_replica_is_the_only_one():
     router = Router({"one": 0, "two": 3, "three": 5})
     three = router.sent("three", Route())
-    three.routing_stats = {"sessions": ["ada"]}
+    three.routing_stats = {"pages": b"", "reach": 0.0, "sessions": ["ada"]}
     assert router.order(Route((), "ada"))[0] == "three"
     router.sent("two", Route((), "ada"))
     assert router.order(Route((), "ada"))[0] == "two"
