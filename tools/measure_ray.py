@@ -3,11 +3,15 @@
 
     tools/measure_ray.py data [--prompts 2000] [--tokens 48] [--rounds 3]
     tools/measure_ray.py routing [--chats 200] [--turns 5] [--at-once 8] [--rounds 2]
+                                 [--model FILE --history 1000 --more 100]
 
 `data`: tokens per second of a dataset over two actors of one thread, beside two bare processes of
 one thread; loading is left out of both. `routing`: milliseconds to the first token of chats over
-two replicas, by prefix and by Ray Serve's own router, first turns left out. Rounds take turns;
-prints one JSON object of medians.
+two replicas, by prefix and by Ray Serve's own router, first turns left out; `cached` is the share
+of their tokens that were found in the prefix cache. Without --model the chats are those of the
+embedded model, whose prompts cost less than Serve does; with one (asv_benchmarks/models.py makes
+some) they are token ids, --history of them in the first turn and --more in each later one. Rounds
+take turns; prints one JSON object of medians.
 """
 
 from __future__ import annotations
@@ -135,6 +139,12 @@ def turn(chat: int, number: int) -> str:
     return f"Chat {chat}, part {number}: " + " ".join(said)
 
 
+def ids(chat: int, number: int, arguments: argparse.Namespace) -> list[int]:
+    """Token ids that no other chat has."""
+    count = arguments.more if number else arguments.history
+    return [300 + (chat * 8191 + number * 331 + at * (chat % 7 + 1)) % 40000 for at in range(count)]
+
+
 async def chats(arguments: argparse.Namespace) -> tuple[float, float]:
     """(mean milliseconds to the first token, share of the prompts' tokens found in the cache), of
     all turns but the first.
@@ -143,19 +153,26 @@ async def chats(arguments: argparse.Namespace) -> tuple[float, float]:
 
     firsts: list[float] = []
     cached = size = 0
-    talks: list[list[dict[str, str]]] = [[] for _ in range(arguments.chats)]
+    talks: list[list[Any]] = [[] for _ in range(arguments.chats)]
     gate = asyncio.Semaphore(arguments.at_once)
     limits = httpx.Limits(max_connections=arguments.at_once)
-    url = f"http://127.0.0.1:{PORT}/v1/chat/completions"
+    path = "chat/completions" if arguments.model is None else "completions"
+    url = f"http://127.0.0.1:{PORT}/v1/{path}"
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
 
         async def one(chat: int, number: int) -> None:
             nonlocal cached, size
-            talks[chat].append({"role": "user", "content": turn(chat, number)})
+            if arguments.model is None:
+                talks[chat].append({"role": "user", "content": turn(chat, number)})
+                asked = {"messages": talks[chat]}
+            else:
+                talks[chat] += ids(chat, number, arguments)
+                asked = {"prompt": talks[chat]}
             body = {
-                "messages": talks[chat],
+                **asked,
                 "max_tokens": 4,
                 "temperature": 0,
+                "ignore_eos": True,
                 "stream": True,
                 "stream_options": {"include_usage": True},
             }
@@ -169,9 +186,10 @@ async def chats(arguments: argparse.Namespace) -> tuple[float, float]:
                             continue
                         event = json.loads(line[6:])
                         for choice in event["choices"]:
-                            text += choice["delta"].get("content") or ""
+                            text += choice.get("delta", {}).get("content") or ""
                         usage = event.get("usage")
-            talks[chat].append({"role": "assistant", "content": text})
+            if arguments.model is None:
+                talks[chat].append({"role": "assistant", "content": text})
             if number:
                 firsts.append(first)
                 cached += usage["prompt_tokens_details"]["cached_tokens"]
@@ -193,8 +211,11 @@ def routing(arguments: argparse.Namespace) -> dict[str, Any]:
     for _ in range(arguments.rounds):
         for name in found:
             made = build_app(
+                model=arguments.model,
                 replicas=2,
-                memory=MEMORY,
+                memory=MEMORY if arguments.model is None else MEMORY * 5,
+                # room for every chat in each replica: what differs is where they go
+                engine={"prefix_max_bytes": 1 << 30},
                 prefix_routing=name == "prefix",
                 server={"log_requests": False},
             )
@@ -225,13 +246,16 @@ def main() -> None:
     other.add_argument("--chats", type=int, default=200)
     other.add_argument("--turns", type=int, default=5)
     other.add_argument("--at-once", type=int, default=8)
+    other.add_argument("--model")
+    other.add_argument("--history", type=int, default=1000)
+    other.add_argument("--more", type=int, default=100)
     other.add_argument("--rounds", type=int, default=2)
     other.set_defaults(measure=routing)
     arguments = parser.parse_args()
     import ray
     from ray.cluster_utils import Cluster
 
-    node: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20}
+    node: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20, "memory": 2 << 30}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     cluster.add_node(**node)
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
