@@ -161,7 +161,9 @@ class App:
 
     async def _take_body(self, call: Call, route: Route) -> None:
         config, headers = self.config, call.request.headers
-        limit = config.image_body_bytes if route.images else config.body_bytes
+        # images are only for a server that sees them
+        sees = route.images and config.engine.get("mmproj") is not None
+        limit = config.image_body_bytes if sees else config.body_bytes
         if (
             route.optional
             and headers.get("content-length", "0") == "0"

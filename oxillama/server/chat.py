@@ -225,7 +225,8 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
             rendered,
             tools=tools,
             tool_choice=choice,
-            parallel_tool_calls=asked.parallel,
+            # a tool that is named is called once
+            parallel_tool_calls=asked.parallel and not isinstance(choice, Mapping),
             options=asked.options,
             prompt=prompt,
         )

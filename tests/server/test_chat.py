@@ -133,7 +133,8 @@ def test_a_forced_call_follows_its_schema(server, choice):
         "tool_choice": choice,
         "max_tokens": 300,
         "seed": 1,
-        "parallel_tool_calls": False,
+        # a tool that is named is called once in any case
+        "parallel_tool_calls": isinstance(choice, dict),
     }
     made = server.ok(PATH, body)["choices"][0]
     assert made["finish_reason"] == "tool_calls"
