@@ -31,7 +31,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = str(ROOT)
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 MEMORY = 300 << 20
 PORT = 18124
 WORDS = (

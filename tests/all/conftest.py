@@ -43,7 +43,7 @@ class Process:
         )
         line = self.process.stderr.readline()
         self.url = re.search(r"http://\S+", line)[0]
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120  # of a machine with much to do
         while True:
             try:
                 urllib.request.urlopen(f"{self.url}/health", timeout=5).close()

@@ -52,6 +52,7 @@ class OxillamaPredictor:
         config = self.config
         given: dict[str, Any] = {**config.engine_kwargs, "num_threads": config.num_threads}
         self.engine = oxillama.load(config.model_source, **given)
+        self._sampling = rows_of.Sampling(self.engine, config.sampling_params)
         self._embeds = config.task_type == "embed"
         self.columns = rows_of.EMBEDDED if self._embeds else rows_of.GENERATED
         self._limit = asyncio.Semaphore(config.max_pending_requests or 1 << 30)
@@ -190,7 +191,7 @@ class OxillamaPredictor:
                     request = rows_of.submit(
                         self.engine,
                         row,
-                        defaults=config.sampling_params,
+                        sampling=self._sampling,
                         chats=config.chat_template_stage,
                     )
                     made = (request, None)

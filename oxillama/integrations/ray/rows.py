@@ -27,6 +27,7 @@ from oxillama.server.schema import BOOLEAN, check_body, integer, obj
 RowFunction = Callable[[dict[str, Any]], dict[str, Any]]
 ERROR = "__inference_error__"
 PACKED = ("messages", "sampling_params", "pooling_params", "tools", "chat_template_kwargs")
+_REMEMBERED = 256  # different sampling parameters
 ASKED = (*PACKED, "prompt", "tokenized_prompt", "tool_choice")
 
 _SAMPLING = obj(
@@ -118,23 +119,47 @@ def _has_null(value: Any) -> bool:
     return isinstance(value, list) and any(each is None or _has_null(each) for each in value)
 
 
+class Sampling:
+    """Keyword arguments of `submit` from sampling parameters under any name that is known; the rows
+    of a dataset mostly ask for the same ones, which are read once.
+    """
+
+    def __init__(self, engine: InferenceEngine, defaults: Mapping[str, object]) -> None:
+        """defaults: parameters that a row's own come on top of."""
+        self._engine, self._defaults = engine, defaults
+        self._read: dict[str, dict[str, Any]] = {}
+
+    def options(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What a row's own parameters come to; ConfigError names what cannot be honoured."""
+        if not isinstance(asked, Mapping):
+            raise ConfigError(f"sampling_params: found {type(asked).__name__}, wanted an object")
+        text = repr(asked)
+        found = self._read.get(text)
+        if found is None:
+            found = _options(self._engine, {**self._defaults, **asked})
+            if len(self._read) >= _REMEMBERED:
+                self._read.clear()
+            self._read[text] = found
+        return dict(found)
+
+
 def submit(
     engine: InferenceEngine,
     row: Mapping[str, Any],
     *,
-    defaults: Mapping[str, object],
+    sampling: Sampling,
     chats: bool | None,
 ) -> Request:
     """Start what a row asks for; an error of this package names what cannot be honoured.
 
-    defaults: sampling parameters that the row's own come on top of. chats: whether rows must
-    (True) or must not (False) be chats.
+    sampling: reads its sampling parameters. chats: whether rows must (True) or must not (False) be
+    chats.
     """
     given = unpack({name: row[name] for name in ASKED if row.get(name) is not None})
     if "pooling_params" in given:
         raise ConfigError("pooling_params: found in a row to generate from, wanted sampling_params")
     prompt = _prompt(given, chats)
-    options = _options(engine, {**defaults, **given.get("sampling_params", {})})
+    options = sampling.options(given.get("sampling_params", {}))
     if prompt == "messages":
         made = engine.submit_chat(
             given["messages"],

@@ -21,17 +21,29 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.ray)
 
 
+def _added(cluster, **node):
+    """A node of a cluster; Ray gives one 30 seconds to start, which the first one on a machine with
+    much to do, whose files nobody has read yet, may not keep to.
+    """
+    for left in (2, 1, 0):
+        try:
+            return cluster.add_node(**node)
+        except Exception as error:
+            if not left or "timed out during startup" not in str(error):
+                raise
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """Two nodes of two CPUs each, as Ray counts them, and a driver connected to them."""
     os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # of a machine with much to do
     import ray
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 2, "object_store_memory": 80 << 20, "memory": 2 << 30}
-    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    made.add_node(**node)
+    made = Cluster()
+    _added(made, **node, include_dashboard=False)
+    _added(made, **node)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield made

@@ -30,9 +30,8 @@ def test_a_fingerprint_tells_how_much_of_a_prompt_is_stored(engine):
     engine.clear_cache()
     ids = [(7 * at + 3) % 2000 for at in range(100)]
     engine.generate(ids, max_tokens=1, temperature=0)
-    data, reach = Publisher().tell(engine)
+    data, _ = Publisher().tell(engine)
     known = published(data)
-    assert reach > 0.0
     assert held(page_hashes(ids), known) == 6
     assert held(page_hashes([1, *ids]), known) == 0
 
