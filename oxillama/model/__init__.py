@@ -1,13 +1,13 @@
-"""From a file to a Program: what is needed of a GGUF file is read, named, checked, lowered to a
+"""From a file to a Program: the tensors and keys of a GGUF file are read, checked, lowered to a
 tape and packed.
 
-`builder` records what an architecture asks for, `blocks` holds what architectures share, `arch/`
-has one file each, `tensors` names weights, `state` says what layers keep, `accounts` holds every
-hyper-parameter of a file to account, `lower` fuses and assigns slots, `ops` says in numpy what
-every op of the tape means, `reference` runs that meaning, `rope` reads how positions are rotated,
-`pooled` holds what is done to a pooled row, `load` ties them together. Of images: `image_builder`
-records an encoder, `encoders/` has one file per family, `image_encoder` loads one. Nothing here
-knows about requests or sessions.
+`builder` records an architecture, `blocks` holds what architectures share, and `arch/` has one file
+per architecture family. `tensors` names weights, `state` describes what layers keep, and `accounts`
+checks that every hyper-parameter of a file is accounted for. `lower` fuses ops and assigns slots,
+`ops` defines every op of the tape in numpy, `reference` runs these definitions, `rope` reads the
+rotation of positions, `pooled` handles pooled rows, and `load` combines everything. For images,
+`image_builder` records an encoder, `encoders/` has one file per family, and `image_encoder` loads
+one. Nothing here knows about requests or sessions.
 """
 
 from .load import Model, ModelConfig, architectures, load_model

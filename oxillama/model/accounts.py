@@ -1,5 +1,5 @@
-"""Every hyper-parameter of a file is accounted for, as its tensors are: read, neutral, inert, or
-refused by name.
+"""Checks that every hyper-parameter of a file is accounted for: read, neutral, inert, or refused by
+name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def check_keys(metadata: Mapping[str, Any], arch: str, read: set[str]) -> None:
-    """Raise ModelError for the first key under the architecture's prefix that nobody read and that
+    """Raise ModelError for the first key under the architecture's prefix that nothing read and that
     would change what the model computes.
     """
     prefix = arch + "."

@@ -1,8 +1,8 @@
-"""What several architectures share: attention over a paged cache, feed-forward networks, dense and
-of experts, and the selective state space.
+"""What several architectures share: attention over a paged cache, feed-forward networks (dense and
+with experts), and selective state spaces.
 
-A parameter stands here only when two architectures need it; what one needs alone stays in its own
-file. Tensors that a file may have or not (biases, sinks, fused projections) are found by name.
+A block has a parameter only if two architectures need it; otherwise the code is in the
+architecture's own file. Optional tensors (biases, sinks, fused projections) are found by name.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ HeadNorm = Literal["heads", "each", "rows", "plain"]  # what a norm of queries a
 
 def trunk(b: Builder) -> Iterator[Layer]:
     """The layers of the model without those that predict further tokens, the last
-    `nextn_predict_layers` of the file (DeepSeek-AI 2024, DeepSeek-V3, section 2.2), which are not
-    part of what it computes.
+    `nextn_predict_layers` of the file (DeepSeek-AI 2024, DeepSeek-V3, section 2.2), which do not
+    affect the logits.
     """
     extra = b.keys.integer("nextn_predict_layers", default=0, maximum=b.n_layers - 1)
     for index in range(b.n_layers - extra, b.n_layers):
@@ -32,7 +32,7 @@ def trunk(b: Builder) -> Iterator[Layer]:
 
 
 def heads_of(b: Builder, layer: Layer) -> Heads:
-    """The attention shape that the file's keys give this layer, checked for consistency."""
+    """The attention shape of this layer from the file's keys, checked for consistency."""
     query = layer.integer("attention.head_count", minimum=0, maximum=1 << 16)
     kv = layer.integer("attention.head_count_kv", default=query, minimum=0, maximum=1 << 16)
     for key, found in (("head_count", query), ("head_count_kv", kv)):
@@ -90,12 +90,11 @@ def attention(
     """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a
-    norm over each head of queries and keys (without a weight: plain; with one of its own: each), or
-    over their whole rows.
-    rope: the file's own, another, or None for no rotation. scale: the file's `attention.scale`,
-    else 1/sqrt(key_dim). slopes: ALiBi. norm_last, temper, relative, chunk, spans, most: see
-    `Builder.attend`. Where the file has what gates the result (under gate_act, a number for each
-    float or for each head), it does; a norm of it likewise.
+    norm over each head of queries and keys (plain: without a weight), or over their whole rows.
+    rope: the file's own, another, or None for no rotation. scale: by default the file's
+    `attention.scale`, otherwise 1/sqrt(key_dim). slopes: ALiBi. norm_last, temper, relative, chunk,
+    spans: see `Builder.attend`. If the file has a gate for the result, it is applied under
+    gate_act, with a number for each float or for each head; likewise a norm of the result.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -147,8 +146,8 @@ def attention(
 def _projected(
     b: Builder, layer: Layer, x: Value, heads: Heads
 ) -> tuple[Value, Value, Value, Value | None]:
-    """q, k and v of a row, from one fused matrix where the file has it, within the file's clamp;
-    and what gates the result: `attn_gate`, for each float or each head, or the second half of each
+    """q, k and v of a row, from one fused matrix if the file has it, within the file's clamp; and
+    the gate of the result: `attn_gate`, for each float or each head, or the second half of each
     head of `attn_q`.
     """
     widths = (
@@ -183,9 +182,9 @@ def _is_gated(b: Builder, layer: Layer, width: int) -> bool:
 
 
 def sections_of(b: Builder, *, mixed: bool) -> list[int]:
-    """For each rotated pair, which of a token's positions (time, height, width) turns it, from the
-    file's `rope.dimension_sections` (pairs of each). mixed: pairs take turns as long as a section
-    lasts, the rest is of time; else section follows section.
+    """Which of a token's positions (time, height, width) each rotated pair uses, from the file's
+    `rope.dimension_sections` (pairs of each). mixed: pairs take turns until a section is used up,
+    and the rest use time; otherwise section follows section.
     """
     counts = b.keys.integers("rope.dimension_sections")
     if not mixed:
@@ -213,9 +212,9 @@ def latent_norm(b: Builder, layer: Layer, x: Value, name: str) -> Value:
 
 
 def deepstack(b: Builder, layer: Layer, x: Value) -> Value:
-    """x plus the features of images that belong after this layer: the file's `n_deepstack_layers`
-    first layers have some, which stand beside those in place of the embedding (Meng et al. 2024,
-    DeepStack).
+    """x plus the image features that are added after this layer. The file's first
+    `n_deepstack_layers` layers have such features; a batch brings them in addition to those that
+    replace the embedding (Meng et al. 2024, DeepStack).
     """
     count = b.keys.integer("n_deepstack_layers", default=0, minimum=0, maximum=b.n_layers)
     if layer.index >= count:
@@ -224,9 +223,9 @@ def deepstack(b: Builder, layer: Layer, x: Value) -> Value:
 
 
 def is_windowed(b: Builder, index: int, period: int, *, first: bool = False) -> bool:
-    """Whether layer `index` sees only a window, by the file's pattern: a flag per layer (0 and 1 in
-    some files), or a period whose last layer (first: whose first one) sees all; `period` where the
-    file has none.
+    """Whether layer `index` has a sliding window, by the file's pattern: a flag per layer (0 and 1
+    in some files), or a period whose last layer (first: whose first layer) sees all keys; `period`
+    if the file has none.
     """
     key = "attention.sliding_window_pattern"
     held = b.keys.metadata.get(b.keys.name(key), 0)
@@ -238,7 +237,7 @@ def is_windowed(b: Builder, index: int, period: int, *, first: bool = False) -> 
 
 
 def fused(layer: Layer, x: Value, suffix: str, widths: tuple[int, ...]) -> list[Value]:
-    """The products of one matrix whose rows are several matrices' one after another."""
+    """The products of one matrix that holds the rows of several matrices one after another."""
     total, at, found = sum(widths), 0, []
     for width in widths:
         found.append(layer.linear(x, suffix, total, take=slice(at, at + width)))
@@ -248,9 +247,9 @@ def fused(layer: Layer, x: Value, suffix: str, widths: tuple[int, ...]) -> list[
 
 def alibi(b: Builder, heads: int, *, default: float = 8.0) -> np.ndarray:
     """The slope of each head (Press et al. 2021, "Train Short, Test Long", section 3): a geometric
-    row of a power of two of heads, and every other one of the row twice as long for the rest. Times
-    -1 by distance: what a score loses. default: in place of a missing `attention.max_alibi_bias`;
-    8 is the paper's.
+    series for a power of two of heads, and every other number of the series twice as long for the
+    rest. A score is reduced by slope times distance. default: used if `attention.max_alibi_bias` is
+    missing; the paper's value is 8.
     """
     bias = b.keys.number("attention.max_alibi_bias", default=default, minimum=0.0)
     power = 1 << (heads.bit_length() - 1)
@@ -269,10 +268,9 @@ def gated_ffn(
     width: int = 0,
     limit: float = 0.0,
 ) -> Value:
-    """Feed-forward with a gate: down(act(gate x) * up x); gate and up may be one matrix, `ffn_up`;
-    a norm `ffn_sub_norm` comes before down where the file has it. suffix: what stands after
-    `ffn_gate` in the names of its tensors; width: the file's `feed_forward_length` where it is 0;
-    limit: see `limited`.
+    """Feed-forward with a gate: down(act(gate x) * up x). gate and up may be one matrix, `ffn_up`;
+    a norm `ffn_sub_norm` comes before down if the file has it. suffix: comes after `ffn_gate` in
+    the names of its tensors; width: 0 for the file's `feed_forward_length`; limit: see `limited`.
     """
     if suffix:
         width = b.shape(layer.name(f"ffn_down{suffix}.weight"), 2)[1]
@@ -295,9 +293,7 @@ def gated_ffn(
 def limited(
     b: Builder, gate: Value, up: Value, *, act: str, limit: float, early: bool = False
 ) -> Value:
-    """act(gate) * up, the first below `limit` (early: gate itself, before act) and the second
-    within it; no limit where it is 0.
-    """
+    """act(gate) * up, the first below `limit` and the second within it; 0 for no limit."""
     if not limit:
         return b.gate(gate, up, act=act)
     if early:
@@ -316,9 +312,10 @@ _GATINGS = {1: "softmax", 2: "sigmoid", 3: "chosen"}
 
 
 def routing_of(b: Builder, *, gating: str = "softmax", normalise: bool = False) -> dict[str, Any]:
-    """How experts are chosen and weighted, by the file's `expert_*` keys, as parameters of
-    `expert_ffn`; gating, normalise: where the file says nothing. Groups count by their best expert,
-    under sigmoids by their two best (DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2).
+    """How experts are chosen and weighted, from the file's `expert_*` keys, as parameters of
+    `expert_ffn`. gating, normalise: if the file does not say. The score of a group is that of its
+    best expert, with sigmoids the sum of its two best (DeepSeek-AI 2024, DeepSeek-V3, section
+    2.1.2).
     """
     keys = b.keys
     gating = _GATINGS.get(
@@ -363,8 +360,8 @@ def sparse_decoder(
     sections: list[int] | None = None,
     **routing: Any,
 ) -> Value:
-    """Llama's decoder with `sparse_ffn` in place of its feed-forward network; routing: parameters
-    of `expert_ffn`.
+    """Llama's decoder with `sparse_ffn` as its feed-forward network; routing: parameters of
+    `expert_ffn`.
     """
     x = b.embed()
     for layer in trunk(b):
@@ -395,10 +392,9 @@ def expert_ffn(
     scored: Value | None = None,
 ) -> Value:
     """A feed-forward network of experts, `expert_used_count` of `expert_count` for each row, plus
-    the shared experts that the file has. The parameters from `gating` on are those of
-    `Builder.route`;
-    width: of an expert, the file's `expert_feed_forward_length` where it is 0; limit, early,
-    shared_limit: see `limited`; scored: the rows that experts are chosen by, x where it is None.
+    the file's shared experts. The parameters from `gating` on are those of `Builder.route`. width:
+    of an expert, 0 for the file's `expert_feed_forward_length`; limit, shared_limit: see `limited`;
+    scored: the rows used for the choice, None for x.
     """
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
     default = layer.integer("feed_forward_length", default=0)
@@ -432,8 +428,8 @@ def routed(b: Builder, layer: Layer, x: Value, **params: Any) -> Value:
 
 
 def _selection_bias(b: Builder, layer: Layer, count: int) -> np.ndarray | None:
-    """What is added to scores for the choice: `exp_probs_b.bias`, which some files hold as a matrix
-    of one row, or without its suffix.
+    """Added to scores for the choice only: `exp_probs_b.bias`, which some files hold as a matrix of
+    one row, or without its suffix.
     """
     for name in ("exp_probs_b.bias", "exp_probs_b"):
         if layer.has(name):
@@ -445,7 +441,7 @@ def _selection_bias(b: Builder, layer: Layer, count: int) -> np.ndarray | None:
 def expert_gate_up(
     layer: Layer, x: Value, routes: Value, width: int, count: int
 ) -> tuple[Value, Value]:
-    """The two products of a gated network of experts, whose matrices some files hold as one."""
+    """The two products of a gated network of experts; some files hold their matrices as one."""
     if layer.has("ffn_gate_up_exps.weight"):
         used = routes.width // 2
         both = layer.experts(x, routes, "ffn_gate_up_exps", 2 * width, count=count)
@@ -457,7 +453,7 @@ def expert_gate_up(
 
 
 def shared_ffn(b: Builder, layer: Layer, x: Value, *, act: str, limit: float = 0.0) -> Value:
-    """The experts that every row uses, times their own gate where the file has one."""
+    """The experts that every row uses, times their own gate if the file has one."""
     y = gated_ffn(b, layer, x, act=act, suffix="_shexp", limit=limit)
     if not layer.has("ffn_gate_inp_shexp.weight"):
         return y
@@ -465,7 +461,7 @@ def shared_ffn(b: Builder, layer: Layer, x: Value, *, act: str, limit: float = 0
 
 
 def weighted(b: Builder, x: Value, weight: Value) -> Value:
-    """Each row times one number of its own: the combination of one part."""
+    """Each row times a number of its own: a combination with one part."""
     return b.combine(x, b.concat(weight, weight))
 
 
@@ -506,9 +502,9 @@ def selective_state_space(b: Builder, layer: Layer, x: Value, *, norms: bool = F
 
 
 def grouped_state_space(b: Builder, layer: Layer, x: Value) -> Value:
-    """The mixer of Mamba 2 (Dao and Gu 2024, section 7): x, B and C go through the convolution;
-    where the file has `ssm_norm`, a norm over each group of the gated result comes before the
-    output projection.
+    """The mixer of Mamba 2 (Dao and Gu 2024, section 7): x, B and C go through the convolution. If
+    the file has `ssm_norm`, a norm over each group of the gated result comes before the output
+    projection.
     """
     keys = b.keys
     inner = keys.integer("ssm.inner_size", minimum=1, maximum=1 << 20)
@@ -532,7 +528,7 @@ def grouped_state_space(b: Builder, layer: Layer, x: Value) -> Value:
 
 
 def convolved(b: Builder, layer: Layer, parts: list[Value], taps: int) -> list[Value]:
-    """Values that lie side by side in one convolution, `ssm_conv1d`, each under silu."""
+    """Adjacent values of one convolution, `ssm_conv1d`, each under silu."""
     width = sum(part.width for part in parts)
     weight = layer.array("ssm_conv1d.weight", width, taps)
     bias = layer.optional_vector("ssm_conv1d.bias", width)

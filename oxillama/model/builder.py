@@ -1,9 +1,9 @@
 """Records an architecture: a Python function that runs once, at load, and asks for weights and ops.
 
-A `Builder` hands out `Value`s (what a row holds at some point of the model) and `Layer`s (a prefix
-of tensor names), and keeps a flat list of `Node`s. It checks each tensor's shape when it is asked
-for, so that a missing tensor, a wrong shape or one that nobody asked for is an error at load with
-the tensor's own name in it.
+A `Builder` returns `Value`s (the content of a row at some point of the model) and `Layer`s (a
+prefix of tensor names), and keeps a flat list of `Node`s. It checks each tensor's shape when it is
+asked for, so that a missing tensor, a wrong shape or an unused tensor is an error at load with the
+tensor's name.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def recorders() -> Mapping[str, Callable[[Builder], Value | None]]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One recorded op: `inputs` are indices of earlier nodes, `width` the floats a row of its
-    result has; `stateful`: its layer keeps something of every token.
+    """One recorded op: `inputs` are indices of earlier nodes, `width` is the floats per row of its
+    result; `stateful`: its layer keeps something for every token.
     """
 
     op: str
@@ -117,8 +117,8 @@ class Heads:
 
 
 class Builder:
-    """What an architecture's function is given: typed hyper-parameters, tensors by name, and ops to
-    record.
+    """The argument of an architecture's function: typed hyper-parameters, tensors by name, and ops
+    to record.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Builder:
         return info
 
     def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
-        """The shape that the file gives a tensor, outermost first, for what no key says."""
+        """The shape of a tensor in the file, outermost first, for sizes that no key gives."""
         shape = tuple(self._info(name).shape)
         if len(shape) != dimensions:
             raise ModelError(
@@ -189,8 +189,8 @@ class Builder:
         return shape[0]
 
     def stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
-        """`count` matrices (rows, columns) of one tensor (count, rows, columns), left in its
-        blocks.
+        """`count` matrices (rows, columns) of one tensor (count, rows, columns), in the file's
+        format.
         """
         info = self._info(name)
         if tuple(info.shape) != (count, rows, columns):
@@ -205,7 +205,7 @@ class Builder:
         return Tensor(name, info.type_name, (count * rows, columns))
 
     def array(self, name: str, *shape: int) -> np.ndarray:
-        """The weight of that name as float32 of this shape, for what no product reads."""
+        """The weight of that name as float32 of this shape, for weights that no product reads."""
         info = self._info(name)
         if tuple(info.shape) != shape:
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.arch} needs {shape}")
@@ -213,7 +213,7 @@ class Builder:
         return unpacked(self.reader, Tensor(name, info.type_name, (rows, shape[-1]))).reshape(shape)
 
     def matrix(self, name: str, rows: int, columns: int, *, take: slice | None = None) -> Tensor:
-        """The (rows, columns) weight of that name, or rows `take` of it, left in its blocks."""
+        """The (rows, columns) weight of that name, or rows `take` of it, in the file's format."""
         info = self._info(name)
         if tuple(info.shape) != (rows, columns):
             raise ModelError(
@@ -234,7 +234,7 @@ class Builder:
         return self.vector(name, size) if self.has(name) else None
 
     def unused(self) -> list[str]:
-        """Tensors of the file that nobody asked for, in file order."""
+        """Tensors of the file that nothing asked for, in file order."""
         return [name for name in self.reader.tensors if name not in self.used]
 
     # ---- ops
@@ -249,7 +249,7 @@ class Builder:
         return Value(self, len(self.nodes) - 1, width)
 
     def op(self, name: str, *inputs: Value, **params: Any) -> Value:
-        """Record an op of the tape (`ops.OPS`) as it is, its inputs in the order of its `reads`."""
+        """Record an op of the tape (`ops.OPS`); its inputs are in the order of its `reads`."""
         kind = OPS[name]
         if len(inputs) != len(kind.reads):
             raise ModelError(f"{name}: found {len(inputs)} inputs, wanted {', '.join(kind.reads)}")
@@ -257,7 +257,7 @@ class Builder:
         return self.record(name, inputs, width=width, stateful=kind.state, **params)
 
     def layers(self, prefix: str = "") -> Iterator[Layer]:
-        """The layers of the model in order; prefix: what stands before `blk.` in their names."""
+        """The layers of the model in order; prefix: comes before `blk.` in their names."""
         return (Layer(self, index, prefix) for index in range(self.depth))
 
     def embed(self, *, scale: float = 1.0) -> Value:
@@ -272,14 +272,14 @@ class Builder:
         return self.record("embed", (), width=self.hidden, table=table, scale=1.0, by="position")
 
     def features(self, start: int, count: int) -> Value:
-        """`count` columns, from `start` on, of the rows that a batch brings; zeros in rows of
-        tokens.
+        """`count` columns, from `start` on, of the rows that a batch brings; zeros for token
+        rows.
         """
         return self.op("features", start=start, count=count)
 
     def embed_beside(self, name: str, *, scale: float = 1.0) -> Value:
-        """The token's row of a table (vocabulary, any width) beside the embedding, times `scale`;
-        row 0 where a batch brings an embedding row in place of a token.
+        """The token's row of an additional table (vocabulary, any width), times `scale`; row 0 if a
+        batch brings an embedding row instead of a token.
         """
         rows, width = self.shape(name, 2)
         if rows < self.vocab_size:
@@ -288,8 +288,8 @@ class Builder:
         return self.record("embed", (), width=width, table=table, scale=float(scale), filler=0)
 
     def epsilon(self, kind: str = "rms") -> float:
-        """The epsilon that the file gives for norms of this kind, or the one of the other kind
-        where it gives that alone. Some files give both for norms of one kind.
+        """The epsilon of the file for norms of this kind, or that of the other kind if it has only
+        that.
         """
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         key, other = (rms, layer) if kind == "rms" else (layer, rms)
@@ -308,9 +308,10 @@ class Builder:
         heads: int = 1,
         eps: float | None = None,
     ) -> Value:
-        """Normalise each of `heads` parts of a row ("rms", or "layer" less the mean) and multiply
-        by `name.weight` (and add `name.bias` where there is one); no weight where name is None.
-        They are of a part, or of the whole row: (heads, part) in the file, or one vector.
+        """Normalise each of `heads` parts of a row ("rms", or "layer", which subtracts the mean),
+        multiply by `name.weight` and add `name.bias` if there is one; without a weight if name is
+        None. A weight is for a part, or for the whole row: (heads, part) in the file, or one
+        vector.
         """
         weight = bias = None
         if name is not None:
@@ -351,9 +352,9 @@ class Builder:
         bias: bool = True,
         scale: bool = True,
     ) -> Value:
-        """x times the transpose of `name.weight` (rows, x.width), times the one number of
-        `name.scale` and plus `name.bias` where there is one (bias or scale False: another op reads
-        that tensor); `take` uses some of its rows.
+        """x times the transpose of `name.weight` (rows, x.width), times the number `name.scale` and
+        plus `name.bias` if they exist (bias or scale False: another op reads that tensor); `take`
+        uses some of its rows.
         """
         weight = self.matrix(name + ".weight", rows, x.width, take=take)
         shift = self.optional_vector(name + ".bias", rows) if bias else None
@@ -367,8 +368,8 @@ class Builder:
         return y if shift is None else y + shift
 
     def stacked(self, x: Value, name: str, rows: int, *, count: int) -> Value:
-        """Part k of a row times matrix k of the stack `name.weight` (count, rows, part): a linear
-        of its own for each head.
+        """Part k of a row times matrix k of the stack `name.weight` (count, rows, part): a separate
+        matrix for each head.
         """
         weight = self.stack(name + ".weight", count, rows, x.width // count)
         return self.record(
@@ -406,8 +407,8 @@ class Builder:
 
     def experts(self, x: Value, routes: Value, name: str, rows: int, *, count: int) -> Value:
         """A routed value: x times the matrix (rows, columns) of the stack `name.weight` for each
-        expert that a row chose, plus its row of `name.bias` (count, rows) where there is one. x is
-        one row for all its experts, or a routed value with a part for each.
+        expert of the row, plus its row of `name.bias` (count, rows) if there is one. x is one row
+        for all its experts, or a routed value with a part for each.
         """
         used = routes.width // 2
         columns = self.shape(name + ".weight", 3)[2]
@@ -430,23 +431,23 @@ class Builder:
         return self.op("expert_bias", made, routes, bias=self.array(name + ".bias", count, rows))
 
     def weighted(self, x: Value, weights: Value) -> Value:
-        """The sum of the parts of a row of x under weights that are a row too: as many parts as
-        `weights` has columns.
+        """The sum of the parts of a row of x, weighted by a row of `weights` with one number per
+        part.
         """
         return self.combine(x, self.concat(weights, weights))
 
     def measure(self, x: Value, kind: str) -> Value:
-        """One number of each row: "rms", the root of its mean square, or "deviation"."""
+        """One number per row: "rms", the root of its mean square, or "deviation"."""
         return self.op("measure", x, kind=kind)
 
     def repeat(self, x: Value, times: int) -> Value:
-        """A row `times` times side by side."""
+        """A row repeated `times` times side by side."""
         return self.record(
             *("copy", (x,)), width=times * x.width, count=x.width, heads=times, stride=x.width
         )
 
     def combine(self, x: Value, routes: Value) -> Value:
-        """The sum of a routed value's parts under the weights of its routes."""
+        """The sum of a routed value's parts, weighted by its routes."""
         return self.op("combine", x, routes)
 
     def concat(self, *parts: Value, heads: int = 1) -> Value:
@@ -534,7 +535,7 @@ class Builder:
         u: np.ndarray | None = None,
         scale: float = 1.0,
     ) -> Value:
-        """Linear attention whose state decays key by key; shapes and parameters are those of the
+        """Linear attention whose state decays per key; shapes and parameters are those of the
         op.
         """
         state = self.keeps(Slot((heads * -(-v.width // heads // 16), k.width // heads, 16)))
@@ -543,14 +544,14 @@ class Builder:
         return self.record("wkv", inputs, width=v.width, stateful=True, **params)
 
     def head_scale(self, x: Value, p: Value, q: Value | None = None, *, heads: int) -> Value:
-        """Each head of x times the dot product of that head of p and q; without q p has one number
-        a head.
+        """Each head of x times the dot product of that head of p and q; without q, p has one number
+        per head.
         """
         inputs = (x, p) if q is None else (x, p, q)
         return self.record("head_scale", inputs, width=x.width, heads=heads)
 
     def keeps(self, state: LayerState) -> int:
-        """Note what a layer keeps; returns its number among those of its kind."""
+        """Record what a layer keeps; returns its number among those of its kind."""
         held: list = self.slots if isinstance(state, Slot) else self.pages
         held.append(state)
         return len(held) - 1
@@ -568,9 +569,8 @@ class Builder:
         scaled: bool = True,
         sections: Sequence[int] | None = None,
     ) -> Rope:
-        """The rotary embedding in force over `dims` floats of a head (scaling and per-frequency
-        factors included). sections: for each pair, which of a token's positions turns it, where a
-        batch brings several.
+        """The rotary embedding over `dims` floats of a head, with the scaling and frequency factors
+        in force. sections: which of a token's positions each pair uses, if a batch brings several.
         """
         self.rotated_by |= {base_key, SCALING} if scaled else {base_key}
         factors = far = None
@@ -618,18 +618,17 @@ class Builder:
         spans: bool = False,
         most: int = 0,
     ) -> Value:
-        """Attention of q over the k and v stored so far: per-head norm, rope, store,
-        softmax(scale * q.k) v. rope None: no rotation (NoPE). Causal, unless the file or
-        `see_all` say otherwise: then a row sees its whole sequence.
+        """Attention of q over the k and v stored so far: per-head norm, rope, store, softmax(scale
+        * q.k) v. rope None: no rotation (NoPE). Causal, unless the file or `see_all` says
+        otherwise; then a row sees its whole sequence.
 
         sinks (query heads,): a score without a value; slopes (query heads,): ALiBi; relative (query
-        heads, 2 n + 1): a bias for each distance key - query from -n to n. window: keys whose
-        distance is less, of either side where attention is not causal; 0 for all. rope_start: the
-        float of each head where rotation begins. norm_last: the norms come after it. temper: (rate,
-        span, offset) of the growth of queries with their position (the op `rope_store` draws it).
-        chunk: rows see the keys from its last multiple on. spans: where attention is not causal,
-        rows see the keys of the spans that the batch brings alone. most: positions that a sequence
-        may have, where the model attends otherwise beyond; 0 for any.
+        heads, 2 n + 1): a bias for each distance key - query from -n to n. window: keys at a
+        smaller distance, on both sides if attention is not causal; 0 for all. rope_start: the float
+        of each head where rotation begins. norm_last: the norms come after it. temper: (rate, span,
+        offset), the growth of queries with their position (see the op `rope_store`). chunk: rows
+        see the keys from its last multiple on. spans: if attention is not causal, rows see only the
+        keys of their span in the batch.
         """
         if self.causal is None:
             self.causal = self.keys.flag("attention.causal", default=True)
@@ -683,7 +682,7 @@ class Builder:
         q_norm: np.ndarray | None = None,
         eps: float = 0.0,
     ) -> Value:
-        """Causal attention of q over what an earlier attention stored; layer: its number among
+        """Causal attention of q over keys that an earlier attention stored; layer: its number among
         those that keep pages (`len(b.pages) - 1` after it). The other parameters are those of
         `attend`.
         """
@@ -724,10 +723,10 @@ class Builder:
         temper: tuple[float, int, int] | None = None,
         most: int = 0,
     ) -> Value:
-        """Attention whose layer keeps one row k a token for all heads, its first `value` floats the
-        value: the absorbed form of multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2,
-        section 2.1). rope turns the last floats of k and of each head of q; the result has `value`
-        floats a head. temper, most: see `attend`.
+        """Attention whose layer stores one row k per token for all heads, of which the first
+        `value` floats are the value: the absorbed form of multi-head latent attention (DeepSeek-AI
+        2024, DeepSeek-V2, section 2.1). rope rotates the last floats of k and of each head of q;
+        the result has `value` floats per head. temper: see `attend`.
         """
         shape = Heads(heads, 1, k.width, value)
         more: dict[str, Any] = {} if temper is None else {"temper": temper}
@@ -759,7 +758,7 @@ class Builder:
         return (self.record("rope_table", (), width=2 * len(rope.inv_freq), rope=rope),)
 
     def see_all(self) -> None:
-        """Say that every row sees its whole sequence; the file may say so too, and nothing else."""
+        """Every row sees its whole sequence. A file may only confirm this."""
         if self.keys.flag("attention.causal", default=False):
             raise ModelError(
                 f"{self.arch}.attention.causal: found True, wanted False: {self.arch} is an encoder"
@@ -767,7 +766,7 @@ class Builder:
         self.causal = False
 
     def dense_head(self, *names: str) -> None:
-        """Note the dense layers of these names that the file has, over a pooled row of the
+        """Record the dense layers of these names that the file has, over a pooled row of the
         embedding.
         """
         names = tuple(name for name in names if self.has(f"{name}.weight"))
@@ -784,9 +783,9 @@ class Builder:
         self.projection = head
 
     def classify(self, *, act: str, pooling: Literal["cls", "mean", "last"]) -> None:
-        """Note the classifier that the file has (none: nothing happens): `cls` (dense, then act)
-        and `cls.norm` where it has them, `cls.output` with a row for each label, over a pooled row
-        of the embedding. Of the two labels yes and no the scores are probabilities.
+        """Record the classifier of the file, if it has one: `cls` (dense, then act) and `cls.norm`
+        if they exist, and `cls.output` with a row for each label, over a pooled row of the
+        embedding. With the two labels yes and no, scores are probabilities.
         """
         if not self.has("cls.output.weight"):
             return
@@ -814,7 +813,7 @@ class Builder:
         self.classifier = Classifier(head, labels, pooling, 0 if judge or rows == 1 else None)
 
     def mark_embedding(self, x: Value) -> Value:
-        """Say that the rows of x are what an embedding of a text is made of; returns x."""
+        """Mark the rows of x as the embedding of a text; returns x."""
         self.embedding = x
         return x
 
@@ -827,9 +826,9 @@ class Builder:
         norm: str | None = "output_norm",
         kind: str = "rms",
     ) -> Value:
-        """Final norm (without a weight where `norm` is None), which is marked as the embedding, and
-        output projection (with `output.bias` where there is one); tied to the token embedding when
-        the file has no `output.weight`.
+        """The final norm (without a weight if `norm` is None), which is marked as the embedding,
+        and the output projection (with `output.bias` if there is one), tied to the token embedding
+        if the file has no `output.weight`.
         """
         x = self.norm(x, norm, kind=kind)
         if self.embedding is None:
@@ -839,7 +838,7 @@ class Builder:
 
 
 class _Head(Builder):
-    """Records a graph of its own over the same file: what is done to a pooled row, which a batch
+    """Records a separate graph over the same file: the processing of a pooled row, which a batch
     brings as its embedding.
     """
 
@@ -851,10 +850,10 @@ class _Head(Builder):
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """What turns a pooled row of the embedding into a score for each label.
+    """Turns a pooled row of the embedding into a score for each label.
 
     head: the recorded graph, over a row of the embedding. pooling: how the rows of a text become
-    one. score: which label's number says how relevant a text is; None where several may.
+    one. score: the label whose number says how relevant a text is; None if the caller must choose.
     """
 
     head: Builder = field(repr=False)

@@ -1,5 +1,5 @@
-"""Puts a model together: an open GGUF file becomes a `Model`, which is a Program and what the
-engine must know of it.
+"""Loads a model: an open GGUF file becomes a `Model`, a Program with what the engine must know
+about it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ PACKED_AT_ONCE = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What higher layers need to know of a model: sizes and facts, no tensors. hidden_size: floats
-    of a row of the embedding.
+    """Sizes and properties of a model for higher layers, without tensors. hidden_size: floats of a
+    row of the embedding.
     """
 
     architecture: str
@@ -97,13 +97,12 @@ class Model:
     """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its
     embedding.
 
-    weights: packed, by key. writer: what writes them for the next load, None where nothing does;
-    verifier: what compares them with their hashes, None where they were packed from the file.
-    rope: what was said in place of the file. packing: what packs the weights while the program
-    already runs, None where they were packed before; packer: the thread of it. projection,
-    classifier: what is done to a pooled row of the embedding, None where the file has no such head.
-    pager: what brings weights from the file while a step runs, None where all of them are in
-    memory.
+    weights: packed, by key. writer: writes them to a sidecar, None without one; verifier: compares
+    a mapped sidecar with its hashes, None if the weights were packed from the file. rope: the
+    overrides. packing: packs the weights while the program already runs, None if they were packed
+    before; packer: its thread. projection, classifier: the processing of a pooled row of the
+    embedding, None if the file has no such head. pager: reads weights from the file while a step
+    runs, None if all of them are in memory.
     """
 
     config: ModelConfig
@@ -121,14 +120,12 @@ class Model:
     pager: LayerPager | None = field(default=None, repr=False)
 
     def pack(self) -> None:
-        """Pack what is left of the weights: steps then take what they always will."""
+        """Pack the rest of the weights, so that step times are representative."""
         if self.packing is not None:
             self.packing.finish()
 
     def end(self, *, keep: bool) -> None:
-        """End what runs beside the model; keep: what is to be written of it for its next load is
-        written first.
-        """
+        """End background work on the model; keep: finish writing its sidecar first."""
         if self.packer is not None:
             self.packer.cancel()
         if self.pager is not None:
@@ -140,7 +137,7 @@ class Model:
             self.verifier.finish() if self.program.steps else self.verifier.cancel()
 
     def page_memory(self, *, kv_type: str = "f16", page_size: int = 16) -> PageMemory:
-        """Memory for the pages and slots that this model's layers keep; grows as it is used."""
+        """Memory for the pages and slots of this model's layers; it grows as needed."""
         return PageMemory(
             list(self.config.kv_layers), kv_type, page_size, slot_layers=self.config.slot_layers
         )
@@ -158,10 +155,10 @@ def architectures() -> list[str]:
 def record(
     reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED
 ) -> tuple[ModelConfig, Tape]:
-    """Read the keys, record the architecture and lower it; touches no weight of two dimensions.
+    """Read the keys, record the architecture and lower it; does not read any matrix.
 
-    depth: record the first layers alone, then the output norm and head. rope: what takes the place
-    of the file's rotation; ConfigError where the architecture does not rotate by it.
+    depth: record only the first layers, then the output norm and head. rope: the overrides;
+    ConfigError if the architecture does not use one of them.
     """
     config, tape, _ = _recorded(reader, depth=depth, rope=rope)
     return config, tape
@@ -170,7 +167,7 @@ def record(
 def _recorded(
     reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED
 ) -> tuple[ModelConfig, Tape, Classifier | None]:
-    """`record`, and what the classifier is where the model has one."""
+    """`record`, and the model's classifier if it has one."""
     name = reader.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(
@@ -250,7 +247,7 @@ def act_width(act: str, columns: int) -> int:
 
 
 def _nearest(name: str) -> str:
-    """The known architecture whose name is most like this one, as an error says it."""
+    """The known architecture with the most similar name, for error messages."""
     known = difflib.get_close_matches(name, architectures(), n=1, cutoff=0.0)
     return f" (nearest known: {known[0]!r})" if known else ""
 
@@ -268,11 +265,12 @@ def load_model(
     """Record, lower and build the Program over weights that are packed, or being packed
     (weights/packing.py).
 
-    progress: called with bytes packed, all of them before this returns; without it a large model
-    answers earlier. sidecar: where packed weights are kept for the next load (weights/cache.py):
-    "auto" (the cache folder, for models of 256 MiB and more), a folder, or False. rope: see
-    `record`; weights and sidecars know nothing of it. offload: the memory that weights may take
-    (weights/offload.py); where they do not fit they are paged, and no sidecar is read or written.
+    progress: called with the bytes packed, and makes this call wait for all of them; without it a
+    large model answers earlier. sidecar: where packed weights are stored for later loads
+    (weights/cache.py): "auto" (the cache folder, for models of 256 MiB and more), a folder, or
+    False. rope: see `record`; weights and sidecars do not depend on it. offload: the memory that
+    weights may take (weights/offload.py); if they do not fit they are paged, and no sidecar is read
+    or written.
     """
     config, tape, classifier = _recorded(reader, rope=rope)
     if not config.causal:
@@ -346,8 +344,8 @@ def load_model(
 
 
 def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int = 512) -> Model:
-    """The first `depth` layers of a loaded model, rotated as it is, under its own output norm and
-    head: another program over the same weights.
+    """The first `depth` layers of a loaded model, with its rope overrides, under its own output
+    norm and head: another program over the same weights.
     """
     config, tape = record(model.reader, depth=depth, rope=model.rope)
     program = _program(
@@ -403,7 +401,7 @@ def ready(
     weights: Mapping[Key, PackedMatrix],
     pager: LayerPager | None = None,
 ) -> dict:
-    """An op's parameters as the Program takes them."""
+    """An op's parameters in the form of the Program."""
     ready = dict(params)
     if "table" in params:
         ready["table"] = _table(reader, params["table"], pager)
@@ -413,7 +411,7 @@ def ready(
 
 
 def _table(reader: GgufReader, table: Tensor, pager: LayerPager | None) -> EmbeddingTable:
-    """A table whose rows are read one a token: from the mapped file, or as the pager's policy
+    """A table whose rows are read one per token: from the mapped file, or as the pager's policy
     says.
     """
     if pager is None:
@@ -432,7 +430,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def _place(reader: GgufReader, tensor: Tensor) -> PagedWeight:
-    """Where a tensor's rows lie in its file."""
+    """The position of a tensor's rows in its file."""
     info, row_bytes = reader.tensors[tensor.name], tensor.blocks(reader).shape[1]
     return PagedWeight(
         tensor.key,
@@ -445,7 +443,7 @@ def _place(reader: GgufReader, tensor: Tensor) -> PagedWeight:
 
 
 def _paged(reader: GgufReader, tape: Tape, offload: OffloadPolicy) -> LayerPager | None:
-    """What pages the weights within a policy; None where they fit into it, or there is none."""
+    """The pager of a policy; None if the weights fit, or without a policy."""
     if offload is None:
         return None
     units, table_bytes, total = _units(reader, tape)
@@ -455,7 +453,7 @@ def _paged(reader: GgufReader, tape: Tape, offload: OffloadPolicy) -> LayerPager
 
 
 def paging_of(reader: GgufReader, policy: Budget | PinnedHotSet) -> PagingSummary | None:
-    """What a policy makes of a model, without loading it; None where the model fits."""
+    """The effect of a policy on a model, without loading it; None if the model fits."""
     _, tape, _ = _recorded(reader)
     units, table_bytes, total = _units(reader, tape)
     if total <= policy.ram_bytes:
@@ -464,7 +462,7 @@ def paging_of(reader: GgufReader, policy: Budget | PinnedHotSet) -> PagingSummar
 
 
 def _units(reader: GgufReader, tape: Tape) -> tuple[list[PagedUnit], int, int]:
-    """(what each op multiplies by, in the order of the tape; bytes of tables; bytes of all)."""
+    """(the weights of each op, in the order of the tape; bytes of tables; bytes of all)."""
     units, tables = [], {}
     for op in tape.all_ops:
         if "table" in op.params:
@@ -490,7 +488,7 @@ def _units(reader: GgufReader, tape: Tape) -> tuple[list[PagedUnit], int, int]:
 def _mapped(
     slot: CacheSlot, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None
 ) -> MappedPanels | None:
-    """Every weight from the cache; None where it has none that hold."""
+    """Every weight from the cache; None if it has no valid file."""
     mapped = slot.open(
         {key: PanelSpec(tensor.format, *tensor.shape) for key, tensor in tensors.items()},
         num_threads=num_threads,
@@ -504,11 +502,11 @@ def _mapped(
 def _reserved(
     reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None
 ) -> tuple[dict[Key, PackedMatrix], Packing | None]:
-    """Every weight in the order of the tape, with what packs them; None where all of them are
-    packed.
+    """Every weight in the order of the tape, with its packing; None if all of them are packed at
+    once.
 
-    That is so for small models, where somebody watches, and where memory has no room for the panels
-    and the file: it would be read twice.
+    That is the case for small models, with `progress`, and if memory cannot hold both the panels
+    and the file, which would then be read twice.
     """
     raw = {key: _rows(reader, tensor) for key, tensor in tensors.items()}
     weights = dict(
@@ -533,7 +531,7 @@ def _reserved(
 
 
 def act_of(weight_format: str) -> str:
-    """The activation format that a weight format is multiplied with."""
+    """The activation format for a weight format."""
     if weight_format not in _ACTS:
         raise ModelError(
             f"weight format {weight_format}: no kernel multiplies it, wanted one of "

@@ -31,7 +31,7 @@ from oxillama.model.tensors import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One op of the tape: its name in the catalogue and its parameters, slots as numbers and
+    """One op of the tape: its name in `ops.OPS` and its parameters, with slots as numbers and
     weights as `Tensor`s.
     """
 
@@ -42,10 +42,9 @@ class Op:
 @dataclass(frozen=True, slots=True)
 class Tape:
     """The lowered model: ops in order, and the width of each slot in float32s. embedding: the slot
-    of the rows that embeddings are made of, before the first op that writes the output; None: no
-    such.
-    width: floats of such a row.
-    projection, classifier: what is done to a pooled row of the embedding, None for models without.
+    of the rows that embeddings are made from, before the first op that writes the output; None
+    without one. width: floats of such a row. projection, classifier: the processing of a pooled row
+    of the embedding, None for models without.
     """
 
     ops: tuple[Op, ...]
@@ -62,9 +61,7 @@ class Tape:
         return (*self.ops, *(op for tape in more for op in tape.ops))
 
     def dump(self) -> str:
-        """The tape as text, an op a line; what golden tests compare and what a curious reader
-        should look at.
-        """
+        """The tape as text, one op per line; golden tests compare it."""
         return (
             "\n".join(
                 f"{op.name:<10} "
@@ -103,11 +100,11 @@ def lower(
     act_of: Callable[[str], str],
     act_width: Callable[[str, int], int],
 ) -> Tape:
-    """The tape of what `b` recorded, ending in `result`, the logits; None where it ends in the rows
-    that are marked as the embedding.
+    """The tape of what `b` recorded, ending in `result`, the logits; None if it ends in the rows
+    marked as the embedding.
 
-    `act_of(format)` names the activation format a weight format is multiplied with; `act_width(act,
-    columns)` is the float32s a row of that activation format takes.
+    `act_of(format)` names the activation format for a weight format; `act_width(act, columns)` is
+    the float32s of a row in that activation format.
     """
     lowering = _Lowering(b.nodes, act_of, act_width)
     kept = lowering.run(
@@ -172,9 +169,7 @@ class _Lowering:
         return True
 
     def waits(self, index: int) -> bool:
-        """Whether a node is emitted by the only one that reads it, side by side with its
-        siblings.
-        """
+        """Whether a node is emitted by its only reader, together with its siblings."""
         if index in self.pinned or len(self.readers[index]) != 1:
             return False
         node, reader = self.nodes[index], self.nodes[self.readers[index][0]]
@@ -211,7 +206,7 @@ class _Lowering:
     # ------------------------------------------------------------------------------------------
 
     def read_all(self, source: int) -> Hashable:
-        """The f32 register of node `source`, emitted now where it waited for its reader."""
+        """The f32 register of node `source`, emitted now if it waited for its reader."""
         if source not in self.register:
             node = self.nodes[source]
             getattr(self, "_" + node.op)(source, node, source, alone=True)
@@ -253,7 +248,7 @@ class _Lowering:
     # --------------------------------------------------------------------------------
 
     def _plain(self, index: int, node: Node, out: Hashable) -> None:
-        """An op of the catalogue, as it was recorded."""
+        """Emit an op as it was recorded."""
         sources = [self.read(source, index) for source in node.inputs]
         self.register[index] = self.new(out, node.width)
         self.emit(node.op, **dict(zip(OPS[node.op].reads, sources)), **node.params, out=out)
@@ -339,7 +334,7 @@ class _Lowering:
             self._place(index, out, 0, index)
 
     def _place(self, index: int, out: Hashable, offset: int, at: int) -> None:
-        """The value of node `index` into columns of a register from `offset` on."""
+        """Put the value of node `index` into columns of a register from `offset` on."""
         node = self.nodes[index]
         if index in self.register and self.register[index] != out or node.op != "concat":
             x = self.read(index, at)

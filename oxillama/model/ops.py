@@ -1,11 +1,11 @@
-"""The catalogue of the tape's ops: an op is one class, which says what it reads and writes, whether
-its layer keeps state, over which rows it runs, and what it means, in numpy.
+"""The ops of the tape. An op is one class with what it reads and writes, whether its layer keeps
+state, the rows it runs over, and its definition in numpy.
 
-This is the definition. The compiled tape is right when it agrees with these meanings
-(`reference.py` runs them, `oxillama doctor` compares), and adding an op starts with a class here:
-`Builder.op` records it and `lower.py` emits it without more being said. A `Frame` holds the rows of
-one step: `frame.slots[i]` is the float32 array (rows, width) of a slot, `frame.keys[layer]` and
-`frame.values[layer]` all keys and values stored so far, `frame.states[i]` recurrent state.
+The compiled tape is right if it agrees with these definitions (`reference.py` runs them, `oxillama
+doctor` compares). A new op starts with a class here: `Builder.op` records it and `lower.py` emits
+it without further code. A `Frame` holds the rows of one step: `frame.slots[i]` is the float32 array
+(rows, width) of a slot, `frame.keys[layer]` and `frame.values[layer]` are all keys and values
+stored so far, `frame.states[i]` is recurrent state.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ OUTPUT = -1  # the slot number of the program's own output rows
 class Rows(Enum):
     """The rows that an op runs over.
 
-    A routed value (parts of a row for the experts that it chose) is a row whose parts lie side by
-    side, so routed rows need no domain of their own.
+    A routed value (one part per chosen expert) is a row whose parts are side by side, so routed
+    rows need no kind of their own.
     """
 
     ALL = "all"  # every row of the step
@@ -39,8 +39,9 @@ class Frame:
     """The state of the reference interpreter: one sequence, its rows in this step, and what earlier
     steps stored.
 
-    rope: positions (sections, rows) that rotate; visible: keys each row sees; embeds: rows that
-    take the place of the embedding where a token is -1; all None where positions and tokens say it.
+    rope: positions (sections, rows) for the rotation; visible: keys that each row sees; embeds:
+    rows that replace the embedding where a token is -1. Each is None if positions and tokens
+    determine it.
     """
 
     tokens: np.ndarray
@@ -60,10 +61,10 @@ class Frame:
 
 
 class Op:
-    """The base of every op of the tape; a subclass is entered in `OPS` under its `name`.
+    """The base class of every op of the tape; a subclass is added to `OPS` under its `name`.
 
     reads, writes: the parameters that hold slot numbers (`acts` holds one per format); state:
-    whether its layer keeps something of every token, so that it must run over all rows.
+    whether its layer keeps something for every token, so that it must run over all rows.
     """
 
     name: ClassVar[str]
@@ -80,12 +81,12 @@ class Op:
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:
-        """Floats of a row of the result, from those of what is read."""
+        """Floats per row of the result, given those of the inputs."""
         return widths[0]
 
     @staticmethod
     def written(params: dict) -> np.ndarray | slice:
-        """The columns of `out` that the op writes, where it leaves others between them."""
+        """The columns of `out` that the op writes, if it leaves others unchanged."""
         return slice(None)
 
 
@@ -93,7 +94,7 @@ OPS: dict[str, type[Op]] = {}
 
 
 def rounded(x: np.ndarray, act: str) -> np.ndarray:
-    """x (rows, width) as its activation format holds it: int8 steps of the largest magnitude in
+    """x (rows, width) as stored in its activation format: int8 steps of the largest magnitude in
     each 32 or 256 columns, or bf16 to nearest even.
     """
     if act == "f32":
@@ -117,8 +118,8 @@ def rounded(x: np.ndarray, act: str) -> np.ndarray:
 def _coded(
     x: np.ndarray, scale: np.ndarray, least: int, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks x (..., 32) as codes times half-precision scales (..., 1): the numbers kept, and their
-    sums of squared errors (..., 1).
+    """Blocks x (..., 32) as codes times half-precision scales (..., 1): the stored numbers, and
+    their sums of squared errors (..., 1).
     """
     with np.errstate(over="ignore", invalid="ignore"):  # a scale that no half holds gives NaN
         scale = scale.astype(np.float16).astype(np.float32)
@@ -128,12 +129,12 @@ def _coded(
 
 
 def as_kept(x: np.ndarray, kv_type: str) -> np.ndarray:
-    """Keys or values (..., dim) as a page holds them, in float32: rounded one token at a time, in
-    blocks of 32 where they become codes.
+    """Keys or values (..., dim) as stored in a page, in float32: rounded one token at a time, in
+    blocks of 32 for coded types.
 
-    q8_0: scale = largest magnitude / 127, a half; codes -127 to 127. q4_0: codes -8 to 7 under -m /
-    7.5, -m / 8 or -m / 8.5, m the number of largest magnitude: whichever leaves the least sum of
-    squared errors.
+    q8_0: scale = largest magnitude / 127, a half; codes -127 to 127. q4_0: codes -8 to 7 with scale
+    -m / 7.5, -m / 8 or -m / 8.5, where m is the number of largest magnitude: the scale with the
+    smallest sum of squared errors.
     """
     x = x.astype(np.float32)
     if kv_type in ("f16", "f32"):
@@ -192,8 +193,8 @@ def _normed(x: np.ndarray, kind: str, weight, bias, eps: float) -> np.ndarray:
 
 
 class Embed(Op, name="embed"):
-    """Rows of a table, by token or by position, times `scale`. A token of -1 takes the row that the
-    batch brings, or row `filler` of a table beside the embedding, or zeros where that is "zeros".
+    """Rows of a table, by token or by position, times `scale`. For a token of -1, the row that the
+    batch brings, or row `filler` of an additional table, or zeros if `filler` is "zeros".
     """
 
     reads = ()
@@ -215,9 +216,7 @@ class Embed(Op, name="embed"):
 
 
 class Features(Op, name="features"):
-    """`count` columns, from `start` on, of the rows that a batch brings; zeros in rows of
-    tokens.
-    """
+    """`count` columns, from `start` on, of the rows that a batch brings; zeros for token rows."""
 
     reads = ()
     rows = Rows.ALL
@@ -236,8 +235,8 @@ class Features(Op, name="features"):
 
 
 class RopeTable(Op, name="rope_table"):
-    """[cosines, sines] of positions times frequencies, times `mscale`; `sections` says for each
-    frequency which of several positions turns it. far: the frequencies of a sequence of more than
+    """[cosines, sines] of positions times frequencies, times `mscale`. `sections` selects, for each
+    frequency, which of several positions is used. far: the frequencies of a sequence with more than
     `near` tokens.
     """
 
@@ -316,7 +315,7 @@ class Matmul(Op, name="matmul"):
 
 
 def _write(f: Frame, out: Any, y: np.ndarray, offset: int) -> None:
-    """Columns from `offset` on of a slot, whose columns before stay."""
+    """Write columns from `offset` on of a slot; its earlier columns stay."""
     width = offset + y.shape[1]
     held = f.slots.get(out)
     if held is None or len(held) != len(y) or offset == 0:
@@ -342,12 +341,12 @@ def _rotated(x: np.ndarray, table: np.ndarray, dims: int, style: str) -> np.ndar
 
 
 class RopeStore(Op, name="rope_store"):
-    """Norm and rotation of the heads of q and k, which lie side by side with v, and the store of k
-    and v; where values are a view of the keys there is no v.
+    """Norm and rotation of the heads of q and k, which are next to v in a row, and the store of k
+    and v; if values are a view of the keys there is no v.
 
-    norm_last: the norm comes after the rotation. keep: False where the layer attends to what
-    another one stored, and there is q alone. temper: (rate, span, offset), by which q grows with
-    its position by 1 + rate log(1 + floor((position + offset) / span)).
+    norm_last: the norm comes after the rotation. keep: False if the layer attends to keys that
+    another layer stored, and there is only q. temper: (rate, span, offset); q is multiplied by 1 +
+    rate log(1 + floor((position + offset) / span)).
     """
 
     reads = ("x", "rope")
@@ -418,16 +417,14 @@ class RopeStore(Op, name="rope_store"):
 
 
 class Attend(Op, name="attend"):
-    """Softmax attention of the q part of a slot over the keys each row sees; `slopes` add a bias by
-    distance to each head's scores (ALiBi), `sinks` a score without a value. window: keys a row
-    sees;
-    chunk: it sees those from the last multiple of `chunk` on.
+    """Softmax attention of the q part of a slot over the keys that each row sees. `slopes` add a
+    bias by distance to each head's scores (ALiBi); `sinks` are scores without a value. window: how
+    many keys a row sees; chunk: it sees keys from the last multiple of `chunk` on.
 
-    causal False: a row sees all keys of its sequence, and a window reaches as far ahead as back.
-    relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and beyond those
-    the bias of the last one (Raffel et al. 2020, section 2.1). spans: a row sees the keys that the
-    batch says belong together with it, and no others. most: positions that a batch may have, where
-    the model attends otherwise beyond; 0 for any.
+    causal False: a row sees all keys of its sequence, and a window extends as far ahead as back.
+    relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and for larger
+    distances the bias of the last one (Raffel et al. 2020, section 2.1). spans: a row sees only the
+    keys that the batch assigns to the same span.
     """
 
     state = True
@@ -508,8 +505,8 @@ class TakeRows(Op, name="take_rows"):
 
 
 class Copy(Op, name="copy"):
-    """`count` columns for each of `heads`, from `first` on every `step` columns of a slot, to
-    `offset` on every `stride` columns of another, whose other columns stay.
+    """`count` columns for each of `heads`, from `first` on at every `step` columns of a slot, to
+    `offset` on at every `stride` columns of another slot, whose other columns stay.
     """
 
     @staticmethod
@@ -533,14 +530,13 @@ class Copy(Op, name="copy"):
 
 
 class Route(Op, name="route"):
-    """The experts of each row from their scores x: [ids | weights], `used` of each, best first.
+    """The experts of each row by their scores x: [ids | weights], `used` of each, best first.
 
-    share: of how many ids in a row one is written: matrices that several experts have in common.
-    gating: "softmax" and "sigmoid" of all scores, "chosen" and "chosen_sigmoid": those of the
-    chosen ones alone, or "mixer": for each choice, the softmax of those experts not chosen before
-    whose score is near the best (SparseMixer: Liu et al. 2024, GRIN, section 2.1). bias
-    takes part in the choice, not in the weights. Of `groups` only the `groups_used` best are chosen
-    from, a group counting as its best expert, or as the sum of its "two" best (DeepSeek-AI 2024,
+    gating: "softmax" and "sigmoid" of all scores, "chosen" and "chosen_sigmoid" of the chosen ones
+    only, or "mixer": for each choice, the softmax over the experts not chosen before whose score is
+    close to the best (SparseMixer: Liu et al. 2024, GRIN, section 2.1). bias affects the choice,
+    not the weights. With `groups`, experts come only from the `groups_used` best groups; the score
+    of a group is that of its best expert, or the sum of its "two" best (DeepSeek-AI 2024,
     DeepSeek-V3, section 2.1.2).
     """
 
@@ -605,8 +601,8 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 def chosen(f: Frame, routes: Any, count: int, rows: int) -> np.ndarray:
-    """The matrix of a stack that each part of each row goes to, (rows, parts); without a route part
-    k goes to matrix k.
+    """The matrix of a stack for each part of each row, (rows, parts); without a route, part k uses
+    matrix k.
     """
     if routes is None:
         return np.tile(np.arange(count), (rows, 1))
@@ -614,8 +610,8 @@ def chosen(f: Frame, routes: Any, count: int, rows: int) -> np.ndarray:
 
 
 class Experts(Op, name="experts"):
-    """Each part of a row times the matrix it goes to, of a stack of `experts`; a row as wide as a
-    matrix is every part of itself. Gated: of two stacks.
+    """Each part of a row times its matrix of a stack of `experts`; a row as wide as a matrix is
+    used for every part. Gated: of two stacks.
     """
 
     reads = ("x", "routes")
@@ -645,7 +641,7 @@ class ExpertBias(Op, name="expert_bias"):
 
 
 class Combine(Op, name="combine"):
-    """The sum of a routed row's parts under the weights of its route."""
+    """The sum of a routed row's parts, weighted by its route."""
 
     reads = ("x", "routes")
 
@@ -662,8 +658,8 @@ class Combine(Op, name="combine"):
 
 
 class Conv(Op, name="conv"):
-    """A causal convolution of each channel with its own taps (channels, taps), the last one on the
-    row itself, then an activation; the taps - 1 rows before a step are state `state`.
+    """A causal convolution of each channel with its own taps (channels, taps), the last one for the
+    row itself, then an activation. The taps - 1 rows before a step are state `state`.
     """
 
     state = True
@@ -721,7 +717,7 @@ def _split_heads(f: Frame, slot: Any, heads: int) -> np.ndarray:
 
 
 def _begun(f: Frame, state: int, *shape: int) -> np.ndarray:
-    """The state that a sequence's rows go on from."""
+    """The state from which a sequence's rows continue."""
     fresh = f.positions[0] == 0 or state not in f.states
     return np.zeros(shape) if fresh else f.states[state]
 
@@ -761,12 +757,12 @@ class Delta(Op, name="delta"):
 
 
 class Wkv(Op, name="wkv"):
-    """Linear attention whose state decays key by key: S = diag(w) S + k v^T + b (a^T S), y = scale
-    S^T r, for each head; with `u` (heads, keys) y = scale (S_before + diag(u) k v^T)^T r. Peng et
-    al. 2024 (Eagle and Finch, section 4.2), 2025 (RWKV-7, section 4.1).
+    """Linear attention whose state decays per key: S = diag(w) S + k v^T + b (a^T S), y = scale S^T
+    r, for each head; with `u` (heads, keys) y = scale (S_before + diag(u) k v^T)^T r. Peng et al.
+    2024 (Eagle and Finch, section 4.2), 2025 (RWKV-7, section 4.1).
 
     r, w, k, a, b (rows, heads * keys), v (rows, heads * values); w is the decay itself, 0 to 1.
-    Without a and b nothing is taken away.
+    Without a and b that term is left out.
     """
 
     reads = ("r", "w", "k", "v", "a", "b")
@@ -799,8 +795,8 @@ class Wkv(Op, name="wkv"):
 
 
 class HeadScale(Op, name="head_scale"):
-    """x times one number for each of `heads` parts of its rows: the dot product of p and q there,
-    or the number that p has there without a q.
+    """x with each of `heads` parts of its rows times a number: the dot product of the same parts of
+    p and q, or without q the number of p for that part.
     """
 
     reads = ("x", "p", "q")
@@ -875,7 +871,7 @@ class Activate(Op, name="activate"):
 
 
 class Measure(Op, name="measure"):
-    """One number of each row: "rms", the root of its mean square, or "deviation", its standard
+    """One number per row: "rms", the root of its mean square, or "deviation", its standard
     deviation.
     """
 

@@ -1,9 +1,8 @@
-"""LoRA adapters of a served model, as llama-server's clients know them (ids and scales) and vLLM's
-(names that stand for a model).
+"""LoRA adapters of a served model, with ids and scales as in llama-server, and names used as models
+as in vLLM.
 
-A request is evaluated with the adapters that its body names, else with those whose scale is not 0.
-What runs keeps what it began with: scales that are changed, and adapters that are unloaded, are
-those of later requests.
+A request uses the adapters that its body names, otherwise those whose scale is not 0. Running
+requests keep their adapters: changed scales and unloaded adapters affect later requests.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LORA = array(obj({"id": integer(0), "scale": number(-1e6, 1e6)}, ("id", "scale")
 
 @dataclass(slots=True)
 class Adapter:
-    """A loaded adapter. `own`: its scale where its name is given as the model; `scale`: of requests
+    """A loaded adapter. `own`: its scale if its name is given as the model; `scale`: for requests
     that name no adapter.
     """
 
@@ -43,8 +42,8 @@ class Adapter:
 
 
 class Adapters:
-    """The adapters of one model. An id is never given twice. `changed`: since the model was loaded,
-    so that unloading it would lose something.
+    """The adapters of one model. Ids are never reused. `changed`: since the model was loaded, so
+    that unloading it would lose something.
     """
 
     def __init__(self, engine: oxillama.InferenceEngine) -> None:
@@ -64,14 +63,14 @@ class Adapters:
         return next((each for each in self.all() if each.name == name), None)
 
     def means(self, name: Any) -> bool:
-        """Whether a name is an adapter's, or was before that was unloaded."""
+        """Whether a name is, or was before it was unloaded, an adapter's."""
         return name in self._names
 
     def add(
         self, path: str, *, name: str | None = None, scale: float = 1.0, on: bool, replace: bool
     ) -> Adapter:
-        """Load one. on: requests that name no adapter use it, too. What is wrong with it is an
-        OxillamaError; nothing has changed then.
+        """Load one. on: requests that name no adapter use it too. OxillamaError for a bad adapter;
+        then nothing has changed.
         """
         with self._lock:
             loras = self._engine.loras
@@ -91,14 +90,14 @@ class Adapters:
             return made
 
     def drop(self, adapter: Adapter) -> None:
-        """Unload one; what uses it keeps it."""
+        """Unload one; sessions that use it keep it."""
         with self._lock:
             if self._by_id.pop(adapter.id, None) is not None:
                 self._push()
                 self._engine.unload_lora(adapter.name)
 
     def scale(self, wanted: Mapping[int, float]) -> None:
-        """Give every adapter a scale: that of its id, and 0 where there is none."""
+        """Set every adapter's scale by its id, 0 if there is none."""
         with self._lock:
             for each in self._by_id.values():
                 each.scale = wanted.get(each.id, 0.0)
@@ -114,7 +113,7 @@ class Adapters:
 
 
 class ServedModel(Protocol):
-    """What is asked of a model here (`models.Model`)."""
+    """What this module needs from a model (`models.Model`)."""
 
     @property
     def name(self) -> str:
@@ -133,7 +132,7 @@ def listed(model: ServedModel) -> list[dict[str, Any]]:
 def _scales(
     model: ServedModel, given: Sequence[Mapping[str, Any]], path: str
 ) -> list[tuple[Adapter, float]]:
-    """The adapters that a list of ids and scales names, by id; 400 for an unknown id."""
+    """The adapters of a list of ids and scales, by id; 400 for an unknown id."""
     known = {each.id: each for each in model.adapters.all()}
     found: dict[int, float] = {}
     for at, each in enumerate(given):
@@ -153,16 +152,16 @@ def _scales(
 
 
 def set_scales(model: ServedModel, wanted: Sequence[Mapping[str, Any]]) -> None:
-    """Give adapters new scales, and 0 to those that are not in the list; a 400 for an id that is
-    none, and nothing has changed.
+    """Set the scales of adapters, and 0 for those that are not in the list; 400 for an unknown id,
+    and then nothing has changed.
     """
     model.adapters.scale({each.id: scale for each, scale in _scales(model, wanted, "")})
     model.adapters.changed = True
 
 
 def asked(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The option `lora` of `engine.submit` that a body asks for: by ids, or by its model; empty
-    where the scales of the server hold.
+    """The option `lora` of `engine.submit` for a body: by ids, or by its model; empty if the
+    server's scales apply.
     """
     name, given = body.get("model"), body.get("lora")
     by_name = model.adapters.named(name)
@@ -190,13 +189,13 @@ def in_force(model: ServedModel, options: Mapping[str, Any]) -> list[dict[str, A
 
 
 def served_as(model: ServedModel, body: Mapping[str, Any]) -> str:
-    """What an answer calls the model: the adapter's name, where the body gave that."""
+    """The model's name in an answer: the adapter's name, if the body gave that."""
     name = body.get("model")
     return name if isinstance(name, str) and model.adapters.means(name) else model.name
 
 
 def load(model: ServedModel, name: str, path: str, *, replace: bool, taken: Sequence[str]) -> None:
-    """Load an adapter under a name that requests can give as their model; `taken` are names of
+    """Load an adapter under a name that requests can use as their model; `taken` are names of
     models.
     """
     if name in taken:

@@ -143,7 +143,9 @@ COUNT_BODY: Schema = obj(
 
 
 def _messages(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
-    """(messages as chat completions write them, what the last one begins the reply with)."""
+    """(messages in the form of chat completions, the text with which the last one begins the
+    reply).
+    """
     out: list[dict[str, Any]] = []
     system = body.get("system")
     if system:
@@ -217,7 +219,7 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, 
 
 
 def _image(source: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """An image block's source as chat completions have it."""
+    """An image block's source in the form of chat completions."""
     if source.get("type") == "base64" and isinstance(source.get("data"), str):
         kind = source.get("media_type")
         return image_part(
@@ -257,7 +259,7 @@ def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
-    """What a body asks for."""
+    """The request of a body."""
     engine = model.engine
     asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
     asked.options.update(adapters.asked(model, body))

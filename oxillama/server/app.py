@@ -1,5 +1,5 @@
 """The server as one ASGI application: from a request to its route and back, with keys, limits,
-headers and a log line around all of them.
+headers and a log line.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class App:
     async def _answer(
         self, call: Call, route: Route | None, methods: dict[str, Route], method: str
     ) -> Response:
-        """The answer of a request, whatever goes wrong before its first byte."""
+        """The answer of a request, including any error before its first byte."""
         try:
             self._check_head(call)
             self._check_origin(call, method)
@@ -187,7 +187,7 @@ class App:
     # ---- who may ask
 
     def _check_head(self, call: Call) -> None:
-        """Raise 431 for a head that is too large, which may have come in one piece."""
+        """Raise 431 for a request head that is too large."""
         scope = call.request.scope
         if scope["http_version"] not in ("1.0", "1.1"):
             raise ApiError(
@@ -214,8 +214,8 @@ class App:
             )
 
     def _check_key(self, call: Call, route: Route | None) -> None:
-        """Raise 401 unless the request brings one of the keys, as a bearer token, as X-Api-Key, or
-        as the password of basic authentication (browsers).
+        """Raise 401 unless the request has one of the keys, as a bearer token, as X-Api-Key, or as
+        the password of basic authentication (browsers).
         """
         if not self.config.api_keys:
             return
@@ -244,7 +244,7 @@ class App:
         call.key = key
 
     def _check_origin(self, call: Call, method: str) -> None:
-        """Raise 403 for a page of another site, and for a name that is not the server's."""
+        """Raise 403 for a page of another site, and for a host name that is not the server's."""
         headers = call.request.headers
         host = headers.get("host", "")
         name = host.rsplit(":", 1)[0].lower() if not host.endswith("]") else host.lower()
@@ -267,7 +267,7 @@ class App:
         return origin in self.config.cors_origins or "*" in self.config.cors_origins
 
     def _options(self, call: Call, methods: dict[str, Route]) -> Response:
-        """The answer to OPTIONS, a preflight or not."""
+        """The answer to OPTIONS, including preflight requests."""
         allow = ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
         headers = {"allow": allow}
         origin = call.request.headers.get("origin")
@@ -317,7 +317,7 @@ _UNSAID = ("", "application/x-www-form-urlencoded")
 
 
 def _check_kind(given: str) -> None:
-    """Raise 415 for a body that says that it is something else than JSON in UTF-8."""
+    """Raise 415 for a body whose Content-Type is not JSON in UTF-8."""
     kind, *more = (each.strip().lower() for each in given.split(";"))
     if kind not in (*_UNSAID, "application/json", "text/json") and not (
         kind.startswith("application/") and kind.endswith("+json")
@@ -330,8 +330,8 @@ def _check_kind(given: str) -> None:
 
 
 def _check_compiled(body: Mapping[str, Any], limit: int) -> None:
-    """Raise 400 for a schema, a grammar or tools of more bytes than `limit`: compiling them, and
-    the masks that come of them, would hold everybody up.
+    """Raise 400 for a schema, a grammar or tools of more than `limit` bytes, because compiling
+    them, and their masks, would delay all requests.
     """
     for name in COMPILED & body.keys():
         size = len(dumps(body[name]))
@@ -345,7 +345,7 @@ def _check_compiled(body: Mapping[str, Any], limit: int) -> None:
 
 
 def _path_of(scope: Scope) -> str:
-    """The path of a request; that of a whole URI, too, if it names the host that `Host` names."""
+    """The path of a request, also from an absolute URI whose host is the one in `Host`."""
     path: str = scope["path"]
     scheme, found, rest = path.partition("://")
     if not found or scheme.lower() not in ("http", "https"):
@@ -380,5 +380,5 @@ def _large(call: Call) -> bool:
 
 
 def create_app(config: ServerConfig | None = None, **options: Unpack[ServerOptions]) -> App:
-    """The application over a config, or over the options of one."""
+    """The application of a config, or of its options."""
     return App(config if config is not None else ServerConfig.of(options))

@@ -1,5 +1,5 @@
-"""A bound on how long a model may reason: once so many tokens of it have come, what ends it is the
-only text that may follow.
+"""A limit on the reasoning of a model: after so many tokens, only the end of the reasoning can
+follow.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def hold(turn: Turn, bridge: TokenizerBridge, tokens: int) -> None:
 
 
 def checked(tokens: int, most: int | None, *, param: str) -> int:
-    """The budget, if it leaves room for an answer."""
+    """The budget, if it leaves tokens for an answer."""
     if most is not None and tokens >= most:
         raise ApiError(
             400,

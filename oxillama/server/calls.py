@@ -1,5 +1,6 @@
-"""`Call`: one HTTP request as the routes see it: its checked body, the server's state, work off the
-event loop, and whether the client is still there. `Route`: what answers one method of one path.
+"""`Call`: one HTTP request as the routes see it: its checked body, the server's state, work outside
+the event loop, and whether the client is still connected. `Route`: the handler of one method of one
+path.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _BULK = 1 << 18  # bytes of a body whose work waits for that of other such bodie
 
 
 class ClientGone(Exception):
-    """The client has left: nobody reads an answer. `half`: it only closed its sending side."""
+    """The client has disconnected, so nobody reads an answer. `half`: it only closed its sending
+    side.
+    """
 
     def __init__(self, *, half: bool) -> None:
         super().__init__("the client has left")
@@ -37,7 +40,7 @@ class ClientGone(Exception):
 
 
 class Call:
-    """One request. `facts` is what its log line will say, `size` the bytes of its body."""
+    """One request. `facts` are the fields of its log line, `size` the bytes of its body."""
 
     __slots__ = (
         "body",
@@ -64,9 +67,7 @@ class Call:
         self.received = time.perf_counter()
 
     async def read_json(self, *, limit: int, kind: type = dict) -> Any:
-        """The body as a checked JSON object; ApiError for what is too large, too slow or no
-        JSON.
-        """
+        """The body as a checked JSON object; ApiError if it is too large, too slow or not JSON."""
         data = await self.read(limit=limit)
         self.size = len(data)
         depth = self.state.config.json_depth
@@ -130,7 +131,9 @@ class Call:
         return protocol is not None and protocol.half_closed
 
     async def offload(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Run a function off the event loop; that of a large body after those of others."""
+        """Run a function outside the event loop; functions of large bodies run after those of
+        others.
+        """
         if self.large:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self.state.bulk, partial(function, *args, **options))
@@ -138,11 +141,11 @@ class Call:
 
     @property
     def large(self) -> bool:
-        """Whether what the body asks for may take long."""
+        """Whether the work of the body may take long."""
         return self.size > _BULK
 
     async def gone(self) -> bool:
-        """Wait until the client leaves; True where it only closed its sending side."""
+        """Wait until the client disconnects; True if it only closed its sending side."""
         while True:
             message = await self.request.receive()
             if message["type"] == "http.disconnect":
@@ -151,7 +154,7 @@ class Call:
                 return True
 
     async def race(self, work: Awaitable[Any]) -> Any:
-        """The result of some work; ClientGone, with the work cancelled, where the client leaves
+        """The result of some work; ClientGone, with the work cancelled, if the client disconnects
         first.
         """
         task = asyncio.ensure_future(work)
@@ -169,7 +172,7 @@ class Call:
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON answer; text that is no valid Unicode cannot get here."""
+    """A JSON answer."""
     return Response(dumps(value), status, media_type="application/json", headers=headers)
 
 
@@ -183,8 +186,8 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One method of one path. body: the schema of its JSON body, None for no body. optional: a
-    request may come without one. images: larger bodies are taken. open: needs no key.
+    """One method of one path. body: the schema of its JSON body, None for no body. optional: the
+    body may be missing. images: larger bodies are accepted. open: needs no key.
     """
 
     method: str

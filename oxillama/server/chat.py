@@ -175,8 +175,8 @@ BODY: Schema = obj(
 
 @dataclass(slots=True)
 class ChatRequest:
-    """A chat that was asked for, in the form that all dialects come to: messages, tools and choice
-    as OpenAI writes them, options of `submit`.
+    """A chat in the common form of all APIs: messages, tools and choice as in OpenAI's, options of
+    `submit`.
     """
 
     messages: list[dict[str, Any]]
@@ -256,7 +256,7 @@ def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
 
 
 def too_long(model: Model, param: str, size: int) -> ApiError:
-    """The error of a text that is longer than any that fits."""
+    """The error for a text that is longer than any that fits."""
     return ApiError(
         400,
         f"{param}: a text of {size} characters has more tokens than the context of "
@@ -267,7 +267,7 @@ def too_long(model: Model, param: str, size: int) -> ApiError:
 
 
 def _of_plan(error: Exception, asked: ChatRequest) -> Exception:
-    """An error of planning under the name of the field that it is about."""
+    """An error of planning, under the name of the body's field."""
     if isinstance(error, (GrammarError, ConfigError)):
         message, param = str(error), asked.constraint
         if asked.tools and (message.startswith("tool") or asked.constraint is None):
@@ -292,8 +292,8 @@ def _allowed(tools: Any, allowed: Mapping[str, Any]) -> tuple[list[dict], str]:
 
 
 def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
-    """Messages as a template takes them: contents as text, ids of calls by their order. Their `at`,
-    in messages of other forms, names what they came from.
+    """Messages in the form of a template: contents as text, ids of calls by their order. In
+    messages of other APIs, `at` names the original field.
     """
     ids: dict[str, str] = {}
     out = []
@@ -341,7 +341,7 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
 
 
 def _content(content: Any, path: str) -> str | list[dict[str, Any]] | None:
-    """A content as one text, or, where it has images, as texts and images."""
+    """A content as one text, or, if it has images, as texts and images."""
     if content is None or isinstance(content, str):
         return content
     parts: list[dict[str, Any]] = []
@@ -356,12 +356,12 @@ def _content(content: Any, path: str) -> str | list[dict[str, Any]] | None:
 
 
 def image_part(url: str, at: str) -> dict[str, Any]:
-    """An image of another dialect as chat completions have it; at: what errors call it."""
+    """An image of another API in the form of chat completions; at: its name in errors."""
     return {"type": "image_url", "image_url": {"url": url}, "at": at}
 
 
 def no_images(path: str) -> ApiError:
-    """The error of an image for a model that sees none."""
+    """The error for an image if the model has no encoder."""
     return ApiError(
         400,
         f"{path}: this model sees no images: no mmproj is loaded",
@@ -408,7 +408,7 @@ def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def format_of(given: Mapping[str, Any] | None, *, path: str) -> tuple[dict[str, Any], str | None]:
-    """(the option that a response format stands for, the field that names it)."""
+    """(the option of a response format, the name of its field)."""
     kind = "text" if given is None else given["type"]
     if given is None or kind == "text":
         return {}, None
@@ -437,7 +437,7 @@ def constrain(asked: table.RequestOptions, given: Mapping[str, Any] | None, *, p
 
 
 def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template is given besides the messages; a variable that it does not read is
+    """The template's variables in addition to the messages; a variable that it does not read is
     refused.
     """
     talk = model.chat()
@@ -459,7 +459,7 @@ def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
-    """What a chat completion's body asks for."""
+    """The request of a chat completion's body."""
     default = model.engine.sampler
     asked = table.read(body, default=default, vocab_size=model.engine.config.vocab_size)
     asked.options.update(adapters.asked(model, body))
@@ -527,8 +527,8 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
 
 
 class Reply:
-    """What one completion of a chat comes to, event by event. A call that was begun and never
-    finished is there with the arguments it has.
+    """One completion of a chat, event by event. A call that never finished is included with the
+    arguments so far.
     """
 
     __slots__ = (
@@ -552,7 +552,7 @@ class Reply:
         self.completion: Any = None  # at the end a Completion
 
     def take(self, event: Any) -> list[tuple[str, Any]]:
-        """(kind, value) of what an event adds: "content" and "reasoning" with text, "call" and
+        """(kind, value) that an event adds: "content" and "reasoning" with text, "call" and
         "arguments" with (number, text).
         """
         kind = event.kind
@@ -639,12 +639,12 @@ async def chat_completions(call: Call) -> Response:
 
 
 def failed(error: ApiError) -> bytes:
-    """The frames of an error in the middle of a stream."""
+    """The frames of an error during a stream."""
     return sse.data(error.openai()) + sse.DONE
 
 
 def params_of(asked: ChatRequest) -> dict[str, Any]:
-    """What /slots says of a request's options."""
+    """The options of a request for /slots."""
     sampler = asked.options.get("sampler")
     return {
         "max_tokens": asked.options.get("max_tokens"),
@@ -657,7 +657,7 @@ def params_of(asked: ChatRequest) -> dict[str, Any]:
 async def run(
     call: Call, model: Model, asked: ChatRequest
 ) -> tuple[Turn, list[Reply], dict[str, int]]:
-    """(the turn, its replies, its tokens), all of them finished."""
+    """(the turn, its replies, its tokens), all finished."""
     async with Job(call, model, param=asked.prompt, params=params_of(asked)) as job:
         turns: list[Turn] = []
 
@@ -676,7 +676,7 @@ async def run(
 
 
 def _remember(call: Call, asked: ChatRequest, replies: Sequence[Reply]) -> None:
-    """Keep the conversation of a named session, for a client that comes back after a restart."""
+    """Store the conversation of a named session for a client that returns after a restart."""
     if asked.session is None:
         return
     named = call.state.sessions.get(asked.session, _model_of(call, asked))
@@ -743,7 +743,7 @@ def message_of(reply: Reply, *, reasoning: bool = False) -> dict[str, Any]:
 
 
 def usage_json(usage: Mapping[str, int], reasoning: int) -> dict[str, Any]:
-    """Tokens as OpenAI counts them."""
+    """Token counts in OpenAI's form."""
     return {
         "prompt_tokens": usage["prompt"],
         "completion_tokens": usage["generated"],
@@ -756,8 +756,8 @@ def usage_json(usage: Mapping[str, int], reasoning: int) -> dict[str, Any]:
 async def events(
     call: Call, model: Model, asked: ChatRequest
 ) -> AsyncIterator[Iterator[tuple[int, Reply, Any, list[tuple[str, Any]]]]]:
-    """What has come since the last time, again and again: (number, reply so far, event, what it
-    adds) of every completion; usage is that of the replies' completions.
+    """(number, reply so far, event, what it adds) of every completion as they arrive; usage is that
+    of the replies' completions.
     """
     turns: list[Turn] = []
 
@@ -843,7 +843,7 @@ async def _stream(
 
 
 def _delta(kind: str, value: Any) -> dict[str, Any]:
-    """What a chunk's delta holds."""
+    """The delta of a chunk."""
     if kind == "content":
         return {"content": value}
     if kind == "reasoning":

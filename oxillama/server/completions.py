@@ -87,8 +87,8 @@ def encoded(
     special: bool = True,
     bounded: bool = True,
 ) -> list[int]:
-    """The ids of a prompt; ids are checked against the vocabulary. bounded: a text that is surely
-    too long is refused before it is encoded.
+    """The ids of a prompt, checked against the vocabulary. bounded: refuse a text that is certainly
+    too long before it is encoded.
     """
     if isinstance(prompt, str):
         bridge = model.vocabulary()
@@ -116,7 +116,7 @@ async def completions(call: Call) -> Response:
 def _read(
     call: Call, model: Model, body: Mapping[str, Any]
 ) -> tuple[list[list[int] | None], table.RequestOptions]:
-    """(the prompts' ids, None to go on with a session; what the body asks for)."""
+    """(the prompts' ids, None to continue a session; the request of the body)."""
     asked = table.read(
         body,
         default=model.engine.sampler,
@@ -304,7 +304,7 @@ def _choices(
 
 
 def _echo(model: Model, ids: Sequence[int] | None) -> str:
-    """The text of a prompt's ids, as its tokens spell it: control tokens have none."""
+    """The text of a prompt's ids; control tokens have none."""
     bridge = model.vocabulary()
     return b"".join(map(bridge.token_bytes, ids or ())).decode("utf-8", "replace")
 
@@ -329,7 +329,7 @@ async def _stream(
     asked: table.RequestOptions,
     body: Mapping[str, Any],
 ) -> AsyncIterator[bytes]:
-    """The chunks of all prompts, as they come."""
+    """The chunks of all prompts as they arrive."""
     head = {
         "id": new_id("cmpl-"),
         "object": "text_completion",
@@ -396,7 +396,7 @@ async def _stream(
 
 
 async def _merged(streams: list[AsyncGenerator[bytes, None]]) -> AsyncGenerator[bytes, None]:
-    """What several streams give, as it comes; the first error ends all of them."""
+    """The items of several streams as they arrive; the first error ends all of them."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for frames in only:
@@ -431,7 +431,9 @@ async def _merged(streams: list[AsyncGenerator[bytes, None]]) -> AsyncGenerator[
 
 
 def _add_prompt_of(entries: LegacyLogprobs, ids: Sequence[int], request: Any) -> None:
-    """The prompt's entries of a request that has begun to draw: they are all known by then."""
+    """Add the prompt's entries of a request that has begun to draw; by then all of them are
+    known.
+    """
     if not ids:
         return
     entries.add(ids[0], None, (), ())

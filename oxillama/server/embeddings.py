@@ -38,7 +38,7 @@ BODY: Schema = obj(
 
 
 class Batch:
-    """Embeddings that run side by side, to a `Job` as one piece of work."""
+    """Embeddings that run together, one piece of work for a `Job`."""
 
     def __init__(self, work: Sequence[tuple[Request, Any]]) -> None:
         self.requests = tuple(request for request, _ in work)
@@ -122,7 +122,7 @@ async def vectors(
 
 
 def _cut(vector: np.ndarray, size: int, normalize: bool) -> np.ndarray:
-    """The first numbers of a vector, of length 1 again."""
+    """The first numbers of a vector, normalised to length 1 again."""
     wide = vector[:size].astype(np.float64)
     length = float(np.sqrt((wide * wide).sum()))
     return (wide / length if normalize and length > 0 else wide).astype(np.float32)

@@ -1,4 +1,4 @@
-"""`ApiError`, what it becomes in each dialect, and what the engine's errors become."""
+"""`ApiError`, its form in each API, and the ApiErrors of the engine's errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PARAM = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\[[^\]]{1,20}\]|\.[A-Za-z0-9_]+)
 
 
 class ApiError(Exception):
-    """A request that is refused, or failed: an HTTP status, a message, and the field it is
+    """A request that was refused or failed: an HTTP status, a message, and the field it is
     about.
     """
 
@@ -100,7 +100,9 @@ class ApiError(Exception):
         }
 
     def llama(self) -> dict[str, Any]:
-        """The error as llama-server writes it, with OpenAI's keys beside (`code` is the status)."""
+        """The error as llama-server writes it, with OpenAI's keys in addition (`code` is the
+        status).
+        """
         kind = _LLAMA.get(self.status, "invalid_request_error")
         if self.code == "context_length_exceeded":
             kind = "exceed_context_size_error"
@@ -119,12 +121,12 @@ class ApiError(Exception):
 
 
 def bad(param: str, found: Any, wanted: str, *, code: str | None = None) -> ApiError:
-    """A 400 for a field: what was found, cut short, and what is wanted."""
+    """A 400 for a field: the value found, shortened, and the value wanted."""
     return ApiError(400, f"{param}: found {shown(found)}, wanted {wanted}", param=param, code=code)
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """A value for a message, on one line, cut short, with nothing that cannot be written."""
+    """A value for a message: on one line, shortened, and printable."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "an array"
     text = repr(value)
@@ -153,8 +155,8 @@ def shutting_down() -> ApiError:
 def from_engine(
     error: BaseException, *, param: str | None = None, constraint: str | None = None
 ) -> ApiError:
-    """What an exception of the engine is to a client; `param` names the prompt's field, and
-    `constraint` the one that a constraint came in.
+    """The ApiError for an exception of the engine; `param` names the prompt's field, and
+    `constraint` that of a constraint.
     """
     if isinstance(error, ApiError):
         return error

@@ -1,5 +1,5 @@
-"""Ids that nobody can guess. The system is asked for many random bytes at a time: each call of it
-lets other threads have the interpreter, and under load a request waits for its turn after each.
+"""Ids that cannot be guessed. Random bytes are fetched from the system many at a time, because each
+system call lets other threads run, and under load a request would wait for its turn after each.
 """
 
 from __future__ import annotations

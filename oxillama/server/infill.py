@@ -1,5 +1,5 @@
-"""Text in the middle: prompts of prefix, suffix and what stands in other files, written with the
-vocabulary's own fill-in-the-middle tokens.
+"""Fill-in-the-middle prompts: prefix, suffix and other files, written with the vocabulary's own
+fill-in-the-middle tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FILE = ("<|file_sep|>", "<file_sep>", "<filename>")
 
 
 def fim_tokens(model: Model) -> tuple[int, int, int] | None:
-    """The ids of prefix, suffix and middle: those that the file names, else those that the
-    vocabulary has; None where it has none.
+    """The ids of prefix, suffix and middle: those that the file names, otherwise those of the
+    vocabulary; None if it has none.
     """
     named = tuple(model.metadata.get(key) for key in FIM_KEYS)
     if all(isinstance(token, int) for token in named):
@@ -48,8 +48,8 @@ def infill_ids(
     prompt: str = "",
     param: str = "input_suffix",
 ) -> list[int]:
-    """The prompt that asks for the text between prefix and suffix; what it holds is text, control
-    tokens spelled in it too. `prompt` begins the middle.
+    """The prompt for the text between prefix and suffix. Control tokens spelled in them are text.
+    `prompt` begins the middle.
     """
     found = fim_tokens(model)
     bridge = model.vocabulary()
@@ -74,7 +74,7 @@ def infill_ids(
 
 
 def _files(bridge: Any, extra: Sequence[Mapping[str, Any]], text: Any) -> list[int]:
-    """Other files, each after its name; after a separating token where the vocabulary has one."""
+    """Other files, each after its name, and after a separating token if the vocabulary has one."""
     ids: list[int] = []
     repository = next((t for t in map(bridge.token_to_id, _REPOSITORY) if t is not None), None)
     separator = next((t for t in map(bridge.token_to_id, _FILE) if t is not None), None)

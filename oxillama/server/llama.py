@@ -449,8 +449,8 @@ def _prompts(given: Any) -> list[Any]:
 
 
 def _ids(model: Model, prompt: Any, param: str, *, bounded: bool) -> list[int]:
-    """The ids of a prompt; in a mixed one each text is encoded by itself, the first with what
-    begins a text.
+    """The ids of a prompt. In a mixed one each text is encoded separately, the first with the
+    tokens that begin a text.
     """
     if isinstance(prompt, str):
         return encoded(model, prompt, param=param, bounded=bounded)
@@ -581,7 +581,7 @@ def _job(call: Call, model: Model, asked: table.RequestOptions, body: Mapping[st
 
 
 def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int], job: Job) -> Any:
-    """Submit a prompt: in a named session, after what a slot holds, or by itself."""
+    """Submit a prompt: in a named session, after the tokens of a slot, or by itself."""
     name, slot = call.body.get("session"), call.body.get("id_slot")
     if name is not None:
         named = call.state.sessions.get(name, model, create=True, lora=asked.options.get("lora"))
@@ -606,7 +606,7 @@ def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int
 
 
 def _fits(session: Any, adapters: Any) -> bool:
-    """Whether a slot's session can be gone on with under these adapters."""
+    """Whether a slot's session can be continued with these adapters."""
     return not session.busy and tuple(session.adapters) == tuple(adapters)
 
 
@@ -618,7 +618,7 @@ def _answer(
     ids: Sequence[int],
     index: int,
 ) -> dict[str, Any]:
-    """The whole answer of one prompt."""
+    """The complete answer of one prompt."""
     body, bridge = job.call.body, model.vocabulary()
     usage = usage_of([done])
     stop = stopped_by(done, asked.stops, bridge)

@@ -1,4 +1,4 @@
-"""Log-probabilities as the APIs write them: natural logarithms, of the model's own distribution
+"""Log-probabilities in the form of the APIs: natural logarithms of the model's own distribution,
 before any sampler stage.
 """
 
@@ -14,7 +14,7 @@ LOWEST = -9999.0
 
 
 def spelled(bridge: TokenizerBridge, token: int) -> tuple[str, bytes]:
-    """(how a token reads, its bytes); control tokens as the vocabulary writes them."""
+    """(the text of a token, its bytes); control tokens as the vocabulary spells them."""
     if token >= bridge.vocab_size:
         return "", b""
     data = bridge.token_bytes(token)
@@ -49,7 +49,7 @@ def chat_entries(found: Iterable[Any], bridge: TokenizerBridge, top: int) -> lis
 
 
 def legacy_token(bridge: TokenizerBridge, token: int) -> str:
-    """A token as completions write it: text, or its bytes where they are no whole characters."""
+    """A token in the form of completions: text, or its bytes if they are not whole characters."""
     text, data = spelled(bridge, token)
     if "�" in text and text.encode() != data:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol with the time-outs it lacks: a request's head, an idle connection, a
-client that does not read; and with answers for malformed and half-closed connections.
+"""uvicorn's HTTP/1.1 protocol with additional time-outs (a request's head, an idle connection, a
+client that does not read) and answers for malformed and half-closed connections.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class _Outbox:
 
 
 class _Joined:
-    """A transport that writes once in a turn of the event loop: a head and its body, the last
-    frames of a stream and its end. After a system call other threads may have the interpreter.
+    """A transport that writes once per turn of the event loop: a head with its body, the last
+    frames of a stream with its end. After every system call other threads may run.
     """
 
     def __init__(
@@ -241,5 +241,5 @@ def protocol_class(limits: ServerConfig) -> type[H11Protocol]:
 
 
 def _too_large(protocol: Any) -> bool:
-    """Whether the head that was refused was refused for its size."""
+    """Whether a request head was refused for its size."""
     return len(protocol.conn._receive_buffer) > protocol.config.h11_max_incomplete_event_size

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts: the one place where routes meet the engine's rerankers."""
+"""Scores of pairs of texts, from the engine's rerankers."""
 
 from __future__ import annotations
 

@@ -174,8 +174,8 @@ BODY: Schema = obj(
 
 @dataclass(slots=True)
 class StoredResponse:
-    """A response that was kept: what it said, what it was given, and the conversation after it,
-    without instructions.
+    """A stored response: its content, its input, and the conversation after it, without
+    instructions.
     """
 
     response: dict[str, Any]
@@ -187,7 +187,9 @@ class StoredResponse:
 
 
 def _messages(items: Any) -> list[dict[str, Any]]:
-    """Input items as chat messages: neighbouring calls and the text before them are one message."""
+    """Input items as chat messages; neighbouring calls and the text before them become one
+    message.
+    """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     out: list[dict[str, Any]] = []
@@ -225,7 +227,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
 
 
 def _text(content: Any, where: str) -> Any:
-    """A content as one text, or, where it has images, as parts of chat completions."""
+    """A content as one text, or, if it has images, as parts of chat completions."""
     if isinstance(content, str):
         return content
     parts: list[dict[str, Any]] = []
@@ -248,7 +250,7 @@ def _text(content: Any, where: str) -> Any:
 def _read(
     call: Call, model: Model, body: Mapping[str, Any]
 ) -> tuple[ChatRequest, list[dict], dict]:
-    """(what is asked, the messages without instructions, what the response repeats)."""
+    """(the request, the messages without instructions, the fields that the response repeats)."""
     engine = model.engine
     default = engine.sampler
     asked = table.read(body, default=default, vocab_size=engine.config.vocab_size)
@@ -342,7 +344,7 @@ def _read(
 
 
 def _choice(given: Any) -> Any:
-    """A tool choice as chat completions write it."""
+    """A tool choice in the form of chat completions."""
     if not isinstance(given, Mapping):
         return given
     if given["type"] == "function":
@@ -362,7 +364,7 @@ def _choice(given: Any) -> Any:
 
 
 class Items:
-    """The items of a response, made event by event; `frames` are the stream's events."""
+    """The items of a response, built event by event; `frames` are the stream's events."""
 
     def __init__(self, model: Model, top: int | None) -> None:
         self._bridge, self._top = model.vocabulary(), top
@@ -532,7 +534,7 @@ def _head(model: str, repeated: Mapping[str, Any]) -> dict[str, Any]:
 def _finished(
     head: Mapping[str, Any], items: Sequence[dict], reply: Reply, usage: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The whole response."""
+    """The complete response."""
     cut = reply.finish_reason == "length"
     return {
         **head,

@@ -1,5 +1,5 @@
-"""The table of routes: what serves the requests, refuses what no route takes, and describes itself
-in the OpenAPI document.
+"""The table of routes: finds the handler of a request, refuses unknown paths and methods, and
+describes itself in the OpenAPI document.
 """
 
 from __future__ import annotations

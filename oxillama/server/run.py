@@ -1,5 +1,5 @@
-"""The server as a process: it listens before the model is loaded, finishes what runs when it is
-asked to end, and exits with 0.
+"""The server as a process. It listens before the model is loaded, finishes running requests when it
+is asked to end, and exits with 0.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ _SWITCH = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server whose end by a signal is no failure, and which wakes up once a second, not
-    ten times, while nothing comes: a wake-up takes a core from the engine.
-    """
+    """uvicorn's server; an end by a signal is not a failure."""
 
     _loop: asyncio.AbstractEventLoop | None = None
     _exit: asyncio.Event | None = None  # set when the server is to end
@@ -62,8 +60,8 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the server in order; a second SIGINT at once. In another thread
-        than the main one there are no signals, and `should_exit` ends it.
+        """SIGINT and SIGTERM end the server in order, a second SIGINT at once. Outside the main
+        thread there are no signals, and `should_exit` ends it.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -79,7 +77,7 @@ class Server(uvicorn.Server):
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """A bound socket; ConfigError where the address is taken or none."""
+    """A bound socket; ConfigError if the address is in use or invalid."""
     host = config.host.strip("[]")
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
@@ -139,7 +137,7 @@ def uvicorn_config(app: App) -> uvicorn.Config:
 
 
 def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
-    """Serve until a signal ends it, with the log on a stream (stderr); returns the exit code."""
+    """Serve until a signal ends it, logging to a stream (stderr); returns the exit code."""
     log = Log(stream, prompts=config.log_prompts, requests=config.log_requests)
     app = App(config, log=log)
     listening = listen(config)

@@ -1,9 +1,9 @@
-"""Bodies against JSON Schema: the part of it that the routes' own descriptions use, so that what
-is checked and what the OpenAPI document says are the same table.
+"""Checks bodies against JSON Schema: the part of it that the routes' descriptions use, so that the
+checks and the OpenAPI document use the same table.
 
 Supported: type (also a list), enum, const, minimum, maximum, exclusiveMinimum, minLength,
 maxLength, pattern, items, minItems, maxItems, properties, required, additionalProperties,
-propertyNames (pattern), anyOf. A property that is null counts as left out, unless it is required.
+propertyNames (pattern), anyOf. A property that is null counts as missing, unless it is required.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def _check_variants(value: Any, variants: Any, path: str, schema: Schema) -> Non
 
 
 def _untagged(value: Any, variants: Any, path: str) -> ApiError | None:
-    """The error of an object whose `type` or `role` is that of no variant; None where it is not
-    that by which the variants differ.
+    """The error for an object whose `type` or `role` matches no variant; None if the variants do
+    not differ in it.
     """
     if not isinstance(value, dict):
         return None
@@ -218,7 +218,7 @@ _ARTICLES = {
 
 
 def _wanted(schema: Schema) -> str:
-    """What a schema asks for, in words."""
+    """What a schema asks for, as text."""
     variants = schema.get("anyOf")
     if variants is not None:
         return " or ".join(dict.fromkeys(map(_wanted, variants)))

@@ -1,8 +1,8 @@
-"""Sessions by name: kept in memory while they are used, in the folder given at start as snapshots,
-so that a client's chat goes on after a restart, bit for bit.
+"""Named sessions: kept in memory while they are used, and as snapshots in the folder given at
+start, so that a client's chat continues after a restart, bit for bit.
 
-A name is letters, digits, '_', '-' and '.', and begins with a letter or digit: it cannot lead out
-of the folder. A session that is in the folder and not in memory is restored when it is first named.
+A name is letters, digits, '_', '-' and '.', and begins with a letter or digit, so it cannot lead
+out of the folder. A session that is only in the folder is restored when it is first used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SNAPSHOT, _FACTS = ".session", ".session.json"
 
 
 class NamedSession:
-    """A session in memory. `messages` is the conversation that a chat left in it."""
+    """A session in memory. `messages` is the conversation of its chat."""
 
     __slots__ = ("changed", "messages", "model", "name", "session")
 
@@ -44,7 +44,7 @@ class NamedSession:
         self.changed = True
 
     def facts(self) -> dict[str, Any]:
-        """What an answer says of it."""
+        """Its description in an answer."""
         return {
             "name": self.name,
             "object": "session",
@@ -58,7 +58,7 @@ class NamedSession:
 
 
 class Sessions:
-    """The named sessions; methods may take long and belong off the event loop."""
+    """The named sessions. Methods may take long and must not run on the event loop."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -71,7 +71,7 @@ class Sessions:
     # ---- names and files
 
     def folder(self) -> Path:
-        """Where sessions are saved; a 400 for a server that was given no folder."""
+        """The folder of saved sessions; 400 if the server has none."""
         if self._folder is None:
             raise ApiError(
                 400,
@@ -89,7 +89,7 @@ class Sessions:
         return self._folder is not None and (self._folder / (name + _SNAPSHOT)).is_file()
 
     def model_of(self, name: str) -> str | None:
-        """The model that a session is of, None for an unknown session."""
+        """The model of a session, None for an unknown session."""
         checked_name(name)
         named = self._named.get(name)
         if named is not None:
@@ -104,7 +104,7 @@ class Sessions:
         return found if isinstance(found, dict) else {}
 
     def holds(self, model: Model) -> bool:
-        """Whether sessions in memory are of a model, which then stays loaded."""
+        """Whether sessions in memory belong to a model, which must then stay loaded."""
         return any(each.model is model for each in self._named.values())
 
     # ---- looking
@@ -138,7 +138,7 @@ class Sessions:
         raise missing(name)
 
     def saved_facts(self, name: str) -> dict[str, Any]:
-        """What is known of a session that is in the folder alone."""
+        """The description of a session that is only in the folder."""
         facts = self._facts(name)
         return {
             "name": name,
@@ -156,8 +156,8 @@ class Sessions:
     def get(
         self, name: str, model: Model, *, create: bool = False, lora: Any = None
     ) -> NamedSession:
-        """A session by name, restored where it is in the folder alone; made anew with `create`,
-        with the adapters that are asked for (None: those in force), which it keeps.
+        """A session by name, restored if it is only in the folder; with `create`, made new with the
+        given adapters (None: the current ones), which it keeps.
         """
         checked_name(name)
         with self._lock:
@@ -182,7 +182,7 @@ class Sessions:
             return named
 
     def restore(self, name: str, model: Model) -> NamedSession:
-        """The session of the folder, in place of the one in memory."""
+        """The session from the folder, replacing the one in memory."""
         path = self.path(name)
         if not path.is_file():
             raise missing(name)
@@ -202,7 +202,7 @@ class Sessions:
         return named
 
     def save(self, name: str) -> dict[str, Any]:
-        """Write a session of memory to the folder; what was there is replaced whole or not at
+        """Write a session in memory to the folder; the old file is replaced completely or not at
         all.
         """
         path = self.path(name)
@@ -254,7 +254,7 @@ class Sessions:
             return made
 
     def delete(self, name: str) -> None:
-        """Forget a session, in memory and in the folder."""
+        """Remove a session from memory and from the folder."""
         checked_name(name)
         with self._lock:
             named = self._named.get(name)
@@ -279,8 +279,8 @@ class Sessions:
         return self._named.get(name)
 
     def hand_over(self, name: str) -> None:
-        """Save a session where it changed, and let go of it, so that another process goes on with
-        it; nothing for one that is not in memory.
+        """Save a session if it changed, and release it so that another process can continue it;
+        does nothing for one that is not in memory.
         """
         with self._lock:
             named = self._named.get(name)
@@ -298,7 +298,7 @@ class Sessions:
         _closed(named.session)
 
     def save_all(self) -> dict[str, str | None]:
-        """Save every session that changed, where there is a folder: name -> what went wrong."""
+        """Save every session that changed, if there is a folder: name -> error."""
         if self._folder is None:
             return {}
         out: dict[str, str | None] = {}
@@ -313,7 +313,7 @@ class Sessions:
         return out
 
     def _make_room(self) -> None:
-        """Let go of the session that was used least recently, saved first; 429 without a folder."""
+        """Release the session used least recently, after saving it; 429 without a folder."""
         if len(self._named) < self._config.max_sessions:
             return
         idle = next((each for each in self._named.values() if not each.session.busy), None)
@@ -331,7 +331,7 @@ class Sessions:
 
 
 def checked_name(name: Any, *, param: str = "session") -> str:
-    """The name, if it may be one; 400 otherwise."""
+    """The name, if it is valid; 400 otherwise."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith(_FACTS):
         raise ApiError(
             400,
@@ -348,15 +348,15 @@ def missing(name: str) -> ApiError:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """The number of equal tokens at the beginning of two sequences."""
     return next(
         (at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other))
     )
 
 
 def go_on_with(session: Session, ids: Sequence[int]) -> list[int]:
-    """Cut a session back to what a prompt has in common with it; returns the tokens that are to be
-    appended, at least one.
+    """Truncate a session to its common prefix with a prompt; returns the tokens to append, at least
+    one.
     """
     images = images_of(ids)
     wanted = identities(ids, images) if images else ids

@@ -1,4 +1,4 @@
-"""`ServerConfig`: what the server listens to, what it serves, and every limit it keeps."""
+"""`ServerConfig`: the server's addresses, models and limits."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ class ServerConfig:
 
     model: a GGUF file, None for the embedded model. models_dir: a folder of further GGUF files,
     loaded on first use, at most `max_loaded` at once. engine: keyword arguments of `oxillama.load`.
-    loras: adapters of `model` and their scales; requests that name none use all of them.
-    api_keys: any of them opens every route but /health; none means no check. force: listen on an
-    address that others reach, without a key. header_timeout, body_timeout: for all of a request's
-    head or body; idle_timeout: a connection without a request; write_timeout: a client that does
-    not read. schema_bytes: of a schema, a grammar, or the tools of one request. max_queue: requests
-    that may wait beyond those that run, then 429. per_key: requests of one key at once, 0 for no
-    limit. grace: what SIGTERM gives to running requests.
-    stall_timeout: an engine whose loop makes no step for so long while requests run is reported as
-    failed. sessions_dir: where named sessions are saved, None refuses to save. chat_template: a
-    Jinja source in place of the file's own.
+    loras: adapters of `model` and their scales; requests that name none use all of them. api_keys:
+    any of them opens every route except /health; without keys there is no check. force: allow an
+    address that others can reach, without a key. header_timeout, body_timeout: for a request's
+    whole head or body; idle_timeout: a connection without a request; write_timeout: a client that
+    does not read. schema_bytes: of a schema, a grammar, or the tools of one request. max_queue:
+    requests that may wait in addition to the running ones; more get a 429. per_key: requests of one
+    key at once, 0 for no limit. grace: the time SIGTERM leaves to running requests. stall_timeout:
+    an engine that makes no step for this long while requests run is reported as failed.
+    sessions_dir: where named sessions are saved, None refuses to save. chat_template: Jinja text
+    that replaces the file's template.
     """
 
     host: str = "127.0.0.1"
@@ -169,8 +169,8 @@ class ServerConfig:
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """The names a `Host` header may have, None for any: on a loopback address without a key a
-        page of another site must not reach the server through a name of its own (DNS rebinding).
+        """The names allowed in a `Host` header, None for any. On a loopback address without a key,
+        a page of another site must not reach the server through a name of its own (DNS rebinding).
         """
         if self.api_keys or not self.loopback:
             return frozenset(self.allowed_hosts) if self.allowed_hosts else None

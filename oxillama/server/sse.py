@@ -1,5 +1,5 @@
-"""Server-sent events: a stream whose head is sent when its first event is there, so that an error
-before it is a plain HTTP answer.
+"""Server-sent events. The head of a stream is sent with its first event, so that an error before it
+is a plain HTTP answer.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def event(name: str, value: Any) -> bytes:
 
 
 class TextFrames:
-    """Frames that differ in their index and text alone: the rest is written once, since a server
-    writes one for each token.
+    """Frames that differ only in their index and text. The rest is formatted once, because a server
+    writes one frame per token.
     """
 
     def __init__(self, head: Mapping[str, Any], text: str, *, usage: bool) -> None:
-        """text: the member of a choice that holds the text, which stands for %s in it."""
+        """text: the member of a choice that holds the text, written as %s in it."""
         before, after = text.split("%s")
         self._start = b"data: " + dumps(head)[:-1] + b',"choices":[{"index":'
         self._before = b"," + before.encode()
@@ -55,8 +55,8 @@ class TextFrames:
 
 
 class EventStream(Response):
-    """The frames of an iterator as they come. `failed` makes the frames of an error in the middle;
-    frames that are ready together go out in one write.
+    """The frames of an iterator as they arrive. `failed` makes the frames of an error during the
+    stream; frames that are ready together are written together.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class EventStream(Response):
         self._first: bytes | None = None
 
     async def begin(self) -> EventStream:
-        """Wait for the first frame; what goes wrong before it is raised."""
+        """Wait for the first frame; raises an error that occurs before it."""
         try:
             self._first = await self._call.race(anext(self._frames))
         except StopAsyncIteration:

@@ -1,5 +1,5 @@
-"""`ServerState`: what all requests share: the models, the jobs that run, the counters, named
-sessions, stored responses, and the threads for work that would hold the event loop up.
+"""`ServerState`: what all requests share: the models, the running jobs, the counters, named
+sessions, stored responses, and threads for work that would block the event loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOOK = 0.5  # seconds between looks at the engines
 
 
 class RunningJob(Protocol):
-    """What the state asks of a job (`work.Job`)."""
+    """What the state needs from a job (`work.Job`)."""
 
     id: int
     slot: int
@@ -85,13 +85,13 @@ class ServerState:
         self._keys = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
 
     def _keep(self, model: Model) -> bool:
-        """Whether unloading an idle model would lose something that only memory holds."""
+        """Whether unloading an idle model would lose something that is only in memory."""
         return self.sessions.holds(model) or model.adapters.changed
 
     # ---- life
 
     async def start(self) -> None:
-        """Begin to watch the engines, and to load the model that was given."""
+        """Start to watch the engines and to load the given model."""
         self.waker = Waker(asyncio.get_running_loop())
         self._watch = asyncio.ensure_future(self._watching())
         if self.models.default is not None:
@@ -125,14 +125,14 @@ class ServerState:
         self.pool.shutdown(wait=False)
 
     async def offload(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Run a function off the event loop."""
+        """Run a function outside the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, partial(function, *args, **options))
 
     # ---- jobs
 
     def enter(self, job: RunningJob) -> None:
-        """Give a job its slot; 429 where the queue is full, or its key has as many as it may."""
+        """Give a job its slot; 429 if the queue is full, or its key has as many as allowed."""
         config, key = self.config, job.call.key
         if self.stopping:
             raise shutting_down()
@@ -161,7 +161,7 @@ class ServerState:
         self.jobs[job.slot] = job
 
     def leave(self, job: RunningJob) -> None:
-        """Take a job's slot back and count what it did."""
+        """Release a job's slot and count its work."""
         self.jobs.pop(job.slot, None)
         self.by_key[job.call.key] -= 1
         if not self.by_key[job.call.key]:
@@ -193,8 +193,8 @@ class ServerState:
             self.slot_sessions[job.slot] = (job.model, first.session)
 
     def waiting(self, name: str) -> int:
-        """Requests of a model that have not begun: those being prepared, and those that the engine
-        has not admitted.
+        """Requests of a model that have not begun: those being prepared, and those not yet admitted
+        by the engine.
         """
         jobs = [job for job in tuple(self.jobs.values()) if job.model.name == name]
         return sum(
@@ -205,7 +205,7 @@ class ServerState:
     # ---- keys
 
     def key_of(self, given: list[str]) -> str | None:
-        """The name of the first key that is one of the server's, None where none is. Every key is
+        """The name of the first key that is one of the server's, None without one. Every key is
         compared, in constant time each.
         """
         import hmac
@@ -223,7 +223,9 @@ class ServerState:
     # ---- health
 
     async def _watching(self) -> None:
-        """Look at the engines' counters, off the loop: a lock that is never let go of is seen."""
+        """Read the engines' counters outside the event loop, so that a lock that is never released
+        is noticed.
+        """
         loop = asyncio.get_running_loop()
         while True:
             for model in self.models.loaded():
@@ -240,7 +242,7 @@ class ServerState:
             await asyncio.sleep(_LOOK)
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        """(status, what /health says)."""
+        """(status, the body of /health)."""
         if self.models.loading:
             return 503, _unhealthy("Loading model")
         default, loaded = self.models.default, self.models.loaded()

@@ -1,4 +1,4 @@
-"""JSON from strangers: bounded in depth, without NaN, infinities, names given twice and lone
+"""Parses untrusted JSON: bounded in depth, without NaN, infinities, repeated names and lone
 surrogates.
 """
 
@@ -17,8 +17,8 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def loads(data: bytes, *, depth: int, kind: type = dict) -> Any:
-    """The object (or, kind=list, the array) of a request's body; ApiError (400) says what is wrong
-    with it.
+    """The object (or, kind=list, the array) of a request's body; ApiError (400) for anything
+    else.
     """
     if not data.strip():
         raise _error("found an empty body, wanted a JSON object")
@@ -103,7 +103,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_text(value: Any) -> None:
-    """Raise for a string with half of a surrogate pair: no text has such a character."""
+    """Raise for a string with half of a surrogate pair, which is not valid text."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

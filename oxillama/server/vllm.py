@@ -70,7 +70,9 @@ UNLOAD_BODY: Schema = obj(
 
 
 async def rerank(call: Call) -> Response:
-    """POST /v1/rerank; a body with `texts` is answered in the form of text-embeddings-inference."""
+    """POST /v1/rerank; a body with `texts` gets an answer in the form of
+    text-embeddings-inference.
+    """
     body = call.body
     given = [name for name in ("documents", "texts") if body.get(name)]
     if len(given) != 1:
@@ -225,6 +227,6 @@ async def metrics(call: Call) -> Response:
 
 
 def _most_pages(model: Any) -> int:
-    """Pages that all sequences which may run take at full length."""
+    """The number of pages that all running sequences could use at full length."""
     size = model.engine.engine_config.page_size
     return model.slots * -(-model.engine.context_size // size)

@@ -1,5 +1,5 @@
-"""`Job`: one generation that a client asked for, from its preparation off the event loop to its
-last token; cancelled the moment its client leaves.
+"""`Job`: one generation for a client, from its preparation outside the event loop to its last
+token; cancelled as soon as its client disconnects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oxillama.tokenizer import TokenizerBridge
 
 
 class Work(Protocol):
-    """What is submitted: a request, siblings, or a batch of embeddings."""
+    """The submitted work: a request, siblings, or a batch of embeddings."""
 
     def result(self, timeout: float | None = None) -> Any:
         """What comes of it."""
@@ -30,8 +30,8 @@ class Work(Protocol):
 
 
 class Job:
-    """One prompt's generation. `requests` are its completions to come; `param` is the field that
-    its prompt came in, `constraint` the one of what it is held to, for errors.
+    """One prompt's generation. `requests` are its completions; `param` is the field of its prompt,
+    `constraint` that of its constraint, for errors.
     """
 
     __slots__ = (
@@ -79,7 +79,9 @@ class Job:
         self.close()
 
     async def begin(self, make: Callable[[], Any]) -> None:
-        """Prepare and submit, off the loop; what the engine refuses is an ApiError."""
+        """Prepare and submit, outside the event loop; an error of the engine becomes an
+        ApiError.
+        """
         pool = self.state.bulk if self.call.large else self.state.pool
         future = pool.submit(make)
         try:
@@ -96,7 +98,7 @@ class Job:
             request.listen(self._progress, in_loop=True)
 
     async def results(self) -> list[Any]:
-        """What came of it: completions, best first where more were drawn than wanted; vectors."""
+        """The results: completions, best first if more were drawn than wanted; or vectors."""
         bell, ring = self.state.waker.bell(), self.state.waker.ring
         requests = self.requests
 
@@ -120,9 +122,8 @@ class Job:
     async def pieces(
         self, readers: Sequence[Any] | None = None, *, texts: bool = False
     ) -> AsyncIterator[list[tuple[int, Any]]]:
-        """What has come since the last time, again and again: (which completion, its next piece or
-        event); the last of each is a `Completion`. readers: what makes events of each completion's
-        pieces. texts: lists of texts in place of pieces, which cost less.
+        """(number of the completion, its next piece or event) as they arrive; the last of each is a
+        `Completion`. readers: make the events of each completion's pieces.
         """
         bell, ring = self.state.waker.bell(), self.state.waker.ring
         requests = self.requests
@@ -168,7 +169,7 @@ class Job:
                 await bell.wait()
 
     def _last(self, index: int, reader: Any, *, texts: bool) -> list[tuple[int, Any]]:
-        """What ends a completion's pieces."""
+        """The end of a completion's pieces."""
         request = self.requests[index]
         try:
             done, piece = request.result(0), request.last_piece()
@@ -184,7 +185,7 @@ class Job:
         return [(index, each) for each in (*rest, done)]
 
     def close(self) -> None:
-        """End what still runs, count it, and free its place."""
+        """Cancel what still runs, count it, and release its slot."""
         if self._closed:
             return
         self._closed = True
@@ -226,7 +227,7 @@ class Job:
         }
 
     def _progress(self) -> None:
-        """From the engine's thread, after every piece."""
+        """Called in the engine's thread after every piece."""
         now = time.perf_counter()
         if not self.first_at:
             self.first_at = now
@@ -240,14 +241,12 @@ def _cancel_made(future: Future) -> None:
 
 
 def reason_of(done: Completion) -> str:
-    """Why a completion ended, in the words of OpenAI's API: one that ran out of the time that it
-    was given is as long as it may be.
-    """
+    """Why a completion ended, in the words of OpenAI's API: a time-out counts as "length"."""
     return {"cancelled": "stop", "timeout": "length"}.get(done.finish_reason, done.finish_reason)
 
 
 def usage_of(done: Sequence[Completion]) -> dict[str, int]:
-    """Tokens of one prompt's completions."""
+    """Token counts of one prompt's completions."""
     first = done[0].usage
     return {
         "prompt": first.prompt_tokens,
@@ -259,10 +258,9 @@ def usage_of(done: Sequence[Completion]) -> dict[str, int]:
 def stopped_by(
     done: Completion, stops: Sequence[str], bridge: TokenizerBridge, *, shown: Sequence[int] = ()
 ) -> str | None:
-    """The stop string that ended a completion, None where something else did.
+    """The stop string that ended a completion, None if something else did.
 
-    The text ends before the stop, the tokens with it: what the tokens say beyond the text begins
-    with it.
+    The text ends before the stop string; the tokens include it.
     """
     if done.finish_reason not in ("stop", "tool_calls") or not stops:
         return None

@@ -1,11 +1,10 @@
-"""`CacheWriter`: writes the packed weights of a model that had to be packed, when that disturbs
-nobody.
+"""`CacheWriter`: writes the packed weights of a model to a sidecar when the model is idle.
 
 It waits until the model has run no step for two seconds, then writes 2 MB at a time at the lowest
-priority, stops as soon as a step runs, and goes on after two more idle seconds. A model that is
-closed before, or an interpreter that ends, gives it five seconds, or the time it needs if that can
-be set to be less; what is not done then is given up, nothing stays of it, and for a day it is not
-tried again. Whatever fails is logged, nothing is raised.
+priority, stops as soon as a step runs, and continues after two more idle seconds. When a model is
+closed or the interpreter ends, it gets five seconds, or less if the disk needs less. If that is not
+enough, it abandons the file, leaves nothing, and does not try again for a day. Errors are logged,
+nothing is raised.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _stuck: set[Path] = set()  # files whose writer did not leave a disk that hangs
 
 
 class DiskTooSlow(WriteAborted):
-    """The disk would have needed more time than there was."""
+    """The disk needed more time than there was."""
 
 
 class CacheWriter(threading.Thread):
-    """Writes the packed weights of one model in the background; `program` is watched, and not kept
-    alive. packing: what may still have matrices to pack.
+    """Writes the packed weights of one model in the background, without keeping `program` alive.
+    packing: may still have matrices to pack.
 
-    folder, nbytes: where the file is to be, and the size of the weights.
+    folder, nbytes: the folder of the file, and the size of the weights.
     """
 
     def __init__(
@@ -88,8 +87,8 @@ class CacheWriter(threading.Thread):
             log.info("packed weights are not kept in %s: %s", self._slot.path.parent, self.reason)
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
-        """Write what is left now, for at most so many seconds; returns when that is done or given
-        up.
+        """Write the rest now, for at most this many seconds; returns when that is done or
+        abandoned.
         """
         self.hurry(seconds)
         self.join(seconds + _POLL)
@@ -98,15 +97,15 @@ class CacheWriter(threading.Thread):
             _stuck.add(self._slot.path)
 
     def hurry(self, seconds: float) -> None:
-        """Have it written within so many seconds, or not at all; returns at once."""
+        """Write the rest within this many seconds or abandon it; returns at once."""
         if os.getpid() != self._pid:  # a forked child has the object, and no such thread
             return
         self._deadline = time.monotonic() + seconds
         self._hurry.set()
 
     def cancel(self, seconds: float = LAST_SECONDS) -> None:
-        """Give up; returns when nothing of it is left, or after so many seconds of a disk that
-        hangs.
+        """Abandon the file; returns when nothing of it is left, or after this many seconds if the
+        disk hangs.
         """
         if os.getpid() != self._pid:
             return
@@ -147,7 +146,7 @@ class CacheWriter(threading.Thread):
             self.reason = "another process writes them, or has written them"
 
     def _pack(self) -> None:
-        """What the model has left: only where it was closed at once."""
+        """Pack what the model has left; only if it was closed early."""
         while self._packing is not None and self._packing.some():
             if (
                 self._cancelled.is_set()
@@ -163,8 +162,8 @@ class CacheWriter(threading.Thread):
             raise WriteAborted("the model was closed")
 
     def _pause(self, written: int, size: int) -> None:
-        """Before each piece: wait while the model works, keep to the pace, and give up what cannot
-        be done in time.
+        """Before each piece: wait while the model works, keep to the rate limit, and abandon what
+        cannot be finished in time.
         """
         if self._watch.working():
             self._wait_until_idle()
@@ -176,7 +175,7 @@ class CacheWriter(threading.Thread):
             raise self._given_up("the model was closed")
 
     def _given_up(self, reason: str) -> WriteAborted:
-        """What to raise when it was cancelled: after a hurry its time was over."""
+        """The exception for a cancellation; after `hurry`, that time was up."""
         return DiskTooSlow(reason) if self._deadline else WriteAborted(reason)
 
     def _in_time(self, written: int, size: int) -> None:
