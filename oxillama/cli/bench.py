@@ -161,8 +161,8 @@ def measure(
 def peak_rss_mb() -> float:
     """The most memory this process has held, in MB (2^20 bytes).
 
-    Linux tells of this program alone; `ru_maxrss` counts what the process was before it became this
-    program, a large parent's copy.
+    Linux reports this program alone; `ru_maxrss` can include the process before it became this
+    program, such as the copy of a large parent.
     """
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():

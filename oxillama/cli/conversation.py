@@ -92,7 +92,7 @@ def _tools(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 class Conversation:
-    """A conversation: its messages, and what is asked of each reply."""
+    """A conversation: its messages, and the options of its replies."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Conversation:
         return users[-1] if users else None
 
     def _turn(self, message: dict[str, Any]) -> None:
-        """Add a message and print the reply to it; where there is none, nothing has changed."""
+        """Add a message and print the reply; without a reply nothing has changed."""
         before, waiting = len(self.messages), self.calls
         said: list[str] = []
         self.messages.append(message)
@@ -229,10 +229,10 @@ class Conversation:
             note(timed(done))
 
     def _window(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The messages that the context holds beside a reply: the system message and the last
+        """The messages that fit the context together with a reply: the system message and the last
         turns.
 
-        ContextError where the last turn alone leaves no room.
+        ContextError if the last turn alone leaves no room for a reply.
         """
         context = self.engine.context_size
         reserve = context // 4

@@ -48,8 +48,8 @@ def encoder_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_images(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for images that nothing would encode, ImageError for those that nobody can
-    read, before a model is loaded.
+    """Raise ConfigError for images without an encoder and ImageError for unreadable ones, before a
+    model is loaded.
     """
     if arguments.image and arguments.mmproj is None:
         raise oxillama.ConfigError(
@@ -61,9 +61,7 @@ def check_images(arguments: argparse.Namespace) -> None:
 
 
 def content(text: str, paths: Iterable[str | Path]) -> str | list[dict[str, Any]]:
-    """The content of a message of a text after images, which it holds whole; the text where there
-    are none.
-    """
+    """The content of a message with images before a text; the text alone without images."""
     parts: list[dict[str, Any]] = [image_part(path) for path in paths]
     return [*parts, {"type": "text", "text": text}] if parts else text
 

@@ -98,7 +98,7 @@ def _summary(reader: GgufReader) -> dict:
 
 
 def _paging(reader: GgufReader, policy: Budget | PinnedHotSet) -> dict:
-    """What a policy makes of the model."""
+    """The effect of a policy on the model."""
     summary = paging_of(reader, policy)
     return {
         "policy": type(policy).__name__,
@@ -121,7 +121,7 @@ def _of_images(metadata) -> dict:
 
 
 def _plain(value):
-    """A metadata value as JSON can hold it: what is no number there ("nan", "inf") as text."""
+    """A metadata value in JSON; values that JSON cannot hold ("nan", "inf") become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, (str, int, float)) or value is None:

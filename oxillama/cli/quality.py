@@ -98,7 +98,7 @@ def _check_window(tokens: int, widest: int) -> None:
 
 @contextmanager
 def _bar(title: str) -> Iterator[Callable | None]:
-    """A function that is called with windows done; None where nobody watches."""
+    """A progress function for the number of windows done; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,8 +1,8 @@
-"""Options of everything that generates: samplers, limits and constraints, under llama.cpp's names
-and ours.
+"""Options of every command that generates: samplers, limits and constraints, under llama.cpp's
+names and ours.
 
-An option that is left out changes nothing: the engine's own default stands, which is the file's
-where it names a sampler.
+An option that is left out changes nothing: the engine's default applies, which is the file's if it
+names a sampler.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _constraint(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The one constraint that is asked for."""
+    """The one constraint of the options."""
     given = {
         "--grammar": arguments.grammar,
         "--grammar-file": arguments.grammar_file,

@@ -1,8 +1,8 @@
-"""What a converter of one model family is made of: hyper-parameters read by name, tensors renamed
-or rearranged by rules, and a registry by the class name of transformers.
+"""The parts of a converter for a model family: hyper-parameters read by name, rules that rename or
+rearrange tensors, and a registry by the class name in transformers.
 
-A rule's pattern is a tensor name of the folder in which `{b}` stands for a layer, `{e}` for an
-expert and `{w}` for `weight` or `bias`. Its targets are GGUF names with the same places.
+A rule's pattern is a tensor name of the folder in which `{b}` is a layer, `{e}` an expert and `{w}`
+`weight` or `bias`. Its targets are GGUF names with the same placeholders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MISSING = object()
 
 
 class Hyper:
-    """A config.json's values, asked for by any of the names that they have had."""
+    """The values of a config.json, read under any of the names they have had."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Hyper:
         self.layer = layer  # of the tensor that a rule changes
 
     def at(self, layer: int | None) -> Hyper:
-        """The same values, asked for a tensor of this layer."""
+        """The same values, for a tensor of this layer."""
         return Hyper(self.config, self.label, self.folder, layer)
 
     def get(self, *names: str, default: Any = None) -> Any:

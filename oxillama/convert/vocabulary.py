@@ -167,7 +167,7 @@ def _pad(texts: list[str], scores: list[float], kinds: list[int]) -> None:
 
 
 def _added(folder: ModelFolder, settings: dict) -> dict[int, tuple[str, bool]]:
-    """Tokens that stand beside the vocabulary: id -> (text, whether it is special)."""
+    """Tokens in addition to the vocabulary: id -> (text, whether it is special)."""
     found: dict[int, tuple[str, bool]] = {}
     for text, at in folder.json("added_tokens.json").items():
         if not isinstance(at, int) or isinstance(at, bool) or at < 0:

@@ -90,10 +90,10 @@ def convert_folder(
 ) -> Converted:
     """Write the GGUF file of a Hugging Face model folder.
 
-    type: auto (each matrix in the folder's own numbers), F32, F16, BF16, or a recipe of
+    type: auto (each matrix in the folder's own data type), F32, F16, BF16, or a recipe of
     `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). progress is called
-    with of tensors done, all of them, and the one at hand. ConvertError, naming the thing, for
-    whatever cannot be carried over; nothing is left behind then.
+    with the number of tensors done, the total, and the current one. ConvertError, naming the cause,
+    if the folder cannot be converted; then no file is left behind.
     """
     folder = ModelFolder(source)
     wanted = type.upper()

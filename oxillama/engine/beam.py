@@ -1,5 +1,5 @@
-"""Beam search: the likeliest continuations of a session, whose beams are forks of it and take every
-step together.
+"""Beam search: the likeliest continuations of a session. Beams are forks of it and run in the same
+steps.
 
     root     the prompt's last row offers the first tokens
     step     one row of every beam, all in one step of the program; each beam offers its best
@@ -9,15 +9,14 @@ step together.
              one that is not taken releases its pages
 
 A token's log-probability is the model's own, log-softmax over the whole row in double precision
-(after biases, if there are any); bans and grammars take tokens away and change no number, so the
-search is for the likeliest text among those allowed. The score of a hypothesis is
+(after biases, if there are any). Bans and grammars remove tokens and change no number, so the
+search finds the likeliest text among those allowed. The score of a hypothesis is
 
     logprob_sum / n ** length_penalty,      n: tokens drawn, the one that ended it included
 
-No sum of log-probabilities ever grows, so what a beam of sum s can still reach is at most s / N **
-p, where N is the longest length that is allowed when p > 0 and the next length otherwise. Early
-stopping waits until no beam can reach the worst hypothesis kept: it changes when the search ends,
-never what it finds.
+A sum of log-probabilities never grows, so a beam with sum s can reach at most s / N ** p, where N
+is the longest length allowed if p > 0 and the next length otherwise. Early stopping waits until no
+beam can reach the worst hypothesis kept. It changes when the search ends, but not its result.
 """
 
 from __future__ import annotations
@@ -71,11 +70,11 @@ NONE_LEFT = float("-inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchConfig:
-    """How wide and how long to search.
+    """The width and length of a search.
 
     length_penalty: above 0 favours long hypotheses, below 0 short ones. early_stopping: end as soon
-    as nothing better can come, with the very hypotheses that the whole search would have; False
-    goes on to the last token.
+    as nothing better is possible, with the same hypotheses as the complete search; False continues
+    to the last token.
     """
 
     beam_width: int = 4
@@ -106,11 +105,10 @@ class BeamSearchConfig:
 
 @dataclass(frozen=True, slots=True)
 class BeamHypothesis:
-    """One continuation: its tokens without the one that ended it, the sum of the log-probabilities
-    (natural) of all that were drawn.
+    """One continuation: its tokens without the one that ended it, and the sum of the (natural)
+    log-probabilities of all tokens drawn.
 
-    finished: False where max_new_tokens or the context cut it off. score: see
-    `oxillama.engine.beam`.
+    finished: False if max_new_tokens or the context ended it. score: see `oxillama.engine.beam`.
     """
 
     tokens: tuple[int, ...]
@@ -122,9 +120,9 @@ class BeamHypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamRules:
-    """What a search may not do and where it ends, of one vocabulary.
+    """Which tokens a search may draw and where it ends, for one vocabulary.
 
-    allowed: bitset (ceil(vocab/32),) uint32, None for every token; `allowed_early` in its place
+    allowed: bitset (ceil(vocab/32),) uint32, None for every token; `allowed_early` replaces it
     while fewer than min_tokens were drawn. bias: (ids int64, float32 values) added to every row,
     None for none.
     """
@@ -168,8 +166,8 @@ class BeamRules:
 
 @dataclass(slots=True)
 class Beam:
-    """A live continuation: a fork of the root, the sum of its log-probabilities, and its text so
-    far.
+    """A continuation in progress: a fork of the root, the sum of its log-probabilities, and its
+    text so far.
     """
 
     session: Session
@@ -178,7 +176,7 @@ class Beam:
     offers: tuple[list[int], list[float]] = field(default_factory=lambda: ([], []))
 
     def take(self, token: int, masker: Any, *, listen: bool) -> bool:
-        """Go on with a token; True when that completed a stop string. `listen`: stop strings count
+        """Append a token; True if that completed a stop string. `listen`: stop strings count
         already.
         """
         session = self.session
@@ -197,7 +195,7 @@ class Beam:
         return stopped
 
     def whole(self) -> str:
-        """The text if it ends here, with what the decoder and the stop filter still hold; changes
+        """The text if it ends here, with what the decoder and the stop filter hold; changes
         nothing.
         """
         session = self.session
@@ -210,8 +208,8 @@ class Beam:
 
 
 class BeamSearch:
-    """The state of one search, fed rows by the loop and owner of its beams' pages. `root` is the
-    prompt's session, which it leaves alone.
+    """The state of one search, fed rows by the loop; it owns the pages of its beams. `root` is the
+    prompt's session, which does not change.
 
     context_size: most tokens of a session. masker: consumes tokens for the sessions' grammar.
     """
@@ -247,7 +245,7 @@ class BeamSearch:
 
     def begin(self, row: np.ndarray) -> bool:
         """The root is evaluated, for the first time (`row` (vocab,) are its logits) or again; True
-        when the search is over already.
+        if the search is over.
         """
         if self.drawn:
             for beam in self.beams:
@@ -257,16 +255,16 @@ class BeamSearch:
         return self.step()
 
     def update_entry(self, entry: Any) -> None:
-        """Write into an entry how the beams stand: side by side, with one token that is not
-        evaluated yet, or more after a preemption.
+        """Write the state of the beams into an entry: `width` sequences with one token each that is
+        not evaluated, or more after a preemption.
         """
         entry.width, entry.length = len(self.beams), len(self.root.tokens) + self.drawn
 
     def feed_rows(self, entry: Any, rows: int, out: np.ndarray) -> bool:
-        """The next `rows` beams have had their row of a turn, with logits `out` (rows, vocab) if it
-        was of the last token.
+        """The next `rows` beams had their row, with logits `out` (rows, vocab) if it was for the
+        last token.
 
-        True when all beams have the logits they go on from.
+        True when all beams have the logits to continue from.
         """
         for index, row in enumerate(out, entry.part):
             self.feed(index, row)
@@ -292,8 +290,8 @@ class BeamSearch:
         )
 
     def step(self) -> bool:
-        """Every beam has been fed: take the best offers. True when the search is over, and no beam
-        is left.
+        """Every beam has been fed: take the best offers. True if the search is over and no beam is
+        left.
         """
         length = self.drawn + 1
         offers = (
@@ -327,21 +325,21 @@ class BeamSearch:
         return list(self._found)
 
     def close(self) -> None:
-        """Give up what is left of the beams."""
+        """Release the remaining beams."""
         for beam in self.beams:
             self._drop(beam.session)
         self.beams = []
 
     def release(self) -> None:
-        """Give all pages of the beams back; `begin` lets them go on from the root's, once those are
-        there again.
+        """Release all pages of the beams. `begin` lets them continue from the root's pages when
+        those are evaluated again.
         """
         for beam in self.beams:
             beam.session.kv.release()
 
     def _children(self, parents: list[Beam], going: list[tuple[float, int, int]]) -> list[Beam]:
-        """The beams that go on; a parent lives on in the last of its children. Those that end with
-        their token are kept on the way.
+        """The beams that continue; a parent's session is reused by the last of its children. Beams
+        that end with their token become hypotheses.
         """
         made: list[Session | None] = [None] * len(going)
         try:
@@ -376,11 +374,11 @@ class BeamSearch:
         return out
 
     def _end(self, beam: Beam, total: float, length: int) -> None:
-        """A beam drew a token that stops: no part of its text."""
+        """A beam drew a token that stops; it is not part of the text."""
         self._keep(Beam(beam.session, total), beam.whole(), length, finished=True)
 
     def _keep(self, beam: Beam, text: str, length: int, *, finished: bool) -> None:
-        """Remember a hypothesis, among the best; of equal ones the earlier."""
+        """Keep a hypothesis if it is among the best; of equal ones the earlier."""
         tokens = tuple(beam.session.tokens[len(self.root.tokens) :])
         score = _score(beam.total, length, self.config.length_penalty)
         self._found.append(BeamHypothesis(tokens, beam.total, finished, score, text))
@@ -388,7 +386,7 @@ class BeamSearch:
         del self._found[self.config.beam_width :]
 
     def _settled(self) -> bool:
-        """Whether no beam can come to a hypothesis that would be kept."""
+        """Whether no beam can still become a hypothesis that would be kept."""
         if len(self._found) < self.config.beam_width:
             return False
         penalty = self.config.length_penalty
@@ -456,8 +454,8 @@ def make_beams(
     """A search over a prompt, or from a fork of a session after more tokens; not yet submitted. Its
     result is the list of hypotheses.
 
-    Of `default` and of a session's own sampler the bans, biases, min_tokens and stops count; a
-    sampler asked for must be greedy otherwise.
+    Bans, biases, min_tokens and stops of `default` and of a session's own sampler are used; a
+    sampler that is passed must be greedy otherwise.
     """
     for each in fields(Options):
         if each.name not in _SUPPORTED and getattr(options, each.name) != each.default:
@@ -500,7 +498,7 @@ def make_beams(
 
 
 def _greedy_but_for_rules(config: SamplerConfig) -> None:
-    """Raise ConfigError for a config that asks for more than rules: a search draws nothing and
+    """Raise ConfigError for a config with more than rules, because a search draws nothing and
     penalises nothing.
     """
     plain = SamplerConfig.greedy(**{name: getattr(config, name) for name in _RULES})

@@ -22,8 +22,8 @@ from oxillama.model.tensors import Tensor
 
 
 class RawLoop:
-    """Steps of the program over sequences of its own pages; the engine waits while it is open. Use
-    it in a `with` block.
+    """Steps of the program over its own sequences; the engine waits while it is open. Use it in a
+    `with` block.
 
     `prefill(sequence, ids)` appends tokens to a sequence, `decode(tokens)` one token to each of
     sequences 0, 1, ...; both return logits, a view that the next step overwrites.
@@ -124,14 +124,14 @@ class RawLoop:
     def matmul_inputs(
         self, ids: Sequence[int]
     ) -> Iterator[tuple[list[Tensor], np.ndarray, np.ndarray | None]]:
-        """The weights of each product of the tape but the output's, the rows they meet, and which
-        matrix each row meets, over a new sequence.
+        """The weights of each product of the tape except the output's, their input rows, and the
+        matrix that each row uses, over a new sequence.
 
-        The rows are float32 (len(ids), columns), and what the kernels read: in steps of the
-        activation format, where that is not float. Where the weights are stacks of matrices
-        (experts, heads), the rows are (len(ids) * parts, columns) and the matrices int
-        (len(ids) * parts,); else None. ContextError for more ids than a step takes, ModelError for
-        an op whose weights meet no rows of their own here.
+        The rows are float32 (len(ids), columns), as the kernels read them: in steps of the
+        activation format, if it is not float. For stacks of matrices (experts, heads), the rows are
+        (len(ids) * parts, columns) and the matrices int (len(ids) * parts,); otherwise None.
+        ContextError for more ids than a step holds, ModelError for an op whose weights have no
+        input rows here.
         """
         rows, sequence = len(ids), -1 - len(self._tables)
         if not 1 <= rows <= self._program.max_rows:

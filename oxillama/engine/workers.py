@@ -19,7 +19,7 @@ IDLE_SECONDS = 5.0
 
 
 class Workers:
-    """Runs functions of no arguments, each at once in a thread of its own."""
+    """Runs functions without arguments, each at once and in its own thread."""
 
     __slots__ = ("_calls", "_idle", "_lock", "_threads")
 

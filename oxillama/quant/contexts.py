@@ -1,9 +1,9 @@
 """The context of each tensor in its model: `tensor_contexts` reads it from names, shapes and keys
 for the rules of `recipes`.
 
-Tensors of the roles whose rules ask for the layer are counted in order of their layers and then of
-their names, as llama.cpp meets them; those that no recipe changes are passed over. What begins with
-no `blk.N.` (the sides of an encoder and decoder) stands before the layers.
+Tensors whose rules ask for the layer are counted in order of their layers and then of their names,
+as in llama.cpp, except those that no recipe changes. Names without `blk.N.` (the sides of an
+encoder and decoder) come before the layers.
 """
 
 import re

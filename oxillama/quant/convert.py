@@ -1,10 +1,10 @@
-"""Files from any format to any other: `quantize_file` plans a format for every tensor, then streams
-the tensors through the codecs.
+"""Converts a file from any format to any other: `quantize_file` plans a format for every tensor,
+then streams the tensors through the codecs.
 
-`_plan` decides (recipe, overrides, importances); `_convert` turns one tensor's bytes into another
-format's, a slab of rows at a time, so that no more than one stored tensor and one slab of floats is
-held. `Conversion` tells what was, or with `dry_run` would be, done. The new file stands under its
-name only when it is whole (`GgufWriter`): an error, a full disk or Ctrl-C leaves nothing.
+`_plan` decides (recipe, overrides, importances). `_convert` turns one tensor's bytes into another
+format, some rows at a time, so that only one stored tensor and one buffer of floats are in memory.
+`Conversion` describes what was done, or with `dry_run` would be. The new file gets its name only
+when it is complete (`GgufWriter`): an error, a full disk or Ctrl-C leaves nothing.
 """
 
 import os

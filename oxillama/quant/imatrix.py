@@ -30,12 +30,12 @@ _MAX_NAME = 4096
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Tensor name to its importances, float32: (columns,), or (experts, columns) where a tensor
-    holds several matrices.
+    """Tensor name to its importances, float32: (columns,), or (experts, columns) for a tensor with
+    several matrices.
 
-    Older files do not say how many matrices a tensor holds, so all their columns stand in one row.
-    A matrix that no token met has importances of 1. Raises QuantError for a file that is neither
-    kind or is malformed, to its last byte.
+    Older files do not say how many matrices a tensor has, so all their columns are in one row. A
+    matrix that no token used has importances of 1. QuantError for a file of neither kind, or one
+    that is malformed anywhere.
     """
     path = Path(path)
     try:

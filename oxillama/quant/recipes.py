@@ -52,10 +52,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`file_type` is the number that `general.file_type` tells other programs; `base` is for all
-    that no rule names.
+    """`file_type` is the value of `general.file_type` for other programs; `base` is the format of
+    tensors that no rule names.
 
-    Both are None in `COPY`, which leaves every tensor as it is.
+    Both are None in `COPY`, which changes no tensor.
     """
 
     file_type: int | None
@@ -377,7 +377,7 @@ def recipe_named(name: str) -> Recipe:
 
 
 def layer_of(name: str) -> int | None:
-    """The layer number that a tensor's name begins with, None where there is none."""
+    """The layer number at the beginning of a tensor's name, None without one."""
     match = _LAYER.match(name)
     return int(match[1]) if match else None
 
@@ -395,8 +395,8 @@ def roles_of(name: str) -> tuple[str, ...]:
 
 
 def is_kept(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor stays as it is in every recipe: vectors (of whatever axes), norms, routers,
-    convolutions and the like.
+    """Whether no recipe changes a tensor: vectors (of any shape), norms, routers, convolutions and
+    similar ones.
     """
     matrix = any(size > 1 for size in shape[:-1]) and shape[-1] >= _SMALLEST_ROW
     return not matrix or not name.endswith("weight") or _KEPT.search(name) is not None

@@ -36,9 +36,7 @@ class Format:
         return 8 * self.block_bytes / self.columns
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row of `columns` numbers; raises QuantError where that is no whole number of
-        blocks.
-        """
+        """Bytes of a row of `columns` numbers; QuantError if it is not a whole number of blocks."""
         if columns < 1 or columns % self.columns:
             raise QuantError(
                 f"row of {columns} columns, {self.name} needs a multiple of {self.columns}"
@@ -46,7 +44,7 @@ class Format:
         return columns // self.columns * self.block_bytes
 
     def row_columns(self, row_bytes: int) -> int:
-        """Numbers in a row of `row_bytes` bytes; raises QuantError where that is no whole number of
+        """Numbers in a row of `row_bytes` bytes; QuantError if it is not a whole number of
         blocks.
         """
         if row_bytes < 1 or row_bytes % self.block_bytes:

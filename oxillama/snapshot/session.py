@@ -1,25 +1,24 @@
-"""A session as bytes and back, exact at any token, on any machine. The bytes are drawn in
-`docs/snapshot.md`; their container is `envelope`.
+"""Saves a session as bytes and restores it, exact at any token, on any machine. `docs/snapshot.md`
+has the format; the container is `container.Envelope`.
 
     Session --take--> facts, tokens, pending, sampler, constraint, kv --seal--> bytes or a file
     bytes or a file --Envelope--> verified sections --restore--> Session of an engine over the same
     model
 
-`Snapshots` belongs to one engine; `EngineSnapshot.inspect` reads what a snapshot says of itself,
-without its pages.
+`Snapshots` belongs to one engine; `EngineSnapshot.inspect` reads a snapshot's description without
+its pages.
 
 Invariants (tests cite them by number):
 
-1. A restored session goes on with the tokens and logits of the one that was saved, whatever
-threads, chunks, instruction set or process. 2. Two snapshots of one state are equal bytes, and so
-is a snapshot of a session that was just restored from one. 3. All of a snapshot is verified, and
-fits this engine, before anything of the engine changes but pages that nobody has; a refused one
-   leaves it as it was.
-4. What cannot be saved whole is refused by name: functions unless they are given again, adapters
-unless the engine has loaded the same ones. 5. Taking a snapshot changes nothing, and stops no other
-session: pages are shared while they are copied, and whoever writes gets a copy. 6. Pages of a
-restored session serve that session and its forks, and no other request: hashes prove that a file is
-whole, not that its keys and values are those of its tokens.
+1. A restored session continues with the tokens and logits of the saved one, whatever the threads,
+chunks, instruction set or process. 2. Two snapshots of one state are equal bytes, and so is a
+snapshot of a session that was just restored. 3. All of a snapshot is verified, and fits this
+engine, before anything of the engine except free pages changes; a refused one changes nothing. 4.
+What cannot be saved completely is refused by name: functions unless they are given again, adapters
+unless the engine has loaded the same ones. 5. Taking a snapshot changes nothing and stops no other
+session: pages are shared while they are copied, and a session that writes gets a copy. 6. Pages of
+a restored session serve only that session and its forks, because hashes prove that a file is
+complete, not that its keys and values belong to its tokens.
 """
 
 from __future__ import annotations

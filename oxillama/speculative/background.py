@@ -1,19 +1,19 @@
-"""Background drafting: a draft model drafts in a thread of its own, past the candidates that the
-target verifies meanwhile.
+"""Background drafting: a draft model drafts in a separate thread, beyond the candidates that the
+target is verifying.
 
     loop's thread    propose -> c0 c1 c2   [ the target runs c0 c1 c2 ]   propose -> c4 c5 c6
     draft's thread             ... c3 c4 c5 c6 ...
 
     (c4 c5 c6 are proposed when c0 c1 c2 were accepted and x3 = c3)
 
-A run of candidates knows the tokens that it follows. While the session continues as it says, the
-candidates drafted meanwhile are at hand; when not, it is stale: it is stopped and dropped, and
-another is begun. A proposal waits until there are as many candidates as it asks for: no clock cuts
-it short, so the drafts are those of `ModelDrafter`, sooner. A sampler of the drafter's own draws by
-the number of a token in the text (`SessionDraft`), so that neither the candidates nor the text
-depend on how long a stale run was. Of a long prompt a proposal waits for `CATCH_UP` rows at most;
-with a sampler of its own, the prompt's length alone decides how many tokens come without candidates
-for that.
+A run of candidates records the tokens that it follows. As long as the session agrees with it, the
+candidates drafted meanwhile are used. Otherwise it is stale: it is stopped and dropped, and a new
+one begins. A proposal waits until the number of candidates it wants exists, and no time limit
+shortens it, so the drafts are those of `ModelDrafter`, sooner. With a sampler of its own, the
+drafter draws by a token's position in the text (`SessionDraft`), so that neither the candidates nor
+the text depend on how long a stale run was. In a long prompt, a proposal waits for at most
+`CATCH_UP` rows; with a sampler of its own, only the prompt's length decides how many tokens have no
+candidates for that reason.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from oxillama.speculative.types import Draft, DraftRequest
 
 
 class BackgroundState:
-    """A session's run of candidates: `draft` is being drawn, up to `want` tokens, unless `stop`.
+    """A session's run of candidates: `draft` is drawn up to `want` tokens, unless `stop`.
 
-    error: what it failed of. ran: rows of the session that were evaluated since the run was begun.
-    ended: the session, once the request has ended while candidates are drawn.
+    error: the error of the run. ran: rows of the session evaluated since the run began. ended: the
+    session, if the request ended while candidates were drawn.
     """
 
     __slots__ = (
@@ -70,8 +70,8 @@ class ThreadOwner:
 
 
 class BackgroundDrafter:
-    """`ModelDrafter` with a thread of its own. `close_thread` ends it; proposals asked for
-    afterwards raise EngineError.
+    """`ModelDrafter` in a separate thread. `close_thread` ends it; later proposals raise
+    EngineError.
     """
 
     def __init__(self, inner: ModelDrafter) -> None:
@@ -90,8 +90,8 @@ class BackgroundDrafter:
         return BackgroundState(self.inner.open(session))
 
     def close(self, state: BackgroundState, session: Session) -> None:
-        """The run is dropped; by the draft's thread where that draws it, because the caller may
-        hold locks that a step of the draft needs.
+        """Drop the run. The draft's thread does so if it is drawing, because the caller may hold
+        locks that a step of the draft needs.
         """
         with self._ready:
             state.stop = state.complete = state.closed = True
@@ -106,7 +106,7 @@ class BackgroundDrafter:
         self.inner.close(state.state, session)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """For each session what its run says next, or the beginning of a new one."""
+        """For each session the next candidates of its run, or the beginning of a new one."""
         begun = [self._continue(request) or self._begin(request) for request in requests]
         return [self._take(request, at) for request, at in zip(requests, begun)]
 
@@ -133,8 +133,8 @@ class BackgroundDrafter:
     # ---- the thread that proposes
 
     def _continue(self, request: DraftRequest) -> int:
-        """How many candidates of the run became tokens, where the session continued as it said and
-        it can be continued; 0 where it is stale.
+        """How many candidates of the run became tokens, if the session agrees with it and it can be
+        continued; 0 if it is stale.
         """
         state, tokens = request.state, request.session.tokens
         with self._ready:
@@ -244,8 +244,8 @@ class BackgroundDrafter:
                 self._ready.notify_all()
 
     def _work_on(self, state: BackgroundState, draft: SessionDraft) -> None:
-        """Draw candidates; what fails is raised by the proposal that wants them, and the other
-        sessions go on.
+        """Draw candidates. An error is raised by the proposal that wants them; other sessions
+        continue.
         """
         error = None
         try:

@@ -1,9 +1,9 @@
-"""What steps cost by the rows they hold, how many candidates that makes worth running, and what
-speculation has cost so far against decoding without it.
+"""What steps cost by their rows, how many candidates are worth running, and what speculation has
+cost compared with decoding without it.
 
-Nothing is run to measure: the steps of the text itself are timed, with everything between them
-(drafting, planning, drawing). Steps without candidates say what a plain step takes, the first steps
-with candidates what their rows add.
+No step is run only to measure: the steps of the text are timed, with everything between them
+(drafting, planning, drawing). Steps without candidates show what a plain step takes; the first
+steps with candidates show what additional rows cost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepCosts:
         self._counts = [1] * len(self._rows)
 
     def __call__(self, rows: int) -> float:
-        """Seconds that a step of so many rows takes."""
+        """Seconds of a step with this many rows."""
         known, seconds = self._rows, self._seconds
         at = bisect_left(known, rows)
         if at < len(known) and known[at] == rows:
@@ -44,8 +44,8 @@ class StepCosts:
         return max(seconds[at - 1] + slope * (rows - known[at - 1]), seconds[0])
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from a step that ran. The first of its number of rows counts whole, later ones less
-        and less; one that was held up counts as four times its estimate, later as twice.
+        """Learn from a step. The first one with its number of rows counts fully, later ones less
+        and less; a delayed one counts as at most four times its estimate, later twice.
         """
         if rows > _MOST_ROWS:
             return
@@ -61,8 +61,8 @@ class StepCosts:
         self._seconds[at] += weight * (min(seconds, 2 * estimate) - estimate)
 
     def scale(self, rows: int, seconds: float) -> None:
-        """Learn from a plain step of so many rows: all estimates change in its proportion, as they
-        do on a machine that becomes busier or a text that becomes longer.
+        """Learn from a plain step with this many rows: all estimates change in its proportion, as
+        they do on a machine that becomes busier or with a text that becomes longer.
         """
         if rows not in self._rows:
             self.observe(rows, seconds)
@@ -97,12 +97,12 @@ NOMINAL = StepCosts({1: 1.0, 17: 2.6})
 
 
 class CostLedger:
-    """What speculation with one drafter has cost, in seconds, against decoding without it.
+    """The cost of speculation with one drafter, in seconds, compared with decoding without it.
 
     `debt` grows with every step that took longer than the plain steps it replaced, and falls with
     every one that took less, down to a credit of `_CREDIT` steps. Each plain step pays back `_RATE`
-    of its time. Above `_GRACE` steps of debt the drafter rests until that much has been paid back:
-    so what falling back costs is bounded by `_RATE`, whatever the drafter does.
+    of its time. Above `_GRACE` steps of debt the drafter rests until the debt is paid back, so the
+    cost of falling back is bounded by `_RATE`, whatever the drafter does.
     """
 
     __slots__ = ("_drafting", "debt", "plain_steps", "rest")
@@ -119,8 +119,8 @@ class CostLedger:
         self._drafting = 0.0  # seconds that the drafter usually takes
 
     def drafting(self, seconds: float, plain: float) -> float:
-        """What a call of the drafter that took so many seconds counts: no more than twice the
-        usual, because a thread may be held up while it drafts.
+        """The time to count for a call of the drafter: at most twice the typical one, because a
+        thread may be delayed while it drafts.
         """
         seconds = min(seconds, 2 * self._drafting or 4 * plain)
         self._drafting += (seconds - self._drafting) * (0.2 if self._drafting else 1.0)
@@ -128,7 +128,7 @@ class CostLedger:
 
     def enter(self, extra: float, plain: float, *, candidates: bool) -> int:
         """Add a step that took `extra` seconds more than the plain steps that it replaced, of
-        `plain` seconds each; returns for how many steps to rest.
+        `plain` seconds each; returns the number of steps to rest.
         """
         self.plain_steps = 0 if candidates else self.plain_steps + 1
         self.debt = max(self.debt + extra - self._RATE * plain, -self._CREDIT * plain)
@@ -141,7 +141,7 @@ class CostLedger:
         return steps
 
     def affords(self, loss: float, plain: float) -> bool:
-        """Whether the plain steps since the last candidates allow a trial that will likely lose so
-        many seconds.
+        """Whether the plain steps since the last candidates allow a trial that will probably lose
+        this many seconds.
         """
         return self.plain_steps * self._RATE * plain >= loss

@@ -1,13 +1,13 @@
-"""A second model as a drafter: its own pages follow the session's tokens, and are cut back with
-them, never filled again.
+"""A second model as a drafter. Its pages follow the session's tokens and are truncated with them,
+so that no token is evaluated twice.
 
     target  t0 ... tn-1 | x0 x1 x2     draft  t0 ... tn-1 c0 c1     (the last candidate is not run)
-    x0 = c0, x1 != c1:                 cut back to  t0 ... tn-1 c0,  then run  x1
+    x0 = c0, x1 != c1:                 truncated to  t0 ... tn-1 c0,  then runs  x1
 
-Candidates are drawn after the target's whole chain, from logits in the target's vocabulary: with a
-fork of the session's own sampler (the same random numbers the target will use, so that equal logits
-draw equal tokens), or with a sampler of the drafter's own, whose distributions are then handed over
-to be judged against. A grammar masks candidates as it masks the text.
+Candidates are drawn after all of the target's sampler stages, from logits in the target's
+vocabulary: with a fork of the session's own sampler (the random numbers that the target will use,
+so that equal logits draw equal tokens), or with a sampler of the drafter's own, whose distributions
+are returned for acceptance. A grammar masks candidates like the text.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class DraftAcceptance:
         self.idle, self.patience = 0, PATIENCE
 
     def count(self, paying: int) -> int:
-        """How many candidates to draft where so many would pay: one now and then where none do, to
-        see whether that has changed.
+        """How many candidates to draft if this many pay: occasionally one if none do, to see
+        whether that has changed.
         """
         if paying:
             self.idle = 0
@@ -68,9 +68,7 @@ class DraftAcceptance:
 
 
 class DraftState:
-    """A draft's own session for one of the target's: `held` are the target's tokens that its pages
-    are filled with.
-    """
+    """A draft's session for one of the target's; `held` are the target's tokens in its pages."""
 
     __slots__ = ("acceptance", "held", "offered", "position", "sampler", "session")
 
@@ -98,7 +96,7 @@ class DraftState:
         }
 
     def recall(self, memory: dict) -> None:
-        """Take in what `remember` gave; ValueError for what it cannot have given."""
+        """Restore the result of `remember`; ValueError for anything else."""
         (right, judged, reach), offered = memory["trust"], memory["offered"]
         counts = [reach, memory["idle"], memory["patience"], memory["position"], *offered]
         if any(type(each) is not int or each < 0 for each in counts) or not (
@@ -128,9 +126,9 @@ class DraftState:
 
 @dataclass(frozen=True, slots=True)
 class SavedDraft:
-    """What a snapshot keeps of a draft: its session as an OXISNAP1 snapshot (empty where it is
-    evaluated again), how many of the target's tokens that holds, the state of the draft's own
-    sampler, and `DraftState.remember()`.
+    """A draft in a snapshot: its session as an OXISNAP1 snapshot (empty if it will be evaluated
+    again), how many of the target's tokens that holds, the state of the draft's own sampler, and
+    `DraftState.remember()`.
     """
 
     session: bytes
@@ -143,13 +141,12 @@ class ModelDrafter:
     """Drafts with the program of another engine. alignment: between the two vocabularies.
 
     own_sampler: makes the sampler of a session's draft, None to draw with a fork of the session's
-    own. weight: what a step of the draft costs of a step of the target, in bytes that it reads; it
-    replaces the clock where the text itself depends on how many candidates are drafted, which is
-    with a sampler of its own. Where both are the same engine, its own requests and drafts take
-    turns.
+    own. weight: the cost of a draft step relative to a target step, in bytes read; it replaces
+    measured times if the text depends on the number of candidates, as with a sampler of its own. If
+    both are the same engine, its own requests and drafts take turns.
 
-    `open`, `close` and `forget` ask for no engine's lock: whoever calls them may hold the target's,
-    and two engines may draft for each other.
+    `open`, `close` and `forget` take no engine's lock, because callers may hold the target's, and
+    two engines may draft for each other.
     """
 
     def __init__(
@@ -171,11 +168,11 @@ class ModelDrafter:
 
     @property
     def drawn(self) -> bool:
-        """Whether candidates are drawn by a sampler of its own."""
+        """Whether candidates are drawn by the drafter's own sampler."""
         return self._own_sampler is not None
 
     def open(self, session: Session) -> DraftState:
-        """Nothing is run yet; the session that was closed last goes on where it ended."""
+        """Nothing is run yet; the session closed last continues where it ended."""
         with self._lock:
             if self._kept is not None and self._kept[0] is session:
                 state, self._kept = self._kept[1], None
@@ -188,19 +185,17 @@ class ModelDrafter:
         return DraftState(drafted, self._own_sampler(session), DraftAcceptance())
 
     def close(self, state: DraftState, session: Session) -> None:
-        """The draft's pages stay while nobody needs them, of the last session alone."""
+        """The draft's pages stay until they are needed, for the last session only."""
         with self._lock:
             self._kept = (session, state)
 
     def forget(self) -> None:
-        """Let go of the session that was closed last; one that nobody has any more gives its pages
-        back.
-        """
+        """Drop the session that was closed last and release its pages."""
         with self._lock:
             self._kept = None
 
     def kept(self, session: Session) -> DraftState | None:
-        """What follows an idle session, None where another was closed after it."""
+        """The draft of an idle session, None if another one was closed after it."""
         with self._lock:
             return self._kept[1] if self._kept is not None and self._kept[0] is session else None
 
@@ -285,7 +280,7 @@ class ModelDrafter:
 
     @contextmanager
     def reserved(self, drafts: Sequence[SessionDraft]) -> Iterator[None]:
-        """While candidates are drawn the pages of their sessions are not taken."""
+        """While candidates are drawn, the pages of their sessions cannot be taken."""
         sessions = [draft.state.session for draft in drafts]
         with self.core.lock:
             for session in sessions:
@@ -395,8 +390,8 @@ class SessionDraft:
     the session's own.
 
     numbered: a sampler of the drafter's own draws each token with random numbers that depend on the
-    token's number in the text, so that candidates which were dropped, however many, change nothing;
-    no two tokens of a text share numbers, so the distribution is what it was.
+    token's position in the text, so that dropped candidates, however many, change nothing. No two
+    tokens of a text share numbers, so the distribution is unchanged.
     """
 
     __slots__ = (
@@ -433,8 +428,8 @@ class SessionDraft:
         self.shares: list[Distribution] = []
 
     def cut_back(self) -> None:
-        """Forget what the session did not say; its last token is run again where nothing else would
-        give logits.
+        """Drop candidates that the session did not accept; its last token is run again if there are
+        no logits otherwise.
         """
         state, tokens = self.state, self.prefix
         self.refit()
@@ -446,7 +441,7 @@ class SessionDraft:
             self.sampler.set_history(tokens, generated=self.generated)
 
     def refit(self) -> None:
-        """Forget tokens whose pages were taken."""
+        """Drop tokens whose pages were taken."""
         if self.kv.length < len(self.state.held):
             del self.state.held[self.kv.length :]
 
@@ -461,7 +456,7 @@ class SessionDraft:
 
     @property
     def caught_up(self) -> bool:
-        """Whether the draft has run all that the session said."""
+        """Whether the draft has run all tokens of the session."""
         return len(self.state.held) >= len(self.prefix)
 
     @property
@@ -470,7 +465,9 @@ class SessionDraft:
         return len(self.state.held) == len(self.prefix) + len(self.tokens)
 
     def draw(self, row: np.ndarray) -> bool:
-        """Add a candidate from logits of the target's vocabulary; whether there may be one more."""
+        """Add a candidate from logits of the target's vocabulary; returns whether there may be one
+        more.
+        """
         grammar = self.grammar
         mask = None if grammar is None else grammar.mask()
         try:

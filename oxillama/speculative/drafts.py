@@ -192,8 +192,8 @@ def _hyperparameters(reader: GgufReader) -> dict[str, Any]:
 
 
 def exit_depth(source: Any, layers: int) -> int | None:
-    """The layers that "early_exit:n" asks for, of "early_exit" a quarter; None for anything else
-    that names a draft, ConfigError for a bad n.
+    """The number of layers of "early_exit:n"; "early_exit" is a quarter. None for any other name of
+    a draft, ConfigError for a bad n.
     """
     if not isinstance(source, str) or source.partition(":")[0] != "early_exit":
         return None
@@ -216,8 +216,8 @@ def exit_depth(source: Any, layers: int) -> int | None:
 def aligned(
     target: Vocabulary | None, draft: Vocabulary | None, target_rows: int, draft_rows: int
 ) -> Alignment:
-    """How a draft's tokens stand for the target's; models without a vocabulary must have as many
-    tokens.
+    """The mapping between a draft's tokens and the target's; models without a vocabulary must have
+    the same number of tokens.
     """
     if target is None or draft is None:
         if target is not draft or target_rows != draft_rows:
@@ -235,8 +235,8 @@ def aligned(
 
 
 def choose_draft(model: Model, folder: Path) -> Path:
-    """The compatible GGUF file of a folder that reads the fewest bytes for a token; ConfigError
-    where none is small enough and compatible.
+    """The compatible GGUF file in a folder that reads the fewest bytes per token; ConfigError if
+    none is small enough and compatible.
     """
     target = _pieces(TokenizerBridge.from_metadata(model.reader.metadata))
     limit, found = PAYS_BELOW * _bytes(model.reader), []
@@ -264,11 +264,11 @@ def choose_draft(model: Model, folder: Path) -> Path:
 def requantised_draft(
     model: Model, folder: str | Path | None = None, *, recipes: Sequence[str] = ("Q4_0", "Q2_K")
 ) -> Path:
-    """A draft made from the target's own file by the first of the recipes that leaves at most half
-    of its bytes; the file made.
+    """A draft made from the target's file with the first recipe that halves its bytes at least;
+    returns the new file.
 
-    folder: where to, None for a new temporary one, which goes when the interpreter ends.
-    ConfigError where no recipe does: such a draft costs what it gains.
+    folder: where it is written, None for a new temporary folder that is removed when the
+    interpreter ends. ConfigError if no recipe does: such a draft would not pay.
     """
     if not model.reader.paths:
         raise ConfigError(

@@ -21,11 +21,11 @@ from oxillama.speculative.types import Candidates, Draft, DraftRequest, NoCandid
 
 
 class RequestSpeculation:
-    """One request's candidates, as `Candidates` says.
+    """One request's candidates, under the settings of a `Candidates`.
 
-    costs: a fixed table of its own; None to learn the engine's and to keep the `ledger`. calls: the
-    thread that all calls of the drafter are made in; None where the loop makes them. rest: steps
-    for which the drafter is not asked.
+    costs: a fixed table; None to learn the engine's and to keep the `ledger`. calls: the thread for
+    all calls of the drafter; None if the loop makes them. rest: the number of steps in which the
+    drafter is not called.
     """
 
     __slots__ = (

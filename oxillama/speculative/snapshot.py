@@ -1,13 +1,13 @@
-"""A speculating session as bytes: the target's session, the draft's, and what lies between them, in
-an envelope of its own.
+"""A speculating session as bytes: the target's session, the draft's, and the state between them, in
+a container of its own kind.
 
     OXISPEC1    facts   num_speculative, seed, accepted tokens, rng_state, what the drafter learned,
                         how it draws
                 target  a snapshot of the target's session (OXISNAP1)
-                draft   a snapshot of the draft's, where one follows it
-                sampler the draft's own sampler, where it has one
+                draft   a snapshot of the draft's session, if there is one
+                sampler the draft's own sampler, if it has one
 
-Little-endian, each section under its hash, as `snapshot.container` draws them.
+Little-endian, each section covered by a hash, as in `snapshot.container`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MOST_SAMPLER = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecSnapshot:
-    """What is saved of a speculating session.
+    """The saved state of a speculating session.
 
-    target, draft: snapshots of the sessions, draft empty where nothing follows the target's.
-    accepted_tokens: candidates accepted so far. rng_state: of the target's sampler, 0 where it
-    has none. sampler: state of the draft's own sampler, empty where it has none. memory: what the
-    drafter learned; settings: how the draft draws, both JSON values.
+    target, draft: snapshots of the sessions, draft empty without one. accepted_tokens: candidates
+    accepted so far. rng_state: of the target's sampler, 0 without one. sampler: state of the
+    draft's own sampler, empty without one. memory: what the drafter learned; settings: how the
+    draft draws; both are JSON values.
     """
 
     target: bytes
@@ -72,8 +72,8 @@ class SpecSnapshot:
 
     @classmethod
     def decode(cls, source: Buffer | str) -> SpecSnapshot:
-        """The snapshot of bytes or of a file, verified; SpecSnapshotIncompatible for whatever is
-        not one.
+        """The snapshot in bytes or in a file, verified; SpecSnapshotIncompatible for anything
+        else.
         """
         with Envelope.open(KIND, source) as saved:
             saved.expect(("facts", "target", "draft", "sampler"))

@@ -1,12 +1,12 @@
-"""What drafters and the loop say to each other: `DraftRequest` in, `Draft` out.
+"""The interface between drafters and the loop: `DraftRequest` in, `Draft` out.
 
-Two laws, by how a candidate was made:
+How a candidate was made decides how it is accepted:
 
-- *found* (looked up, or drawn with the target's own random numbers): the target draws, and a
-  candidate is accepted when it is what was drawn.
-- *drawn* from a distribution q of a draft sampler of its own: it is accepted with probability
-  min(1, p/q), else a draw from max(0, p - q) takes its place (`Sampler.judge`; Leviathan et al.
-  2023, algorithm 1). The text then follows the target's distribution, but is another text than
+- *found* (looked up, or drawn with the target's own random numbers): the target draws, and the
+  candidate is accepted if it equals the token drawn.
+- *drawn* from a distribution q of the draft's own sampler: it is accepted with probability
+  min(1, p/q); otherwise a draw from max(0, p - q) replaces it (`Sampler.judge`; Leviathan et al.
+  2023, algorithm 1). The text then follows the target's distribution, but is a different text than
   without candidates.
 """
 
@@ -76,10 +76,11 @@ class DraftRequest:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Where candidates come from.
+    """Proposes candidates.
 
-    A drafter of yours runs in a thread beside the engine's loop, one call at a time: the requests
-    that it drafts for wait for it, all others go on, and a request can be cancelled while it runs.
+    A drafter in Python runs in a thread outside the engine's loop, one call at a time. The requests
+    that it drafts for wait for it, all others continue, and a request can be cancelled while it
+    runs.
     """
 
     def open(self, session: Any) -> Any:
@@ -96,11 +97,11 @@ class Drafter(Protocol):
 class Candidates:
     """How a request speculates.
 
-    drafter: where candidates come from. most: candidates of a step. adaptive: run only as many as
-    pay. asked: whether the caller asked for speculation; then the completion shows what became of
-    the candidates. owner: an object kept alive while the request runs. drawn: the drafter draws by
-    a sampler of its own (`Draft.shares`); the text then depends on how many candidates there are,
-    so no measured time decides that.
+    drafter: proposes the candidates. most: candidates of a step. adaptive: run only as many as pay.
+    asked: whether the caller asked for speculation; then the completion shows the counts. owner: an
+    object kept alive while the request runs. drawn: the drafter draws with a sampler of its own
+    (`Draft.shares`); the text then depends on the number of candidates, so measured times do not
+    decide it.
     """
 
     drafter: Drafter

@@ -1,5 +1,5 @@
-"""Byte-level BPE as `gpt2` vocabularies mean it: expressions cut a text into words, tables merge
-their bytes, both compiled.
+"""Byte-level BPE of `gpt2` vocabularies: expressions split a text into words, tables merge their
+bytes; both are compiled.
 
 Source: Radford et al. 2019 (GPT-2): every byte is written as one printable character
 (`BYTE_TO_CHAR`), so that no text is unknown.
@@ -18,8 +18,8 @@ from oxillama.tokenizer.vocabulary import Vocabulary, packed
 
 
 def _byte_characters() -> dict[int, str]:
-    """Printable Latin-1 bytes stand for themselves, the others for characters from U+0100 on, in
-    order.
+    """Printable Latin-1 bytes are written as themselves, the others as characters from U+0100 on,
+    in order.
     """
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = (byte for byte in range(256) if byte not in kept)
@@ -77,8 +77,8 @@ def splitter_of(expressions: tuple[str, ...]) -> Splitter:
 
 
 def _check_merges(merges: Sequence[str] | Strings) -> None:
-    """Raise TokenizerError for a merge that is no two pieces; one whose pieces or product are no
-    tokens only never happens.
+    """Raise TokenizerError for a merge that is not two pieces. A merge whose pieces or product are
+    not tokens is never applied.
     """
     for index, merge in enumerate(merges):
         # a piece may begin with a space, never hold one elsewhere

@@ -1,5 +1,5 @@
-"""Reads a `tokenizer.json`: the library runs it as it is, and its vocabulary gives ids, kinds and
-bytes.
+"""Reads a `tokenizer.json`: the `tokenizers` library encodes with it, and its vocabulary gives ids,
+types and bytes.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def _special_ids(metadata: Mapping[str, Any], ids: Mapping[str, int], size: int)
 
 
 def guarded(function: Callable[[str], T], text: str, what: str = "tokenizers") -> T:
-    """What the `tokenizers` library's function makes of a text; TokenizerError where it fails or
-    panics (a panic of its Rust code is a BaseException that nobody else catches).
+    """The result of a function of the `tokenizers` library; TokenizerError if it fails or panics (a
+    panic of its Rust code is a BaseException that nothing else catches).
     """
     try:
         return function(text)

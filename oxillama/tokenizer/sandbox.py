@@ -1,20 +1,19 @@
-"""The sandbox that chat templates run in: Jinja's immutable one, with a budget for what a render
-may spend, and a record of what came from messages (`provenance`).
+"""The sandbox of chat templates: Jinja's immutable sandbox, with a budget for each render, and a
+record of which text came from messages (`provenance`).
 
-The laws of the budget:
+Rules of the budget:
 
-1. What a template can do is a closed list: filters (`_FILTERS`), methods of the built-in types
+1. A template can use only a fixed list of filters (`_FILTERS`), methods of the built-in types
    (`_METHODS`), operators, and the globals set here.
-2. Before an operation runs, what it is given is counted, and so is what it can make beyond that
+2. Before an operation runs, its inputs are counted, and so is what it can produce beyond them
    (`_GROWTH` for methods, `_FILTER_GROWTH` for filters): bytes of strings and lists, intermediate
    ones too, and steps.
-3. What an operation gives out lazily, and each round of a loop, is counted as it comes.
+3. What an operation produces lazily, and each round of a loop, is counted as it comes.
 
-Whatever goes beyond gets a TemplateError instead of the machine's time and memory. To count what
-Jinja compiles to bare Python, `metered` rewrites the parsed template: concatenations, loop sources,
-comparisons, literals of containers and slices become calls of the environment. Every single step is
-small because what it works on was paid for, so that a look at the clock between the steps is
-enough.
+Exceeding the budget raises a TemplateError before it costs the machine's time and memory. To count
+what Jinja compiles to bare Python, `metered` rewrites the parsed template: concatenations, loop
+sources, comparisons, container literals and slices become calls of the environment. Every single
+step is small, because its inputs were counted, so checking the clock between steps is enough.
 """
 
 from __future__ import annotations
@@ -687,7 +686,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is written for a model: no HTML escapes, keys in their order."""
+    """JSON as a model expects it: no HTML escapes, keys in their order."""
     if isinstance(indent, int) and indent > 64:
         raise TemplateError(f"chat template: tojson indent {indent}, wanted at most 64")
     text = json.dumps(

@@ -1,9 +1,9 @@
-"""How a byte-level vocabulary cuts text into words before it merges: a sequence of regular
+"""How a byte-level vocabulary splits text into words before it merges: a sequence of regular
 expressions per `tokenizer.ggml.pre`.
 
-The expressions are facts of the published models (their `tokenizer.json` files). Each is applied in
-turn to the pieces that the one before left; a match is a piece of its own, and so is what lies
-between two matches.
+The expressions are those of the published models (their `tokenizer.json` files). Each is applied in
+turn to the pieces left by the one before; a match becomes a piece, and so does the text between two
+matches.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""SentencePiece BPE as `llama` and `gemma4` vocabularies mean it.
+"""SentencePiece BPE of `llama` and `gemma4` vocabularies.
 
 `llama`: the neighbours whose joined text has the highest score merge first. `gemma4`: the
-neighbours that stand first in the list of merges. Ties go to the leftmost pair. Text that no token
+neighbours that come first in the list of merges. Ties go to the leftmost pair. Text that no token
 covers falls back to one token per byte. Source: Kudo and Richardson 2018 (SentencePiece), BPE
-model. Most vocabularies never join a word's end to the next word's mark, so text is cut before each
-mark (`▁`) and words are remembered.
+model. Most vocabularies never join a word's end to the next word's marker, so text is split before
+each marker (`▁`) and words are cached.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _spaced(left: str, right: str) -> str:
 
 
 def byte_value(text: str, token: int) -> int:
-    """The byte that a byte token such as `<0x0A>` stands for."""
+    """The byte of a byte token such as `<0x0A>`."""
     match = _BYTE_TOKEN.fullmatch(text)
     if match is None:
         raise TokenizerError(

@@ -1,8 +1,8 @@
-"""The unigram model that `t5` vocabularies mean: of all ways to cut a text into tokens, the one
-with the highest sum of scores.
+"""The unigram model of `t5` vocabularies: of all ways to split a text into tokens, the one with the
+highest sum of scores.
 
 Sources: Kudo 2018 (subword regularisation) for the model, found by the Viterbi algorithm; Kanda
-2018 for the XOR-compressed double array in which SentencePiece keeps its normalisation table
+2018 for the XOR-compressed double array in which SentencePiece stores its normalisation table
 (`precompiled_charsmap`).
 """
 

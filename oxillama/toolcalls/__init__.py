@@ -1,17 +1,14 @@
-"""Tool calls and reasoning in a model's text: found as they stream, constrained to schemas,
+"""Tool calls and reasoning in a model's text: found while it streams, constrained to schemas,
 dispatched, and answered.
 
-formats     how model families spell calls; which notation a chat template teaches
-tools       Tool: name, description and parameters; what is wrong with arguments
-events      what is found in a reply, and ToolCall
-reader      ToolCallDetector, HarmonyReader: text -> events
-reasoning   ReasoningSplitter: reasoning regions split off
-reply       ReplyParser: reasoning, answer and calls of one reply; ChatEvent
-quoted      arguments with bare keys and quotes of their own, as grammar
-grammar     constraints: ToolCallGrammar, TriggeredGrammar, ReplyGrammar
-dispatch    ToolDispatcher, run_until_answer
-messages    messages as a chat template takes them
-plan        ChatPlanner, ChatPlan: constraint and reading of one chat
+formats     the notations of model families; the notation that a chat template teaches tools
+Tool: name, description and parameters; errors in arguments events      the events of a reply, and
+ToolCall reader      ToolCallDetector, HarmonyReader: text -> events reasoning   ReasoningSplitter:
+separates reasoning regions reply       ReplyParser: reasoning, answer and calls of one reply;
+ChatEvent quoted      a grammar of arguments with bare keys and special quotes grammar
+constraints: ToolCallGrammar, TriggeredGrammar, ReplyGrammar dispatch    ToolDispatcher,
+run_until_answer messages    messages in the form a chat template expects plan        ChatPlanner,
+ChatPlan: constraint and parsing of one chat
 """
 
 from oxillama.toolcalls.dispatch import (

@@ -80,21 +80,21 @@ _HARMONY_MARKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallFormat:
-    """One way of spelling calls.
+    """One notation of calls.
 
-    open, close: the texts around calls, "" for none. bare: "json" or "python" where a reply may be
-    calls without an opening text. style: what stands between: "object" (one JSON object per block),
-    "array" (a JSON array of them), "named" (name, [ARGS], arguments), "python", "headed" (lead,
-    name, middle, arguments, tail; without a lead one call per block), "tags" (lead, name, middle,
-    arguments as tags, tail) or "harmony". header: a named call is read whatever the style.
+    open, close: the texts around calls, "" for none. bare: "json" or "python" if a reply may be
+    calls without an opening text. style: the form between them: "object" (one JSON object per
+    block), "array" (a JSON array of them), "named" (name, [ARGS], arguments), "python", "headed"
+    (lead, name, middle, arguments, tail; without a lead one call per block), "tags" (lead, name,
+    middle, arguments as tags, tail) or "harmony". header: a named call is read in any style.
     name_key, arguments_keys: members of a call object; grammars write the first of the keys.
-    Without a name_key the one key of an object is the name and its value the arguments. together:
-    the calls of a reply share one block. quote: of style "headed", what stands around a text
-    inside the arguments, which are no JSON then: keys stand bare, texts as they are.
+    Without a name_key the only key of an object is the name and its value the arguments. together:
+    the calls of a reply share one block. quote: in style "headed", the quotes around a text inside
+    the arguments, which are then not JSON: keys are bare, and texts are written unescaped.
 
-    Of style "tags", an argument is key_lead, key, key_tail, value_lead, value, value_tail; lines:
-    values stand on lines of their own; cdata: a value may stand in a section of character data. A
-    text is written as it is, any other value as JSON.
+    In style "tags", an argument is key_lead, key, key_tail, value_lead, value, value_tail. lines:
+    values are on lines of their own; cdata: a value may be in a section of character data. A text
+    is written as it is, any other value as JSON.
     """
 
     name: str
@@ -379,7 +379,7 @@ def Custom(
 
 
 def format_of(format: str | ToolCallFormat) -> ToolCallFormat:
-    """The format of a name; a format is returned as it is. ConfigError for an unknown name."""
+    """The format of a name; a format is returned unchanged. ConfigError for an unknown name."""
     if isinstance(format, ToolCallFormat):
         return format
     if format not in FORMATS:

@@ -1,17 +1,16 @@
-"""Grammars of replies: calls that follow their tools' schemas, beside an answer or after reasoning.
+"""Grammars of replies: calls that follow their tools' schemas, alone, as an alternative to an
+answer, or after reasoning.
 
 ToolCallGrammar      one or several calls: the whole reply, for tool_choice "required" or a name
-ReplyGrammar         a whole reply in the harmony notation
-with_reasoning       a grammar after a free reasoning region
-answer_or_calls      an answer under its own constraint, or calls
+ReplyGrammar         a whole reply in the harmony notation with_reasoning       a grammar after a
+free reasoning region answer_or_calls      an answer under its own constraint, or calls
 TriggeredGrammar     free text in which calls are constrained from their opening on ("auto")
 constraint_of, restore_state   constraints described as JSON, and states restored
 
-Invariants of `TriggeredState`: (1) the bytes consumed since a call opened are always a beginning of
-the call grammar's texts; (2) a mask holds exactly the tokens that `TokenMasker.advance` takes,
-except that in a call no token reaches beyond the call's end; (3) without `parallel` nothing follows
-the first call; (4) a state that was restored, in whatever process, goes on as the one that was
-saved.
+Invariants of `TriggeredState`: (1) the bytes consumed since a call opened are always a prefix of
+the call grammar's texts; (2) a mask holds exactly the tokens that `TokenMasker.advance` accepts,
+except that in a call no token extends beyond the call's end; (3) without `parallel` nothing follows
+the first call; (4) a restored state, in any process, continues like the one that was saved.
 """
 
 from __future__ import annotations
@@ -364,7 +363,7 @@ def _headed_call(
 
 
 def _lead(composer: Composer, kind: ToolCallFormat) -> tuple:
-    """What stands before a name, with an identifier where the format has one."""
+    """The text before a name, with an identifier if the format has one."""
     before, identifier, after = kind.lead.partition(IDENTIFIER)
     if not identifier:
         return composer.spelled(kind.lead)
@@ -373,7 +372,7 @@ def _lead(composer: Composer, kind: ToolCallFormat) -> tuple:
 
 
 def _middle(composer: Composer, kind: ToolCallFormat) -> tuple:
-    """What stands between a name and its arguments, with a number where the format has one."""
+    """The text between a name and its arguments, with a number if the format has one."""
     before, number, after = kind.middle.partition(DIGITS)
     if not number:
         return composer.spelled(kind.middle)
@@ -865,8 +864,8 @@ class TriggeredGrammar:
 
 
 class TriggeredState:
-    """Where a reply stands. `call` is the state inside a call, None in free text; `tail` what may
-    begin an opening.
+    """The position in a reply. `call` is the state inside a call, None in free text; `tail` is text
+    that may begin an opening.
     """
 
     __slots__ = ("call", "fresh", "grammar", "masker", "region", "tail")
@@ -991,7 +990,7 @@ class TriggeredState:
         return state
 
     def _after_region(self, data: bytes) -> bytes:
-        """Feeds a region; returns what is no part of it."""
+        """Feeds a region; returns the text after it."""
         if self.region is None:
             return data
         events = self.region.feed(data.decode("latin-1"))
@@ -1067,10 +1066,10 @@ class TriggeredState:
 def constraint_of(
     description: Mapping[str, Any], bridge: TokenizerBridge | None = None
 ) -> TriggeredGrammar:
-    """The constraint that a `describe()` of kind "tools" describes.
+    """The constraint of a `describe()` of kind "tools".
 
-    bridge: where given, its ids of the delimiters must be those described. Raises GrammarError for
-    a description that is none, or does not fit the vocabulary.
+    bridge: if given, its ids of the delimiters must be those described. GrammarError for a
+    malformed description, or one that does not fit the vocabulary.
     """
     kind = description.get("kind") if isinstance(description, Mapping) else None
     if kind != "tools" or description.get("version") != VERSION:
@@ -1121,8 +1120,8 @@ def restore_state(
     masker: TokenMasker | None = None,
     bridge: TokenizerBridge | None = None,
 ) -> GrammarState | TriggeredState:
-    """The state that was saved as `state.describe()` and `state.serialise()`, ready to go on.
-    Raises GrammarError for malformed ones.
+    """The state saved by `state.describe()` and `state.serialise()`. GrammarError if they are
+    malformed.
     """
     if isinstance(description, Mapping) and description.get("kind") == "grammar":
         return GrammarState.restore(data, masker=masker)

@@ -1,8 +1,8 @@
-"""The grammar of arguments whose keys stand bare and whose texts stand, as they are, between quotes
-of the notation's own (Gemma 4): {key:<|"|>text<|"|>,n:3,list:[1,2],inner:{key:true}}.
+"""The grammar of arguments with bare keys and unescaped texts between the notation's own quotes
+(Gemma 4): {key:<|"|>text<|"|>,n:3,list:[1,2],inner:{key:true}}.
 
-Members come in the order of their names, as Gemma's template writes them. What of a schema cannot
-be enforced so raises GrammarError.
+Members come in the order of their names, as in Gemma's template. GrammarError for schemas that this
+notation cannot enforce.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ def bare_templates(format: ToolCallFormat, *, trigger: bool = False) -> tuple[st
 
 
 def head_pattern(format: ToolCallFormat) -> Pattern:
-    """The pattern of what stands before the arguments of a headed call, from its lead to the
-    bracket after it; of a call in tags, to what ends its name.
+    """The pattern of the text before the arguments of a headed call, from its lead to the bracket
+    after it; for a call in tags, to the end of its name.
     """
     if format.style == "tags":
         return _pattern(f" {format.lead}{TITLE}{format.middle or ' <'}")
@@ -138,7 +138,7 @@ def head_pattern(format: ToolCallFormat) -> Pattern:
 
 
 def tail_pattern(format: ToolCallFormat) -> Pattern:
-    """The pattern of what stands after the arguments of a headed call."""
+    """The pattern of the text after the arguments of a headed call."""
     return _pattern(f" {' '.join(format.tail.split())}")
 
 
@@ -152,11 +152,11 @@ def search(
     openers: tuple[str, str] | None = None,
     leading: bool = False,
 ) -> tuple[Opening | None, int]:
-    """(the first opening in the text, how much of the text before it is certainly none).
+    """(the first opening in the text, how much of the text before it is certainly no opening).
 
-    fresh: the text begins where a bare call may stand. names: where given, a bare call of another
-    name is text. openers: the format's `open` and `inner` as this text spells them. leading: only
-    what stands there is an opening, a delimiter too.
+    fresh: the text begins where a bare call is allowed. names: if given, a bare call of another
+    name is text. openers: the format's `open` and `inner` as spelled in this text. leading: an
+    opening, or a delimiter, is recognised only at the beginning.
     """
     opener, inner = (format.open, format.inner) if openers is None else openers
     if fresh and templates:
@@ -446,7 +446,7 @@ class JsonCall:
         return "".join((*parts, self.raw[at:end]))
 
     def finish(self) -> None:
-        """The object is whole: it is read as JSON, or is no call."""
+        """The object is complete: read it as JSON; it may not be a call."""
         value = _json(self.raw)
         if self.name is None:
             wanted = f"no {self.format.name_key!r}" if self.format.name_key else "no key"
@@ -647,7 +647,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _comma(text: str, at: int, close: str) -> int:
-    """Past a comma, or to the closing bracket (or end) that may stand instead."""
+    """Skip a comma, or stop at the closing bracket (or end) instead of it."""
     at = _skip(text, at)
     if text[at : at + 1] == ",":
         return _skip(text, at + 1)
@@ -744,10 +744,10 @@ def _string(text: str, at: int) -> tuple[str, int]:
 
 
 class TagCall:
-    """One call in tags, from behind its name to its end; `prefix` (what stands before, and the
-    name) belongs to its beginning, `schema` is that of the tool's parameters.
+    """One call in tags, from after its name to its end. `prefix` (the text before, and the name)
+    belongs to its beginning; `schema` is that of the tool's parameters.
 
-    `feed` leaves what may be the beginning of a tag unread, to be given again.
+    `feed` leaves text unread that may be the beginning of a tag; it must be passed again.
     """
 
     def __init__(
@@ -886,8 +886,8 @@ class TagCall:
 
 
 class QuotedCall:
-    """One call whose arguments are an object with bare keys, texts between the format's quotes;
-    `prefix` (what stands before, and the name) belongs to its beginning.
+    """One call whose arguments are an object with bare keys and texts between the format's quotes.
+    `prefix` (the text before, and the name) belongs to its beginning.
     """
 
     def __init__(self, format: ToolCallFormat, index: int, name: str, prefix: str) -> None:
@@ -1055,14 +1055,14 @@ _NAMED = re.compile(rf"[\w.\-]{{1,256}}[{SPACE}]*")
 
 
 class ToolCallDetector:
-    """Feeds on a reply's text in any pieces, gives out events; the raw texts of all events, joined,
-    are the text that was fed.
+    """Turns a reply's text, fed in any pieces, into events; the raw texts of all events, joined,
+    are the text.
 
-    names: names of the tools on offer; where given, a bare call (one without an opening delimiter)
-    of another name is text. leading: calls stand at the reply's beginning or nowhere. first_index:
-    number of the first call, for ids that go on from earlier rounds. parameters: the schemas of the
-    tools' parameters by the tools' names, which tell texts from other values where a notation
-    writes both bare (`read_value`).
+    names: the names of the tools; if given, a bare call (without an opening delimiter) of another
+    name is text. leading: calls are recognised only at the beginning of the reply. first_index: the
+    number of the first call, for ids that continue earlier rounds. parameters: the schemas of the
+    tools' parameters by name, which distinguish texts from other values if a notation writes both
+    bare (`read_value`).
     """
 
     def __init__(
@@ -1168,7 +1168,7 @@ class ToolCallDetector:
         return self._next_item(out, lead, rest[0])
 
     def _next_item(self, out: list[Event], lead: int, char: str) -> bool:
-        """What stands in a block: a call, a bracket or comma around calls, or no call at all."""
+        """The next item of a block: a call, a bracket or comma around calls, or neither."""
         if self._head is not None:
             return self._next_headed(out)
         begins = self._array or not self._calls or self._close or self._separated
@@ -1333,7 +1333,7 @@ class ToolCallDetector:
         call.events.clear()
 
     def _give_up(self, out: list[Event], raw: str, reason: str) -> None:
-        """No call after all: wait for the end of the block, or report at once where a block has no
+        """This is not a call: wait for the end of the block, or report at once if a block has no
         end of its own.
         """
         if self._close:
@@ -1351,7 +1351,7 @@ class ToolCallDetector:
 
 
 def _header_may_come(text: str) -> bool:
-    """Whether a text that is no header yet may become one."""
+    """Whether an incomplete text may still become a header."""
     if len(text) > _HEADER_CHARACTERS:
         return False
     named = _NAMED.match(text)
@@ -1390,8 +1390,8 @@ def detect_calls(
     names: Collection[str] | None = None,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[str, list, list[CallMalformed]]:
-    """(the text without its calls, the calls, what began as a call and is none) of a whole reply;
-    `parameters` as `ToolCallDetector`'s.
+    """(the text without its calls, the calls, the malformed calls) of a complete reply;
+    `parameters` as in `ToolCallDetector`.
     """
     detector = detector_of(format, names=names, parameters=parameters)
     events = detector.feed(text) + detector.finish()

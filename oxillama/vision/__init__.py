@@ -1,7 +1,6 @@
-"""Pictures for language models: read and checked (`reading`; their files to the end: `whole`),
-found in messages (`messages`), made into pixels as each family's reference does (`processors`),
-laid out as patches (`layout`), encoded (`encoder`), into `features`, and `placed` among the tokens
-of a session.
+"""Images for language models: read and checked (`reading`, `whole`), found in messages
+(`messages`), turned into pixels as in each family's reference (`processors`), laid out as patches
+(`layout`), encoded (`encoder`) into `features`, and `placed` among the tokens of a session.
 """
 
 from oxillama.vision.encoder import Vision as Vision

@@ -1,4 +1,4 @@
-"""`Vision`: an mmproj file, from images to what stands in a prompt for them."""
+"""`Vision`: an mmproj file, which turns images into the pieces of a prompt."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Kept:
 class Vision:
     """An encoder with its family's processor; safe to call from any thread.
 
-    The same image gives the same features, bit for bit, whatever runs beside it and however many
-    threads there are.
+    The same image gives the same features, bit for bit, whatever else runs and however many threads
+    there are.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Vision:
 
     @property
     def positioned(self) -> bool:
-        """Whether features have rows and columns of their own (M-RoPE)."""
+        """Whether features have their own rows and columns (M-RoPE)."""
         return isinstance(self.processor, DynamicResolution)
 
     @property
@@ -101,8 +101,8 @@ class Vision:
         return self.encoder.diagnose(self.processor.rows(self.pixels(image)[0]))
 
     def pieces(self, image: Any, *, name: str = "image") -> Pieces:
-        """What stands in a prompt for an image: texts, in which control tokens are read, and
-        features. Those of images that came before are kept, as far as there is room.
+        """The pieces of a prompt for an image: texts, in which control tokens are recognised, and
+        features. Those of recent images are cached.
         """
         read = read_image(image, self.limits, name=name)
         tiles = self.processor.tiles(read)

@@ -11,13 +11,12 @@ from blake3 import blake3
 
 @dataclass(frozen=True, eq=False)
 class ImageFeatures:
-    """Rows of one image (or of one tile) that stand in a prompt where tokens would.
+    """Rows of one image (or of one tile) that replace tokens in a prompt.
 
     rows: float32 (rows, width), the width of an embedding, or that times 1 + the layers of the
-    language model that add features of their own. positions: int32 (3, rows), time, height and
-    width of each row from where the image begins (M-RoPE: Wang et al. 2024, Qwen2-VL, section 2.1);
-    None where a row has one position, its place. together: its rows see each other in both
-    directions.
+    language model that add image features. positions: int32 (3, rows), time, height and width of
+    each row relative to the beginning of the image (M-RoPE: Wang et al. 2024, Qwen2-VL, section
+    2.1); None if a row has only one position. together: its rows see each other in both directions.
     """
 
     rows: np.ndarray

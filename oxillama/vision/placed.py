@@ -1,11 +1,11 @@
-"""Images among the tokens of a session: where they stand, how rows after them rotate, and what a
-step is given of them.
+"""Images among the tokens of a session: their positions, the rotation of later rows, and the input
+of a step.
 
     tokens   t0 t1 [f f f f f f] t8 t9       f: a token of the vocabulary, the placeholder of a row
-    images         PlacedImage(2, features)  the rows that the step takes there instead
+    images         PlacedImage(2, features)  the rows that the step uses there instead
 
-Where features have positions of their own (M-RoPE) the tokens after an image go on from the largest
-of them: an image of 6 x 4 rows advances a text by 6 and not by 24.
+If features have positions of their own (M-RoPE), the tokens after an image continue from the
+largest of them: an image of 6 x 4 rows advances a text by 6, not by 24.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from oxillama.vision.features import ImageFeatures
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """Features whose first row stands at token `start`."""
+    """Features whose first row is at token `start`."""
 
     start: int
     features: ImageFeatures
@@ -74,12 +74,12 @@ class HasImages(Protocol):
 
 
 def images_of(prompt: Sequence[int] | None) -> tuple[PlacedImage, ...]:
-    """The images of a prompt, none of one that is plain token ids."""
+    """The images of a prompt; empty for plain token ids."""
     return prompt.images if isinstance(prompt, ImagePrompt) else ()
 
 
 def moved(images: Iterable[PlacedImage], by: int) -> tuple[PlacedImage, ...]:
-    """The same images so many tokens later."""
+    """The same images, shifted by this many tokens."""
     return tuple(replace(each, start=each.start + by) for each in images)
 
 

@@ -1,9 +1,9 @@
-"""From an image to pixels, tiles and prompt pieces, as the reference of each family does it.
+"""Turns an image into pixels, tiles and prompt pieces, as each family's reference does.
 
-A processor says which pictures an encoder sees of an image (`tiles`), how their pixels are laid out
-(`rows`), and what stands in the prompt for it (`pieces`): texts, in which control tokens are read,
-and features. Sources: the image processors of transformers (CLIP, LLaVA-NeXT, Qwen2-VL, Gemma 3,
-Idefics 3, Pixtral); what is padded, and with which colour, is as llama.cpp's mtmd does it.
+A processor decides which pictures of an image the encoder sees (`tiles`), how their pixels are laid
+out (`rows`), and what replaces the image in the prompt (`pieces`): texts, in which control tokens
+are recognised, and features. Sources: the image processors of transformers (CLIP, LLaVA-NeXT,
+Qwen2-VL, Gemma 3, Idefics 3, Pixtral); padding and its colour are those of llama.cpp's mtmd.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CLIP_MEAN: Colour = (122, 116, 104)  # of the colours CLIP was trained with
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """How a prompt of the family holds an image. placeholders: what its chat template writes for
-    one, the longest first; token: what a row of it is called in the vocabulary; before, after:
-    texts around it.
+    """The tokens of a family around an image. placeholders: what its chat template writes for an
+    image, the longest first; token: the vocabulary's token for a row; before, after: texts around
+    it.
     """
 
     placeholders: tuple[str, ...]
@@ -41,11 +41,11 @@ class ImageTokens:
 
 
 class Processor(Protocol):
-    """What is done to an image around its encoder."""
+    """The processing of an image before and after its encoder."""
 
     @property
     def image_tokens(self) -> ImageTokens:
-        """How prompts hold an image."""
+        """The tokens of prompts around an image."""
 
     def tiles(self, image: Any) -> list[Any]:
         """The pictures of an RGB image (`PIL.Image`), each of a size that the encoder takes."""
@@ -59,8 +59,8 @@ class Processor(Protocol):
         features: Sequence[np.ndarray],
         grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
-        """What stands in the prompt for an image of (width, height), given the features of its
-        tiles and how many patches each has, (rows, columns).
+        """The pieces of the prompt for an image of (width, height), given the features of its tiles
+        and the number of patches of each, (rows, columns).
         """
 
 
@@ -73,7 +73,7 @@ def resized(
     colour: Colour = (0, 0, 0),
 ) -> Any:
     """An image at another (width, height), by a filter of Pillow: stretched, or as large as it fits
-    in with its sides' ratio kept, in the middle of a ground of one colour.
+    with its ratio, centred on a background of one colour.
     """
     module = pillow()
     how = getattr(module.Resampling, filter.upper())
@@ -248,8 +248,8 @@ class DynamicResolution:
 
 @dataclass(frozen=True)
 class RowSeparated:
-    """An image no larger than `size`, sides rounded up to whole features of `merge` x `merge`
-    patches, a row after each line of features but the last: Pixtral and Mistral Small 3.1.
+    """An image of at most `size`, sides rounded up to whole features of `merge` x `merge` patches,
+    with a separator row after each line of features except the last: Pixtral and Mistral Small 3.1.
     """
 
     image_tokens: ImageTokens
@@ -294,8 +294,8 @@ class RowSeparated:
 
 @dataclass(frozen=True)
 class DynamicTiles:
-    """Tiles of one size, as many as come nearest to the ratio of the sides, line by line, then, of
-    more than one, the image whole; their features follow one another: InternVL.
+    """Tiles of one size in the grid whose ratio is closest to the image's, line by line, then, if
+    there are several, the whole image; their features follow one another: InternVL.
     """
 
     image_tokens: ImageTokens
@@ -397,7 +397,7 @@ class SplitImage:
         features: Sequence[np.ndarray],
         grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
-        """Each tile after its row and column, the image whole after a mark of its own."""
+        """Each tile after its row and column, the whole image after a marker of its own."""
         wide, high = self.sides(*image)
         across = wide // self.size
         fake, out = "<fake_token_around_image>", list[str | ImageFeatures]()

@@ -31,8 +31,8 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """What is read: at most so many bytes of a file and so many pixels, sides whose ratio is no
-    more than so many; folder: where texts may name files, None for nowhere.
+    """Limits of images: bytes of a file, pixels, and the ratio of the sides; folder: where texts
+    may name files, None for nowhere.
     """
 
     max_bytes: int = 32 << 20
@@ -134,7 +134,7 @@ def _data_bytes(url: str, limits: ImageLimits, name: str) -> bytes:
 
 
 def file_bytes(path: Path, limits: ImageLimits | None = None, *, name: str) -> bytes:
-    """The bytes of an image's file, at most one over the limit; ImageError for what is none."""
+    """The bytes of an image file, at most one more than the limit; ImageError for anything else."""
     limits = limits or ImageLimits()
     try:
         if not path.is_file():

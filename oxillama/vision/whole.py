@@ -1,5 +1,5 @@
-"""Whether an image's file goes on to its end, as its structure says: read before anything large is
-unpacked, which would need room for every pixel only to find the last ones missing.
+"""Whether an image file is complete, according to its structure. This is checked before anything
+large is unpacked, which would allocate every pixel only to find the last ones missing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _gif(held: bytes) -> bool:
 
 
 def _bmp(held: bytes) -> bool:
-    """The file's size stands in its header; 0 in some."""
+    """The header has the file's size; in some files it is 0."""
     return int.from_bytes(held[2:6], "little") <= len(held)
 
 

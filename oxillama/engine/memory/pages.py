@@ -5,16 +5,17 @@ sequence.
     sequence B   forked at 35                          table [3, 7, 8]    length 35
                                                               page 8 has two owners: whoever writes
                                                               first gets a copy
-Memory itself is `_core.pool.PageMemory`; this module counts, in integers only.
+
+Memory itself is `_core.pool.PageMemory`; this module only counts.
 
 Invariants (tests cite them by number):
 
 1. A page is either free (count 0, on the free list once) or owned (count = number of tables that
 name it). 2. A table of length n names exactly ceil(n / page_size) pages, or more only between
 `reserve` and the `commit` that fills them. 3. A page whose count is above 1 is never written:
-`reserve` replaces it by a copy of its filled part first. 4. A position, once committed, is written
-again only after `truncate` below it. 5. Fork, truncate and release change counts only; no token is
-copied until it would be written. 6. When every table is released, `pages_used` is 0.
+`reserve` replaces it by a copy of its filled part first. 4. A committed position is written again
+only after a `truncate` below it. 5. Fork, truncate and release only change counts; no token is
+copied before it would be written. 6. When every table is released, `pages_used` is 0.
 """
 
 from __future__ import annotations
