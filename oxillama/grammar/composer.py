@@ -87,7 +87,7 @@ class Composer:
         return repeat((CLASS, ANY))
 
     def rule(self, name: str, node: tuple) -> tuple:
-        """A rule of its own; returns the node that refers to it."""
+        """Add a rule; returns the node that refers to it."""
         self.names.append(f"{name}-{len(self.rules)}")
         self.rules.append(node)
         return (RULE, len(self.rules) - 1)

@@ -50,8 +50,8 @@ WIDTHS = {"x": 2, "u": 4, "U": 8}
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a GBNF text says: rule names and bodies (the root first), where each rule stands, and
-    the tokens it names.
+    """The content of a GBNF text: rule names and bodies (the root first), the position of each
+    rule, and the tokens it names.
     """
 
     names: tuple[str, ...]

@@ -30,8 +30,8 @@ MAX_PARTS = 10_000  # alternatives of one group of rules
 
 
 def without_left_recursion(rules: Sequence[tuple]) -> tuple[tuple, ...]:
-    """Rules of the same languages none of which begins with itself; more may be appended. Raises
-    `GrammarError` with the rule's number as `rule` where that needs too many alternatives.
+    """Rules of the same languages without left recursion; more rules may be appended. GrammarError
+    with the rule's number as `rule` if that needs too many alternatives.
     """
     work = list(rules)
     filled: dict[int, int] = {}  # a rule -> the rule of its matches that are not empty

@@ -1,5 +1,4 @@
-"""Grammar nodes: the one tree that GBNF text, regular expressions and JSON Schemas are all turned
-into.
+"""Grammar nodes: the tree into which GBNF text, regular expressions and JSON Schemas are turned.
 
 A node is a plain tuple whose first item is its kind (the numbers are those of the compiled
 machine):
@@ -15,17 +14,17 @@ machine):
   (REGISTER, node, least, most, members)
                                     the node under a register: a count, a set of members and a
                                     set of words that its TAKE and FRESH parts read and change
-  (TAKE, member, spans)             matches nothing; goes on where the register allows it
-  (FRESH, node, without)            the node, but none of the words that the register holds
+  (TAKE, member, spans)             matches nothing; continues if the register allows it
+  (FRESH, node, without)            the node, except the words that the register holds
 
-A register belongs to one REGISTER node; TAKE and FRESH stand in the networks, sequences and choices
-of that node itself, not in rules that it calls. (TAKE, i, spans) takes member i >= 0, at most once,
-and counts it; ONE counts without a member; ROOM only asks whether one more may be counted. `spans`
-(None, or (low, high) pairs) are the counts that are allowed afterwards. The whole ends only where
-`least` are counted and all of `members` are taken; never more than `most` (-1: any number) are
-counted, and what is taken always leaves enough for the members still missing. What a FRESH node
-matched, decoded from JSON, is a word of the register from then on; `without(words)` gives the node
-of the same language without a frozenset of words (None: nothing is left).
+A register belongs to one REGISTER node. TAKE and FRESH are parts of the networks, sequences and
+choices of that node itself, not of rules that it calls. (TAKE, i, spans) takes member i >= 0, at
+most once, and counts it; ONE counts without a member; ROOM only checks whether one more may be
+counted. `spans` (None, or (low, high) pairs) are the counts allowed afterwards. The REGISTER node
+may end only when `least` are counted and all of `members` are taken. At most `most` are counted
+(-1: any number), and the members still missing can always be taken. The text that a FRESH node
+matched, decoded from JSON, becomes a word of the register; `without(words)` gives the node of the
+same language without a frozenset of words (None: nothing is left).
 """
 
 from oxillama._core.emission import (

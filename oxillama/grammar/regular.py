@@ -27,8 +27,8 @@ END = 0x110000  # beyond all code points
 
 
 class Dfa:
-    """A deterministic automaton. `symbols[k]` are the code points of symbol k; `moves[s, k]` the
-    next state, -1 where there is none.
+    """A deterministic automaton. `symbols[k]` are the code points of symbol k; `moves[s, k]` is the
+    next state, -1 without one.
     """
 
     __slots__ = ("symbols", "moves", "accepts", "start", "_known", "_ranges", "_live")
@@ -336,7 +336,9 @@ class Dfa:
 
 
 def meet(dfa: Dfa | None, other: Dfa, sign: bool) -> Dfa:
-    """The automaton within another one, or (not sign) outside of it; None stands for everything."""
+    """The intersection of the automaton with another one or (not sign) with its complement; None
+    represents all texts.
+    """
     if dfa is None:
         return other if sign else other.inverse()
     return dfa.both(other) if sign else dfa.without(other)

@@ -1,4 +1,4 @@
-"""oxillama inside other people's frameworks, one package each, each with an extra of its own.
+"""oxillama in other frameworks, one package and one extra each.
 
 `ray`: batch inference with Ray Data, serving with Ray Serve, sessions that move between machines.
 

@@ -149,7 +149,7 @@ class SpmEncoder:
         return tuple(out)
 
     def _fallback(self, piece: str) -> list[int]:
-        """A character that is no token: its bytes, or the unknown token where the vocabulary lacks
+        """A character that is not a token: its bytes, or the unknown token if the vocabulary lacks
         them.
         """
         data = piece.encode("utf-8", "surrogatepass")

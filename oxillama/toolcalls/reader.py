@@ -1256,7 +1256,10 @@ class ToolCallDetector:
             self._begin(JsonCall(self.format, self.index, name=name, prefix=prefix))
             return True
         if not _header_may_come(self.buffer):
-            self._give_up(out, "", f"found {self.buffer[:40]!r}, wanted name{ARGS}{{")
+            # the shortest text that is wrong, so that the error does not depend on the pieces
+            sizes = range(1, len(self.buffer) + 1)
+            size = next(n for n in sizes if not _header_may_come(self.buffer[:n]))
+            self._give_up(out, "", f"found {self.buffer[:size][:40]!r}, wanted name{ARGS}{{")
             return True
         return False
 

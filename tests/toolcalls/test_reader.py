@@ -5,7 +5,7 @@ in.
 import json
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from oxillama.errors import ConfigError
@@ -182,6 +182,7 @@ def spell(format, found):
     texts,
     st.lists(st.integers(0, 500), max_size=12),
 )
+@example("mistral", "[TOOL_CALLS]f<tool_call>", [])
 def test_joined_raw_texts_are_the_input_and_pieces_do_not_matter(format, text, cuts):
     assert events(format, split(text, cuts)) == events(format, [text]) == events(format, list(text))
 

@@ -147,7 +147,9 @@ GRANITE_EXPERTS: dict[str, str | Rule] = {
 
 
 def granite_shared(suffix: str) -> dict:
-    """What every token passes through: beside experts (_shexp), or the whole feed-forward."""
+    """The network that every token passes through: shared experts (_shexp), or the whole
+    feed-forward network.
+    """
     return {
         "model.layers.{b}.shared_mlp.input_linear.weight": Rule(
             (f"blk.{{b}}.ffn_gate{suffix}.weight", f"blk.{{b}}.ffn_up{suffix}.weight"), halves_2d

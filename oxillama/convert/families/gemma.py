@@ -60,7 +60,7 @@ def gemma2(h: Hyper, k: Keys) -> None:
 @family("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", arch="gemma3", rules=GEMMA2,
         add_space_prefix=False)  # fmt: skip
 def gemma3(h: Hyper, k: Keys) -> None:
-    """Five windowed layers to a global one, each kind with a base of its own."""
+    """Five windowed layers, then a global one, with separate rope bases."""
     h.must_be("_sliding_window_pattern", 6)
     h.must_be("sliding_window_pattern", 6)
     sizes(h, k)
@@ -216,8 +216,8 @@ def _of_global_layers(h: Hyper, name: str, key: str) -> int | None:
 
 
 def _proportional(h: Hyper) -> dict[str, np.ndarray]:
-    """Global layers rotate a part of each head: what the frequencies of the rest are divided by is
-    so large that they stand still.
+    """Global layers rotate a part of each head: the frequencies of the rest are divided by a number
+    so large that they do not rotate.
     """
     rope = Hyper(h.rope(), f"{h.label}: rope_parameters")
     rope.must_be("rope_type", "proportional")
@@ -249,8 +249,8 @@ def _proportional(h: Hyper) -> dict[str, np.ndarray]:
             "model.layers.{b}.experts.down_proj": "blk.{b}.ffn_down_exps.weight",
         })  # fmt: skip
 def gemma4(h: Hyper, k: Keys) -> None:
-    """Dense, with inputs of each layer (E), and with experts beside a dense feed-forward. Global
-    layers have heads of their own size and, on request, their keys as values.
+    """Dense, with per-layer inputs (E), or with experts in addition to a dense feed-forward
+    network. Global layers have heads of another size and, on request, keys as values.
     """
     h.must_be("hidden_activation", "gelu_pytorch_tanh")
     h.must_be("attention_bias", False)

@@ -1,5 +1,5 @@
-"""Attention beside state-space layers or short convolutions: Granite 4, Bamba, Falcon H1,
-Nemotron H, LFM2 with experts, Qwen 3.5.
+"""Attention with state-space layers or short convolutions: Granite 4, Bamba, Falcon H1, Nemotron H,
+LFM2 with experts, Qwen 3.5.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from oxillama.errors import ConvertError
 
 @family("DeepseekForCausalLM", arch="deepseek", rules={**LLAMA, **ROUTED, **SHARED})
 def deepseek(h: Hyper, k: Keys) -> None:
-    """DeepSeekMoE (Dai et al. 2024): experts beside some that every token passes."""
+    """DeepSeekMoE (Dai et al. 2024): routed experts and shared ones."""
     common(h, k)
     k.u32("rope.dimension_count", h.head_dim)
     k.text("rope.scaling.type", "none")
@@ -112,7 +112,7 @@ def bailingmoe2(h: Hyper, k: Keys) -> None:
     "model.layers.{b}.residual_mlp.w3.weight": "blk.{b}.ffn_up.weight",
 })  # fmt: skip
 def arctic(h: Hyper, k: Keys) -> None:
-    """Arctic (Snowflake 2024): a dense network with experts beside it."""
+    """Arctic (Snowflake 2024): a dense network with parallel experts."""
     common(h, k)
     k.u32("vocab_size", h.integer("vocab_size"))
     k.u32("rope.dimension_count", h.hidden // h.heads)

@@ -39,8 +39,8 @@ class Case:
         self.owed = ()
 
     def copy(self) -> "Case":
-        """Another case to go on with: whatever holds several things is a tuple or a frozenset, so
-        all of it can be shared.
+        """A copy to continue with. All collections are tuples or frozensets, so they can be
+        shared.
         """
         other = object.__new__(Case)
         other.__dict__.update(self.__dict__)

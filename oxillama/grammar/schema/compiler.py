@@ -34,8 +34,8 @@ class GrammarWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class CompiledSchema:
-    """The rules of a schema. deferred: writes the rules that are put off, None where all are
-    written. origin: what `Grammar.describe` returns, None where that is no schema.
+    """The rules of a schema. deferred: writes the deferred rules, None if all are written. origin:
+    the result of `Grammar.describe`, None for a grammar that is not described by a schema.
     """
 
     names: Sequence[str]

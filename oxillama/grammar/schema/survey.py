@@ -107,7 +107,7 @@ def plain(em, node: int, sign: bool) -> tuple[int, bool]:
 
 
 def types_of(schema: dict) -> list[str] | None:
-    """The types that a schema names, all of them if it names none; None where one is no type."""
+    """The types of a schema, all of them if it names none; None if one is not a type."""
     kinds = schema.get("type", ALL)
     kinds = kinds if isinstance(kinds, list) else [kinds]
     good = kinds and all(isinstance(kind, str) and kind in GLANCED for kind in kinds)

@@ -1,12 +1,11 @@
-"""Finished rows of a dataset in a folder, so that a job that was stopped goes on where it was.
+"""Finished rows of a dataset in a folder, so that a stopped job continues where it was.
 
-    folder/about.json        the model's fingerprint, and all that decides what an answer is
-    folder/part-HASH.parquet the rows of one call: id, what was asked, the columns of the answer
+    folder/about.json        the model's fingerprint, and all settings that affect answers
+    folder/part-HASH.parquet the rows of one call: id, the question, the columns of the answer
 
-A part is written whole or not at all (`durable`), so whatever is killed, whenever, a reader finds
-finished rows only. A row that failed is not kept: it is tried again. The folder answers for the job
-that made it: another model, other options, or a row that asks something else under a known id are
-errors, never other answers.
+A part is written completely or not at all (`durable`), so a reader finds only finished rows,
+whatever was killed. A failed row is not stored; it is tried again. The folder belongs to the job
+that made it: another model, other options, or another question under a known id is an error.
 """
 
 from __future__ import annotations

@@ -19,25 +19,23 @@ _OVERHEAD = 1 << 30  # bytes of an actor beside its weights: the interpreter, Ra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OxillamaProcessorConfig:
-    """How many engines there are, what each has, and what becomes of a row that fails.
+    """How many engines run, what each has, and what happens to a row that fails.
 
-    model_source: whatever `oxillama.load` takes, on every machine; None for the embedded model.
-    engine_kwargs: keyword arguments of `oxillama.load` beside it. task_type: "generate" or "embed".
+    model_source: any model of `oxillama.load`, on every machine; None for the embedded model.
+    engine_kwargs: further keyword arguments of `oxillama.load`. task_type: "generate" or "embed".
     batch_size: rows of a call. concurrency: actors, each with an engine; (m, n) lets Ray choose.
     max_concurrent_batches: calls that one actor runs at once, so that the engine has work while the
-    last rows of a batch end. max_tasks_in_flight_per_actor: calls that are sent to one actor, None
-    for as many as it runs at once. max_pending_requests: rows that one engine has at once, None for
-    no bound.
-    should_continue_on_error: a row that fails is a row whose `__inference_error__` says why;
-    without it the job ends with that error.
-    num_threads: threads of an engine, and the CPUs that Ray sets aside for its actor. memory: bytes
-    that Ray sets aside for it; None for what the model's file suggests (twice its size and 1 GiB),
-    where this process sees the file. sampling_params: of rows that have none of their own, and what
-    a row's own leave out. checkpoint: a folder that every machine sees, where finished rows are
-    kept; `id_column` names the column that tells rows apart. chat_template_stage: True wants
-    `messages` in every row, False refuses them, None takes a row as it is. accelerator_type,
-    tokenize_stage and detokenize_stage are there for configurations written for other engines:
-    there are no accelerators, and an engine does both stages itself.
+    last rows of a batch end. max_tasks_in_flight_per_actor: calls sent to one actor, None for as
+    many as it runs at once. max_pending_requests: rows that one engine has at once, None for no
+    limit. should_continue_on_error: a row that fails gets an `__inference_error__` with the reason;
+    without it the job ends with that error. num_threads: threads of an engine, and the CPUs that
+    Ray reserves for its actor. memory: bytes that Ray reserves for it; None for an estimate from
+    the model's file (twice its size and 1 GiB), if this process can see the file. sampling_params:
+    defaults for rows without, or with incomplete, sampling_params. checkpoint: a folder visible to
+    every machine, where finished rows are stored; `id_column` names the column that identifies
+    rows. chat_template_stage: True wants `messages` in every row, False refuses them, None takes a
+    row as it is. accelerator_type, tokenize_stage and detokenize_stage exist for configurations
+    written for other engines: there are no accelerators, and an engine does both stages itself.
     """
 
     model_source: str | Path | None = None
@@ -130,8 +128,8 @@ class OxillamaProcessorConfig:
 
 
 def memory_of(model: str | Path | None) -> int | None:
-    """Bytes to set aside for an engine over a model's file: it is mapped, and its weights are
-    packed beside it. None for what is no file of this machine.
+    """Bytes to reserve for an engine over a model's file, which is mapped and also packed. None if
+    the file is not on this machine.
     """
     path = embedded_path() if model is None else Path(model)
     return 2 * path.stat().st_size + _OVERHEAD if path.is_file() else None

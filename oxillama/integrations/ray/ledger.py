@@ -115,9 +115,7 @@ def _lives(replica: str) -> bool:
 
 
 class SessionClaims:
-    """The sessions that one replica has. `save` saves one and lets go of it, and raises where it
-    cannot.
-    """
+    """The sessions that one replica has. `save` saves and releases a session, or raises."""
 
     def __init__(
         self,
@@ -128,7 +126,7 @@ class SessionClaims:
         seconds: float,
         failed: Callable[[str, str], None],
     ) -> None:
-        """seconds: how long a claim waits. failed: is told of a session that could not be saved."""
+        """seconds: how long a claim waits. failed: called for a session that could not be saved."""
         self._ledger, self._replica, self._save = ledger, replica, save
         self._seconds, self._failed = seconds, failed
         self._held: set[str] = set()
@@ -145,8 +143,8 @@ class SessionClaims:
 
     @asynccontextmanager
     async def using(self, names: list[str]) -> AsyncIterator[None]:
-        """Have sessions for as long as the block lasts; ApiError (503) where another replica has
-        one and does not let go of it.
+        """Hold sessions for as long as the block lasts; ApiError (503) if another replica has one
+        and does not release it.
         """
         taken: list[str] = []
         try:
@@ -188,9 +186,7 @@ class SessionClaims:
                 task.add_done_callback(self._leaving.discard)
 
     async def _let_go(self, name: str) -> None:
-        """Give a session up once no request runs on it; those that come meanwhile claim it
-        again.
-        """
+        """Release a session when no request runs on it; later requests claim it again."""
         async with self._locks[name]:
             async with self._idle:
                 await self._idle.wait_for(lambda: not self._uses[name])
@@ -204,7 +200,7 @@ class SessionClaims:
             await self._ledger.release.remote([name], self._replica)
 
     async def close(self) -> None:
-        """Let go of everything, which has been saved."""
+        """Release everything, after it has been saved."""
         self._listening.cancel()
         await asyncio.gather(self._listening, *self._leaving, return_exceptions=True)
         names, self._held = self.names, set()

@@ -98,11 +98,10 @@ def build_processor(
 ) -> Processor:
     """A processor of datasets.
 
-    preprocess: from a row to the columns that are asked for (`messages` or `prompt`,
-    `sampling_params`, ...); the row's own columns stay beside them. postprocess: from a row with
-    its answer to the row of the result; rows that failed pass it by. Both run in the actors of the
-    engines, unless they are given map_kwargs: then in tasks of their own, with these arguments of
-    `Dataset.map`. builder_kwargs: none are known.
+    preprocess: from a row to the input columns (`messages` or `prompt`, `sampling_params`, ...);
+    the row's other columns stay. postprocess: from a row with its answer to the row of the result;
+    failed rows skip it. Both run in the actors of the engines, unless they have map_kwargs: then in
+    tasks of their own, with these arguments of `Dataset.map`. builder_kwargs: none are supported.
     """
     if not isinstance(config, OxillamaProcessorConfig):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`PrefixRouter`: which replica of a Ray Serve deployment a request goes to.
+"""`PrefixRouter`: chooses the replica of a Ray Serve deployment for a request.
 
 To the one that holds its session; else by `Affinity`, to the one whose prefix cache holds most of
 its prompt, unless that one has too much to do.
