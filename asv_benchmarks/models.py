@@ -24,7 +24,7 @@ import numpy as np
 import oxillama
 from oxillama.gguf import GgufWriter
 from oxillama.quant import RECIPES, dequantize, format_named, quantize
-from oxillama.quant.places import places
+from oxillama.quant.contexts import tensor_contexts
 from oxillama.quant.recipes import choose, is_kept
 
 FORMATS = ["Q4_0", "Q4_K_M", "Q6_K", "Q8_0", "IQ4_XS"]
@@ -376,7 +376,7 @@ def _planned(shape: Shape, recipe: str) -> dict[str, str]:
         info.name: "F32"
         if is_kept(info.name, info.shape)
         else choose(info.name, info.shape[-1], RECIPES[recipe], place)
-        for info, place in places(file, has_imatrix=False)
+        for info, place in tensor_contexts(file, has_imatrix=False)
     }
 
 

@@ -90,11 +90,12 @@ def attention(
     """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a
-    norm over each head of queries and keys (plain: without a weight), or over their whole rows.
-    rope: the file's own, another, or None for no rotation. scale: by default the file's
-    `attention.scale`, otherwise 1/sqrt(key_dim). slopes: ALiBi. norm_last, temper, relative, chunk,
-    spans: see `Builder.attend`. If the file has a gate for the result, it is applied under
-    gate_act, with a number for each float or for each head; likewise a norm of the result.
+    norm over each head of queries and keys (plain: without a weight; each: with a weight per head),
+    or over their whole rows. rope: the file's own, another, or None for no rotation. scale: by
+    default the file's `attention.scale`, otherwise 1/sqrt(key_dim). slopes: ALiBi. norm_last,
+    temper, relative, chunk, spans, most: see `Builder.attend`. If the file has a gate for the
+    result, it is applied under gate_act, with a number for each float or for each head; likewise a
+    norm of the result.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -193,9 +194,9 @@ def sections_of(b: Builder, *, mixed: bool) -> list[int]:
 
 
 def dense_reach(b: Builder, *, block: int = 1) -> int:
-    """The positions up to which sparse attention, whose indexer chooses the file's
-    `attention.indexer.top_k` keys of a row (or blocks of that many keys), is attention to all of
-    them (DeepSeek-AI 2025, DeepSeek-V3.2, section 2.1). The indexer has no part in it.
+    """The number of positions up to which sparse attention equals attention to all keys, because
+    its indexer chooses the file's `attention.indexer.top_k` keys of a row (or blocks of that many
+    keys; DeepSeek-AI 2025, DeepSeek-V3.2, section 2.1). The indexer itself is not evaluated.
     """
     keys = b.keys
     for name in ("head_count", "key_length"):
@@ -205,8 +206,8 @@ def dense_reach(b: Builder, *, block: int = 1) -> int:
 
 
 def latent_norm(b: Builder, layer: Layer, x: Value, name: str) -> Value:
-    """The norm of what queries, or keys and values, are unfolded from. Its epsilon is no key's: the
-    published code of DeepSeek V2 and of what is built alike leaves it at this.
+    """The norm of the latent from which queries, or keys and values, are unfolded. No key gives its
+    epsilon: the published code of DeepSeek V2 and of similar models leaves it at this value.
     """
     return b.norm(x, layer.name(name), eps=1e-6)
 
@@ -293,7 +294,9 @@ def gated_ffn(
 def limited(
     b: Builder, gate: Value, up: Value, *, act: str, limit: float, early: bool = False
 ) -> Value:
-    """act(gate) * up, the first below `limit` and the second within it; 0 for no limit."""
+    """act(gate) * up, the first below `limit` (early: gate itself, before act) and the second
+    within it; 0 for no limit.
+    """
     if not limit:
         return b.gate(gate, up, act=act)
     if early:
@@ -343,7 +346,7 @@ def _is_number(b: Builder, key: str) -> bool:
 
 
 def sparse_ffn(b: Builder, layer: Layer, x: Value, *, act: str = "silu", **routing: Any) -> Value:
-    """A dense network in the first `leading_dense_block_count` layers, under the limit of shared
+    """A dense network in the first `leading_dense_block_count` layers, with the limit of shared
     experts, and experts in the others.
     """
     if layer.index < b.keys.integer("leading_dense_block_count", default=0):
@@ -393,8 +396,8 @@ def expert_ffn(
 ) -> Value:
     """A feed-forward network of experts, `expert_used_count` of `expert_count` for each row, plus
     the file's shared experts. The parameters from `gating` on are those of `Builder.route`. width:
-    of an expert, 0 for the file's `expert_feed_forward_length`; limit, shared_limit: see `limited`;
-    scored: the rows used for the choice, None for x.
+    of an expert, 0 for the file's `expert_feed_forward_length`; limit, early, shared_limit: see
+    `limited`; scored: the rows used for the choice, None for x.
     """
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
     default = layer.integer("feed_forward_length", default=0)

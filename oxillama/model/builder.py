@@ -277,7 +277,7 @@ class Builder:
         """
         return self.op("features", start=start, count=count)
 
-    def embed_beside(self, name: str, *, scale: float = 1.0) -> Value:
+    def embed_extra(self, name: str, *, scale: float = 1.0) -> Value:
         """The token's row of an additional table (vocabulary, any width), times `scale`; row 0 if a
         batch brings an embedding row instead of a token.
         """
@@ -289,7 +289,7 @@ class Builder:
 
     def epsilon(self, kind: str = "rms") -> float:
         """The epsilon of the file for norms of this kind, or that of the other kind if it has only
-        that.
+        that. Some files give both for norms of one kind.
         """
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         key, other = (rms, layer) if kind == "rms" else (layer, rms)
@@ -310,8 +310,8 @@ class Builder:
     ) -> Value:
         """Normalise each of `heads` parts of a row ("rms", or "layer", which subtracts the mean),
         multiply by `name.weight` and add `name.bias` if there is one; without a weight if name is
-        None. A weight is for a part, or for the whole row: (heads, part) in the file, or one
-        vector.
+        None. Weight and bias are for a part, or for the whole row: (heads, part) in the file, or
+        one vector.
         """
         weight = bias = None
         if name is not None:
@@ -628,7 +628,8 @@ class Builder:
         of each head where rotation begins. norm_last: the norms come after it. temper: (rate, span,
         offset), the growth of queries with their position (see the op `rope_store`). chunk: rows
         see the keys from its last multiple on. spans: if attention is not causal, rows see only the
-        keys of their span in the batch.
+        keys of their span in the batch. most: the positions a sequence may have, if the model
+        attends differently beyond; 0 for any.
         """
         if self.causal is None:
             self.causal = self.keys.flag("attention.causal", default=True)
@@ -726,7 +727,7 @@ class Builder:
         """Attention whose layer stores one row k per token for all heads, of which the first
         `value` floats are the value: the absorbed form of multi-head latent attention (DeepSeek-AI
         2024, DeepSeek-V2, section 2.1). rope rotates the last floats of k and of each head of q;
-        the result has `value` floats per head. temper: see `attend`.
+        the result has `value` floats per head. temper, most: see `attend`.
         """
         shape = Heads(heads, 1, k.width, value)
         more: dict[str, Any] = {} if temper is None else {"temper": temper}

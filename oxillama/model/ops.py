@@ -424,7 +424,8 @@ class Attend(Op, name="attend"):
     causal False: a row sees all keys of its sequence, and a window extends as far ahead as back.
     relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and for larger
     distances the bias of the last one (Raffel et al. 2020, section 2.1). spans: a row sees only the
-    keys that the batch assigns to the same span.
+    keys that the batch assigns to the same span. most: the positions a batch may have, if the model
+    attends differently beyond; 0 for any.
     """
 
     state = True
@@ -537,7 +538,8 @@ class Route(Op, name="route"):
     close to the best (SparseMixer: Liu et al. 2024, GRIN, section 2.1). bias affects the choice,
     not the weights. With `groups`, experts come only from the `groups_used` best groups; the score
     of a group is that of its best expert, or the sum of its "two" best (DeepSeek-AI 2024,
-    DeepSeek-V3, section 2.1.2).
+    DeepSeek-V3, section 2.1.2). share: the ids are divided by this number, because so many experts
+    have one matrix in common.
     """
 
     @staticmethod

@@ -30,7 +30,9 @@ _SWITCH = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; an end by a signal is not a failure."""
+    """uvicorn's server. An end by a signal is not a failure, and while nothing happens it wakes up
+    once a second instead of ten times, because a wake-up takes a core from the engine.
+    """
 
     _loop: asyncio.AbstractEventLoop | None = None
     _exit: asyncio.Event | None = None  # set when the server is to end
@@ -38,7 +40,7 @@ class Server(uvicorn.Server):
 
     @property  # type: ignore[override]
     def should_exit(self) -> bool:
-        """Whether the server is to end; set from any thread, or in a signal's handler."""
+        """Whether the server must end; set from any thread, or in a signal handler."""
         return self._should_exit
 
     @should_exit.setter
@@ -49,7 +51,7 @@ class Server(uvicorn.Server):
                 self._loop.call_soon_threadsafe(self._exit.set)
 
     async def main_loop(self) -> None:
-        """Until the server is to end; the date of its answers is that of the last tick."""
+        """Run until the server must end; the date in its answers is that of the last tick."""
         self._loop, self._exit = asyncio.get_running_loop(), asyncio.Event()
         tick = 0
         while not await self.on_tick(tick):

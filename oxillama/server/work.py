@@ -123,7 +123,8 @@ class Job:
         self, readers: Sequence[Any] | None = None, *, texts: bool = False
     ) -> AsyncIterator[list[tuple[int, Any]]]:
         """(number of the completion, its next piece or event) as they arrive; the last of each is a
-        `Completion`. readers: make the events of each completion's pieces.
+        `Completion`. readers: make the events of each completion's pieces. texts: lists of texts
+        instead of pieces, which is cheaper.
         """
         bell, ring = self.state.waker.bell(), self.state.waker.ring
         requests = self.requests

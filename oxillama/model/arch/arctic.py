@@ -1,5 +1,5 @@
-"""Arctic (Snowflake 2024, "Snowflake Arctic Cookbook"): a dense model, and experts beside each
-layer that read what went into it.
+"""Arctic (Snowflake 2024, "Snowflake Arctic Cookbook"): a dense model with experts that read the
+input of each layer in parallel.
 """
 
 from oxillama.model.blocks import attention, expert_ffn, gated_ffn
@@ -12,8 +12,8 @@ def arctic(b: Builder) -> Value:
     x = b.embed()
     for layer in b.layers():
         y = layer.norm(x, "ffn_norm_exps")
-        beside = expert_ffn(b, layer, y, act="silu")
+        routed = expert_ffn(b, layer, y, act="silu")
         x = x + attention(b, layer, layer.norm(x, "attn_norm"), style="norm")
         y = layer.norm(x, "ffn_norm")
-        x = x + gated_ffn(b, layer, y, act="silu", width=b.hidden) + beside
+        x = x + gated_ffn(b, layer, y, act="silu", width=b.hidden) + routed
     return b.logits(x)

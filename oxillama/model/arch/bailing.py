@@ -12,7 +12,7 @@ from oxillama.model.rope import Rope
 
 @architecture("bailingmoe")
 def bailingmoe(b: Builder) -> Value:
-    """A softmax over all experts, shared ones beside them."""
+    """A softmax over all experts, and shared experts."""
     return sparse_decoder(b, style="norm", **routing_of(b))
 
 

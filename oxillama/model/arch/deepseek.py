@@ -1,5 +1,5 @@
-"""DeepSeek V2 (DeepSeek-AI 2024) and V3: multi-head latent attention in its absorbed form, and
-experts beside shared ones; DeepSeekMoE before them.
+"""DeepSeek V2 (DeepSeek-AI 2024) and V3: multi-head latent attention in its absorbed form, routed
+and shared experts; and the earlier DeepSeekMoE.
 """
 
 import dataclasses

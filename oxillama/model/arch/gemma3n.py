@@ -1,6 +1,6 @@
 """Gemma 3n (Google 2025, published code, modeling_gemma3n.py): four streams of which one runs
-through the layers (AltUp, Baykal et al. 2023), a low-rank branch beside attention (LAuReL, Menghani
-et al. 2024), a vector for each token and layer, and sparse gates.
+through the layers (AltUp, Baykal et al. 2023), a low-rank branch parallel to attention (LAuReL,
+Menghani et al. 2024), a vector for each token and layer, and sparse gates.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.errors import ModelError
-from oxillama.model.arch.gemma4 import beside_branch, layer_inputs
+from oxillama.model.arch.gemma4 import per_layer_branch, layer_inputs
 from oxillama.model.blocks import heads_of, is_windowed, rope_dims
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
@@ -28,8 +28,8 @@ def gemma3n(b: Builder) -> Value:
     )
     stored: dict[bool, int] = {}
     x = b.embed(scale=math.sqrt(b.hidden))
-    beside = layer_inputs(b, x)
-    if beside is None:
+    inputs = layer_inputs(b, x)
+    if inputs is None:
         raise ModelError(f"{b.arch}.embedding_length_per_layer_input: found 0, wanted 1 or more")
     h = [x, *_as_large(b, x, "altup_proj", [x] * (streams - 1))]
     for layer in b.layers():
@@ -47,7 +47,7 @@ def gemma3n(b: Builder) -> Value:
         y = y + layer.norm(_feed_forward(b, layer, layer.norm(y, "ffn_norm")), "post_ffw_norm")
         h = _corrected(b, layer, made, y, active)
         first = h[active] * layer.vector("altup_correct_scale.weight", b.hidden)
-        first = beside_branch(b, layer, first, beside)
+        first = per_layer_branch(b, layer, first, inputs)
         h = [h[0], *(stream + first for stream in h[1:])]
     x = h[0]
     for other in _as_large(b, h[0], "altup_unembd_proj", h[1:]):
@@ -81,7 +81,9 @@ def _predicted(b: Builder, layer: Layer, h: Sequence[Value], active: int) -> lis
 def _corrected(
     b: Builder, layer: Layer, made: Sequence[Value], y: Value, active: int
 ) -> list[Value]:
-    """Each stream plus a share of what the layer's result y is beside its prediction."""
+    """Each stream plus a share of the difference between the layer's result y and its
+    prediction.
+    """
     n = len(made)
     share = layer.linear(_modes(b, layer, y, n), "altup_correct_coef", n)
     share = share + np.ones(n, np.float32)

@@ -1,6 +1,6 @@
 """Gemma 4 (Google 2026, published code, modeling_gemma4.py): Gemma 3 with heads of two sizes, a
-vector for each token and layer beside the embedding, and experts beside the feed-forward network
-where the file has them.
+vector for each token and layer in addition to the embedding, and, if the file has them, experts
+parallel to the feed-forward network.
 """
 
 import math
@@ -18,7 +18,7 @@ def gemma4(b: Builder) -> Value:
     own = b.n_layers - shared
     stored: dict[bool, int] = {}
     x = b.embed(scale=math.sqrt(b.hidden))
-    beside = layer_inputs(b, x)
+    inputs = layer_inputs(b, x)
     for layer in b.layers():
         y = layer.norm(x, "attn_norm")
         source = stored.get(near[layer.index]) if layer.index >= own else None
@@ -27,8 +27,8 @@ def gemma4(b: Builder) -> Value:
             stored[near[layer.index]] = len(b.pages) - 1
         x = x + layer.norm(y, "post_attention_norm")
         x = x + layer.norm(_feed_forward(b, layer, x), "post_ffw_norm")
-        if beside is not None:
-            x = x + beside_branch(b, layer, x, beside)
+        if inputs is not None:
+            x = x + per_layer_branch(b, layer, x, inputs)
         if layer.has("layer_output_scale.weight"):
             x = x * float(layer.vector("layer_output_scale.weight", 1)[0])
     return b.logits(x, softcap=b.keys.number("final_logit_softcapping", default=0.0, minimum=0.0))
@@ -42,16 +42,16 @@ def layer_inputs(b: Builder, x: Value) -> Value | None:
     if not width:
         return None
     total = width * b.n_layers
-    stored = b.embed_beside("per_layer_token_embd.weight", scale=math.sqrt(width))
+    stored = b.embed_extra("per_layer_token_embd.weight", scale=math.sqrt(width))
     made = b.linear(x, "per_layer_model_proj", total) * b.hidden**-0.5
     made = b.norm(made, "per_layer_proj_norm", heads=b.n_layers)
     return (made + stored) * 0.5**0.5
 
 
-def beside_branch(b: Builder, layer: Layer, x: Value, beside: Value) -> Value:
+def per_layer_branch(b: Builder, layer: Layer, x: Value, inputs: Value) -> Value:
     """A row gates its layer's vector, which a norm brings back to the row."""
-    width = beside.width // b.n_layers
-    own = beside.columns(layer.index * width, (layer.index + 1) * width)
+    width = inputs.width // b.n_layers
+    own = inputs.columns(layer.index * width, (layer.index + 1) * width)
     y = b.gate(layer.linear(x, "inp_gate", width), own, act="gelu_tanh")
     return layer.norm(layer.linear(y, "proj", b.hidden), "post_norm")
 

@@ -1,5 +1,5 @@
 """GLM 4.5 and 4.6 (Zhipu AI 2025, "GLM-4.5", section 2.1): partial rotation, experts chosen as in
-DeepSeek V3, a shared one beside them.
+DeepSeek V3, and a shared expert.
 """
 
 from oxillama.model.blocks import routing_of, sections_of, sparse_decoder

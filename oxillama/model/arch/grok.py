@@ -8,7 +8,7 @@ from oxillama.model.builder import Builder, Value, architecture
 
 @architecture("grok")
 def grok(b: Builder) -> Value:
-    """Grok 2 has a dense network beside the experts. The scales of a file that says none are those
+    """Grok 2 has a dense network parallel to the experts. If a file gives no scales, they are those
     of Grok 1. As elsewhere for these files, the router's scores have no cap, its weights sum to 1,
     and queries do not grow with their position.
     """

@@ -1,5 +1,5 @@
 """GroveMoE (Wu et al. 2025, "Grove MoE", section 3; published code, modeling_grove_moe.py): Qwen 3
-with experts, and a small expert beside each group of them, for what its members read.
+with experts, and a small expert for each group of them, which reads the rows of its members.
 """
 
 from oxillama.model.blocks import attention, expert_ffn, routed

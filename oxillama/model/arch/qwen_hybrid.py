@@ -25,7 +25,9 @@ _EPSILON = 1e-6  # of the norms of queries and keys of the delta rule, in the pu
 
 @architecture("qwen3next")
 def qwen3next(b: Builder) -> Value:
-    """Decays and strengths lie in one matrix, value heads beside the key head that they share."""
+    """Decays and strengths are in one matrix, with value heads next to the key head that they
+    share.
+    """
     routing = routing_of(b, normalise=True)
     return _hybrid(b, sparse_ffn, tiled=False, sections=None, **routing)
 
