@@ -255,7 +255,7 @@ class Loaded:
         if session is not None:
             core.check_session(session)
         if prompt is None and session is None:
-            session = self.last("generate(None): there is no session to go on with")
+            session = self.last("generate(None): there is no session to continue")
         ids = (
             None
             if prompt is None

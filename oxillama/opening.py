@@ -110,7 +110,7 @@ def vision_for(config: EngineConfig, model: Model) -> Vision | None:
     path = Path(config.mmproj)
     folder = None if config.image_folder is None else Path(config.image_folder)
     if folder is not None and not folder.is_dir():
-        raise ConfigError(f"image_folder: found {str(folder)!r}, which is no folder")
+        raise ConfigError(f"image_folder: found {str(folder)!r}, which is not a folder")
     program, known = model.program, model.config
     if not known.causal:
         raise ModelError(

@@ -420,7 +420,7 @@ def test_errors_carry_what_they_are_about(engine):
     for thing in (engine, engine.session(), engine.submit("Once", max_tokens=1)):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(thing)
-    with pytest.raises(TimeoutError, match="it goes on, `cancel..` ends it"):
+    with pytest.raises(TimeoutError, match="it continues; `cancel..` ends it"):
         request = engine.submit("Once", ignore_eos=True)
         request.result(timeout=0)
     assert pickle.loads(pickle.dumps(request.result())) == request.result()

@@ -64,7 +64,7 @@ def answered(call, seconds=20.0):
         ("context_shift", 1, "context_shift: found 1"),
         ("prompt_logprobs", 10**9, "prompt_logprobs: found 1000000000"),
         ("session", 5, "session: found int, wanted a Session"),
-        ("colour", 1, "colour: is no option of generate"),
+        ("colour", 1, "colour: is not an option of generate"),
     ),
 )
 def test_an_option_that_cannot_be_honoured_is_named(engine, name, value, told):

@@ -103,7 +103,7 @@ def test_an_iterator_of_options_counts(engine):
 
 
 def test_an_option_that_is_none_is_named(engine):
-    with pytest.raises(ConfigError, match="^max_toknes: is no option"):
+    with pytest.raises(ConfigError, match="^max_toknes: is not an option"):
         engine.chat(TALK, max_toknes=4)
 
 

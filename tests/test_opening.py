@@ -23,7 +23,7 @@ def data():
             "tokenizer_json: found together with tokenizer_path '/nowhere.json'",
         ),
         (dict(tokenizer_json={}), "tokenizer_json: found dict"),
-        (dict(threads=1), "threads: is no argument of load_model_from_bytes"),
+        (dict(threads=1), "threads: is not an argument of load_model_from_bytes"),
     ],
 )
 def test_bytes_beside_a_path_are_refused(data, options, message):

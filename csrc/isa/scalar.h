@@ -1,4 +1,4 @@
-/* The vocabulary in plain C: the law the other instruction sets must equal bit for bit. See docs/kernels.md for the words. */
+/* The vocabulary in plain C: the reference that every other instruction set must equal bit for bit. See docs/kernels.md for the words. */
 #ifndef OX_ISA_SCALAR_H
 #define OX_ISA_SCALAR_H
 #include "isa/flush.h"

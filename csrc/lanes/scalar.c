@@ -1,4 +1,4 @@
-/* The lanes in plain C: slow, and the law. What is inlined is left to the compiler: no register holds 16 numbers, and with every word inlined
+/* The lanes in plain C: slow, and the reference for the others. What is inlined is left to the compiler: no register holds 16 numbers, and with every word inlined
  * at every use this was the longest file of the build, of eighteen times the code, and slower. */
 #define OX_INLINE static inline
 #include "isa/scalar.h"

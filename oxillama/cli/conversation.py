@@ -36,7 +36,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 def add_commands(commands: Any) -> None:
     """Add `chat`."""
-    chat = commands.add_parser("chat", help="talk with a model through its own chat template")
+    chat = commands.add_parser("chat", help="chat with a model through its own chat template")
     add_model(chat, sidecar="auto")
     add_prompt(chat, "the first message; further ones come from standard input")
     images.add_images(chat)
@@ -201,7 +201,7 @@ class Conversation:
             del self.messages[before:]
             self.calls = waiting
             note(f"oxillama: {error}")
-            note("[the message is forgotten; the conversation goes on]")
+            note("[the message is dropped; the conversation continues]")
 
     def _reply(self, said: list[str]) -> None:
         options = dict(self.options)
@@ -296,7 +296,7 @@ class Commands:
         if found is None:
             close = closest(name, self.known)
             note(
-                f"[/{name} is no command"
+                f"[/{name} is not a command"
                 + (f"; did you mean /{close}?" if close else "; /help lists them.")
                 + " A message that begins with a slash is written with two]"
             )
@@ -309,7 +309,7 @@ class Commands:
     def help(self, _: str) -> None:
         for name, (_function, text) in self.known.items():
             note(f"  /{name:<7} {text}")
-        note("  A line that ends in \\ goes on in the next one;")
+        note("  A line that ends in \\ continues on the next one;")
         note('  """ begins and ends a message of several lines. Ctrl-C stops a reply.')
 
     def save(self, rest: str) -> None:

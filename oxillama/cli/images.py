@@ -1,6 +1,4 @@
-"""Images on the command line: `--mmproj` and `--image` of commands that run a model, `/image` of a
-talk.
-"""
+"""Image files as parts of prompts: the options of `run` and `chat`, and messages with images."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class InputReader:
         whole = _SURROGATES.sub(_REPLACED, line)
         if whole != line and not self._said:
             self._said = True
-            self._note(f"[bytes that are no UTF-8 are read as {_REPLACED}]")
+            self._note(f"[bytes that are not UTF-8 are read as {_REPLACED}]")
         return whole
 
 

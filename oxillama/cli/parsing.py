@@ -64,7 +64,7 @@ def _unknown(argument: str, options: Iterable[str]) -> str:
     if not name.startswith("-") or _NUMBER.match(name):
         return f"found the argument {argument!r} too many"
     close = closest(name, options)
-    return f"{name}: is no option" + (f"; did you mean {close}?" if close else "")
+    return f"{name}: is not an option" + (f"; did you mean {close}?" if close else "")
 
 
 def number(kind: type = float) -> Callable[[str], Any]:

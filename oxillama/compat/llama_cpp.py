@@ -833,7 +833,9 @@ def _check_more(more: Mapping[str, Any]) -> None:
             _refuse(name, value, refused[name])
         elif name not in _HINTS:
             known = (*refused, *_HINTS)
-            raise ConfigError(f"{name}: is no argument of Llama, wanted one of {', '.join(known)}")
+            raise ConfigError(
+                f"{name}: is not an argument of Llama, wanted one of {', '.join(known)}"
+            )
 
 
 def _refuse(name: str, value: Any, only: Any) -> None:

@@ -99,7 +99,7 @@ class ModelFolder:
                 raise ConvertError(f"{path}: missing, {INDEX} names it")
             for name, tensor in read_safetensors(path).items():
                 if name in found:
-                    raise ConvertError(f"{path}: {name} stands in another file too")
+                    raise ConvertError(f"{path}: {name} is in another file too")
                 found[name] = tensor
         return found
 

@@ -82,7 +82,7 @@ def _object(path: Path, text: bytes) -> dict:
     try:
         header = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise ConvertError(f"{path}: its header is no JSON: {error}") from None
+        raise ConvertError(f"{path}: its header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise ConvertError(f"{path}: header: found {type(header).__name__}, wanted an object")
     return header

@@ -497,7 +497,8 @@ def _special(
             if text is not None:
                 if text not in ids:
                     raise ConvertError(
-                        f"{folder.path}/tokenizer_config.json: {name}_token: {text!r} is no token"
+                        f"{folder.path}/tokenizer_config.json: {name}_token: {text!r} is not "
+                        "a token"
                     )
                 found[_SPECIAL[name]] = ids[text]
     for name, key in _SPECIAL.items():

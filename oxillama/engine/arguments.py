@@ -63,8 +63,8 @@ def unknown(name: str, known: Iterable[str], *, place: str) -> ConfigError:
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
-        return ConfigError(f"{name}: is no {place}; did you mean {close[0]}?")
-    return ConfigError(f"{name}: is no {place}, wanted one of {', '.join(names)}")
+        return ConfigError(f"{name}: is not {place}; did you mean {close[0]}?")
+    return ConfigError(f"{name}: is not {place}, wanted one of {', '.join(names)}")
 
 
 def whole(name: str, value: Any, least: int) -> int:
@@ -107,6 +107,6 @@ def separated(prompt: Any) -> tuple[Any, bool]:
     if any(each is None for each in items):
         raise ConfigError(
             f"prompt: found None in a list of {len(items)}, wanted texts or token ids (None alone "
-            "goes on with the last session)"
+            "continues the last session)"
         )
     return items, True

@@ -213,7 +213,7 @@ class EngineConfig:
         own, known = renamed(as_there, CONFIG_NAMES), {field.name for field in fields(cls)}
         for name in own:
             if name not in known:
-                raise unknown(name, known | set(CONFIG_NAMES), place=f"argument of {function}")
+                raise unknown(name, known | set(CONFIG_NAMES), place=f"an argument of {function}")
         return cls(**own)
 
     def to_dict(self) -> dict[str, Any]:

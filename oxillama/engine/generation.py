@@ -247,7 +247,7 @@ class Options:
         fields_given = {name: own.pop(name) for name in list(own) if name in SAMPLING_FIELDS}
         for name in own:
             if name not in known:
-                raise unknown(name, known | SAMPLING_FIELDS, place="option of generate")
+                raise unknown(name, known | SAMPLING_FIELDS, place="an option of generate")
         if isinstance(fields_given.get("top_k"), (int, np.integer)) and fields_given["top_k"] == -1:
             fields_given["top_k"] = 0  # off, as in vLLM
         if fields_given:
@@ -308,7 +308,7 @@ def _checked_sampling(given: Any, sampler: SamplerConfig | None) -> None:
         )
     for name in given:
         if name not in SAMPLING_FIELDS:
-            raise unknown(name, SAMPLING_FIELDS, place="field of a sampler")
+            raise unknown(name, SAMPLING_FIELDS, place="a field of a sampler")
     if given and sampler is not None:
         raise ConfigError(f"{next(iter(given))}: found together with sampler, wanted one of them")
     if given:

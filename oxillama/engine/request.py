@@ -297,7 +297,7 @@ class Request:
             None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
         ):
             raise TimeoutError(
-                f"request: not finished within {timeout} s; it goes on, `cancel()` ends it"
+                f"request: not finished within {timeout} s; it continues; `cancel()` ends it"
             )
         return self._outcome()
 

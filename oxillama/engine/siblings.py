@@ -136,7 +136,7 @@ def make_siblings(
     if session is not None or prompt is None:
         raise ConfigError(
             f"n, best_of: found {count} completions of a session, wanted a prompt; `Session.fork` "
-            "gives sessions to go on with"
+            "gives sessions to continue"
         )
     keep_logprobs = options.logprobs is not None
     single = replace(

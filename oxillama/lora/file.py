@@ -117,7 +117,7 @@ def _read(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for name, info in reader.tensors.items():
         if not name.endswith(_SUFFIXES):
-            raise LoraError(f"{label}: {name}: found a tensor that is no lora_a or lora_b")
+            raise LoraError(f"{label}: {name}: found a tensor that is not a lora_a or lora_b")
         shape = tuple(info.shape)
         if len(shape) not in (2, 3) or 0 in shape:
             raise LoraError(f"{label}: {name}: found shape {shape}, wanted 2 or 3 dimensions")

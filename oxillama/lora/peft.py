@@ -152,7 +152,7 @@ def _config(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise LoraError(f"{path}: {error.strerror}, wanted a PEFT adapter folder") from error
     except (ValueError, RecursionError) as error:
-        raise LoraError(f"{path}: is no JSON: {error}") from None
+        raise LoraError(f"{path}: is not JSON: {error}") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else config
         raise LoraError(f"{path}: peft_type: found {kind!r:.80}, wanted 'LORA'")
@@ -173,7 +173,7 @@ def _modules(
     for name, tensor in stored.items():
         match = _NAME.match(name.removeprefix(_PREFIX))
         if match is None or not name.startswith(_PREFIX):
-            raise LoraError(f"{label}: {name}: found a tensor that is no factor of a module")
+            raise LoraError(f"{label}: {name}: found a tensor that is not a factor of a module")
         if tensor.dtype not in ("F64", "F32", "F16", "BF16") or tensor.data.ndim != 2:
             raise LoraError(
                 f"{label}: {name}: found {tensor.dtype} {tensor.data.shape}, wanted floats of 2 "

@@ -116,7 +116,7 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
         try:
             name = take(length, f"name of entry {index}").decode()
         except UnicodeDecodeError:
-            raise QuantError(f"{label}: entry {index}: its name is no UTF-8") from None
+            raise QuantError(f"{label}: entry {index}: its name is not UTF-8") from None
         calls, count = integer(f"calls of {name}"), integer(f"value count of {name}")
         if count < 1 or calls < 0 or name in found:
             raise QuantError(

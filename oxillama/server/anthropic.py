@@ -307,10 +307,10 @@ def _budget(body: Mapping[str, Any]) -> int | None:
 
 
 def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
-    talk = model.chat()
+    builder = model.chat()
     given = dict(body.get("chat_template_kwargs") or {})
     for name in given:
-        if not talk.knows(name):
+        if not builder.knows(name):
             raise unsupported(
                 f"chat_template_kwargs.{name}", "the model's chat template reads no such variable"
             )
@@ -318,10 +318,10 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     if thinking is None:
         return given
     kind = thinking["type"]
-    if talk.thinking:
+    if builder.thinking:
         if kind != "adaptive":
-            given[talk.thinking] = kind == "enabled"
-    elif kind == "enabled" or (kind == "disabled" and talk.planner.reasoning is not None):
+            given[builder.thinking] = kind == "enabled"
+    elif kind == "enabled" or (kind == "disabled" and builder.planner.reasoning is not None):
         raise unsupported("thinking.type", "the model's chat template has no such setting")
     return given
 

@@ -89,12 +89,12 @@ class App:
                 await response(scope, receive, counted)
             except asyncio.CancelledError:
                 # the time that the end of the server leaves to what runs is over
-                call.facts["cut"] = True
+                call.log_fields["cut"] = True
                 if not status[0]:
                     await self._error(call, shutting_down())(scope, receive, counted)
             except ClientGone as gone:
                 self.state.disconnects += 1
-                call.facts["disconnected"] = True
+                call.log_fields["disconnected"] = True
                 if not status[0]:
                     status[0] = 499
                     if gone.half:
@@ -106,7 +106,7 @@ class App:
                         )
                         await self._error(call, error)(scope, receive, counted)
             finally:
-                facts = {
+                fields = {
                     "id": call.id,
                     "method": method,
                     "path": path,
@@ -115,13 +115,13 @@ class App:
                     "ms": round((time.perf_counter() - call.received) * 1e3, 2),
                     **({"head_ms": round((began[0] - call.received) * 1e3, 2)} if began[0] else {}),
                     **({"key": call.key} if call.key else {}),
-                    **call.facts,
+                    **call.log_fields,
                 }
                 if self.state.log.prompts and call.body:
-                    facts["body"] = call.body
+                    fields["body"] = call.body
                 self.state.requests_total[route.path if route else "", str(status[0])] += 1
-                annotate(current, facts)
-                self.state.log.request(**facts)
+                annotate(current, fields)
+                self.state.log.request(**fields)
 
     async def _answer(
         self, call: Call, route: Route | None, methods: dict[str, Route], method: str
@@ -144,7 +144,7 @@ class App:
         except Exception as error:
             wrong = from_engine(error)
             if wrong.status >= 500:
-                call.facts["error"] = wrong.message
+                call.log_fields["error"] = wrong.message
                 if not isinstance(error, ApiError):
                     import traceback
 
@@ -366,7 +366,7 @@ def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
         allow = ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
         return ApiError(
             405,
-            f"{method[:20]}: is no method of this path, wanted one of {allow}",
+            f"{method[:20]}: is not a method of this path, wanted one of {allow}",
             code="method_not_allowed",
             headers={"Allow": allow},
         )

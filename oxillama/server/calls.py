@@ -40,12 +40,12 @@ class ClientGone(Exception):
 
 
 class Call:
-    """One request. `facts` are the fields of its log line, `size` the bytes of its body."""
+    """One request. `log_fields` are the fields of its log line, `size` the bytes of its body."""
 
     __slots__ = (
         "body",
         "dialect",
-        "facts",
+        "log_fields",
         "id",
         "key",
         "params",
@@ -62,7 +62,7 @@ class Call:
         self.params = params
         self.body: dict[str, Any] = {}
         self.size = 0
-        self.facts: dict[str, Any] = {}
+        self.log_fields: dict[str, Any] = {}
         self.key = ""  # of the client, hashed
         self.received = time.perf_counter()
 

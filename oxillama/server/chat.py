@@ -195,7 +195,7 @@ class ChatRequest:
 
 def prepare(model: Model, asked: ChatRequest) -> Turn:
     """The turn, planned; off the event loop."""
-    talk = model.chat()
+    builder = model.chat()
     texts = [text_of(each.get("content")) for each in asked.messages]
     size = sum(map(len, texts))
     if size and not asked.options.get("truncate_prompt"):
@@ -208,20 +208,20 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
     messages, images = split_images(asked.messages)
 
     def render(messages: Sequence[Any]) -> TemplateText:
-        return talk.render(
+        return builder.render(
             messages, tools=asked.tools, variables=asked.variables, prefill=asked.prefill
         )
 
     prompt: list[int] | None = None
     if not images:
         rendered = render(messages)
-    elif talk.images is None:
+    elif builder.images is None:
         raise no_images(images[0].name)
     else:
-        rendered, places = talk.images.render(messages, images, render)
-        prompt = talk.images.prompt(rendered, places, images)
+        rendered, places = builder.images.render(messages, images, render)
+        prompt = builder.images.prompt(rendered, places, images)
     try:
-        turn = talk.turn(
+        turn = builder.turn(
             rendered,
             tools=tools,
             tool_choice=choice,
@@ -233,7 +233,7 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
     except Exception as error:
         raise _of_plan(error, asked) from error
     if asked.budget is not None:
-        budget.hold(turn, talk.bridge, asked.budget)
+        budget.hold(turn, builder.bridge, asked.budget)
     return turn
 
 
@@ -440,20 +440,20 @@ def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     """The template's variables in addition to the messages; a variable that it does not read is
     refused.
     """
-    talk = model.chat()
+    builder = model.chat()
     given = dict(body.get("chat_template_kwargs") or {})
     for name in given:
-        if not talk.knows(name):
+        if not builder.knows(name):
             raise unsupported(
                 f"chat_template_kwargs.{name}", "the model's chat template reads no such variable"
             )
     effort = body.get("reasoning_effort")
     if effort is not None:
-        if talk.knows("reasoning_effort") and effort != "none":
+        if builder.knows("reasoning_effort") and effort != "none":
             given["reasoning_effort"] = effort
-        elif talk.thinking:
-            given[talk.thinking] = effort != "none"
-        elif effort != "none" or talk.planner.reasoning is not None:
+        elif builder.thinking:
+            given[builder.thinking] = effort != "none"
+        elif effort != "none" or builder.planner.reasoning is not None:
             raise unsupported("reasoning_effort", "the model's chat template has no such setting")
     return given
 

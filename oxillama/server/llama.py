@@ -197,7 +197,7 @@ async def props(call: Call) -> Response:
                 "total_slots": model.slots,
                 "model_path": str(engine.model_files[0]),
                 "model_alias": model.name,
-                "chat_template": model.talk.source if model.talk else "",
+                "chat_template": model.builder.source if model.builder else "",
                 "bos_token": special.get("bos_token", ""),
                 "eos_token": special.get("eos_token", ""),
                 "modalities": {"vision": False, "audio": False},

@@ -36,11 +36,11 @@ class Log:
         self._stream, self.prompts, self.requests = stream, prompts, requests
         self._lock = threading.Lock()
 
-    def event(self, name: str, **facts: Any) -> None:
+    def event(self, name: str, **fields: Any) -> None:
         """One line."""
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e3):03d}Z"
-        line = json.dumps({"time": stamp, "event": name, **facts}, default=str)
+        line = json.dumps({"time": stamp, "event": name, **fields}, default=str)
         try:
             with self._lock:
                 stream = self._stream or sys.stderr
@@ -49,10 +49,10 @@ class Log:
         except (OSError, ValueError):
             pass
 
-    def request(self, **facts: Any) -> None:
+    def request(self, **fields: Any) -> None:
         """The line of one request."""
         if self.requests:
-            self.event("request", **facts)
+            self.event("request", **fields)
 
 
 @contextmanager
@@ -65,9 +65,9 @@ def span(name: str) -> Iterator[Any]:
         yield current
 
 
-def annotate(current: Any, facts: dict[str, Any]) -> None:
+def annotate(current: Any, fields: dict[str, Any]) -> None:
     """Put what the log says of a request on its span."""
     if current is not None and current.is_recording():
-        for name, value in facts.items():
+        for name, value in fields.items():
             if isinstance(value, (str, int, float, bool)):
                 current.set_attribute(_SPAN_NAMES.get(name, f"oxillama.{name}"), value)

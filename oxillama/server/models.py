@@ -48,8 +48,8 @@ class Model:
         self.slots = engine.engine_config.scheduling().max_sequences  # sequences that run at once
         self.adapters = Adapters(engine)
         self.loaded_at = time.time()
-        self.metadata: dict[str, Any] = _facts(engine)
-        self.bridge = self.words = self.talk = None
+        self.metadata: dict[str, Any] = _metadata(engine)
+        self.bridge = self.words = self.builder = None
         self._most_bytes = 0
         try:
             self.bridge = engine.tokenizer
@@ -58,7 +58,7 @@ class Model:
         self.words = Vocabulary(self.bridge, engine.config.vocab_size)
         source = chat_template or self.metadata.get("tokenizer.chat_template")
         if isinstance(source, str):
-            self.talk = PromptBuilder(source, self.words, engine.opened.images)
+            self.builder = PromptBuilder(source, self.words, engine.opened.images)
         if self.bridge.vocabulary.model == "gpt2":
             self._most_bytes = max(len(each.encode()) for each in self.bridge.vocabulary.tokens)
 
@@ -70,8 +70,8 @@ class Model:
         return bool(limit) and len(text) > limit
 
     def chat(self) -> PromptBuilder:
-        """How to talk to it; a 400 for a file without a chat template."""
-        if self.talk is None:
+        """Makes prompts from messages; a 400 for a file without a chat template."""
+        if self.builder is None:
             raise ApiError(
                 400,
                 f"model {self.name}: its file has no chat template, wanted /v1/completions or a "
@@ -79,7 +79,7 @@ class Model:
                 param="model",
                 code="no_chat_template",
             )
-        return self.talk
+        return self.builder
 
     def vocabulary(self) -> Any:
         """Its tokenizer; a 400 for a file without one."""
@@ -93,7 +93,7 @@ class Model:
         return self.bridge
 
 
-def _facts(engine: oxillama.InferenceEngine) -> dict[str, Any]:
+def _metadata(engine: oxillama.InferenceEngine) -> dict[str, Any]:
     """The few keys of the model's file that answers name."""
     wanted = (
         "tokenizer.chat_template",

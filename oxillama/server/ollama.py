@@ -208,13 +208,13 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     think = body.get("think")
     if think is None:
         return {}
-    talk = model.chat()
+    builder = model.chat()
     if isinstance(think, str):
-        if talk.knows("reasoning_effort"):
+        if builder.knows("reasoning_effort"):
             return {"reasoning_effort": think}
-    elif talk.thinking:
-        return {talk.thinking: think}
-    elif not think and talk.planner.reasoning is None:
+    elif builder.thinking:
+        return {builder.thinking: think}
+    elif not think and builder.planner.reasoning is None:
         return {}
     raise unsupported("think", "the model's chat template has no such setting")
 
@@ -467,11 +467,11 @@ async def generate(call: Call) -> Response:
     body, began = call.body, time.perf_counter_ns()
     async with call.state.models.use(body.get("model")) as model:
         loaded = time.perf_counter_ns()
-        if body.get("images") and (body.get("raw") or body.get("suffix") or model.talk is None):
+        if body.get("images") and (body.get("raw") or body.get("suffix") or model.builder is None):
             raise unsupported("images", "are of use with the chat template alone, not with raw")
         if not body.get("prompt") and not body.get("suffix"):
             return await _only_load(call, model, body, {"response": ""})
-        raw = body.get("raw") or body.get("suffix") or model.talk is None
+        raw = body.get("raw") or body.get("suffix") or model.builder is None
         if raw and body.get("system"):
             raise unsupported("system", "is of use with the chat template alone, not with raw")
         if body.get("context") and not raw:
@@ -589,15 +589,15 @@ def _entry(call: Call, name: str, path: Any) -> dict[str, Any] | None:
 
 def _details(call: Call, name: str) -> dict[str, Any]:
     loaded = next((each for each in call.state.models.loaded() if each.name == name), None)
-    facts = loaded.metadata if loaded else {}
+    metadata = loaded.metadata if loaded else {}
     family = loaded.engine.config.architecture if loaded else ""
     return {
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": str(facts.get("general.size_label", "")),
-        "quantization_level": str(facts.get("general.file_type", "")),
+        "parameter_size": str(metadata.get("general.size_label", "")),
+        "quantization_level": str(metadata.get("general.file_type", "")),
     }
 
 
@@ -636,15 +636,15 @@ async def show(call: Call) -> Response:
     async with call.state.models.use(name) as model:
         engine, config = model.engine, model.engine.config
         capabilities = ["completion", "embedding"]
-        if model.talk is not None:
+        if model.builder is not None:
             capabilities.append("tools")
-            if model.talk.planner.reasoning is not None:
+            if model.builder.planner.reasoning is not None:
                 capabilities.append("thinking")
         return json_response(
             {
                 "modelfile": f"FROM {engine.model_files[0]}",
                 "parameters": "",
-                "template": model.talk.source if model.talk else "",
+                "template": model.builder.source if model.builder else "",
                 "details": _details(call, model.name),
                 "model_info": {
                     "general.architecture": config.architecture,

@@ -25,7 +25,7 @@ _REFUSALS = {
     "431": "The head is too large.",
     "500": "An error of the server.",
     "503": "The engine is not ready, or has failed.",
-    "507": "There is no room to save in.",
+    "507": "There is no space to save the session.",
 }
 _ERRORS = {
     "openai": {

@@ -77,9 +77,9 @@ class PromptBuilder:
     def _takes_system(self) -> bool:
         """Whether the template takes a system message; tried once."""
         if self._system is None:
-            talk = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+            messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
             try:
-                self._write(talk, tools=None, add_generation_prompt=True)
+                self._write(messages, tools=None, add_generation_prompt=True)
                 self._system = True
             except TemplateError:
                 self._system = False

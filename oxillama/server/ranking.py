@@ -32,7 +32,7 @@ async def scores(
         except ConfigError as error:
             raise ApiError(
                 400,
-                f"model {model.name}: is no reranker: {error}",
+                f"model {model.name}: is not a reranker: {error}",
                 param="model",
                 code="reranking_not_supported",
             ) from None

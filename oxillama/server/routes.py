@@ -51,7 +51,7 @@ async def _openapi(call: Call) -> Response:
 
 ROUTES: tuple[Route, ...] = (
     # the page and the document
-    _get("/", page, "The page to talk to the model.", media="text/html"),
+    _get("/", page, "The chat page.", media="text/html"),
     _get("/static/{file}", page, "A file of the page.", media="text/html", hidden=True),
     _get("/openapi.json", _openapi, "This document."),
     # OpenAI

@@ -44,7 +44,7 @@ async def create(call: Call) -> Response:
         def make() -> dict[str, Any]:
             named = sessions.get(name, model, create=True)
             named.messages = call.body.get("messages")
-            return named.facts()
+            return named.info()
 
         return json_response(await call.offload(make))
 
@@ -70,7 +70,7 @@ async def restore(call: Call) -> Response:
     wanted = call.body.get("model") or await call.offload(sessions.model_of, name)
     async with call.state.models.use(wanted) as model:
         named = await call.offload(sessions.restore, name, model)
-        return json_response(named.facts())
+        return json_response(named.info())
 
 
 async def fork(call: Call) -> Response:
@@ -81,4 +81,4 @@ async def fork(call: Call) -> Response:
         raise missing(name)
     async with call.state.models.use(wanted) as model:
         made = await call.offload(sessions.fork, name, call.body["to"], model)
-        return json_response(made.facts())
+        return json_response(made.info())

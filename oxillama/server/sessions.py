@@ -43,7 +43,7 @@ class NamedSession:
         self.messages = messages
         self.changed = True
 
-    def facts(self) -> dict[str, Any]:
+    def info(self) -> dict[str, Any]:
         """Its description in an answer."""
         return {
             "name": self.name,
@@ -94,9 +94,9 @@ class Sessions:
         named = self._named.get(name)
         if named is not None:
             return named.model.name
-        return self._facts(name).get("model") if self.on_disk(name) else None
+        return self._metadata(name).get("model") if self.on_disk(name) else None
 
-    def _facts(self, name: str) -> dict[str, Any]:
+    def _metadata(self, name: str) -> dict[str, Any]:
         try:
             found = json.loads((self.folder() / (name + _FACTS)).read_text("utf-8"))
         except (OSError, ValueError):
@@ -117,12 +117,12 @@ class Sessions:
     def list(self) -> list[dict[str, Any]]:
         """All sessions, those in memory and those in the folder."""
         with self._lock:
-            found = {each.name: each.facts() for each in self._named.values()}
+            found = {each.name: each.info() for each in self._named.values()}
         if self._folder is not None:
             for path in self._folder.glob(f"*{_SNAPSHOT}"):
                 name = path.name.removesuffix(_SNAPSHOT)
                 if name not in found and _NAME.fullmatch(name):
-                    found[name] = self.saved_facts(name)
+                    found[name] = self.saved_info(name)
         for each in found.values():
             each.pop("messages", None)
         return [found[name] for name in sorted(found)]
@@ -132,23 +132,23 @@ class Sessions:
         checked_name(name)
         named = self._named.get(name)
         if named is not None:
-            return named.facts()
+            return named.info()
         if self.on_disk(name):
-            return self.saved_facts(name)
+            return self.saved_info(name)
         raise missing(name)
 
-    def saved_facts(self, name: str) -> dict[str, Any]:
+    def saved_info(self, name: str) -> dict[str, Any]:
         """The description of a session that is only in the folder."""
-        facts = self._facts(name)
+        metadata = self._metadata(name)
         return {
             "name": name,
             "object": "session",
-            "model": facts.get("model"),
-            "tokens": facts.get("tokens"),
+            "model": metadata.get("model"),
+            "tokens": metadata.get("tokens"),
             "busy": False,
             "loaded": False,
             "saved": True,
-            "messages": facts.get("messages"),
+            "messages": metadata.get("messages"),
         }
 
     # ---- changing
@@ -194,7 +194,7 @@ class Sessions:
             before = self._named.pop(name, None)
             if before is None:
                 self._make_room()
-            named = NamedSession(name, model, session, self._facts(name).get("messages"))
+            named = NamedSession(name, model, session, self._metadata(name).get("messages"))
             named.changed = False
             self._named[name] = named
         if before is not None:
@@ -209,22 +209,22 @@ class Sessions:
         named = self._named.get(name)
         if named is None:
             if self.on_disk(name):
-                return self.saved_facts(name)
+                return self.saved_info(name)
             raise missing(name)
         self._write(named, path)
-        return {**named.facts(), "bytes": path.stat().st_size}
+        return {**named.info(), "bytes": path.stat().st_size}
 
     def _write(self, named: NamedSession, path: Path) -> None:
         try:
             named.session.snapshot_to_file(path)
-            facts = {
+            metadata = {
                 "model": named.model.name,
                 "tokens": len(named.session),
                 "messages": named.messages,
             }
             write_parts(
                 path.with_name(named.name + _FACTS),
-                [json.dumps(facts, ensure_ascii=False).encode()],
+                [json.dumps(metadata, ensure_ascii=False).encode()],
             )
         except OxillamaError as error:
             raise from_engine(error, param="session") from error

@@ -150,7 +150,7 @@ class ServerConfig:
         for name in ("models_dir",):
             value = getattr(self, name)
             if value is not None and not Path(value).is_dir():
-                raise ConfigError(f"{name}: {value} is no folder, wanted an existing one")
+                raise ConfigError(f"{name}: {value} is not a folder, wanted an existing one")
         if not self.loopback and not self.api_keys and not self.force:
             raise ConfigError(
                 f"host: found {self.host!r}, which others can reach, without an API key; "
@@ -191,6 +191,7 @@ class ServerConfig:
         for name in given:
             if name not in known:
                 raise ConfigError(
-                    f"{name}: is no option of the server, wanted one of {', '.join(sorted(known))}"
+                    f"{name}: is not an option of the server, wanted one of "
+                    f"{', '.join(sorted(known))}"
                 )
         return cls(**given)

@@ -136,7 +136,7 @@ class EventStream(Response):
                 raise
             except Exception as error:
                 wrong = from_engine(error)
-                self._call.facts["error"] = wrong.message
+                self._call.log_fields["error"] = wrong.message
                 await send(
                     {
                         "type": "http.response.body",

@@ -180,15 +180,15 @@ class ServerState:
             generated=job.generated,
             **times,
         )
-        facts = job.call.facts
-        facts["model"] = job.model.name
-        facts["prompt_tokens"] = facts.get("prompt_tokens", 0) + job.prompt_tokens
-        facts["cached_tokens"] = facts.get("cached_tokens", 0) + first.cached
-        facts["completion_tokens"] = facts.get("completion_tokens", 0) + job.generated
-        facts.setdefault("finish_reason", reason)
-        facts["queue_ms"] = round(times["queue"] * 1e3, 2)
-        facts["prefill_ms"] = round(times["prefill"] * 1e3, 2)
-        facts["decode_ms"] = round(times["decode"] * 1e3, 2)
+        fields = job.call.log_fields
+        fields["model"] = job.model.name
+        fields["prompt_tokens"] = fields.get("prompt_tokens", 0) + job.prompt_tokens
+        fields["cached_tokens"] = fields.get("cached_tokens", 0) + first.cached
+        fields["completion_tokens"] = fields.get("completion_tokens", 0) + job.generated
+        fields.setdefault("finish_reason", reason)
+        fields["queue_ms"] = round(times["queue"] * 1e3, 2)
+        fields["prefill_ms"] = round(times["prefill"] * 1e3, 2)
+        fields["decode_ms"] = round(times["decode"] * 1e3, 2)
         if job.slot < job.model.slots and isinstance(first, GenerateRequest):
             self.slot_sessions[job.slot] = (job.model, first.session)
 

@@ -37,7 +37,7 @@ def loads(data: bytes, *, depth: int, kind: type = dict) -> Any:
     except RecursionError:
         raise ApiError(400, "body: JSON nested too deeply", code="json_too_deep") from None
     except json.JSONDecodeError as error:
-        raise _error(f"is no JSON: {error}") from None
+        raise _error(f"is not JSON: {error}") from None
     except ValueError as error:
         why = str(error)
         if "integer string conversion" in why:
@@ -83,7 +83,7 @@ def _deepest(data: bytes, most: int) -> int:
 
 
 def _constant(name: str) -> Any:
-    raise ValueError(f"found {name}, which is no JSON")
+    raise ValueError(f"found {name}, which is not JSON")
 
 
 def _float(text: str) -> float:

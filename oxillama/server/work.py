@@ -116,7 +116,7 @@ class Job:
             raise from_engine(error, param=self.param) from error
         done = done if isinstance(done, list) else [done]
         if isinstance(done[0], Completion):
-            self.call.facts["finish_reason"] = done[0].finish_reason
+            self.call.log_fields["finish_reason"] = done[0].finish_reason
         return done
 
     async def pieces(
@@ -176,7 +176,7 @@ class Job:
             done, piece = request.result(0), request.last_piece()
         except Exception as error:
             raise from_engine(error, param=self.param) from error
-        self.call.facts["finish_reason"] = done.finish_reason
+        self.call.log_fields["finish_reason"] = done.finish_reason
         if texts:
             rest = []  # it has none
         elif reader is None:

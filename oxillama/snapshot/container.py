@@ -477,7 +477,7 @@ class Envelope:
                 at += got
             if reader.read(1):
                 raise refuse(
-                    f"section {section.name}: its zstd frame goes on after {section.plain} bytes"
+                    f"section {section.name}: its zstd frame continues after {section.plain} bytes"
                 )
         except zstd.ZstdError as error:
             raise refuse(f"section {section.name}: zstd says {error}") from None

@@ -120,7 +120,8 @@ class EngineSnapshot:
         for name in changes:
             if name not in known:
                 raise ConfigError(
-                    f"{name}: is no field of EngineConfig, wanted one of {', '.join(sorted(known))}"
+                    f"{name}: is not a field of EngineConfig, wanted one of "
+                    f"{', '.join(sorted(known))}"
                 )
         return replace(recorded, **changes)
 

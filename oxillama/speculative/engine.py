@@ -224,7 +224,7 @@ class SpeculativeEngine:
         for name in changes:
             if name not in known:
                 raise ConfigError(
-                    f"{name}: is no field of SpeculativeConfig that may differ, wanted one of "
+                    f"{name}: is not a field of SpeculativeConfig that may differ, wanted one of "
                     f"{', '.join(sorted(known))}"
                 )
         sampler = saved.settings.get("draft_sampler")

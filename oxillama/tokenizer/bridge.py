@@ -237,7 +237,7 @@ class TokenizerBridge:
         between = end + [v.special["sep"]] * v.sep_between
         if not between:
             raise TokenizerError(
-                "pair: the file says nothing that stands between two texts, wanted "
+                "pair: the file has no separator of two texts, wanted "
                 "tokenizer.ggml.add_eos_token or add_sep_token"
             )
         ids = [

@@ -161,7 +161,7 @@ class ToolDispatcher:
         """(the function, the error of the call or None)."""
         if call.name not in self._tools:
             names = ", ".join(self._tools) or "none: there are no tools"
-            error = f"{call.name}: is no tool, wanted one of {names}"
+            error = f"{call.name}: is not a tool, wanted one of {names}"
             return dict, failed(call, "unknown_tool", error)
         tool, function = self._tools[call.name]
         wrong = faults(call.arguments, arguments_schema(tool))

@@ -517,7 +517,7 @@ def _keywords(tool: Tool) -> tuple[dict[str, Any], list[str]]:
     for key in required:
         if key not in properties:
             raise GrammarError(
-                f"tool {tool.name}: schema /required: {key!r} is no property, wanted its schema"
+                f"tool {tool.name}: schema /required: {key!r} is not a property, wanted its schema"
             )
     return properties, required
 
@@ -537,7 +537,7 @@ def _python_call(
     for key in properties:
         if not key.isidentifier():
             raise GrammarError(
-                f"tool {tool.name}: schema /properties: {key!r} is no keyword, wanted a name"
+                f"tool {tool.name}: schema /properties: {key!r} is not a keyword, wanted a name"
             )
     first = tail = literal("")  # what may come while nothing was written, and what follows a pair
     for key in reversed(properties):

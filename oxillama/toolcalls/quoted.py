@@ -138,7 +138,7 @@ class _Values:
             required = schema.get("required") or ()
             missing = [key for key in required if key not in properties]
             if missing:
-                raise self._refused(f"required {missing[0]!r} is no property, wanted its schema")
+                raise self._refused(f"required {missing[0]!r} is not a property, wanted its schema")
             if others is not False and others is not None and properties and self._strict:
                 raise self._refused(
                     "additionalProperties together with properties cannot be enforced"
@@ -215,7 +215,7 @@ class _Values:
 
     def _name(self, key: str) -> tuple:
         if not key or any(char in ' \t\r\n,:{}[]<>"' for char in key):
-            raise self._refused(f"property {key!r} cannot stand bare, wanted a plain name")
+            raise self._refused(f"property {key!r} cannot be written bare, wanted a plain name")
         return literal(key)
 
     def _key(self) -> tuple:

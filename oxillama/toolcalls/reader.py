@@ -498,12 +498,12 @@ def _json(text: str) -> Any:
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key appears twice in one object")
     return members
 
 
 def _constant(name: str) -> None:
-    raise ValueError(f"found {name}, which is no JSON")
+    raise ValueError(f"found {name}, which is not JSON")
 
 
 _CLOSES = {")": "(", "]": "[", "}": "{"}
@@ -629,7 +629,7 @@ def keywords(text: str) -> dict[str, Any]:
         if text[at : at + 1] != "=":
             raise Malformed(f"{match.group()}: found {text[at : at + 1]!r}, wanted '=' and a value")
         if match.group() in found:
-            raise Malformed(f"{match.group()}: stands twice")
+            raise Malformed(f"{match.group()}: appears twice")
         found[match.group()], at = _value(text, _skip(text, at + 1), 0)
         at = _comma(text, at, "")
     try:
@@ -706,7 +706,7 @@ def _dict(text: str, at: int, depth: int) -> tuple[dict, int]:
         if not isinstance(key, str) or key in members or text[at : at + 1] != ":":
             raise Malformed(
                 f"found {text[at : at + 20]!r} after key {key!r}, wanted ':' after a text that "
-                "stands once"
+                "appears once"
             )
         members[key], at = _value(text, _skip(text, at + 1), depth + 1)
         at = _comma(text, at, "}")
@@ -829,7 +829,7 @@ class TagCall:
             self._string, over = spelled[found], over + len(found)
         key = text[start:end].strip()
         if not key or key in self._arguments:
-            raise Malformed(f"key {key[:40]!r}: {'stands twice' if key else 'is empty'}")
+            raise Malformed(f"key {key[:40]!r}: {'appears twice' if key else 'is empty'}")
         self._key, self._begun, self._cdata = key, False, False
         if not kind.value_lead:
             self._value = []
@@ -981,7 +981,7 @@ class QuotedCall:
             if not (key or quoted) or key in members or self.raw[at] != ":":
                 raise Malformed(
                     f"found {self.raw[at : at + 20]!r} after key {key[:40]!r}, wanted ':' after a "
-                    "key that stands once"
+                    "key that appears once"
                 )
             members[key], at = self._value(_skip(self.raw, at + 1), depth + 1)
             at = _comma(self.raw, at, "}")

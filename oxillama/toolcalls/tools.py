@@ -79,7 +79,7 @@ def tools_of(given: Iterable[Any]) -> tuple[Tool, ...]:
     names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"tool {name}: stands {names.count(name)} times, wanted once")
+            raise ConfigError(f"tool {name}: found {names.count(name)} times, wanted once")
     return tools
 
 
@@ -271,7 +271,7 @@ def _members(
         if key in properties:
             found += faults(inner, properties[key], root=root, where=place, depth=depth + 1)
         elif others is False:
-            found.append(f"{place}: is no parameter, wanted {', '.join(properties) or 'none'}")
+            found.append(f"{place}: is not a parameter, wanted {', '.join(properties) or 'none'}")
         else:
             found += faults(inner, others, root=root, where=place, depth=depth + 1)
     return found

@@ -130,7 +130,7 @@ def _data_bytes(url: str, limits: ImageLimits, name: str) -> bytes:
     try:
         return base64.b64decode("".join(unquote(body).split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ImageError(f"{name}: found a data URL that is no base64 ({error})") from None
+        raise ImageError(f"{name}: found a data URL that is not base64 ({error})") from None
 
 
 def file_bytes(path: Path, limits: ImageLimits | None = None, *, name: str) -> bytes:

@@ -94,7 +94,7 @@ class CacheSlot:
         # last: others are removed for what is written, never for what is refused
         if not self.cache.make_room(nbytes):
             return (
-                f"{nbytes} bytes have no room: the limit is {limit_bytes()} bytes, "
+                f"{nbytes} bytes do not fit: the limit is {limit_bytes()} bytes, "
                 f"{shutil.disk_usage(folder).free} bytes of the disk are free"
             )
         return None

@@ -32,7 +32,7 @@ def told(tmp_path, capsys):
 
 def strict(text):
     """JSON by its standard, which knows no NaN."""
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 def test_names_of_tensors_are_no_markup_and_are_never_cut(told):

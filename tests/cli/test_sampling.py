@@ -147,7 +147,7 @@ def test_without_a_command_the_help_is_shown(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     (
-        (("run", "--tmep", "1"), "--tmep: is no option; did you mean --temp?"),
+        (("run", "--tmep", "1"), "--tmep: is not an option; did you mean --temp?"),
         (("run", "--temperatur=1"), "did you mean --temperature?"),
         (("run", "--max-token", "1"), "did you mean --max-tokens?"),  # no abbreviations
         (("rnu",), "did you mean run?"),
@@ -156,7 +156,7 @@ def test_without_a_command_the_help_is_shown(capsys):
         (("run", "--kv-type", "f17"), "did you mean f16?"),
         (("run", "a.gguf", "b.gguf"), "found the argument 'b.gguf' too many"),
         (("run", "-p", "a", "-f", "b"), "not allowed with argument"),
-        (("bench", "--top-k", "3"), "--top-k: is no option"),
+        (("bench", "--top-k", "3"), "--top-k: is not an option"),
     ),
 )
 def test_what_cannot_be_read_is_one_line_with_what_was_meant(capsys, arguments, words):

@@ -303,7 +303,7 @@ def test_an_adapter_is_that_of_the_engine(llm, tmp_path):
         ({"type_k": 8}, "type_k, type_v: found 8, None"),
         ({"n_threads": 2, "n_threads_batch": 3}, "n_threads_batch"),
         ({"draft_model": object()}, "draft_model: found object"),
-        ({"colour": 1}, "colour: is no argument of Llama"),
+        ({"colour": 1}, "colour: is not an argument of Llama"),
     ),
 )
 def test_what_is_not_done_at_loading_is_named(options, words):

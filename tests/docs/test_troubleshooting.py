@@ -68,7 +68,7 @@ RAISED = {
     "found a folder without GGUF files and without a config.json": (
         lambda engine, folder, _: oxillama.load(folder)
     ),
-    "is no argument of load": lambda *_: oxillama.load(contextsize=5),
+    "is not an argument of load": lambda *_: oxillama.load(contextsize=5),
     "found sources that are not compiled": uncompiled,
     "has room for": lambda engine, *_: engine.generate("fox " * 2000),
     "tokenizer.chat_template: the file has none": (
@@ -90,7 +90,7 @@ RAISED = {
     ),
     "cannot be pickled": lambda engine, *_: pickle.dumps(engine),
     "is closed": closed,
-    "there is no session to go on with": (lambda *_: oxillama.load(num_threads=1).generate(None)),
+    "there is no session to continue": (lambda *_: oxillama.load(num_threads=1).generate(None)),
 }
 
 

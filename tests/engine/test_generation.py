@@ -114,7 +114,7 @@ def test_after_the_best_of_several_the_one_that_was_returned_goes_on(engine):
 
 def test_after_several_completions_there_is_none_to_go_on_with(engine):
     engine.generate("Once upon", n=2, max_tokens=2)
-    with pytest.raises(oxillama.EngineError, match="there is no session to go on with"):
+    with pytest.raises(oxillama.EngineError, match="there is no session to continue"):
         engine.generate(None)
 
 

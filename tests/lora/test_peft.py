@@ -113,7 +113,7 @@ def test_what_a_folder_asks_for_beyond_lora_is_refused_by_name(cases, tmp_path):
             ({"lora_alpha": None}, pair, "lora_alpha: found None"),
             ({"some_new_option": 3}, pair, "some_new_option: found 3"),
             ({}, {f"{q}.lora_A.weight": a}, "has only lora_A"),
-            ({}, {**pair, f"{q}.weight": b}, "is no factor of a module"),
+            ({}, {**pair, f"{q}.weight": b}, "is not a factor of a module"),
             ({}, {"model.other.lora_A.weight": a, "model.other.lora_B.weight": b}, "model.other"),
             ({}, nan, "not finite"),
             ({}, {**pair, f"{q}.lora_B.weight": b[:-16]}, "attn_q.weight: factors"),

@@ -107,7 +107,7 @@ def test_a_call_reaches_its_function_with_the_types_of_its_hints():
 @pytest.mark.parametrize(
     "call, kind, error",
     [
-        (ToolCall("fly", {}), "unknown_tool", "fly: is no tool, wanted one of weather"),
+        (ToolCall("fly", {}), "unknown_tool", "fly: is not a tool, wanted one of weather"),
         (ToolCall("weather", {}), "bad_arguments", "weather: place: is missing"),
         (
             ToolCall("weather", {"place": {"city": 3}}),
@@ -127,7 +127,7 @@ def test_a_call_reaches_its_function_with_the_types_of_its_hints():
         (
             ToolCall("weather", {"place": {"city": "x"}, "wind": 1}),
             "bad_arguments",
-            "weather: wind: is no parameter, wanted place, days, unit, tags",
+            "weather: wind: is not a parameter, wanted place, days, unit, tags",
         ),
     ],
 )

@@ -540,7 +540,7 @@ def test_arguments_with_quotes_of_their_own_follow_their_schema(written, fits):
         ({"type": "array", "prefixItems": []}, "'prefixItems' cannot be enforced"),
         ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "wanted anyOf"),
         ({"$ref": "#/$defs/none"}, "leads nowhere"),
-        ({"type": "object", "properties": {"a b": {}}}, "'a b' cannot stand bare"),
+        ({"type": "object", "properties": {"a b": {}}}, "'a b' cannot be written bare"),
         ({"minLength": 2}, "'minLength', wanted a type"),
         (False, "wanted a schema with values"),
     ],

@@ -118,7 +118,7 @@ def test_a_picture_is_turned_as_its_exif_data_says():
         ("http://example.com/a.png", "which is not fetched; wanted a data URL"),
         ("/etc/hostname", "files are read where `image_folder` allows it"),
         ("data:text/html,hello", "found a data URL of 'text/html'"),
-        ("data:image/png;base64,@@@@", "found a data URL that is no base64"),
+        ("data:image/png;base64,@@@@", "found a data URL that is not base64"),
         (None, "found NoneType, wanted a data URL"),
     ),
 )

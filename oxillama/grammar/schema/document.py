@@ -296,14 +296,16 @@ class Document:
             elif isinstance(at, list) and part.isascii() and part.isdigit() and int(part) < len(at):
                 at = at[int(part)]
             else:
-                raise GrammarError(f"schema {where}: keyword '$ref': {reference!r} points nowhere")
+                raise GrammarError(
+                    f"schema {where}: keyword '$ref': {reference!r} points to nothing"
+                )
             if isinstance(at, dict) and id(at) in self.numbers:
                 base = self.bases[self.numbers[id(at)]]
                 draft = self.drafts[self.numbers[id(at)]]
         if isinstance(at, bool):
             return (0, at)
         if not isinstance(at, dict):
-            raise GrammarError(f"schema {where}: keyword '$ref': {reference!r} is no schema")
+            raise GrammarError(f"schema {where}: keyword '$ref': {reference!r} is not a schema")
         if id(at) not in self.numbers:
             self._index(at, fragment, base, draft)
         return (self.numbers[id(at)], True)

@@ -25,7 +25,7 @@ def _type(ex, case, node, schema, value):
         return
     for name in names:
         if name not in TYPES and name != "integer":
-            raise GrammarError(f"schema {ex.where(node)}: keyword 'type': {name!r} is no type")
+            raise GrammarError(f"schema {ex.where(node)}: keyword 'type': {name!r} is not a type")
     case.only(*("number" if name == "integer" else name for name in names))
     if "number" in case.types and "number" not in names:
         case.integer = True

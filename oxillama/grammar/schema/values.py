@@ -57,4 +57,4 @@ def _number(text: str) -> Decimal:
 
 
 def _refuse(name: str):
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -96,7 +96,7 @@ class OxillamaProcessorConfig:
         for name in given:
             if name not in known:
                 raise ConfigError(
-                    f"{name}: is no field of the processor, wanted one of "
+                    f"{name}: is not a field of the processor, wanted one of "
                     f"{', '.join(sorted(known))}"
                 )
         return cls(**given)  # type: ignore[arg-type]  # each is checked above

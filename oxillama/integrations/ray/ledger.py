@@ -167,7 +167,7 @@ class SessionClaims:
         if owner is not None:
             raise ApiError(
                 503,
-                f"session {name}: another replica has it and did not let go of it within "
+                f"session {name}: another replica has it and did not release it within "
                 f"{self._seconds:g} seconds",
                 code="session_elsewhere",
                 headers={"Retry-After": "5"},

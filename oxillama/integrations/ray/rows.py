@@ -86,7 +86,7 @@ def unpack(row: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 out[name] = json.loads(value)
             except ValueError as error:
-                raise ConfigError(f"{name}: found text that is no JSON: {error}") from None
+                raise ConfigError(f"{name}: found text that is not JSON: {error}") from None
         elif value is not None:
             out[name] = _without_nulls(plain(value), name)
     return out

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.errors import ModelError
-from oxillama.model.arch.gemma4 import per_layer_branch, layer_inputs
+from oxillama.model.arch.gemma4 import layer_inputs, per_layer_branch
 from oxillama.model.blocks import heads_of, is_windowed, rope_dims
 from oxillama.model.builder import Builder, Layer, Value, architecture
 

@@ -204,7 +204,7 @@ def test_what_cannot_be_honoured_is_named():
         ({"detokenize_stage": False}, "detokenize_stage: found False"),
         ({"engine_kwargs": {"num_threads": 2}}, "engine_kwargs: found the number of threads"),
         ({"checkpoint": "x"}, "checkpoint, id_column"),
-        ({"colour": 1}, "colour: is no field"),
+        ({"colour": 1}, "colour: is not a field"),
     ):
         with pytest.raises(ConfigError, match=told):
             OxillamaProcessorConfig.of(wrong)

@@ -193,7 +193,7 @@ def test_what_cannot_be_honoured_is_named():
         ({"save_sessions": "never"}, "save_sessions: found 'never'"),
         ({"save_sessions": "reply"}, "without sessions_dir"),
         ({"server": {"model": "x"}}, "server: found model"),
-        ({"server": {"colour": 1}}, "colour: is no option"),
+        ({"server": {"colour": 1}}, "colour: is not an option"),
     ):
         with pytest.raises(ConfigError, match=told):
             build_app(**wrong)
