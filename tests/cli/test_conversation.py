@@ -114,7 +114,7 @@ def test_bytes_that_are_no_text_are_replaced_and_the_talk_goes_on():
     )
     err = done.stderr.decode()
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
-    assert err.count("are no UTF-8") == 1 and "messages: 2" in err
+    assert err.count("are not UTF-8") == 1 and "messages: 2" in err
 
 
 def test_ctrl_c_ends_a_reply_and_keeps_what_was_said(talk, asked, monkeypatch):

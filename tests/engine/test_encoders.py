@@ -216,7 +216,7 @@ def test_arguments_of_rerank_are_checked(cases):
 
 def test_texts_that_nothing_would_separate_are_no_pair(cases):
     bridge = TokenizerBridge.from_gguf(cases / "embed" / "roberta_mean" / "f32.gguf")
-    with pytest.raises(TokenizerError, match="nothing that stands between two texts"):
+    with pytest.raises(TokenizerError, match="the file has no separator of two texts"):
         bridge.encode_pair("a", "b")
 
 

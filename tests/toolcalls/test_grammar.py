@@ -278,7 +278,7 @@ def test_errors_name_what_cannot_be_had():
         ToolCallGrammar("qwen", TOOLS, name="fly")
     with pytest.raises(ConfigError, match="found none"):
         ToolCallGrammar("qwen", [])
-    with pytest.raises(ConfigError, match="now: stands 2 times"):
+    with pytest.raises(ConfigError, match="now: found 2 times"):
         ToolCallGrammar("qwen", [{"name": "now"}, {"name": "now"}])
     with pytest.raises(GrammarError, match="tool f: schema"):
         ToolCallGrammar(
