@@ -1,10 +1,10 @@
-"""How metadata values lie in a file: the thirteen kinds, read with bounds checked first, and
+"""How metadata values are stored in a file: the thirteen kinds, read with bounds checked first, and
 written.
 
-Reading is in two steps. `skip_value` walks over a value and proves that it lies within the file,
-holding nothing; `read_value` makes the Python value. Scalars become int, float, bool and str;
-numeric and boolean arrays read-only numpy arrays of the stored type; arrays of strings a list of
-str; arrays of arrays a list of those.
+Reading has two steps. `skip_value` walks over a value and checks that it lies within the file,
+without keeping anything; `read_value` makes the Python value. Scalars become int, float, bool and
+str; numeric and boolean arrays become read-only numpy arrays of the stored type; arrays of strings
+become a list of str; arrays of arrays a list of those.
 
 A kind is named `uint32`, `string`, ... and an array's `array[uint32]`, `array[string]`,
 `array[array]`.
@@ -72,14 +72,14 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclass(slots=True)
 class Cursor:
-    """A place in a file's bytes that only moves forward, and never past the end."""
+    """A position in a file's bytes that only moves forward, and never past the end."""
 
     buffer: memoryview
     label: str  # of the file, for messages
     position: int = 0
 
     def need(self, count: int, what: str) -> int:
-        """Move over `count` bytes and give the place before them; raises GgufError where fewer
+        """Move over `count` bytes and return the position before them; GgufError if fewer
         remain.
         """
         start = self.position
@@ -161,7 +161,7 @@ def skip_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> str:
 
 
 def read_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> Any:
-    """The value of `kind` here as Python has it; raises GgufError for bytes that are no UTF-8 or no
+    """The value of `kind` at this position; GgufError for bytes that are not UTF-8 or not a
     boolean.
     """
     if kind == STRING:
@@ -248,8 +248,8 @@ def encode_value(value: Any, kind: str | None, what: str) -> tuple[str, bytes]:
 
 
 def infer_kind(value: Any, what: str) -> str:
-    """The kind that `value` is written as when none is named: the narrowest usual one that holds
-    it, float32 for a float.
+    """The kind of `value` if none is named: the narrowest common one that holds it, float32 for a
+    float.
     """
     if isinstance(value, np.ndarray):
         return f"array[{_NAMES[_dtype_id(value.dtype, what)]}]"

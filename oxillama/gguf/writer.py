@@ -1,10 +1,10 @@
-"""Writes GGUF files (version 3, little-endian): keys first, then tensors, streamed to disk and put
-into place at the end.
+"""Writes GGUF files (version 3, little-endian): keys first, then tensors, streamed to disk and
+renamed at the end.
 
-Two ways, which may be mixed. In two phases: `declare` every tensor, then `write` each one's bytes,
-in any order; nothing is held. In one: `add_tensor` with its data, which is held by reference until
-`finish`. Either way the file appears under its name only when it is whole (`durable`), and nothing
-is left after a failure. What the reader would refuse, this refuses.
+Two ways can be mixed. In two phases, `declare` every tensor, then `write` each one's bytes, in any
+order; nothing is kept in memory. In one phase, `add_tensor` with its data, which is referenced
+until `finish`. In both cases the file gets its name only when it is complete (`durable`), and
+nothing is left after a failure. Anything that the reader would refuse is refused here.
 """
 
 import os
@@ -39,14 +39,15 @@ _VERSION = 3
 
 
 class GgufWriter:
-    """A GGUF file in the making.
+    """A GGUF file that is being written.
 
-    `path` is where it will stand, replacing the regular file that is there; `arch` is written as
-    `general.architecture`, and `alignment` as `general.alignment` where it is not 32. `part`: it is
-    one file of a set, as its name and its keys `split.*` say; no other may have such a name. As a
-    context manager it finishes on leaving, or removes what it wrote if an error leaves. Every
-    method raises GgufError for what a reader would refuse; the constructor, which touches nothing,
-    for a path where no file can be, and ModelError for a name that is no architecture's.
+    `path` is its final path; a regular file there is replaced. `arch` is written as
+    `general.architecture`, and `alignment` as `general.alignment` if it is not 32. `part`: it is
+    one file of a set, according to its name and its keys `split.*`; no other file may have such a
+    name. As a context manager it finishes on leaving, or removes what it wrote after an error.
+    Every method raises GgufError for anything a reader would refuse. The constructor touches no
+    file; it raises GgufError for a path where no file can be, and ModelError for an invalid
+    architecture name.
     """
 
     __slots__ = (
@@ -103,7 +104,7 @@ class GgufWriter:
         self._keys[key] = encode_value(value, kind, key)[1]
 
     def declare(self, name: str, type_name: str, shape: Sequence[int]) -> TensorInfo:
-        """Announce tensor `name` of `shape` (rows outermost), whose bytes `write` will bring; the
+        """Announce tensor `name` of `shape` (rows outermost), whose bytes `write` will supply; the
         offset counts from the data's start.
         """
         self._must_be_adding()
@@ -136,10 +137,9 @@ class GgufWriter:
         type_name: str | None = None,
         shape: Sequence[int] | None = None,
     ) -> TensorInfo:
-        """Add tensor `name` with its data, a numpy array or bytes, held by reference until
-        `finish`.
+        """Add tensor `name` with its data, a numpy array or bytes, referenced until `finish`.
 
-        Without `type_name` an array of floats or integers is stored as it is. Stored blocks are
+        Without `type_name` an array of floats or integers is stored unchanged. Stored blocks are
         given as uint8 or bytes with `type_name` and either `shape` or, for an array, rows of whole
         blocks.
         """
@@ -160,8 +160,8 @@ class GgufWriter:
         return info
 
     def write(self, name: str, data: Any) -> None:
-        """Bring the bytes of a declared tensor, a numpy array or bytes. The first call writes the
-        header: nothing can be added then.
+        """Supply the bytes of a declared tensor, a numpy array or bytes. The first call writes the
+        header; nothing can be added afterwards.
         """
         info = self._infos.get(name)
         if info is None:
@@ -178,8 +178,8 @@ class GgufWriter:
             raise self._failed(error) from error
 
     def finish(self) -> Path:
-        """Write what is left, put the file into place and give its path; raises GgufError where a
-        declared tensor has no data.
+        """Write the rest, rename the file and return its path; GgufError if a declared tensor has
+        no data.
         """
         missing = [
             name for name in self._infos if name not in self._written and name not in self._data
@@ -203,7 +203,7 @@ class GgufWriter:
         return self.path
 
     def abort(self) -> None:
-        """Remove what was written; the path keeps what it held before. Does nothing to a finished
+        """Remove what was written; the path keeps its old content. Does nothing to a finished
         file.
         """
         if self._state == "writing":
@@ -237,7 +237,7 @@ class GgufWriter:
         return self._new
 
     def _begin(self) -> None:
-        """Write the header to a new temporary file, unless it stands already."""
+        """Write the header to a new temporary file, unless that was done."""
         if self._state == "writing":
             return
         if self._state != "adding":

@@ -1,13 +1,12 @@
-"""Image encoders: from an mmproj file (`general.architecture` clip) to what turns patches of an
-image into rows that a language model takes in place of embeddings.
+"""Image encoders: an mmproj file (`general.architecture` clip) turns patches of an image into rows
+that a language model takes instead of embeddings.
 
-    ImageRows --encoder tape--> a row a patch --groups--> neighbours side by side --projector
+    ImageRows --encoder tape--> a row per patch --groups--> neighbours side by side --projector
     tape--> features
 
-An encoder is recorded as a language model is, by a function of its own for each
-`clip.projector_type` (`encoders/`), but over patches, which a batch brings as its embedding rows.
-What joins neighbouring patches lies between two tapes: the rows of the second are groups of rows of
-the first.
+An encoder is recorded like a language model, by a function for each `clip.projector_type`
+(`encoders/`), but over patches, which a batch brings as its embedding rows. Neighbouring patches
+are joined between two tapes: the rows of the second are groups of rows of the first.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _PAGE = 16
 
 @dataclass(frozen=True, slots=True)
 class ImageRows:
-    """One image (or tile of one) as an encoder takes it.
+    """One image (or tile of one) as the input of an encoder.
 
     patches: float32 (rows, columns), zeros in the row of a class token; tokens: int32 (rows,), -1,
-    or 0 for the class token; groups: (features, group), which rows make a feature, in the order in
-    which features leave; rope: int32 (2, rows), row and column of a patch; spans: int32 (2, rows),
+    or 0 for the class token; groups: (features, group), the rows of each feature, in the order of
+    the features; rope: int32 (2, rows), row and column of a patch; spans: int32 (2, rows), the
     first row of a patch's window and the one after its last.
     """
 
@@ -81,7 +80,7 @@ class ImageEncoder:
     _lock: Any = field(default_factory=threading.Lock, repr=False)
 
     def vector(self, name: str, size: int) -> np.ndarray | None:
-        """A vector of the file that stands beside the tapes, None where it has none."""
+        """A vector of the file that is not part of the tapes, None without one."""
         info = self.reader.tensors.get(name)
         if info is None:
             return None
@@ -90,7 +89,7 @@ class ImageEncoder:
         return unpacked(self.reader, Tensor(name, info.type_name, (1, size)))[0]
 
     def table(self, name: str, width: int) -> np.ndarray:
-        """A table of the file that stands beside the tapes, a square of rows: float32 (side, side,
+        """A table of the file that is not part of the tapes, a square of rows: float32 (side, side,
         width).
         """
         info = self.reader.tensors[name]
@@ -114,14 +113,16 @@ class ImageEncoder:
         return np.ascontiguousarray(joined.transpose(order)).reshape(len(groups), -1)
 
     def diagnose(self, image: ImageRows) -> Iterator[Difference]:
-        """Each op of both compiled tapes against its numpy meaning, over the rows of an image."""
+        """Compares each op of both compiled tapes with its numpy definition, over the rows of an
+        image.
+        """
         body, head = self._programs
         yield from _compared(body, self.body, self.reader, image.patches, image)
         grouped = self._grouped(_stepped(body, image.patches, image), image.groups)
         yield from _compared(head, self.head, self.reader, grouped)
 
     def reference(self, image: ImageRows) -> np.ndarray:
-        """The same by the numpy meaning of both tapes."""
+        """The same by the numpy definitions of both tapes."""
         rows = _meant(self.body, self.reader, image.patches, image)
         return _meant(self.head, self.reader, self._grouped(rows, image.groups))
 
@@ -132,7 +133,7 @@ def _stepped(program: Program, rows: np.ndarray, image: ImageRows | None = None)
 
 
 def _batch(program: Program, rows: np.ndarray, image: ImageRows | None) -> tuple[Batch, PageMemory]:
-    """One sequence of rows that are brought, and pages for it."""
+    """One sequence of given rows, and pages for it."""
     count = len(rows)
     if count > program.max_rows:
         raise ImageError(
@@ -201,8 +202,8 @@ def _meant(
 def load_encoder(
     reader: GgufReader, *, num_threads: int = 0, max_rows: int = LONGEST_STEP
 ) -> ImageEncoder:
-    """Record, lower and pack the encoder of an mmproj file; ModelError for what is none, or of a
-    kind that is not known.
+    """Record, lower and pack the encoder of an mmproj file; ModelError for another file, or an
+    unknown kind.
     """
     found = reader.metadata.get("general.architecture")
     if found != "clip":

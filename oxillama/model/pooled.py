@@ -1,5 +1,5 @@
-"""What is done to a pooled row of the embedding: the dense layers of an embedder and the classifier
-of a reranker, as small programs of their own.
+"""The processing of a pooled row of the embedding: the dense layers of an embedding model and the
+classifier of a reranker, as small separate programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oxillama.model.lower import Tape
 class RowProgram:
     """A tape over one row of the embedding; safe to call from any thread.
 
-    ops: those of the tape with their weights, as a `Program` takes them.
+    ops: those of the tape with their weights, in the form of a `Program`.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class RowProgram:
 class ClassifierHead:
     """Scores of a pooled row, float32, one for each of `labels`.
 
-    pooling: how the rows of a text become the one that is scored. score: the number of the label
-    that says how relevant a text is, None where several may.
+    pooling: how the rows of a text become one. score: the index of the label that says how relevant
+    a text is, None if the caller must choose.
     """
 
     def __init__(self, classifier: Classifier, program: RowProgram) -> None:

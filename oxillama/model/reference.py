@@ -1,8 +1,6 @@
-"""Runs a tape by its numpy meaning, and finds the first op where the compiled tape says something
-else.
+"""Runs a tape by its numpy definitions, and finds the first op for which the compiled tape differs.
 
-Slow and plain on purpose: it is what `oxillama doctor` and the tests hold the compiled tape
-against.
+It is slow and simple on purpose: `oxillama doctor` and the tests compare the compiled tape with it.
 """
 
 from __future__ import annotations
@@ -39,15 +37,15 @@ class Reference:
         return self._held[tensor.key]
 
     def frame(self, tokens: Sequence[int], *, wanted: Sequence[int] | None = None) -> Frame:
-        """A fresh frame over a whole sequence from position 0; every row's output is wanted unless
-        said.
+        """A new frame over a whole sequence from position 0; by default every row's output is
+        wanted.
         """
         ids = np.asarray(tokens, np.int32)
         asked = np.arange(len(ids)) if wanted is None else np.asarray(wanted)
         return Frame(ids, np.arange(len(ids)), asked, self.weight, self.kv_type, served=self.served)
 
     def steps(self, frame: Frame) -> Iterator[Op]:
-        """Run op by op; after each the frame holds what the op wrote."""
+        """Run op by op; after each one the frame holds its results."""
         for op in self.tape.ops:
             OPS[op.name].meaning(frame, **op.params)
             yield op
@@ -62,8 +60,8 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What one op of the compiled tape says against its meaning; `error` is relative to the largest
-    magnitude.
+    """How far one op of the compiled tape is from its definition; `error` is relative to the
+    largest magnitude.
     """
 
     index: int
@@ -80,11 +78,11 @@ def compare(
     tolerance: float = 2e-2,
     frame: Frame | None = None,
 ) -> Iterator[Difference]:
-    """Hold each op's float32 results against `compiled(op_index) -> {slot: rows}` of the same
+    """Compare each op's float32 results with `compiled(op_index) -> {slot: rows}` for the same
     tokens, in order.
 
-    Errors of quantised activations add up along the tape, so `tolerance` bounds the whole path, not
-    one op. frame: what the tokens stand in, where they bring more than themselves.
+    Errors of quantised activations accumulate along the tape, so `tolerance` bounds the whole path,
+    not one op. frame: the initial frame, for tokens with inputs of their own.
     """
     frame = reference.frame(tokens) if frame is None else frame
     for index, op in enumerate(reference.steps(frame)):

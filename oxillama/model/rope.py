@@ -1,5 +1,5 @@
-"""Rotary position embedding as the file describes it, or as its loader says instead: one inverse
-frequency per pair of floats, and a magnitude.
+"""Rotary position embedding, from the file or from overrides: one inverse frequency per pair of
+floats, and a magnitude.
 
     file's keys --RopeOverrides.over--> keys in force --rope_from_keys--> Rope
                                                       --context_in_force--> tokens that a session
@@ -7,9 +7,9 @@ frequency per pair of floats, and a magnitude.
 
 Sources: Su et al. 2021 (RoFormer, section 3.4.2) for the plain form; Chen et al. 2023 (position
 interpolation, section 3.1) for linear scaling; Peng et al. 2023 (YaRN, sections 3.2 to 3.4) for the
-interpolation between frequencies and the attention factor; Llama 3.1's per-frequency factors come
-ready as a tensor, and stay whatever else is said; so do those of LongRoPE (Ding et al. 2024), one
-for short sequences and one for long ones.
+interpolation between frequencies and the attention factor. Llama 3.1's per-frequency factors are a
+tensor of the file and stay under overrides; so do those of LongRoPE (Ding et al. 2024), one for
+short sequences and one for long ones.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _MOST_CONTEXT = (1 << 32) - 1
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
     """Angles are position * inv_freq (float32 (dims/2,)); cosine and sine are both multiplied by
-    `magnitude`. sections int32 (dims/2,): which of several positions of a token turns each pair
-    (M-RoPE: Wang et al. 2024, Qwen2-VL, section 2.1); None where a token has one. far: the
-    frequencies of sequences of more than `near` tokens (LongRoPE); None where all have the same.
+    `magnitude`. sections int32 (dims/2,): which of a token's positions each pair uses (M-RoPE: Wang
+    et al. 2024, Qwen2-VL, section 2.1); None if a token has one position. far: the frequencies of
+    sequences with more than `near` tokens (LongRoPE); None if all have the same.
     """
 
     dims: int
@@ -56,15 +56,15 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeOverrides:
-    """What a loader says of the rotation in place of the file; None leaves the file's own. Numbers
-    become floats; ConfigError by name.
+    """Overrides of the file's rotation; None keeps the file's value. Numbers become floats;
+    ConfigError for invalid values.
 
-    rope_freq_base: for `rope.freq_base`, alone: a second base (`rope.freq_base_swa` of windowed
-    layers) stays. rope_freq_scale: what angles are multiplied by, 1 / `rope.scaling.factor`.
-    rope_scaling: "none", "linear" or "yarn", for `rope.scaling.type`; a file that names none is
-    linear. yarn_orig_ctx: for `rope.scaling.original_context_length` (positions). yarn_ext_factor,
+    rope_freq_base: replaces `rope.freq_base` only; a second base (`rope.freq_base_swa` of windowed
+    layers) stays. rope_freq_scale: the factor of angles, 1 / `rope.scaling.factor`. rope_scaling:
+    "none", "linear" or "yarn", for `rope.scaling.type`; a file that names none is linear.
+    yarn_orig_ctx: for `rope.scaling.original_context_length` (positions). yarn_ext_factor,
     yarn_attn_factor, yarn_beta_fast, yarn_beta_slow: for the keys `rope.scaling.yarn_*`; 0 as
-    yarn_ext_factor interpolates every pair and leaves magnitudes alone.
+    yarn_ext_factor interpolates every pair and leaves magnitudes unchanged.
     """
 
     rope_freq_base: float | None = None
@@ -107,7 +107,7 @@ class RopeOverrides:
             self._fit(self.rope_scaling, "")
 
     def given(self) -> dict[str, Any]:
-        """What is not left to the file, by name."""
+        """The overrides that are set, by name."""
         return {
             field.name: value
             for field in fields(self)
@@ -115,8 +115,8 @@ class RopeOverrides:
         }
 
     def over(self, keys: Keys) -> Keys:
-        """The same keys with what is given in place of the file's; ConfigError for what does not go
-        with the file's kind of scaling.
+        """The same keys with the overrides; ConfigError for an override that does not fit the kind
+        of scaling.
         """
         given = self.given()
         if not given:
@@ -149,8 +149,8 @@ class RopeOverrides:
         return ruling
 
     def check_used(self, arch: str, used: set[str]) -> None:
-        """Raise ConfigError for the first that no layer was rotated by; used: of `BASE` and
-        `SCALING` those that were read.
+        """Raise ConfigError for the first override that no layer used; used: the keys of `BASE` and
+        `SCALING` that were read.
         """
         for name, value in self.given().items():
             if (BASE if name == "rope_freq_base" else SCALING) not in used:
@@ -218,8 +218,8 @@ def _betas(keys: Keys) -> tuple[float, float]:
 
 
 def _factor(scale: float, own: float) -> float:
-    """The factor whose inverse is `scale`: the file's own or a whole number where that is so, which
-    1 / scale may miss by a rounding.
+    """The factor whose inverse is `scale`: the file's own or a whole number if possible, because 1
+    / scale may differ by a rounding.
     """
     plain = 1.0 / scale
     exact = (
@@ -249,12 +249,12 @@ class Scaling(NamedTuple):
 
 
 def context_in_force(own: Keys, ruling: Keys) -> int:
-    """The tokens that a session holds by default: the file's `context_length`, or more
-    where overrides stretch positions further.
+    """The tokens that a session holds by default: the file's `context_length`, or more if overrides
+    stretch positions further.
 
-    own, ruling: the file's keys, and those under overrides. YaRN by a factor reaches factor times
-    its original context, linear scaling as many times the file's context as its factor is larger
-    than the file's own. Overrides never make it less. ModelError for a length that none can have.
+    own, ruling: the file's keys, and those under overrides. YaRN with a factor extends to factor
+    times its original context; linear scaling extends the file's context by the ratio of its factor
+    to the file's own. Overrides never reduce it. ModelError for an impossible length.
     """
     context = own.integer("context_length", minimum=1, maximum=_MOST_CONTEXT)
     if ruling is own or (now := Scaling.of(ruling)) == (before := Scaling.of(own)):
@@ -280,9 +280,9 @@ def rope_from_keys(
     scaled: bool,
     far: np.ndarray | None = None,
 ) -> Rope:
-    """The embedding that `rope.*` keys ask for over `dims` floats of a head; `scaled=False` leaves
-    the scaling keys out. factors, far: by which frequencies are divided, far in sequences of more
-    than the original context (LongRoPE; None: by the same).
+    """The embedding of the `rope.*` keys over `dims` floats of a head; `scaled=False` ignores the
+    scaling keys. factors, far: divide frequencies, far in sequences longer than the original
+    context (LongRoPE; None: the same factors).
     """
     if dims < 2 or dims % 2:
         raise ModelError(
@@ -331,10 +331,10 @@ def rope_from_keys(
 
 
 def _dynamic(keys: Keys, scaling: Scaling, dims: int) -> np.ndarray:
-    """What dynamic NTK scaling multiplies frequencies by. Its base grows with the length of a
-    sequence beyond the original context; here with the file's context, so that a token's keys stay
-    what they are as the sequence grows: base * (factor * context / original - (factor - 1)) ^ (dims
-    / (dims - 2)).
+    """The factor of frequencies in dynamic NTK scaling. Its base grows with the length of a
+    sequence beyond the original context. Here it grows with the file's context instead, so that a
+    token's keys do not change as the sequence grows: base * (factor * context / original - (factor
+    - 1)) ^ (dims / (dims - 2)).
     """
     context = keys.integer("context_length", minimum=1, maximum=_MOST_CONTEXT)
     if context <= scaling.original or dims < 4:

@@ -1,5 +1,5 @@
-"""What a layer keeps of the tokens before: data that ops record, and memory, prefix tree,
-preemption, speculation and snapshots ask.
+"""What a layer keeps of earlier tokens: data that ops record, and that memory, prefix tree,
+preemption, speculation and snapshots read.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from oxillama._core.pool import LATENT
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A key and a value a token and KV head, in pages; `window` tokens are looked back at, 0 =
-    all.
+    """A key and a value per token and KV head, in pages; `window` is how many tokens are looked
+    back at, 0 for all.
     """
 
     heads: int
@@ -22,14 +22,14 @@ class Pages:
 
     @property
     def dims(self) -> tuple[int, int, int]:
-        """(kv_heads, k_dim, v_dim) as page memory is asked for them."""
+        """(kv_heads, k_dim, v_dim) for page memory."""
         return self.heads, self.key, self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """One row of `width` floats a token, in pages, for all heads; its first `value` floats are the
-    value too (multi-head latent attention, DeepSeek-AI 2024, section 2.1).
+    """One row of `width` floats per token, in pages, for all heads; its first `value` floats are
+    also the value (multi-head latent attention, DeepSeek-AI 2024, section 2.1).
     """
 
     width: int
@@ -37,7 +37,7 @@ class Latent:
 
     @property
     def dims(self) -> tuple[int, int, int]:
-        """(LATENT, k_dim, v_dim) as page memory is asked for it."""
+        """(LATENT, k_dim, v_dim) for page memory."""
         return LATENT, self.width, self.value
 
 

@@ -1,6 +1,4 @@
-"""Weights as the file holds them: rows of a tensor, or a stack of matrices, still in their
-blocks.
-"""
+"""Weights in the file's format: rows of a tensor, or a stack of matrices."""
 
 from __future__ import annotations
 
@@ -15,8 +13,9 @@ from oxillama.gguf import GgufReader
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """Rows `start:start + shape[0]` of a tensor; `shape` is (rows, columns). The matrices of a
-    stack follow one another: rows are those of all of them, as the kernels of a convolution are
-    rows of all their numbers. turned: the transpose of the tensor, which must be of plain floats.
+    stack follow one another, so the rows are those of all of them; likewise the kernels of a
+    convolution are rows of all their numbers. turned: the transpose of the tensor, which must
+    consist of plain floats.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Tensor:
 
 
 def unpacked(reader: GgufReader, tensor: Tensor) -> np.ndarray:
-    """The float32 (rows, columns) that a tensor's blocks stand for."""
+    """The float32 (rows, columns) of a tensor's blocks."""
     out = np.empty(tensor.shape, np.float32)
     unpack_rows(tensor.blocks(reader), tensor.format, out)
     return out
