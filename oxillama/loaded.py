@@ -128,7 +128,7 @@ class Loaded:
     @property
     def model(self) -> Model:
         """The model of an open engine."""
-        _, model = self.core, self._model  # the core says why where there is none
+        _, model = self.core, self._model  # raises the reason if there is none
         if model is None:
             raise EngineError("engine: is closed")
         return model
@@ -154,7 +154,7 @@ class Loaded:
     @property
     def default_session(self) -> DefaultSession:
         """The session of `prefill` and `forward_one`, and the one used last."""
-        self.core.check_waiter()  # whoever holds its lock may wait for a step
+        self.core.check_waiter()  # the holder of its lock may wait for a step
         session = self._default_session
         if session is None:
             raise EngineError("engine: has no model, call load_model first")

@@ -33,7 +33,7 @@ CONFIG_NAMES = {
     "n_threads": "num_threads",
     "num_thread": "num_threads",
 }
-# what -1 stands for elsewhere, where it is refused here
+# the meaning of -1 elsewhere, for options that refuse it here
 _MINUS_ONE = {
     "context_size": "None for the model's own",
     "keep": "the number of the prompt's tokens to keep all of it",

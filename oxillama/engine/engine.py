@@ -99,7 +99,7 @@ class EngineCore:
         self.adapters: Callable[[], Any] = tuple
         # what was read of weights that are paged: a function that tells, None where none are
         self.paging: Callable[[], PagingStats] | None = None
-        self.snapshots: Any = None  # given by whoever knows the model's file
+        self.snapshots: Any = None  # set by the code that knows the model's file
         self.make_batch = batch
         self._scheduler = allocator.scheduler = Scheduler(
             scheduler or SchedulerConfig(),
@@ -418,7 +418,7 @@ class EngineCore:
         if self.held_by == threading.get_ident() and self._loop.thread is not None:
             self.check_waiter()  # the loop would not end
         self._loop.close()
-        with self.lock:  # which whoever is starting the thread holds
+        with self.lock:  # held by a thread that is starting the loop
             thread = self._loop.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()

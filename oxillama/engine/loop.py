@@ -245,7 +245,7 @@ class StepLoop:
             self._command = command
             with self._lock:
                 command[0](*command[1:])
-            # it knows its request, which whoever asked may have forgotten
+            # it refers to its request, which the caller may have dropped
             self._command = command = None
         return True
 

@@ -105,7 +105,7 @@ class Completion:
     content: str | None = None
     reasoning: str = ""  # of a chat: what came before the answer
     tool_calls: tuple[Any, ...] = ()  # of a chat: each a `ToolCall`
-    malformed_calls: tuple[Any, ...] = ()  # of a chat: what began as a call and is none
+    malformed_calls: tuple[Any, ...] = ()  # of a chat: texts that began like a call
     # what became of candidates, where the request speculated
     speculation: SpecStats | None = None
     timings: Timings = field(default=Timings(), compare=False)
@@ -192,7 +192,7 @@ class Request:
     )
 
     kind: ClassVar[str]  # the method of the engine that asks for it
-    draws: ClassVar[bool] = False  # it goes on after its prompt
+    draws: ClassVar[bool] = False  # it continues after its prompt
     hidden: ClassVar[bool] = False  # its rows are hidden states, not logits
     caches: ClassVar[bool] = True  # it may use and fill the prefix cache, unless it says otherwise
 
@@ -265,7 +265,7 @@ class Request:
     def roll_back(self) -> None:
         """Undo the changes to its session, if there is no result."""
 
-    # ---- whoever holds it
+    # ---- for callers
     # ----------------------------------------------------------------------------------------------
 
     @property
@@ -535,7 +535,7 @@ class GenerateRequest(Request):
         self.speculation: RequestCandidates | None = None  # brings candidates into the steps
         # tokens that the grammar forces are taken without a draw; the same ones either way
         self.takes_forced = True
-        # who goes on from a fork of this one's pages once the prompt is evaluated
+        # requests that continue from a fork of its pages when the prompt is evaluated
         self.siblings: tuple[GenerateRequest, ...] = ()
         # context shift: first tokens that stay, None: no shift
         self.shift_keep: int | None = None

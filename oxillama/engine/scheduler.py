@@ -252,7 +252,7 @@ class Scheduler:
         self._arrivals = 0
         self._row_seconds = 0.0  # running estimate of what a prefill row costs
         self._base_seconds = 0.0  # and of a step that only decodes
-        self._fixed_seconds = 0.0  # what stands in for that before there was such a step
+        self._fixed_seconds = 0.0  # used instead before there was such a step
         self._hidden_turn = False
         self.starved: ScheduleEntry | None = None  # alone, and still without the pages it needs
 

@@ -94,7 +94,7 @@ class Session:
         self._owner = ref(owner)
         self.kv = kv
         self.tokens: list[int] = []
-        # in order, what stands among the tokens in place of some of them
+        # in order, the images that replace some of the tokens
         self.images: tuple[PlacedImage, ...] = ()
         self.start = 0  # where generated tokens begin
         self.pending: np.ndarray | None = None  # float32 (vocab,)
@@ -309,7 +309,7 @@ class DefaultSession:
 
     def __init__(self, core: Owner) -> None:
         self.lock = threading.RLock()
-        # what a prompt of None goes on with: a session, or `Siblings`, who know theirs at the end
+        # what a prompt of None continues: a session, or `Siblings`, which have one at the end
         self.recent: Any = None
         self._core = core
         self._session: Session | None = None

@@ -105,7 +105,7 @@ class Siblings:
         try:
             return self._best([await request for request in self.requests])
         finally:
-            # where one failed, or whoever waits was cancelled; those that have ended do not mind
+            # if one failed or the waiting task was cancelled; ended requests are not affected
             self.cancel()
 
     def _best(self, done: list[Completion]) -> list[Completion]:

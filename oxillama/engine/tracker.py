@@ -152,7 +152,7 @@ class RequestTracker:
         for at, each in enumerate(waiting):
             if error is not None:
                 self.end(each, reason, error)
-            # it has no siblings: whoever lives evaluates the prompt
+            # it has no siblings: a remaining request evaluates the prompt
             elif each.stopping:
                 self.end(each, each.stopping)
             else:
