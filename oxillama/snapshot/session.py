@@ -63,6 +63,7 @@ _MOST_IMAGES = 1 << 32
 _FREE = (
     "chat_template",
     "context_size",
+    "kv_type",  # None stands for a type; `check_pages` compares the one in force
     "max_pages",
     "prefill_chunk_size",
     "sampler",
