@@ -237,6 +237,7 @@ NOT_GENERATING = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _FILLS),
     **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), _DRAFTS),
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
+    "t5": "writes with a decoder that looks at what an encoder read",
     "clip": "encodes pictures or sound for another model (mmproj)",
 }
 

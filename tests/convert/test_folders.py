@@ -1,6 +1,7 @@
 """Converted folders against the files that llama.cpp's converter made of the same folders."""
 
 import json
+import shutil
 import struct
 
 import numpy as np
@@ -10,6 +11,8 @@ from oxillama.convert import ModelFolder, convert_folder
 from oxillama.convert.family import FAMILIES, Hyper, Keys
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
+from oxillama.model import load_model
+from tests.convert.test_families import save
 
 ROUNDED = "ssm_a"  # computed: llama.cpp's exponential is not always correctly rounded
 
@@ -38,6 +41,32 @@ def test_every_folder_gives_the_reference_files_keys_and_tensors(cases, tmp_path
                 np.testing.assert_array_max_ulp(found, wanted, 1)
             else:
                 assert np.array_equal(found, wanted), (folder, name)
+
+
+def test_a_llama_that_sees_both_directions_is_an_embedder(cases, tmp_path):
+    """Its folder has no head and no prefix of names; the rest is that of the Llama."""
+    folder = tmp_path / "embedder"
+    shutil.copytree(cases / "hf" / "llama", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["LlamaBidirectionalModel"], "is_causal": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    data = (folder / "model.safetensors").read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    held = {}
+    for name, info in json.loads(data[8 : 8 + size]).items():
+        if name not in ("__metadata__", "lm_head.weight"):
+            start, stop = info["data_offsets"]
+            rows = np.frombuffer(data[8 + size :][start:stop], np.float32)
+            held[name.removeprefix("model.")] = rows.reshape(info["shape"])
+    save(folder / "model.safetensors", held)
+    made = GgufReader(convert_folder(folder, tmp_path / "made.gguf", "F32", name="tiny").path)
+    twin = GgufReader(cases / "arch" / "llama" / "f32.gguf")
+    assert made.metadata["general.architecture"] == "llama-embed"
+    assert made.metadata["llama-embed.attention.causal"] is False
+    assert set(made.tensors) == set(twin.tensors) - {"output.weight"}
+    for name in made.tensors:
+        assert np.array_equal(made.data(name), twin.data(name)), name
+    assert not load_model(made).config.causal
 
 
 def _same(ours, theirs) -> bool:

@@ -101,6 +101,19 @@ def llama(h: Hyper, k: Keys) -> None:
     llama_keys(h, k)
 
 
+@family("LlamaBidirectionalModel", arch="llama-embed", rules=bare(LLAMA), extra=llama3_factors,
+        dropped=BUFFERS, prefix_setting=True)  # fmt: skip
+def llama_embed(h: Hyper, k: Keys) -> None:
+    """NVIDIA's text embedders (Babakhin et al. 2025): Llama without a head, attention in both
+    directions, which the architecture itself says; the folder may.
+    """
+    h.must_be("hidden_act", "silu")
+    h.must_be("is_causal", False)
+    llama_keys(h, k)
+    if h.get("is_causal") is not None:
+        k.flag("attention.causal", False)
+
+
 @family(
     "InternLM3ForCausalLM",
     arch="llama",
