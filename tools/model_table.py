@@ -43,9 +43,10 @@ give one prompt different tokens under different limits, and cached prefixes cou
 
 ## Sparse attention: as far as it is dense
 
-DeepSeek V3.2 and GLM 5 choose the keys that a row sees, `attention.indexer.top_k` of them. A
-sequence of no more tokens sees all of them, which is what runs here, exactly; a longer one is
-refused, and the model's own context is that long.
+DeepSeek V3.2 and GLM 5 choose the keys that a row sees, `attention.indexer.top_k` of them, and
+MiniMax-M3 as many blocks of `attention.indexer.block_size`. A sequence of no more tokens sees all
+of them, which is what runs here, exactly; a longer one is refused, and the model's own context is
+that long.
 
 ## Where llama.cpp computes something else
 
@@ -152,6 +153,7 @@ NAMES = {
     "minicpm3": "MiniCPM 3",
     "minimax-01": "MiniMax-Text-01",
     "minimax-m2": "MiniMax-M2",
+    "minimax-m3": "MiniMax-M3",
     "mistral3": "Ministral 3",
     "mistral4": "Mistral 4",
     "modern-bert": "ModernBERT",

@@ -268,10 +268,13 @@ def gated_ffn(
     suffix: str = "",
     width: int = 0,
     limit: float = 0.0,
+    early: bool = False,
+    raised: bool = False,
 ) -> Value:
     """Feed-forward with a gate: down(act(gate x) * up x). gate and up may be one matrix, `ffn_up`;
     a norm `ffn_sub_norm` comes before down if the file has it. suffix: comes after `ffn_gate` in
-    the names of its tensors; width: 0 for the file's `feed_forward_length`; limit: see `limited`.
+    the names of its tensors; width: 0 for the file's `feed_forward_length`; limit, early, raised:
+    see `limited`.
     """
     if suffix:
         width = b.shape(layer.name(f"ffn_down{suffix}.weight"), 2)[1]
@@ -285,22 +288,30 @@ def gated_ffn(
     else:
         gate = layer.linear(x, f"ffn_gate{suffix}", width)
         up = layer.linear(x, f"ffn_up{suffix}", width)
-    y = limited(b, gate, up, act=act, limit=limit)
+    y = limited(b, gate, up, act=act, limit=limit, early=early, raised=raised)
     if layer.has(f"ffn_sub_norm{suffix}.weight"):
         y = layer.norm(y, f"ffn_sub_norm{suffix}")
     return layer.linear(y, f"ffn_down{suffix}", b.hidden)
 
 
 def limited(
-    b: Builder, gate: Value, up: Value, *, act: str, limit: float, early: bool = False
+    b: Builder,
+    gate: Value,
+    up: Value,
+    *,
+    act: str,
+    limit: float,
+    early: bool = False,
+    raised: bool = False,
 ) -> Value:
     """act(gate) * up, the first below `limit` (early: gate itself, before act) and the second
-    within it; 0 for no limit.
+    within it; 0 for no limit. raised: up + 1 instead of up (gpt-oss).
     """
     if not limit:
         return b.gate(gate, up, act=act)
     if early:
-        return b.gate(b.clamp(gate, -3e38, limit), b.clamp(up, -limit, limit), act=act)
+        gate, up = b.clamp(gate, -3e38, limit), b.clamp(up, -limit, limit)
+        return b.gate(gate, up + np.ones(up.width, np.float32) if raised else up, act=act)
     return b.clamp(b.activate(gate, act), -3e38, limit) * b.clamp(up, -limit, limit)
 
 
@@ -350,7 +361,8 @@ def sparse_ffn(b: Builder, layer: Layer, x: Value, *, act: str = "silu", **routi
     experts, and experts in the others.
     """
     if layer.index < b.keys.integer("leading_dense_block_count", default=0):
-        return gated_ffn(b, layer, x, act=act, limit=routing.get("shared_limit", 0.0))
+        how = {name: routing.get(name, False) for name in ("early", "raised")}
+        return gated_ffn(b, layer, x, act=act, limit=routing.get("shared_limit", 0.0), **how)
     return expert_ffn(b, layer, x, act=act, **routing)
 
 
@@ -391,13 +403,14 @@ def expert_ffn(
     width: int = 0,
     limit: float = 0.0,
     early: bool = False,
+    raised: bool = False,
     shared_limit: float = 0.0,
     scored: Value | None = None,
 ) -> Value:
     """A feed-forward network of experts, `expert_used_count` of `expert_count` for each row, plus
     the file's shared experts. The parameters from `gating` on are those of `Builder.route`. width:
-    of an expert, 0 for the file's `expert_feed_forward_length`; limit, early, shared_limit: see
-    `limited`; scored: the rows used for the choice, None for x.
+    of an expert, 0 for the file's `expert_feed_forward_length`; limit, early, raised, shared_limit:
+    see `limited`; scored: the rows used for the choice, None for x.
     """
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
     default = layer.integer("feed_forward_length", default=0)
@@ -415,11 +428,12 @@ def expert_ffn(
         group_by=group_by,
     )
     gate, up = expert_gate_up(layer, x, routes, width, count)
-    y = limited(b, gate, up, act=act, limit=limit, early=early)
+    y = limited(b, gate, up, act=act, limit=limit, early=early, raised=raised)
     y = b.combine(layer.experts(y, routes, "ffn_down_exps", b.hidden, count=count), routes)
     if not layer.has("ffn_up_shexp.weight"):
         return y
-    return y + shared_ffn(b, layer, x, act=act, limit=shared_limit)
+    how = dict(limit=shared_limit, early=early, raised=raised)
+    return y + shared_ffn(b, layer, x, act=act, **how)
 
 
 def routed(b: Builder, layer: Layer, x: Value, **params: Any) -> Value:

@@ -197,6 +197,12 @@ OWN: dict[str, dict] = {
         "swiglu_clamp_exp": [0.5, 0.0, 0.5, 0.0],
     },
     "minimax-01": {"full_attention_interval": 4, "residual_scale": 3.5},
+    "minimax-m3": {
+        **INDEXER,
+        "attention.indexer.top_k": 8,
+        "attention.indexer.block_size": 16,
+        "attention.indexer.local_blocks": 1,
+    },
     "muse-glimmer": {"logit_scale": 0.5, "final_logit_softcapping": 3.0},
     "plamo2": {
         "attention.head_count": [0, 4, 0, 0],
@@ -335,6 +341,8 @@ WANTED: dict[str, tuple[str, ...]] = {
     "deepseek2-ocr": _each(_SPARSE, "ffn_up_shexp.weight"),
     "grok": _each((0, 1), "ffn_up.weight", "layer_output_norm.weight"),
     "spark2_5": _each(_ALL, "attn_qkv.weight", "attn_gate.weight"),
+    "minimax-m3": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
+    + _each(_SPARSE, "indexer.q_proj.weight"),
     "muse-glimmer": _each(_ALL, "attn_gate.weight"),
     "hrm_text": _each((0, 1), "attn_gate.weight"),
     "neo-bert": _each(_ALL, "attn_qkv.weight", "ffn_up.weight"),

@@ -2,20 +2,19 @@
 experts with biases whose gates are clamped.
 """
 
-import numpy as np
-
 from oxillama.model.blocks import (
     attention,
     expert_gate_up,
     heads_of,
     is_windowed,
+    limited,
     rope_dims,
     routed,
     routing_of,
 )
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
-_LIMIT = 7.0  # of gates from above, of what they gate from both sides
+LIMIT = 7.0  # of gates from above, of what they gate from both sides
 
 
 @architecture("gpt-oss")
@@ -41,7 +40,5 @@ def _experts(b: Builder, layer: Layer, x: Value, **routing) -> Value:
     layer.integer("feed_forward_length", default=0)
     routes = routed(b, layer, x, **routing)
     gate, up = expert_gate_up(layer, x, routes, width, count)
-    gate = b.clamp(gate, -3e38, _LIMIT)
-    up = b.clamp(up, -_LIMIT, _LIMIT) + np.ones(up.width, np.float32)
-    y = b.gate(gate, up, act="gelu_quick")
+    y = limited(b, gate, up, act="gelu_quick", limit=LIMIT, early=True, raised=True)
     return b.combine(layer.experts(y, routes, "ffn_down_exps", b.hidden, count=count), routes)

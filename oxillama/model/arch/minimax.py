@@ -1,8 +1,17 @@
 """MiniMax-M2 (MiniMax 2025, by its code in transformers, `models/minimax_m2`): norms over whole
-rows of queries and keys, partial rotation, experts chosen by biased sigmoids.
+rows of queries and keys, partial rotation, experts chosen by biased sigmoids. MiniMax-M3 (2026).
 """
 
-from oxillama.model.blocks import routing_of, sparse_decoder
+from oxillama.model.arch.gpt_oss import LIMIT
+from oxillama.model.blocks import (
+    attention,
+    dense_reach,
+    heads_of,
+    rope_dims,
+    routing_of,
+    sparse_decoder,
+    sparse_ffn,
+)
 from oxillama.model.builder import Builder, Value, architecture
 
 
@@ -11,3 +20,23 @@ def minimax_m2(b: Builder) -> Value:
     """Every layer has experts, whose weights sum to 1."""
     routing = routing_of(b, gating="sigmoid", normalise=True)
     return sparse_decoder(b, style="neox", qk_norm="rows", **routing)
+
+
+@architecture("minimax-m3")
+def minimax_m3(b: Builder) -> Value:
+    """Norms over heads, gates as in gpt-oss, and an indexer that chooses blocks of keys in layers
+    with experts. Sequences are as long as it chooses all of them; longer ones are refused.
+    """
+    block = b.keys.integer("attention.indexer.block_size", minimum=1, maximum=1 << 16)
+    b.keys.integer("attention.indexer.local_blocks", minimum=0)
+    most = dense_reach(b, block=block)
+    routing = routing_of(b, gating="sigmoid")
+    limits = dict(limit=LIMIT, shared_limit=LIMIT, early=True, raised=True)
+    x = b.embed()
+    for layer in b.layers():
+        rope = b.rope(rope_dims(b, heads_of(b, layer)))
+        y = layer.norm(x, "attn_norm")
+        x = x + attention(b, layer, y, style="neox", qk_norm="heads", rope=rope, most=most)
+        y = layer.norm(x, "ffn_norm")
+        x = x + sparse_ffn(b, layer, y, act="gelu_quick", **limits, **routing)
+    return b.logits(x)
