@@ -136,9 +136,11 @@ def _run(arguments: argparse.Namespace) -> int:
             parts = [*map(Path, arguments.image), text]
             done = _print(engine.stream(engine.image_prompt(parts), **options))
         elif system is None and not arguments.image:
+            # a model that cannot go on says so before the prompt is repeated
+            stream = engine.stream(text, **options)
             if arguments.display_prompt:
                 print(text, end="", flush=True)
-            done = _print(engine.stream(text, **options))
+            done = _print(stream)
         else:
             use_template(arguments, engine)
             messages: list[dict[str, Any]] = [
