@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
@@ -57,7 +58,7 @@ from oxillama.engine.request import (
 )
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
-from oxillama.errors import ConfigError, QueueFull
+from oxillama.errors import ConfigError, EngineError, QueueFull
 from oxillama.image_prompts import no_encoder
 from oxillama.loaded import Loaded, Prompt, PromptList, SinglePrompt
 from oxillama.lora.fit import Lora
@@ -1018,6 +1019,26 @@ class InferenceEngine:
     def __repr__(self) -> str:
         """The model, its size, and how it is served."""
         return f"<InferenceEngine {self._loaded.described(self.engine_config.sampler)}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what `repr` says, and what the engine has done so far."""
+        line = f"<code>{escape(repr(self))}</code>"
+        try:
+            found = self.metrics()
+        except EngineError:
+            return line
+        rows = {
+            "requests": f"{found.requests_running} running, {found.requests_waiting} waiting, "
+            f"{found.requests_completed_total:,} completed",
+            "prompt": f"{found.tokens_prefilled_total:,} tokens, "
+            f"{found.prompt_tokens_per_second:.1f} tokens/s",
+            "generation": f"{found.tokens_generated_total:,} tokens, "
+            f"{found.decode_tokens_per_second:.1f} tokens/s",
+            "prefix cache": f"{found.kv_tokens_saved_total:,} tokens saved",
+            "pages": f"{found.pages_used:,} used, {found.page_memory_bytes >> 20:,} MB",
+        }
+        cells = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in rows.items())
+        return f"{line}<table>{cells}</table>"
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 import time
+from html import unescape
 
 import numpy as np
 import pytest
@@ -400,9 +401,9 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
         assert (other.num_threads, other.context_size) == (1, 100)
     with pytest.raises(oxillama.ConfigError, match="n_ctx: found together with context_size"):
         oxillama.load(context_size=100, n_ctx=100)
-    with pytest.raises(oxillama.ConfigError, match="no argument of load; did you mean kv_type"):
+    with pytest.raises(oxillama.ConfigError, match="not an argument of load; did you mean kv_t"):
         oxillama.load(kv_typ="f16")
-    with pytest.raises(oxillama.ConfigError, match="no option of generate; did you mean max_token"):
+    with pytest.raises(oxillama.ConfigError, match="not an option of generate; did you mean max"):
         engine.generate("Once", max_tokns=3)
     with pytest.raises(oxillama.ConfigError, match="num_threads: found -1.*None for the cores"):
         oxillama.load(num_threads=-1)
@@ -433,8 +434,10 @@ def test_what_is_printed_says_what_is_asked_first(engine):
     assert str(done) == done.text and done.timings.total_seconds > 0
     assert done.timings.prompt_tokens_per_second >= 0 < done.timings.first_token_seconds
     html = done._repr_html_()
-    assert html.count("<span") == 5 and f"token {done.tokens[0]}: " in html
-    tagged = dataclasses.replace(done, text="<b>", logprobs=())
+    shown = re.findall("<span title=.*?>(.*?)</span>", html, re.S)
+    assert unescape("".join(shown)) == done.text and len(shown) == len(done.pieces) > 1
+    assert all(f"token {token}: " in html for token in done.tokens)
+    tagged = dataclasses.replace(done, text="<b>", pieces=())
     assert "&lt;b&gt;" in tagged._repr_html_() and "<b>" not in tagged._repr_html_()
     pieces = list(engine.stream("Once", max_tokens=5, temperature=0))
     assert pieces[-1].timings.tokens_per_second > 0 and pieces[0].timings is None
@@ -445,12 +448,16 @@ def test_what_is_printed_says_what_is_asked_first(engine):
     session = engine.session()
     engine.prefill([1, 2, 3], session=session)
     assert repr(session) == "<Session 3 tokens, 3 evaluated, idle>"
+    assert "3 evaluated, idle" in session._repr_html_() and 'value="3"' in session._repr_html_()
+    assert "<th>generation</th>" in engine._repr_html_() and "stories260K" in engine._repr_html_()
     request = engine.submit("Once", max_tokens=2, temperature=0)
     request.result()
     assert repr(request) == "<Request generate, length, 2 + 2 tokens>"
+    assert request.result().text in unescape(request._repr_html_())
     with oxillama.load(num_threads=1) as closed:
         pass
     assert repr(closed) == "<InferenceEngine closed>"
+    assert unescape(closed._repr_html_()) == "<code><InferenceEngine closed></code>"
 
 
 def test_many_threads_share_one_engine(engine):

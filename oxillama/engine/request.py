@@ -109,6 +109,8 @@ class Completion:
     # what became of candidates, where the request speculated
     speculation: SpecStats | None = None
     timings: Timings = field(default=Timings(), compare=False)
+    # with log-probabilities: the pieces of the text, each with the number of tokens up to its end
+    pieces: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return self.text
@@ -124,21 +126,24 @@ class Completion:
         )
 
     def _repr_html_(self) -> str:
-        """For notebooks: the text, or, with log-probabilities, each token on a background that is
-        darker the less likely it was.
+        """For notebooks: the text; with log-probabilities each piece on a background that is darker
+        the less likely its tokens were, and their probabilities where the mouse rests.
         """
         head = escape(
             f"{self.finish_reason}, {self.usage.prompt_tokens} + {self.usage.completion_tokens} "
             f"tokens, {self.timings.tokens_per_second:.1f} tokens/s"
         )
-        body = escape(self.text)
-        if self.logprobs:
-            body = " ".join(
-                f'<span title="{escape(_likeliest(each))}" style="background: rgba(255, 160, 0, '
-                f'{1 - math.exp(min(0.0, each.raw)):.2f})">{each.token}</span>'
-                for each in self.logprobs
+        body, first = "", 0
+        for text, last in self.pieces:
+            reports = self.logprobs[first:last]
+            likely = math.exp(min(0.0, sum(each.raw for each in reports)))
+            title = escape("; ".join(map(_likeliest, reports)))
+            body += (
+                f'<span title="{title}" style="background: rgba(255, 160, 0, {1 - likely:.2f})">'
+                f"{escape(text)}</span>"
             )
-            body = f"{escape(self.text)}<br><small>{body}</small>"
+            first = last
+        body = body or escape(self.text)
         return f'<div style="white-space: pre-wrap">{body}</div><small>{head}</small>'
 
 
@@ -433,6 +438,14 @@ class Request:
             f"<Request {self.kind}, {state}, {self.prompt_tokens} + {len(self.generated)} tokens>"
         )
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the text so far, below what `repr` says."""
+        text = "".join(text for text, _ in self.pieces)
+        return (
+            f"<code>{escape(repr(self))}</code>"
+            f'<div style="white-space: pre-wrap">{escape(text)}</div>'
+        )
+
     def __reduce__(self) -> Any:
         raise TypeError(
             "request: belongs to the engine of this process and cannot be pickled; pickle its "
@@ -595,6 +608,7 @@ class GenerateRequest(Request):
             if speculation is not None and speculation.reported
             else None,
             timings=self.timings(),
+            pieces=tuple(self.pieces) if self.logprobs else (),
         )
         return done if self.read is None else self.read(done)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
+from html import escape
 from operator import index
 from os import PathLike
 from typing import Any, Literal, Protocol
@@ -133,6 +134,14 @@ class Session:
         kv = getattr(self, "kv", None) if self._owner() is not None else None
         state = "engine gone" if kv is None else "busy" if self.busy else "idle"
         return f"<Session {len(self.tokens)} tokens, {kv.length if kv else 0} evaluated, {state}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what `repr` says, and a bar of the tokens evaluated."""
+        kv = getattr(self, "kv", None) if self._owner() is not None else None
+        done, most = kv.length if kv else 0, max(len(self.tokens), 1)
+        return (
+            f'<code>{escape(repr(self))}</code> <progress value="{done}" max="{most}"></progress>'
+        )
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -469,9 +469,11 @@ def expert_gate_up(
     )
 
 
-def shared_ffn(b: Builder, layer: Layer, x: Value, *, act: str, limit: float = 0.0) -> Value:
-    """The experts that every row uses, times their own gate if the file has one."""
-    y = gated_ffn(b, layer, x, act=act, suffix="_shexp", limit=limit)
+def shared_ffn(b: Builder, layer: Layer, x: Value, *, act: str, **limits: Any) -> Value:
+    """The experts that every row uses, times their own gate if the file has one. limits: those of
+    `gated_ffn`.
+    """
+    y = gated_ffn(b, layer, x, act=act, suffix="_shexp", **limits)
     if not layer.has("ffn_gate_inp_shexp.weight"):
         return y
     return weighted(b, y, b.activate(layer.linear(x, "ffn_gate_inp_shexp", 1), "sigmoid"))

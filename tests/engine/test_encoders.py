@@ -221,7 +221,5 @@ def test_texts_that_nothing_would_separate_are_no_pair(cases):
 
 
 def test_positions_without_a_row_are_refused_at_load(cases):
-    with pytest.raises(
-        ConfigError, match="context_size: found 129, .* embeddings for 128 positions"
-    ):
+    with pytest.raises(ConfigError, match="context_size: found 129, wanted at most 128, as far as"):
         oxillama.load(cases / "embed" / "bert_cls" / "f32.gguf", context_size=129)

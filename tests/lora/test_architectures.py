@@ -60,8 +60,9 @@ def test_an_adapter_of_every_matrix_equals_the_changed_model(arch, tmp_path):
     got = rows_of(model, adapters)
     changed = merged(tmp_path / "merged.gguf", reader, [(first, 0.5 * 6.0 / 3), (second, -1.25)])
     want = rows_of(load_model(GgufReader(changed), num_threads=2))
-    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
-    assert np.abs(got - before).max() > 1e-2 * np.abs(want).max()
+    largest = np.abs(want[np.abs(want) < 1e30]).max()  # tokens that a file bans are beyond it
+    assert np.abs(got - want).max() <= 1e-4 * largest
+    assert np.abs(got - before).max() > 1e-2 * largest
     assert rows_of(model).tobytes() == before.tobytes()
     if model.config.causal:
         assert rows_of(model, adapters, chunk=5).tobytes() == got.tobytes()

@@ -82,7 +82,7 @@ def test_a_conversation_finds_its_image_again(seeing):
         ("https://example.com/a.png", "which is not fetched"),
         ("/etc/hostname", "wanted a data URL"),
         ("data:image/png;base64,AAAA", "found 3 bytes"),
-        ("data:image/png;base64,@@", "no base64"),
+        ("data:image/png;base64,@@", "not base64"),
     ),
 )
 def test_bad_images_are_the_clients_mistake(seeing, url, said):
