@@ -34,7 +34,7 @@ def speed(cells: list[dict[str, Any]], about: str) -> str:
     page.text(20, 44, about, colour="#555", size=11)
     shares = {
         key: [
-            rates["oxillama"][key] / max(rates[who][key] for who in rates if who != "oxillama")
+            rates["ours"][key] / max(rates[who][key] for who in rates if who != "ours")
             for rates in (cell["medians"] for cell in cells)
         ]
         for key in NUMBERS
@@ -46,7 +46,7 @@ def speed(cells: list[dict[str, Any]], about: str) -> str:
         for i, (cell, share) in enumerate(zip(cells, shares[key])):
             y = 74 + row * i
             page.box(left, y, share * unit, row - 4, COLOUR)
-            told = f"{share:.2f} times: {cell['medians']['oxillama'][key]:,.4g} tokens/s"
+            told = f"{share:.2f} times: {cell['medians']['ours'][key]:,.4g} tokens/s"
             page.text(left + max(share, 1) * unit + 6, y + 13, told, size=11)
             if j == 0:
                 page.text(names - 8, y + 13, cell["model"], anchor="end")
