@@ -145,7 +145,7 @@ def test_whoever_asks_and_whatever_all_prompts_begin_with(more):
     alone = {name: value for name, value in more.items() if name != "routers"}
     one, _ = conversations(engines=1, **alone)
     two, served = conversations(engines=2, **more)
-    assert two >= 0.98 * one
+    assert two >= 0.95 * one  # ties are drawn
     assert max(served) - min(served) < 100
 
 
