@@ -182,29 +182,34 @@ class StepWidth:
         self._costs: dict[int, float] = {}  # seconds a row, by the power of two from the width up
         self._among, self._best, self._since, self._others = 0, 0, 0, 0
 
-    def choose(self, sequences: int) -> int:
-        """How many of so many sequences run in the next step."""
+    def choose(self, sequences: int, *, measured: bool = True) -> int:
+        """How many of this many sequences run in the next step. measured: whether the step only
+        decodes, so that its time can be learned from; only such a step tries another width.
+        """
         sequences = min(sequences, self._most)
         if sequences <= NARROWEST_STEP:
             return sequences
-        self._since += 1
-        if sequences == self._among and self._best and self._since < self.MEASURED_EVERY:
+        self._since += measured
+        due = self._since >= self.MEASURED_EVERY
+        if sequences == self._among and self._best and not (measured and due):
             return self._best
         choices = [sequences]
         while (narrower := _power(choices[-1]) // 2) >= NARROWEST_STEP:
             choices.append(narrower)
+        known = [width for width in choices if _power(width) in self._costs]
         self._among, self._best = sequences, 0
-        for width in choices:
-            if _power(width) not in self._costs:
-                return width
-        if self._since >= self.MEASURED_EVERY:
+        if measured and len(known) < len(choices):
+            return next(width for width in choices if width not in known)
+        if measured and due:
             self._since, self._others = 0, self._others + 1
             return choices[self._others % len(choices)]
-        least = min(self._costs[_power(width)] for width in choices)
-        self._best = next(
-            width for width in choices if self._costs[_power(width)] <= self.NOISE * least
-        )
-        return self._best
+        if not known:
+            return sequences
+        least = min(self._costs[_power(width)] for width in known)
+        best = next(width for width in known if self._costs[_power(width)] <= self.NOISE * least)
+        if len(known) == len(choices):
+            self._best = best
+        return best
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a step that only decoded."""
@@ -474,7 +479,7 @@ class Scheduler:
         rows = max(1, self.config.max_batch_tokens - bool(self.prefilling))
         plain = not (self.parked or any(entry.width for entry in self.decoding))
         sequences = len(self.decoding) if plain else sum(each.width or 1 for each in self.decoding)
-        most = free = min(self._width.choose(sequences), rows)
+        most = free = min(self._width.choose(sequences, measured=not self.prefilling), rows)
         self._turns = -(-sequences // max(most, 1))
         if plain:
             turn = list(self.decoding)[:free]

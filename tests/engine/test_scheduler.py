@@ -391,3 +391,11 @@ def test_widths_are_measured_again_as_costs_change():
     assert seen[100:163].count(32) >= 62 and seen[-63:].count(8) >= 62
     others = [width for width in seen[64:256] if width != 32]
     assert 1 <= len(others) <= 3
+
+
+def test_steps_with_prompts_try_no_width():
+    found = StepWidth(64)
+    assert [found.choose(32, measured=False) for _ in range(200)] == [32] * 200
+    found.observe(found.choose(32), 1.0)  # a step that only decodes, of all
+    assert [found.choose(32, measured=False) for _ in range(200)] == [32] * 200
+    assert found.choose(32) == 16  # and now the next width is tried
