@@ -26,6 +26,7 @@ def versions() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     from oxillama._core.kernels import cpu_info
+    from oxillama._core.threads import openmp_version
 
     return {
         "oxillama": oxillama.__version__,
@@ -35,6 +36,7 @@ def versions() -> dict[str, Any]:
         "folder": str(Path(oxillama.__file__).parent),
         "dependencies": found,
         "cpu": dict(cpu_info()),
+        "openmp": openmp_version() or None,  # of calls over arrays; None: they run on one thread
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 

@@ -14,6 +14,7 @@ from oxillama._core import threads
 def test_versions_name_what_runs(monkeypatch):
     monkeypatch.setenv("OXILLAMA_NUM_THREADS", "3")
     found = oxillama.versions()
+    assert found["openmp"] == (threads.openmp_version() or None)
     assert found["oxillama"] == oxillama.__version__
     assert found["dependencies"]["numpy"] == np.__version__
     assert found["cpu"]["default_threads"] == 3

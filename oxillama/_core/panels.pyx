@@ -64,7 +64,7 @@ cdef class PackedMatrix:
     `raw` holds the GGUF blocks of all rows, row after row; it is only read while packing. `reserve_all` makes the room for many and leaves
     the packing to `Units` or `pack_all`; `PackedMatrix.over` takes panels that lie ready. As a buffer it shows its panels' bytes, read-only.
     tight: fewer bytes are tried where there is such a form; the products are the same. Raises QuantError when `format` cannot be packed or the sizes do
-    not fit it, MemoryError when the panels find no room.
+    not fit it, MemoryError if the panels cannot be allocated.
     """
 
     def __init__(self, raw, str format, int64_t rows, int64_t cols, num_threads=0, bint tight=True):

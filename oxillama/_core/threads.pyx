@@ -112,7 +112,7 @@ cdef int region_threads(int count) except -1:
 
     Results do not depend on it, so it is one wherever OpenMP cannot be trusted: in a process that was forked, where a region would wait for ever for
     threads that only the parent has, inside another region, and in a build without OpenMP. An OpenMP library ends the process when it is refused a
-    thread; so the threads are started here first, and end again. It keeps those of an earlier region beside them, so there is room for its own.
+    thread; so the threads are started here first, and end again. It keeps the threads of an earlier region at the same time, so the system allows its own too.
     """
     global asked_by, was_forked
     count = within_limit(count)

@@ -66,7 +66,7 @@ cdef Chunk _chunk(const MatmulArgs *a, int64_t number) noexcept nogil:
 
 
 cdef void _multiply(const MatmulArgs *a, const Chunk *c, MatmulSegment *two, float *bias, ox_team *alone) noexcept nogil:
-    """A chunk, whose panels (gate's, up's) begin where `two` says and have its form, against all rows of x; `bias` has room for theirs."""
+    """A chunk, whose panels (gate's, up's) begin where `two` says and have its form, against all rows of x; `bias` is a buffer for theirs."""
     cdef MatmulArgs part = a[0]
     cdef LowRank low
     cdef const MatmulSegment *whole

@@ -232,7 +232,7 @@ class Conversation:
         """The messages that fit the context together with a reply: the system message and the last
         turns.
 
-        ContextError if the last turn alone leaves no room for a reply.
+        ContextError if the last turn alone fills the context.
         """
         context = self.engine.context_size
         reserve = context // 4
