@@ -16,7 +16,7 @@ from oxillama._core.matmul cimport MatmulArgs, matmul_panels
 from oxillama._core.pager cimport Pager, ox_experts, ox_experts_await, ox_experts_done, ox_experts_plan, ox_pager
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
 from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of
-from oxillama._core.threads cimport ox_team, ox_team_break, ox_team_take
+from oxillama._core.threads cimport OX_TEAM_RUNS, ox_team, ox_team_break, ox_team_cut, ox_team_left, ox_team_take
 from oxillama._core.vectors cimport activation
 
 cdef enum:
@@ -26,6 +26,7 @@ cdef enum:
     MANY = 9                  # from so many parts on panels are taken in pairs
     MANY_PANELS = 16          # and so many a chunk, so that its parts' rows are gathered for more than one pair
     CHUNK_BYTES = 49152       # weights of a chunk of fewer, about: a microsecond of memory
+    MOST_PANELS = 0x7fffffff  # what a run counts
 
 cdef float MIXER_REACH = 0.02   # twice the jitter that the model was trained with: how far below the best a score counts
 
@@ -310,6 +311,43 @@ cdef void run_chunk(const ExpertsArgs *a, const Step *step, const ExpertParts *p
             memcpy(<float *>row_of(step, a.out, part // a.used) + part % a.used * a.rows + 16 * p0, y + t * a.ldy, 4 * live)
 
 
+cdef bint few_parts(const ExpertsArgs *a, const ExpertParts *parts) noexcept nogil:
+    """Whether every chosen expert has so few parts that memory is the limit."""
+    cdef int i
+    if a.pager != NULL or <int64_t>parts.count * a.panels > MOST_PANELS:
+        return False
+    for i in range(parts.count):
+        if parts.begins[i + 1] - parts.begins[i] > a.matmul.lanes.few_rows:
+            return False
+    return True
+
+
+cdef void run_few(const ExpertsArgs *a, const Step *step, const ExpertParts *parts, ox_team *team, int ith, int nth, char *scratch,
+                  const LowRank *low) noexcept nogil:
+    """Few parts: each worker reads a run of the chosen experts' panels of its own, then helps whoever has most left (`_few` of matmul.pyx)."""
+    cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, i, n, m, left
+    cdef int64_t panels = parts.count * a.panels, first, p, p0, p1, stop
+    while longest:
+        first = panels * run // runs
+        p = first + ox_team_cut(team, run, <int>(panels * (run + 1) // runs - first), <int>a.few, 8 * <int>a.few, run != own, &n)
+        stop = p + n
+        while p < stop:
+            i, p0 = <int>(p // a.panels), p % a.panels
+            m = parts.begins[i + 1] - parts.begins[i]
+            p1 = min(a.panels, p0 + stop - p)
+            if m > 1 or step.unpacked:          # what scratch holds
+                p1 = min(p1, p0 + a.few)
+            run_chunk(a, step, parts, i, parts.begins[i], m, p0, p1, scratch, low, NULL)
+            p += p1 - p0
+        if n:
+            continue
+        longest = 0
+        for i in range(runs):
+            left = ox_team_left(team, i, <int>(panels * (i + 1) // runs - panels * i // runs))
+            if left > longest:
+                longest, run = left, i
+
+
 cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
     cdef const ExpertsArgs *a = <const ExpertsArgs *>args
     cdef const Step *step = a.common.step
@@ -326,6 +364,9 @@ cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexce
     parts = sort_parts(a, step, rows_of(&a.common), scratch)
     if a.pager != NULL:
         ox_experts_plan(a.pager, a.paged, parts.chosen, parts.begins, parts.count)
+    if few_parts(a, &parts):
+        run_few(a, step, &parts, team, ith, nth, scratch + a.order_bytes, added)
+        return
     chunk = ox_team_take(team)
     while at < parts.count:
         i = at if a.pager == NULL else a.paged.order[at]
