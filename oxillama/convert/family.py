@@ -21,6 +21,20 @@ if TYPE_CHECKING:
     from oxillama.convert.folder import ModelFolder
 
 _MISSING = object()
+_MOST_LAYERS = 1 << 16
+# what folders have called the base of a rotation, that of windowed layers, and the share of a head
+BASES = (
+    "global_rope_theta",
+    "rope_global_theta",
+    "rope_theta_global",
+    "rotary_emb_base",
+    "rope_theta",
+)
+LOCAL_BASES = (
+    *("local_rope_theta", "rope_local_theta", "rope_theta_local", "swa_rope_theta"),
+    "rope_local_base_freq",
+)
+SHARES = ("rope_pct", "rope_percent", "partial_rotary_factor")
 
 
 class Hyper:
@@ -105,9 +119,11 @@ class Hyper:
         kinds = self.config.get("layers_block_type")
         if self.config.get("num_hidden_layers") is None and isinstance(kinds, list):
             return len(kinds)
-        return self.integer(
-            "n_layers", "num_hidden_layers", "n_layer", "num_layers", "num_transformer_layers"
-        )
+        names = ("n_layers", "num_hidden_layers", "n_layer", "num_layers", "num_transformer_layers")
+        count = self.integer(*names)
+        if count > _MOST_LAYERS:
+            raise ConvertError(f"{self.label}: {count} layers, wanted at most {_MOST_LAYERS}")
+        return count
 
     @property
     def hidden(self) -> int:
@@ -130,9 +146,10 @@ class Hyper:
         factor, partial_rotary_factor, ... Older folders say the same in several keys.
         """
         found: dict[str, Any] = {}
-        for name in ("rope_theta", "rotary_emb_base", "partial_rotary_factor"):
-            if self.config.get(name) is not None:
-                found["rope_theta" if name == "rotary_emb_base" else name] = self.config[name]
+        for names in (BASES, SHARES):
+            value = self.get(*names)
+            if value is not None:
+                found[names[-1]] = value
         for name in ("rope_scaling", "rope_parameters"):
             value = self.config.get(name) or {}
             if not isinstance(value, dict):
@@ -157,15 +174,23 @@ class Keys:
         self.found[f"{self.arch}.{name}"] = value, kind
 
     def u32(self, name: str, value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
+            raise ConvertError(f"{self.arch}.{name}: found {value!r:.80}, wanted a uint32")
         self.put(name, value, "uint32")
 
     def f32(self, name: str, value: float) -> None:
-        self.put(name, float(np.float32(value)), "float32")
+        with np.errstate(over="ignore"):
+            rounded = np.float32(value)
+        if not np.isfinite(rounded):
+            raise ConvertError(f"{self.arch}.{name}: found {value}, wanted a finite float32")
+        self.put(name, float(rounded), "float32")
 
     def flag(self, name: str, value: bool) -> None:
         self.put(name, bool(value), "bool")
 
     def text(self, name: str, value: str) -> None:
+        if not isinstance(value, str):
+            raise ConvertError(f"{self.arch}.{name}: found {value!r:.80}, wanted a text")
         self.put(name, value, "string")
 
     def integers(self, name: str, values: Sequence[int]) -> None:
@@ -218,15 +243,17 @@ class Family:
     # names that carry nothing the model needs (buffers that transformers saved in older versions)
     dropped: tuple[str, ...] = ()
     # what its files say of a vocabulary that folders hold alike: pieces of a unigram model ("t5" in
-    # the file; else they are merged by score), Gemma 4's merges over SentencePiece's alphabet, or
-    # RWKV's
-    vocabulary: Literal["unigram", "gemma4", "rwkv"] | None = None
+    # the file; else they are merged by score), Gemma 4's merges over SentencePiece's alphabet,
+    # RWKV's, Qwen's file of byte strings, or PLaMo's list of tokens
+    vocabulary: Literal["unigram", "gemma4", "rwkv", "qwen", "plamo"] | None = None
     add_space_prefix: bool | None = None
     # add_space_prefix is what tokenizer_config.json says under add_prefix_space
     prefix_setting: bool = False
+    # chat_template.jinja goes before the template of tokenizer_config.json
+    template_file: bool = False
     # special tokens by key (`eot`, or `eot?` where the folder names none), and switches (`add_bos`)
     special: Callable[[Hyper, dict[str, int]], dict[str, Any]] = lambda hyper, ids: {}
-    # tensors of one number a layer that become an array key: name -> the whole key
+    # tensors of one number (a layer) that become a key: name -> the whole key
     gathered: Mapping[str, str] = field(default_factory=dict)
     # MXFP4 tensors, held as NAME_blocks and NAME_scales: NAME -> one target, or gate and up
     packed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

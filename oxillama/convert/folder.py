@@ -73,11 +73,16 @@ class ModelFolder:
 
     def _config(self) -> dict[str, Any]:
         config = self.json("config.json", required=True)
-        text = config.get("text_config")
-        if isinstance(text, dict):  # a model of text and pictures: the text part counts here
-            config = {**{k: v for k, v in config.items() if k != "text_config"}, **text} | {
-                key: config[key] for key in ("architectures",) if key in config
-            }
+        for name in ("text_config", "llm_config", "language_config"):
+            text = config.get(name)
+            if isinstance(text, dict):  # a model of text and pictures: the text part counts here
+                config = {**config, **text} | {
+                    key: value
+                    for key, value in config.items()
+                    if key == "architectures" or (key.endswith("_token_id") and value is not None)
+                }
+                del config[name]
+                break
         return config
 
     @property

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from oxillama.convert.family import Hyper, Keys
+from oxillama.convert.family import LOCAL_BASES, Hyper, Keys
 from oxillama.errors import ConvertError
 
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
@@ -22,11 +22,15 @@ def sizes(h: Hyper, k: Keys) -> None:
         "context_length",
         h.integer(
             *("max_position_embeddings", "n_ctx", "n_positions", "max_seq_len", "seq_length"),
-            "model_max_length",
+            *("max_length", "max_sequence_length", "model_max_length"),
         ),
     )
     k.u32("embedding_length", h.hidden)
-    width = h.integer("intermediate_size", "n_inner", "ffn_hidden_size", default=None)
+    width = h.integer(
+        *("prefix_dense_intermediate_size", "dense_intermediate_size", "intermediate_size"),
+        *("n_inner", "ffn_hidden_size"),
+        default=None,
+    )
     if width is not None:
         k.u32("feed_forward_length", width)
     k.u32("attention.head_count", h.heads)
@@ -57,7 +61,9 @@ def rotation(h: Hyper, k: Keys) -> None:
         k.f32("rope.scaling.factor", _number(h, rope, "factor"))
         if kind == "yarn":
             _yarn(h, k, rope)
-    elif kind not in ("default", "llama3", "longrope", "su", "dynamic", "mrope", "proportional"):
+    elif kind in ("longrope", "su"):
+        k.text("rope.scaling.type", "longrope")
+    elif kind not in ("default", "llama3", "dynamic", "xdrope", "mrope", "proportional"):
         raise ConvertError(f"{h.label}: rope_type: found {kind!r}, wanted one that GGUF files know")
     if "rope_theta" in rope:
         k.f32("rope.freq_base", _number(h, rope, "rope_theta"))
@@ -65,8 +71,8 @@ def rotation(h: Hyper, k: Keys) -> None:
         local = h.rope("sliding_attention")
         if "rope_theta" in local:
             k.f32("rope.freq_base_swa", _number(h, local, "rope_theta"))
-    elif h.get("rope_local_base_freq") is not None:
-        k.f32("rope.freq_base_swa", h.number("rope_local_base_freq"))
+    elif h.get(*LOCAL_BASES) is not None:
+        k.f32("rope.freq_base_swa", h.number(*LOCAL_BASES))
 
 
 def _number(h: Hyper, rope: dict, name: str) -> float:
@@ -78,11 +84,15 @@ def _yarn(h: Hyper, k: Keys, rope: dict) -> None:
     if original is None:
         raise ConvertError(f"{h.label}: rope_parameters: yarn without its original context")
     k.u32("rope.scaling.original_context_length", int(original))
-    for name, key in (("attention_factor", "attn_factor"), ("beta_fast", "yarn_beta_fast")):
+    for name, key in (
+        ("extrapolation_factor", "ext_factor"),
+        ("attn_factor", "attn_factor"),
+        ("attention_factor", "attn_factor"),
+        ("beta_fast", "beta_fast"),
+        ("beta_slow", "beta_slow"),
+    ):
         if rope.get(name) is not None:
-            k.f32(f"rope.scaling.{key}", _number(h, rope, name))
-    if rope.get("beta_slow") is not None:
-        k.f32("rope.scaling.yarn_beta_slow", _number(h, rope, "beta_slow"))
+            k.f32(f"rope.scaling.yarn_{key}", _number(h, rope, name))
 
 
 def experts(h: Hyper, k: Keys) -> None:
@@ -122,6 +132,14 @@ def common(h: Hyper, k: Keys) -> None:
     if h.get("head_dim") is not None:
         k.u32("attention.key_length", h.integer("head_dim"))
         k.u32("attention.value_length", h.integer("head_dim"))
+
+
+def further_layers(h: Hyper, k: Keys) -> None:
+    """Layers that predict further tokens are left out; where a folder counts them, the file says
+    that it has none.
+    """
+    if h.get("num_nextn_predict_layers") is not None:
+        k.u32("nextn_predict_layers", 0)
 
 
 def windows(h: Hyper, k: Keys, *, pattern: bool) -> None:

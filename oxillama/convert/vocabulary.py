@@ -7,7 +7,10 @@ taken where it is there, as its scores and types are exact.
 from __future__ import annotations
 
 import ast
+import json
+import re
 from base64 import b64decode
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from oxillama.convert.family import Family, Hyper
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.sentencepiece import UNIGRAM, Pieces, read_sentencepiece
 from oxillama.errors import ConvertError
+from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -36,20 +40,43 @@ _RENDERED = frozenset(
     + ("<tool_response|>", '<|"|>')
 )
 _GPT2 = SPLITS["gpt-2"]
+# added tokens that control a model although their folders do not call them special
+_CONTROLLING = re.compile(
+    r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL
+)
 
-# what RWKV's folders call their vocabulary, a token a line
-_WORLD = "rwkv_vocab_v20230424.txt"
+# what the folders of RWKV, Qwen and PLaMo call their vocabularies, a token a line
+_WORLD, _QWEN, _PLAMO = "rwkv_vocab_v20230424.txt", "qwen.tiktoken", "tokenizer.jsonl"
+# Qwen's special tokens, which follow those of its file
+_QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_QWEN_EXTRAS = 205
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 KeyValues = dict[str, tuple[Any, str]]
+# what vocabularies of two sizes mean in the family of Llama: Code Llama's with tokens to fill a
+# middle, and that of small Granites
+_GROWN: dict[int, KeyValues] = {
+    32016: {"tokenizer.ggml.eot_token_id": (32010, "uint32")},
+    49152: {"tokenizer.ggml.add_bos_token": (False, "bool")},
+}
 
 
-def vocabulary_keys(folder: ModelFolder, family: Family, hyper: Hyper) -> KeyValues:
-    """Every key of the vocabulary with its GGUF type; empty where the folder has none."""
+def vocabulary_keys(
+    folder: ModelFolder, family: Family, hyper: Hyper, left_out: list[str] | None = None
+) -> KeyValues:
+    """Every key of the vocabulary with its GGUF type; empty where the folder has none.
+
+    Tokens beyond the model's vocabulary, which it can neither read nor write, are added to
+    left_out.
+    """
+    left_out = [] if left_out is None else left_out
     settings = folder.json("tokenizer_config.json")
     if family.vocabulary == "rwkv":
-        return _world(folder, settings, hyper.integer("vocab_size", default=1 << 16))
+        return _world(folder, family, settings, hyper.integer("vocab_size", default=1 << 16))
     size = hyper.integer("vocab_size")
+    if family.vocabulary == "plamo":
+        keys = _plamo(folder, settings, size)
+        return keys | _templates(folder, settings, family) if keys else {}
     from_json = (folder.path / "tokenizer.json").is_file()
     files = [name for name in _MODELS if (folder.path / name).is_file()]
     if files and family.vocabulary != "gemma4":
@@ -57,23 +84,36 @@ def vocabulary_keys(folder: ModelFolder, family: Family, hyper: Hyper) -> KeyVal
         if pieces.model_type == UNIGRAM and family.vocabulary == "unigram":
             keys, ids = _unigram_pieces(folder, pieces, size, files[0])
         else:
-            keys, ids = _sentencepiece(folder, pieces, settings, size, family)
-            from_json = False
+            keys, ids = _sentencepiece(folder, pieces, settings, size, family, left_out)
     elif from_json:
         keys, ids = _from_json(folder, size, family)
+    elif family.vocabulary == "qwen" and (folder.path / _QWEN).is_file():
+        keys, ids = _qwen(folder, size)
     else:
+        _check_absent(folder)
         return {}
     prefix = settings.get("add_prefix_space")
     if family.prefix_setting and isinstance(prefix, bool):
         keys["tokenizer.ggml.add_space_prefix"] = prefix, "bool"
-    keys |= _special(folder, family, hyper, settings, ids, from_json=from_json)
-    template = _template(folder, settings)
-    if template is not None:
-        keys["tokenizer.chat_template"] = template, "string"
-    return keys
+    keys |= _special(folder, family, hyper, settings, ids)
+    if family.prefix_setting:
+        keys |= _GROWN.get(size, {})
+    return keys | _templates(folder, settings, family)
 
 
-def _world(folder: ModelFolder, settings: dict, size: int) -> KeyValues:
+def _check_absent(folder: ModelFolder) -> None:
+    """ConvertError for a vocabulary in files of another kind: the folder has one, the model needs
+    it.
+    """
+    for pattern in ("vocab.json", "vocab.txt", "tekken.json", "tokenizer.model.*", "*tiktoken*"):
+        for path in sorted(folder.path.glob(pattern)):
+            raise ConvertError(
+                f"{path}: a vocabulary of a kind that is not read, wanted tokenizer.json or "
+                "tokenizer.model"
+            )
+
+
+def _world(folder: ModelFolder, family: Family, settings: dict, size: int) -> KeyValues:
     """RWKV's vocabulary: lines of a number, a Python literal and its bytes; empty without the file.
 
     Token 0 begins and ends texts and has no line. Two line breaks end a turn (token 261).
@@ -109,7 +149,119 @@ def _world(folder: ModelFolder, settings: dict, size: int) -> KeyValues:
         eos_token_id=(0, "uint32"),
         eot_token_id=(261, "uint32"),
     )
-    keys["tokenizer.chat_template"] = _template(folder, settings) or "rwkv-world", "string"
+    return (
+        keys
+        | {"tokenizer.chat_template": ("rwkv-world", "string")}
+        | _templates(folder, settings, family)
+    )
+
+
+def _qwen(folder: ModelFolder, size: int) -> tuple[KeyValues, dict[str, int]]:
+    """Qwen's byte strings by rank (lines of base64 and a number), and its special tokens.
+
+    A merge is what the last step of a token's own merging, by lower ranks alone, joins.
+    """
+    path = folder.path / _QWEN
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        try:
+            token, rank = line.split()
+            ranks[b64decode(token, validate=True)] = int(rank)
+        except ValueError:
+            raise ConvertError(
+                f"{path}: line {number}: found {line!r:.60}, wanted base64 and a rank"
+            ) from None
+    if sorted(ranks.values()) != list(range(len(ranks))):
+        raise ConvertError(f"{path}: ranks are not the numbers from 0 to {len(ranks) - 1}")
+    ordered = sorted(ranks, key=ranks.__getitem__)
+    extras = [f"<|extra_{number}|>" for number in range(_QWEN_EXTRAS)]
+    special = [*_QWEN_SPECIAL, *extras][: max(size - len(ordered), 0)]
+    if len(ordered) > size:
+        raise ConvertError(f"{path}: {len(ordered)} tokens, config.json says {size}")
+    texts = [_spelled(token) for token in ordered] + special
+    kinds = [NORMAL] * len(ordered) + [CONTROL] * len(special)
+    kinds += [UNUSED] * (size - len(texts))
+    texts += [f"[PAD{at}]" for at in range(len(texts), size)]
+    merges = []
+    for token in ordered:
+        if len(token) > 1:
+            parts = _merged(ranks, token, ranks[token])
+            if len(parts) != 2:
+                raise ConvertError(f"{path}: {token!r} is not made of two tokens before it")
+            merges.append(" ".join(map(_spelled, parts)))
+    keys = _ggml(
+        model=("gpt2", "string"),
+        pre=("qwen2", "string"),
+        tokens=(texts, "array[string]"),
+        token_type=(kinds, "array[int32]"),
+        merges=(merges, "array[string]"),
+    )
+    return keys, {text: at for at, text in enumerate(texts)}
+
+
+def _spelled(token: bytes) -> str:
+    """Bytes as byte-level vocabularies write them."""
+    return "".join(BYTE_TO_CHAR[byte] for byte in token)
+
+
+def _merged(ranks: dict[bytes, int], token: bytes, below: int) -> list[bytes]:
+    """The parts of a token when pairs are joined by ranks below a number, lowest first."""
+    parts = [token[at : at + 1] for at in range(len(token))]
+    while len(parts) > 1:
+        pairs = [ranks.get(a + b, below) for a, b in zip(parts, parts[1:], strict=False)]
+        best = min(pairs)
+        if best >= below:
+            break
+        at = pairs.index(best)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def _plamo(folder: ModelFolder, settings: dict, size: int) -> KeyValues:
+    """PLaMo's tokens: lines of [text, score, kind, ...]; empty without the file. Token 4 ends a
+    turn.
+    """
+    path = folder.path / _PLAMO
+    if not path.is_file():
+        return {}
+    texts, scores, kinds = [], [], []
+    named = {"UNKNOWN": UNKNOWN, "CONTROL": CONTROL, "BYTE": BYTE}
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            text, score, *rest = json.loads(line)
+            texts.append(str(text))
+            scores.append(float(np.float32(score)))
+        except (ValueError, TypeError):
+            raise ConvertError(
+                f"{path}: line {number}: found {line!r:.60}, wanted a text, a score and a kind"
+            ) from None
+        renders = not (texts[-1].startswith("<|plamo:") and texts[-1].endswith("|>"))
+        kinds.append(named.get(rest[0] if rest else "", NORMAL if renders else CONTROL))
+    if len(texts) > size:
+        raise ConvertError(f"{path}: {len(texts)} tokens, config.json says {size}")
+    for number in range(1, size - len(texts) + 1):
+        texts.append(f"[PAD{number}]")
+        scores.append(-1000.0)
+        kinds.append(UNUSED)
+    keys = _ggml(
+        model=("plamo2", "string"),
+        pre=("default", "string"),
+        tokens=(texts, "array[string]"),
+        scores=(scores, "array[float32]"),
+        token_type=(kinds, "array[int32]"),
+        eot_token_id=(4, "uint32"),
+        add_space_prefix=(False, "bool"),
+    )
+    for name, key in _SPECIAL.items():
+        text = _content(settings.get(f"{name}_token"))
+        if text is not None and name != "mask":
+            if text not in texts:
+                raise ConvertError(
+                    f"{folder.path}/tokenizer_config.json: {name}_token: {text!r} is not a token"
+                )
+            keys |= _ggml(**{f"{key}_token_id": (texts.index(text), "uint32")})
     return keys
 
 
@@ -121,33 +273,27 @@ def _ggml(**values: tuple[Any, str]) -> KeyValues:
 
 
 def _sentencepiece(
-    folder: ModelFolder, pieces: Pieces, settings: dict, size: int, family: Family
+    folder: ModelFolder,
+    pieces: Pieces,
+    settings: dict,
+    size: int,
+    family: Family,
+    left_out: list[str],
 ) -> tuple[KeyValues, dict[str, int]]:
-    texts, scores, kinds = list(pieces.texts), list(pieces.scores), list(pieces.kinds)
-    for at, text in sorted(_added(folder, settings).items()):
-        if at < len(texts) and texts[at] == text[0]:
-            if text[1] and kinds[at] == NORMAL:
-                kinds[at] = CONTROL
-            continue
-        while len(texts) < at:
-            _pad(texts, scores, kinds)
-        if at >= size:
-            raise ConvertError(
-                f"{folder.path}: token {at} {text[0]!r} is beyond the vocabulary of {size}"
-            )
-        kind = CONTROL if text[1] else USER_DEFINED
-        if at < len(texts):
-            texts[at], scores[at], kinds[at] = text[0], -1000.0, kind
-        else:
-            texts.append(text[0])
-            scores.append(-1000.0)
-            kinds.append(kind)
-    if len(texts) > size:
+    if len(pieces.texts) > size:
         raise ConvertError(
-            f"{folder.path}: tokenizer.model has {len(texts)} tokens, config.json says {size}"
+            f"{folder.path}: tokenizer.model has {len(pieces.texts)} tokens, config.json says "
+            f"{size}"
         )
-    while len(texts) < size:
-        _pad(texts, scores, kinds)
+    more = size - len(pieces.texts)
+    texts = pieces.texts + [f"[PAD{at}]" for at in range(len(pieces.texts), size)]
+    scores, kinds = pieces.scores + [-10000.0] * more, pieces.kinds + [UNUSED] * more
+    for at, (text, special) in _added(folder, settings).items():
+        if at >= size:
+            left_out.append(f"{at} {text!r}")
+            continue
+        texts[at] = text if special else text.replace("\u2581", " ")
+        scores[at], kinds[at] = -1000.0, CONTROL if special else USER_DEFINED
     keys = _ggml(
         model=("t5" if pieces.model_type == UNIGRAM and pieces.charsmap else "llama", "string"),
         pre=("default", "string"),
@@ -160,12 +306,6 @@ def _sentencepiece(
     return keys, {text: at for at, text in enumerate(texts)}
 
 
-def _pad(texts: list[str], scores: list[float], kinds: list[int]) -> None:
-    texts.append(f"[PAD{len(texts)}]")
-    scores.append(-1000.0)
-    kinds.append(UNUSED)
-
-
 def _added(folder: ModelFolder, settings: dict) -> dict[int, tuple[str, bool]]:
     """Tokens in addition to the vocabulary: id -> (text, whether it is special)."""
     found: dict[int, tuple[str, bool]] = {}
@@ -176,8 +316,13 @@ def _added(folder: ModelFolder, settings: dict) -> dict[int, tuple[str, bool]]:
     for name, about in (settings.get("added_tokens_decoder") or {}).items():
         if not name.isdigit() or not isinstance(about, dict) or "content" not in about:
             raise ConvertError(f"{folder.path}: tokenizer_config.json: added token {name!r:.40}")
-        found[int(name)] = str(about["content"]), bool(about.get("special"))
+        text = str(about["content"])
+        found[int(name)] = text, _is_controlling(text, about.get("special"))
     return found
+
+
+def _is_controlling(text: str, special: object) -> bool:
+    return bool(special) or _CONTROLLING.fullmatch(text) is not None
 
 
 def _unigram_pieces(
@@ -245,11 +390,14 @@ def _from_json(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValue
         raise ConvertError(f"{label}: model.vocab: wanted an object of token and id")
     texts = {at: text for text, at in vocabulary.items()}
     kinds = dict.fromkeys(texts, NORMAL)
-    for added in tokenizer.get("added_tokens") or []:
-        at, text = added.get("id"), added.get("content")
-        if not isinstance(at, int) or not isinstance(text, str):
-            raise ConvertError(f"{label}: added_tokens: found {added!r:.80}")
-        texts[at], kinds[at] = text, CONTROL if added.get("special") else USER_DEFINED
+    named = {text: at for at, text in texts.items()}
+    for text in _named_specials(folder.json("tokenizer_config.json")):
+        if text in named:
+            kinds[named[text]] = CONTROL
+    for text, (at, special) in _json_added(label, tokenizer).items():
+        special = _is_controlling(text, special)
+        texts[at] = text if special or kind == "WordPiece" else text.replace("\u2581", " ")
+        kinds[at] = CONTROL if special else USER_DEFINED
     if texts and max(texts) >= size:
         raise ConvertError(f"{label}: token {max(texts)} is beyond the vocabulary of {size}")
     for at in range(size):
@@ -271,6 +419,23 @@ def _from_json(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValue
         merges=([" ".join(pair) for pair in merges], "array[string]"),
     )
     return keys, {text: at for at, text in texts.items()}
+
+
+def _json_added(label: str, tokenizer: dict) -> dict[str, tuple[int, bool]]:
+    """Tokens in addition to the vocabulary: text -> (id, whether it is special)."""
+    found: dict[str, tuple[int, bool]] = {}
+    for added in tokenizer.get("added_tokens") or []:
+        at, text = (added.get("id"), added.get("content")) if isinstance(added, dict) else (0, 0)
+        if not isinstance(at, int) or isinstance(at, bool) or at < 0 or not isinstance(text, str):
+            raise ConvertError(f"{label}: added_tokens: found {added!r:.80}")
+        found[text] = at, bool(added.get("special"))
+    return found
+
+
+def _named_specials(settings: dict) -> list[str]:
+    """The special tokens that a tokenizer_config.json names."""
+    found = [_content(settings.get(f"{name}_token")) for name in (*_SPECIAL, "cls")]
+    return [text for text in found if text is not None]
 
 
 def _wordpiece(
@@ -480,33 +645,23 @@ def _split(label: str, tokenizer: dict) -> str:
 
 
 def _special(
-    folder: ModelFolder,
-    family: Family,
-    hyper: Hyper,
-    settings: dict,
-    ids: dict[str, int],
-    *,
-    from_json: bool,
+    folder: ModelFolder, family: Family, hyper: Hyper, settings: dict, ids: dict[str, int]
 ) -> KeyValues:
     found: dict[str, int] = {}
     switches: dict[str, bool] = {}
-    if from_json:
-        settings, switches = _processed(folder.json("tokenizer.json"), settings)
-        for name in _SPECIAL:
-            text = _content(settings.get(f"{name}_token"))
-            if text is not None:
-                if text not in ids:
-                    raise ConvertError(
-                        f"{folder.path}/tokenizer_config.json: {name}_token: {text!r} is not "
-                        "a token"
-                    )
-                found[_SPECIAL[name]] = ids[text]
+    if (folder.path / "tokenizer.json").is_file():
+        tokenizer = folder.json("tokenizer.json")
+        settings, switches = _processed(tokenizer, settings)
+        added = _json_added(f"{folder.path}/tokenizer.json", tokenizer)
+        for name, key in (*_SPECIAL.items(), ("eot", "eot"), ("eom", "eom")):
+            at, _ = added.get(_content(settings.get(f"{name}_token")) or "", (len(ids), False))
+            if at < len(ids):
+                found[key] = at
     for name, key in _SPECIAL.items():
         value = hyper.get(f"{name}_token_id")
         value = value[0] if isinstance(value, list) and value else value
-        if key not in found and isinstance(value, int):
-            if not 0 <= value < len(ids):
-                raise ConvertError(f"{hyper.label}: {name}_token_id: found {value}, of {len(ids)}")
+        # none is also said by a negative number, or one beyond the vocabulary
+        if key not in found and isinstance(value, int) and 0 <= value < len(ids):
             found[key] = value
     for name in ("bos", "eos", "sep"):
         value = settings.get(f"add_{name}_token")
@@ -567,6 +722,9 @@ def _templated(step: dict, settings: dict, switches: dict[str, bool]) -> None:
         begins = [_content(settings.get(f"{name}_token")) for name in ("bos", "cls")]
         switches["add_bos_token"] = first in begins
     if last is not None:
+        before = _content(settings.get("eos_token"))
+        if before is not None and before != last:
+            settings["eot_token" if "eot_token" not in settings else "eom_token"] = before
         settings["eos_token"] = last
         switches["add_eos_token"] = True
     start = 1 if first is not None and pair and named(pair[0]) == first else 0
@@ -579,18 +737,46 @@ def _templated(step: dict, settings: dict, switches: dict[str, bool]) -> None:
         )
 
 
-def _template(folder: ModelFolder, settings: dict) -> str | None:
-    """The chat template: a file of its own, or tokenizer_config.json's (the one named default)."""
+def _templates(folder: ModelFolder, settings: dict, family: Family) -> KeyValues:
+    """The chat templates: tokenizer_config.json's, or those of files of their own."""
+    said = settings.get("chat_template")
+    if "chat_template" not in settings or family.template_file:
+        said = _template_files(folder) or said
+    listed = [{"name": "default", "template": said}] if isinstance(said, str) else said
+    if listed is None:
+        return {}
+    if not isinstance(listed, list):
+        raise ConvertError(f"{folder.path}: chat_template: found {type(said).__name__}")
+    keys: KeyValues = {}
+    names: list[str] = []
+    for one in listed:
+        name, text = (one.get("name"), one.get("template")) if isinstance(one, dict) else (0, 0)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ConvertError(f"{folder.path}: chat_template: found {one!r:.80}")
+        if name == "default":
+            keys["tokenizer.chat_template"] = text, "string"
+        elif name:
+            name = re.sub("[^a-zA-Z0-9]", "_", name)
+            keys[f"tokenizer.chat_template.{name}"] = text, "string"
+            names.append(name)
+    if names:
+        keys["tokenizer.chat_templates"] = names, "array[string]"
+    return keys
+
+
+def _template_files(folder: ModelFolder) -> object:
+    """chat_template.jinja with those of additional_chat_templates, or chat_template.json's."""
     path = folder.path / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConvertError(f"{path}: cannot be read: {error}") from None
-    template = settings.get("chat_template", folder.json("chat_template.json").get("chat_template"))
-    if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
-        template = named.get("default", next(iter(named.values()), None))
-    if template is not None and not isinstance(template, str):
-        raise ConvertError(f"{folder.path}: chat_template: found {type(template).__name__}")
-    return template
+    if not path.is_file():
+        return folder.json("chat_template.json").get("chat_template")
+    listed = [{"name": "default", "template": _text(path)}]
+    for more in sorted((folder.path / "additional_chat_templates").glob("*.jinja")):
+        listed.append({"name": more.stem, "template": _text(more)})
+    return listed
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConvertError(f"{path}: cannot be read: {error}") from None

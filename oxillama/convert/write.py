@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,14 +36,32 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38}
 _KEPT = re.compile(
     r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
     r"ssm_conv1d(_[qkv])?\.weight|shortconv\.conv\.weight|altup_(correct|predict)_coef\.weight|"
-    r"time_mix_(first|lerp_fused|(decay_)?w[12])\.weight)\Z"
+    r"time_mix_(first|lerp_fused|(decay_)?w[12])\.weight|indexer\.([qk]_)?proj\.weight)\Z"
 )
 # tensors of encoders of pictures and sound, which go into files of their own
 _OTHER_PARTS = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|"
-    r"embed_vision|embed_audio|patch_merger|pre_mm_projector_norm)\."
+    r"(model\.)?(visual|vision|vision_tower|vision_model|vision_adapter|vision_projection|vit|"
+    r"vqmodel|sam_model|projector|mlp_AR|linear_proj|multi_modal_projector|patch_merge_mlp|"
+    r"audio_tower|embed_vision|embed_audio|patch_merger|pre_mm_projector_norm)\.|"
+    r"model\.(image_newline|view_seperator)\Z|"  # spelled so
+    r".*\.parametrizations\.weight\.\d+\.lora_[AB]\Z"  # adapters, files of their own too
 )
 _PREFIXES = (("model.language_model.", "model."), ("language_model.", ""))
+
+# what generation_config.json says of sampling: our name, its type, theirs
+_SAMPLING = (
+    ("temp", "float32", ("temperature",)),
+    ("top_k", "int32", ("top_k",)),
+    ("top_p", "float32", ("top_p",)),
+    ("min_p", "float32", ("min_p",)),
+    ("xtc_probability", "float32", ("xtc_probability",)),
+    ("xtc_threshold", "float32", ("xtc_threshold",)),
+    ("penalty_last_n", "int32", ("penalty_last_n",)),
+    ("penalty_repeat", "float32", ("penalty_repeat", "repetition_penalty")),
+    ("mirostat", "int32", ("mirostat",)),
+    ("mirostat_tau", "float32", ("mirostat_tau",)),
+    ("mirostat_eta", "float32", ("mirostat_eta",)),
+)
 
 Progress = Callable[[int, int, str], None]
 
@@ -55,9 +75,12 @@ class Converted:
     tensors: int
     bytes: int
     left_out: tuple[str, ...]  # tensors of other parts of the model (pictures, sound, prediction)
+    tokens_left_out: tuple[str, ...] = ()  # number and text of those that the model has no row for
 
     def __str__(self) -> str:
         other = f", {len(self.left_out)} tensors of other parts left out" if self.left_out else ""
+        if self.tokens_left_out:
+            other += f", tokens beyond the vocabulary left out: {', '.join(self.tokens_left_out)}"
         return (
             f"{self.path}: {self.architecture}, {self.tensors} tensors, "
             f"{self.bytes / 1e6:,.1f} MB{other}"
@@ -102,19 +125,20 @@ def convert_folder(
     with TemporaryDirectory(dir=Path(target).resolve().parent, prefix=".convert-") as place:
         whole = _write(folder, Path(place) / "whole.gguf", "AUTO", name, progress)
         report = quantize_file(whole.path, target, type, num_threads=num_threads, progress=progress)
-    return Converted(
-        Path(target), whole.architecture, whole.tensors, report.bytes_after, whole.left_out
-    )
+    return replace(whole, path=Path(target), bytes=report.bytes_after)
 
 
 def _family(folder: ModelFolder, hyper: Hyper) -> Family:
     if folder.architecture not in FAMILIES:
+        near = get_close_matches(folder.architecture, FAMILIES, n=3)
         raise ConvertError(
             f"{hyper.label}: architectures: found {folder.architecture}, "
-            f"wanted one of {', '.join(sorted(FAMILIES))}"
+            + (f"the nearest known are {', '.join(near)}" if near else "wanted a known class")
+            + f"; `oxillama convert --list` gives all {len(FAMILIES)}"
         )
     family = FAMILIES[folder.architecture]
-    family = family.variant(hyper) or family
+    with _read_from(hyper):
+        family = family.variant(hyper) or family
     quantized = folder.config.get("quantization_config")
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
@@ -132,13 +156,16 @@ def _write(
     family = _family(folder, hyper)
     folder.check_complete()
     left_out: list[str] = []
+    beyond: list[str] = []
     keys = Keys(family.arch)
     planned = list(_plan(folder, family, hyper, wanted, left_out, keys))
-    family.keys(hyper, keys)
+    with _read_from(hyper):
+        family.keys(hyper, keys)
     with GgufWriter(target, family.arch) as writer:
         for key, (value, kind) in _general(folder, hyper, planned, wanted, name).items():
             writer.add(key, value, kind)
-        for key, (value, kind) in {**keys.found, **vocabulary_keys(folder, family, hyper)}.items():
+        vocabulary = vocabulary_keys(folder, family, hyper, beyond)
+        for key, (value, kind) in {**keys.found, **vocabulary}.items():
             writer.add(key, value, kind)
         for one in planned:
             writer.declare(one.name, one.type_name, one.shape)
@@ -148,8 +175,25 @@ def _write(
             writer.write(one.name, _bits(one))
         writer.finish()
     return Converted(
-        target, family.arch, len(planned), target.stat().st_size, tuple(sorted(left_out))
+        target,
+        family.arch,
+        len(planned),
+        target.stat().st_size,
+        tuple(sorted(left_out)),
+        tuple(beyond),
     )
+
+
+@contextmanager
+def _read_from(hyper: Hyper) -> Iterator[None]:
+    """What a configuration of the wrong shape makes fail, as an error that names the file."""
+    try:
+        with np.errstate(divide="raise", invalid="raise", over="raise"):
+            yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConvertError(
+            f"{hyper.label}: its values do not fit together: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _bits(one: _Planned) -> np.ndarray:
@@ -229,7 +273,9 @@ def _plan(
         else:
             yield _stack(folder, target, stacks[target], wanted)
     yield from packed.planned()
-    for target, array in family.extra(hyper).items():
+    with _read_from(hyper):
+        extra = family.extra(hyper)
+    for target, array in extra.items():
         kind = _type_of(target, array.shape, "F32", wanted)
         make = lambda array=array, kind=kind: _as_type(StoredTensor("F32", array), kind)  # noqa: E731
         yield _Planned(target, array.shape, kind, make)
@@ -237,12 +283,14 @@ def _plan(
 
 
 class _Gathered:
-    """Tensors of one number a layer, that a file holds as an array key."""
+    """Tensors of one number (a layer), that a file holds as a key."""
 
     def __init__(self, folder: ModelFolder, family: Family) -> None:
         self.folder = folder
         self.patterns = [(compiled(name), key) for name, key in family.gathered.items()]
-        self.found: dict[str, dict[int, float]] = {key: {} for key in family.gathered.values()}
+        self.found: dict[str, dict[int | None, float]] = {
+            key: {} for key in family.gathered.values()
+        }
 
     def takes(self, original: str, name: str, tensor: StoredTensor) -> bool:
         for pattern, key in self.patterns:
@@ -252,15 +300,20 @@ class _Gathered:
                         f"{self.folder.path}: {original}: found {tensor.dtype} of shape "
                         f"{list(tensor.data.shape)}, wanted one number"
                     )
-                self.found[key][int(match["b"])] = float(floats(tensor).reshape(-1)[0])
+                layer = match.groupdict().get("b")
+                number = float(floats(tensor).reshape(-1)[0])
+                self.found[key][None if layer is None else int(layer)] = number
                 return True
         return False
 
     def write(self, layers: int, keys: Keys) -> None:
         for key, values in self.found.items():
-            if sorted(values) != list(range(layers)):
+            if set(values) == {None}:
+                keys.found[key] = values[None], "float32"
+                continue
+            if set(values) != set(range(layers)):
                 raise ConvertError(
-                    f"{self.folder.path}: {key}: values of layers {sorted(values)[:8]}, "
+                    f"{self.folder.path}: {key}: values of layers {list(values)[:8]}, "
                     f"wanted all {layers}"
                 )
             keys.found[key] = [values[layer] for layer in range(layers)], "array[float32]"
@@ -348,7 +401,7 @@ def _single(
         data = floats(tensor) if rule.values else tensor.data
         try:
             shaped = data if rule.change is None else rule.change(data, hyper)
-        except ValueError as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ConvertError(
                 f"{original}: shape {list(tensor.data.shape)} is not what config.json says: {error}"
             ) from None
@@ -428,13 +481,8 @@ def _general(
     most = wanted if wanted != "AUTO" else max((*FLOATS, "MXFP4"), key=kinds.count)
     keys["general.file_type"] = _FILE_TYPES[most], "uint32"
     sampling = folder.json("generation_config.json")
-    for theirs, ours, kind in (
-        ("temperature", "temp", "float32"),
-        ("top_k", "top_k", "int32"),
-        ("top_p", "top_p", "float32"),
-        ("min_p", "min_p", "float32"),
-    ):
-        value: Any = sampling.get(theirs)
+    for ours, kind, names in _SAMPLING:
+        value: Any = next((sampling[one] for one in names if sampling.get(one) is not None), None)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             number = int(value) if kind == "int32" else float(value)
             keys[f"general.sampling.{ours}"] = number, kind

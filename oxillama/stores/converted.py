@@ -17,7 +17,7 @@ from oxillama.errors import ConvertError
 from oxillama.weights.cache import cache_folder
 
 _CONFIG = "config.json"
-_VERSION = 1  # of what conversion writes; another one converts anew
+_VERSION = 2  # of what conversion writes; another one converts anew
 
 
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
@@ -74,10 +74,13 @@ def _hash(text: str) -> str:
 
 
 def _key(source: Path) -> str:
-    """A hash of the names, sizes and times of a folder's content."""
+    """A hash of the names, sizes and times of a folder's content, and of its folders' (pooling,
+    dense layers, chat templates).
+    """
     facts = [str(_VERSION)]
-    for entry in sorted(os.scandir(source), key=lambda each: each.name):
-        if entry.is_file():
-            status = entry.stat()
-            facts.append(f"{entry.name}\0{status.st_size}\0{status.st_mtime_ns}")
+    for path in sorted((*source.glob("*"), *source.glob("*/*"))):
+        if path.is_file():
+            status = path.stat()
+            name = path.relative_to(source).as_posix()
+            facts.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
     return _hash("\n".join(facts))[:16]

@@ -297,6 +297,23 @@ def test_what_has_no_place_or_wrong_numbers_is_named(folder, tmp_path):
         ({"rope_scaling": {"rope_type": "new", "factor": 2.0}}, "rope_type"),
         ({"num_attention_heads": "four"}, "num_attention_heads"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"architectures": ["LamaForCausalLM"]}, "nearest known are LlamaForCausalLM"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 0,
+                    "low_freq_factor": 1,
+                    "high_freq_factor": 1,
+                    "original_max_position_embeddings": 8,
+                }
+            },
+            "do not fit together",
+        ),
+        ({"num_hidden_layers": 1 << 30}, "layers"),
+        ({"vocab_size": -1}, "vocab_size"),
     ],
 )
 def test_configurations_that_a_file_cannot_say_are_refused(folder, tmp_path, change, word):

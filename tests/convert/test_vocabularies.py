@@ -167,3 +167,157 @@ def test_gemma4_has_merges_bytes_and_rendered_tokens(tmp_path):
     assert keys["token_type"] == [CONTROL, CONTROL, USER_DEFINED, BYTE, NORMAL, NORMAL, NORMAL]
     assert keys["add_bos_token"] is True
     assert keys["add_space_prefix"] is False
+
+
+# ---- SentencePiece with tokens of tokenizer_config.json ------------------------------------------
+
+LLAMA = (("<unk>", 0, 2), ("<s>", 0, 3), ("</s>", 0, 3), ("\u2581a", -1, 1), ("b", -2, 1))
+
+
+def sentencepiece(place, size, settings=None, architecture="LlamaForCausalLM", **files):
+    place.mkdir()
+    trainer = field(3, 0, b"\x02")  # merges pairs
+    model = field(2, 2, bytes([len(trainer)]) + trainer) + b"".join(piece(*one) for one in LLAMA)
+    (place / "tokenizer.model").write_bytes(model)
+    return keys_of(place, architecture, size, settings, **files)
+
+
+def added(text, special=True):
+    return {"content": text, "special": special}
+
+
+def test_added_tokens_take_their_places_as_in_other_files(tmp_path):
+    settings = {"added_tokens_decoder": {
+        "0": added("<unk>"), "4": added("\u2581x", False), "6": added("<|turn|>", False),
+    }}  # fmt: skip
+    more = {"<more>": 7}
+    keys = sentencepiece(tmp_path / "m", 9, settings, added_tokens__json=more)
+    assert keys["tokens"][4:] == [" x", "[PAD5]", "<|turn|>", "<more>", "[PAD8]"]
+    # a name between bars is special although the folder does not say so
+    assert keys["token_type"] == [
+        *(CONTROL, CONTROL, CONTROL, NORMAL, USER_DEFINED),
+        *(UNUSED, CONTROL, USER_DEFINED, UNUSED),
+    ]
+    wanted = [-1000, 0, 0, -1, -1000, -10000, -1000, -1000, -10000]
+    assert keys["scores"] == wanted
+
+
+def test_tokens_beyond_the_vocabulary_are_left_out_and_told(tmp_path):
+    settings = {"added_tokens_decoder": {"5": added("<pad>")}}
+    keys = sentencepiece(tmp_path / "m", 5, settings)
+    assert len(keys["tokens"]) == 5
+    folder, told = ModelFolder(tmp_path / "m"), []
+    hyper = Hyper({"vocab_size": 5, "pad_token_id": 5}, "config", folder)
+    found = vocabulary_keys(folder, FAMILIES["LlamaForCausalLM"], hyper, told)
+    assert told == ["5 '<pad>'"]
+    assert "tokenizer.ggml.padding_token_id" not in found
+
+
+def test_special_tokens_of_both_files_and_of_none(tmp_path):
+    """With a tokenizer.json beside the model, its post-processor and its added tokens count."""
+    settings = {"bos_token": "<s>", "unk_token": {"content": "<unk>"}, "pad_token": "<none>"}
+    tokenizer = {
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>")],
+        "post_processor": {"type": "TemplateProcessing", "single": template("<s>", "A")},
+    }
+    keys = sentencepiece(tmp_path / "m", 5, settings, tokenizer__json=tokenizer)
+    assert (keys["unknown_token_id"], keys["bos_token_id"]) == (0, 1)
+    assert keys["add_bos_token"] is True
+    assert "padding_token_id" not in keys
+    assert "unknown_token_id" not in sentencepiece(tmp_path / "n", 5, settings)
+
+
+@pytest.mark.parametrize(
+    ("size", "key", "value"), [(32016, "eot_token_id", 32010), (49152, "add_bos_token", False)]
+)
+def test_sizes_of_vocabularies_that_mean_something_in_a_llama(tmp_path, size, key, value):
+    settings = {"add_bos_token": True}
+    assert sentencepiece(tmp_path / "m", size, settings)[key] == value
+    assert sentencepiece(tmp_path / "n", size - 1, settings).get(key) != value
+
+
+def test_vocabularies_in_files_that_are_not_read_are_refused(tmp_path):
+    for name in ("vocab__json", "tekken__json", "vocab__txt"):
+        with pytest.raises(ConvertError, match=name.replace("__", ".")):
+            keys_of(tmp_path / name, "LlamaForCausalLM", 4, **{name: {}})
+
+
+# ---- chat templates ------------------------------------------------------------------------------
+
+
+def test_chat_templates_of_every_form(tmp_path):
+    named = [{"name": "default", "template": "A"}, {"name": "tool use", "template": "B"}]
+    keys = sentencepiece(tmp_path / "a", 5, {"chat_template": named})
+    assert keys["tokenizer.chat_template"] == "A"
+    assert keys["tokenizer.chat_template.tool_use"] == "B"
+    assert keys["tokenizer.chat_templates"] == ["tool_use"]
+    keys = sentencepiece(tmp_path / "b", 5, chat_template__jinja=b"C", settings={})
+    assert keys["tokenizer.chat_template"] == "C"
+    keys = sentencepiece(tmp_path / "c", 5, {"chat_template": "A"}, chat_template__jinja=b"C")
+    assert keys["tokenizer.chat_template"] == "A"
+    keys = sentencepiece(tmp_path / "d", 5, {"chat_template": "A"}, "LagunaForCausalLM",
+                         chat_template__jinja=b"C")  # fmt: skip
+    assert keys["tokenizer.chat_template"] == "C"
+    keys = sentencepiece(tmp_path / "e", 5, chat_template__json={"chat_template": "D"})
+    assert keys["tokenizer.chat_template"] == "D"
+    with pytest.raises(ConvertError, match="chat_template"):
+        sentencepiece(tmp_path / "f", 5, {"chat_template": 1})
+
+
+# ---- byte-level vocabularies ---------------------------------------------------------------------
+
+
+def test_added_tokens_of_byte_level_vocabularies(tmp_path):
+    tokenizer = {
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "added_tokens": [
+            {"id": 2, "content": "<|im_end|>", "special": False},
+            {"id": 3, "content": "\u2581\u2581", "special": False},
+        ],
+        "model": {"type": "BPE", "vocab": {"a": 0, "<s>": 1}, "merges": []},
+    }
+    settings = {"bos_token": "<s>"}
+    keys = keys_of(tmp_path / "m", "Qwen2ForCausalLM", 5, settings, tokenizer__json=tokenizer)
+    assert keys["tokens"] == ["a", "<s>", "<|im_end|>", "  ", "[PAD4]"]
+    assert keys["token_type"] == [NORMAL, CONTROL, CONTROL, USER_DEFINED, UNUSED]
+    tokenizer["added_tokens"].append({"id": 5, "content": "x", "special": False})
+    with pytest.raises(ConvertError, match="token 5"):
+        keys_of(tmp_path / "m", "Qwen2ForCausalLM", 5, settings, tokenizer__json=tokenizer)
+
+
+def test_qwens_byte_strings_give_the_merges_that_made_them(tmp_path):
+    strings = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"hex", b"he"]
+    lines = [b"%s %d" % (base64.b64encode(one), rank) for rank, one in enumerate(strings)]
+    # "hex" has no two parts among the tokens before it
+    with pytest.raises(ConvertError, match="hex"):
+        keys_of(tmp_path / "m", "QWenLMHeadModel", 300, qwen__tiktoken=b"\n".join(lines))
+    del lines[259]
+    lines[259] = lines[259].replace(b" 260", b" 259")
+    keys = keys_of(tmp_path / "m", "QWenLMHeadModel", 300, qwen__tiktoken=b"\n".join(lines))
+    assert keys["merges"] == ["t h", "th e", "\u0120 the", "h e"]
+    assert keys["tokens"][258:263] == ["\u0120the", "he", "<|endoftext|>", "<|im_start|>",
+                                      "<|im_end|>"]  # fmt: skip
+    assert keys["token_type"][259:261] == [NORMAL, CONTROL]
+    assert (keys["bos_token_id"], keys["eos_token_id"], keys["unknown_token_id"]) == (260,) * 3
+    assert keys["pre"] == "qwen2"
+    with pytest.raises(ConvertError, match="line 1"):
+        keys_of(tmp_path / "m", "QWenLMHeadModel", 300, qwen__tiktoken=b"? 0")
+
+
+def test_plamos_tokens_have_scores_and_kinds(tmp_path):
+    rows = [
+        ["<unk>", 0, "UNKNOWN", 0],
+        ["<|plamo:bos|>", 0, "CONTROL", 0],
+        ["<0x00>", 0, "BYTE", 0],
+        ["a", -1.5, "NORMAL", 0],
+        ["<|plamo:op|>", 0, "NORMAL", 0],
+    ]
+    lines = "\n".join(json.dumps(row) for row in rows).encode()
+    settings = {"bos_token": "<|plamo:bos|>", "unk_token": "<unk>"}
+    keys = keys_of(tmp_path / "m", "Plamo3ForCausalLM", 6, settings, tokenizer__jsonl=lines)
+    assert keys["model"] == "plamo2"
+    assert keys["token_type"] == [UNKNOWN, CONTROL, BYTE, NORMAL, CONTROL, UNUSED]
+    assert keys["scores"] == [0, 0, 0, -1.5, 0, -1000]
+    assert (keys["bos_token_id"], keys["unknown_token_id"], keys["eot_token_id"]) == (1, 0, 4)
+    with pytest.raises(ConvertError, match="line 1"):
+        keys_of(tmp_path / "m", "Plamo3ForCausalLM", 6, settings, tokenizer__jsonl=b"{}")

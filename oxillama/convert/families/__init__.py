@@ -1,8 +1,8 @@
 """The families that can be converted; importing this package registers all of them.
 
 `dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and `hybrid`
-models, `rwkv`, `older` decoders with fused projections, `encoders`; `single` and `routed`: decoders
-and mixtures whose names or layers are their own.
+models, `rwkv`, `older` decoders with fused projections, `encoders`, text parts of models of
+`pictures`; `single` and `routed`: decoders and mixtures whose names or layers are their own.
 """
 
 from oxillama.convert.families import (
@@ -12,6 +12,7 @@ from oxillama.convert.families import (
     gemma,
     hybrid,
     older,
+    pictures,
     recurrent,
     routed,
     rwkv,
@@ -25,6 +26,7 @@ __all__ = [
     "gemma",
     "hybrid",
     "older",
+    "pictures",
     "recurrent",
     "routed",
     "rwkv",

@@ -128,15 +128,50 @@ ROBERTA: dict[str, str | Rule] = {
 }
 
 
+_JINA3 = "encoder.layers.{b}."
+
+
+def _adapted(h: Hyper) -> Family | None:
+    """Jina's third embedder, whose class has adapters for tasks: a model without them."""
+    if not h.get("lora_adaptations"):
+        return None
+    rules: dict[str, str | Rule] = {
+        **{name: to for name, to in BERT.items() if name.startswith("embeddings.")},
+        "emb_ln.{w}": "token_embd_norm.{w}",
+        _JINA3 + "mixer.Wqkv.{w}": "blk.{b}.attn_qkv.{w}",
+        _JINA3 + "mixer.out_proj.{w}": "blk.{b}.attn_output.{w}",
+        _JINA3 + "norm1.{w}": "blk.{b}.attn_output_norm.{w}",
+        _JINA3 + "mlp.fc1.{w}": "blk.{b}.ffn_up.{w}",
+        _JINA3 + "mlp.fc2.{w}": "blk.{b}.ffn_down.{w}",
+        _JINA3 + "norm2.{w}": "blk.{b}.layer_output_norm.{w}",
+    }
+    for name, to in list(rules.items()):
+        if isinstance(to, str) and name.endswith("{w}") and "ln" not in name:
+            held = name.removesuffix("{w}") + "parametrizations.weight."
+            rules[held + "original"] = to.replace("{w}", "weight")
+    for name in ("word_embeddings", "token_type_embeddings"):
+        held = f"embeddings.{name}.parametrizations.weight.original"
+        rules[held] = rules[f"embeddings.{name}.weight"]
+    dropped = (*HEADS, "pooler.dense.parametrizations.weight.original")
+    return Family("jina-bert-v3", rules, jina_bert_v3, dropped=dropped, prefixes=("roberta.",),
+                  vocabulary="unigram")  # fmt: skip
+
+
+def jina_bert_v3(h: Hyper, k: Keys) -> None:
+    """jina-embeddings-v3 (Sturua et al. 2024): XLM-RoBERTa that rotates."""
+    _sizes(h, k, h.integer("max_position_embeddings") - _first_position(h))
+    rotation(h, k)
+    _types(h, k)
+
+
 @family("RobertaModel", "RobertaForSequenceClassification", "XLMRobertaModel",
         "XLMRobertaForSequenceClassification", arch="bert", rules=ROBERTA, dropped=HEADS,
-        vocabulary="unigram", prefixes=("roberta.",))  # fmt: skip
+        vocabulary="unigram", prefixes=("roberta.",), variant=_adapted)  # fmt: skip
 def roberta(h: Hyper, k: Keys) -> None:
     """RoBERTa (Liu et al. 2019) and its kind for many languages (Conneau et al. 2020)."""
     h.must_be("hidden_act", "gelu")
     h.must_be("position_embedding_type", "absolute")
     h.must_be("is_decoder", False)
-    h.must_be("lora_adaptations", [])
     _sizes(h, k, h.integer("max_position_embeddings") - _first_position(h))
     _types(h, k)
     _label_keys(h, k)
@@ -312,11 +347,7 @@ def modern_bert(h: Hyper, k: Keys) -> None:
     h.must_be("classifier_pooling", "cls", "mean")
     _sizes(h, k, h.integer("max_position_embeddings"))
     k.f32("attention.layer_norm_epsilon", h.number("layer_norm_eps", "norm_eps", default=1e-5))
-    turned = dict(h.config)
-    if "global_rope_theta" in turned:  # as it was named before transformers 5
-        turned["rope_theta"] = turned["global_rope_theta"]
-        turned["rope_local_base_freq"] = turned.get("local_rope_theta", turned["rope_theta"])
-    rotation(Hyper(turned, h.label), k)
+    rotation(h, k)
     k.u32("attention.sliding_window", h.integer("local_attention"))
     period = _global_period(h)
     if period is not None:

@@ -19,6 +19,7 @@ from oxillama.convert.family import Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import (
     SIGMOID,
     common,
+    further_layers,
     llama3_factors,
     longrope,
     no_window,
@@ -52,6 +53,19 @@ SHARED: dict[str, str | Rule] = {
     for name in ("shared_experts", "shared_expert", "shared_mlp")
     for part in ("gate", "up", "down")
 }
+
+
+def glm_tokens(h: Hyper, ids: dict[str, int]) -> dict[str, int]:
+    """What GLM's folders mean by their special tokens."""
+    named = (
+        ("bos?", "[gMASK]"),
+        ("eot?", "<|user|>"),
+        ("unknown?", "<|endoftext|>"),
+        ("eom?", "<|observation|>"),
+    )
+    return {key: ids[text] for key, text in named if text in ids}
+
+
 SHARED_GATE: dict[str, str | Rule] = {
     "model.layers.{b}.mlp.shared_expert_gate.weight": "blk.{b}.ffn_gate_inp_shexp.weight"
 }
@@ -213,8 +227,9 @@ DEEPSEEK: dict[str, str | Rule] = {
 }
 
 
-@family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
-        "YoutuForCausalLM", arch="deepseek2", rules=DEEPSEEK)  # fmt: skip
+@family("Glm4MoeLiteForCausalLM", arch="deepseek2", rules=DEEPSEEK, special=glm_tokens)
+@family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "YoutuForCausalLM", arch="deepseek2",
+        rules=DEEPSEEK)  # fmt: skip
 def deepseek2(h: Hyper, k: Keys) -> None:
     """Latent attention as one key head of latent and rotated part (DeepSeek-V2, section 2.1)."""
     h.must_be("topk_method", "greedy", "noaux_tc", "group_limited_greedy")
@@ -345,7 +360,7 @@ def exaone_moe(h: Hyper, k: Keys) -> None:
     k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
     k.flag("expert_weights_norm", h.flag("norm_topk_prob"))
     k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
-    k.u32("nextn_predict_layers", h.integer("num_nextn_predict_layers", default=0))
+    k.u32("nextn_predict_layers", 0)  # those are left out
     if h.rope()["rope_type"] == "default":
         k.text("rope.scaling.type", "none")
 
@@ -476,12 +491,7 @@ def dots1(h: Hyper, k: Keys) -> None:
     **ROUTED,
     **SHARED,
     "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
-}, special=lambda h, ids: {
-    key: ids[text]
-    for key, text in (("bos?", "[gMASK]"), ("eot?", "<|user|>"), ("unknown?", "<|endoftext|>"),
-                      ("eom?", "<|observation|>"))
-    if text in ids
-})  # fmt: skip
+}, special=glm_tokens)  # fmt: skip
 def glm4_moe(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     common(h, k)
@@ -492,6 +502,7 @@ def glm4_moe(h: Hyper, k: Keys) -> None:
     k.u32("expert_gating_func", SIGMOID)
     k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
     k.flag("expert_weights_norm", h.flag("norm_topk_prob", default=True))
+    further_layers(h, k)
 
 
 @family("AfmoeForCausalLM", arch="afmoe", extra=llama3_factors, prefix_setting=True, rules={
@@ -572,7 +583,7 @@ def _gate_widths(h: Hyper) -> list[str]:
     **SHARED,
     "model.layers.{b}.self_attn.g_proj.weight": "blk.{b}.attn_gate.weight",
     "model.layers.{b}.mlp.experts.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
-}, special=lambda h, ids: _second_end(h))  # fmt: skip
+}, template_file=True, special=lambda h, ids: _second_end(h))  # fmt: skip
 def laguna(h: Hyper, k: Keys) -> None:
     """Gated attention, heads by layer, sigmoid scores that are normed over those chosen."""
     h.must_be("hidden_act", "silu", None)

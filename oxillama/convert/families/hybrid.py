@@ -1,5 +1,5 @@
 """Attention with state-space layers or short convolutions: Granite 4, Bamba, Falcon H1, Nemotron H,
-LFM2 with experts, Qwen 3.5.
+LFM2 with experts, Qwen 3.5, PLaMo 2, MiniMax Text.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from oxillama.convert.families.dense import LLAMA, granite_keys, llama_keys
+from oxillama.convert.families.dense import EXPERTS_W, LLAMA, PLAIN, granite_keys, llama_keys
 from oxillama.convert.families.experts import (
     GRANITE_EXPERTS,
     granite_shared,
 )
 from oxillama.convert.families.recurrent import DELTA, LFM2, delta_keys, mixer2
+from oxillama.convert.families.single import PLAMO_LAYER
 from oxillama.convert.family import Change, Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import SIGMOID, common, epsilons
 from oxillama.convert.shapes import negative_exponential, paired_keys, paired_queries, squeezed
@@ -418,3 +419,95 @@ def qwen35(h: Hyper, k: Keys) -> None:
 def qwen35moe(h: Hyper, k: Keys) -> None:
     """Qwen 3.5 with experts."""
     _qwen35(h, k)
+
+
+# ---- PLaMo 2, MiniMax Text -----------------------------------------------------------------------
+
+_PLAMO = "model.layers.layers.{b}."
+
+
+@family("Plamo2ForCausalLM", "PLaMo2ForCausalLM", arch="plamo2", vocabulary="plamo", rules={
+    **PLAMO_LAYER,
+    _PLAMO + "mixer.q_weight": "blk.{b}.attn_q_norm.weight",
+    _PLAMO + "mixer.k_weight": "blk.{b}.attn_k_norm.weight",
+    _PLAMO + "mixer.in_proj.weight": "blk.{b}.ssm_in.weight",
+    _PLAMO + "mixer.conv1d.weight": Rule(("blk.{b}.ssm_conv1d.weight",), squeezed),
+    _PLAMO + "mixer.bcdt_proj.weight": "blk.{b}.ssm_x.weight",
+    _PLAMO + "mixer.dt_proj.weight": "blk.{b}.ssm_dt.weight",
+    _PLAMO + "mixer.dt_bias": "blk.{b}.ssm_dt.bias",
+    _PLAMO + "mixer.A_log": Rule(("blk.{b}.ssm_a",), negative_exponential, values=True),
+    _PLAMO + "mixer.D": "blk.{b}.ssm_d",
+    _PLAMO + "mixer.dt_norm_weight": "blk.{b}.ssm_dt_norm",
+    _PLAMO + "mixer.B_norm_weight": "blk.{b}.ssm_b_norm",
+    _PLAMO + "mixer.C_norm_weight": "blk.{b}.ssm_c_norm",
+    _PLAMO + "mixer.out_proj.weight": "blk.{b}.ssm_out.weight",
+})  # fmt: skip
+def plamo2(h: Hyper, k: Keys) -> None:
+    """PLaMo 2 (Preferred Networks 2025): one layer of every so many is attention."""
+    h.must_be("mamba_enabled", True)
+    step, size = h.integer("mamba_step", default=2), h.integer("hidden_size_per_head", default=128)
+    attention = [
+        layer == h.layers - 1 if h.layers <= step // 2 else layer % step == step // 2
+        for layer in range(h.layers)
+    ]
+    heads = h.integer("mamba_num_heads", default=64)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.integers("attention.head_count_kv", [h.kv_heads if one else 0 for one in attention])
+    k.integers("attention.head_count", [h.heads if one else 0 for one in attention])
+    k.u32("context_length", h.integer("max_position_embeddings", default=2048))
+    k.u32("embedding_length", h.hidden)
+    k.u32("attention.key_length", size)
+    k.u32("attention.value_length", size)
+    k.u32("block_count", h.layers)
+    k.f32("attention.layer_norm_rms_epsilon", h.number("rms_norm_eps", default=1e-6))
+    k.f32("rope.freq_base", h.rope().get("rope_theta", 10000.0))
+    k.u32("ssm.state_size", h.integer("mamba_d_state", default=64))
+    k.u32("ssm.conv_kernel", h.integer("mamba_d_conv", default=4))
+    k.u32("ssm.time_step_rank", heads)
+    k.u32("ssm.inner_size", heads * size)
+    k.u32("ssm.group_count", 0)
+    k.u32("feed_forward_length", h.integer("intermediate_size"))
+
+
+_TEXT = "model.layers.{b}."
+
+
+def _unused_tokens(h: Hyper, k: Keys) -> None:
+    """Numbers behind the vocabulary whose embeddings are zero are never to be drawn."""
+    if h.folder is None:
+        return
+    model = h.folder.json("tokenizer.json").get("model")
+    count = len(model["vocab"]) if isinstance(model, dict) and "vocab" in model else None
+    rows = h.folder.tensors.get("model.embed_tokens.weight")
+    if count is None or rows is None:
+        return
+    empty = np.flatnonzero(~rows.data[count:].any(axis=1)) + count
+    if len(empty):
+        k.found["tokenizer.ggml.suppress_tokens"] = [int(one) for one in empty], "array[int32]"
+
+
+@family("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", arch="minimax-01",
+        template_file=True, rules={
+    **PLAIN,
+    **EXPERTS_W,
+    _TEXT + "self_attn.qkv_proj.weight": "blk.{b}.attn_qkv.weight",
+    _TEXT + "self_attn.out_proj.weight": "blk.{b}.attn_output.weight",
+    _TEXT + "self_attn.output_gate.weight": "blk.{b}.attn_gate.weight",
+    _TEXT + "self_attn.norm.weight": "blk.{b}.attn_norm_2.weight",
+})  # fmt: skip
+def minimax_text(h: Hyper, k: Keys) -> None:
+    """MiniMax-Text-01 and M1 (MiniMax 2025): every eighth layer is attention, the others keep a
+    state; residuals come from the norms.
+    """
+    h.must_be("hidden_act", "silu")
+    h.must_be("attn_type_list", [int((layer + 1) % 8 == 0) for layer in range(h.layers)])
+    kinds = ("full_attention", "linear_attention", "mlp")
+    shares = {h.number(f"layernorm_{kind}_alpha") for kind in kinds}
+    for kind in kinds:
+        h.must_be(f"layernorm_{kind}_beta", 1, 1.0)
+    if len(shares) != 1:
+        raise ConvertError(f"{h.label}: layernorm_*_alpha: found {shares}, wanted one for all")
+    common(h, k)
+    _unused_tokens(h, k)
+    k.f32("residual_scale", shares.pop())
+    k.u32("rope.dimension_count", h.integer("rotary_dim"))

@@ -1,5 +1,5 @@
-"""Mixtures of experts of one lab each: DeepSeek V1, Ling, Arctic, SmallThinker, MiMo V2, Step 3.5,
-Kimi Linear.
+"""Mixtures of experts of one lab each: DeepSeek V1, V3.2 and GLM 5, Ling, Arctic, SmallThinker,
+MiMo V2, Step 3.5, Kimi Linear, Grok, GroveMoE, Maple.
 """
 
 from __future__ import annotations
@@ -7,13 +7,15 @@ from __future__ import annotations
 import numpy as np
 
 from oxillama.convert.families.dense import EXPERTS_W, LLAMA, PLAIN
-from oxillama.convert.families.experts import ROUTED, SHARED
-from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.families.experts import DEEPSEEK, ROUTED, SHARED, deepseek2, glm_tokens
+from oxillama.convert.family import Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import (
     SIGMOID,
     SOFTMAX,
     common,
+    further_layers,
     partial_rotation,
+    windows,
 )
 from oxillama.convert.shapes import (
     latent_keys_values,
@@ -95,6 +97,7 @@ def bailingmoe2(h: Hyper, k: Keys) -> None:
     share = h.rope().get("partial_rotary_factor", 0.5)
     k.u32("rope.dimension_count", int(h.head_dim * share))
     _bailing(h, k, h.number("routed_scaling_factor"))
+    further_layers(h, k)
     width = h.integer("moe_intermediate_size") * h.integer("num_shared_experts")
     k.u32(
         "expert_shared_feed_forward_length",
@@ -305,3 +308,199 @@ def kimi_linear(h: Hyper, k: Keys) -> None:
     k.u32("expert_shared_count", h.integer("num_shared_experts"))
     k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
     k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
+
+
+_INDEX = "model.layers.{b}.self_attn.indexer."
+INDEXED: dict[str, str | Rule] = {
+    **DEEPSEEK,
+    _INDEX + "k_norm.{w}": "blk.{b}.indexer.k_norm.{w}",
+    _INDEX + "weights_proj.weight": "blk.{b}.indexer.proj.weight",
+    _INDEX + "wk.weight": "blk.{b}.indexer.attn_k.weight",
+    _INDEX + "wq_b.weight": "blk.{b}.indexer.attn_q_b.weight",
+}
+
+
+@family("DeepseekV32ForCausalLM", arch="deepseek32", rules=INDEXED)
+def deepseek32(h: Hyper, k: Keys) -> None:
+    """DeepSeek V3.2 (DeepSeek-AI 2025): an index chooses the keys that a row sees."""
+    deepseek2(h, k)
+    k.u32("attention.indexer.head_count", h.integer("index_n_heads"))
+    k.u32("attention.indexer.key_length", h.integer("index_head_dim"))
+    k.u32("attention.indexer.top_k", h.integer("index_topk"))
+    further_layers(h, k)
+
+
+@family("GlmMoeDsaForCausalLM", arch="glm-dsa", rules=INDEXED, special=glm_tokens)
+def glm_dsa(h: Hyper, k: Keys) -> None:
+    """GLM 5 (Zhipu AI 2026): the same, and some layers share the choice of the one before."""
+    deepseek32(h, k)
+    share = h.rope().get("partial_rotary_factor", 1.0)
+    k.u32("rope.dimension_count", int(h.integer("qk_rope_head_dim") * share))
+    kinds = h.strings("indexer_types", h.layers)
+    if kinds is not None:
+        k.flags("attention.indexer.types", [one == "full" for one in kinds])
+
+
+@family("GrokForCausalLM", "Grok1ForCausalLM", arch="grok", rules={
+    **PLAIN,
+    **EXPERTS_W,
+    "model.layers.{b}.pre_attn_norm.weight": "blk.{b}.attn_norm.weight",
+    "model.layers.{b}.post_attn_norm.weight": "blk.{b}.attn_output_norm.weight",
+    "model.layers.{b}.pre_moe_norm.weight": "blk.{b}.ffn_norm.weight",
+    "model.layers.{b}.post_moe_norm.weight": "blk.{b}.post_ffw_norm.weight",
+})  # fmt: skip
+def grok(h: Hyper, k: Keys) -> None:
+    """Grok 2 (xAI 2025): a dense network parallel to the experts; scales and caps."""
+    common(h, k)
+    k.f32("attn_logit_softcapping", h.number("attn_logit_softcapping", default=30.0))
+    k.f32("router_logit_softcapping", h.number("router_logit_softcapping", default=30.0))
+    if h.get("final_logit_softcapping"):
+        k.f32("final_logit_softcapping", h.number("final_logit_softcapping"))
+    if h.get("moe_intermediate_size") is not None:
+        k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    # its folders call the YaRN that they have by the context that it starts from
+    h.must_be("rope_type", "yarn", "original", "default")
+    if h.get("rope_type") in ("yarn", "original"):
+        k.text("rope.scaling.type", "yarn")
+        k.f32("rope.scaling.factor", h.number("scaling_factor"))
+        k.u32("rope.scaling.original_context_length", h.integer("original_max_position_embeddings"))
+        for name, key in (
+            ("extrapolation_factor", "yarn_ext_factor"),
+            ("attn_factor", "yarn_attn_factor"),
+            ("beta_fast", "yarn_beta_fast"),
+            ("beta_slow", "yarn_beta_slow"),
+        ):
+            k.f32(f"rope.scaling.{key}", h.number(name))
+    if h.get("attn_temperature_len"):
+        k.u32("attention.temperature_length", h.integer("attn_temperature_len"))
+    k.f32("attention.output_scale", h.number("attn_output_multiplier", default=h.head_dim**-0.5))
+    k.f32("embedding_scale", h.number("embedding_multiplier_scale"))
+    k.f32("logit_scale", h.number("output_multiplier_scale"))
+
+
+_GROUP = 2  # experts of a group, and the scale of its own expert, which no configuration says
+_GROUP_SCALE = 0.05
+
+
+@family("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM", arch="grovemoe", rules={
+    **PLAIN,
+    **ROUTED,
+    **{
+        f"model.layers.{{b}}.mlp.chunk_experts.{{e}}.{part}_proj.weight":
+            f"blk.{{b}}.ffn_{part}_chexps.weight"
+        for part in ("gate", "up", "down")
+    },
+}, dropped=("model.layers.{b}.mlp.expert_bias",))  # fmt: skip
+def grovemoe(h: Hyper, k: Keys) -> None:
+    """GroveMoE (Wu et al. 2025); the published code does not read its experts' bias."""
+    h.must_be("norm_topk_prob", True)
+    common(h, k)
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("expert_chunk_feed_forward_length", h.integer("head_dim", default=None) or 128)
+    k.u32("experts_per_group", _GROUP)
+    k.f32("expert_group_scale", _GROUP_SCALE)
+
+
+@family("MapleForCausalLM", arch="maple", rules={**PLAIN, **ROUTED})
+def maple(h: Hyper, k: Keys) -> None:
+    """Maple (2026): windowed layers rotate, global ones do not; gates are clamped at 7."""
+    h.must_be("hidden_act", "silu")
+    h.must_be("num_shared_experts", 0)
+    h.must_be("norm_topk_prob", True)
+    if not h.flag("nope_on_global_attention"):
+        raise ConvertError(f"{h.label}: nope_on_global_attention: wanted true for maple")
+    common(h, k)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.u32("rope.dimension_count", partial_rotation(h))
+    windows(h, k, pattern=True)
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.floats("swiglu_clamp_exp", [7.0] * h.layers)
+
+
+_LING = "model.layers.{b}.attention."
+
+
+def _is_latent(h: Hyper, layer: int) -> bool:
+    """Whether a layer is latent attention: the last of each group, and those after the last."""
+    group = h.integer("layer_group_size")
+    return (layer + 1) % group == 0 or layer >= h.layers // group * group
+
+
+def _plain_exponential(x: np.ndarray, h: Hyper) -> np.ndarray:
+    return -negative_exponential(x, h).reshape(-1, 1)
+
+
+LING3: dict[str, str | Rule] = {
+    **BAILING,
+    "model.layers.{b}.mlp.gate.expert_bias": "blk.{b}.exp_probs_b.bias",
+    **{f"{_LING}{part}_proj.weight": f"blk.{{b}}.attn_{part}.weight" for part in "qkv"},
+    **{f"{_LING}{part}_conv1d.weight": Rule((f"blk.{{b}}.ssm_conv1d_{part}.weight",), _convolution)
+       for part in "qkv"},
+    _LING + "A_log": Rule(("blk.{b}.ssm_a",), _plain_exponential, values=True),
+    _LING + "dt_bias": "blk.{b}.ssm_dt.bias",
+    _LING + "f_proj.weight": "blk.{b}.ssm_f_a.weight",
+    _LING + "b_proj.weight": "blk.{b}.ssm_beta.weight",
+    _LING + "o_norm.weight": "blk.{b}.ssm_norm.weight",
+    _LING + "o_proj.weight": "blk.{b}.attn_output.weight",
+    _LING + "q_a_proj.weight": "blk.{b}.attn_q_a.weight",
+    _LING + "q_a_layernorm.weight": "blk.{b}.attn_q_a_norm.weight",
+    _LING + "q_b_proj.weight": "blk.{b}.attn_q_b.weight",
+    _LING + "kv_a_proj_with_mqa.weight": "blk.{b}.attn_kv_a_mqa.weight",
+    _LING + "kv_a_layernorm.weight": "blk.{b}.attn_kv_a_norm.weight",
+    _LING + "kv_b_proj.weight": Rule(
+        ("blk.{b}.attn_k_b.weight", "blk.{b}.attn_v_b.weight"), latent_keys_values
+    ),
+}  # fmt: skip
+
+
+def _ling3(h: Hyper) -> Family:
+    """The family of a configuration: the gate's name follows from the kind of its layer."""
+    gates = {
+        f"model.layers.{layer}.attention.g_proj.weight":
+            f"blk.{layer}.{'attn_gate' if _is_latent(h, layer) else 'ssm_g_a'}.weight"
+        for layer in range(h.layers)
+    }  # fmt: skip
+    return Family("bailingmoe3", {**LING3, **gates}, bailingmoe3)
+
+
+@family("BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration", arch="bailingmoe3",
+        rules=LING3, variant=_ling3)  # fmt: skip
+def bailingmoe3(h: Hyper, k: Keys) -> None:
+    """Ling 3 (Inclusion AI 2026): delta attention, and gated latent attention every few layers."""
+    for name, value in (
+        ("no_kda_lora", True), ("kda_safe_gate", True),
+        ("gated_attention_proj_granularity_type", "head_wise"),
+    ):  # fmt: skip
+        if h.get(name) != value:
+            raise ConvertError(f"{h.label}: {name}: found {h.get(name)!r}, wanted {value!r}")
+    common(h, k)
+    turned, latent = h.integer("qk_rope_head_dim"), h.integer("kv_lora_rank")
+    k.integers("attention.head_count_kv", [int(_is_latent(h, i)) for i in range(h.layers)])
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.u32("ssm.conv_kernel", h.integer("short_conv_kernel_size"))
+    k.u32("kda.head_dim", h.integer("head_dim"))
+    k.flag("kda.safe_gate", True)
+    k.f32("kda.gate_lower_bound", h.number("kda_lower_bound"))
+    if h.get("q_lora_rank") is not None:
+        k.u32("attention.q_lora_rank", h.integer("q_lora_rank"))
+    k.u32("attention.kv_lora_rank", latent)
+    k.u32("rope.dimension_count", turned)
+    k.u32("attention.key_length", latent + turned)
+    k.u32("attention.key_length_mla", h.integer("qk_nope_head_dim") + turned)
+    k.u32("attention.value_length_mla", h.integer("v_head_dim"))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("expert_shared_feed_forward_length", h.integer("moe_shared_expert_intermediate_size"))
+    k.u32("expert_shared_count", h.integer("num_shared_experts", default=1))
+    k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
+    k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
+    k.flag("expert_weights_norm", h.flag("norm_topk_prob"))
+    _clamps(h, k, "expert_swiglu_limit_list", "swiglu_clamp_exp")
+    _clamps(h, k, "share_expert_swiglu_limit_list", "swiglu_clamp_shexp")
+    sections = h.get("mrope_section")
+    if "VL" in str(h.get("architectures")):
+        if not isinstance(sections, list) or 2 * sum(sections[:3]) != turned:
+            raise ConvertError(
+                f"{h.label}: mrope_section: found {sections!r:.80}, wanted three parts of "
+                f"{turned // 2} pairs"
+            )
+        k.integers("rope.dimension_sections", [*sections[:3], 0])

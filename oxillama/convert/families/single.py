@@ -1,12 +1,14 @@
-"""Dense decoders of one lab each, near Llama: EXAONE, DeciLM, OpenELM, BitNet, PLM and others."""
+"""Dense decoders of one lab each, near Llama: EXAONE, DeciLM, OpenELM, BitNet, PLM, PLaMo, Talkie
+and others.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from oxillama.convert.families.dense import HEADS, LAYER, LLAMA, PLAIN, llama_keys
-from oxillama.convert.family import Hyper, Keys, Rule, family
-from oxillama.convert.keys import common, llama3_factors, partial_rotation
+from oxillama.convert.family import Change, Family, Hyper, Keys, Rule, family
+from oxillama.convert.keys import common, llama3_factors, partial_rotation, windows
 from oxillama.convert.shapes import halves_2d, paired, transposed
 from oxillama.errors import ConvertError
 
@@ -399,3 +401,186 @@ def _blocks(h: Hyper, k: Keys) -> None:
     k.f32("attention.layer_norm_rms_epsilon", h.number("rms_norm_eps"))
     k.u32("attention.key_length", _size(h))
     k.u32("attention.value_length", _size(h))
+
+
+_QWEN = "transformer.h.{b}."
+
+
+def _qwen_tokens(h: Hyper, ids: dict[str, int]) -> dict[str, int]:
+    text = "<|endoftext|>"
+    return {f"{name}?": ids[text] for name in ("bos", "eos", "unknown") if text in ids}
+
+
+@family("QWenLMHeadModel", arch="qwen", vocabulary="qwen", dropped=_BUFFERS, special=_qwen_tokens,
+        rules={
+    "transformer.wte.weight": "token_embd.weight",
+    "transformer.ln_f.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    _QWEN + "ln_1.weight": "blk.{b}.attn_norm.weight",
+    _QWEN + "ln_2.weight": "blk.{b}.ffn_norm.weight",
+    _QWEN + "attn.c_attn.{w}": "blk.{b}.attn_qkv.{w}",
+    _QWEN + "attn.c_proj.{w}": "blk.{b}.attn_output.{w}",
+    _QWEN + "mlp.w1.weight": "blk.{b}.ffn_up.weight",
+    _QWEN + "mlp.w2.weight": "blk.{b}.ffn_gate.weight",
+    _QWEN + "mlp.c_proj.weight": "blk.{b}.ffn_down.weight",
+})  # fmt: skip
+def qwen(h: Hyper, k: Keys) -> None:
+    """Qwen (Bai et al. 2023): every head has a key of its own."""
+    common(h, k)
+    k.found.pop("qwen.attention.head_count_kv")
+
+
+@family("Spark2_5ForCausalLM", arch="spark2_5", rules={
+    **PLAIN,
+    "model.layers.{b}.self_attn.q_k_v_proj.weight": "blk.{b}.attn_qkv.weight",
+    "model.layers.{b}.self_attn.g_proj.weight": "blk.{b}.attn_gate.weight",
+})  # fmt: skip
+def spark(h: Hyper, k: Keys) -> None:
+    """Spark 2.5 (iFlytek 2026): windowed layers have a rotation of their own, heads a gate."""
+    h.must_be("hidden_act", "gelu")
+    h.must_be("gate_attn_act_mode", "sigmoid")
+    h.must_be("headwise_attn_output_gate", True)
+    common(h, k)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    windows(h, k, pattern=True)
+    for kind, key in (("full_attention", ""), ("sliding_attention", "_swa")):
+        share = h.rope(kind).get("partial_rotary_factor", 1.0)
+        k.u32(f"rope.dimension_count{key}", int(h.head_dim * share))
+
+
+def _turned_back(x: np.ndarray, h: Hyper) -> np.ndarray:
+    """Rows of heads whose rotation goes the other way: the second half changes its sign."""
+    parts = x.reshape(-1, 2, h.head_dim // 2, x.shape[-1]) * np.float32([1, -1]).reshape(2, 1, 1)
+    return parts.reshape(x.shape)
+
+
+_TALKIE = "model.blocks.{b}."
+
+
+@family("TalkieForCausalLM", arch="talkie", gathered={"lm_head_gain.w_g": "talkie.logit_scale"},
+        rules={
+            "model.embed.weight": "token_embd.weight",
+            "lm_head": "output.weight",
+            "lm_head.weight": "output.weight",
+            _TALKIE + "attn.attn_query.weight":
+                Rule(("blk.{b}.attn_q.weight",), _turned_back, values=True),
+            _TALKIE + "attn.attn_key.weight":
+                Rule(("blk.{b}.attn_k.weight",), _turned_back, values=True),
+            _TALKIE + "attn.attn_value.weight": "blk.{b}.attn_v.weight",
+            _TALKIE + "attn.attn_resid.weight": "blk.{b}.attn_output.weight",
+            _TALKIE + "attn.head_gain.head_g":
+                Rule(("blk.{b}.attn_q_norm.weight",), lambda x, h: x.reshape(-1, 1)),
+            _TALKIE + "attn_gain.a_g": "blk.{b}.attn_output.scale",
+            _TALKIE + "mlp_gain.a_g": "blk.{b}.ffn_down.scale",
+            _TALKIE + "embed_skip.a_g": "blk.{b}.layer_output_scale.weight",
+            **{
+                f"{_TALKIE}mlp.mlp_{theirs}.weight": f"blk.{{b}}.ffn_{ours}.weight"
+                for theirs, ours in (("gate", "gate"), ("linear", "up"), ("resid", "down"))
+            },
+        })  # fmt: skip
+def talkie(h: Hyper, k: Keys) -> None:
+    """Talkie (2026): norms without weights, whose epsilon is that of a float."""
+    common(h, k)
+    k.f32("attention.layer_norm_rms_epsilon", float(np.finfo(np.float32).eps))
+
+
+def _hrm_stacks(h: Hyper) -> Family:
+    """The family of a configuration: the layers of the high stack follow those of the low one."""
+    each = _hrm_layers(h)
+    rules: dict[str, str | Rule] = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "lm_head.weight": "output.weight",
+        "model.z_L_init": "hrm.z_l_init",
+    }
+    for first, stack in ((0, "L"), (each, "H")):
+        for layer in range(each):
+            theirs, ours = f"model.{stack}_module.layers.{layer}.", f"blk.{first + layer}."
+            rules[theirs + "attn.gqkv_proj.weight"] = Rule(
+                tuple(f"{ours}attn_{part}.weight" for part in ("gate", "q", "k", "v")), _quarters
+            )
+            rules[theirs + "mlp.gate_up_proj.weight"] = Rule(
+                (f"{ours}ffn_gate.weight", f"{ours}ffn_up.weight"), halves_2d
+            )
+            rules[theirs + "mlp.down_proj.weight"] = f"{ours}ffn_down.weight"
+            for name in ("attn", "self_attn"):
+                rules[f"{theirs}{name}.o_proj.weight"] = f"{ours}attn_output.weight"
+    return Family("hrm_text", rules, hrm_text)
+
+
+def _hrm_layers(h: Hyper) -> int:
+    return h.integer("num_layers_per_stack", "num_hidden_layers")
+
+
+def _quarters(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, ...]:
+    return tuple(np.split(x, 4))
+
+
+@family("HrmTextForCausalLM", arch="hrm_text", rules={}, variant=_hrm_stacks)
+def hrm_text(h: Hyper, k: Keys) -> None:
+    """HRM-Text (Wang et al. 2025): two stacks of layers that run several times; the file's count of
+    layers is that of their runs.
+    """
+    h.must_be("hidden_act", "silu")
+    each, high, low = _hrm_layers(h), h.integer("H_cycles"), h.integer("L_cycles")
+    common(Hyper({**h.config, "num_hidden_layers": each * high * (low + 1)}, h.label), k)
+    k.u32("rope.dimension_count", h.head_dim)
+    k.f32("embedding_scale", h.number("embedding_scale"))
+    k.u32("hrm.layers_per_stack", each)
+    k.u32("hrm.h_cycles", high)
+    k.u32("hrm.l_cycles", low)
+    k.flag("hrm.prefix_lm", h.flag("prefix_lm"))
+
+
+PLAMO_NORMS = {"pre_mixer": 1.0, "post_mixer": 1 / 5, "pre_mlp": 1.0, "post_mlp": 1 / 5**1.5}
+
+
+def _more(by: float) -> Change:
+    """A norm's weight whose layer adds this much (computes)."""
+    return lambda x, h: x + np.float32(by)
+
+
+PLAMO_LAYER: dict[str, str | Rule] = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "lm_head.weight": "output.weight",
+    "model.norm.weight": Rule(("output_norm.weight",), _more(1.0), values=True),
+    **{
+        f"{_PLAMO}{theirs}_norm.weight":
+            Rule((f"blk.{{b}}.{ours}",), _more(PLAMO_NORMS[theirs]), values=True)
+        for theirs, ours in (
+            # names without a suffix are those of other files
+            ("pre_mixer", "attn_norm.weight"), ("post_mixer", "post_attention_norm"),
+            ("pre_mlp", "ffn_norm.weight"), ("post_mlp", "post_ffw_norm"),
+        )
+    },
+    _PLAMO + "mixer.qkv_proj.weight": "blk.{b}.attn_qkv.weight",
+    _PLAMO + "mixer.o_proj.weight": "blk.{b}.attn_output.weight",
+    _PLAMO + "mlp.gate_up_proj.weight": "blk.{b}.ffn_up.weight",
+    _PLAMO + "mlp.down_proj.weight": "blk.{b}.ffn_down.weight",
+}  # fmt: skip
+
+
+@family("Plamo3ForCausalLM", "PLaMo3ForCausalLM", arch="plamo3", vocabulary="plamo",
+        template_file=True, rules={
+    **PLAMO_LAYER,
+    **{f"{_PLAMO}mixer.{part}_norm.weight":
+           Rule((f"blk.{{b}}.attn_{part}_norm.weight",), _more(1.0), values=True) for part in "qk"},
+})  # fmt: skip
+def plamo3(h: Hyper, k: Keys) -> None:
+    """PLaMo 3 (Preferred Networks 2025)."""
+    stretched = h.number("rope_scaling_factor", default=1.0)
+    rope = h.rope()
+    if stretched != 1 and rope["rope_type"] == "default":
+        rope |= {
+            "rope_type": "yarn", "factor": stretched, "beta_fast": 32.0, "beta_slow": 1.0,
+            "original_max_position_embeddings": h.integer("initial_context_length"),
+        }  # fmt: skip
+    common(Hyper({**h.config, "rope_parameters": rope}, h.label), k)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    window = h.integer("window_size", "sliding_window", default=None)
+    if window is not None:
+        k.u32("attention.sliding_window", window)
+        pattern = h.get("sliding_window_pattern")
+        if isinstance(pattern, list):
+            k.flags("attention.sliding_window_pattern", pattern)
+        else:
+            k.u32("attention.sliding_window_pattern", h.integer("sliding_window_pattern"))

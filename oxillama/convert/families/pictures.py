@@ -1,0 +1,206 @@
+"""The text parts of models of text and pictures: Chameleon, CogVLM, DeepSeek OCR, HunyuanOCR,
+MiniMax M3, Muse Glimmer, PaddleOCR.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oxillama.convert.families.dense import LLAMA, PLAIN, llama_keys
+from oxillama.convert.families.experts import ROUTED, SHARED
+from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.keys import common, windows
+from oxillama.convert.shapes import paired_keys, paired_queries, plus_one
+from oxillama.errors import ConvertError
+
+
+def _paired_each(x: np.ndarray, h: Hyper) -> np.ndarray:
+    """A norm of each head, (heads, dim), for a rotation of neighbours."""
+    return x.reshape(len(x), 2, -1).swapaxes(1, 2).reshape(x.shape)
+
+
+@family("ChameleonForConditionalGeneration", "ChameleonForCausalLM", arch="chameleon", rules={
+    **LLAMA,
+    **{
+        f"model.layers.{{b}}.self_attn.{part}_norm.{{w}}":
+            Rule((f"blk.{{b}}.attn_{part}_norm.{{w}}",), _paired_each)
+        for part in "qk"
+    },
+})  # fmt: skip
+def chameleon(h: Hyper, k: Keys) -> None:
+    """Chameleon (Meta 2024); the coder of pictures is left out."""
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+    k.flag("swin_norm", h.flag("swin_norm"))
+
+
+_ATTENTION, _NETWORK = "model.layers.{b}.self_attn.", "model.layers.{b}.mlp."
+
+
+@family("CogVLMForCausalLM", arch="cogvlm", rules={
+    **PLAIN,
+    **{
+        f"{_ATTENTION}{kind}_expert_{theirs}.weight": f"blk.{{b}}.{prefix}{ours}.weight"
+        for kind, prefix in (("language", ""), ("vision", "vis_"))
+        for theirs, ours in (("query_key_value", "attn_qkv"), ("dense", "attn_output"))
+    },
+    **{f"{_NETWORK}language_mlp.{part}_proj.weight": f"blk.{{b}}.ffn_{part}.weight"
+       for part in ("gate", "up", "down")},
+    **{f"{_NETWORK}vision_mlp.{part}_proj.weight": f"blk.{{b}}.vis_{part}.weight"
+       for part in ("gate", "up", "down")},
+})  # fmt: skip
+def cogvlm(h: Hyper, k: Keys) -> None:
+    """CogVLM (Wang et al. 2023): rows of pictures have matrices of their own."""
+    h.must_be("hidden_act", "silu")
+    llama_keys(h, k)
+
+
+@family("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM", arch="deepseek2-ocr",
+        rules={**PLAIN, **ROUTED, **SHARED})  # fmt: skip
+def deepseek_ocr(h: Hyper, k: Keys) -> None:
+    """DeepSeek-OCR (Wei et al. 2025): DeepSeek's experts under plain attention."""
+    h.must_be("use_mla", False)
+    common(Hyper({"rms_norm_eps": 1e-6, **h.config}, h.label), k)
+    k.u32("leading_dense_block_count", h.integer("first_k_dense_replace", default=0))
+    k.u32("vocab_size", h.integer("vocab_size"))
+    if h.get("q_lora_rank") is not None:
+        k.u32("attention.q_lora_rank", h.integer("q_lora_rank"))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size", "intermediate_size"))
+    k.u32("expert_shared_count", h.integer("n_shared_experts", default=0))
+    if h.get("routed_scaling_factor") is not None:
+        k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
+    if h.flag("norm_topk_prob"):
+        k.flag("expert_weights_norm", True)
+    k.u32("rope.dimension_count", h.integer("qk_rope_head_dim"))
+    if h.get("sliding_window_size", "sliding_window"):
+        k.u32("attention.sliding_window", h.integer("sliding_window_size", "sliding_window"))
+    k.found["tokenizer.chat_template"] = (
+        "{% for m in messages %}{{m['content']}}{% endfor %}",
+        "string",
+    )
+
+
+@family("HunYuanVLForConditionalGeneration", arch="hunyuan_vl", rules={
+    **PLAIN,
+    "model.layers.{b}.self_attn.query_layernorm.weight": "blk.{b}.attn_q_norm.weight",
+    "model.layers.{b}.self_attn.key_layernorm.weight": "blk.{b}.attn_k_norm.weight",
+}, special=lambda h, ids: _ends(h))  # fmt: skip
+def hunyuan_vl(h: Hyper, k: Keys) -> None:
+    """HunyuanOCR (Tencent 2025): four positions for each token, which turn parts of a head."""
+    h.must_be("hidden_act", "silu")
+    rope = Hyper(h.rope(), f"{h.label}: rope_parameters")
+    sections = rope.get("xdrope_section", "mrope_section")
+    if sections is None or rope.get("rope_type") not in ("xdrope", "dynamic"):
+        raise ConvertError(
+            f"{h.label}: rope_parameters: found {rope.config!r:.120}, wanted xdrope with sections"
+        )
+    common(h, k)
+    for name in ("expert_count", "expert_used_count"):  # a count of 1 stands in dense folders
+        k.found.pop(f"{k.arch}.{name}", None)
+    k.f32("rope.freq_base", rope.number("rope_theta"))
+    k.f32("rope.scaling.alpha", rope.number("alpha"))
+    k.text("rope.scaling.type", "none")
+    k.f32("rope.scaling.factor", rope.number("factor", default=1.0))
+    k.u32("rope.scaling.original_context_length", h.integer("max_position_embeddings"))
+    k.integers("rope.dimension_sections", sections)
+
+
+def _ends(h: Hyper) -> dict[str, int]:
+    """What ends a text, and where several tokens end a turn, the first of those."""
+    found: dict[str, int] = {}
+    if h.get("eod_token_id") is not None:
+        found["eos"] = h.integer("eod_token_id")
+    ends = h.folder.json("generation_config.json").get("eos_token_id") if h.folder else None
+    if isinstance(ends, list) and len(ends) > 1:
+        found["eot"] = ends[0]
+    return found
+
+
+@family("PaddleOCRVLForConditionalGeneration", arch="paddleocr", rules=PLAIN, prefix_setting=True)
+def paddleocr(h: Hyper, k: Keys) -> None:
+    """PaddleOCR-VL (Cui et al. 2025): ERNIE 4.5."""
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+
+
+def _norms_one_added(rules: dict[str, str | Rule], end: str) -> dict[str, str | Rule]:
+    """The rules, with one added to the weights whose names end so."""
+    return {
+        name: Rule((to,), plus_one, values=True)
+        if isinstance(to, str) and name.endswith(end)
+        else to
+        for name, to in rules.items()
+    }
+
+
+def _query_gains(h: Hyper) -> dict[str, np.ndarray]:
+    """Queries and keys are normed without weights, then queries have a factor."""
+    gain = np.full(h.head_dim, h.number("qk_scale_factor"), np.float32)
+    found = {}
+    for layer in range(h.layers):
+        found[f"blk.{layer}.attn_q_norm.weight"] = gain
+        found[f"blk.{layer}.attn_k_norm.weight"] = np.ones_like(gain)
+    return found
+
+
+@family("MuseGlimmerForConditionalGeneration", arch="muse-glimmer", extra=_query_gains, rules={
+    **PLAIN,
+    **_norms_one_added({
+        "model.layers.{b}.input_layernorm.weight": "blk.{b}.attn_norm.weight",
+        "model.layers.{b}.post_attention_layernorm.weight": "blk.{b}.post_attention_norm.weight",
+        "model.layers.{b}.pre_feedforward_layernorm.weight": "blk.{b}.ffn_norm.weight",
+        "model.layers.{b}.post_feedforward_layernorm.weight": "blk.{b}.post_ffw_norm.weight",
+    }, "layernorm.weight"),
+    "model.layers.{b}.self_attn.q_proj.weight": Rule(("blk.{b}.attn_q.weight",), paired_queries),
+    "model.layers.{b}.self_attn.k_proj.weight": Rule(("blk.{b}.attn_k.weight",), paired_keys),
+    "model.layers.{b}.self_attn.gate_proj.weight": "blk.{b}.attn_gate.weight",
+}, special=lambda h, ids: {"eot": ids["<|eot|>"]} if "<|eot|>" in ids else {})  # fmt: skip
+def muse_glimmer(h: Hyper, k: Keys) -> None:
+    """Muse Glimmer (Meta 2026)."""
+    common(h, k)
+    k.f32("final_logit_softcapping", h.number("final_logit_softcapping"))
+    k.f32("logit_scale", h.number("output_multiplier"))
+    windows(h, k, pattern=True)
+
+
+_MOE = "model.layers.{b}.block_sparse_moe."
+
+
+@family("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration",
+        arch="minimax-m3", rules=_norms_one_added({
+            **{name.replace("{w}", "weight"): str(to).replace("{w}", "weight")
+               for name, to in PLAIN.items()},
+            _MOE + "gate.weight": "blk.{b}.ffn_gate_inp.weight",
+            _MOE + "e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
+            **{f"{_MOE}experts.{{e}}.{theirs}.weight": f"blk.{{b}}.ffn_{ours}_exps.weight"
+               for theirs, ours in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
+            **{f"{_MOE}shared_experts.{part}_proj.weight": f"blk.{{b}}.ffn_{part}_shexp.weight"
+               for part in ("gate", "up", "down")},
+            **{f"model.layers.{{b}}.self_attn.index_{part}_{kind}.weight":
+                   f"blk.{{b}}.indexer.{part}_{kind}.weight"
+               for part in "qk" for kind in ("proj", "norm")},
+        }, "norm.weight"))  # fmt: skip
+def minimax_m3(h: Hyper, k: Keys) -> None:
+    """MiniMax-M3 (2026), whose later layers see the blocks that an index chooses."""
+    common(h, k)
+    k.u32("expert_feed_forward_length", h.integer("intermediate_size"))
+    k.u32("rope.dimension_count", h.integer("rotary_dim"))
+    k.u32("expert_shared_count", h.integer("n_shared_experts"))
+    k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
+    k.flag("expert_weights_norm", True)
+    said = h.get("sparse_attention_config", default={})
+    sparse = Hyper(said, f"{h.label}: sparse_attention_config")
+    for name, key in (
+        ("sparse_num_index_heads", "head_count"),
+        ("sparse_index_dim", "key_length"),
+        ("sparse_topk_blocks", "top_k"),
+        ("sparse_block_size", "block_size"),
+        ("sparse_local_block", "local_blocks"),
+    ):
+        k.u32(f"attention.indexer.{key}", sparse.integer(name))
+    kinds = h.get("moe_layer_freq")
+    if not isinstance(kinds, list) or len(kinds) < h.layers or set(kinds) - {0, 1}:
+        raise ConvertError(
+            f"{h.label}: moe_layer_freq: found {kinds!r:.80}, wanted 0 or 1 for each layer"
+        )
+    k.u32("leading_dense_block_count", (kinds + [1]).index(1))
