@@ -232,8 +232,9 @@ def features(arch: str) -> str:
 def table() -> str:
     """The whole page."""
     classes: dict[str, list[str]] = {}
-    for name, arch in convertible().items():
-        classes.setdefault(arch, []).append(name)
+    for name, archs in convertible().items():
+        for arch in archs:
+            classes.setdefault(arch, []).append(name)
     rows, sources = [], {}
     for name, record in sorted(recorders().items()):
         made = ", ".join(f"`{one}`" for one in classes.get(name, []))

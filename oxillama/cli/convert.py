@@ -32,8 +32,8 @@ def add_commands(commands) -> None:
 
 def _convert(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        for name, arch in convertible().items():
-            print(f"{name:40} {arch}")
+        for name, archs in convertible().items():
+            print(f"{name:40} {', '.join(archs)}")
         return 0
     if arguments.source is None or arguments.target is None:
         arguments.parser.error("FOLDER and OUT.gguf are required")

@@ -259,8 +259,9 @@ class Family:
     packed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # beginnings of names that are taken off before the rules are looked up
     prefixes: tuple[str, ...] = ()
-    # another family for some configurations of the same class
+    # another family for some configurations of the same class, and the architectures of those
     variant: Callable[[Hyper], Family | None] = lambda hyper: None
+    others: tuple[str, ...] = ()
     patterns: list[tuple[re.Pattern[str], Rule]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

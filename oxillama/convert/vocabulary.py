@@ -165,8 +165,8 @@ def _qwen(folder: ModelFolder, size: int) -> tuple[KeyValues, dict[str, int]]:
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(_text(path).splitlines(), 1):
         try:
-            token, rank = line.split()
-            ranks[b64decode(token, validate=True)] = int(rank)
+            held, rank = line.split()
+            ranks[b64decode(held, validate=True)] = int(rank)
         except ValueError:
             raise ConvertError(
                 f"{path}: line {number}: found {line!r:.60}, wanted base64 and a rank"

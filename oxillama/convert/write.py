@@ -97,9 +97,11 @@ class _Planned:
     make: Callable[[], np.ndarray]  # the bytes, as an array of the type's numbers
 
 
-def convertible() -> dict[str, str]:
-    """Every class of transformers that can be converted, with its GGUF architecture."""
-    return {name: one.arch for name, one in sorted(FAMILIES.items())}
+def convertible() -> dict[str, tuple[str, ...]]:
+    """Every class of transformers that can be converted, with its GGUF architecture, and those that
+    some of its configurations are.
+    """
+    return {name: (one.arch, *one.others) for name, one in sorted(FAMILIES.items())}
 
 
 def convert_folder(

@@ -86,6 +86,7 @@ EXPERTS_W: dict[str, str | Rule] = {
 
 @family(
     "LlamaForCausalLM",
+    "LLaMAForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
     arch="llama",

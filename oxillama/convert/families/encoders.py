@@ -164,9 +164,11 @@ def jina_bert_v3(h: Hyper, k: Keys) -> None:
     _types(h, k)
 
 
-@family("RobertaModel", "RobertaForSequenceClassification", "XLMRobertaModel",
-        "XLMRobertaForSequenceClassification", arch="bert", rules=ROBERTA, dropped=HEADS,
-        vocabulary="unigram", prefixes=("roberta.",), variant=_adapted)  # fmt: skip
+@family("XLMRobertaModel", "XLMRobertaForSequenceClassification", arch="bert", rules=ROBERTA,
+        dropped=HEADS, vocabulary="unigram", prefixes=("roberta.",), variant=_adapted,
+        others=("jina-bert-v3",))  # fmt: skip
+@family("RobertaModel", "RobertaForSequenceClassification", arch="bert", rules=ROBERTA,
+        dropped=HEADS, vocabulary="unigram", prefixes=("roberta.",))  # fmt: skip
 def roberta(h: Hyper, k: Keys) -> None:
     """RoBERTa (Liu et al. 2019) and its kind for many languages (Conneau et al. 2020)."""
     h.must_be("hidden_act", "gelu")
@@ -229,7 +231,8 @@ def nomic_bert_moe(h: Hyper, k: Keys) -> None:
     _types(h, k)
 
 
-@family("NomicBertModel", arch="nomic-bert", dropped=HEADS, variant=_nomic_moe, rules={
+@family("NomicBertModel", arch="nomic-bert", dropped=HEADS, variant=_nomic_moe,
+        others=("nomic-bert-moe",), rules={
     **{name: to for name, to in BERT.items() if name.startswith("embeddings.")},
     "emb_ln.{w}": "token_embd_norm.{w}",
     "encoder.layers.{b}.attn.Wqkv.weight": "blk.{b}.attn_qkv.weight",

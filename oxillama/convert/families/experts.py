@@ -271,7 +271,8 @@ def _mistral4(h: Hyper) -> Family | None:
 
 
 @family("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration", arch="mistral3", rules=LLAMA,
-        extra=llama3_factors, dropped=BUFFERS, prefix_setting=True, variant=_mistral4)  # fmt: skip
+        extra=llama3_factors, dropped=BUFFERS, prefix_setting=True, variant=_mistral4,
+        others=("mistral4",))  # fmt: skip
 def mistral3(h: Hyper, k: Keys) -> None:
     """Mistral Small 3 and Ministral 3 (the text part): queries of Ministral grow with the position,
     1 + beta * log(1 + position // original context).
@@ -346,7 +347,7 @@ def hy_v3(h: Hyper, k: Keys) -> None:
     k.u32("expert_gating_func", SIGMOID)
 
 
-@family("ExaoneMoeForCausalLM", arch="exaone-moe",
+@family("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM", arch="exaone-moe",
         rules={**PLAIN, **ROUTED, **SHARED, "model.layers.{b}.mlp.e_score_correction_bias":
                "blk.{b}.exp_probs_b.bias"})  # fmt: skip
 def exaone_moe(h: Hyper, k: Keys) -> None:

@@ -88,7 +88,8 @@ def _granite4(h: Hyper) -> Family:
     return Family(arch, _granite4_rules(h), _granite4_all_attention)
 
 
-@family("GraniteMoeHybridForCausalLM", arch="granitehybrid", rules=LLAMA, variant=_granite4)
+@family("GraniteMoeHybridForCausalLM", arch="granitehybrid", rules=LLAMA, variant=_granite4,
+        others=("granite", "granitemoe"))  # fmt: skip
 def granitehybrid(h: Hyper, k: Keys) -> None:
     """Granite 4: Mamba 2 with attention every few layers, without positions."""
     h.must_be("hidden_act", "silu")
@@ -295,7 +296,8 @@ def _nemotron_keys(h: Hyper, k: Keys, width: int, kind: str) -> None:
     k.u32("attention.value_length", size)
 
 
-@family("NemotronHForCausalLM", arch="nemotron_h", rules=NEMOTRON_H, variant=_with_experts)
+@family("NemotronHForCausalLM", arch="nemotron_h", rules=NEMOTRON_H, variant=_with_experts,
+        others=("nemotron_h_moe",))  # fmt: skip
 def nemotron_h(h: Hyper, k: Keys) -> None:
     """Each layer is one of Mamba 2, attention without positions, or a feed-forward with squared
     ReLU (NVIDIA 2025).

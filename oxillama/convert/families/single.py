@@ -450,7 +450,9 @@ def spark(h: Hyper, k: Keys) -> None:
 
 def _turned_back(x: np.ndarray, h: Hyper) -> np.ndarray:
     """Rows of heads whose rotation goes the other way: the second half changes its sign."""
-    parts = x.reshape(-1, 2, h.head_dim // 2, x.shape[-1]) * np.float32([1, -1]).reshape(2, 1, 1)
+    parts = x.reshape(-1, 2, h.head_dim // 2, x.shape[-1]) * np.array([1, -1], np.float32).reshape(
+        2, 1, 1
+    )
     return parts.reshape(x.shape)
 
 
