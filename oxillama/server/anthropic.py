@@ -16,6 +16,7 @@ from oxillama.server.chat import (
     SESSION,
     ChatRequest,
     Reply,
+    constrain,
     events,
     image_part,
     messages_of,
@@ -120,6 +121,12 @@ _SHARED = {
         obj({"type": enum("enabled"), "budget_tokens": integer(1)}, ("type",)),
     ),
     "cache_control": _CACHE,
+    "output_config": obj(
+        {
+            "format": obj({"type": enum("json_schema"), "schema": OBJECT}, ("type", "schema")),
+            "effort": enum("low", "medium", "high", "xhigh", "max"),
+        }
+    ),
 }
 BODY: Schema = obj(
     {
@@ -265,6 +272,8 @@ def _read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
     asked.options.update(adapters.asked(model, body))
     if body.get("max_tokens"):
         asked.options["max_tokens"] = int(body["max_tokens"])
+    output = body.get("output_config") or {}
+    constrain(asked, output.get("format"), path="output_config.format")
     messages, prefill = _messages(body)
     choice = body.get("tool_choice") or {}
     kinds = {"auto": "auto", "any": "required", "none": "none"}
@@ -315,6 +324,13 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
                 f"chat_template_kwargs.{name}", "the model's chat template reads no such variable"
             )
     thinking = body.get("thinking")
+    effort = (body.get("output_config") or {}).get("effort")
+    if effort is not None:
+        if not builder.knows("reasoning_effort"):
+            raise unsupported(
+                "output_config.effort", "the model's chat template has no such setting"
+            )
+        given["reasoning_effort"] = effort
     if thinking is None:
         return given
     kind = thinking["type"]

@@ -187,7 +187,8 @@ Handler = Callable[[Call], Awaitable[Response]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One method of one path. body: the schema of its JSON body, None for no body. optional: the
-    body may be missing. images: larger bodies are accepted. open: needs no key.
+    body may be missing. images: larger bodies are accepted. open: needs no key. may_lack: the
+    parameters of `query` that may be missing.
     """
 
     method: str
@@ -200,6 +201,7 @@ class Route:
     open: bool = False
     about: str = ""
     query: Mapping[str, Schema] | None = None
+    may_lack: tuple[str, ...] = ()
     media: str = "application/json"
     streams: str = ""
     hidden: bool = False

@@ -200,7 +200,7 @@ async def props(call: Call) -> Response:
                 "chat_template": model.builder.source if model.builder else "",
                 "bos_token": special.get("bos_token", ""),
                 "eos_token": special.get("eos_token", ""),
-                "modalities": {"vision": False, "audio": False},
+                "modalities": {"vision": model.sees, "audio": False},
                 "build_info": f"oxillama {oxillama.__version__}",
                 "is_sleeping": False,
                 "sessions": call.state.config.sessions_dir is not None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -32,7 +32,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 class Model:
     """A loaded model and what a server needs beside the engine: its name, its chat template, how
-    long its tokens are.
+    long its tokens are. stamp: which file its path was when it was loaded.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class Model:
         name: str,
         engine: oxillama.InferenceEngine,
         *,
-        created: int,
+        path: Path,
+        stamp: tuple[int, ...],
         chat_template: str | None = None,
     ) -> None:
-        self.name, self.engine, self.created = name, engine, created
+        self.name, self.engine, self.path, self.stamp = name, engine, path, stamp
         self.users = 0
         self.slots = engine.engine_config.scheduling().max_sequences  # sequences that run at once
         self.adapters = Adapters(engine)
@@ -68,6 +69,11 @@ class Model:
         """
         limit = self._most_bytes * self.engine.context_size
         return bool(limit) and len(text) > limit
+
+    @property
+    def sees(self) -> bool:
+        """Whether its chats may hold images."""
+        return self.builder is not None and self.builder.images is not None
 
     def chat(self) -> PromptBuilder:
         """Makes prompts from messages; a 400 for a file without a chat template."""
@@ -121,9 +127,11 @@ class Registry:
         self._config, self._offload, self._keep = config, offload, keep
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._loading: dict[str, asyncio.Task] = {}
+        self._awaited: Counter[str] = Counter()  # who waits for a load, and uses the model next
         self.failures: dict[str, str] = {}
         self._given = self._first()
         self._leaving: set[Model] = set()
+        self._room = asyncio.Lock()  # of who makes room and fills it: two would both fill the last
         self._closing: set[asyncio.Future] = set()
         self._idle = asyncio.Event()  # a model may have become idle
 
@@ -143,6 +151,8 @@ class Registry:
             for path in sorted(Path(self._config.models_dir).glob("*.gguf")):
                 part = _SHARD.search(path.stem)
                 if path.name.startswith(("mmproj", ".")) or (part and part.group(1) != "00001"):
+                    continue
+                if not path.is_file():
                     continue
                 found.setdefault(stem(path), path)
         return found
@@ -217,7 +227,7 @@ class Registry:
         name = self.resolve(name)
         while True:
             model = self._loaded.get(name)
-            if model is not None:
+            if model is not None and not self._stale(model):
                 self._loaded.move_to_end(name)
                 model.users += 1
                 return model
@@ -226,8 +236,27 @@ class Registry:
                 task = asyncio.ensure_future(self._load(name))
                 self._loading[name] = task
                 task.add_done_callback(partial(self._load_ended, name))
-            # one load for all who wait, which goes on when one of them leaves
-            await asyncio.shield(task)
+            self._awaited[name] += 1
+            try:
+                # one load for all who wait, which goes on when one of them leaves
+                await asyncio.shield(task)
+            finally:
+                self._awaited[name] -= 1
+                self._idle.set()
+
+    def _stale(self, model: Model) -> bool:
+        """Whether a model's file is now another one and nothing keeps the old one, which then makes
+        way for it.
+        """
+        if model.users or self._keep(model):
+            return False
+        try:
+            if _stamp(model.path) == model.stamp:
+                return False
+        except OSError:  # what is in memory needs no file
+            return False
+        self._unload(model)
+        return True
 
     def release(self, model: Model) -> None:
         """Let go of a model that was acquired."""
@@ -258,7 +287,11 @@ class Registry:
             raise ApiError(
                 404, f"model: {shown(name)} is gone", param="model", code="model_not_found"
             )
-        await self._make_room()
+        async with self._room:
+            await self._make_room()
+            await self._fill(name, path)
+
+    async def _fill(self, name: str, path: Path) -> None:
         try:
             model = await self._offload(self._open, name, path)
         except OSError as error:
@@ -276,13 +309,14 @@ class Registry:
         self._loaded[name] = model
 
     def _open(self, name: str, path: Path) -> Model:
-        config = self._config
+        config, stamp = self._config, _stamp(path)
         engine = oxillama.load(path, **config.engine)
         try:
             model = Model(
                 name,
                 engine,
-                created=int(path.stat().st_mtime),
+                path=path,
+                stamp=stamp,
                 chat_template=config.chat_template,
             )
             for lora, scale in config.loras if name == self.default else ():
@@ -299,7 +333,7 @@ class Registry:
                 (
                     model
                     for model in self._loaded.values()
-                    if not model.users and not self._keep(model)
+                    if not (model.users or self._awaited[model.name] or self._keep(model))
                 ),
                 None,
             )
@@ -332,6 +366,12 @@ class Registry:
 def stem(path: Path) -> str:
     """A file's name as a model's: without the ending, and of a set of shards without the number."""
     return _SHARD.sub("", path.stem)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What tells a file from one that replaces it."""
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _given(model: Any) -> str | None:

@@ -18,6 +18,8 @@ from starlette.responses import Response
 
 import oxillama
 from oxillama.engine.request import Completion
+from oxillama.errors import QuantError
+from oxillama.quant.recipes import recipe_name
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, dumps, json_response
@@ -597,8 +599,16 @@ def _details(call: Call, name: str) -> dict[str, Any]:
         "family": family,
         "families": [family] if family else [],
         "parameter_size": str(metadata.get("general.size_label", "")),
-        "quantization_level": str(metadata.get("general.file_type", "")),
+        "quantization_level": _level(metadata.get("general.file_type")),
     }
+
+
+def _level(file_type: object) -> str:
+    """The name of a file's type, "" where the file or the type is not known."""
+    try:
+        return recipe_name(str(file_type))
+    except QuantError:
+        return ""
 
 
 async def tags(call: Call) -> Response:
@@ -638,6 +648,8 @@ async def show(call: Call) -> Response:
         capabilities = ["completion", "embedding"]
         if model.builder is not None:
             capabilities.append("tools")
+            if model.sees:
+                capabilities.append("vision")
             if model.builder.planner.reasoning is not None:
                 capabilities.append("thinking")
         return json_response(

@@ -86,7 +86,8 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in routes:
         if not route.hidden:
-            paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+            path = route.path.replace(":path}", "}")
+            paths.setdefault(path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -134,10 +135,13 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in re.findall(r"{(\w+)}", route.path)
+        for name in re.findall(r"{(\w+)(?::path)?}", route.path)
     ]
     for name, schema in (route.query or {}).items():
-        parameters.append({"name": name, "in": "query", "required": True, "schema": dict(schema)})
+        required = name not in route.may_lack
+        parameters.append(
+            {"name": name, "in": "query", "required": required, "schema": dict(schema)}
+        )
     if parameters:
         made["parameters"] = parameters
     if route.body is not None:

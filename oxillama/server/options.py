@@ -164,7 +164,8 @@ REQUEST: tuple[Option, ...] = (
     Option(
         ("timeout",), {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6}, "timeout", _float
     ),
-    Option(("grammar", "guided_grammar"), {"type": "string", "minLength": 1}, "grammar"),
+    # "" is llama.cpp's default: none
+    Option(("grammar", "guided_grammar"), STRING, "grammar", lambda value: value or None),
     Option(("regex", "guided_regex"), {"type": "string"}, "regex"),
     Option(("choices", "guided_choice"), array(STRING, 1, 4096), "choices", tuple),
     Option(

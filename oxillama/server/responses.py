@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from oxillama.errors import OxillamaError
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
@@ -22,11 +23,12 @@ from oxillama.server.chat import (
     image_part,
     message_of,
     messages_of,
+    prepare,
     run,
     tools_of,
     variables_of,
 )
-from oxillama.server.errors import ApiError, unsupported
+from oxillama.server.errors import ApiError, bad, from_engine, unsupported
 from oxillama.server.ids import new_id
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import Model
@@ -170,6 +172,25 @@ BODY: Schema = obj(
     },
     ("input",),
 )
+
+
+# what a prompt is made of, and so what counts its tokens
+COUNT_BODY: Schema = obj(
+    {
+        name: BODY["properties"][name]
+        for name in (
+            *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice"),
+            *("parallel_tool_calls", "text", "reasoning", "truncation", "chat_template_kwargs"),
+        )
+    },
+    ("input",),
+)
+MOST_ITEMS = 100
+ITEMS_QUERY: dict[str, Schema] = {
+    "order": enum("asc", "desc"),
+    "limit": integer(1, MOST_ITEMS),
+    "after": NAME,
+}
 
 
 @dataclass(slots=True)
@@ -676,19 +697,59 @@ async def delete(call: Call) -> Response:
 
 async def input_items(call: Call) -> Response:
     """GET /v1/responses/{response_id}/input_items"""
-    items = _stored(call).items
+    items, query = _stored(call).items, call.request.query_params
+    order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise bad("order", order, "asc or desc")
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST_ITEMS:
+        raise bad("limit", limit, f"1 to {MOST_ITEMS}")
     data = []
     for at, item in enumerate(items):
         made = {"type": "message", "id": f"msg_{at:08x}", "status": "completed", **item}
         if made["type"] == "message" and isinstance(made.get("content"), str):
             made["content"] = [{"type": "input_text", "text": made["content"]}]
         data.append(made)
+    if order == "desc":
+        data.reverse()
+    if after is not None:
+        ids = [each["id"] for each in data]
+        if after not in ids:
+            raise bad("after", after, "the id of an item")
+        data = data[ids.index(after) + 1 :]
+    page = data[: int(limit)]
     return json_response(
         {
             "object": "list",
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "has_more": False,
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(page) < len(data),
         }
+    )
+
+
+async def input_tokens(call: Call) -> Response:
+    """POST /v1/responses/input_tokens"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+
+        def count() -> int:
+            return len(prepare(model, _read(call, model, body)[0]).prompt)
+
+        try:
+            tokens = await call.race(call.offload(count))
+        except OxillamaError as error:
+            raise from_engine(error, param="input") from error
+        return json_response({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+async def cancel(call: Call) -> Response:
+    """POST /v1/responses/{response_id}/cancel"""
+    _stored(call)
+    raise ApiError(
+        400,
+        "response_id: found a response that ran in the foreground, wanted one of background: true, "
+        "of which there are none",
+        param="response_id",
+        code="response_not_cancellable",
     )

@@ -99,10 +99,25 @@ ROUTES: tuple[Route, ...] = (
         "/v1/responses/{response_id}/input_items",
         responses.input_items,
         "What a stored response was given.",
+        query=responses.ITEMS_QUERY,
+        may_lack=tuple(responses.ITEMS_QUERY),
+    ),
+    _post(
+        "/v1/responses/input_tokens",
+        responses.input_tokens,
+        responses.COUNT_BODY,
+        "Tokens of a response's prompt.",
+        images=True,
+    ),
+    Route(
+        method="POST",
+        path="/v1/responses/{response_id}/cancel",
+        handler=responses.cancel,
+        about="Refused: no response runs in the background.",
     ),
     _get("/v1/models", llama.models, "The models."),
     _get("/models", llama.models, "The same.", hidden=True),
-    _get("/v1/models/{model}", llama.model, "One model."),
+    _get("/v1/models/{model:path}", llama.model, "One model."),
     # Anthropic
     _post(
         "/v1/messages",

@@ -71,7 +71,7 @@ class ServerState:
         self.responses: OrderedDict[str, Any] = OrderedDict()
         self.jobs: dict[int, RunningJob] = {}  # by slot
         self.slot_sessions: dict[int, tuple[Model, Any]] = {}
-        self.by_key: Counter[str] = Counter()
+        self.by_key: dict[str, Counter[str]] = defaultdict(Counter)  # jobs of a key, by request
         self.requests_total: Counter[tuple[str, str]] = Counter()
         self.disconnects = self.refused = 0
         self.waker: Waker = None  # type: ignore[assignment]
@@ -136,7 +136,9 @@ class ServerState:
         config, key = self.config, job.call.key
         if self.stopping:
             raise shutting_down()
-        if len(self.jobs) >= job.model.slots + config.max_queue:
+        request, others = job.call.id, self.by_key[key]
+        goes_on = request in others  # a further prompt of a request that was let in
+        if not goes_on and len(self.jobs) >= job.model.slots + config.max_queue:
             self.refused += 1
             raise ApiError(
                 429,
@@ -144,16 +146,16 @@ class ServerState:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
-        if config.per_key and self.by_key[key] >= config.per_key:
+        if not goes_on and config.per_key and len(others) >= config.per_key:
             self.refused += 1
             raise ApiError(
                 429,
-                f"key: {self.by_key[key]} requests of this key run or wait, wanted at most "
+                f"key: {len(others)} requests of this key run or wait, wanted at most "
                 f"{config.per_key}",
                 code="rate_limit_exceeded",
                 headers={"Retry-After": "1"},
             )
-        self.by_key[key] += 1
+        others[request] += 1
         if job.slot < 0 or job.slot in self.jobs:
             job.slot = next(at for at in range(len(self.jobs) + 1) if at not in self.jobs)
         if not self.jobs:
@@ -163,8 +165,11 @@ class ServerState:
     def leave(self, job: RunningJob) -> None:
         """Release a job's slot and count its work."""
         self.jobs.pop(job.slot, None)
-        self.by_key[job.call.key] -= 1
-        if not self.by_key[job.call.key]:
+        others = self.by_key[job.call.key]
+        others[job.call.id] -= 1
+        if not others[job.call.id]:
+            del others[job.call.id]
+        if not others:
             del self.by_key[job.call.key]
         if not job.requests:
             return

@@ -79,6 +79,19 @@ def test_a_call_is_a_block_of_its_own(server):
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 
+def test_an_output_format_is_the_whole_text(server):
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    made = server.ok(PATH, {**ASK, "max_tokens": 64, "output_config": config})
+    assert json.loads(made["content"][0]["text"])["a"] in (1, 2)
+    error = server.refused(PATH, {**ASK, "output_config": {**config, "effort": "high"}})
+    assert error["message"].startswith("output_config.effort: ")
+    config["format"]["schema"] = {"type": "nothing"}
+    error = server.refused(PATH, {**ASK, "output_config": config})
+    assert error["message"].startswith("output_config.format")
+
+
 def test_a_stop_sequence_is_named(server):
     text = server.ok(PATH, {**ASK, "max_tokens": 40})["content"][0]["text"]
     stop = text.split()[3]

@@ -96,6 +96,16 @@ def test_a_key_has_as_many_requests_as_it_may(locked):
     assert served.status_code == 200
 
 
+def test_the_prompts_of_one_request_are_one_request_of_its_key():
+    with asking(api_keys=("one",), per_key=1, max_queue=1) as server:
+        body = {"prompt": ["a", "b", "c", "d"], "max_tokens": 2, "temperature": 0}
+        headers = {"authorization": "Bearer one"}
+        answer = server.post("/v1/completions", body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["choices"]) == 4
+        assert not server.app.state.by_key
+
+
 def test_a_full_queue_is_refused_with_retry_after():
     scheduler = oxillama.SchedulerConfig(max_sequences=1, max_batch_sequences=1)
     with asking(max_queue=1, engine={"scheduler": scheduler}) as server:

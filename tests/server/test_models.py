@@ -1,6 +1,8 @@
 """Several models: found by name, loaded on first use, unloaded by least recent use."""
 
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -92,3 +94,47 @@ def test_a_file_that_is_no_model_is_named(folder):
         assert (error["code"], error["param"]) == ("model_unusable", "model")
         assert server.get("/health").status_code == 200
         assert server.ok(PATH, {"model": "one", "prompt": "a", "max_tokens": 1})["choices"]
+
+
+def test_models_asked_for_at_once_load_one_after_the_other(folder):
+    shutil.copy(folder / "one.gguf", folder / "three.gguf")
+    with asking(models_dir=folder, max_loaded=1) as server, ThreadPoolExecutor(6) as pool:
+        most = []
+
+        def ask(name):
+            server.ok(PATH, {"model": name, "prompt": "a", "max_tokens": 8, "ignore_eos": True})
+            most.append(len(loaded(server)))
+
+        list(pool.map(ask, ("one", "two", "three") * 4))
+        assert max(most) == 1 and len(loaded(server)) == 1
+
+
+def test_a_file_that_was_replaced_is_loaded_anew_once_nobody_uses_it(folder, cases):
+    with asking(models_dir=folder) as server:
+        body = {"model": "one", "prompt": "Once", "max_tokens": 2, "temperature": 0}
+        before = server.ok(PATH, body)
+        held = server.app.state.models.loaded()[0]
+        held.users += 1
+        new = folder / "new"
+        shutil.copy(cases / "stories260K" / "stories260K-q8_0.gguf", new)
+        os.replace(new, folder / "one.gguf")
+        assert server.ok(PATH, body)["choices"] == before["choices"]
+        held.users -= 1
+        server.ok(PATH, body)
+        assert server.app.state.models.loaded()[0] is not held
+        size = server.get("/v1/models/one").json()["meta"]["n_vocab"]
+        assert size == 512
+
+
+def test_names_with_slashes_are_names():
+    with asking(alias="maker/model") as server:
+        assert server.get("/v1/models/maker/model").json()["id"] == "maker/model"
+        assert server.get("/v1/models/maker%2Fmodel").json()["id"] == "maker/model"
+        error = server.get("/v1/models/maker/other").json()["error"]
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+def test_what_is_no_file_is_no_model(folder):
+    (folder / "folder.gguf").mkdir()
+    with asking(models_dir=folder) as server:
+        assert [each["id"] for each in server.get("/v1/models").json()["data"]] == ["one", "two"]

@@ -13,7 +13,7 @@ def test_every_route_is_described(server):
     assert found == document(ROUTES)
     for route in ROUTES:
         if not route.hidden:
-            operation = found["paths"][route.path][route.method.lower()]
+            operation = found["paths"][route.path.replace(":path}", "}")][route.method.lower()]
             assert operation["summary"] == route.about
             assert ("requestBody" in operation) == (route.body is not None)
             assert {"200", "400", "401", "404", "429", "503"} <= set(operation["responses"])

@@ -170,6 +170,42 @@ def test_a_stored_response_is_found_and_forgotten(server):
     assert server.get(path).status_code == 404
 
 
+def test_input_items_come_in_pages(server):
+    given = [{"role": "user", "content": text} for text in ("a", "b", "c")]
+    path = f"{PATH}/{server.ok(PATH, {**ASK, 'input': given})['id']}/input_items"
+
+    def page(query):
+        found = server.get(f"{path}?{query}").json()
+        return [each["content"][0]["text"] for each in found["data"]], found["has_more"]
+
+    assert page("") == (["c", "b", "a"], False)
+    assert page("order=asc") == (["a", "b", "c"], False)
+    assert page("order=asc&limit=2") == (["a", "b"], True)
+    last = server.get(f"{path}?order=asc&limit=2").json()["last_id"]
+    assert page(f"order=asc&after={last}") == (["c"], False)
+    for wrong in ("order=up", "limit=0", "limit=101", "limit=x", "after=nothing"):
+        answer = server.get(f"{path}?{wrong}")
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == wrong.partition("=")[0]
+
+
+def test_tokens_of_a_prompt_are_counted(server):
+    body = {"input": "Tell me of a fox.", "instructions": "Be brief."}
+    counted = server.ok(f"{PATH}/input_tokens", body)
+    made = server.ok(PATH, {**body, "max_output_tokens": 2})
+    assert counted == {
+        "object": "response.input_tokens",
+        "input_tokens": made["usage"]["input_tokens"],
+    }
+    assert server.refused(f"{PATH}/input_tokens", {**body, "stream": True})["param"] == "stream"
+
+
+def test_no_response_can_be_cancelled(server):
+    made = server.ok(PATH, ASK)
+    assert server.client.post(f"{PATH}/{made['id']}/cancel").status_code == 400
+    assert server.client.post(f"{PATH}/resp_none/cancel").status_code == 404
+
+
 def test_a_response_that_is_not_to_be_stored_is_not(server):
     made = server.ok(PATH, {**ASK, "store": False})
     assert server.get(f"{PATH}/{made['id']}").status_code == 404

@@ -135,7 +135,9 @@ class Gateway:
             )
         if replica is not None:
             return  # it is the one
-        why = next((why for path, why in _OWN.items() if request.path.startswith(path)), None)
+        counts = request.path == "/v1/responses/input_tokens"
+        own = {} if counts else _OWN
+        why = next((why for path, why in own.items() if request.path.startswith(path)), None)
         if why is not None and (request.method != "GET" or request.path.startswith("/v1/resp")):
             raise ApiError(
                 400,
@@ -143,7 +145,8 @@ class Gateway:
                 "it",
                 code="several_replicas",
             )
-        if request.path == "/v1/responses" and body_of(request.body).get("previous_response_id"):
+        reads = counts or request.path == "/v1/responses"
+        if reads and body_of(request.body).get("previous_response_id"):
             raise ApiError(
                 400,
                 "previous_response_id: a response is stored by one replica, and several serve "
