@@ -37,6 +37,9 @@ def _added(cluster, **node):
 def cluster():
     """Two nodes of two CPUs each, as Ray counts them, and a driver connected to them."""
     os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # what else this machine does is nothing that these tests are about
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"
     import ray
     from ray.cluster_utils import Cluster
 
@@ -48,6 +51,8 @@ def cluster():
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield made
     ray.shutdown()
+    for node in (*made.worker_nodes, made.head_node):
+        made.remove_node(node, allow_graceful=False)
     made.shutdown()
 
 

@@ -15,6 +15,7 @@ from ray import serve
 from oxillama import ConfigError
 from oxillama.integrations.ray import build_app
 from oxillama.integrations.ray.serving import app
+from tests.integrations.ray.test_docs import blocks
 
 MEMORY = 300 << 20
 PORT = 18123
@@ -200,3 +201,19 @@ def test_what_cannot_be_honoured_is_named():
     with pytest.raises(ConfigError, match="replicas: found 'two'"):
         app({"replicas": "two"})
     assert app({"replicas": "1-3", "prefix_routing": "false", "max_queue": "5"})
+
+
+def test_the_program_of_the_docs_serves(served):
+    """In place of what these tests served: to start and end Serve once more would take as long as
+    all of them.
+    """
+    serve.delete("ox")
+    asked = []
+    program = blocks()[1].replace("serve.shutdown()", "look()")
+    assert program != blocks()[1]
+    exec(compile(program, "docs/ray.md", "exec"), {"look": lambda: asked.append(look())})
+    assert asked == ["ok"]
+
+
+def look():
+    return httpx.get(f"{URL}/health", timeout=60).json()["status"]
