@@ -37,9 +37,8 @@ def _added(cluster, **node):
 def cluster():
     """Two nodes of two CPUs each, as Ray counts them, and a driver connected to them."""
     os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # what else this machine does is nothing that these tests are about
-    os.environ["RAY_memory_monitor_refresh_ms"] = "0"
+    # what else this machine does with its memory is nothing that these tests are about
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"})
     import ray
     from ray.cluster_utils import Cluster
 

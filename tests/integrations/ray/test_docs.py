@@ -1,5 +1,5 @@
-"""The datasets of docs/ray.md run as they stand, on the cluster of these tests; what it serves runs in
-test_serving.py.
+"""The datasets of docs/ray.md run as they stand, on the cluster of these tests; what it serves runs
+in test_serving.py.
 """
 
 import re
