@@ -238,7 +238,7 @@ def main() -> None:
     one = commands.add_parser("data")
     one.add_argument("--prompts", type=int, default=2000)
     one.add_argument("--tokens", type=int, default=48)
-    one.add_argument("--batch", type=int, default=32)
+    one.add_argument("--batch", type=int, default=64)
     one.add_argument("--rounds", type=int, default=3)
     one.set_defaults(measure=data)
     other = commands.add_parser("routing")

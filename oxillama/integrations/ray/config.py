@@ -23,7 +23,8 @@ class OxillamaProcessorConfig:
 
     model_source: any model of `oxillama.load`, on every machine; None for the embedded model.
     engine_kwargs: further keyword arguments of `oxillama.load`. task_type: "generate" or "embed".
-    batch_size: rows of a call. concurrency: actors, each with an engine; (m, n) lets Ray choose.
+    batch_size: rows of a call; fewer cost more of Ray's time each, more leave the last actor alone.
+    concurrency: actors, each with an engine; (m, n) lets Ray choose.
     max_concurrent_batches: calls that one actor runs at once, so that the engine has work while the
     last rows of a batch end. max_tasks_in_flight_per_actor: calls sent to one actor, None for as
     many as it runs at once. max_pending_requests: rows that one engine has at once, None for no
@@ -41,7 +42,7 @@ class OxillamaProcessorConfig:
     model_source: str | Path | None = None
     engine_kwargs: Mapping[str, object] = field(default_factory=dict)
     task_type: Literal["generate", "embed"] = "generate"
-    batch_size: int = 32
+    batch_size: int = 64
     concurrency: int | tuple[int, int] = 1
     max_concurrent_batches: int = 4
     max_tasks_in_flight_per_actor: int | None = None
