@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _LARGE = 1 << 16  # bytes of a body that is parsed off the loop
+_ARRIVING = 1 << 29  # bytes of all bodies that have not come whole yet
 _BULK = 1 << 18  # bytes of a body whose work waits for that of other such bodies
 
 
@@ -104,8 +105,16 @@ class Call:
                         raise ClientGone(half=False)
                     part = message.get("body", b"")
                     size += len(part)
+                    self.state.arriving += len(part)
                     if size > limit:
                         raise too_large
+                    if self.state.arriving > max(_ARRIVING, 2 * limit):
+                        raise ApiError(
+                            503,
+                            "body: too many bodies are being received at once",
+                            code="overloaded",
+                            headers={"Retry-After": "5", "Connection": "close"},
+                        )
                     parts.append(part)
                     if not message.get("more_body", False):
                         return b"".join(parts)
@@ -123,6 +132,8 @@ class Call:
                 code="timeout",
                 headers={"Connection": "close"},
             ) from None
+        finally:
+            self.state.arriving -= size
 
     @property
     def half_closed(self) -> bool:

@@ -74,6 +74,7 @@ class ServerState:
         self.by_key: dict[str, Counter[str]] = defaultdict(Counter)  # jobs of a key, by request
         self.requests_total: Counter[tuple[str, str]] = Counter()
         self.disconnects = self.refused = 0
+        self.arriving = 0  # bytes of bodies that have not come whole yet
         self.waker: Waker = None  # type: ignore[assignment]
         self.moved_at = time.perf_counter()
         self.started_at = time.time()

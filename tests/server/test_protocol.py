@@ -1,11 +1,15 @@
 """What only sockets show: slow, broken and half-closed connections, and clients that leave."""
 
+import contextlib
 import json
 import socket
 import threading
 import time
 
 import pytest
+
+from oxillama.server import calls
+from tests.server.conftest import Listening
 
 GEN = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True}
 
@@ -126,6 +130,31 @@ def test_a_second_head_that_stays_unfinished_is_given_up(listening):
 def test_a_body_that_does_not_come_is_given_up(listening):
     data = request("POST", "/tokenize", b'{"con', Content_Length="50")
     assert status(answer(listening, data)) == 408
+
+
+def test_bodies_that_come_slowly_take_a_bounded_amount_of_memory(monkeypatch):
+    monkeypatch.setattr(calls, "_ARRIVING", 1 << 19)
+    made = Listening(body_bytes=1 << 18, body_timeout=5.0)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n"
+    try:
+        slow = []
+        for _ in range(4):
+            slow.append(socket.create_connection(made.address))
+            slow[-1].sendall(head + b" " * 150_000)
+        answers = []
+        for each in slow:
+            each.settimeout(1.0)
+            with contextlib.suppress(TimeoutError):
+                answers.append(each.recv(4096).split(b"\r\n")[0])
+        assert answers == [b"HTTP/1.1 503 Service Unavailable"]
+        for each in slow:
+            each.close()
+        end = time.monotonic() + 10
+        while made.app.state.arriving:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        made.stop()
 
 
 def test_half_closed_connections_are_answered(listening):
