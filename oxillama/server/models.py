@@ -17,7 +17,7 @@ from typing import Any
 import oxillama
 from oxillama.embedded import embedded_path
 from oxillama.engine.generation import Vocabulary
-from oxillama.errors import EngineError
+from oxillama.errors import EngineError, OxillamaError
 from oxillama.gguf import GgufReader
 from oxillama.server.adapters import Adapters
 from oxillama.server.errors import ApiError, from_engine, shown
@@ -122,9 +122,13 @@ class Registry:
         offload: Callable[..., Any],
         *,
         keep: Callable[[Model], bool] = lambda model: False,
+        release: Callable[[Model], None] = lambda model: None,
     ) -> None:
-        """keep: whether an idle model must stay, for sessions that only memory holds."""
+        """keep: whether an idle model must stay, for what only memory holds. release: writes that
+        to the disk as far as it can be; run outside the event loop.
+        """
         self._config, self._offload, self._keep = config, offload, keep
+        self._release = release
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._loading: dict[str, asyncio.Task] = {}
         self._awaited: Counter[str] = Counter()  # who waits for a load, and uses the model next
@@ -288,20 +292,25 @@ class Registry:
                 404, f"model: {shown(name)} is gone", param="model", code="model_not_found"
             )
         async with self._room:
+            if len(self._loaded) >= self._config.max_loaded:
+                await self._offload(self._check, path)
             await self._make_room()
             await self._fill(name, path)
+
+    @staticmethod
+    def _check(path: Path) -> None:
+        """Raise for a file that is no model, before another model makes room for it."""
+        try:
+            GgufReader(path).close()
+        except (OSError, OxillamaError) as error:
+            raise _unusable(path, error) from None
 
     async def _fill(self, name: str, path: Path) -> None:
         try:
             model = await self._offload(self._open, name, path)
         except OSError as error:
             self.failures[name] = str(error)
-            raise ApiError(
-                500,
-                f"model {name}: cannot be read: {error.strerror}",
-                param="model",
-                code="model_unusable",
-            ) from None
+            raise _unusable(path, error) from None
         except BaseException as error:
             self.failures[name] = str(error)
             raise from_engine(error, param="model") from error
@@ -329,17 +338,7 @@ class Registry:
     async def _make_room(self) -> None:
         """Unload the model that was used least recently until another one may be loaded."""
         while len(self._loaded) >= self._config.max_loaded:
-            idle = next(
-                (
-                    model
-                    for model in self._loaded.values()
-                    if not (model.users or self._awaited[model.name] or self._keep(model))
-                ),
-                None,
-            )
-            if idle is not None:
-                del self._loaded[idle.name]
-                await self._offload(idle.engine.close)
+            if await self._evict():
                 continue
             self._idle.clear()
             try:
@@ -354,6 +353,19 @@ class Registry:
                     headers={"Retry-After": "5"},
                 ) from None
 
+    async def _evict(self) -> bool:
+        """Unload the idle model that was used least recently, if there is one."""
+        for model in list(self._loaded.values()):
+            if model.users or self._awaited[model.name]:
+                continue
+            if self._keep(model):
+                await self._offload(self._release, model)
+            if not (model.users or self._awaited[model.name] or self._keep(model)):
+                del self._loaded[model.name]
+                await self._offload(model.engine.close)
+                return True
+        return False
+
     async def close(self) -> None:
         """Unload everything."""
         for task in list(self._loading.values()):
@@ -366,6 +378,18 @@ class Registry:
 def stem(path: Path) -> str:
     """A file's name as a model's: without the ending, and of a set of shards without the number."""
     return _SHARD.sub("", path.stem)
+
+
+def _unusable(path: Path, error: OSError | OxillamaError) -> ApiError:
+    """The error for a file that cannot be loaded."""
+    if isinstance(error, OxillamaError):
+        return from_engine(error, param="model")
+    return ApiError(
+        500,
+        f"model {stem(path)}: cannot be read: {error.strerror}",
+        param="model",
+        code="model_unusable",
+    )
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -297,6 +297,13 @@ class Sessions:
             del self._named[name]
         _closed(named.session)
 
+    def hand_over_all(self, model: Model) -> None:
+        """The same for all sessions of a model; without a folder nothing is done."""
+        if self._folder is not None:
+            for named in list(self._named.values()):
+                if named.model is model:
+                    self.hand_over(named.name)
+
     def save_all(self) -> dict[str, str | None]:
         """Save every session that changed, if there is a folder: name -> error."""
         if self._folder is None:

@@ -66,7 +66,9 @@ class ServerState:
         self.bulk = ThreadPoolExecutor(1, thread_name_prefix="oxillama bulk")
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="oxillama health")
         self.sessions = Sessions(config)
-        self.models = Registry(config, self.offload, keep=self._keep)
+        self.models = Registry(
+            config, self.offload, keep=self._keep, release=self.sessions.hand_over_all
+        )
         self.metrics: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
         self.responses: OrderedDict[str, Any] = OrderedDict()
         self.jobs: dict[int, RunningJob] = {}  # by slot

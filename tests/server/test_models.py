@@ -62,6 +62,31 @@ def test_a_model_with_a_session_in_memory_stays(folder, tmp_path):
         assert error["code"] == "session_model_mismatch"
 
 
+def test_sessions_are_saved_to_make_room(folder, tmp_path):
+    with asking(models_dir=folder, max_loaded=1, sessions_dir=tmp_path / "sessions") as server:
+        body = {"prompt": "Once", "max_tokens": 3, "seed": 5, "session": "s"}
+        first = server.ok(PATH, {**body, "model": "one"})["choices"][0]["text"]
+        server.ok(PATH, {"model": "two", "prompt": "a", "max_tokens": 1})
+        assert loaded(server) == ["two"]
+        assert server.get("/v1/sessions/s").json()["loaded"] is False
+        more = server.ok(PATH, {"model": "one", "session": "s", "max_tokens": 3})
+    with asking(models_dir=folder) as server:
+        body = {**body, "model": "one"}
+        assert server.ok(PATH, body)["choices"][0]["text"] == first
+        alone = server.ok(PATH, {"model": "one", "session": "s", "max_tokens": 3})
+        assert alone["choices"] == more["choices"]
+
+
+def test_a_bad_file_puts_out_no_model(folder):
+    (folder / "bad.gguf").write_bytes(b"GGUFxxxx")
+    with asking(models_dir=folder, max_loaded=1) as server:
+        server.ok(PATH, {"model": "one", "prompt": "a", "max_tokens": 1})
+        assert server.refused(PATH, {"model": "bad", "prompt": "a"}, 500)["code"] == (
+            "model_unusable"
+        )
+        assert loaded(server) == ["one"]
+
+
 def test_ollama_unloads_with_keep_alive_0(folder):
     with asking(models_dir=folder) as server:
         server.ok("/api/generate", {"model": "one"})
