@@ -73,6 +73,8 @@ class App:
         dialect = next(iter(methods.values())).dialect if methods else _dialect_of(path)
         if route is not None:
             dialect = route.dialect
+        if path.startswith("/v1/models") and "anthropic-version" in request.headers:
+            dialect = "anthropic"  # OpenAI and Anthropic have the same paths for models
         call = Call(self.state, request, id=new_id("req_"), dialect=dialect, params=params)
         status = [0]
         began = [0.0]

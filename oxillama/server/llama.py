@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -123,7 +124,29 @@ async def health(call: Call) -> Response:
 
 async def models(call: Call) -> Response:
     """GET /v1/models"""
-    return json_response({"object": "list", "data": await call.offload(_models, call)})
+    found = await call.offload(_models, call)
+    if call.dialect != "anthropic":
+        return json_response({"object": "list", "data": found})
+    return json_response(
+        {
+            "data": [_as_anthropic(each) for each in found],
+            "has_more": False,
+            "first_id": found[0]["id"] if found else None,
+            "last_id": found[-1]["id"] if found else None,
+        }
+    )
+
+
+def _as_anthropic(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A model as Anthropic's list has it."""
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry["created"]))
+    return {
+        "type": "model",
+        "id": entry["id"],
+        "display_name": entry["id"],
+        "created_at": created,
+        "max_input_tokens": entry.get("max_model_len"),
+    }
 
 
 async def model(call: Call) -> Response:
@@ -131,7 +154,8 @@ async def model(call: Call) -> Response:
     given = call.params["model"]
     name = call.state.models.resolve(given)
     found = {each["id"]: each for each in await call.offload(_models, call)}
-    return json_response(found[given if given in found else name])
+    entry = found[given if given in found else name]
+    return json_response(_as_anthropic(entry) if call.dialect == "anthropic" else entry)
 
 
 def _models(call: Call) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 import uvicorn
@@ -139,7 +140,11 @@ def uvicorn_config(app: App) -> uvicorn.Config:
 
 
 def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
-    """Serve until a signal ends it, logging to a stream (stderr); returns the exit code."""
+    """Serve until a signal ends it, logging to a stream (stderr); returns the exit code. ConfigError
+    if there is no model's file, or the address cannot be listened to.
+    """
+    if config.model is not None and not Path(config.model).is_file():
+        raise ConfigError(f"model: {config.model} is not a file, wanted a GGUF file")
     log = Log(stream, prompts=config.log_prompts, requests=config.log_requests)
     app = App(config, log=log)
     listening = listen(config)

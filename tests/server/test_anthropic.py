@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.server.conftest import MODEL
+
 PATH = "/v1/messages"
 HI = [{"role": "user", "content": "Tell me a story"}]
 ASK = {"messages": HI, "max_tokens": 12, "seed": 3}
@@ -172,3 +174,13 @@ def test_an_unknown_model_and_path_are_not_found(server):
     answer = server.get(PATH)
     assert (answer.status_code, answer.headers["allow"]) == (405, "OPTIONS, POST")
     assert answer.json()["type"] == "error"
+
+
+def test_models_are_anthropics_for_its_clients(server):
+    headers = {"anthropic-version": "2023-06-01"}
+    found = server.get("/v1/models", headers=headers).json()
+    assert (found["has_more"], found["first_id"], found["last_id"]) == (False, MODEL, MODEL)
+    assert found["data"][0]["type"] == "model" and found["data"][0]["created_at"].endswith("Z")
+    assert server.get(f"/v1/models/{MODEL}", headers=headers).json() == found["data"][0]
+    error = server.get("/v1/models/other", headers=headers)
+    assert (error.status_code, error.json()["error"]["type"]) == (404, "not_found_error")
