@@ -140,8 +140,8 @@ def uvicorn_config(app: App) -> uvicorn.Config:
 
 
 def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
-    """Serve until a signal ends it, logging to a stream (stderr); returns the exit code. ConfigError
-    if there is no model's file, or the address cannot be listened to.
+    """Serve until a signal ends it, logging to a stream (stderr); returns the exit code. Raises
+    ConfigError if there is no model's file, or the address cannot be listened to.
     """
     if config.model is not None and not Path(config.model).is_file():
         raise ConfigError(f"model: {config.model} is not a file, wanted a GGUF file")
