@@ -156,7 +156,7 @@ class App:
             if (
                 call.request.headers.get("content-length", "0") != "0"
                 or ("transfer-encoding" in call.request.headers)
-            ) and not call.body:
+            ) and not call.whole:
                 # what is left of the body is not read
                 wrong.headers.setdefault("Connection", "close")
             return self._error(call, wrong)

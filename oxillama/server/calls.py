@@ -41,7 +41,9 @@ class ClientGone(Exception):
 
 
 class Call:
-    """One request. `log_fields` are the fields of its log line, `size` the bytes of its body."""
+    """One request. `log_fields` are the fields of its log line, `size` the bytes of its body,
+    `whole` says whether all of them were read.
+    """
 
     __slots__ = (
         "body",
@@ -54,6 +56,7 @@ class Call:
         "request",
         "size",
         "state",
+        "whole",
     )
 
     def __init__(
@@ -62,7 +65,7 @@ class Call:
         self.state, self.request, self.id, self.dialect = state, request, id, dialect
         self.params = params
         self.body: dict[str, Any] = {}
-        self.size = 0
+        self.size, self.whole = 0, False
         self.log_fields: dict[str, Any] = {}
         self.key = ""  # of the client, hashed
         self.received = time.perf_counter()
@@ -117,6 +120,7 @@ class Call:
                         )
                     parts.append(part)
                     if not message.get("more_body", False):
+                        self.whole = True
                         return b"".join(parts)
                     if self.half_closed:
                         raise ApiError(

@@ -256,6 +256,13 @@ def test_requests_on_one_connection_follow_one_another(listening):
     assert found.count(b"HTTP/1.1 200 OK") == 2 and b'"version"' in found
 
 
+@pytest.mark.parametrize("body", [b"{bad", b"{}", b'{"prompt": 1}', b'{"prompt":"a","n":0}', b"[]"])
+def test_a_connection_goes_on_after_a_body_that_was_refused(listening, body):
+    refused = request("POST", "/v1/completions", body)
+    found = answer(listening, refused + request("GET", "/version", Connection="close"))
+    assert found.count(b"HTTP/1.1 400") == 1 and found.count(b"HTTP/1.1 200") == 1
+
+
 def test_no_file_descriptor_is_left(listening):
     import os
 
