@@ -180,11 +180,6 @@ class Registry:
         """The models in memory."""
         return list(self._loaded.values())
 
-    @property
-    def loading(self) -> bool:
-        """Whether a model is being loaded and none is there."""
-        return bool(self._loading) and not self._loaded
-
     def resolve(self, name: Any) -> str:
         """The name that a request means; 404 for an unknown one."""
         known = self.known()

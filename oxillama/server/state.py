@@ -251,8 +251,6 @@ class ServerState:
 
     def health(self) -> tuple[int, dict[str, Any]]:
         """(status, the body of /health)."""
-        if self.models.loading:
-            return 503, _unhealthy("Loading model")
         default, loaded = self.models.default, self.models.loaded()
         failure = self.models.failures.get(default or "")
         for model in loaded:
