@@ -60,7 +60,7 @@ def test_a_chat_streams_and_counts(window):
     fresh(window)
     first = send(window, "Tell me a story")
     assert first[0] == "Tell me a story" and first[1]
-    assert "token/s" in window.run("return document.getElementById('numbers').textContent")
+    assert "tokens/s" in window.run("return document.getElementById('numbers').textContent")
     used = window.run("return document.getElementById('context-text').textContent")
     assert used.endswith("of 1024") and int(used.split()[0]) > 12
 
@@ -77,6 +77,18 @@ def test_each_token_shows_its_probability(window):
     window.run("document.querySelector('.assistant .content').focus()")
     window.type(".assistant .content", "\ue014\ue014")  # right, right
     assert "percent" in window.run("return document.getElementById('state').textContent")
+
+
+def test_what_the_server_refuses_is_told(window):
+    fresh(window, temperature=-3)
+    window.type("#message", "Hi" + ENTER)
+    shown = "const e = document.getElementById('error'); return !e.hidden && e.textContent"
+    window.wait(shown)
+    assert window.run(shown).startswith("temperature: found -3")
+    assert ["400" in each for each in window.log()] == [True]
+    fresh(window, temperature=0.7)
+    assert send(window, "Hi")[1]
+    assert window.run(shown) is False
 
 
 def test_retry_and_edit(window):

@@ -295,7 +295,7 @@ async function answer() {
     }
   } catch (error) {
     if (error.name === "AbortError") say("Stopped");
-    else { say(error.message, true); say(""); }
+    else { say(""); say(error.message, true); }
   } finally {
     if (running?.controller === controller) running = null;
     by("stop").disabled = true;
@@ -320,7 +320,7 @@ function follow() {
 
 function numbers(count, first, last, wait) {
   const seconds = (last - first) / 1000;
-  const rate = count > 1 && seconds > 0 ? `${((count - 1) / seconds).toFixed(1)} token/s` : "";
+  const rate = count > 1 && seconds > 0 ? `${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
   by("numbers").textContent = `${count} tokens ${rate ? `· ${rate} ` : ""}· first after ${(wait / 1000).toFixed(2)} s`;
 }
 
