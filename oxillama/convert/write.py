@@ -192,6 +192,8 @@ def _read_from(hyper: Hyper) -> Iterator[None]:
     try:
         with np.errstate(divide="raise", invalid="raise", over="raise"):
             yield
+    except ConvertError:
+        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConvertError(
             f"{hyper.label}: its values do not fit together: {type(error).__name__}: {error}"

@@ -320,3 +320,10 @@ def test_configurations_that_a_file_cannot_say_are_refused(folder, tmp_path, cha
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **change}))
     refused(folder, tmp_path, word)
+
+
+def test_a_refusal_by_name_is_not_told_as_a_misfit(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "tanh"}))
+    with pytest.raises(ConvertError, match="config.json: hidden_act: found 'tanh', wanted 'silu'"):
+        convert_folder(folder, tmp_path / "out.gguf")
