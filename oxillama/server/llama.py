@@ -281,6 +281,8 @@ async def slots(call: Call) -> Response:
     """GET /slots"""
     loaded = call.state.models.loaded()
     count = max((each.slots for each in loaded), default=0)
+    if call.request.query_params.get("fail_on_no_slot") and len(call.state.jobs) >= count:
+        raise ApiError(503, "slots: none is free", headers={"Retry-After": "1"})
     count = max(count, 1 + max(call.state.jobs, default=-1))
     out = []
     for at in range(count):

@@ -118,6 +118,7 @@ def test_a_full_queue_is_refused_with_retry_after():
             assert time.monotonic() < end
         answer = server.post("/v1/completions", {"prompt": "a"})
         slots = server.get("/slots").json()
+        assert server.get("/slots?fail_on_no_slot=1").status_code == 503
         while 'vllm:num_requests_running{model_name="oxillama-embedded"} 1' not in (
             metrics := server.get("/metrics").text
         ):

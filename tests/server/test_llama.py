@@ -159,3 +159,8 @@ def test_models_are_listed(server):
     assert server.get("/v1/models/oxillama-embedded").json() == model
     assert server.get("/v1/models/nope").status_code == 404
     assert server.get("/version").json() == {"version": oxillama.__version__}
+
+
+def test_slots_are_free_where_nothing_runs(server):
+    answer = server.get("/slots?fail_on_no_slot=1")
+    assert answer.status_code == 200 and answer.json()
