@@ -629,7 +629,9 @@ async def running(call: Call) -> Response:
         entry = _entry(call, model.name, known.get(model.name, ""))
         if entry is not None:
             entry.pop("modified_at")
-            out.append({**entry, "size_vram": 0, "context_length": model.engine.context_size})
+            # no model leaves after a time: it does for another
+            more = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
+            out.append({**entry, **more, "context_length": model.engine.context_size})
     return json_response({"models": out})
 
 
