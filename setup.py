@@ -147,6 +147,7 @@ translation = dict(
         "embedsignature": True,
         "binding": True,
         "auto_pickle": False,
+        "freethreading_compatible": True,
     },
 )
 

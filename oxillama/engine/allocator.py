@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary, finalize
+from weakref import finalize, ref
 
 from oxillama.engine.memory.pages import KvCachePool, PagedKvCache, rewindable
 from oxillama.engine.memory.prefix import PrefixKvCache
@@ -23,6 +23,53 @@ from oxillama.engine.request import BeamRequest, Request
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler, State
 from oxillama.engine.session import Session
 from oxillama.errors import PoolError
+
+
+class KeptSessions:
+    """The sessions that keep pages while idle, longest at rest first; it keeps none of them alive.
+
+    A `WeakKeyDictionary` would not do: it changes in whatever thread frees a session, also while
+    another one reads it. Here a finaliser only leaves a note for `collect`.
+    """
+
+    __slots__ = ("_forgotten", "_sessions")
+
+    def __init__(self) -> None:
+        self._sessions: dict[ref[Session], None] = {}
+        # of freed sessions
+        self._forgotten: list[tuple[ref[Session], PagedKvCache]] = []
+
+    def __contains__(self, session: Session) -> bool:
+        return ref(session) in self._sessions
+
+    def __iter__(self) -> Iterator[Session]:
+        for each in list(self._sessions):
+            session = each()
+            if session is not None:
+                yield session
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def add(self, session: Session) -> None:
+        """Add a session, or make it the one used last."""
+        key = ref(session)
+        if key in self._sessions:
+            del self._sessions[key]
+        else:
+            finalize(session, self._forgotten.append, (key, session.kv)).atexit = False
+        self._sessions[key] = None
+
+    def remove(self, session: Session) -> None:
+        """Remove a session, if it is among them."""
+        self._sessions.pop(ref(session), None)
+
+    def collect(self) -> None:
+        """Release the pages of freed sessions."""
+        while self._forgotten:
+            key, kv = self._forgotten.pop()
+            self._sessions.pop(key, None)
+            kv.release()
 
 
 class PageAllocator:
@@ -49,9 +96,7 @@ class PageAllocator:
         self.prefix = PrefixKvCache(self.pool, **prefix) if prefix is not None else None
         # whether candidates can be run: sequences can forget their end
         self.rewindable = rewindable(memory)
-        # those that keep pages while idle, longest at rest first
-        self.sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
-        self._forgotten: list[PagedKvCache] = []  # of sessions that nobody has any more
+        self.sessions = KeptSessions()
         self.scheduler: Scheduler  # set once it exists: each asks the other
         self._queue_times = queue_times
 
@@ -68,18 +113,11 @@ class PageAllocator:
         that is freed returns its pages.
         """
         self.collect()
-        if session in self.sessions:
-            del self.sessions[session]
-        else:
-            finalize(session, self._forgotten.append, session.kv).atexit = False
-        self.sessions[session] = None
+        self.sessions.add(session)
 
     def collect(self) -> None:
-        """Release the pages of freed sessions. Finalisers may run anywhere, so they only leave a
-        note for this method.
-        """
-        while self._forgotten:
-            self._forgotten.pop().release()
+        """Release the pages of freed sessions."""
+        self.sessions.collect()
 
     def admit(self, entry: ScheduleEntry) -> bool | None:
         """Look for a stored prefix; False to wait for one that is being computed now, None to wait
@@ -201,6 +239,19 @@ class PageAllocator:
         if self.prefix is not None:
             known.update(self.prefix.shares)
         return self.pool.pages_used - len(known)
+
+    def away(self, request: Request) -> bool:
+        """Whether pages are owned by something that is not scheduled and will let go of them: a
+        session that is being restored, saved or freed, or one whose request is in the inbox. No
+        other request than the given one has pages.
+        """
+        held = {page for session in request.sessions for page in session.kv.pages}
+        for session in self.sessions:
+            if not session.busy:
+                held.update(session.kv.pages)
+        if self.prefix is not None:
+            held.update(self.prefix.shares)
+        return self.pool.pages_used > len(held)
 
     def _follow(self, request: Request, prefix: PrefixKvCache) -> bool:
         """Whether another request is computing a prefix of this one's tokens that is worth waiting

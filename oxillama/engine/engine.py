@@ -226,12 +226,14 @@ class EngineCore:
             if self._loop.start():
                 _RUNNING.add(self)
             begun: tuple[Request, ...] = (request, *request.siblings)
+            self._loop.watch(begun)
             for each in begun:
                 each.session.busy = True
                 self._tracker.in_flight.add(each)
                 each.submitted_at = time.perf_counter()
                 self.counters.started += 1
-        self._loop.begin(request)
+            self._loop.begin(request)
+        self._loop.check_running()
         return request
 
     def _check_queue(self, more: int) -> None:
@@ -290,7 +292,7 @@ class EngineCore:
         with self.lock:
             if session.busy:
                 raise EngineError(_BUSY)
-            self.allocator.sessions.pop(session, None)
+            self.allocator.sessions.remove(session)
             session.kv.release()
 
     def saved(self) -> Any:
@@ -319,11 +321,13 @@ class EngineCore:
         """Wait for a cancelled request that still runs on the session; it ends within
         milliseconds.
         """
-        for request in [
-            each
-            for each in tuple(self._tracker.in_flight)
-            if each.session is session and each.stopping
-        ]:
+        with self.lock:
+            ending = [
+                each
+                for each in self._tracker.in_flight
+                if each.session is session and each.stopping
+            ]
+        for request in ending:
             request.wait()
 
     @contextmanager
@@ -430,7 +434,7 @@ class EngineCore:
         # another engine's draft may be in a step over these pages
         with nullcontext() if mine else self.step_lock, self.lock:
             for session in list(self.allocator.sessions):
-                self.allocator.sessions.pop(session)
+                self.allocator.sessions.remove(session)
                 session.kv.release()
             self.allocator.collect()
             if self.prefix is not None:

@@ -44,6 +44,7 @@ from oxillama.vision.placed import inputs
 _CLOSE = object()
 _DECODING = State.DECODING  # read for every token
 STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does not return
+AWAY_SECONDS = 0.01  # until a request without pages looks again for those that nobody schedules
 
 Plan = list[tuple[ScheduleEntry, int]]
 Call = Callable[[], Any]
@@ -125,7 +126,8 @@ class StepLoop:
         self._batch = Batcher(batch, scheduler.config.max_batch_tokens)
         self._flag, self._lock, self._step_lock = flag, lock, step_lock
         self._command: tuple | None = None  # what is being done of the inbox
-        self._stalled = False  # nothing can be planned before something comes into the inbox
+        # nothing can be planned before something comes into the inbox or these seconds are over
+        self._stall = 0.0
         self._stops = False  # a request was asked to stop since a plan was last looked through
         self._plan: Plan = []
 
@@ -145,13 +147,20 @@ class StepLoop:
         """Let the loop call (function, argument, ...)."""
         self.inbox.put(command)
 
-    def begin(self, request: Request) -> None:
-        """Let the loop begin a submitted request, followed by its siblings."""
-        for each in (request, *request.siblings):
+    def watch(self, requests: Iterable[Request]) -> None:
+        """Let the deadlines of requests run that are about to begin."""
+        for each in requests:
             if each.timeout is not None:
                 self._deadlines.add(each, each.timeout)
+
+    def begin(self, request: Request) -> None:
+        """Let the loop begin a submitted request, followed by its siblings. The caller holds the
+        lock, under which its session became busy.
+        """
         self.inbox.put((self._begin, request))
-        # the loop may have ended between the caller's check and the inbox
+
+    def check_running(self) -> None:
+        """End the requests in flight if the loop ended after a caller's check for that."""
         if self.failure is not None or self.closed:
             self.abandon()
 
@@ -234,12 +243,12 @@ class StepLoop:
         the engine's end.
         """
         inbox, scheduler = self.inbox, self._scheduler
-        while scheduler.idle or self._stalled or not inbox.empty():
+        while scheduler.idle or self._stall or not inbox.empty():
             try:
-                command = inbox.get(timeout=STALL_SECONDS if self._stalled else None)
+                command = inbox.get(timeout=self._stall or None)
             except Empty:
                 command = (scheduler.evict_parked,)
-            self._stalled = False
+            self._stall = 0.0
             if command is _CLOSE:
                 return False
             self._command = command
@@ -256,8 +265,12 @@ class StepLoop:
         with self._lock:
             plan = self._scheduler.schedule()
             if not plan:
+                starved = self._scheduler.starved
+                if starved is not None and self._allocator.away(starved.owner):
+                    self._stall = AWAY_SECONDS
+                    return
                 self.tracker.end_starved()
-                self._stalled = self._scheduler.parked > 0
+                self._stall = STALL_SECONDS if self._scheduler.parked else 0.0
                 return
             self._plan = plan
             batch, hidden = self._batch(plan)

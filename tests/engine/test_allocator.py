@@ -199,3 +199,33 @@ def test_pages_of_the_forgotten_are_taken_before_anybody_waits_or_loses_one():
     )
     assert len(kept.kv.pages) == 3
     engine.close()
+
+
+def test_pages_that_nobody_schedules_are_waited_for():
+    """A session is busy while it is restored, or until its request has reached the loop: its pages
+    will be had, and a request that needs them is not starved.
+    """
+    engine = core(max_pages=4, prefix=False)
+    held = engine.keep(engine.new_session())
+    engine.extend(held, list(range(40)))
+    with engine.lock:
+        held.busy = True
+    prompt = [7] * 50
+    job = engine.submit(request(engine, prompt, max_tokens=8))
+    time.sleep(0.1)
+    assert not job.done
+    with engine.lock:
+        held.busy = False
+    assert list(job.result(10).tokens) == solo(prompt, 8)
+    engine.close()
+
+
+def test_a_session_that_is_freed_in_another_thread_changes_nothing_that_is_read():
+    engine = core(max_pages=4, prefix=False)
+    kept = [engine.keep(engine.new_session()) for _ in range(8)]
+    sessions = iter(engine.allocator.sessions)
+    first = next(sessions)
+    kept.clear()  # all but the first are freed
+    assert list(sessions) == []
+    assert first in engine.allocator.sessions and len(engine.allocator.sessions) == 1
+    engine.close()
