@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from oxillama.errors import ConfigError, GgufNotFound
@@ -35,7 +36,12 @@ def add_commands(commands: Any) -> None:
     listed.add_argument("--json", action="store_true", help="print JSON")
     listed.set_defaults(function=_list)
     remove = commands.add_parser("rm", help="remove a fetched or converted model")
-    remove.add_argument("name", metavar="NAME", help="as `oxillama list` shows it")
+    remove.add_argument(
+        "name",
+        metavar="NAME",
+        help="as `oxillama list` shows it; OWNER/NAME is all of a repository, OWNER/NAME:QUANT one "
+        "model of it",
+    )
     remove.set_defaults(function=_remove)
 
 
@@ -70,6 +76,8 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows, ensure_ascii=False))
         return 0
+    if not rows:
+        print("no models here; `oxillama pull OWNER/NAME` fetches one", file=sys.stderr)
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         print(f"{row['name']:<{width}}  {row['store']:<9}  {row['bytes'] / 1e6:>10,.0f} MB")
@@ -84,9 +92,9 @@ def _remove(arguments: argparse.Namespace) -> int:
             path.unlink()
             print(f"removed {name}, {freed / 1e6:,.0f} MB")
             return 0
-    repo = name.removeprefix("hf://").partition(":")[0]
+    repo, _, file = name.removeprefix("hf://").removeprefix("hf.co/").partition(":")
     if any(one.repo == repo for one in cached_files()):
-        print(f"removed {repo}, {remove_cached(repo) / 1e6:,.0f} MB")
+        print(f"removed {name}, {remove_cached(repo, file or None) / 1e6:,.0f} MB")
         return 0
     if ollama_file(name) is not None:
         raise ConfigError(f"rm: {name} belongs to Ollama, wanted `ollama rm {name}`")

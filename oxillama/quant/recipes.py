@@ -11,6 +11,7 @@ whole number of blocks, `FALLBACKS` leads to the next format up that fits.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from oxillama.errors import QuantError
 from oxillama.quant.rows import format_named
@@ -364,9 +365,11 @@ def recipe_name(name: str) -> str:
     found = name.upper() if isinstance(name, str) else None
     found = _NUMBERS.get(found, _ALIASES.get(found, found))
     if found not in RECIPES:
+        known = (*RECIPES, *_ALIASES)
+        close = get_close_matches(str(name).upper(), known, n=1)
         raise QuantError(
-            f"unknown recipe {name!r}, wanted one of {', '.join((*RECIPES, *_ALIASES))}, or a file "
-            "type's number"
+            f"unknown recipe {name!r}, wanted one of {', '.join(known)}, or a file type's number"
+            + (f"; did you mean {close[0]}?" if close else "")
         )
     return found
 

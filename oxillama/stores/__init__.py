@@ -33,7 +33,7 @@ __all__ = [
 
 # owner/name, and the file or the quantisation after a colon
 _REPO = re.compile(
-    r"^(?:hf://|hf\.co/|huggingface\.co/)?(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?$"
+    r"^(?:hf://|hf\.co/|huggingface\.co/)?(?P<repo>\w[\w.-]*/[\w.-]+)(?::(?P<file>[^:]+))?$"
 )
 _EXPLICIT = ("hf://", "hf.co/", "huggingface.co/")
 
@@ -66,10 +66,13 @@ def located(
     path = Path(source)
     if path.is_dir():
         return _in_folder(path, file, progress)
-    if path.exists() or source.endswith(".gguf"):
+    match = _REPO.match(source)
+    file_of_store = match is not None and match["file"] is not None
+    if path.exists() or (source.endswith(".gguf") and not file_of_store):
         if file is not None:
             raise ConfigError(f"file: found {file!r} and the file {source}, wanted one of them")
-        return source
+        made = [] if path.exists() else [one for one in converted_files() if one.name == source]
+        return made[0] if made else source
     return _named(source, file, progress)
 
 

@@ -146,7 +146,8 @@ def _one(hub: Any, repo: str, name: str) -> Path:
 def _names(hub: Any, repo: str) -> list[str]:
     """The files of a repository; the cached ones if the hub cannot be reached."""
     try:
-        return list(hub.HfApi().list_repo_files(repo))
+        # one request; `list_repo_files` tries again for half a minute where there is no network
+        return [each.rfilename for each in hub.HfApi().model_info(repo).siblings or ()]
     except Exception as error:
         kept = [each.name for each in cached_files() if each.repo == repo]
         if kept:
@@ -155,6 +156,13 @@ def _names(hub: Any, repo: str) -> list[str]:
 
 
 def _failed(what: str, error: Exception) -> GgufError:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
+        return GgufNotFound(
+            f"{what}: no such file or folder here, and no such repository on the Hugging Face hub "
+            "(or a private one, which needs `hf auth login`)"
+        )
     said = (str(error).splitlines() or [type(error).__name__])[0]
     return GgufError(f"{what}: could not be fetched from the Hugging Face hub: {said}")
 
@@ -195,8 +203,10 @@ def cached_files() -> list[CachedFile]:
     ]
 
 
-def remove_cached(repo: str) -> int:
-    """Remove a repository from the hub's cache; returns the bytes freed, 0 if it is not there."""
+def remove_cached(repo: str, wanted: str | None = None) -> int:
+    """Remove a repository from the hub's cache, or one of its models (wanted: see `choose`, with
+    all parts of a set); returns the bytes freed, 0 if the repository is not there.
+    """
     hub = _hub(repo)
     from huggingface_hub.errors import CacheNotFound
 
@@ -204,14 +214,37 @@ def remove_cached(repo: str) -> int:
         info = hub.scan_cache_dir()
     except CacheNotFound:
         return 0
-    hashes = [
-        revision.commit_hash
+    revisions = [
+        revision
         for one in info.repos
         if one.repo_id == repo and one.repo_type == "model"
         for revision in one.revisions
     ]
-    if not hashes:
+    if not revisions:
         return 0
-    strategy = info.delete_revisions(*hashes)
+    kept = {each.name for each in cached_files() if each.repo == repo}
+    if wanted is not None:
+        name = choose(kept, wanted, place=repo)
+        shards = shard_names(PurePosixPath(name).name) or [PurePosixPath(name).name]
+        gone = {str(PurePosixPath(name).with_name(each)) for each in shards}
+        if kept - gone:
+            return _remove_files(revisions, gone)
+    strategy = info.delete_revisions(*(revision.commit_hash for revision in revisions))
     strategy.execute()
     return int(strategy.expected_freed_size)
+
+
+def _remove_files(revisions: Iterable[Any], names: set[str]) -> int:
+    """Remove files from all revisions of a cached repository, and what they alone refer to."""
+    blobs: dict[Path, int] = {}
+    others: set[Path] = set()
+    for revision in revisions:
+        for each in revision.files:
+            if each.file_path.relative_to(revision.snapshot_path).as_posix() in names:
+                blobs[each.blob_path] = each.size_on_disk
+                each.file_path.unlink()
+            else:
+                others.add(each.blob_path)
+    for blob in blobs.keys() - others:
+        blob.unlink(missing_ok=True)
+    return sum(blobs[blob] for blob in blobs.keys() - others)

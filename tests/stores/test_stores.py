@@ -4,6 +4,12 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -39,10 +45,12 @@ def hub(monkeypatch, tmp_path):
     kept = tmp_path / "hub"
 
     class Api:
-        def list_repo_files(self, repo):
+        def model_info(self, repo):
             if repo not in Hub.files:
                 raise OSError(f"404: {repo}")
-            return Hub.files[repo]
+            return SimpleNamespace(
+                siblings=[SimpleNamespace(rfilename=name) for name in Hub.files[repo]]
+            )
 
     def download(repo, name):
         Hub.fetched.append(name)
@@ -232,3 +240,93 @@ def test_what_lm_studio_has_stored_is_run_by_its_name(home, hub):
     assert stores.located("owner/name") == place / "fox-Q8_0.gguf" and not hub.fetched
     assert stores.located("hf://owner/name").name == "m-Q4_K_M.gguf"  # the hub by its own name
     assert [name for name, _ in stores.lm_studio_files()] == ["owner/name"]
+
+
+class HubServer(BaseHTTPRequestHandler):
+    """The hub's API, as far as `pull` asks: the files of repositories, and their bytes."""
+
+    protocol_version, commit = "HTTP/1.1", "0123456789abcdef" * 2 + "01234567"
+    repositories: dict = {}
+
+    def do_GET(self):
+        _, *parts = unquote(urlsplit(self.path).path).split("/")
+        if parts[:2] == ["api", "models"] and (
+            files := self.repositories.get("/".join(parts[2:4]))
+        ):
+            names = [{"rfilename": name} for name in files]
+            self.answer(json.dumps({"id": "x", "sha": self.commit, "siblings": names}).encode())
+        elif parts[2:3] == ["resolve"]:
+            data = self.repositories["/".join(parts[:2])]["/".join(parts[4:])]
+            tag = f'"{hashlib.sha256(data).hexdigest()}"'
+            self.answer(data, {"ETag": tag, "X-Repo-Commit": self.commit})
+        else:
+            self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, 404)
+
+    do_HEAD = do_GET
+
+    def answer(self, body, headers=(), code=200):
+        self.send_response(code)
+        for name, value in dict(headers).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+CODE = """
+import sys
+from oxillama.cli import main
+for line in sys.stdin.read().splitlines():
+    print(f"$ {line}: {main(line.split())}", flush=True)
+"""
+
+
+def test_the_client_of_the_hub_pulls_lists_and_removes(tmp_path):
+    """With the hub's real client, in a process of its own: it reads its settings once."""
+    pytest.importorskip("huggingface_hub")
+    data = oxillama.embedded_path().read_bytes()
+    HubServer.repositories = {"owner/name": {"m-Q4_K_M.gguf": data, "m-Q8_0.gguf": data + b" "}}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def said(*lines, port=server.server_port):
+        done = subprocess.run(
+            [sys.executable, "-c", CODE],
+            input="\n".join(lines),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={
+                **os.environ,
+                "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+                "HF_HOME": str(tmp_path / "hf"),
+                "HF_HUB_DISABLE_TELEMETRY": "1",
+            },
+        )
+        return done.stdout, done.stderr
+
+    out, err = said("list", "pull owner/name", "pull owner/name:Q8_0", "pull owner/none", "list")
+    assert "no models here; `oxillama pull OWNER/NAME` fetches one" in err
+    assert "owner/none: no such file or folder here, and no such repository" in err
+    assert out.index("/m-Q4_K_M.gguf\n") < out.index("/m-Q8_0.gguf\n")
+    assert "owner/name:m-Q4_K_M.gguf  hub" in out and "owner/name:m-Q8_0.gguf    hub" in out
+    # the name that `list` shows opens it, also where the hub is not reached; one of two is removed
+    server.shutdown()
+    server.server_close()
+    out, err = said(
+        "info owner/name:m-Q8_0.gguf",
+        "rm owner/name:Q8_0",
+        "list",
+        "rm owner/name",
+        "rm owner/name",
+    )
+    assert "is " in err and "general" not in err
+    assert "removed owner/name:Q8_0, 4 MB" in out and "owner/name:m-Q4_K_M.gguf  hub" in out
+    assert "m-Q8_0.gguf    hub" not in out
+    assert "removed owner/name, 4 MB" in out and "rm: owner/name: found no such model" in err
+    out, err = said("pull owner/name")
+    assert len(err.splitlines()) == 1 and "could not be fetched from the Hugging Face hub" in err
