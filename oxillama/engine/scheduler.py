@@ -480,7 +480,7 @@ class Scheduler:
         plain = not (self.parked or any(entry.width for entry in self.decoding))
         sequences = len(self.decoding) if plain else sum(each.width or 1 for each in self.decoding)
         most = free = min(self._width.choose(sequences, measured=not self.prefilling), rows)
-        self._turns = -(-sequences // max(most, 1))
+        self._turns = max(1, -(-sequences // max(most, 1)))
         if plain:
             turn = list(self.decoding)[:free]
             self.decoding.rotate(-len(turn))

@@ -399,3 +399,22 @@ def test_steps_with_prompts_try_no_width():
     found.observe(found.choose(32), 1.0)  # a step that only decodes, of all
     assert [found.choose(32, measured=False) for _ in range(200)] == [32] * 200
     assert found.choose(32) == 16  # and now the next width is tried
+
+
+def test_a_text_is_embedded_right_after_the_first_prompt():
+    """A step without decoders told the next one, of hidden rows, that no turn is left."""
+    scheduler = Scheduler(
+        SchedulerConfig(),
+        admit=lambda entry: True,
+        reserve=lambda entry, length: True,
+        release=lambda entry: None,
+    )
+    first, text = ScheduleEntry(4), ScheduleEntry(40, hidden=True, every_row=True)
+    scheduler.add(first)
+    assert scheduler.schedule() == [(first, 4)]
+    scheduler.observe(prefill_rows=0, seconds=0.01)
+    first.done, first.length = 4, 5
+    scheduler.start_decoding(first)
+    scheduler.add(text)
+    ((entry, rows),) = scheduler.schedule()
+    assert entry is text and 0 < rows <= 40
