@@ -44,6 +44,16 @@ unsigned ox_cpu_features(void)
     return has;
 }
 
+int ox_reads_by_asking(void)
+{
+    unsigned a, b, c, d, family;
+    if (!__get_cpuid(0, &a, &b, &c, &d) || b != 0x68747541u)            /* "Auth"enticAMD */
+        return 0;
+    __get_cpuid(1, &a, &b, &c, &d);
+    family = (a >> 8) & 15;
+    return (family == 15 ? family + ((a >> 20) & 255) : family) >= 26;
+}
+
 int ox_cpu_model(char *out, int size)
 {
     unsigned r[12], top, b, c, d;
@@ -90,6 +100,8 @@ int ox_cpu_model(char *out, int size)
     return 0;
 }
 
+int ox_reads_by_asking(void) { return 0; }
+
 #else
 unsigned ox_cpu_features(void) { return 0; }
 int ox_cpu_model(char *out, int size)
@@ -98,6 +110,8 @@ int ox_cpu_model(char *out, int size)
         out[0] = 0;
     return 0;
 }
+
+int ox_reads_by_asking(void) { return 0; }
 #endif
 
 unsigned ox_isa_available(void)

@@ -14,10 +14,12 @@
 #define OX_BESIDE_ROWS(store) 1
 #endif
 
-/* One row of whole bytes has so little to compute that the processor's prefetch falls behind, so it is asked for this many bytes ahead of both
- * streams. Asking for 512 took a token of the 1B in Q8_0 from 49.1 to 46.8 ms on one thread, 1024 takes 2 to 4 % less, 1536 on plain AVX2 29 % more
- * (docs/kernel-figures.md). Narrower codes read slower when asked for. */
-enum { OX_NEAR = 1024 };
+/* What a stream asks for beyond what the processor's own prefetch brings: the lines `near` bytes further on, of any panel that follows; none if that
+ * is 0. How far pays depends on the processor and on the form (`near_bytes` of kernels.pyx, docs/kernel-figures.md). */
+OX_INLINE ox_ahead near_of(const uint8_t *panel, int64_t near)
+{
+    return (ox_ahead){ panel + near, (const uint8_t *)UINTPTR_MAX, near ? panel : NULL };
+}
 
 OX_INLINE void beside_store(float *c, const ox_f32x16 *a, const ox_f32x16 *b, int m)
 {
@@ -27,39 +29,36 @@ OX_INLINE void beside_store(float *c, const ox_f32x16 *a, const ox_f32x16 *b, in
     }
 }
 
-OX_INLINE void beside_32(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols, int m,
-                         int store, int bits, int off, int side, const uint8_t *lut, int block)
+OX_INLINE void beside_32(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols, int64_t near,
+                         int m, int store, int bits, int off, int side, const uint8_t *lut, int block)
 {
     ox_u8x64 table = u8_table(lut ? lut : first);
     ox_place a = { first, first }, b = { second, second };
     ox_f32x16 acc[2][4];
     OX_UNROLL for (int t = 0; t < m; t++)
         acc[0][t] = acc[1][t] = f32_zero();
-    const int step = store == 8 && m == 1 ? OX_STEP32(store, side, block) : 0;
+    ox_ahead next[2] = { near_of(first, near), near_of(second, near) };
     for (int64_t i = 0; i < cols / 32; i++, x += ACT32_BYTES) {
-        if (step)
-            OX_UNROLL for (int k = 0; k < step; k += 64) {
-                OX_PREFETCH_L2(a.p + OX_NEAR + k);
-                OX_PREFETCH_L2(b.p + OX_NEAR + k);
-            }
+        ahead(&next[0], OX_STEP32(store, side, block));
+        ahead(&next[1], OX_STEP32(store, side, block));
         step_32(acc[0], &a, i, x, ldx, m, store, bits, off, side, lut, table, block);
         step_32(acc[1], &b, i, x, ldx, m, store, bits, off, side, lut, table, block);
     }
     beside_store(c, acc[0], acc[1], m);
 }
 
-OX_INLINE void beside_256(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols, int m,
-                          int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
+OX_INLINE void beside_256(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols, int64_t near,
+                          int m, int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
 {
     ox_u8x64 table = u8_table(lut ? lut : first);
     ox_place a = { first, first }, b = { second, second };
-    ox_ahead none = { NULL, NULL, NULL };
+    ox_ahead next[2] = { near_of(first, near), near_of(second, near) };
     ox_f32x16 acc[2][4];
     OX_UNROLL for (int t = 0; t < m; t++)
         acc[0][t] = acc[1][t] = f32_zero();
     for (int64_t i = 0; i < cols / 256; i++, x += ACT256_BYTES) {
-        step_256(acc[0], &a, i, &none, x, ldx, m, store, bits, off, head, side, unit, lut, table);
-        step_256(acc[1], &b, i, &none, x, ldx, m, store, bits, off, head, side, unit, lut, table);
+        step_256(acc[0], &a, i, &next[0], x, ldx, m, store, bits, off, head, side, unit, lut, table);
+        step_256(acc[1], &b, i, &next[1], x, ldx, m, store, bits, off, head, side, unit, lut, table);
     }
     beside_store(c, acc[0], acc[1], m);
 }
@@ -88,17 +87,17 @@ OX_INLINE void beside_float(float *c, const uint8_t *first, const uint8_t *secon
     if (OX_BESIDE_ROWS(store) >= 3 && m == 3) { enum { M = 3 }; call; }     \
     if (OX_BESIDE_ROWS(store) >= 4 && m == 4) { enum { M = 4 }; call; }
 
-#define OX_BESIDE_ARGS float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols, int m
+#define OX_BESIDE_ARGS float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols, int64_t near, int m
 
 #define OX_FLOAT(name, bytes) \
-    static void beside_##name(OX_BESIDE_ARGS) { (void)ldx, (void)m; beside_float(c, first, second, x, cols, FORM_##name, bytes); }
+    static void beside_##name(OX_BESIDE_ARGS) { (void)ldx, (void)near, (void)m; beside_float(c, first, second, x, cols, FORM_##name, bytes); }
 #define OX_PAIRS(name)
 #define OX_FORM32(name, store, bits, off, side) \
     static void beside_##name(OX_BESIDE_ARGS) \
-    { OX_BESIDE_TILES(store, beside_32(c, first, second, x, ldx, cols, M, store, bits, off, side, lut_##name, BLOCK_##name)) }
+    { OX_BESIDE_TILES(store, beside_32(c, first, second, x, ldx, cols, near, M, store, bits, off, side, lut_##name, BLOCK_##name)) }
 #define OX_FORM256(name, store, bits, off, head, side, unit) \
     static void beside_##name(OX_BESIDE_ARGS) \
-    { OX_BESIDE_TILES(store, beside_256(c, first, second, x, ldx, cols, M, store, bits, off, head, side, unit, lut_##name)) }
+    { OX_BESIDE_TILES(store, beside_256(c, first, second, x, ldx, cols, near, M, store, bits, off, head, side, unit, lut_##name)) }
 #include "lanes/forms.def"
 #undef OX_FLOAT
 #undef OX_PAIRS

@@ -118,7 +118,8 @@ typedef struct {
             int64_t cols, int m);
     /* c[32 t + r] = row r of `first` . activation row t, c[32 t + 16 + r] = row r of `second` . that, for up to `beside_rows` rows: two
      * streams, wherever the panels lie */
-    void (*beside[FORM_COUNT])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols, int m);
+    void (*beside[FORM_COUNT])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols,
+                               int64_t near, int m);
     int8_t beside_rows[FORM_COUNT];
     int few_rows;          /* up to so many rows tiles are best, each worker over a run of panels of its own; with more, `wide` */
     /* `tile` for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair

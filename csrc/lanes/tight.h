@@ -86,7 +86,7 @@ static void tile_TIGHT_F16(OX_TILE_ARGS) { OX_FLOAT_TILES(tile_tight_float(c, ld
 
 static void beside_TIGHT_F16(OX_BESIDE_ARGS)
 {
-    (void)ldx, (void)m;
+    (void)ldx, (void)near, (void)m;
     ox_tight at[2] = { tight_at(first, cols), tight_at(second, cols) };
     ox_f32x16 even[2] = { f32_zero(), f32_zero() }, odd[2] = { f32_zero(), f32_zero() };
     for (int64_t u = 0; u < cols / TIGHT_COLS; u++, x += 4 * TIGHT_COLS) {

@@ -28,9 +28,8 @@ OX_INLINE int32_t act_i32(const uint8_t *p) { int32_t v; memcpy(&v, p, 4); retur
 
 /* Weights come from memory once per panel, in one stream (panel.h).
  *
- * One row: the processor's own prefetch follows the streams as fast as memory goes, and asking beside it only takes its places (whole bytes are
- * the exception: beside.h): on Zen 4
- * Q4_0 runs at 31 GB/s without, 22 with, beside plain reads of 31 (14 and 23 while the scales lay apart from the codes).
+ * One row: the processor's own prefetch follows the streams as fast as memory goes, and asking beside it only takes its places (what is an exception,
+ * beside.h is told): on Zen 4 Q4_0 runs at 31 GB/s without, 22 with, beside plain reads of 31 (14 and 23 while the scales lay apart from the codes).
  * More rows: computing hides the next misses from that prefetch, so the first tile over a panel asks for what its worker reads OX_AHEAD
  * bytes later, into the second cache: the first one has too few places for what is on its way. Two threads of Zen 4, GMAC/s, asking for
  * nothing, into the first and into the second: 4 rows Q4_0 193, 288, 317, Q6_K 104, 184, 243; 8 rows Q6_K 133, 254, 287, Q8_0 159, 213, 341;

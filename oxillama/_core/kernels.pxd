@@ -19,7 +19,7 @@ cdef extern from "lanes/panel.h" nogil:
         void (*tile[64])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols,
                          int m) noexcept nogil
         void (*beside[64])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols,
-                           int m) noexcept nogil
+                           int64_t near, int m) noexcept nogil
         signed char beside_rows[64]
         int few_rows
         void (*wide[64])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
@@ -28,6 +28,8 @@ cdef extern from "lanes/panel.h" nogil:
         void (*finish)(float *out, int64_t ldout, const float *c, int64_t ldc, const float *bias, int m, int n) noexcept nogil
         void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u,
                      int kind, int m, int n) noexcept nogil
+
+cdef int near_bytes[64][2]
 
 cdef const ox_lanes *lanes_table(object isa) except NULL
 cdef int form_index(str name) except -1
