@@ -17,8 +17,10 @@ from oxillama.model.builder import Builder, Value, architecture
 
 @architecture("afmoe")
 def afmoe(b: Builder) -> Value:
-    """Embeddings are scaled by the root of their width; the gate is found by name."""
-    routing = routing_of(b, gating="sigmoid")
+    """Embeddings are scaled by the root of their width; the gate is found by name. The published
+    code always makes the weights of experts sum to 1, so a file that does not say means that.
+    """
+    routing = routing_of(b, gating="sigmoid", normalise=True)
     window = b.keys.integer("attention.sliding_window", minimum=1)
     x = b.embed(scale=math.sqrt(b.hidden))
     for layer in b.layers():

@@ -61,6 +61,8 @@ def _experts(b: Builder, layer: Layer, x: Value, **routing) -> Value:
     """The sum of what experts make of a row times their sigmoids, and a shared one."""
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
     width = layer.integer("expert_feed_forward_length", minimum=1, maximum=1 << 24)
+    # that of dense layers, which a model of experts alone (Scout) says too
+    layer.integer("feed_forward_length", default=0)
     routes = routed(b, layer, x, **routing)
     used = routes.width // 2
     parts = [weighted(b, x, routes.columns(used + k, used + k + 1)) for k in range(used)]
