@@ -520,10 +520,10 @@ def selective_state_space(b: Builder, layer: Layer, x: Value, *, norms: bool = F
     return layer.linear(b.gate(z, y, act="silu"), "ssm_out", b.hidden)
 
 
-def grouped_state_space(b: Builder, layer: Layer, x: Value) -> Value:
+def grouped_state_space(b: Builder, layer: Layer, x: Value, *, shortest: float = 0.0) -> Value:
     """The mixer of Mamba 2 (Dao and Gu 2024, section 7): x, B and C go through the convolution. If
     the file has `ssm_norm`, a norm over each group of the gated result comes before the output
-    projection.
+    projection. shortest: what no time step is less than.
     """
     keys = b.keys
     inner = keys.integer("ssm.inner_size", minimum=1, maximum=1 << 20)
@@ -534,6 +534,8 @@ def grouped_state_space(b: Builder, layer: Layer, x: Value) -> Value:
     z, *parts, dt = fused(layer, x, "ssm_in", (inner, inner, states, states, heads))
     x, state_in, state_out = convolved(b, layer, parts, taps)
     dt = b.activate(dt + layer.vector("ssm_dt.bias", heads), "softplus")
+    if shortest:
+        dt = b.clamp(dt, shortest, 3e38)  # no longest one
     y = b.scan(
         *(x, dt, state_in, state_out),
         a=layer.array("ssm_a", heads, 1),

@@ -18,6 +18,7 @@ from oxillama.model.ops import OUTPUT
 from oxillama.model.reference import Reference, compare
 from oxillama.weights import packing
 from tests.conftest import CASES
+from tests.model import invented
 from tests.model.invented import VOCAB, invent
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -239,3 +240,14 @@ def test_norms_of_latents_have_an_epsilon_of_their_own(tmp_path):
     _, tape = record(reader)
     found = {op.params["eps"] for op in tape.ops if op.name == "norm"}
     assert sorted(found) == [1e-6, float(np.float32(1e-5))]
+
+
+def test_llama_4_may_have_experts_in_every_layer(tmp_path, monkeypatch):
+    """Such a file (Scout) gives the width of dense layers all the same."""
+    own = {**invented.OWN["llama4"], "interleave_moe_layer_step": 1}
+    monkeypatch.setitem(invented.OWN, "llama4", own)
+    reader = invent(tmp_path / "m.gguf", "llama4")
+    assert "llama4.feed_forward_length" in reader.metadata
+    assert "blk.0.ffn_up_exps.weight" in reader.tensors
+    assert "blk.0.ffn_up.weight" not in reader.tensors
+    assert np.isfinite(logits(load_model(reader), IDS)).all()

@@ -7,6 +7,9 @@ from typing import Any
 from oxillama.model.blocks import attention, ffn, grouped_state_space, routed, routing_of, trunk
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
+# time_step_min of the published models, below which no step of the scan goes; no key says it.
+_SHORTEST_STEP = 1e-3
+
 
 @architecture("nemotron_h", "nemotron_h_moe")
 def nemotron_h(b: Builder) -> Value:
@@ -26,7 +29,7 @@ def nemotron_h(b: Builder) -> Value:
         elif layer.integer("attention.head_count_kv"):
             x = x + attention(b, layer, y, style="norm", rope=None)
         else:
-            x = x + grouped_state_space(b, layer, y)
+            x = x + grouped_state_space(b, layer, y, shortest=_SHORTEST_STEP)
     return b.logits(x)
 
 
