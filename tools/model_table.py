@@ -58,6 +58,8 @@ package) to 2e-5 of the largest, but for these, where the published code decides
 - `qwen2vl`: it does not read the epsilon of the norms: 1e-3.
 - Latent attention: norms of latents have the epsilon of the file there, 1e-6 in the published
   code; it matters where the file has 1e-5 (GLM 4.7 Flash, Moonlight).
+- `nemotron_h`, `nemotron_h_moe`: it has no shortest time step, 0.001 in the published code: 1e-3.
+- `afmoe`: without `expert_weights_norm` in the file it leaves the weights of experts as they are.
 - `gemma3n`: it divides the spread of a sparse gate by one number less.
 - `chameleon`: with `swin_norm` the feed-forward network does not read the residual.
 - `grovemoe`: its small experts read the result of the large ones.
