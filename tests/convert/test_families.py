@@ -382,6 +382,7 @@ def test_the_vocabulary_of_rwkv_is_its_own(tmp_path):
         ("bert", {"hidden_act": "relu"}, "hidden_act"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("embeddinggemma", {"use_bidirectional_attention": False}, "use_bidirectional_attention"),
+        ("embeddinggemma", {"query_pre_attn_scalar": 4096}, "query_pre_attn_scalar"),
         ("gemma3n_text", {"activation_sparsity_pattern": [1.5]}, "activation_sparsity_pattern"),
         ("gemma4", {"attention_bias": True}, "attention_bias"),
         ("gpt_oss_mxfp4", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),

@@ -42,6 +42,14 @@ def _gemma_keys(h: Hyper, k: Keys) -> None:
     k.u32("attention.value_length", h.integer("head_dim"))
 
 
+def _query_scale(h: Hyper, layers_27b: int) -> None:
+    """No key carries the scale of queries: readers take the head size, or of the 27B model hidden
+    size / heads.
+    """
+    wide = h.layers == layers_27b
+    h.must_be("query_pre_attn_scalar", h.hidden // h.heads if wide else h.integer("head_dim"))
+
+
 @family("GemmaForCausalLM", arch="gemma", rules=GEMMA, add_space_prefix=False,
         special=lambda h, ids: {"eot": 107})  # fmt: skip
 def gemma(h: Hyper, k: Keys) -> None:
@@ -50,6 +58,7 @@ def gemma(h: Hyper, k: Keys) -> None:
 
 @family("Gemma2ForCausalLM", arch="gemma2", rules=GEMMA2, add_space_prefix=False)
 def gemma2(h: Hyper, k: Keys) -> None:
+    _query_scale(h, layers_27b=46)
     _gemma_keys(h, k)
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if h.get(name) is not None:
@@ -61,6 +70,7 @@ def gemma2(h: Hyper, k: Keys) -> None:
         add_space_prefix=False)  # fmt: skip
 def gemma3(h: Hyper, k: Keys) -> None:
     """Five windowed layers, then a global one, with separate rope bases."""
+    _query_scale(h, layers_27b=62)
     h.must_be("_sliding_window_pattern", 6)
     h.must_be("sliding_window_pattern", 6)
     sizes(h, k)
