@@ -48,7 +48,10 @@ def add_commands(commands: Any) -> None:
 def _pull(arguments: argparse.Namespace) -> int:
     name, _, kind = arguments.name.removeprefix("hf://").removeprefix("hf.co/").partition(":")
     if name.count("/") != 1 or not all(name.split("/")):
-        raise ConfigError(f"pull: found {arguments.name!r}, wanted OWNER/NAME of the hub")
+        raise ConfigError(
+            f"pull: found {arguments.name!r}, wanted OWNER/NAME[:QUANT] of the hub, "
+            "as unsloth/Qwen3-0.6B-GGUF:Q4_K_M"
+        )
     if kind and arguments.file:
         raise ConfigError(f"--file: found together with {arguments.name!r}, wanted one of them")
     print(fetch(name, arguments.file or kind or None))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ def add_commands(commands: Any) -> None:
         dest="display_prompt",
         action="store_false",
         help="print what is generated alone",
+    )
+    run.add_argument(
+        "--truncate-prompt",
+        action="store_true",
+        help="leave out the beginning of a prompt that is longer than the context",
     )
     add_generation(run)
     lora.add_lora(run)
@@ -122,7 +128,7 @@ def use_template(arguments: argparse.Namespace, engine: oxillama.InferenceEngine
 
 def _run(arguments: argparse.Namespace) -> int:
     prompt, system = prompt_of(arguments), system_of(arguments)
-    options = generation(arguments)
+    options = {**generation(arguments), "truncate_prompt": arguments.truncate_prompt}
     templated = arguments.chat_template or arguments.chat_template_file
     images.check_images(arguments)
     if templated and system is None and not arguments.image:
@@ -130,7 +136,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "--chat-template: found without a system message, wanted -sys, or `oxillama chat`"
         )
     text = PROMPT if prompt is None else prompt
-    with load(arguments) as engine:
+    with load(arguments) as engine, _room_in_options():
         lora.apply(engine, arguments.lora)
         if arguments.image and system is None and not templated and not _has_template(engine):
             parts = [*map(Path, arguments.image), text]
@@ -152,6 +158,22 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.timings:
             note(timed(done))
     return 0
+
+
+@contextmanager
+def _room_in_options() -> Iterator[None]:
+    """Let a prompt that is too long name the options of the shell that help."""
+    try:
+        yield
+    except oxillama.ContextError as error:
+        if error.tokens is None:
+            raise
+        raise oxillama.ContextError(
+            f"{str(error).partition(';')[0]}; -c gives more where the model has it, "
+            "--truncate-prompt leaves out its beginning",
+            tokens=error.tokens,
+            limit=error.limit,
+        ) from None
 
 
 def _has_template(engine: oxillama.InferenceEngine) -> bool:

@@ -52,7 +52,8 @@ def located(
     file: the file of a hub repository or folder, as a pattern ("*Q4_K_M.gguf") or a quantisation
     ("Q4_K_M"); without it the only one, otherwise a common quantisation (`hub.PREFERRED`).
     progress(done, total, name) is called for the tensors of a conversion. ConfigError if several
-    files match, GgufNotFound if none does.
+    files match, GgufNotFound if none does or nothing has this name. The path of a .gguf file that
+    is missing is returned unchanged.
     """
     if isinstance(source, os.PathLike):
         source = os.fspath(source)
@@ -110,7 +111,14 @@ def _named(source: str, file: str | None, progress: Any) -> Any:
         return here or fetch(match["repo"], wanted, progress=progress)
     if file is not None:
         raise ConfigError(f"file: found {file!r} and {source!r}, wanted a name as owner/name")
-    return ollama_file(source) or source
+    here = ollama_file(source)
+    if here is None:
+        raise GgufNotFound(
+            f"{source}: no such file or folder, and Ollama has stored no model of this name here; "
+            "wanted a GGUF file, a model folder, OWNER/NAME[:QUANT] of the Hugging Face hub "
+            "(`oxillama pull` fetches it), or a name that `oxillama list` shows"
+        )
+    return here
 
 
 def _only(found: Path | None, source: str, store: str, file: str | None) -> Path:

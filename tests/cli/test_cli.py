@@ -96,6 +96,9 @@ def test_quantize_writes_a_file_that_runs(capsys, tmp_path):
     ("arguments", "words"),
     [
         (("run", "missing.gguf"), ("missing.gguf", "no such file")),
+        (("run", "gpt2"), ("gpt2: no such file", "GGUF file", "OWNER/NAME", "oxillama pull")),
+        (("pull", "gpt2"), ("'gpt2'", "OWNER/NAME[:QUANT]")),
+        (("run", "-c", "4", "-p", "one fox " * 4), ("has room for 3; -c", "--truncate-prompt")),
         (("run", "--temp", "-1"), ("temperature", "-1")),
         (("run", "--grammar-file", "missing.gbnf"), ("missing.gbnf",)),
         (("run", "--json-schema", "{"), ()),
@@ -111,6 +114,13 @@ def test_what_cannot_be_done_is_one_line_and_code_1(
     code, _, err = printed(capsys, *arguments)
     assert code == 1 and err.startswith("oxillama: ") and err.count("\n") == 1
     assert all(word in err for word in words), err
+
+
+def test_a_long_prompt_loses_its_beginning_where_asked_for(capsys):
+    code, out, _ = printed(
+        capsys, "run", "-c", "8", "--truncate-prompt", "-n", "2", "-p", "one fox " * 9
+    )
+    assert code == 0 and out.startswith("one fox " * 9)
 
 
 def test_a_broken_file_is_one_line(capsys, tmp_path):

@@ -88,8 +88,10 @@ def ollama(home, name="fox", tag="latest", owner="library", layers=None):
 def test_what_is_no_name_and_what_is_a_file_is_given_back(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"x")
-    for source in (b"bytes", ["a.gguf", "b.gguf"], str(path), "missing.gguf", "nobody"):
+    for source in (b"bytes", ["a.gguf", "b.gguf"], str(path), "missing.gguf"):
         assert stores.located(source) == source
+    with pytest.raises(GgufNotFound, match=r"nobody: no such file or folder.*OWNER/NAME\[:QUANT\]"):
+        stores.located("nobody")
     for source in (b"bytes", str(path), "nobody"):
         with pytest.raises(ConfigError, match="file: found 'x'"):
             stores.located(source, file="x")
