@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -32,8 +33,10 @@ from oxillama.stores import located
 
 __all__ = [
     "Llama",
+    "LlamaCache",
     "LlamaGrammar",
     "LlamaPromptLookupDecoding",
+    "LlamaRAMCache",
     "LlamaState",
     "LogitsProcessorList",
 ]
@@ -90,12 +93,27 @@ class LlamaPromptLookupDecoding:
 
 
 @dataclass(frozen=True, slots=True)
+class LlamaRAMCache:
+    """`set_cache`: stored prefixes. The engine has its own, which is always on; the capacity is
+    accepted for compatibility and changes no result.
+    """
+
+    capacity_bytes: int = 2 << 30
+
+
+LlamaCache = LlamaRAMCache
+
+
+@dataclass(frozen=True, slots=True)
 class LlamaState:
-    """The result of `save_state`: the tokens, and the rest of the session as bytes."""
+    """The result of `save_state`: the tokens, the rest of the session as bytes, and the functions
+    of its last completion, which bytes cannot hold.
+    """
 
     input_ids: np.ndarray
     n_tokens: int
     llama_state: bytes
+    processors: tuple[Callable, ...] = ()
 
 
 class LlamaGrammar:
@@ -680,6 +698,17 @@ class Llama:
             rows[len(rows) - len(self._rows) :] = self._rows
         return rows
 
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """The session's tokens."""
+        return deque(self.input_ids.tolist(), maxlen=self.n_ctx())
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """The logits kept by `eval`: of every token with `logits_all`, otherwise of the last."""
+        rows = [] if self._rows is None else self._rows.tolist()
+        return deque(rows, maxlen=self.n_ctx() if self._logits_all else 1)
+
     def reset(self) -> None:
         """Drop the session."""
         self._session = self._rows = None
@@ -689,8 +718,11 @@ class Llama:
         self._seed = None if seed in (-1, _ANY_SEED) else seed
 
     def set_cache(self, cache: Any) -> None:
-        """Stored prefixes belong to the engine and are always on; only None is accepted."""
-        _refuse("cache", cache, None)
+        """Stored prefixes belong to the engine and are always on; None and a LlamaRAMCache are
+        accepted and change nothing.
+        """
+        if not isinstance(cache, LlamaRAMCache):
+            _refuse("cache", cache, None)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Append tokens to the session and evaluate them."""
@@ -790,7 +822,9 @@ class Llama:
         """The session, to be continued later."""
         if self._session is None:
             return LlamaState(np.zeros(0, np.intc), 0, b"")
-        return LlamaState(self.input_ids, self.n_tokens, self._session.snapshot())
+        sampler = self._session.sampler
+        processors = () if sampler is None else tuple(sampler.processors)
+        return LlamaState(self.input_ids, self.n_tokens, self._session.snapshot(), processors)
 
     def load_state(self, state: LlamaState) -> None:
         """Continue a saved session of this model."""
@@ -799,7 +833,7 @@ class Llama:
         self.reset()
         if not state.llama_state:
             return
-        self._session = self.engine.restore(state.llama_state)
+        self._session = self.engine.restore(state.llama_state, processors=state.processors)
         tokens = self._session.tokens
         if tokens:  # logits are no part of a state: those of the last token are made again
             self._session.truncate(len(tokens) - 1)
@@ -810,6 +844,11 @@ class Llama:
     def _follow(self) -> None:
         """Make the session of the last completion the current one."""
         self._session, self._rows = self.engine.opened.last("Llama: there is no session"), None
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """Tokens that two sequences begin with in common."""
+        return next((at for at, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
     def close(self) -> None:
         """Free the model; safe to call twice."""

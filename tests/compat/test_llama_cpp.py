@@ -1,6 +1,7 @@
 """llama-cpp-python's interface: programs as people write them, and what is refused by name."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import pytest
 import oxillama
 from oxillama.compat.llama_cpp import (
     Llama,
+    LlamaCache,
     LlamaGrammar,
     LlamaPromptLookupDecoding,
+    LlamaRAMCache,
     LogitsProcessorList,
 )
 from oxillama.errors import ConfigError, EngineError
@@ -228,6 +231,32 @@ def test_a_completion_leaves_its_session_to_go_on_with(llm):
     assert llm.input_ids.tolist() == state.input_ids.tolist()
 
 
+def test_a_state_after_a_processor_is_continued(llm):
+    llm("Once upon a time", max_tokens=3, logits_processor=[lambda ids, scores: scores])
+    state = llm.save_state()
+    llm.reset()
+    llm.load_state(state)
+    assert llm.input_ids.tolist() == state.input_ids.tolist()
+
+
+def test_a_cache_in_memory_changes_no_text(llm):
+    wanted = llm("Once upon a time", max_tokens=5, temperature=0)["choices"][0]["text"]
+    llm.set_cache(LlamaRAMCache(capacity_bytes=1 << 20))
+    llm.set_cache(LlamaCache())
+    llm.set_cache(None)
+    assert llm("Once upon a time", max_tokens=5, temperature=0)["choices"][0]["text"] == wanted
+
+
+def test_tokens_and_logits_that_were_evaluated(llm):
+    ids = llm.tokenize(b"Once upon a time")
+    llm.reset()
+    assert not llm.eval_tokens and not llm.eval_logits
+    llm.eval(ids)
+    assert list(llm.eval_tokens) == ids and list(llm.eval_logits) == [llm.scores[-1].tolist()]
+    for first, second, size in (([1, 2, 3], [1, 2, 4], 2), ([1], [1, 2], 1), ([], [1], 0)):
+        assert Llama.longest_token_prefix(first, second) == size
+
+
 def test_every_logit_is_kept_where_asked_for(engine):
     with Llama(MODEL, logits_all=True, n_threads=1) as llm:
         ids = llm.tokenize(b"Once upon a time")
@@ -340,8 +369,9 @@ def test_a_model_of_the_hub_by_its_name(monkeypatch, tmp_path):
     import huggingface_hub
 
     class Api:
-        def list_repo_files(self, repo):
-            return ["m-Q4_K_M.gguf", "m-Q8_0.gguf"]
+        def model_info(self, repo):
+            names = ("m-Q4_K_M.gguf", "m-Q8_0.gguf")
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, name: MODEL)
