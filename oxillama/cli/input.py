@@ -77,13 +77,19 @@ def _reader() -> Callable[[str], str]:
         from prompt_toolkit.key_binding import KeyBindings
     except ImportError:
         return _readline_reader(path)
+
+    class Kept(FileHistory):
+        def store_string(self, string: str) -> None:
+            # the file is UTF-8, which has no surrogates
+            super().store_string(_SURROGATES.sub(_REPLACED, string))
+
     keys = KeyBindings()
 
     @keys.add("escape", "enter")
     def _(event: object) -> None:
         event.current_buffer.insert_text("\n")  # type: ignore[attr-defined]
 
-    history = InMemoryHistory() if path is None else FileHistory(str(path))
+    history = InMemoryHistory() if path is None else Kept(str(path))
     session: PromptSession[str] = PromptSession(history=history, key_bindings=keys)
     return lambda prompt: session.prompt(prompt)
 
