@@ -194,7 +194,7 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
     near = known.rope_near
     core = EngineCore(
         model.program,
-        model.page_memory(kv_type=kv_type, page_size=config.page_size),
+        model.page_memory(kv_type=kv_type, page_size=config.page_size, context=context),
         batch=Batch,
         flag=CancelFlag(),
         context_size=context,

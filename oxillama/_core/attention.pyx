@@ -187,7 +187,7 @@ cdef inline const char *group_at(const AttendArgs *a, const Step *step, const in
                                  const void **v) noexcept nogil:
     """K of the 16 keys from `token` on, for one KV head; and V of them."""
     cdef const KvLayer *layer = &step.layers[a.layer]
-    cdef const char *page = page_of(step.slabs, step.shift, layer, pages[token // step.page_size])
+    cdef const char *page = page_of(layer, pages[token // step.page_size])
     token = token % step.page_size
     if a.view:
         v[0] = page + (token // 16) * layer.k_group_bytes
@@ -213,11 +213,12 @@ cdef void run_split(const AttendArgs *a, const Step *step, const Tiles *tiles, c
 cdef void foresee(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, ox_split *s) noexcept nogil:
     """Tells the kernel where the split after this one begins."""
     cdef const int32_t *pages = step.tables[step.row_table[tiles.first[item.tile]]]
-    cdef int last = step.positions[tiles.first[item.tile + 1] - 1], j
+    cdef int last = step.positions[tiles.first[item.tile + 1] - 1], begin = first_key(a, step, tiles.first[item.tile]), j
     cdef const void *v
     s.ahead = 1
+    begin = max(begin, split * OX_SPLIT_KEYS)     # keys before it may lie nowhere
     for j in range(OX_BLOCK_GROUPS):
-        s.next_k[j] = group_at(a, step, pages, min(last, split * OX_SPLIT_KEYS + 16 * j), item.head, &v)
+        s.next_k[j] = group_at(a, step, pages, min(last, begin + 16 * j), item.head, &v)
 
 
 cdef void deliver(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, Worker *w) noexcept nogil:
@@ -400,6 +401,7 @@ cdef void attend_warm(const void *args, int ith, int nth) noexcept nogil:
     if cut.splits:
         p = locate(a, step, tiles, &cut, ith)
         first, groups = (p.first + p.split) * (OX_SPLIT_KEYS // 16), OX_BLOCK_GROUPS
+        first = max(first, first_key(a, step, tiles.first[p.item.tile]) // 16)
     else:
         choose(a, &cut, ith // tiles.count, &p.item)
         p.item.tile = tiles.count - 1 - ith % tiles.count
@@ -460,7 +462,7 @@ cdef class AttendOp(Op):
         if rows not in plan.tile_rows:
             plan.tile_rows.append(rows)
         a.tiles = plan.tile_rows.index(rows)
-        plan.reaches.append(a.window or a.chunk)
+        plan.reaches.append((a.layer, a.window or a.chunk))
         a.out = plan.writes(p["out"], a.q_heads * a.v_dim)
         plan.need_scratch(self, worker_bytes(a.k_dim, a.width))
         self.begin(plan, &a.common, "attend", attend_part, p)
@@ -490,6 +492,9 @@ def attend(const float[:, :, ::1] q, PageMemory memory not None, pages, int laye
     memory.check_table(table, first, rows)
     if rows == 0:
         return np.asarray(out)
+    reach = window or chunk
+    for i in range(max(0, first - reach + 1) // memory.page_size if reach else 0, (first + rows - 1) // memory.page_size + 1):
+        memory._check_held(table[i], one.slabs == &memory.near)
     cdef Step step
     memset(&step, 0, sizeof(Step))
     cdef Plan plan = Plan([heads * q.shape[2], heads * one.v_dim], memory.kv_layers, (), vocab_size=1, max_rows=rows, num_threads=workers, isa=isa)
@@ -512,7 +517,7 @@ def attend(const float[:, :, ::1] q, PageMemory memory not None, pages, int laye
     strides[0], strides[1] = sizeof(float) * heads * one.k_dim, sizeof(float) * heads * one.v_dim
     step.rows, step.positions, step.limits, step.row_table, step.tables = rows, &positions[0], &limits[0], &row_table[0], &tables
     step.slots, step.strides = slots, strides
-    step.slabs, step.shift, step.page_size, step.kind, step.layers = memory.slabs, memory.shift, memory.page_size, memory.kind, memory.layers
+    step.page_size, step.kind, step.layers = memory.page_size, memory.kind, memory.layers
     step.vec = vec_table(isa)
     fill_quantise(&step, isa)
     tiles.rows, tiles.first = plan.tile_rows[0], <int *>&begins[0]

@@ -16,13 +16,18 @@ a short sequence takes a few huge pages, not one of every layer; large enough th
 A layer whose values are a view of its keys (a latent, multi-head latent attention) keeps K alone. Layers with recurrent state keep no pages: their
 state has a fixed size and lies in a slot, one for each sequence.
 
+Layers with a window may lie apart, because rows to come look at the last tokens only. Pages of such a memory are names: `attach` gives one a
+frame of memory for the layers that see all tokens, and another for those with a window (`near` below), which `shed` takes back while the page
+stays. `compact` moves frames together, so that what is free of one kind can be used by the other.
+
 Invariants
-1. A page's bytes never move while its id is below `capacity`.
+1. A page's bytes never move while its id is below `capacity`; where layers lie apart, they move while no step or call runs.
 2. Address space is reserved by slabs; real memory is taken when a page is first written.
 3. A slot's bytes never move while its id is below `slot_capacity`.
 4. `export` of a page and `load` into another give equal bytes (K and V of every layer, layers ascending).
 """
 import os
+import time
 from math import prod
 from pathlib import Path
 
@@ -33,7 +38,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from cython.parallel cimport prange
 from libc.limits cimport INT_MAX
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from oxillama._core.threads cimport fenv_t, ox_fenv_enter, ox_fenv_leave, region_threads, worker_count
@@ -79,6 +84,8 @@ MAX_SLABS = 1 << 16
 SLAB_BYTES = 4 << 20
 EXTENT_BYTES = 32 << 20
 MAX_DIM = 1 << 16
+cdef enum:
+    NAME_CHUNKS = (1 << 30) >> NAME_CHUNK     # all that there can be
 MAX_SLOTS = 1 << 16
 LATENT = -1                # in place of a number of heads
 MAX_STATE = 1 << 30
@@ -200,17 +207,16 @@ ctypedef struct Writing:
     # What the threads of one `write` share.
     const KvLayer *layer
     const ox_vec *vec
-    char **slabs
     const int32_t *table
     const float *k
     const float *v
-    int kind, shift, page_size, first, count
+    int kind, page_size, first, count
 
 
 cdef void _write_group(const Writing *w, int group) noexcept nogil:
     """The tokens of one group of 16 positions: groups share no byte."""
     cdef const KvLayer *one = w.layer
-    cdef char *page = page_of(w.slabs, w.shift, one, w.table[16 * group // w.page_size])
+    cdef char *page = page_of(one, w.table[16 * group // w.page_size])
     cdef char *key = page + 16 * group % w.page_size // 16 * one.k_group_bytes
     cdef char *value = page + one.v_offset + 16 * group % w.page_size // 16 * one.v_group_bytes
     cdef const float *k
@@ -232,11 +238,12 @@ cdef class PageMemory:
 
     kv_layers: a (kv_heads, k_dim, v_dim) per attention layer, kv_heads LATENT where one key a token holds its value too (its first v_dim floats);
     slot_layers: the shape of the recurrent state of each layer that has one, float32; kv_type: how they are kept, "f16", "f32", "q8_0" or "q4_0" (which
-    want head sizes in blocks of 32); page_size: tokens per page, a multiple of 16.
+    want head sizes in blocks of 32); page_size: tokens per page, a multiple of 16. windows: how many tokens each layer looks back at, 0 for all; empty:
+    no layer lies apart. Where some do, a page has memory from `attach` to `detach`, and for windowed layers to `shed`.
     ConfigError for impossible arguments, PoolError when memory is refused or a page id is not below `capacity`.
     """
 
-    def __cinit__(self, kv_layers, kv_type="f16", page_size=16, slot_layers=()):
+    def __cinit__(self, kv_layers, kv_type="f16", page_size=16, slot_layers=(), windows=()):
         if kv_type not in KV_TYPES:
             raise ConfigError(f"kv_type: got {kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
         if isinstance(page_size, bool) or not isinstance(page_size, int) or page_size < 16 or page_size % 16 or page_size > 4096:
@@ -245,9 +252,19 @@ cdef class PageMemory:
         self.page_size = page_size
         self.n_layers = len(kv_layers)
         self.layers = <KvLayer *>calloc(max(1, self.n_layers), sizeof(KvLayer))
-        self.slabs = <char **>calloc(MAX_SLABS, sizeof(char *))
-        if self.layers == NULL or self.slabs == NULL:
+        self.windows = tuple(windows) or (0,) * self.n_layers
+        if len(self.windows) != self.n_layers or any(type(each) is not int or not 0 <= each <= INT_MAX for each in self.windows):
+            raise ConfigError(f"windows: got {self.windows}, wanted {self.n_layers} numbers from 0 to {INT_MAX}")
+        self.window = max(self.windows, default=0)
+        self.whole.at = <char **>calloc(MAX_SLABS, sizeof(char *))
+        if self.layers == NULL or self.whole.at == NULL:
             raise MemoryError
+        if self.window:
+            self.near.at = <char **>calloc(MAX_SLABS, sizeof(char *))
+            self.whole.frames = <int32_t **>calloc(NAME_CHUNKS, sizeof(int32_t *))
+            self.near.frames = <int32_t **>calloc(NAME_CHUNKS, sizeof(int32_t *))
+            if self.near.at == NULL or self.whole.frames == NULL or self.near.frames == NULL:
+                raise MemoryError
         self._lay_out(kv_layers)
         self.slot_layers, self._slot_arenas = tuple([tuple([int(size) for size in shape]) for shape in slot_layers]), []
         self.slots = <char **>calloc(MAX_SLOTS if self.slot_layers else 1, sizeof(char *))
@@ -289,24 +306,42 @@ cdef class PageMemory:
             layer.v_head_bytes = layer.v_group_bytes * <size_t>(self.page_size // 16)
             layer.v_offset = _round_up(layer.k_head_bytes * <size_t>layer.heads, 64)
             layer.page_bytes = layer.v_offset + _round_up(layer.v_head_bytes * <size_t>layer.heads, 64)
-            layer.start = total
+            layer.start, layer.bare_start = total, self.whole.page_bytes
             total += layer.page_bytes
-        self.page_bytes = total
-        while (<size_t>2 << self.shift) * total <= <size_t>SLAB_BYTES and self.shift < 20:
-            self.shift += 1
-        cdef size_t region = 0
-        for i in range(self.n_layers):
-            self.layers[i].region = region
-            region = _round_up(region + (self.layers[i].page_bytes << self.shift), 4096)
-        self.slab_bytes = max(<size_t>4096, region)
-        self.extent = <int>max(1, min(EXTENT_BYTES // self.slab_bytes, (1 << 20) >> self.shift))
+            layer.slabs = &self.near if self.windows[i] else &self.whole
+            layer.frames = <const int32_t **>layer.slabs.frames
+            if self.windows[i]:
+                self.near.page_bytes += layer.page_bytes
+            else:
+                self.whole.page_bytes += layer.page_bytes
+        self.page_bytes, self.near_bytes = total, self.near.page_bytes
+        cdef Slabs *slabs
+        cdef size_t region
+        cdef int k
+        for k in range(2):
+            slabs = &self.near if k else &self.whole
+            while (<size_t>2 << slabs.shift) * slabs.page_bytes <= <size_t>SLAB_BYTES and slabs.shift < 20:
+                slabs.shift += 1
+            region = 0
+            for i in range(self.n_layers):
+                if self.layers[i].slabs == slabs:
+                    self.layers[i].region = region
+                    region = _round_up(region + (self.layers[i].page_bytes << slabs.shift), 4096)
+            slabs.slab_bytes = max(<size_t>4096, region)
+            slabs.extent = <int>max(1, min(EXTENT_BYTES // slabs.slab_bytes, (1 << 20) >> slabs.shift))
 
     def __dealloc__(self):
-        cdef int i
-        if self.slabs != NULL:
-            for i in range(self.n_slabs):
-                munmap(self.slabs[i], self.slab_bytes)
-            free(self.slabs)
+        cdef int i, k
+        cdef Slabs *slabs
+        for k in range(2):
+            slabs = &self.near if k else &self.whole
+            for i in range(slabs.count):
+                munmap(slabs.at[i], slabs.slab_bytes)
+            free(slabs.at)
+            free(slabs.spare)
+            for i in range(NAME_CHUNKS if slabs.frames != NULL else 0):
+                free(slabs.frames[i])
+            free(slabs.frames)
         free(self.layers)
         free(self.slots)
 
@@ -321,73 +356,221 @@ cdef class PageMemory:
         return [(LATENT if self.layers[i].view else self.layers[i].heads, self.layers[i].k_dim, self.layers[i].v_dim) for i in range(self.n_layers)]
 
     @property
+    def capacity(self) -> int:
+        """Page ids that are valid: 0 to capacity - 1."""
+        return self.names if self.window else self.whole.capacity
+
+    @property
+    def made(self) -> tuple:
+        """(frames, near frames) that pages have or had, from the first of their slabs on: no memory above them was touched."""
+        return self.whole.made, self.near.made
+
+    @property
     def memory_bytes(self) -> int:
-        """Bytes of the pages below `capacity`: what they take once all are written."""
-        return self.capacity * self.page_bytes
+        """Bytes of all slabs: what they take once all their pages are written."""
+        return self.whole.capacity * self.whole.page_bytes + self.near.capacity * self.near.page_bytes
 
     @cython.critical_section
     def ensure(self, n_pages: int) -> None:
-        """Makes page ids 0 to n_pages - 1 valid, adding slabs as needed; PoolError when memory is refused."""
+        """Makes page ids 0 to n_pages - 1 valid, with undefined content; PoolError when memory is refused. Where layers lie apart, without memory."""
         cdef long wanted = n_pages
         if wanted < 0 or wanted > <long>INT_MAX >> 1:
             raise PoolError(f"pages: asked for {n_pages}, wanted 0 to {INT_MAX >> 1}")
-        free_bytes = available_bytes() if wanted > self.capacity else None
-        if free_bytes is not None and free_bytes < (wanted - self.capacity) * self.page_bytes:
-            raise PoolError(f"pages: {n_pages} need {(wanted - self.capacity) * self.page_bytes} more bytes, the system has {free_bytes}")
-        while self.capacity < wanted:
-            self._map()
+        if not self.window:
+            self._ensure(&self.whole, wanted)
+            return
+        while self.names < wanted:
+            self._name(&self.whole, self.names)
+            self._name(&self.near, self.names)
+            self.names = <int>min(wanted, (self.names | ((1 << NAME_CHUNK) - 1)) + 1)
 
-    cdef int _map(self) except -1:
+    cdef int _name(self, Slabs *slabs, int page) except -1:
+        """Room for the frame of this page and those of its chunk."""
+        cdef int32_t *chunk = slabs.frames[page >> NAME_CHUNK]
+        if chunk == NULL:
+            chunk = <int32_t *>malloc(sizeof(int32_t) << NAME_CHUNK)
+            if chunk == NULL:
+                raise MemoryError
+            memset(chunk, 255, sizeof(int32_t) << NAME_CHUNK)
+            slabs.frames[page >> NAME_CHUNK] = chunk
+        return 0
+
+    cdef int _ensure(self, Slabs *slabs, long wanted) except -1:
+        free_bytes = available_bytes() if wanted > slabs.capacity else None
+        if free_bytes is not None and free_bytes < (wanted - slabs.capacity) * slabs.page_bytes:
+            raise PoolError(f"pages: {wanted} need {(wanted - slabs.capacity) * slabs.page_bytes} more bytes, the system has {free_bytes}")
+        while slabs.capacity < wanted:
+            self._map(slabs)
+        return 0
+
+    cdef int _map(self, Slabs *slabs) except -1:
         """One more extent of slabs."""
         cdef int i
         cdef char *data
-        if self.n_slabs + self.extent > MAX_SLABS:
-            raise PoolError(f"pages: this memory ends at {self.capacity}")
-        data = <char *>map_extent(self.slab_bytes * <size_t>self.extent)
+        if slabs.count + slabs.extent > MAX_SLABS:
+            raise PoolError(f"pages: this memory ends at {slabs.capacity}")
+        data = <char *>map_extent(slabs.slab_bytes * <size_t>slabs.extent)
         if data == NULL:
-            raise PoolError(f"pages: the system refused {self.slab_bytes * self.extent} bytes beside {self.memory_bytes}")
-        for i in range(self.extent):
-            self.slabs[self.n_slabs + i] = data + <size_t>i * self.slab_bytes
-        self.n_slabs += self.extent
-        self.capacity = self.n_slabs << self.shift
+            raise PoolError(f"pages: the system refused {slabs.slab_bytes * slabs.extent} bytes beside {self.memory_bytes}")
+        for i in range(slabs.extent):
+            slabs.at[slabs.count + i] = data + <size_t>i * slabs.slab_bytes
+        slabs.count += slabs.extent
+        slabs.capacity = slabs.count << slabs.shift
+        return 0
 
     @cython.critical_section
     def release(self, keep_pages: int) -> None:
-        """Gives memory back: slabs wholly above the first `keep_pages` pages go, pages above them in the last slab read as zero again."""
-        cdef long keep
-        cdef size_t first, low, high, start, end
-        cdef char *slab
-        cdef int i
+        """Gives memory back: slabs wholly above the first `keep_pages` pages go, pages above them in the last slab read as zero again. Where layers
+        lie apart, pages above them have no memory any more, and all free frames go."""
         if keep_pages < 0:
             raise PoolError(f"keep_pages: got {keep_pages}, wanted at least 0")
         if self.steps:
             raise PoolError("release: a step or another call is running on this memory")
-        if keep_pages >= self.capacity:
+        if not self.window:
+            self._release(&self.whole, keep_pages)
             return
-        keep = keep_pages
-        cdef int slabs = <int>((keep + (1 << self.shift) - 1) >> self.shift)
-        while self.n_slabs > slabs:
-            self.n_slabs -= 1
-            munmap(self.slabs[self.n_slabs], self.slab_bytes)
-            self.slabs[self.n_slabs] = NULL
-        self.capacity = self.n_slabs << self.shift
-        if keep >= self.capacity:
-            return
-        first = <size_t>(keep & ((1 << self.shift) - 1))
+        for page in range(keep_pages, self.names):
+            self._take(&self.whole, page)
+            self._take(&self.near, page)
+        self._compact(&self.whole)
+        self._compact(&self.near)
+        self.names = min(self.names, keep_pages)
+
+    cdef int _release(self, Slabs *slabs, long keep) except -1:
+        cdef size_t first, low, high, start, end
+        cdef char *slab
+        cdef int i, most
+        if keep >= slabs.capacity:
+            return 0
+        most = <int>((keep + (1 << slabs.shift) - 1) >> slabs.shift)
+        while slabs.count > most:
+            slabs.count -= 1
+            munmap(slabs.at[slabs.count], slabs.slab_bytes)
+            slabs.at[slabs.count] = NULL
+        slabs.capacity = slabs.count << slabs.shift
+        if keep >= slabs.capacity:
+            return 0
+        first = <size_t>(keep & ((1 << slabs.shift) - 1))
         for i in range(self.n_layers):
+            if self.layers[i].slabs != slabs:
+                continue
             low = self.layers[i].region + first * self.layers[i].page_bytes
-            high = self.layers[i].region + (self.layers[i].page_bytes << self.shift)
-            start, end, slab = min(high, _round_up(low, 4096)), high // 4096 * 4096, self.slabs[self.n_slabs - 1]
+            high = self.layers[i].region + (self.layers[i].page_bytes << slabs.shift)
+            start, end, slab = min(high, _round_up(low, 4096)), high // 4096 * 4096, slabs.at[slabs.count - 1]
             memset(slab + low, 0, start - low)
             if start < end:
                 madvise(slab + start, end - start, MADV_DONTNEED)
             if max(start, end) < high:
                 memset(slab + max(start, end), 0, high - max(start, end))
+        return 0
 
     cdef int _check(self, int page) except -1:
-        if page < 0 or page >= self.capacity:
+        if page < 0 or page >= (self.names if self.window else self.whole.capacity):
             raise PoolError(f"page: got {page}, wanted 0 to {self.capacity - 1}")
         return 0
+
+    # ---- where windowed layers lie apart -----------------------------------------------------------------------------
+
+    cdef int _check_held(self, int page, bint near) except -1:
+        """The page, which is valid, has memory for the layers without a window (near: for those with one)."""
+        if self.window and frame_of(&self.near if near else &self.whole, page) < 0:
+            raise PoolError(f"page {page}: holds no keys of {'windowed' if near else 'other'} layers, wanted it attached")
+        return 0
+
+    def attached(self, int page) -> bool:
+        """Whether the page has memory for the keys of windowed layers (always, where none lie apart)."""
+        self._check(page)
+        return not self.window or frame_of(&self.near, page) >= 0
+
+    def attach(self, int page, *, bare=False) -> None:
+        """Gives the page the memory that it lacks (bare: not for windowed layers), with undefined content; PoolError when it is refused."""
+        self._check(page)
+        if self.window:
+            with cython.critical_section(self):
+                self._give(&self.whole, page)
+                if not bare:
+                    self._give(&self.near, page)
+
+    def shed(self, int page) -> None:
+        """Takes the memory for windowed layers away from a page, for others to use."""
+        self._check(page)
+        if self.window:
+            with cython.critical_section(self):
+                self._take(&self.near, page)
+
+    def detach(self, int page) -> None:
+        """Takes all memory away from a page, for others to use."""
+        self._check(page)
+        if self.window:
+            with cython.critical_section(self):
+                self._take(&self.whole, page)
+                self._take(&self.near, page)
+
+    def compact(self) -> None:
+        """Moves frames of either kind together and gives the memory above them back to the system; waits while a step or call runs."""
+        cdef bint done = not self.window
+        with cython.critical_section(self):
+            self.movers += 1
+        try:
+            while not done:
+                with cython.critical_section(self):
+                    if not self.steps:
+                        self._compact(&self.whole)
+                        self._compact(&self.near)
+                        done = True
+                if not done:
+                    time.sleep(1e-4)
+        finally:
+            with cython.critical_section(self):
+                self.movers -= 1
+
+    cdef int _give(self, Slabs *slabs, int page) except -1:
+        cdef int *spare
+        if frame_of(slabs, page) >= 0:
+            return 0
+        if not slabs.spares:
+            self._ensure(slabs, slabs.made + 1)
+            if slabs.made == slabs.room:
+                spare = <int *>realloc(slabs.spare, (2 * <size_t>slabs.room + 64) * sizeof(int))
+                if spare == NULL:
+                    raise MemoryError
+                slabs.spare, slabs.room = spare, 2 * slabs.room + 64
+            slabs.spare[0], slabs.spares = slabs.made, 1
+            slabs.made += 1
+        slabs.spares -= 1
+        slabs.frames[page >> NAME_CHUNK][page & ((1 << NAME_CHUNK) - 1)] = slabs.spare[slabs.spares]
+        return 0
+
+    cdef int _take(self, Slabs *slabs, int page) except -1:
+        cdef int frame = frame_of(slabs, page)
+        if frame >= 0:
+            slabs.spare[slabs.spares] = frame        # last freed on top: it is the likeliest to be in cache
+            slabs.spares += 1
+            slabs.frames[page >> NAME_CHUNK][page & ((1 << NAME_CHUNK) - 1)] = -1
+        return 0
+
+    cdef int _compact(self, Slabs *slabs) except -1:
+        cdef int used = slabs.made - slabs.spares, holes = 0, i, page
+        cdef int32_t *frame
+        if not slabs.spares:
+            return 0
+        for i in range(slabs.spares):
+            if slabs.spare[i] < used:
+                slabs.spare[holes] = slabs.spare[i]
+                holes += 1
+        for page in range(self.names):
+            if not holes:
+                break
+            frame = &slabs.frames[page >> NAME_CHUNK][page & ((1 << NAME_CHUNK) - 1)]
+            if frame[0] < used:
+                continue
+            holes -= 1
+            for i in range(self.n_layers):
+                if self.layers[i].slabs == slabs:
+                    memcpy(bytes_at(&self.layers[i], slabs.spare[holes]), bytes_at(&self.layers[i], frame[0]), self.layers[i].page_bytes)
+            frame[0] = slabs.spare[holes]
+        slabs.made, slabs.spares = used, 0
+        return self._release(slabs, used)
 
     @cython.critical_section
     def ensure_slots(self, n_slots: int) -> None:
@@ -421,6 +604,8 @@ cdef class PageMemory:
     cdef int _begin(self, object num_threads) except -1:
         """A call that runs without the GIL: until `_end` nothing of this memory is given back. Returns the threads it may have."""
         cdef int nth = region_threads(worker_count(num_threads))
+        while self.movers:         # who calls again and again shall not keep them waiting
+            time.sleep(1e-5)
         with cython.critical_section(self):
             self.steps += 1
         return nth
@@ -434,6 +619,9 @@ cdef class PageMemory:
         """Copies the first `tokens` tokens (default: all) of page `src` into page `dst`, in every layer; the rest of `dst` stays."""
         self._check(src)
         self._check(dst)
+        for page in (src, dst):
+            self._check_held(page, False)
+            self._check_held(page, True)
         cdef int count = self.page_size if tokens is None else tokens
         if count < 0 or count > self.page_size:
             raise PoolError(f"tokens: got {count}, wanted 0 to {self.page_size}")
@@ -441,30 +629,42 @@ cdef class PageMemory:
             return
         cdef int i, nth = self._begin(num_threads)
         for i in prange(self.n_layers, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
-            _copy_layer(self.kind, &self.layers[i], page_of(self.slabs, self.shift, &self.layers[i], src),
-                        page_of(self.slabs, self.shift, &self.layers[i], dst), count, self.page_size)
+            _copy_layer(self.kind, &self.layers[i], page_of(&self.layers[i], src), page_of(&self.layers[i], dst), count, self.page_size)
         self._end()
 
-    cdef int _move(self, int page, char *data, bint out, object num_threads) except -1:
-        """The page's bytes, K and V of every layer, layers ascending, to `data` or from there."""
+    cdef int _move(self, int page, char *data, bint bare, bint out, object num_threads) except -1:
+        """The page's bytes, K and V of every layer (bare: of those without a window), layers ascending, to `data` or from there."""
         cdef int i, nth = self._begin(num_threads)
+        cdef const KvLayer *layer
         for i in prange(self.n_layers, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
-            _move_layer(&self.layers[i], page_of(self.slabs, self.shift, &self.layers[i], page), data + self.layers[i].start, out)
+            layer = &self.layers[i]
+            if not bare:
+                _move_layer(layer, page_of(layer, page), data + layer.start, out)
+            elif layer.slabs == &self.whole:
+                _move_layer(layer, page_of(layer, page), data + layer.bare_start, out)
         return self._end()
 
-    def export(self, int page, *, num_threads=1) -> bytes:
-        """The page's bytes: K and V of every layer, layers ascending (`page_bytes` of them)."""
+    def export(self, int page, *, bare=False, num_threads=1) -> bytes:
+        """The page's bytes: K and V of every layer, layers ascending (`page_bytes` of them); bare: without windowed layers (`near_bytes` fewer)."""
         self._check(page)
-        cdef bytes out = PyBytes_FromStringAndSize(NULL, self.page_bytes)
-        self._move(page, PyBytes_AsString(out), True, num_threads)
+        self._check_held(page, False)
+        if not bare:
+            self._check_held(page, True)
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, self.page_bytes - self.near_bytes if bare else self.page_bytes)
+        self._move(page, PyBytes_AsString(out), bare, True, num_threads)
         return out
 
-    def load(self, int page, const unsigned char[::1] data, *, num_threads=1) -> None:
+    def load(self, int page, const unsigned char[::1] data, *, bare=False, num_threads=1) -> None:
         """Fills the page from bytes of `export` of a memory with the same layers, type and page size."""
         self._check(page)
-        if <size_t>data.shape[0] != self.page_bytes:
-            raise PoolError(f"page bytes: got {data.shape[0]}, wanted {self.page_bytes}")
-        self._move(page, <char *>&data[0], False, num_threads)
+        self._check_held(page, False)
+        if not bare:
+            self._check_held(page, True)
+        wanted = self.page_bytes - self.near_bytes if bare else self.page_bytes
+        if <size_t>data.shape[0] != wanted:
+            raise PoolError(f"page bytes: got {data.shape[0]}, wanted {wanted}")
+        if wanted:
+            self._move(page, <char *>&data[0], bare, False, num_threads)
 
     def write(self, pages, int layer, int first, k, v=None, *, num_threads=1, isa=None) -> None:
         """Stores the keys and values of tokens first, first + 1, ... of the sequence whose pages these are, in order.
@@ -478,6 +678,8 @@ cdef class PageMemory:
         cdef const float[:, :, ::1] values = None if v is None else np.ascontiguousarray(v, np.float32)
         cdef int count = <int>keys.shape[0], g
         self.check_table(table, first, count)
+        for g in range(first // self.page_size, (first + count + self.page_size - 1) // self.page_size if self.window else 0):
+            self._check_held(table[g], one.slabs == &self.near)
         if keys.shape[1] != one.heads or keys.shape[2] != one.k_dim:
             raise PoolError(f"k: found {np.shape(k)}, wanted ({count}, {one.heads}, {one.k_dim})")
         if (v is None) != bool(one.view) or (v is not None and np.shape(v) != (count, one.heads, one.v_dim)):
@@ -486,7 +688,7 @@ cdef class PageMemory:
             return
         cdef Writing work
         work.layer, work.vec, work.kind, work.page_size, work.first, work.count = one, vec_table(isa), self.kind, self.page_size, first, count
-        work.slabs, work.shift, work.table = self.slabs, self.shift, &table[0]
+        work.table = &table[0]
         work.k, work.v = &keys[0, 0, 0], NULL if one.view else &values[0, 0, 0]
         cdef int nth = self._begin(num_threads)
         for g in prange(first // 16, (first + count + 15) // 16, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
@@ -511,10 +713,16 @@ cdef class PageMemory:
         """(k, v) of one page and layer as float32 arrays of shape (page_size, kv_heads, k_dim) and (page_size, kv_heads, v_dim)."""
         self._check(page)
         cdef const KvLayer *one = self._layer(layer)
-        cdef const char *base = page_of(self.slabs, self.shift, one, page)
+        self._check_held(page, one.slabs == &self.near)
+        cdef const char *base
         groups = self.page_size // 16
-        k = np.frombuffer(base[:one.k_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1)
-        v = np.frombuffer((base + one.v_offset)[:one.v_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1) if not one.view else None
+        self._begin(1)
+        try:
+            base = page_of(one, page)
+            k = np.frombuffer(base[:one.k_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1)
+            v = np.frombuffer((base + one.v_offset)[:one.v_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1) if not one.view else None
+        finally:
+            self._end()
         if self.kind > OX_KV_F16:
             k = _panel_rows(k, one.k_dim, self.kind == OX_KV_Q4_0)
             v = k[..., :one.v_dim] if one.view else _coded_rows(v, one.v_dim, self.kind == OX_KV_Q4_0)

@@ -53,8 +53,6 @@ ctypedef struct Step:
     size_t *strides              # bytes between the rows of a slot
     float *out
     size_t out_stride            # bytes
-    char **slabs
-    int shift
     int page_size
     int kind                     # how keys and values are kept
     const KvLayer *layers
@@ -131,7 +129,7 @@ cdef class Plan:
     cdef readonly object isa
     cdef dict content            # slot -> (act name, columns, domain)
     cdef readonly list tile_rows # one entry per Tiles
-    cdef readonly list reaches   # windows of the attention ops
+    cdef readonly list reaches   # of each attention op, (layer, window)
     cdef readonly object causal  # whether rows see no key after their own; None: no attention yet
     cdef PagedOp routed          # paged experts of the op before, and the slot of their choice
     cdef int routed_by

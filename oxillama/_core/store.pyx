@@ -49,7 +49,7 @@ cdef void store_row(const StoreArgs *a, const Step *step, int row, int first, in
     cdef float scale = a.q_scale
     cdef const KvLayer *layer = &step.layers[a.layer]
     cdef int position = step.positions[row], h, token = position % step.page_size
-    cdef char *page = page_of(step.slabs, step.shift, layer, step.tables[step.row_table[row]][position // step.page_size])
+    cdef char *page = page_of(layer, step.tables[step.row_table[row]][position // step.page_size])
     cdef char *key = page + token // 16 * layer.k_group_bytes
     cdef char *value = page + layer.v_offset + token // 16 * layer.v_group_bytes
     if a.rate != 0.0:

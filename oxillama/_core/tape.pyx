@@ -19,7 +19,7 @@ from oxillama._core.batch cimport Batch as Rows, CancelFlag as Flag
 from oxillama._core.linear cimport fill_quantise
 from oxillama._core.lowrank cimport LOW_COLUMNS, LOW_ROWS
 from oxillama._core.pager cimport Pager
-from oxillama._core.pool cimport Arena, PageMemory as Pages
+from oxillama._core.pool cimport Arena, PageMemory as Pages, frame_of
 from oxillama._core.step cimport OUTPUT, WANTED_ROWS, Domain, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
     AdaptiveWorkers, Workers, ox_add, ox_preemptions, ox_seconds, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, within_limit,
@@ -137,6 +137,7 @@ cdef class Program:
     cdef readonly int embed_columns  # of the rows that a batch may bring
     cdef bint spanned
     cdef int reach               # most keys an attention layer looks back, 0 = all
+    cdef int32_t[::1] layer_reach    # the same of each layer, -1: nobody looks at it
     cdef double *clock
     cdef readonly int n_tiles, max_rows, num_threads, vocab_size, hidden_size
     cdef readonly list kv_layers, slot_layers
@@ -159,6 +160,7 @@ cdef class Program:
         self.slot_layers = [tuple(shape) for shape in slot_layers]
         self.n_layers = len(self.kv_layers)
         self.shapes = np.array(self.kv_layers, np.int32).reshape(-1)
+        self.layer_reach = np.empty(self.n_layers, np.int32)
         self.step_.vec = vec_table(isa)
         fill_quantise(&self.step_, isa)
         plan = self._build(ops, list(slots), isa, hidden)
@@ -205,7 +207,12 @@ cdef class Program:
             self.entries[i].is_attend = op.name == "attend"
         self._look_ahead()
         self.causal = plan.causal is not False
-        self.reach = 0 if 0 in plan.reaches else max(plan.reaches, default=0)
+        backwards = [reach for _, reach in plan.reaches]
+        self.reach = 0 if 0 in backwards else max(backwards, default=0)
+        for i in range(self.n_layers):
+            self.layer_reach[i] = -1
+        for i, reach in plan.reaches:
+            self.layer_reach[i] = 0 if reach == 0 or self.layer_reach[i] == 0 else max(reach, self.layer_reach[i])
         return plan
 
     cdef int _mark(self, Plan plan, object hidden) except -1:
@@ -299,13 +306,15 @@ cdef class Program:
 
     cdef int _check_pages(self, Rows batch, Pages memory) except -1:
         """Every page a row reads or writes exists."""
-        cdef int r, table, first, last, p, begun = 0
+        cdef int r, table, first, last, p, begun = 0, near = -1, capacity = memory.capacity
         if memory.n_layers != self.n_layers:
             raise ConfigError(f"memory: {memory.n_layers} layers, this program has {self.n_layers}")
         for r in range(self.n_layers):
             if (-1 if memory.layers[r].view else memory.layers[r].heads, memory.layers[r].k_dim, memory.layers[r].v_dim) != (
                     self.shapes[3 * r], self.shapes[3 * r + 1], self.shapes[3 * r + 2]):
                 raise ConfigError(f"memory: layer {r} is {memory.kv_layers[r]}, this program has {self.kv_layers[r]}")
+            if memory.layers[r].slabs == &memory.near and self.layer_reach[r] >= 0 and near != 0:
+                near = 0 if self.layer_reach[r] == 0 else max(near, self.layer_reach[r])
         for r in range(batch.rows):
             table = batch.row_table[r]
             if batch.visible != NULL and (batch.visible[r] - 1) // memory.page_size >= batch.lengths[table]:
@@ -320,8 +329,17 @@ cdef class Program:
             # the first row of a table looks at those before it, the last one at those between
             first = (batch.positions[begun] if r > begun else max(0, batch.positions[r] - self.reach + 1) if self.reach else 0) // memory.page_size
             for p in range(first, last + 1):
-                if batch.pages[table][p] < 0 or batch.pages[table][p] >= memory.capacity:
-                    raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table, wanted 0 to {memory.capacity - 1}")
+                if batch.pages[table][p] < 0 or batch.pages[table][p] >= capacity:
+                    raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table, wanted 0 to {capacity - 1}")
+                if memory.window and frame_of(&memory.whole, batch.pages[table][p]) < 0:
+                    raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table has no memory, wanted it attached")
+            if not memory.window:
+                continue
+            if r == begun:
+                first = max(0, batch.positions[r] - near + 1) // memory.page_size if near > 0 else 0 if near == 0 else last
+            for p in range(first, last + 1):
+                if frame_of(&memory.near, batch.pages[table][p]) < 0:
+                    raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table holds no keys of windowed layers, wanted them")
         return 0
 
     cdef int _check_slots(self, Rows batch, Pages memory) except -1:
@@ -462,8 +480,7 @@ cdef class Program:
         step.tokens, step.positions, step.row_table = batch.tokens, batch.positions, batch.row_table
         step.wanted_rows = batch.wanted
         step.tables = batch.pages
-        step.slabs, step.shift, step.page_size = memory.slabs, memory.shift, memory.page_size
-        step.kind, step.layers = memory.kind, memory.layers
+        step.page_size, step.kind, step.layers = memory.page_size, memory.kind, memory.layers
         for i in range(self.n_tiles):
             cut_tiles(step, &step.tiles[i])
         for i in range(self.n_ops):

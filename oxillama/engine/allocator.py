@@ -140,7 +140,7 @@ class PageAllocator:
         if prefix is not None:
             hit = prefix.lookup(request.session.identities, key=request.session.cache_key)
             if hit.length:
-                request.session.kv.adopt(hit.pages, hit.length, hit.checkpoint)
+                request.session.kv.adopt(hit.pages, hit.length, hit.checkpoint, shed=hit.shed)
                 entry.done = hit.length
             if not request.admitted_at:
                 request.cached = hit.length
@@ -156,13 +156,15 @@ class PageAllocator:
         kv = entry.owner.session.kv
         return length <= kv.writable or self.make(kv, length)
 
-    def make(self, kv: PagedKvCache, length: int) -> bool:
-        """Make positions below `length` of a sequence writable; False if no page can be taken."""
+    def make(self, kv: PagedKvCache, length: int, *, bare: int = 0) -> bool:
+        """Make positions below `length` of a sequence writable; False if no page can be taken.
+        bare: see `PagedKvCache.reserve`.
+        """
         if length <= kv.writable:
             return True
         while True:
             try:
-                kv.reserve(length)
+                kv.reserve(length, bare=bare)
                 return True
             except PoolError:
                 self.collect()
@@ -207,6 +209,7 @@ class PageAllocator:
                 pages[: -(-length // size)],
                 key=session.cache_key,
                 checkpoints=checkpoints,
+                shed=kv.shed,
             )
 
     def takeable(self) -> int | None:
@@ -216,15 +219,23 @@ class PageAllocator:
         return None if free is None else free + self._held_idly(())
 
     def _held_idly(self, but: Sequence[int]) -> int:
-        """Pages shared only by stored prefixes and idle sessions other than `but`."""
-        held = Counter(
-            page for session in self.sessions if not session.busy for page in session.kv.pages
-        )
+        """Whole pages, by their bytes, that only stored prefixes and idle sessions other than `but`
+        share.
+        """
+        pool, idle = self.pool, [each.kv for each in self.sessions if not each.busy]
+        held = Counter(page for kv in idle for page in kv.pages)
+        near = Counter(page for kv in idle for page in kv.pages[kv.shed :]) if pool.window else {}
         if self.prefix is not None:
             held.update(self.prefix.shares)
+            near.update(self.prefix.near_shares)
         for page in but:
             held.pop(page, None)
-        return sum(self.pool.owners(page) == owners for page, owners in held.items())
+            near.pop(page, None)
+        pages = sum(pool.owners(page) == owners for page, owners in held.items())
+        if not pool.window:
+            return pages
+        apart = sum(pool.near_owners(page) == owners for page, owners in near.items())
+        return (pages * pool.bare_bytes + apart * pool.near_bytes) // pool.memory.page_bytes
 
     def leaked(self, requests: set[Request]) -> int:
         """Owned pages that no request, session or stored prefix refers to."""
@@ -284,13 +295,18 @@ class PageAllocator:
             return True
         session, size = entry.owner.session, self.pool.page_size
         mine: Sequence[int] = ()
-        need = session.kv.missing_pages(entry.length + 1) + self.scheduler.running
+        kv, more = session.kv, self.scheduler.running
+        pages = kv.missing_pages(entry.length + 1) + more
+        rows = self.scheduler.config.max_batch_tokens
+        near = self.pool.near_pages(entry.length + 1, rows) + more
+        near -= min(near, len(kv.pages) - kv.shed)
+        need = self.pool.whole_pages(pages, near)
         if need <= free:
             return True
         if prefix is not None:
             length, mine = prefix.find(session.identities, key=session.cache_key)
             # a page that is filled in part is copied when it is written
-            need -= length // size
+            need = self.pool.whole_pages(pages - length // size, near)
         return need <= free + self._idle_bound() and need <= free + self._held_idly(mine)
 
     def _idle_bound(self) -> int:

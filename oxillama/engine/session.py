@@ -255,7 +255,9 @@ class Session:
         self.kv.truncate(min(keep, self.kv.length))
 
     def kv_cache(self) -> KvCache:
-        """A contiguous float32 copy of the keys and values of the tokens evaluated so far."""
+        """A contiguous float32 copy of the keys and values of the tokens evaluated so far;
+        PoolError once windowed layers have given some back.
+        """
         with self.owner.change(self):
             return KvCache.of(self.kv)
 

@@ -168,7 +168,10 @@ class RequestTracker:
         """End a request that runs alone and still cannot get its pages."""
         entry, pool = self._scheduler.starved, self._allocator.pool
         if entry is not None:
-            need = -(-entry.length // pool.page_size) * max(1, entry.width)
+            rows = self._scheduler.config.max_batch_tokens
+            need = max(1, entry.width) * pool.whole_pages(
+                -(-entry.length // pool.page_size), pool.near_pages(entry.length, rows)
+            )
             most = pool.max_pages or pool.memory.capacity
             self.end(
                 entry.owner,

@@ -30,7 +30,7 @@ from oxillama.model.ops import OUTPUT
 from oxillama.model.pooled import ClassifierHead, RowProgram
 from oxillama.model.reference import Reference
 from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
-from oxillama.model.state import LayerState, Slot
+from oxillama.model.state import LayerState, Pages, Slot
 from oxillama.model.tensors import Tensor
 from oxillama.weights.cache import CacheSlot, slot_of
 from oxillama.weights.offload import Budget, OffloadPolicy, PinnedHotSet
@@ -136,10 +136,26 @@ class Model:
             # whoever has results shall hear whether they may be wrong
             self.verifier.finish() if self.program.steps else self.verifier.cancel()
 
-    def page_memory(self, *, kv_type: str = "f16", page_size: int = 16) -> PageMemory:
-        """Memory for the pages and slots of this model's layers; it grows as needed."""
+    def page_memory(
+        self, *, kv_type: str = "f16", page_size: int = 16, context: int = 0
+    ) -> PageMemory:
+        """Memory for the pages and slots of this model's layers; it grows as needed. context: how
+        many tokens a sequence may have; layers that look back at fewer lie apart, for a caller that
+        attaches and detaches them.
+        """
+        config = self.config
+        windows: tuple[int, ...] = ()
+        if context and config.causal and not config.slot_layers:
+            windows = tuple(
+                each.window if isinstance(each, Pages) and each.window < context else 0
+                for each in config.states
+            )
         return PageMemory(
-            list(self.config.kv_layers), kv_type, page_size, slot_layers=self.config.slot_layers
+            list(config.kv_layers),
+            kv_type,
+            page_size,
+            slot_layers=config.slot_layers,
+            windows=windows,
         )
 
     def reference(self) -> Reference:

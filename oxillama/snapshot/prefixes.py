@@ -50,10 +50,17 @@ def spill(snapshots: Snapshots, path: str | os.PathLike) -> int:
         for tokens, pages in found:
             for at, page in enumerate(pages):
                 filled[page] = max(filled.get(page, 0), min(size, len(tokens) - at * size))
-        for page in filled:
-            core.pool.share(page)
-        copy = PageCopy(core.pool, list(filled), list(filled.values()))
-    number = {page: index for index, page in enumerate(filled)}
+        pool = core.pool
+        apart = {page for page in filled if pool.window and not pool.near_owners(page)}
+        kept = [page for page in filled if page not in apart]
+        bare = [page for page in filled if page in apart]
+        pool.share_all((*kept, *bare))
+        pool.share_near(kept)
+        copies = {
+            "kv": PageCopy(pool, kept, [filled[page] for page in kept]),
+            "kv_bare": PageCopy(pool, bare, [filled[page] for page in bare], bare=True),
+        }
+    number = {page: index for index, page in enumerate((*kept, *bare))}
     facts = {
         "kind": "prefix",
         **snapshots.naming,
@@ -63,6 +70,8 @@ def spill(snapshots: Snapshots, path: str | os.PathLike) -> int:
         "pages": len(number),
         "sequences": len(found),
     }
+    if bare:
+        facts["kv"] |= {"windows": list(core.memory.windows), "shed": len(bare)}
     try:
         write_sealed(
             path,
@@ -72,7 +81,8 @@ def spill(snapshots: Snapshots, path: str | os.PathLike) -> int:
                 "lengths": np.array([len(tokens) for tokens, _ in found], "<i4"),
                 "tokens": np.array([token for tokens, _ in found for token in tokens], "<i4"),
                 "tables": np.array([number[page] for _, pages in found for page in pages], "<i4"),
-                "kv": copy,
+                "kv": copies["kv"],
+                **({"kv_bare": copies["kv_bare"]} if copies["kv_bare"].nbytes else {}),
                 **(
                     {}
                     if secret is None
@@ -82,7 +92,8 @@ def spill(snapshots: Snapshots, path: str | os.PathLike) -> int:
         )
     finally:
         with core.lock:
-            copy.release()
+            for copy in copies.values():
+                copy.release()
     return len(found)
 
 
@@ -95,18 +106,20 @@ def start(snapshots: Snapshots, path: str | os.PathLike, *, trust: bool = False)
     nothing has changed.
     """
     cache, core = _cache(snapshots), snapshots.core
+    pages = bare = 0
     own: dict[int, int] = {}
     try:
         with Envelope.open(KIND, path) as saved:
             with typed(KIND, "prefixes"):
-                tokens, tables, pages = _read(snapshots, saved)
+                tokens, tables, pages, bare = _read(snapshots, saved)
             if not trust:
                 _check_author(saved)
             with core.lock:
                 chosen, needed = _chosen(cache, tables, pages)
                 for index in needed:
-                    own[index] = core.pool.alloc()
-            fill_pages(core.memory, [own.get(index, -1) for index in range(pages)], saved)
+                    own[index] = core.pool.alloc(bare=index >= pages - bare)
+            table = [own.get(index, -1) for index in range(pages)]
+            fill_pages(core.memory, table[: pages - bare], saved, bare=table[pages - bare :])
         with core.lock:
             return sum(
                 cache.insert(tokens[at], [own[index] for index in tables[at]], key=())
@@ -115,8 +128,8 @@ def start(snapshots: Snapshots, path: str | os.PathLike, *, trust: bool = False)
             )
     finally:
         with core.lock:
-            for page in own.values():
-                core.pool.free(page)
+            core.pool.free_near([page for index, page in own.items() if index < pages - bare])
+            core.pool.free_all(list(own.values()))
 
 
 def _check_author(saved: Envelope) -> None:
@@ -162,9 +175,11 @@ def _cache(snapshots: Snapshots) -> PrefixKvCache:
     return snapshots.core.prefix
 
 
-def _read(snapshots: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[int]], int]:
-    """(tokens of each sequence, its page numbers, how many pages there are) out of verified
-    sections.
+def _read(
+    snapshots: Snapshots, saved: Envelope
+) -> tuple[list[list[int]], list[list[int]], int, int]:
+    """(tokens of each sequence, its page numbers, how many pages there are, how many of them, at
+    the end, are bare) out of verified sections.
     """
     core = snapshots.core
     facts = load_facts(KIND, saved.read("facts", at_most=1 << 20))
@@ -178,8 +193,15 @@ def _read(snapshots: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[
             f"vocab: the snapshot has {facts['vocab']!r}, this engine {core.program.vocab_size!r}"
         )
     snapshots.check_pages(facts["kv"])
-    saved.expect(("facts", "lengths", "tokens", "tables", "kv"), optional=("mac",))
     pages, count = whole(facts["pages"], 0, "pages"), whole(facts["sequences"], 0, "sequences")
+    bare = whole(facts["kv"].get("shed", 0), 0, "kv shed", most=pages if core.pool.window else 0)
+    saved.expect(
+        (
+            *("facts", "lengths", "tokens", "tables", "kv"),
+            *(("kv_bare",) if bare * core.pool.bare_bytes else ()),
+        ),
+        optional=("mac",),
+    )
     lengths = np.frombuffer(saved.read("lengths", exactly=4 * count), "<i4").tolist()
     tokens, tables = (
         np.frombuffer(saved.read(name, at_most=_MOST), "<i4") for name in ("tokens", "tables")
@@ -203,8 +225,10 @@ def _read(snapshots: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[
             raise SnapshotIncompatible(
                 f"{name}: found {int(values.min())} to {int(values.max())}, wanted 0 to {most - 1}"
             )
-    saved.check("kv", exactly=pages * core.memory.page_bytes)
-    return _cut(tokens, lengths), _cut(tables, spans), pages
+    saved.check("kv", exactly=(pages - bare) * core.memory.page_bytes)
+    if bare * core.pool.bare_bytes:
+        saved.check("kv_bare", exactly=bare * core.pool.bare_bytes)
+    return _cut(tokens, lengths), _cut(tables, spans), pages, bare
 
 
 def _cut(values: np.ndarray, lengths: list[int]) -> list[list[int]]:

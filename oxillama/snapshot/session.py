@@ -245,7 +245,9 @@ class Snapshots:
         engine's.
         """
         mine = self.page_facts()
-        for name in (*mine, *sorted(recorded.keys() - {*mine, "length"})):
+        if recorded.keys() & {"shed", "windows"}:  # there are bare pages: which layers they lack
+            mine["windows"] = list(self.core.memory.windows)
+        for name in (*mine, *sorted(recorded.keys() - {*mine, "length", "shed"})):
             found, wanted = recorded.get(name), mine.get(name)
             if type(found) is not type(wanted) or found != wanted:
                 raise SnapshotIncompatible(
@@ -262,10 +264,9 @@ class Snapshots:
         EngineError while a request runs on the session, SnapshotIncompatible if it cannot be saved
         completely.
         """
-        with self._saving(session, compress, full) as (sections, kv):
-            if kv.nbytes:
-                sections["kv"] = kv.read()
-        return b"".join(seal(KIND, sections, compress=sections.keys() & {"kv"} if compress else ()))
+        with self._saving(session, compress, full) as (sections, copies):
+            sections |= {name: copy.read() for name, copy in copies.items()}
+        return b"".join(seal(KIND, sections, compress=copies if compress else ()))
 
     def save(
         self,
@@ -279,19 +280,15 @@ class Snapshots:
         if the system refuses; then the old file is unchanged.
         """
         check_apart("snapshot_to_file", path, self.core.files())
-        with self._saving(session, compress, full) as (sections, kv):
-            if kv.nbytes:
-                sections["kv"] = kv
-            write_sealed(
-                path, KIND, sections, compress=sections.keys() & {"kv"} if compress else ()
-            )
+        with self._saving(session, compress, full) as (sections, copies):
+            write_sealed(path, KIND, {**sections, **copies}, compress=copies if compress else ())
 
     @contextmanager
     def _saving(
         self, session: Session, compress: str | None, full: bool
-    ) -> Iterator[tuple[dict[str, Any], PageCopy]]:
-        """(small sections, shares of the pages): the state at one moment; the shares are released
-        at the end.
+    ) -> Iterator[tuple[dict[str, Any], dict[str, PageCopy]]]:
+        """(small sections, sections of shared pages): the state at one moment; the shares are
+        released at the end.
         """
         if compress not in (None, "zstd"):
             raise ConfigError(f"compress: found {compress!r}, wanted None or 'zstd'")
@@ -301,18 +298,26 @@ class Snapshots:
         core.settle(session)
         with core.change(session):
             facts, sections = self._frozen(session)
-            copy = self._shared_pages(session)
+            whole_pages, bare = self._shared_pages(session)
         try:
-            facts["model"], facts["kv"]["length"] = model.to_dict(), sum(copy.filled)
+            facts["model"] = model.to_dict()
+            facts["kv"]["length"] = sum(bare.filled) + sum(whole_pages.filled)
+            if bare.pages:
+                facts["kv"] |= {"shed": len(bare.pages), "windows": list(core.memory.windows)}
             recorded = dump_facts(facts)
             if len(recorded) > _MOST_FACTS:
                 raise SnapshotIncompatible(
                     f"facts: take {len(recorded)} bytes, wanted at most {_MOST_FACTS}"
                 )
-            yield {"facts": recorded, **sections}, copy
+            named = {"kv": whole_pages, "kv_bare": bare}
+            yield (
+                {"facts": recorded, **sections},
+                {name: copy for name, copy in named.items() if copy.nbytes},
+            )
         finally:
             with core.lock:
-                copy.release()
+                whole_pages.release()
+                bare.release()
 
     def _frozen(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """(facts, small sections) of an idle session, under the engine's lock."""
@@ -363,26 +368,26 @@ class Snapshots:
             }
         return facts, sections
 
-    def _shared_pages(self, session: Session) -> PageCopy:
-        """Shares of the pages that hold the session: its own or, if it has given them to the cache,
-        the stored ones. The caller holds the engine's lock.
+    def _shared_pages(self, session: Session) -> tuple[PageCopy, PageCopy]:
+        """Shares of the pages that hold the session (whole, bare): its own or, if it has given them
+        to the cache, the stored ones. The caller holds the engine's lock.
         """
         core, kv = self.core, session.kv
         if kv.stateful:  # pages are of no use without the state, which is evaluated again
             return PageCopy.of_sequence(core.pool, [], 0)
         # the last token is evaluated again where its logits are not known
         limit = max(0, len(session.tokens) - (session.pending is None))
-        own = min(kv.length, limit)
+        own = kv.reachable(min(kv.length, limit))
         if core.prefix is not None and own < limit:
             hit = core.prefix.share(session.identities, limit, key=session.cache_key)
             if hit.length > own:
-                return PageCopy.of_sequence(core.pool, hit.pages, hit.length)
-            for page in hit.pages:
-                core.pool.free(page)
+                return PageCopy.of_sequence(core.pool, hit.pages, hit.length, shed=hit.shed)
+            core.pool.free_near(hit.pages[hit.shed :])
+            core.pool.free_all(hit.pages)
         pages = kv.shareable_pages()[: -(-own // core.pool.page_size)]
-        for page in pages:
-            core.pool.share(page)
-        return PageCopy.of_sequence(core.pool, pages, own)
+        core.pool.share_all(pages)
+        core.pool.share_near(pages[kv.shed :])
+        return PageCopy.of_sequence(core.pool, pages, own, shed=min(kv.shed, len(pages)))
 
     # ---- restoring
     # ----------------------------------------------------------------------------------------------
@@ -404,7 +409,7 @@ class Snapshots:
             self._check_engine(recorded)
             with typed(KIND, "snapshot"):
                 session = self._thawed(saved, facts, processors)
-            return self._housed(session, saved, facts["kv"]["length"])
+            return self._housed(session, saved, facts["kv"])
 
     def _check_engine(self, recorded: EngineSnapshot) -> None:
         """Refuse a snapshot of another model, or of an engine whose work this one cannot
@@ -467,10 +472,23 @@ class Snapshots:
         core, vocab = self.core, self.core.program.vocab_size
         optional = {name for name in ("sampler", "constraint") if facts[name] is not None}
         length = whole(facts["kv"]["length"], 0, "kv length")
+        pages = -(-length // core.pool.page_size)
+        shed = whole(facts["kv"].get("shed", 0), 0, "kv shed", most=pages)
+        window = core.pool.window
+        if shed and (not window or shed * core.pool.page_size + window - 1 > length):
+            raise SnapshotIncompatible(
+                f"kv shed: found {shed} pages without windowed layers, of {length} tokens with a "
+                f"window of {window}"
+            )
         if "images" in facts:
             optional.add("images")
+        kv = [
+            ("kv", (pages - shed) * core.memory.page_bytes),
+            ("kv_bare", shed * core.pool.bare_bytes),
+        ]
+        kv = [(name, exactly) for name, exactly in kv if exactly]
         saved.expect(
-            (*_ALWAYS, *sorted(optional), *(("kv",) if length else ())), optional=("pending",)
+            (*_ALWAYS, *sorted(optional), *(name for name, _ in kv)), optional=("pending",)
         )
         count = whole(facts["tokens"], 0, "tokens", most=core.context_size)
         tokens = np.frombuffer(saved.read("tokens", exactly=4 * count), "<i4")
@@ -498,8 +516,8 @@ class Snapshots:
             )
         session.start, session.pending = whole(facts["start"], 0, "start", most=count), pending
         session.origin = object()  # invariant 6
-        if length:
-            saved.check("kv", exactly=-(-length // core.pool.page_size) * core.memory.page_bytes)
+        for name, exactly in kv:
+            saved.check(name, exactly=exactly)
         self._equip(session, saved, facts, processors)
         return session
 
@@ -563,15 +581,16 @@ class Snapshots:
         if stops is not None:
             session.stops = _stops(stops)
 
-    def _housed(self, session: Session, saved: Envelope, length: int) -> Session:
+    def _housed(self, session: Session, saved: Envelope, kv: Mapping[str, Any]) -> Session:
         """The session with its pages filled, kept by the engine.
 
         Free pages are filled while they are verified. If others would have to give up pages, they
         are verified first. If running requests hold the pages, the session gets none: its tokens
         are evaluated again when it continues, which waits for pages like every request.
         """
-        core, need = self.core, -(-length // self.core.pool.page_size)
-        most = core.pool.max_pages
+        core, length, shed = self.core, kv["length"], kv.get("shed", 0)
+        pages, most = -(-length // core.pool.page_size), core.pool.max_pages
+        need = core.pool.whole_pages(pages, pages - shed)
         if most is not None and need > most:
             raise PoolError(
                 f"page pool: the snapshot's {length} tokens need {need} pages, max_pages is {most}"
@@ -581,16 +600,17 @@ class Snapshots:
             session.busy = True
             core.keep(session)
         try:
-            held = self._reserved(session, length)
+            held = self._reserved(session, length, shed)
             if not held:
-                saved.pour("kv", lambda at, piece: None, exactly=need * core.memory.page_bytes)
+                fill_pages(core.memory, [-1] * (pages - shed), saved, bare=[-1] * shed)
                 with core.lock:
                     available = core.allocator.takeable()
                     held = (available is None or need <= available) and core.allocator.make(
-                        session.kv, length
+                        session.kv, length, bare=shed
                     )
             if held and length:
-                fill_pages(core.memory, session.kv.pages, saved)
+                table = session.kv.pages
+                fill_pages(core.memory, table[shed:], saved, bare=table[:shed])
         except BaseException:
             with core.lock:
                 session.busy = False
@@ -602,11 +622,11 @@ class Snapshots:
             session.busy = False
         return session
 
-    def _reserved(self, session: Session, length: int) -> bool:
+    def _reserved(self, session: Session, length: int, shed: int) -> bool:
         """Whether this many positions fit into free pages."""
         with self.core.lock:
             try:
-                session.kv.reserve(length)
+                session.kv.reserve(length, bare=shed)
                 return True
             except PoolError:
                 return False

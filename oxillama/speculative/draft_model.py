@@ -218,6 +218,7 @@ class ModelDrafter:
                 return SavedDraft(b"", 0, sampler, state.remember())
             part = drafted.twin()
             part.kv.truncate(held)
+            held = part.kv.length  # 0 where windowed layers have given back what it looks at
             # a session ends in a token that is not evaluated; this one is never read
             part.tokens = [*self.alignment.ids(state.held[:held]).tolist(), 0]
             core.keep(part)
@@ -436,7 +437,11 @@ class SessionDraft:
         keep = common_prefix(state.held, tokens, min(len(state.held), len(tokens) - 1))
         if keep < len(state.held):
             del state.held[keep:]
-            self.kv.length = keep
+            if keep < self.kv.floor:
+                self.kv.truncate(keep)
+                self.refit()
+            else:
+                self.kv.length = keep
         if state.sampler is not None:
             self.sampler.set_history(tokens, generated=self.generated)
 

@@ -30,7 +30,7 @@ ANSWER = 4
 class Pool:
     """Numbers in place of pages."""
 
-    page_size = PAGE
+    page_size, window, bare_bytes, near_bytes = PAGE, 0, 1, 0
     memory = SimpleNamespace(page_bytes=1)
 
     def __init__(self):
@@ -43,7 +43,7 @@ class Pool:
     def share(self, page):
         pass
 
-    free = share_all = share
+    free = share_all = share_near = free_near = share
 
 
 class Engine:

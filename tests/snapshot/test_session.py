@@ -57,7 +57,7 @@ def test_pages_in_use_are_all_that_is_saved(small):
         and len(data) < 1.02 * memory.page_bytes + 4096
     )
     kv = sections["kv"]
-    assert kv == engine._loaded.core.snapshots._shared_pages(session).read().tobytes()
+    assert kv == engine._loaded.core.snapshots._shared_pages(session)[0].read().tobytes()
     k = np.frombuffer(kv[: 2 * 32 * 16 * 2], np.float16).reshape(2, 32, 16)
     assert k[:, :, :5].any() and not k[:, :, 5:].any()
 

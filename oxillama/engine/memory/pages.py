@@ -6,6 +6,16 @@ sequence.
                                                               page 8 has two owners: whoever writes
                                                               first gets a copy
 
+Layers with a sliding window are looked at for the last tokens only. Where memory keeps them apart,
+a page's part of them (`near`) has owners of its own: a sequence holds the near part of the pages
+from `shed` on, gives more of them back as it grows, and memory takes them for other pages.
+
+    window 32    tokens 0..15   16..31   32..47   48..63   64..70      table [3, 7, 8, 2, 6]
+                 near part gone --------------->  held from here on    shed 2, back to 63 or to 0
+
+A sequence cannot go back to a position whose window it has given back: `truncate` and `fork` go
+back to 0 instead (see `length`), and the engine evaluates the tokens again, with the same bits.
+
 Memory itself is `_core.pool.PageMemory`; this module only counts.
 
 Invariants (tests cite them by number):
@@ -15,7 +25,10 @@ name it). 2. A table of length n names exactly ceil(n / page_size) pages, or mor
 `reserve` and the `commit` that fills them. 3. A page whose count is above 1 is never written:
 `reserve` replaces it by a copy of its filled part first. 4. A committed position is written again
 only after a `truncate` below it. 5. Fork, truncate and release only change counts; no token is
-copied before it would be written. 6. When every table is released, `pages_used` is 0.
+copied before it would be written. 6. When every table is released, `pages_used` is 0. 7. A near
+part is attached while somebody owns it, and only then; whoever owns it owns its page. 8. A sequence
+of length n owns the near parts of all positions that a row at n or later looks at. 9. The memory of
+pages, free ones included, takes no more than `max_pages` whole ones.
 """
 
 from __future__ import annotations
@@ -25,12 +38,16 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from oxillama.errors import Exhausted, InvalidSlot, PoolError, PositionBeyondEnd
+from oxillama.errors import Exhausted, InvalidSlot, NotSupported, PoolError, PositionBeyondEnd
+
+# tokens kept behind the window: rejected candidates and short edits go back without evaluation
+SLACK = 64
 
 
 class Memory(Protocol):
     """What the pool needs from page memory (`_core.pool.PageMemory`, or a stand-in that only
-    counts).
+    counts). One whose windowed layers lie apart also has `window`, `near_bytes`, `made`, `attach`,
+    `shed`, `detach` and `compact`.
     """
 
     capacity: int
@@ -69,7 +86,19 @@ class KvCachePool:
     memory allows).
     """
 
-    __slots__ = ("_counts", "_free", "max_pages", "memory", "page_size")
+    __slots__ = (
+        "_counts",
+        "_free",
+        "_near",
+        "bare_bytes",
+        "max_pages",
+        "memory",
+        "near_bytes",
+        "near_used",
+        "page_size",
+        "slack",
+        "window",
+    )
 
     def __init__(
         self, memory: Memory, *, page_size: int = 16, max_pages: int | None = None
@@ -80,12 +109,19 @@ class KvCachePool:
             raise PoolError(
                 f"max_pages: found {max_pages!r}, wanted an integer of 1 or more, or None"
             )
-        self.memory = memory
+        self.memory: Any = memory
         self.page_size = page_size
         self.max_pages = max_pages
         self._counts: list[int] = []  # owners of every page ever made
         # free pages, last freed on top: its memory is the likeliest to be in cache
         self._free: list[int] = []
+        self._near: list[int] = []  # owners of every page's near part
+        # most tokens that windowed layers look back at, 0 where none lie apart
+        self.window: int = getattr(memory, "window", 0)
+        self.slack = SLACK
+        self.near_used = 0  # near parts with an owner
+        self.near_bytes: int = getattr(memory, "near_bytes", 0)
+        self.bare_bytes = memory.page_bytes - self.near_bytes
 
     @property
     def pages_used(self) -> int:
@@ -94,29 +130,76 @@ class KvCachePool:
 
     @property
     def pages_free(self) -> int | None:
-        """Pages that can still be allocated, None if only memory is the limit."""
-        return None if self.max_pages is None else self.max_pages - self.pages_used
+        """Whole pages that can still be allocated, None if only memory is the limit."""
+        if self.max_pages is None:
+            return None
+        return self.max_pages - self.whole_pages(self.pages_used, self.near_used)
+
+    def whole_pages(self, pages: int, near: int) -> int:
+        """How many whole pages take the bytes of so many pages, and near parts of them."""
+        if not self.window:
+            return pages
+        held = pages * self.bare_bytes + near * self.near_bytes
+        return -(-held // self.memory.page_bytes)
+
+    def near_pages(self, length: int, rows: int) -> int:
+        """The most near parts that a sequence of `length` positions holds, with so many of them
+        written by the last step.
+        """
+        most = (min(length, self.window + self.slack) + rows) // self.page_size + 2
+        return min(-(-length // self.page_size), most) if self.window else 0
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of all pages, including free ones."""
         return self.memory.memory_bytes
 
-    def alloc(self) -> int:
-        """A free page, now with one owner; Exhausted (a PoolError) if there is none."""
-        if self._free:
-            page = self._free.pop()
-            self._counts[page] = 1
-            return page
-        page = len(self._counts)
-        if self.max_pages is not None and page >= self.max_pages:
+    def alloc(self, *, bare: bool = False) -> int:
+        """A free page, now with one owner; bare: without its near part. Exhausted (a PoolError) if
+        there is none.
+        """
+        near = self.near_used + (not bare and bool(self.window))
+        if (
+            self.max_pages is not None
+            and self.whole_pages(self.pages_used + 1, near) > self.max_pages
+        ):
             raise Exhausted(
                 f"page pool exhausted: all {self.max_pages} pages of {self.page_size} tokens are "
                 "owned"
             )
-        self.memory.ensure(page + 1)
-        self._counts.append(1)
+        if self._free:
+            page = self._free.pop()
+            self._counts[page] = 1
+        else:
+            page = len(self._counts)
+            self.memory.ensure(page + 1)
+            self._counts.append(1)
+            self._near.append(0)
+        if self.window:
+            try:
+                self._attach(page, near, bare=bare)
+            except PoolError:
+                self.free(page)
+                raise
         return page
+
+    def _attach(self, page: int, near: int, *, bare: bool) -> None:
+        """Give a page memory; `near` parts will have an owner then. What was taken from the system
+        stays within `max_pages` too: free memory of one kind is given back before more of the other
+        is taken.
+        """
+        memory = self.memory
+        made, made_near = (max(pair) for pair in zip(memory.made, (self.pages_used, near)))
+        if self.max_pages is not None and self.whole_pages(made, made_near) > self.max_pages:
+            memory.compact()
+        try:
+            memory.attach(page, bare=bare)
+        except PoolError:  # the system refuses
+            memory.compact()
+            memory.attach(page, bare=bare)
+        if not bare:
+            self._near[page] = 1
+            self.near_used = near
 
     def share(self, page: int) -> None:
         """One more owner of a page."""
@@ -131,6 +214,8 @@ class KvCachePool:
         self._counts[page] -= 1
         if not self._counts[page]:
             self._free.append(page)
+            if self.window:
+                self.memory.detach(page)
 
     def share_all(self, pages: Sequence[int]) -> None:
         """Add one owner to each page. The caller knows that all are owned: the pages of a table or
@@ -145,6 +230,7 @@ class KvCachePool:
         page among them raises, and then nothing was freed.
         """
         counts, free, known = self._counts, self._free, len(self._counts)
+        before = len(free)
         for at, page in enumerate(pages):
             left = counts[page] - 1 if 0 <= page < known else -1
             if left < 0:
@@ -153,18 +239,48 @@ class KvCachePool:
             counts[page] = left
             if not left:
                 free.append(page)
+        if self.window:
+            for page in free[before:]:
+                self.memory.detach(page)
 
     def owners(self, page: int) -> int:
         """How many tables name the page."""
         return self._counts[page] if 0 <= page < len(self._counts) else 0
 
+    def near_owners(self, page: int) -> int:
+        """How many hold the page's near part."""
+        return self._near[page] if 0 <= page < len(self._near) else 0
+
+    def share_near(self, pages: Sequence[int]) -> None:
+        """Add one owner to the near part of each page. The caller knows that all are owned."""
+        if self.window:
+            near = self._near
+            for page in pages:
+                near[page] += 1
+
+    def free_near(self, pages: Sequence[int]) -> None:
+        """Remove one owner of the near part of each page, before the page itself is freed; the last
+        one gives it back to memory. InvalidSlot for one that nobody owns.
+        """
+        if not self.window:
+            return
+        for page in pages:
+            left = self.near_owners(page) - 1
+            if left < 0:
+                raise InvalidSlot(f"page {page}: nobody owns its near part, wanted an owned one")
+            self._near[page] = left
+            if not left:
+                self.near_used -= 1
+                self.memory.shed(page)
+
     def shrink_to_fit(self) -> None:
-        """Give the memory above the highest owned page back to the system."""
+        """Give the memory above the highest owned page back to the system; where windowed layers
+        lie apart, all that is free."""
         keep = len(self._counts)
         while keep and not self._counts[keep - 1]:
             keep -= 1
-        if keep < len(self._counts):
-            del self._counts[keep:]
+        if keep < len(self._counts) or self.window:
+            del self._counts[keep:], self._near[keep:]
             self._free = [page for page in self._free if page < keep]
             self.memory.release(keep)
 
@@ -190,7 +306,7 @@ class PagedKvCache:
     `length` positions are filled.
     """
 
-    __slots__ = ("_table", "length", "pages", "pool", "writable")
+    __slots__ = ("_table", "length", "pages", "pool", "shed", "writable")
 
     # what sequences of recurrent models have besides (states.SequenceState)
     slot: int | None = None
@@ -200,6 +316,7 @@ class PagedKvCache:
         self.pool = pool
         self.length = 0
         self.pages: list[int] = []
+        self.shed = 0  # pages whose near part was given back, from the first on
         # positions from `length` to here may be written without asking again
         self.writable = 0
         self._table: np.ndarray | None = None
@@ -210,6 +327,15 @@ class PagedKvCache:
         if self._table is None:
             self._table = np.array(self.pages, np.int32)
         return self._table
+
+    @property
+    def floor(self) -> int:
+        """The first position, besides 0, that the sequence can go back to."""
+        return self.shed * self.pool.page_size + self.pool.window - 1 if self.shed else 0
+
+    def reachable(self, length: int) -> int:
+        """`length`, or 0 where its window was given back."""
+        return length if length >= self.floor else 0
 
     def missing_pages(self, length: int) -> int:
         """How many pages `reserve(length)` would take from the pool, including copies of shared
@@ -225,32 +351,45 @@ class PagedKvCache:
             extra += 1
         return extra
 
-    def reserve(self, length: int) -> None:
+    def reserve(self, length: int, *, bare: int = 0) -> None:
         """Make positions `self.length` to `length - 1` writable. After a PoolError the table is
-        unchanged.
+        unchanged. Near parts that no row looks at any more are given back. bare: of an empty
+        sequence, how many pages, from the first on, come without their near part.
         """
         if length <= self.writable:
             return
+        self._shed()
         size, taken = self.pool.page_size, []
         index, filled = divmod(self.length, size)
         shared = length > self.length and filled and self.pool.owners(self.pages[index]) > 1
         try:
-            for _ in range(self.missing_pages(length)):
-                taken.append(self.pool.alloc())
+            for at in range(self.missing_pages(length)):
+                taken.append(self.pool.alloc(bare=at < bare))
         except PoolError:
-            for page in taken:
-                self.pool.free(page)
+            self.pool.free_near(taken[bare:])
+            self.pool.free_all(taken)
             raise
         if shared:  # invariant 3
             own = taken.pop(0)
             self.pool.memory.copy(self.pages[index], own, tokens=filled)
+            self.pool.free_near(self.pages[index : index + 1])
             self.pool.free(self.pages[index])
             self.pages[index] = own
             self._table = None
         if taken:
             self.pages.extend(taken)
             self._table = None
+            self.shed = max(self.shed, bare)
         self.writable = len(self.pages) * size
+
+    def _shed(self) -> None:
+        """Give back the near parts of pages wholly behind the window."""
+        pool = self.pool
+        if pool.window:
+            behind = (self.length - pool.window + 1 - pool.slack) // pool.page_size
+            if behind > self.shed:
+                pool.free_near(self.pages[self.shed : behind])
+                self.shed = behind
 
     def commit(self, length: int) -> None:
         """Declare that positions up to `length - 1` have been written."""
@@ -262,21 +401,29 @@ class PagedKvCache:
         self.length = length
 
     def truncate(self, length: int) -> None:
-        """Drop positions from `length` on and release their pages."""
+        """Drop positions from `length` on and release their pages; all positions, where the window
+        of `length` was given back.
+        """
         if not 0 <= length <= self.length:
             raise PoolError(f"truncate: found length {length}, wanted 0 to {self.length}")
-        self.length = length
+        self.length = length = self.reachable(length)
         keep = -(-length // self.pool.page_size)
         if keep < len(self.pages):
+            self.pool.free_near(self.pages[max(keep, self.shed) :])
             self.pool.free_all(self.pages[keep:])
             del self.pages[keep:]
-            self._table = None
+            self._table, self.shed = None, min(self.shed, keep)
         self.writable = 0  # what is left may be shared
 
     def rewind(self, length: int) -> None:
-        """`truncate` under the name of `Rewindable`."""
+        """Go back to exactly `length` positions; NotSupported if its window was given back."""
         if not 0 <= length <= self.length:
             raise PositionBeyondEnd(f"rewind: found position {length}, wanted 0 to {self.length}")
+        if self.reachable(length) != length:
+            raise NotSupported(
+                f"rewind: the window before position {length} was given back, wanted 0 or "
+                f"{self.floor} to {self.length}"
+            )
         self.truncate(length)
 
     def shareable_pages(self) -> list[int]:
@@ -286,9 +433,12 @@ class PagedKvCache:
         self.writable = 0
         return self.pages
 
-    def adopt(self, pages: list[int], length: int, checkpoint: Any = None) -> None:
-        """Begin with `length` positions in pages whose ownership passes to this sequence; it must
-        be empty. checkpoint: of recurrent state, which this class does not have.
+    def adopt(
+        self, pages: list[int], length: int, checkpoint: Any = None, *, shed: int = 0
+    ) -> None:
+        """Begin with `length` positions in pages whose ownership passes to this sequence, with the
+        near parts from page `shed` on; it must be empty. checkpoint: of recurrent state, which this
+        class does not have.
         """
         if self.pages or len(pages) != -(-length // self.pool.page_size):
             raise PoolError(
@@ -296,24 +446,29 @@ class PagedKvCache:
                 "wanted none and just enough"
             )
         self.pages, self.length, self._table, self.writable = list(pages), length, None, 0
+        self.shed = shed
 
     def fork(self, length: int | None = None) -> PagedKvCache:
-        """Another sequence that shares the first `length` (default: all) positions. It only
-        increments counts.
+        """Another sequence that shares the first `length` (default: all) positions, or none where
+        the window of `length` was given back. It only increments counts.
         """
         length = self.length if length is None else length
         if not 0 <= length <= self.length:
             raise PoolError(f"fork: found length {length}, wanted 0 to {self.length}")
         twin = PagedKvCache(self.pool)
-        twin.length = length
+        twin.length = length = self.reachable(length)
         twin.pages = self.shareable_pages()[: -(-length // self.pool.page_size)]
+        twin.shed = min(self.shed, len(twin.pages))
         self.pool.share_all(twin.pages)
+        self.pool.share_near(twin.pages[twin.shed :])
         return twin
 
     def release(self) -> None:
         """Release every page; the sequence is empty and can be used again."""
+        self.pool.free_near(self.pages[self.shed :])
         self.pool.free_all(self.pages)
         self.pages, self.length, self._table, self.writable = [], 0, None, 0
+        self.shed = 0
 
 
 class KvCache:
@@ -334,7 +489,12 @@ class KvCache:
 
     @classmethod
     def of(cls, cache: PagedKvCache) -> KvCache:
-        """A copy of a paged cache."""
+        """A copy of a paged cache; PoolError if windowed layers have given keys back."""
+        if cache.shed:
+            raise PoolError(
+                f"cache: windowed layers hold positions {cache.shed * cache.pool.page_size} to "
+                f"{cache.length - 1}, wanted all; a window of {cache.pool.window} is kept of them"
+            )
         memory: Any = cache.pool.memory  # which has bytes to read (`_core.pool.PageMemory`)
         size = cache.pool.page_size
         pages = cache.pages[: -(-cache.length // size)]

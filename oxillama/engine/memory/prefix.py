@@ -11,14 +11,21 @@ positions. If an edge begins inside a page, the child's first page holds the com
 block table. Hits are exact to the token: a sequence that continues inside a page gets a copy of its
 filled part when it writes (invariant 3 of `pages`).
 
+Where windowed layers lie apart (`pages`), a node also holds the near parts of its pages, and a
+prefix can be used up to any position whose window is there. When the cache is full, or others need
+memory, near parts go first: those that only a prefix ending between two ends or branches would
+use, of the nodes least recently used. The window before an end goes with its node. A later
+sequence that brings what is missing puts it back.
+
 Invariants (tests cite them by number):
 
 1. Two children of a node never begin with the same token.
 2. Each node holds exactly one share of each page of its positions.
-3. `pages_used` counts distinct pages, and `pages_used * page_bytes <= max_memory_bytes`,
+3. `pages_used` counts distinct pages, and `memory_bytes <= max_memory_bytes`,
    `entries <= max_entries`, after every call.
 4. A hit never covers the whole prompt: its last token is evaluated again, so that there are logits.
 5. Keys separate: nothing stored under one key is found under another.
+6. Each node holds exactly one share of the near part of each page in `near`.
 """
 
 from __future__ import annotations
@@ -33,17 +40,18 @@ from oxillama.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The result of a lookup: `length` tokens in `pages` (whose shares now belong to the caller),
-    and a checkpoint of recurrent state.
+    """The result of a lookup: `length` tokens in `pages` (whose shares now belong to the caller,
+    from page `shed` on also those of near parts), and a checkpoint of recurrent state.
     """
 
     length: int
     pages: list[int]
     checkpoint: Any = None
+    shed: int = 0
 
 
 class _Node:
-    __slots__ = ("checkpoints", "children", "pages", "parent", "start", "tokens", "used")
+    __slots__ = ("checkpoints", "children", "near", "pages", "parent", "start", "tokens", "used")
 
     def __init__(
         self, parent: _Node | None, start: int, tokens: Sequence[int], pages: list[int]
@@ -52,6 +60,7 @@ class _Node:
         self.start = start
         self.tokens = tokens
         self.pages = pages
+        self.near: set[int] = set()  # of them, those whose near part it holds
         self.children: dict[Hashable, _Node] = {}
         self.checkpoints: dict[int, Any] = {}  # position -> state
         self.used = 0
@@ -84,9 +93,11 @@ class PrefixKvCache:
         self.pool, self.alive = pool, alive
         self.min_prefix_len, self.max_entries, self.stateful = min_prefix_len, max_entries, stateful
         self.max_pages = max_memory_bytes // max(1, pool.memory.page_bytes)
+        self.max_memory_bytes = self.max_pages * max(1, pool.memory.page_bytes)
         self.hits = self.misses = self.tokens_saved = self.evictions = 0
         self._roots: dict[Hashable, _Node] = {}
         self._shares: dict[int, int] = {}  # page -> nodes that hold it
+        self._near: dict[int, int] = {}  # page -> nodes that hold its near part
         self._leaves: dict[_Node, None] = {}  # in no order that matters
         self._clock = 0
         self.forgotten = 0  # the last use of all that was evicted: what was used later is there
@@ -112,9 +123,14 @@ class PrefixKvCache:
         return self._shares
 
     @property
+    def near_shares(self) -> Mapping[int, int]:
+        """The pages whose near part the tree has a share in, each with how many it has."""
+        return self._near
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of those pages."""
-        return len(self._shares) * self.pool.memory.page_bytes
+        return len(self._shares) * self.pool.bare_bytes + len(self._near) * self.pool.near_bytes
 
     def sequences(self) -> list[tuple[Hashable, tuple[int, ...], list[int]]]:
         """(key, tokens, pages) of every stored sequence, least recently used first; no shares are
@@ -161,8 +177,10 @@ class PrefixKvCache:
         for node in path:
             node.used = self._clock
         pages = self._table(path, length)
+        shed = self._shed(pages, length)
         self.pool.share_all(pages)
-        return Hit(length, pages, checkpoint)
+        self.pool.share_near(pages[shed:])
+        return Hit(length, pages, checkpoint, shed)
 
     def find(self, tokens: Sequence[int], *, key: Hashable = None) -> tuple[int, list[int]]:
         """The result that `lookup` would have, as (length, pages); no shares are taken, and it does
@@ -179,9 +197,10 @@ class PrefixKvCache:
         *,
         key: Hashable = None,
         checkpoints: Mapping[int, Any] | None = None,
+        shed: int = 0,
     ) -> int:
-        """Store the tokens with their pages (a share of each new page is taken); returns how many
-        of the tokens are stored.
+        """Store the tokens with their pages (a share of each new page is taken, from page `shed` on
+        also of its near part, if that has an owner); returns how many of the tokens are stored.
 
         Leaves are evicted to stay within the limits; what still does not fit is not stored.
         """
@@ -195,22 +214,26 @@ class PrefixKvCache:
             node.used = self._clock
         if length < len(tokens):
             first = length // size
-            new = sum(page not in self._shares for page in pages[first : -(-len(tokens) // size)])
+            added = pages[first : -(-len(tokens) // size)]
+            new = self.pool.bare_bytes * sum(page not in self._shares for page in added)
+            near = self._held_near(added[max(0, shed - first) :])
+            new += self.pool.near_bytes * sum(page not in self._near for page in near)
             keep = path[-1] if path else None
             # a leaf more
             grows = keep is None or bool(keep.children) or length < keep.start + len(keep.tokens)
-            if not self._evict(self.max_pages - new, self.max_entries - grows, spare=keep):
+            if not self._evict(self.max_memory_bytes - new, self.max_entries - grows, spare=keep):
                 return length
             parent = self._split(path[-1], length) if path else self._root(key)
-            leaf = _Node(
-                parent, length, tokens[length:], list(pages[first : -(-len(tokens) // size)])
-            )
+            leaf = _Node(parent, length, tokens[length:], list(added))
             leaf.used = self._clock
             self._hold(leaf.pages)
+            self._hold_near(leaf, near)
             parent.children[leaf.tokens[0]] = leaf
             self._leaves.pop(parent, None)
             self._leaves[leaf] = None
             path = [*path[:-1], parent, leaf] if path else [leaf]
+        if self.pool.window:
+            self._restore_near(path, pages, shed, length)
         for position, state in (checkpoints or {}).items():
             for node in path:
                 if node.start < position <= node.start + len(node.tokens):
@@ -219,10 +242,19 @@ class PrefixKvCache:
 
     def free_pages(self, count: int) -> int:
         """Evict until `count` pages were freed or nothing is left; returns how many were freed."""
-        before = self.pool.pages_used
-        while self._leaves and before - self.pool.pages_used < count:
+        pool = self.pool
+        pages, near = pool.pages_used, pool.near_used
+
+        def freed() -> int:
+            return pool.whole_pages(pages - pool.pages_used, near - pool.near_used)
+
+        for node, inner in self._inner():
+            if freed() >= count:
+                break
+            self._free_near(node, inner)
+        while self._leaves and freed() < count:
             self._drop(min(self._leaves, key=lambda leaf: leaf.used))
-        return before - self.pool.pages_used
+        return freed()
 
     def clear(self) -> None:
         """Remove everything."""
@@ -279,6 +311,8 @@ class PrefixKvCache:
                 return 0, None
             length, node = max(found, key=lambda pair: pair[0])
             checkpoint = node.checkpoints[length]
+        if self.pool.window and length:
+            length = self._windowed(self._table(path, length), length)
         return (length, checkpoint) if length >= self.min_prefix_len else (0, None)
 
     def _split(self, node: _Node, length: int) -> _Node:
@@ -297,8 +331,15 @@ class PrefixKvCache:
         lower_pages = node.pages[length // size - base :]
         # a page that the cut runs through has two holders now
         both = len(upper.pages) + len(lower_pages) - len(node.pages)
+        upper.near, node.near = (
+            node.near.intersection(upper.pages),
+            node.near.intersection(lower_pages),
+        )
         if both:
             self._hold(lower_pages[:1])
+            if lower_pages[0] in node.near:
+                node.near.remove(lower_pages[0])
+                self._hold_near(node, lower_pages[:1])
         node.parent, node.start, node.tokens, node.pages = (
             upper,
             length,
@@ -315,13 +356,116 @@ class PrefixKvCache:
             self.pool.share(page)
             self._shares[page] = self._shares.get(page, 0) + 1
 
-    def _evict(self, max_pages: int, max_entries: int, *, spare: _Node | None) -> bool:
-        """Evict the least recently used leaves until the limits hold; False if only `spare` could
-        still be evicted.
+    def _held_near(self, pages: Sequence[int]) -> list[int]:
+        """Those of the pages whose near part has an owner."""
+        pool = self.pool
+        return [page for page in pages if pool.near_owners(page)] if pool.window else []
+
+    def _hold_near(self, node: _Node, pages: Sequence[int]) -> None:
+        self.pool.share_near(pages)
+        if self.pool.window:
+            node.near.update(pages)
+            for page in pages:
+                self._near[page] = self._near.get(page, 0) + 1
+
+    def _free_near(self, node: _Node, pages: Sequence[int]) -> None:
+        node.near.difference_update(pages)
+        for page in pages:
+            self._near[page] -= 1
+            if not self._near[page]:
+                del self._near[page]
+        self.pool.free_near(pages)
+
+    def _windowed(self, pages: list[int], length: int) -> int:
+        """The longest part of `length` positions in these pages whose window is there."""
+        pool = self.pool
+        at = -(-length // pool.page_size) - 1
+        while at >= 0 and (at + 1) * pool.page_size > length - pool.window + 1:
+            if not pool.near_owners(pages[at]):
+                length = at * pool.page_size
+            at -= 1
+        return length
+
+    def _shed(self, pages: list[int], length: int) -> int:
+        """The first page of a prefix whose near part its taker gets: those that it looks at and,
+        if they are there, those that it may go back to.
         """
-        while len(self._shares) > max_pages or len(self._leaves) > max_entries:
+        pool = self.pool
+        if not pool.window:
+            return 0
+        shed = max(0, length - pool.window + 1) // pool.page_size
+        least = max(0, length - pool.window + 1 - pool.slack) // pool.page_size
+        while shed > least and pool.near_owners(pages[shed - 1]):
+            shed -= 1
+        return shed
+
+    def _restore_near(
+        self, path: list[_Node], pages: Sequence[int], shed: int, length: int
+    ) -> None:
+        """Take the near parts that nodes along a match lack from the pages of a sequence that has
+        the same first `length` tokens, as far as there is space. Equal tokens have equal bytes, so
+        a page may take another's place.
+        """
+        pool, size = self.pool, self.pool.page_size
+        for node in path:
+            end = node.start + len(node.tokens)
+            for index, old in enumerate(node.pages):
+                at = node.start // size + index
+                filled = min(end, (at + 1) * size)
+                if not shed <= at < len(pages) or filled > length or pool.near_owners(old):
+                    continue
+                new = pages[at]
+                if not pool.near_owners(new):
+                    continue
+                extra = pool.near_bytes * (new not in self._near)
+                extra += pool.bare_bytes * (new not in self._shares)
+                if self.memory_bytes + extra > self.max_memory_bytes:
+                    return
+                node.pages[index] = new
+                self._hold([new])
+                self._hold_near(node, [new])
+                self._let_go(old)
+
+    def _inner(self) -> list[tuple[_Node, list[int]]]:
+        """Nodes and those of their pages whose near parts are wholly behind the window of the next
+        end or branch, least recently used first.
+        """
+        if not self._near:
+            return []
+        nodes = list(self._roots.values())
+        for node in nodes:  # it grows meanwhile
+            nodes.extend(node.children.values())
+        size, found = self.pool.page_size, []
+        ends: dict[_Node, int] = {}
+        for node in reversed(nodes):
+            only = next(iter(node.children.values())) if len(node.children) == 1 else None
+            ends[node] = node.start + len(node.tokens) if only is None else ends[only]
+            behind = (ends[node] - self.pool.window + 1) // size - node.start // size
+            pages = [page for page in node.pages[: max(0, behind)] if page in node.near]
+            if pages:
+                found.append((node, pages))
+        found.reverse()
+        found.sort(key=lambda pair: pair[0].used)
+        return found
+
+    def _let_go(self, page: int) -> None:
+        self._shares[page] -= 1
+        if not self._shares[page]:
+            del self._shares[page]
+        self.pool.free(page)
+
+    def _evict(self, max_bytes: int, max_entries: int, *, spare: _Node | None) -> bool:
+        """Evict near parts inside nodes and the least recently used leaves until the limits hold;
+        False if only `spare` could still be evicted.
+        """
+        if self.memory_bytes > max_bytes:
+            for node, inner in self._inner():
+                if self.memory_bytes <= max_bytes:
+                    break
+                self._free_near(node, inner)
+        while self.memory_bytes > max_bytes or len(self._leaves) > max_entries:
             candidates = [leaf for leaf in self._leaves if leaf is not spare]
-            if not candidates or max_pages < 0 or max_entries < 0:
+            if not candidates or max_bytes < 0 or max_entries < 0:
                 return False
             self._drop(min(candidates, key=lambda leaf: leaf.used))
         return True
@@ -333,11 +477,9 @@ class PrefixKvCache:
         self.evictions += 1
         self.forgotten = max(self.forgotten, leaf.used)
         del self._leaves[leaf]
+        self._free_near(leaf, list(leaf.near))
         for page in leaf.pages:
-            self._shares[page] -= 1
-            if not self._shares[page]:
-                del self._shares[page]
-            self.pool.free(page)
+            self._let_go(page)
         parent = leaf.parent
         assert parent is not None  # a root is no leaf
         del parent.children[leaf.tokens[0]]

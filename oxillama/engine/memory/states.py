@@ -186,7 +186,7 @@ class SequenceState(PagedKvCache):
             self.rewind(length)
         self._tokens = length
 
-    def reserve(self, length: int) -> None:
+    def reserve(self, length: int, *, bare: int = 0) -> None:
         """As `PagedKvCache.reserve`, and a slot with the state after `self.length` tokens."""
         if length <= self.writable:
             return
@@ -195,7 +195,7 @@ class SequenceState(PagedKvCache):
         if self._waiting is not None:
             self.states.load(self.slot, self._waiting)
             self._waiting = None
-        super().reserve(length)
+        super().reserve(length, bare=bare)
 
     def mark(self) -> Checkpoint | None:
         """Take a checkpoint here, unless there is one; None for an empty sequence."""
@@ -234,12 +234,14 @@ class SequenceState(PagedKvCache):
             )
         self.truncate(length)
 
-    def adopt(self, pages: list[int], length: int, checkpoint: Checkpoint | None = None) -> None:
+    def adopt(
+        self, pages: list[int], length: int, checkpoint: Checkpoint | None = None, *, shed: int = 0
+    ) -> None:
         """As `PagedKvCache.adopt`, with the checkpoint of the state after `length` tokens."""
         data = None if checkpoint is None else self.states.use(checkpoint)
         if data is None or checkpoint is None or checkpoint.position != length:
             raise PoolError(f"adopt: found no state after {length} tokens, wanted its checkpoint")
-        super().adopt(pages, length)
+        super().adopt(pages, length, shed=shed)
         self._waiting, self._marks = data, [checkpoint]
 
     def fork(self, length: int | None = None) -> SequenceState:
