@@ -54,8 +54,9 @@ class Process:
 
     def stop(self):
         self.process.terminate()
-        self.process.stderr.close()
-        assert self.process.wait(60) == 0
+        # read to the end: a last line into a closed pipe would be the exit code 120
+        self.process.communicate(timeout=60)
+        assert self.process.returncode == 0
 
 
 @pytest.fixture(scope="session")
