@@ -260,6 +260,18 @@ _KDA = "model.layers.{b}.self_attn."
 _MOE = "model.layers.{b}.block_sparse_moe."
 
 
+def _latent_keys(h: Hyper, k: Keys) -> None:
+    """The sizes of latent attention among other layers."""
+    turned, latent = h.integer("qk_rope_head_dim"), h.integer("kv_lora_rank")
+    if h.get("q_lora_rank") is not None:
+        k.u32("attention.q_lora_rank", h.integer("q_lora_rank"))
+    k.u32("attention.kv_lora_rank", latent)
+    k.u32("rope.dimension_count", turned)
+    k.u32("attention.key_length", latent + turned)
+    k.u32("attention.key_length_mla", h.integer("qk_nope_head_dim") + turned)
+    k.u32("attention.value_length_mla", h.integer("v_head_dim"))
+
+
 @family("KimiLinearForCausalLM", "KimiLinearModel", arch="kimi-linear", rules={
     **PLAIN,
     **EXPERTS_W,
@@ -292,18 +304,11 @@ def kimi_linear(h: Hyper, k: Keys) -> None:
     common(h, k)
     linear = Hyper(h.get("linear_attn_config", default={}), f"{h.label}: linear_attn_config")
     full = linear.get("full_attn_layers", default=[])
-    turned, latent = h.integer("qk_rope_head_dim"), h.integer("kv_lora_rank")
     k.u32("vocab_size", h.integer("vocab_size"))
     k.integers("attention.head_count_kv", [int(i + 1 in full) for i in range(h.layers)])
     k.u32("ssm.conv_kernel", linear.integer("short_conv_kernel_size"))
     k.u32("kda.head_dim", linear.integer("head_dim"))
-    if h.get("q_lora_rank") is not None:
-        k.u32("attention.q_lora_rank", h.integer("q_lora_rank"))
-    k.u32("attention.kv_lora_rank", latent)
-    k.u32("rope.dimension_count", turned)
-    k.u32("attention.key_length", latent + turned)
-    k.u32("attention.key_length_mla", h.integer("qk_nope_head_dim") + turned)
-    k.u32("attention.value_length_mla", h.integer("v_head_dim"))
+    _latent_keys(h, k)
     k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
     k.u32("expert_shared_count", h.integer("num_shared_experts"))
     k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
@@ -474,20 +479,13 @@ def bailingmoe3(h: Hyper, k: Keys) -> None:
         if h.get(name) != value:
             raise ConvertError(f"{h.label}: {name}: found {h.get(name)!r}, wanted {value!r}")
     common(h, k)
-    turned, latent = h.integer("qk_rope_head_dim"), h.integer("kv_lora_rank")
     k.integers("attention.head_count_kv", [int(_is_latent(h, i)) for i in range(h.layers)])
     k.u32("vocab_size", h.integer("vocab_size"))
     k.u32("ssm.conv_kernel", h.integer("short_conv_kernel_size"))
     k.u32("kda.head_dim", h.integer("head_dim"))
     k.flag("kda.safe_gate", True)
     k.f32("kda.gate_lower_bound", h.number("kda_lower_bound"))
-    if h.get("q_lora_rank") is not None:
-        k.u32("attention.q_lora_rank", h.integer("q_lora_rank"))
-    k.u32("attention.kv_lora_rank", latent)
-    k.u32("rope.dimension_count", turned)
-    k.u32("attention.key_length", latent + turned)
-    k.u32("attention.key_length_mla", h.integer("qk_nope_head_dim") + turned)
-    k.u32("attention.value_length_mla", h.integer("v_head_dim"))
+    _latent_keys(h, k)
     k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
     k.u32("expert_shared_feed_forward_length", h.integer("moe_shared_expert_intermediate_size"))
     k.u32("expert_shared_count", h.integer("num_shared_experts", default=1))
@@ -498,6 +496,7 @@ def bailingmoe3(h: Hyper, k: Keys) -> None:
     _clamps(h, k, "share_expert_swiglu_limit_list", "swiglu_clamp_shexp")
     sections = h.get("mrope_section")
     if "VL" in str(h.get("architectures")):
+        turned = h.integer("qk_rope_head_dim")
         if not isinstance(sections, list) or 2 * sum(sections[:3]) != turned:
             raise ConvertError(
                 f"{h.label}: mrope_section: found {sections!r:.80}, wanted three parts of "
