@@ -324,7 +324,7 @@ cdef bint few_parts(const ExpertsArgs *a, const ExpertParts *parts) noexcept nog
 
 cdef void run_few(const ExpertsArgs *a, const Step *step, const ExpertParts *parts, ox_team *team, int ith, int nth, char *scratch,
                   const LowRank *low) noexcept nogil:
-    """Few parts: each worker reads a run of the chosen experts' panels of its own, then helps whoever has most left (`_few` of matmul.pyx)."""
+    """Few parts: each worker reads consecutive panels of the chosen experts, then helps the worker with the most left (`_few` of matmul.pyx)."""
     cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, i, n, m, left
     cdef int64_t panels = parts.count * a.panels, first, p, p0, p1, stop
     while longest:

@@ -15,7 +15,7 @@ ctypedef struct Slabs:
     int made               # frames that were ever given out, from the first on
     int *spare             # of them, those that no page has
     int spares
-    int room               # of `spare`, at least `made`
+    int spare_size         # entries allocated for `spare`, at least `made`
 
 
 ctypedef struct KvLayer:

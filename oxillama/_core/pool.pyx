@@ -385,7 +385,7 @@ cdef class PageMemory:
             self.names = <int>min(wanted, (self.names | ((1 << NAME_CHUNK) - 1)) + 1)
 
     cdef int _name(self, Slabs *slabs, int page) except -1:
-        """Room for the frame of this page and those of its chunk."""
+        """Allocate the entry of this page and those of its chunk."""
         cdef int32_t *chunk = slabs.frames[page >> NAME_CHUNK]
         if chunk == NULL:
             chunk = <int32_t *>malloc(sizeof(int32_t) << NAME_CHUNK)
@@ -530,11 +530,11 @@ cdef class PageMemory:
             return 0
         if not slabs.spares:
             self._ensure(slabs, slabs.made + 1)
-            if slabs.made == slabs.room:
-                spare = <int *>realloc(slabs.spare, (2 * <size_t>slabs.room + 64) * sizeof(int))
+            if slabs.made == slabs.spare_size:
+                spare = <int *>realloc(slabs.spare, (2 * <size_t>slabs.spare_size + 64) * sizeof(int))
                 if spare == NULL:
                     raise MemoryError
-                slabs.spare, slabs.room = spare, 2 * slabs.room + 64
+                slabs.spare, slabs.spare_size = spare, 2 * slabs.spare_size + 64
             slabs.spare[0], slabs.spares = slabs.made, 1
             slabs.made += 1
         slabs.spares -= 1
