@@ -76,6 +76,7 @@ slowest = [
     "csrc/lanes/neon.c",
     "csrc/lanes/neondot.c",
     "csrc/lanes/avxvnni.c",
+    "csrc/lanes/amx.c",
     "csrc/codecs/avx512.c",
     "csrc/codecs/neon.c",
     "csrc/codecs/avx2.c",

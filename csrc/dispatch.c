@@ -14,6 +14,19 @@ static unsigned long long xcr0(void)
     return ((unsigned long long)hi << 32) | lo;
 }
 
+/* Linux gives the registers of AMX (8 KB a thread) only to processes that ask; a refusal, by a sandbox for one, means doing without. */
+#if OX_WITH_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+static int may_use_tiles(void)
+{
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#else
+static int may_use_tiles(void) { return 0; }
+#endif
+
 unsigned ox_cpu_features(void)
 {
     unsigned a, b, c, d, b7, c7, d7, a71 = 0, has = 0;
@@ -40,6 +53,8 @@ unsigned ox_cpu_features(void)
             has |= OX_HAS_AVX512_BF16;
         if ((c7 >> 1) & 1)
             has |= OX_HAS_AVX512_VBMI;
+        if ((saved & 0x60000) == 0x60000 && (d7 >> 24 & 3) == 3 && may_use_tiles())      /* tiles, int8 */
+            has |= OX_HAS_AMX;
     }
     return has;
 }

@@ -26,6 +26,13 @@
 #error "oxillama needs gcc or clang"
 #endif
 
+/* Kernels on AMX: gcc knows it from 11 on, and Linux lets a process ask for its registers. */
+#if defined(__x86_64__) && defined(__linux__) && __GNUC__ >= 11
+#define OX_WITH_AMX 1
+#else
+#define OX_WITH_AMX 0
+#endif
+
 enum { OX_ISA_SCALAR = 0, OX_ISA_AVX2 = 1, OX_ISA_AVX512 = 2, OX_ISA_NEON = 3, OX_ISA_COUNT = 4 };
 
 /* Bits of ox_cpu_features(): what the kernels may use, already checked against what the operating system saves (XCR0). */
@@ -36,7 +43,8 @@ enum {
     OX_HAS_AVX512_BF16 = 1u << 3,
     OX_HAS_AVX512_VBMI = 1u << 4,
     OX_HAS_NEON = 1u << 5,
-    OX_HAS_DOTPROD = 1u << 6
+    OX_HAS_DOTPROD = 1u << 6,
+    OX_HAS_AMX = 1u << 7       /* tiles and their products of bytes; the system has allowed this process to use them */
 };
 
 unsigned ox_cpu_features(void);            /* detected afresh at each call: pure, cheap enough to ask once per module */

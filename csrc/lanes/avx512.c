@@ -50,4 +50,37 @@ int ox_avx512bf16_agrees(void)
     return 1;
 }
 #endif
+
+#if OX_WITH_AMX
+/* The same with products of many rows on AMX, which are a file of their own. */
+#undef OX_LANES_NAME
+#undef OX_LANES_TABLE
+#undef OX_WIDE_INTEGER
+#undef OX_WHOLE_ROWS
+#define OX_LANES_NAME "avx512amx"
+#define OX_LANES_TABLE ox_lanes_avx512amx
+#define OX_WIDE_INTEGER(name) amx_##name
+#undef OX_FEW_ROWS
+#define OX_WHOLE_ROWS 16
+#define OX_FEW_ROWS 15                 /* fewer rows than a tile has are left to the vectors */
+#define OX_FLOAT(name, bytes)
+#define OX_PAIRS(name)
+#define OX_AMX(name)                                                                        \
+    void ox_amx_##name(OX_WIDE_ARGS);                                                       \
+    static void amx_##name(OX_WIDE_ARGS)                                                    \
+    {                                                                                       \
+        if (m <= OX_FEW_ROWS)                                                               \
+            wide_##name(c, ldc, panel, stride, later, x, ldx, cols, m);                     \
+        else                                                                                \
+            ox_amx_##name(c, ldc, panel, stride, later, x, ldx, cols, m);                   \
+    }
+#define OX_FORM32(name, store, bits, off, side) OX_AMX(name)
+#define OX_FORM256(name, store, bits, off, head, side, unit) OX_AMX(name)
+#include "lanes/forms.def"
+#undef OX_FLOAT
+#undef OX_PAIRS
+#undef OX_FORM32
+#undef OX_FORM256
+#include "lanes/entries.inc"
+#endif
 #endif

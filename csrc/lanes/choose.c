@@ -1,7 +1,7 @@
 /* The lanes of each instruction set, where this CPU can run them. */
 #include "lanes/panel.h"
 
-extern const ox_lanes ox_lanes_scalar, ox_lanes_avx2, ox_lanes_avxvnni, ox_lanes_avx512, ox_lanes_avx512bf16, ox_lanes_neon, ox_lanes_neondot;
+extern const ox_lanes ox_lanes_scalar, ox_lanes_avx2, ox_lanes_avxvnni, ox_lanes_avx512, ox_lanes_avx512bf16, ox_lanes_avx512amx, ox_lanes_neon, ox_lanes_neondot;
 int ox_avx512bf16_agrees(void);         /* whether this processor's bf16 dots are the fused multiply-adds of the other tables, bit for bit */
 
 const ox_lanes *ox_lanes_table(int index)
@@ -19,6 +19,9 @@ const ox_lanes *ox_lanes_table(int index)
 #if __GNUC__ >= 10 || __clang_major__ >= 9
     case LANES_AVX512BF16: return has & OX_HAS_AVX512 && has & OX_HAS_AVX512_BF16 && ox_avx512bf16_agrees() ? &ox_lanes_avx512bf16 : NULL;
 #endif
+#if OX_WITH_AMX
+    case LANES_AVX512AMX: return has & OX_HAS_AMX && ox_lanes_table(LANES_AVX512BF16) ? &ox_lanes_avx512amx : NULL;
+#endif
 #endif
 #if defined(__aarch64__)
     case LANES_NEON: return &ox_lanes_neon;
@@ -35,6 +38,6 @@ int ox_lanes_best(int isa)
     if (isa == OX_ISA_NEON)
         return ox_lanes_table(LANES_NEONDOT) ? LANES_NEONDOT : LANES_NEON;
     if (isa == OX_ISA_AVX512)
-        return ox_lanes_table(LANES_AVX512BF16) ? LANES_AVX512BF16 : LANES_AVX512;
+        return ox_lanes_table(LANES_AVX512AMX) ? LANES_AVX512AMX : ox_lanes_table(LANES_AVX512BF16) ? LANES_AVX512BF16 : LANES_AVX512;
     return LANES_SCALAR;
 }

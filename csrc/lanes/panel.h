@@ -122,6 +122,7 @@ typedef struct {
                                int64_t near, int m);
     int8_t beside_rows[FORM_COUNT];
     int few_rows;          /* up to so many rows tiles are best, each worker over a run of panels of its own; with more, `wide` */
+    int whole_rows;        /* what many rows are best divided into multiples of */
     /* `tile` for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair
      * that is read next (0: none). NULL: use tile */
     void (*wide[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
@@ -135,7 +136,7 @@ typedef struct {
             int kind, int m, int n);
 } ox_lanes;
 
-enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_AVX512BF16, LANES_NEON, LANES_NEONDOT, LANES_COUNT };
+enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_AVX512BF16, LANES_AVX512AMX, LANES_NEON, LANES_NEONDOT, LANES_COUNT };
 const ox_lanes *ox_lanes_table(int index);          /* NULL when this CPU cannot run it */
 int ox_lanes_best(int isa);                         /* the lanes an instruction set of ox.h uses on this CPU */
 

@@ -272,8 +272,6 @@ OX_INLINE void parts_256(ox_parts a, int store, int bits, int off, int head, int
     part_rest(a, rest);
 }
 
-#define OX_WIDE_ARGS float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, \
-        int64_t cols, int m
 /* Where spreading pays: from 8 rows on, 12 if a nibble is the code. With 32-bit sums not where the codes are nibbles (Q4_K) or, in 32s, bytes or
  * nibbles: these stay on tiles.
  * One row left over is cheaper in a tile of its own than in a whole one that overlaps. */

@@ -354,6 +354,8 @@ OX_INLINE void tile_float(float *c, int64_t ldc, const uint8_t *panel, const uin
     if (m == 1) { enum { M = 1 }; call; }
 
 #define OX_TILE_ARGS float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m
+#define OX_WIDE_ARGS float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, \
+        int64_t cols, int m
 
 enum {
 #define OX_FORMAT(name, id, block, bytes) BLOCK_##name = block,

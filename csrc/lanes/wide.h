@@ -257,8 +257,6 @@ enum { OX_SPREAD_ROWS = 24 };       /* from so many rows on it pays */
 #define OX_WIDE_32(store, bits) 1
 #define OX_WIDE_256(store, bits) 1
 
-#define OX_WIDE_ARGS float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, \
-        int64_t cols, int m
 #define OX_FLOAT(name, bytes)
 #define OX_PAIRS(name)
 #define OX_FORM32(name, store, bits, off, side)                                                                              \

@@ -170,7 +170,8 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
     ranges = (a.m + RANGE - 1) // RANGE
     while cut.panels // 2 * ranges < MANY_CHUNKS * nth and a.m >= 2 * LEAST_RANGE * ranges:
         ranges *= 2
-    cut.rows = ((a.m + ranges - 1) // ranges + 11) // 12 * 12      # whole tiles of 6, 4 and 3
+    cut.rows = (a.m + ranges - 1) // ranges
+    cut.rows = min(<int64_t>RANGE, (cut.rows + a.lanes.whole_rows - 1) // a.lanes.whole_rows * a.lanes.whole_rows)
     cut.group = max(<int64_t>1, min(49152 // bytes, cut.panels // (4 * nth)))
     if a.m > a.lanes.few_rows:
         cut.group = max(<int64_t>2, cut.group * GROUP_ROWS // min(a.m, cut.rows) // 2 * 2)

@@ -12,7 +12,7 @@ from oxillama._core.panels import PackedMatrix
 from tests.reference.lane_cases import HALVES, act_floats, random_rows
 
 FORMATS = packable_formats()
-COUNTS = (1, 2, 3, 5, 8, 10, 13, 15, 33)  # whole tiles of 4, 5, 6 and 8 rows with every rest
+COUNTS = (1, 2, 3, 5, 8, 10, 13, 15, 33, 48)  # whole tiles of 4, 5, 6, 8 and 16 rows with rests
 fast = [isa for isa in lanes_available() if isa != "scalar"]
 
 
@@ -30,7 +30,7 @@ def test_every_instruction_set_and_row_count_gives_the_bits_of_the_scalar_table(
     name, block, size, act
 ):
     rng = np.random.default_rng(1)
-    for rows, cols in ((1, 256), (37, 512), (16, 1280), (32, 640)):
+    for rows, cols in ((1, 256), (37, 512), (16, 1280), (32, 640), (33, 352), (32, 288)):
         if cols % block:
             continue
         raw, w = make(rows, name, block, size, rows, cols)

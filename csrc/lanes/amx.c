@@ -1,0 +1,19 @@
+/* Products of many rows on AMX (amx.h), for a table of lanes/avx512.c. */
+#include "ox.h"
+#if OX_WITH_AMX
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8")
+#include "isa/avx512.h"
+#define OX_TILE_ROWS 8
+#include "lanes/amx.h"
+
+#define OX_FLOAT(name, bytes)
+#define OX_PAIRS(name)
+#define OX_FORM32(name, store, bits, off, side)                                                                                 \
+    void ox_amx_##name(OX_WIDE_ARGS);                                                                                           \
+    void ox_amx_##name(OX_WIDE_ARGS) { amx_32(c, ldc, panel, stride, later, x, ldx, cols, m, store, off, side, lut_##name, BLOCK_##name); }
+#define OX_FORM256(name, store, bits, off, head, side, unit)                                                                    \
+    void ox_amx_##name(OX_WIDE_ARGS);                                                                                           \
+    void ox_amx_##name(OX_WIDE_ARGS)                                                                                            \
+    { amx_256(c, ldc, panel, stride, later, x, ldx, cols, m, store, off, head, side, unit, lut_##name, AMX_DIGITS(bits, head)); }
+#include "lanes/forms.def"
+#endif

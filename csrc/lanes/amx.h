@@ -1,0 +1,326 @@
+/* Many rows on AMX: a tile instruction multiplies 16 rows of x by the codes of a panel, 64 columns deep, where a vector instruction takes one row and four
+ * columns. The integer sums are exact, so only their order differs from wide.h; the float operations per output are those of tiles.h, bit for bit.
+ *
+ * A panel's codes lie as the second operand wants them: 64 bytes hold four columns of 16 rows of weights (panel.h). They are spread once for all rows of x.
+ *   32s    codes less their offset; a block of 32 columns is one instruction, whose 16 x 16 sums are scaled by vectors
+ *   256s   codes times their integer scale, in two bytes each ("digits", low and high) where one does not hold them: the sums of a superblock stay in
+ *          tiles, and are put together and scaled once
+ *
+ * Instructions on tiles and on vectors run side by side, so the sums of one group of rows are scaled while the next group is multiplied. */
+#ifndef OX_LANES_AMX_H
+#define OX_LANES_AMX_H
+#include "lanes/tiles.h"
+
+enum { AMX_ROWS = 16 };         /* rows of x in a group; there is one at least */
+
+/* Tiles 0 to 3 are sums, 4 is x (`depth` columns of a group), 5 to 7 are codes. */
+OX_INLINE void amx_begin(int depth)
+{
+    OX_ALIGN(64) struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = { .palette = 1 };
+    for (int i = 0; i < 8; i++)
+        shape.bytes[i] = (uint16_t)(i == 4 ? depth : 64), shape.rows[i] = (uint8_t)(i > 4 ? depth / 4 : 16);
+    __asm__ volatile("" : : "r"(&shape) : "memory");            /* gcc before 13 believes that only the first 8 bytes are read */
+    _tile_loadconfig(&shape);
+}
+
+/* Groups of m rows. The last one ends with the last row, and leaves out what the one before has done. */
+typedef struct { int first, skip; } ox_group;
+OX_INLINE int amx_groups(int m) { return (m + AMX_ROWS - 1) / AMX_ROWS; }
+OX_INLINE ox_group amx_group(int g, int m)
+{
+    const int first = AMX_ROWS * g + AMX_ROWS <= m ? AMX_ROWS * g : m - AMX_ROWS;
+    return (ox_group){ first, AMX_ROWS * g - first };
+}
+
+/* What is spread next: the groups ask for a part each. */
+OX_INLINE void amx_ahead(const uint8_t *next, int64_t stride, int64_t bytes, int g, int groups)
+{
+    if (next)
+        for (int64_t k = bytes / 64 * g / groups; k < bytes / 64 * (g + 1) / groups; k++) {
+            OX_PREFETCH_L2(next + 64 * k);
+            OX_PREFETCH_L2(next + stride + 64 * k);
+        }
+}
+
+/* ---- 32s */
+
+enum { AMX_PARTS = 4 };         /* that are spread, multiplied and scaled together: blocks of 32 columns, or halves of them where each has a scale */
+
+typedef struct {
+    OX_ALIGN(64) uint8_t code[2][AMX_PARTS][8 * 64];
+    OX_ALIGN(64) int32_t sum[2][2][AMX_PARTS][AMX_ROWS][16];    /* of two groups in turn */
+    ox_f32x16 d[2][AMX_PARTS], least[2][AMX_PARTS];
+} ox_amx32;
+
+/* The next n parts of one panel: a half is a block whose other half is zero. */
+OX_INLINE void amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t b, int store, int off, int side, const uint8_t *lut, int units)
+{
+    const int halves = side == SIDE_UE4M3 ? 2 : 1;
+    const ox_u8x64 table = u8_table(lut ? lut : at.p), less = _mm512_set1_epi8((char)off);
+    for (int k = 0; k < n; b++) {
+        if (b % (units * OX_SIDE_SPAN(side)) == 0)
+            at.s = at.p, at.p += 64;
+        for (int h = 0; h < halves; h++, k++) {
+            OX_UNROLL for (int i = 0; i < 4; i++) {
+                ox_u8x64 w[2];
+                load_two(w, at.p, i, store, lut, table);
+                OX_UNROLL for (int g = 0; g < 2; g++)
+                    u8_store(a->code[q][k] + 128 * i + 64 * g, halves == 2 && i / 2 != h ? i32_zero() : _mm512_sub_epi8(w[g], less));
+            }
+            a->d[q][k] = side_d(halves == 2 ? at.s + 32 * (b & 1) + 16 * h : at.s, side);
+        }
+        if (side == SIDE_F16_MIN)
+            a->least[q][k - 1] = side_d(at.s + 32, side);
+        if (units == 1 || b % units == units - 1)
+            at.s += OX_SIDE_BYTES(side);
+        at.p += OX_UNIT_BYTES(store);
+    }
+}
+
+OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c, const uint8_t *x, int first, int side)
+{
+    const int halves = side == SIDE_UE4M3 ? 2 : 1;
+    ox_f32x16 acc[2];
+    OX_UNROLL for (int q = 0; q < 2; q++)
+        acc[q] = first ? f32_zero() : f32_load(c + 16 * q);
+    OX_UNROLL for (int k = 0; k < n; k++) {
+        const uint8_t *xk = x + ACT32_BYTES * (k / halves);
+        ox_f32x16 dx = f32_set1(act_f32(xk + ACT32_D));
+        OX_UNROLL for (int q = 0; q < 2; q++)
+            acc[q] = f32_fma(i32_to_f32(i32_load(a->sum[turn][q][k][t])), f32_mul(a->d[q][k], dx), acc[q]);
+        if (side == SIDE_F16_MIN) {
+            ox_f32x16 sum = f32_set1(act_f32(xk + ACT32_DSUM));
+            OX_UNROLL for (int q = 0; q < 2; q++)
+                acc[q] = f32_fma(a->least[q][k], sum, acc[q]);
+        }
+    }
+    OX_UNROLL for (int q = 0; q < 2; q++)
+        f32_store(c + 16 * q, acc[q]);
+}
+
+/* Part k of a group into tiles `one` and `two`, then rows 4 k to 4 k + 3 of the group before. */
+#define AMX_PART(k, one, two)                                                                                                \
+    if ((k) < n) {                                                                                                           \
+        _tile_zero(one);                                                                                                     \
+        _tile_zero(two);                                                                                                     \
+        _tile_loadd(4, xg + ACT32_BYTES * ((k) / halves), ldx);                                                              \
+        _tile_loadd(5, a.code[0][k], 64);                                                                                    \
+        _tile_loadd(6, a.code[1][k], 64);                                                                                    \
+        _tile_dpbssd(one, 4, 5);                                                                                             \
+        _tile_dpbssd(two, 4, 6);                                                                                             \
+        _tile_stored(one, a.sum[g & 1][0][k], 64);                                                                           \
+        _tile_stored(two, a.sum[g & 1][1][k], 64);                                                                           \
+    }                                                                                                                        \
+    if (g)                                                                                                                   \
+        OX_UNROLL for (int t = 4 * (k); t < 4 * (k) + 4; t++)                                                                \
+            amx_finish32(&a, (g - 1) & 1, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side);
+
+OX_INLINE void amx_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+                      int store, int off, int side, const uint8_t *lut, int block)
+{
+    const int units = block / 32, halves = side == SIDE_UE4M3 ? 2 : 1, groups = amx_groups(m);
+    const int64_t blocks = cols / 32;
+    ox_place at = { panel, panel };
+    ox_amx32 a;
+    amx_begin(32);
+    for (int64_t from = 0, some; from < blocks; from += some, x += some * ACT32_BYTES) {
+        some = blocks - from < AMX_PARTS / halves ? blocks - from : AMX_PARTS / halves;
+        const ox_place second = { at.s + stride, at.p + stride };
+        amx_spread32(&a, 0, (int)some * halves, at, from, store, off, side, lut, units);
+        amx_spread32(&a, 1, (int)some * halves, second, from, store, off, side, lut, units);
+        for (int64_t b = from; b < from + some; b++) {
+            if (b % (units * OX_SIDE_SPAN(side)) == 0)
+                at.s = at.p, at.p += 64;
+            if (units == 1 || b % units == units - 1)
+                at.s += OX_SIDE_BYTES(side);
+            at.p += OX_UNIT_BYTES(store);
+        }
+        const uint8_t *next = from + some < blocks ? at.p : later ? panel + later : NULL;
+        ox_group before = { 0, 0 };
+#define AMX_ALL(count)                                                                                                       \
+        {                                                                                                                    \
+            enum { n = (count) };                                                                                            \
+            for (int g = 0; g < groups; g++) {                                                                               \
+                const ox_group now = amx_group(g, m);                                                                        \
+                const uint8_t *xg = x + now.first * ldx;                                                                     \
+                amx_ahead(next, stride, AMX_PARTS * OX_STEP32(store, side, block), g, groups);                               \
+                AMX_PART(0, 0, 1)                                                                                            \
+                AMX_PART(1, 2, 3)                                                                                            \
+                AMX_PART(2, 0, 1)                                                                                            \
+                AMX_PART(3, 2, 3)                                                                                            \
+                before = now;                                                                                                \
+            }                                                                                                                \
+            for (int t = before.skip; t < AMX_ROWS; t++)                                                                     \
+                amx_finish32(&a, (groups - 1) & 1, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side); \
+        }
+        switch (some * halves) {
+        case 4: AMX_ALL(4) break;
+        case 3: AMX_ALL(3) break;
+        case 2: AMX_ALL(2) break;
+        default: AMX_ALL(1)
+        }
+#undef AMX_ALL
+    }
+    _tile_release();
+}
+
+/* ---- 256s */
+
+/* How a code times its scale lies in bytes: alone; in two bytes of which the second stands 2^3 higher (the code times the scale's low and high three
+ * bits); or as the two bytes of a 16-bit number. */
+enum { DIGITS_ONE, DIGITS_THREE_BITS, DIGITS_BYTES };
+
+#define AMX_DIGITS(bits, head) ((head) == HEAD_NONE || ((head) == HEAD_16X4_MIN && (bits) <= 4) ? DIGITS_ONE : (head) == HEAD_8X6_MIN ? DIGITS_THREE_BITS : DIGITS_BYTES)
+
+typedef struct {
+    OX_ALIGN(64) uint8_t code[2][2][4][AMX_ROWS * 64];          /* panel, digit, 64 columns */
+    OX_ALIGN(64) int32_t sum[2][4][AMX_ROWS][16];               /* of two groups in turn: panel 0's digits, panel 1's */
+    ox_i32x16 minima[2][8];
+    ox_f32x16 d[2], least[2];
+} ox_amx256;
+
+/* One of a lane's two 16-bit scales, in both halves. */
+OX_INLINE ox_i32x16 amx_both(ox_i32x16 pairs, int high)
+{
+    return high ? _mm512_or_si512(_mm512_srli_epi32(pairs, 16), _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000)))
+                : _mm512_or_si512(_mm512_slli_epi32(pairs, 16), _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff)));
+}
+
+/* A superblock of one panel. */
+OX_INLINE void amx_spread(ox_amx256 *a, int q, const uint8_t *s, const uint8_t *p, int store, int off, int head, int side, float unit,
+                          const uint8_t *lut, int digits)
+{
+    const int sub = OX_HEAD_SUB(head);
+    const ox_u8x64 table = u8_table(lut ? lut : p), less8 = _mm512_set1_epi8((char)off), less16 = _mm512_set1_epi16((short)off);
+    const ox_i32x16 low = _mm512_set1_epi16(255);
+    ox_i32x16 sp[8];
+    load_head(sp, a->minima[q], p, head);
+    p += OX_HEAD_BYTES(head);
+    for (int u = 0; u < 8; u++, p += OX_UNIT_BYTES(store)) {
+        uint8_t *to = a->code[q][0][0] + 512 * u, *high = a->code[q][1][0] + 512 * u;
+        ox_i32x16 scale[2];
+        scale[0] = scale[1] = i32_zero();
+        if (sub == 32)
+            scale[0] = scale[1] = amx_both(sp[u / 2], u & 1);
+        else if (sub == 16)
+            scale[0] = amx_both(sp[u], 0), scale[1] = amx_both(sp[u], 1);
+        OX_UNROLL for (int i = 0; i < 4; i++) {
+            ox_u8x64 w[2];
+            load_two(w, p, i, store, lut, table);
+            OX_UNROLL for (int g = 0; g < 2; g++) {
+                const ox_i32x16 k = scale[i / 2];
+                const int at = 128 * i + 64 * g;
+                if (head == HEAD_NONE) {
+                    u8_store(to + at, _mm512_sub_epi8(w[g], less8));
+                } else if (digits == DIGITS_ONE) {              /* neither byte reaches into the other */
+                    u8_store(to + at, _mm512_mullo_epi16(w[g], k));
+                } else if (digits == DIGITS_THREE_BITS) {
+                    u8_store(to + at, _mm512_mullo_epi16(w[g], _mm512_and_si512(k, _mm512_set1_epi16(7))));
+                    u8_store(high + at, _mm512_mullo_epi16(w[g], _mm512_srli_epi16(k, 3)));
+                } else {
+                    ox_i32x16 even = _mm512_and_si512(w[g], low), odd = _mm512_srli_epi16(w[g], 8);
+                    even = _mm512_mullo_epi16(_mm512_sub_epi16(even, less16), k);
+                    odd = _mm512_mullo_epi16(_mm512_sub_epi16(odd, less16), k);
+                    u8_store(to + at, _mm512_ternarylogic_epi32(low, even, _mm512_slli_epi16(odd, 8), 0xca));
+                    u8_store(high + at, _mm512_ternarylogic_epi32(low, _mm512_srli_epi16(even, 8), odd, 0xca));
+                }
+            }
+        }
+    }
+    a->d[q] = side_d(s, side);
+    if (unit != 1.0f)
+        a->d[q] = f32_mul(a->d[q], f32_set1(unit));
+    if (OX_HEAD_MIN(head))
+        a->least[q] = side_d(s + 32, side);
+}
+
+OX_INLINE void amx_finish256(const ox_amx256 *a, int turn, int t, float *c, const uint8_t *x, int first, int head, int digits)
+{
+    const int sub = OX_HEAD_SUB(head);
+    const uint8_t *sums = x + (sub == 32 ? ACT256_SUM32 : ACT256_SUM16);
+    ox_f32x16 dx = f32_set1(act_f32(x + ACT256_D)), acc[2];
+    OX_UNROLL for (int q = 0; q < 2; q++) {
+        ox_i32x16 sum = i32_load(a->sum[turn][2 * q][t]);
+        if (digits != DIGITS_ONE)
+            sum = i32_add(sum, i32_shl(i32_load(a->sum[turn][2 * q + 1][t]), digits == DIGITS_BYTES ? 8 : 3));
+        acc[q] = f32_fma(i32_to_f32(sum), f32_mul(a->d[q], dx), first ? f32_zero() : f32_load(c + 16 * q));
+    }
+    if (OX_HEAD_MIN(head)) {
+        ox_i32x16 z[2] = { i32_zero(), i32_zero() };
+        OX_UNROLL for (int k = 0; k < 128 / sub; k++) {
+            ox_i32x16 v = i32_set1(act_i32(sums + 4 * k));
+            OX_UNROLL for (int q = 0; q < 2; q++)
+                z[q] = i32_dot_pairs(z[q], a->minima[q][k], v);
+        }
+        OX_UNROLL for (int q = 0; q < 2; q++)
+            acc[q] = f32_fnma(i32_to_f32(z[q]), f32_mul(a->least[q], dx), acc[q]);
+    }
+    OX_UNROLL for (int q = 0; q < 2; q++)
+        f32_store(c + 16 * q, acc[q]);
+}
+
+OX_INLINE void amx_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+                       int store, int off, int head, int side, float unit, const uint8_t *lut, int digits)
+{
+    const int64_t step = OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store);
+    const int groups = amx_groups(m);
+    const uint8_t *s = panel, *p = panel;
+    ox_amx256 a;
+    amx_begin(64);
+    for (int64_t b = 0; b < cols / 256; b++, x += ACT256_BYTES, s += OX_SIDE_BYTES(side), p += step) {
+        if (b % OX_SIDE_SPAN(side) == 0)
+            s = p, p += 64;
+        for (int q = 0; q < 2; q++)
+            amx_spread(&a, q, s + q * stride, p + q * stride, store, off, head, side, unit, lut, digits);
+        const uint8_t *next = b + 1 < cols / 256 ? p + step : later ? panel + later : NULL;
+        ox_group before = { 0, 0 };
+        for (int g = 0; g < groups; g++) {
+            const ox_group at = amx_group(g, m);
+            const uint8_t *xg = x + at.first * ldx;
+            amx_ahead(next, stride, step + 64, g, groups);
+            _tile_zero(0);
+            _tile_zero(2);
+            if (digits != DIGITS_ONE) {
+                _tile_zero(1);
+                _tile_zero(3);
+            }
+            for (int k = 0; k < 4; k++) {
+                _tile_loadd(4, xg + 64 * k, ldx);
+                _tile_loadd(5, a.code[0][0][k], 64);
+                _tile_loadd(6, a.code[1][0][k], 64);
+                if (head == HEAD_NONE) {
+                    _tile_dpbssd(0, 4, 5);
+                    _tile_dpbssd(2, 4, 6);
+                } else {
+                    _tile_dpbsud(0, 4, 5);
+                    _tile_dpbsud(2, 4, 6);
+                }
+                if (digits != DIGITS_ONE) {
+                    _tile_loadd(7, a.code[0][1][k], 64);
+                    _tile_loadd(5, a.code[1][1][k], 64);
+                    if (digits == DIGITS_BYTES) {
+                        _tile_dpbssd(1, 4, 7);
+                        _tile_dpbssd(3, 4, 5);
+                    } else {
+                        _tile_dpbsud(1, 4, 7);
+                        _tile_dpbsud(3, 4, 5);
+                    }
+                }
+                if (g)
+                    OX_UNROLL for (int t = 4 * k; t < 4 * k + 4; t++)
+                        amx_finish256(&a, (g - 1) & 1, t, c + (before.first + t) * ldc, x + (before.first + t) * ldx, b == 0, head, digits);
+            }
+            _tile_stored(0, a.sum[g & 1][0], 64);
+            _tile_stored(2, a.sum[g & 1][2], 64);
+            if (digits != DIGITS_ONE) {
+                _tile_stored(1, a.sum[g & 1][1], 64);
+                _tile_stored(3, a.sum[g & 1][3], 64);
+            }
+            before = at;
+        }
+        for (int t = before.skip; t < AMX_ROWS; t++)
+            amx_finish256(&a, (groups - 1) & 1, t, c + (before.first + t) * ldc, x + (before.first + t) * ldx, b == 0, head, digits);
+    }
+    _tile_release();
+}
+#endif
