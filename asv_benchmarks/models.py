@@ -343,8 +343,10 @@ SHAPES = {
 
 
 def metadata(shape: Shape, recipe: str) -> dict[str, tuple]:
-    """The keys of a model, each a value and its kind; its vocabulary is bytes and unused tokens."""
-    special, unused = ["<unk>", "<s>", "</s>"], shape.vocab - 259
+    """The keys of a model, each a value and its kind; its vocabulary is bytes and numbers, so that
+    what it draws has a text to send.
+    """
+    special, words = ["<unk>", "<s>", "</s>"], shape.vocab - 259
     kinds = {int: "uint32", float: "float32", str: "string", list: "array[int32]"}
     return {
         "general.name": ("random weights", "string"),
@@ -356,12 +358,12 @@ def metadata(shape: Shape, recipe: str) -> dict[str, tuple]:
             [
                 *special,
                 *(f"<0x{b:02X}>" for b in range(256)),
-                *(f"<unused{i}>" for i in range(unused)),
+                *(f"\u2581{i}" for i in range(words)),
             ],
             "array[string]",
         ),
         "tokenizer.ggml.scores": ([0.0] * shape.vocab, "array[float32]"),
-        "tokenizer.ggml.token_type": ([2, 3, 3] + [6] * 256 + [5] * unused, "array[int32]"),
+        "tokenizer.ggml.token_type": ([2, 3, 3] + [6] * 256 + [1] * words, "array[int32]"),
         "tokenizer.ggml.bos_token_id": (1, "uint32"),
         "tokenizer.ggml.eos_token_id": (2, "uint32"),
     }

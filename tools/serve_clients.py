@@ -6,7 +6,9 @@
 Each round submits -b requests at once, -d tokens in and -n out each, first to the engine of this
 process and then to a server process over the same file, from as many connections; `ratio` is the
 median of the rounds' ratios of tokens a second, prompts included. Answers are streamed unless
---whole. The clients count bytes and parse nothing, since they share the machine with the server.
+--whole. The clients parse nothing, since they share the machine with the server. Tokens are drawn at
+temperature 1, because what a model of random weights repeats greedily is often a token without text,
+which a stream has nothing to send for.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import time
 
 import oxillama
 
-GREEDY = oxillama.SamplerConfig.greedy(ignore_eos=True)
+DRAWN = {"temperature": 1.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "ignore_eos": True}
 
 
 def prompts(vocab: int, batch: int, depth: int, number: int) -> list[list[int]]:
@@ -38,8 +40,8 @@ def of_engine(engine: oxillama.InferenceEngine, given: list[list[int]], count: i
     """Seconds of a round in this process."""
     begin = time.perf_counter()
     requests = [
-        engine.submit(prompt, max_tokens=count, sampler=GREEDY, cache_prompt=False)
-        for prompt in given
+        engine.submit(prompt, max_tokens=count, seed=seed, cache_prompt=False, **DRAWN)
+        for seed, prompt in enumerate(given)
     ]
     for request in requests:
         found = len(request.result().tokens)
@@ -56,14 +58,14 @@ def of_server(port: int, given: list[list[int]], count: int, *, stream: bool) ->
             {
                 "prompt": prompt,
                 "max_tokens": count,
-                "temperature": 0,
-                "ignore_eos": True,
+                "seed": seed,
+                **DRAWN,
                 "cache_prompt": False,
                 "stream": stream,
                 **({"stream_options": {"include_usage": True}} if stream else {}),
             }
         ).encode()
-        for prompt in given
+        for seed, prompt in enumerate(given)
     ]
     made = [socket.create_connection(("127.0.0.1", port)) for _ in bodies]
     begin = time.perf_counter()
@@ -85,6 +87,9 @@ def of_server(port: int, given: list[list[int]], count: int, *, stream: bool) ->
             answer = b"".join(key.data)
             if b'"completion_tokens":%d' % count not in answer:
                 raise SystemExit(f"server: wanted {count} tokens, found {answer[-300:]!r}")
+            if stream and answer.count(b"data: {") < 0.9 * count:
+                found = answer.count(b"data: {")
+                raise SystemExit(f"server: wanted {count} tokens with text, found {found} events")
     seconds = time.perf_counter() - begin
     for connection in made:
         connection.close()
