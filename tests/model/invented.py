@@ -182,7 +182,11 @@ OWN: dict[str, dict] = {
     },
     "chameleon": {"swin_norm": True},
     "deepseek32": {"attention.head_count_kv": 1, **INDEXER},
-    "glm-dsa": {"attention.head_count_kv": 1, "attention.indexer.types": [1, 0, 1, 0], **INDEXER},
+    "glm-dsa": {
+        "attention.head_count_kv": 1,
+        "attention.indexer.types": [True, False, True, False],
+        **INDEXER,
+    },
     "grok": {"final_logit_softcapping": 3.0},
     "grovemoe": {
         "expert_group_scale": 0.5,
@@ -212,6 +216,7 @@ OWN: dict[str, dict] = {
     "spark2_5": {
         "attention.sliding_window_pattern": [True, False, True, True],
         "rope.freq_base_swa": 5000.0,
+        "rope.dimension_count_swa": 8,
     },
     "talkie": {"logit_scale": 0.5},
     "rwkv6": {"attention.head_count": 0, "rescale_every_n_layers": 2},

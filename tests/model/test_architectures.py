@@ -242,6 +242,22 @@ def test_norms_of_latents_have_an_epsilon_of_their_own(tmp_path):
     assert sorted(found) == [1e-6, float(np.float32(1e-5))]
 
 
+def test_tokens_of_ling_3_may_have_several_positions(tmp_path, monkeypatch):
+    """As in the file of the model that sees pictures: these turn the halves of a key."""
+
+    def turned():
+        _, tape = record(invent(tmp_path / "m.gguf", "bailingmoe3"))
+        angles = [op.params for op in tape.ops if op.name == "rope_table"]
+        stores = [op.params for op in tape.ops if op.name == "rope_store"]
+        return [one.get("sections") for one in angles], [one["style"] for one in stores]
+
+    assert turned() == ([None], ["norm"])
+    sections = {"rope.dimension_sections": [3, 4, 1, 0]}
+    monkeypatch.setitem(invented.OWN, "bailingmoe3", invented.OWN["bailingmoe3"] | sections)
+    (places,), styles = turned()
+    assert places.tolist() == [0, 0, 0, 1, 1, 1, 1, 2] and styles == ["neox"]
+
+
 def test_llama_4_may_have_experts_in_every_layer(tmp_path, monkeypatch):
     """Such a file (Scout) gives the width of dense layers all the same."""
     own = {**invented.OWN["llama4"], "interleave_moe_layer_step": 1}

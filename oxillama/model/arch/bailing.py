@@ -5,7 +5,7 @@ Delta Attention.
 
 from oxillama.model.arch.deepseek import latent_attention
 from oxillama.model.arch.kimi_linear import delta_attention
-from oxillama.model.blocks import routing_of, sparse_decoder, sparse_ffn, trunk
+from oxillama.model.blocks import routing_of, sections_of, sparse_decoder, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
 from oxillama.model.rope import Rope
 
@@ -26,7 +26,8 @@ def bailingmoe2(b: Builder) -> Value:
 @architecture("bailingmoe3")
 def bailingmoe3(b: Builder) -> Value:
     """Ling 3: layers without KV heads are recurrent, the others attend to a latent under a gate for
-    each head.
+    each head. Tokens of the model that sees pictures have several positions, which turn the halves
+    of a key.
     """
     keys, none = b.keys, (0.0,) * b.n_layers
     routing = routing_of(b, gating="sigmoid")
@@ -35,11 +36,12 @@ def bailingmoe3(b: Builder) -> Value:
     keys.flag("kda.safe_gate", default=True)
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=none)
     shared = keys.numbers("swiglu_clamp_shexp", count=b.n_layers, default=none)
+    style = "neox" if _sections(b) else "norm"
     x = b.embed()
     for layer in trunk(b):
         y = layer.norm(x, "attn_norm")
         if layer.integer("attention.head_count_kv", minimum=0):
-            x = x + latent_attention(b, layer, y, rotation=_rotation)
+            x = x + latent_attention(b, layer, y, rotation=_rotation, style=style)
         else:
             x = x + delta_attention(b, layer, y, lowest=lowest)
         y, at = layer.norm(x, "ffn_norm"), layer.index
@@ -49,4 +51,9 @@ def bailingmoe3(b: Builder) -> Value:
 
 def _rotation(b: Builder, turned: int, width: int) -> tuple[Rope, float]:
     """The file's own; scores are scaled by the width of a key."""
-    return b.rope(turned), width**-0.5
+    return b.rope(turned, sections=_sections(b)), width**-0.5
+
+
+def _sections(b: Builder) -> list[int] | None:
+    """Which of a token's positions each pair uses, None where the file has one for all."""
+    return sections_of(b, mixed=False) if "rope.dimension_sections" in b.keys else None

@@ -58,7 +58,7 @@ def deepseek32(b: Builder) -> Value:
     """
     most = dense_reach(b)
     if "attention.indexer.types" in b.keys:
-        b.keys.integers("attention.indexer.types", minimum=0, maximum=1)
+        b.keys.flags("attention.indexer.types", count=b.n_layers)
     routing = routing_of(b, gating="sigmoid")
     x = b.embed()
     for layer in trunk(b):
@@ -74,6 +74,7 @@ def latent_attention(
     x: Value,
     *,
     rotation: Callable[[Builder, int, int], tuple[Rope | None, float]],
+    style: str = "norm",
     temper: tuple[float, int, int] | None = None,
     most: int = 0,
 ) -> Value:
@@ -81,8 +82,8 @@ def latent_attention(
     out of it, so that a token keeps its latent and one rotated key alone (section 2.1.2, appendix
     C).
     rotation: of (builder, floats that are rotated, floats of a key) the rotation and the scale of
-    scores; temper, most: see `Builder.attend`. Where the file has a gate for each head
-    (`attn_gate`), the result of the head is under its sigmoid.
+    scores; style: see `attention`; temper, most: see `Builder.attend`. Where the file has a gate
+    for each head (`attn_gate`), the result of the head is under its sigmoid.
     """
     keys = b.keys
     heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
@@ -113,7 +114,7 @@ def latent_attention(
         heads=heads,
         value=latent,
         rope=rope,
-        style="norm",
+        style=style,
         scale=scale,
         temper=temper,
         most=most,

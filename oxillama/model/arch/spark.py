@@ -15,7 +15,10 @@ def spark(b: Builder) -> Value:
     for layer in b.layers():
         near = is_windowed(b, layer.index, 1)
         dims = rope_dims(b, heads_of(b, layer))
-        rope = b.rope(dims, base_key="rope.freq_base_swa", base=base) if near else b.rope(dims)
+        rope = b.rope(dims)
+        if near:
+            dims = b.keys.integer("rope.dimension_count_swa", default=dims, minimum=2)
+            rope = b.rope(dims, base_key="rope.freq_base_swa", base=base)
         y = layer.norm(x, "attn_norm")
         x = x + attention(b, layer, y, style="neox", rope=rope, window=window if near else 0)
         x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="gelu_tanh")
