@@ -13,6 +13,7 @@ import numpy as np
 from oxillama._core.threads import worker_count
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.bpe import CHAR_TO_BYTE, BpeEncoder
+from oxillama.tokenizer.plamo import PlamoEncoder
 from oxillama.tokenizer.provenance import TemplateText
 from oxillama.tokenizer.rwkv import RwkvEncoder, unescaped
 from oxillama.tokenizer.specials import SpecialTokens
@@ -329,11 +330,18 @@ def _rwkv_bytes(text: str, kind: int, token: int) -> bytes:
     return unescaped(text) if kind in (NORMAL, USER_DEFINED) else b""
 
 
+def _plain_bytes(text: str, kind: int, token: int) -> bytes:
+    if kind == BYTE:
+        return bytes([byte_value(text, token)])
+    return text.encode() if kind in (NORMAL, USER_DEFINED) else b""
+
+
 _ENCODERS = {
     "llama": SpmEncoder,
     "gemma4": SpmEncoder,
     "t5": UnigramEncoder,
     "bert": WordPieceEncoder,
     "rwkv": RwkvEncoder,
+    "plamo2": PlamoEncoder,
 }
-_SPELLINGS = {"gpt2": _bpe_bytes, "rwkv": _rwkv_bytes}
+_SPELLINGS = {"gpt2": _bpe_bytes, "rwkv": _rwkv_bytes, "plamo2": _plain_bytes}

@@ -127,6 +127,7 @@ _DEFAULTS: dict[str, tuple[dict[str, int], frozenset[str]]] = {
         {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
         frozenset({"bos", "sep"}),
     ),
+    "plamo2": ({"bos": 1, "eos": 2, "unk": 0, "pad": 3}, frozenset()),
 }
 _MERGED = ("gpt2", "gemma4")  # models whose tokens are made by merges
 _ADD_BOS = frozenset(

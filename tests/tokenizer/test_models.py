@@ -206,6 +206,58 @@ def test_rwkv_takes_the_longest_token_and_unescapes_what_the_file_escaped():
         ours.encode("z")
 
 
+# ---- plamo2
+# --------------------------------------------------------------------------------------------------
+
+PLAMO = {"a": -3.0, "b": -3.5, "ab": -6.5, "aba": -7.0, "é": -2.0, " a": -4.0, "▁": -5.0, "b b": -8}
+
+
+def plamo(pieces=PLAMO, *, count=256) -> TokenizerBridge:
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(count)]
+    scores = [0.0] * (4 + count) + [*pieces.values()]
+    return bridge(
+        "plamo2",
+        ["<|plamo:unk|>", "<|plamo:bos|>", "<|plamo:eos|>", "<|plamo:pad|>", *bytes_of, *pieces],
+        [2, 3, 3, 3] + [6] * count + [1] * len(pieces),
+        scores=np.array(scores, np.float32),
+        add_space_prefix=False,
+    )
+
+
+@settings(deadline=None)
+@given(st.text("ab é▁z", max_size=9))
+def test_plamos_split_is_the_cheapest_and_its_first_token_the_longest(text):
+    ours = plamo()
+    first = 4 + 256
+
+    def splits(rest):
+        """(cost, minus the lengths, tokens) of every way to split; bytes for what has no token."""
+        if not rest:
+            yield 0, (), ()
+            return
+        starts = [(len(p), -round(s * 1e4), (first + i,)) for i, (p, s) in enumerate(PLAMO.items())
+                  if rest.startswith(p)]  # fmt: skip
+        starts.append((1, 10_000_000, tuple(4 + byte for byte in rest[0].encode())))
+        for length, cost, tokens in starts:
+            for more, lengths, others in splits(rest[length:]):
+                yield cost + more, (-length, *lengths), tokens + others
+
+    assert ours.encode(text) == list(min(splits(text))[2])
+    assert ours.decode(ours.encode(text)) == text
+
+
+def test_plamo_writes_unknown_characters_as_bytes_and_no_control_tokens():
+    ours = plamo()
+    assert ours.encode("日a") == [4 + byte for byte in "日".encode()] + [260]
+    # equal sums: the longer token; and no space is added, nor a mark read as one
+    assert (ours.encode("ab"), ours.encode("▁")) == ([262], [266])
+    assert ours.encode("<|plamo:eos|>") == [2]
+    assert 2 not in ours.encode("<|plamo:eos|>", parse_special=False)
+    assert (ours.bos_id, ours.eos_id, ours.add_bos) == (1, 2, False)
+    with pytest.raises(TokenizerError, match="no byte token <0xF0>"):
+        plamo(count=0xF0)
+
+
 # ---- special tokens and splits
 # ---------------------------------------------------------------------------------------
 
