@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from oxillama.convert import convert_folder
-from oxillama.errors import ConvertError
+from oxillama.errors import ConvertError, ModelError
 from oxillama.gguf import GgufReader
+from oxillama.model.load import record
 from oxillama.tokenizer import TokenizerBridge
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -121,6 +122,25 @@ def test_keys_names_and_shapes_are_the_reference_files(name, tmp_path):
             digest.update(key.encode())
             digest.update(bytes(reader.data(key)))
         assert digest.hexdigest() == golden["values"]
+
+
+# Golden folders that are no models: of random numbers, or of sizes that their config does not say.
+NO_MODELS = {"apertus": "xielu.eps", "grok": "ffn_gate_exps.weight"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_converted_loads(name, tmp_path):
+    """Every key and tensor of the file means something to the architecture it names."""
+    folder_of(golden_of(name), tmp_path / "model")
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    if name in NO_MODELS:
+        with pytest.raises(ModelError, match=NO_MODELS[name]):
+            record(GgufReader(made.path))
+        return
+    config, _ = record(GgufReader(made.path))
+    keys = golden_of(name)["keys"]
+    assert config.architecture == keys["general.architecture"]
+    assert config.layers == keys[f"{config.architecture}.block_count"] and config.states
 
 
 def test_the_goldens_are_all_there():
