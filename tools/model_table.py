@@ -43,10 +43,10 @@ give one prompt different tokens under different limits, and cached prefixes cou
 
 ## Sparse attention: as far as it is dense
 
-DeepSeek V3.2 and GLM 5 choose the keys that a row sees, `attention.indexer.top_k` of them, and
-MiniMax-M3 as many blocks of `attention.indexer.block_size`. A sequence of no more tokens sees all
-of them, which is what runs here, exactly; a longer one is refused, and the model's own context is
-that long.
+DeepSeek V3.2, GLM 5, Hy4 and dots3-note choose the keys that a row sees,
+`attention.indexer.top_k` of them, and MiniMax-M3 as many blocks of
+`attention.indexer.block_size`. A sequence of no more tokens sees all of them, which is what runs
+here, exactly; a longer one is refused, and the model's own context is that long.
 
 ## Where llama.cpp computes something else
 
@@ -101,6 +101,7 @@ NAMES = {
     "deepseek2-ocr": "text part of DeepSeek-OCR",
     "deepseek32": "DeepSeek V3.2",
     "dots1": "dots.llm1",
+    "dots3note": "text part of dots3-note",
     "ernie4_5": "ERNIE 4.5",
     "ernie4_5-moe": "ERNIE 4.5 with experts",
     "eurobert": "EuroBERT",
@@ -132,12 +133,14 @@ NAMES = {
     "hunyuan-moe": "Hunyuan-Large, Hunyuan-A13B",
     "hunyuan_vl": "text part of HunyuanOCR",
     "hy_v3": "Hy3",
+    "hy_v4": "Hy4",
     "internlm2": "InternLM 2",
     "jais": "Jais",
     "jais2": "Jais 2",
     "jamba": "Jamba",
     "jina-bert-v2": "Jina embeddings 2",
     "jina-bert-v3": "Jina embeddings 3",
+    "kimi-k3": "Kimi K3",
     "kimi-linear": "Kimi Linear",
     "laguna": "Laguna",
     "lfm2": "LFM 2",

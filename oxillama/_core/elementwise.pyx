@@ -516,25 +516,30 @@ cdef class ElementwiseOp(Op):
 
 ctypedef struct MeasureArgs:
     Common common
-    int x, out
+    int x, out, heads
     int centred               # a standard deviation, else a root of a mean square
-    int64_t columns
+    int sum                   # neither: the plain sum
+    int64_t columns           # of a head
 
 
 cdef void measure_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
     cdef const MeasureArgs *a = <const MeasureArgs *>args
     cdef const Step *step = a.common.step
-    cdef int rows = rows_of(&a.common), r
+    cdef int rows = rows_of(&a.common), r, h
     cdef const float *x
     cdef double mean, total
     r = ox_team_take(team)
     while r < rows:
-        x = <const float *>row_of(step, a.x, r)
-        mean = 0.0
-        if a.centred:
-            mean = sum_powers(x, 0.0, 1, a.columns) / a.columns
-        total = sum_powers(x, mean, 2, a.columns)
-        (<float *>row_of(step, a.out, r))[0] = <float>sqrt(total / a.columns)
+        for h in range(a.heads):
+            x = <const float *>row_of(step, a.x, r) + h * a.columns
+            mean = 0.0
+            if a.centred or a.sum:
+                mean = sum_powers(x, 0.0, 1, a.columns)
+            if a.sum:
+                total = mean
+            else:
+                total = sqrt(sum_powers(x, mean / a.columns, 2, a.columns) / a.columns)
+            (<float *>row_of(step, a.out, r))[h] = <float>total
         r = ox_team_take(team)
 
 
@@ -563,15 +568,85 @@ cdef class MeasureOp(Op):
     cdef MeasureArgs a
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "x", "kind", "out")
-        self.a.columns, self.a.x = plan.reads(p["x"]), p["x"]
-        if p["kind"] not in ("rms", "deviation"):
-            raise plan.fail(f"kind is {p['kind']!r}, wanted 'rms' or 'deviation'")
-        self.a.centred = p["kind"] == "deviation"
+        p = plan.keys(params, "x", "kind", "out", heads=1)
+        columns, self.a.x, self.a.heads = plan.reads(p["x"]), p["x"], plan.number(p, "heads", 1, 1 << 16)
+        if p["kind"] not in ("rms", "deviation", "sum"):
+            raise plan.fail(f"kind is {p['kind']!r}, wanted 'rms', 'deviation' or 'sum'")
+        if columns % self.a.heads:
+            raise plan.fail(f"x has {columns} columns, wanted {self.a.heads} parts")
+        self.a.columns, self.a.centred, self.a.sum = columns // self.a.heads, p["kind"] == "deviation", p["kind"] == "sum"
         if p["x"] == p["out"]:
             raise plan.fail(f"x and out are both slot {p['x']}")
-        self.a.out = plan.writes(p["out"], 1)
+        self.a.out = plan.writes(p["out"], self.a.heads)
         self.begin(plan, &self.a.common, "measure", measure_part, p)
+
+
+# ---- softmax ---------------------------------------------------------------------------------------------------------
+
+ctypedef struct SoftmaxArgs:
+    Common common
+    int x, out, heads, rounds
+    int64_t columns           # of a head
+    float eps
+
+
+cdef void softmax_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const SoftmaxArgs *a = <const SoftmaxArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r, h, k
+    cdef int64_t i
+    cdef const float *x
+    cdef float *y
+    cdef float top
+    r = ox_team_take(team)
+    while r < rows:
+        for h in range(a.heads):
+            x = <const float *>row_of(step, a.x, r) + h * a.columns
+            y = <float *>row_of(step, a.out, r) + h * a.columns
+            top = x[0]
+            for i in range(1, a.columns):
+                top = max(top, x[i])
+            for i in range(a.columns):
+                y[i] = x[i] - top
+            step.vec.exp(y, y, a.columns)
+            share(y, a.columns, 1, 0)
+            for i in range(a.columns):
+                y[i] = y[i] + a.eps
+        y = <float *>row_of(step, a.out, r)
+        for k in range(2 * a.rounds - 1):
+            for h in range(a.heads):
+                if k % 2:
+                    share(y + h * a.columns, a.columns, 1, a.eps)
+                else:
+                    share(y + h, a.columns, a.columns, a.eps)
+        r = ox_team_take(team)
+
+
+cdef void share(float *y, int64_t n, int64_t step, float eps) noexcept nogil:
+    """Divides n numbers, `step` apart, by their sum in ascending order plus eps."""
+    cdef float total = 0
+    cdef int64_t i
+    for i in range(n):
+        total = total + y[i * step]
+    total = total + eps
+    for i in range(n):
+        y[i * step] = y[i * step] / total
+
+
+cdef class SoftmaxOp(Op):
+    cdef SoftmaxArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "out", heads=1, rounds=0, eps=0.0)
+        columns, self.a.x, self.a.heads = plan.reads(p["x"]), p["x"], plan.number(p, "heads", 1, 1 << 16)
+        self.a.rounds, self.a.eps = plan.number(p, "rounds", 0, 1 << 10), plan.real(p, "eps", 0.0, 1.0)
+        if columns % self.a.heads or (self.a.rounds and columns != self.a.heads * self.a.heads):
+            raise plan.fail(f"x has {columns} columns, wanted {self.a.heads} parts{' of as many' if self.a.rounds else ''}")
+        self.a.columns = columns // self.a.heads
+        if p["x"] == p["out"]:
+            raise plan.fail(f"x and out are both slot {p['x']}")
+        self.a.out = plan.writes(p["out"], columns)
+        self.begin(plan, &self.a.common, "softmax", softmax_part, p)
 
 
 # ---- head_scale ------------------------------------------------------------------------------------------------------
@@ -697,5 +772,5 @@ cdef class CopyOp(Op):
 
 
 OPS = {"embed": EmbedOp, "features": FeaturesOp, "copy": CopyOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,
-       "measure": MeasureOp, "head_scale": HeadScaleOp,
+       "measure": MeasureOp, "softmax": SoftmaxOp, "head_scale": HeadScaleOp,
        **dict.fromkeys(ELEMENTWISE, ElementwiseOp)}

@@ -436,9 +436,15 @@ class Builder:
         """
         return self.combine(x, self.concat(weights, weights))
 
-    def measure(self, x: Value, kind: str) -> Value:
-        """One number per row: "rms", the root of its mean square, or "deviation"."""
-        return self.op("measure", x, kind=kind)
+    def measure(self, x: Value, kind: str, *, heads: int = 1) -> Value:
+        """One number for each of `heads` parts of a row: "rms", the root of its mean square,
+        "deviation" or "sum".
+        """
+        return self.op("measure", x, kind=kind, **({"heads": heads} if heads > 1 else {}))
+
+    def softmax(self, x: Value, *, heads: int = 1, rounds: int = 0, eps: float = 0.0) -> Value:
+        """The softmax of each of `heads` parts of a row; rounds, eps: those of the op."""
+        return self.op("softmax", x, heads=heads, rounds=rounds, eps=float(eps))
 
     def repeat(self, x: Value, times: int) -> Value:
         """A row repeated `times` times side by side."""
@@ -722,17 +728,18 @@ class Builder:
         style: str,
         scale: float,
         temper: tuple[float, int, int] | None = None,
+        sinks: np.ndarray | None = None,
+        window: int = 0,
         most: int = 0,
     ) -> Value:
         """Attention whose layer stores one row k per token for all heads, of which the first
         `value` floats are the value: the absorbed form of multi-head latent attention (DeepSeek-AI
         2024, DeepSeek-V2, section 2.1). rope rotates the last floats of k and of each head of q;
-        the result has `value` floats per head. temper, most: see `attend`.
+        the result has `value` floats per head. temper, sinks, window, most: see `attend`.
         """
         shape = Heads(heads, 1, k.width, value)
-        more: dict[str, Any] = {} if temper is None else {"temper": temper}
-        if most:
-            more["most"] = most
+        asked: dict[str, Any] = dict(temper=temper, sinks=sinks, most=most or None)
+        more = {name: one for name, one in asked.items() if one is not None}
         return self.record(
             "attention",
             (q, k, *self._table(rope)),
@@ -744,7 +751,7 @@ class Builder:
             rope_start=k.width - rope.dims if rope else 0,
             style=style,
             q_scale=float(scale),
-            window=0,
+            window=window,
             softcap=0.0,
             q_norm=None,
             k_norm=None,

@@ -873,19 +873,33 @@ class Activate(Op, name="activate"):
 
 
 class Measure(Op, name="measure"):
-    """One number per row: "rms", the root of its mean square, or "deviation", its standard
-    deviation.
+    """One number for each of `heads` parts of a row: "rms", the root of its mean square,
+    "deviation", its standard deviation, or its "sum".
     """
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:
-        return 1
+        return params.get("heads", 1)
 
     @staticmethod
-    def meaning(f: Frame, *, x, kind, out) -> None:
-        rows = f.slots[x].astype(np.float64)
+    def meaning(f: Frame, *, x, kind, out, heads=1) -> None:
+        parts = f.slots[x].astype(np.float64).reshape(len(f.slots[x]), heads, -1)
         if kind == "rms":
-            found = np.sqrt((rows * rows).mean(axis=1, keepdims=True))
+            found = np.sqrt((parts * parts).mean(axis=2))
         else:
-            found = rows.std(axis=1, keepdims=True)
+            found = parts.std(axis=2) if kind == "deviation" else parts.sum(axis=2)
         f.slots[out] = found.astype(np.float32)
+
+
+class Softmax(Op, name="softmax"):
+    """The softmax of each of `heads` parts of a row. With `rounds`, of a matrix whose rows are the
+    parts, it is made doubly stochastic: `eps` is added, then columns and rows are divided by their
+    sums plus eps in turn, columns `rounds` times and rows between (Sinkhorn and Knopp 1967).
+    """
+
+    @staticmethod
+    def meaning(f: Frame, *, x, out, heads=1, rounds=0, eps=0.0) -> None:
+        y = _softmax(f.slots[x].astype(np.float64).reshape(len(f.slots[x]), heads, -1)) + eps
+        for k in range(2 * rounds - 1):
+            y = y / (y.sum(axis=2 if k % 2 else 1, keepdims=True) + eps)
+        f.slots[out] = y.reshape(len(y), -1).astype(np.float32)

@@ -171,6 +171,16 @@ OWN: dict[str, dict] = {
         "attention.q_lora_rank": None,
     },
     "kimi-linear": {"attention.head_count_kv": [0, 0, 0, 1], "kda.head_dim": 32},
+    "kimi-k3": {
+        "attention.layer_norm_rms_epsilon": 1e-2,  # as for qwen3next
+        "attention.head_count_kv": [0, 0, 1, 0],
+        "kda.head_dim": 32,
+        "kda.gate_lower_bound": -5.0,
+        "attn_res.block_size": 2,
+        "activation.situ_beta": 0.5,
+        "activation.situ_linear_beta": 2.0,
+        "expert_latent_length": 32,
+    },
     "bailingmoe3": {
         # an epsilon as for qwen3next below
         "attention.layer_norm_rms_epsilon": 1e-2,
@@ -195,6 +205,26 @@ OWN: dict[str, dict] = {
     },
     "hrm_text": {"hrm.layers_per_stack": 1, "hrm.h_cycles": 1, "hrm.l_cycles": 3},
     "hunyuan_vl": {"rope.dimension_sections": [2, 2, 2, 2], "rope.scaling.alpha": 8.0},
+    "dots3note": {
+        "attention.head_count": [2, 4, 2, 4],
+        "attention.head_count_kv": 1,
+        "attention.sliding_window_pattern": [False, True, False, True],
+        "attention.kv_lora_rank_swa": 48,
+        "attention.key_length_mla_swa": 40,
+        "attention.value_length_mla_swa": 16,
+        "rope.freq_base_swa": 5000.0,
+        "attention.indexer.types": [True, False, True, False],
+        **INDEXER,
+    },
+    "hy_v4": {
+        "attention.head_count_kv": 1,
+        "attention.indexer.types": [True, True, False, True],
+        "hyper_connection.count": 3,
+        "hyper_connection.epsilon": 1e-3,
+        "hyper_connection.magnitude": 2.0,
+        "swiglu_clamp_exp": [0.0, 0.5, 0.5, 0.5],
+        **INDEXER,
+    },
     "maple": {
         "attention.sliding_window_pattern": [True, False, True, True],
         "rope.freq_base_swa": 5000.0,
@@ -339,11 +369,20 @@ WANTED: dict[str, tuple[str, ...]] = {
     "kimi-linear": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
     "bailingmoe3": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
     + ("blk.3.attn_gate.weight",),
+    "kimi-k3": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias", "ffn_routed_norm.weight")
+    + _each((0, 1, 3), "ssm_g.weight", "ssm_f_b.weight")
+    + ("blk.0.attn_res_score.weight", "blk.2.attn_gate.weight", "output.weight"),
     "chameleon": _each(_ALL, *_NORM_BIASES),
     "cogvlm": _each(_ALL, "attn_qkv.weight", "vis_attn_qkv.weight"),
     "deepseek32": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
     + _each(_ALL, "indexer.proj.weight"),
     "deepseek2-ocr": _each(_SPARSE, "ffn_up_shexp.weight"),
+    "dots3note": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
+    + _each(_ALL, "attn_gate.weight", "attn_k_norm.weight")
+    + _each((0, 2), "indexer.proj.weight"),
+    "hy_v4": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
+    + _each(_ALL, "attn_sinks.weight", "attn_gate.weight", "indexer.proj.weight")
+    + ("output.weight",),
     "grok": _each((0, 1), "ffn_up.weight", "layer_output_norm.weight"),
     "spark2_5": _each(_ALL, "attn_qkv.weight", "attn_gate.weight"),
     "minimax-m3": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
@@ -392,7 +431,20 @@ KNOWN = {
 KNOWN["step35"] = {f"blk.{i}.attn_gate.weight": (4, HIDDEN) for i in range(4)}
 KNOWN["laguna"] = {"blk.0.attn_gate.weight": (4, HIDDEN), "blk.1.attn_gate.weight": (2, HIDDEN)}
 KNOWN["kimi-linear"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in range(3)}
+KNOWN["kimi-k3"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in (0, 1, 3)}
+KNOWN["kimi-k3"] |= {f"blk.{i}.ssm_a": (4,) for i in (0, 1, 3)}
+KNOWN["kimi-k3"] |= {"blk.2.attn_gate.weight": (128, HIDDEN), "output_res_score.weight": (HIDDEN,)}
+for name in ("attn", "ffn"):
+    KNOWN["kimi-k3"] |= {f"blk.{i}.{name}_res_score.weight": (HIDDEN,) for i in range(4)}
+for name in ("gate", "up", "down"):
+    KNOWN["kimi-k3"] |= {f"blk.{i}.ffn_{name}_exps.weight": (4, 32, 32) for i in (1, 2, 3)}
 KNOWN["bailingmoe3"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in range(3)}
+KNOWN["bailingmoe3"]["blk.3.attn_gate.weight"] = (4, HIDDEN)
+KNOWN["dots3note"] = {f"blk.{i}.attn_gate.weight": ((2, 4, 2, 4)[i], HIDDEN) for i in range(4)} | {
+    f"blk.{i}.attn_k_norm.weight": (16,) for i in range(4)
+}
+# a gate for each float of a head of 32
+KNOWN["hy_v4"] = {f"blk.{i}.attn_gate.weight": (128, HIDDEN) for i in range(4)}
 KNOWN["spark2_5"] = {f"blk.{i}.attn_gate.weight": (4, HIDDEN) for i in range(4)}
 KNOWN["grovemoe"] = {
     f"blk.{i}.ffn_{name}_chexps.weight": (2, HIDDEN, 16) if name == "down" else (2, 16, HIDDEN)
@@ -521,6 +573,8 @@ def invent(path: Path, arch: str, *, kind: str = "F32", changed: dict | None = N
             values = rng.standard_normal(shape).astype(np.float32)
             if name.endswith("ssm_a"):
                 values = -np.abs(values) - np.float32(0.1)
+            elif name.endswith("_res_score.weight"):
+                values = 0.1 * values  # larger scores are a choice, which rounding may flip
             elif len(shape) == 1:
                 values = 1 + 0.1 * values
             else:

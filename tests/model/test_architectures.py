@@ -221,7 +221,7 @@ def test_what_does_not_generate_is_refused_with_what_it_does(tmp_path):
     assert not set(load.NOT_GENERATING) & set(architectures())
 
 
-@pytest.mark.parametrize("arch", ["deepseek32", "glm-dsa", "minimax-m3"])
+@pytest.mark.parametrize("arch", ["deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3"])
 def test_sparse_attention_goes_as_far_as_it_is_dense(arch, tmp_path):
     """Beyond the keys that the indexer may choose, what these models compute is refused by name."""
     model = load_model(invent(tmp_path / "m.gguf", arch))

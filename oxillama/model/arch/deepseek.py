@@ -76,23 +76,33 @@ def latent_attention(
     rotation: Callable[[Builder, int, int], tuple[Rope | None, float]],
     style: str = "norm",
     temper: tuple[float, int, int] | None = None,
+    window: int = 0,
     most: int = 0,
 ) -> Value:
     """Queries go through each head's key matrix into the latent, results through its value matrix
     out of it, so that a token keeps its latent and one rotated key alone (section 2.1.2, appendix
     C).
     rotation: of (builder, floats that are rotated, floats of a key) the rotation and the scale of
-    scores; style: see `attention`; temper, most: see `Builder.attend`. Where the file has a gate
-    for each head (`attn_gate`), the result of the head is under its sigmoid.
+    scores; style: see `attention`; temper, window, most: see `Builder.attend`. Sizes of a layer
+    with a window may have keys of their own. Where the file has a gate for each head, or for each
+    float (`attn_gate`), the result is under its sigmoid; sinks of heads, and a norm of the rotated
+    key, are found by name too.
     """
     keys = b.keys
     heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
     if not layer.integer("attention.head_count_kv", default=1, maximum=1):
         raise ModelError(f"{b.arch}.attention.head_count_kv: found 0, wanted 1")
-    latent = keys.integer("attention.kv_lora_rank", minimum=1, maximum=1 << 16)
+
+    def size(key: str, least: int, most: int) -> int:
+        """The size of that key, or of the one for layers with a window where there is one."""
+        own = f"attention.{key}_swa"
+        near = window and own in keys
+        return keys.integer(own if near else f"attention.{key}", minimum=least, maximum=most)
+
+    latent = size("kv_lora_rank", 1, 1 << 16)
     turned = keys.integer("rope.dimension_count", minimum=2, maximum=1 << 12)
-    plain = keys.integer("attention.key_length_mla", minimum=turned + 1, maximum=1 << 12) - turned
-    value = keys.integer("attention.value_length_mla", minimum=1, maximum=1 << 12)
+    plain = size("key_length_mla", turned + 1, 1 << 12) - turned
+    value = size("value_length_mla", 1, 1 << 12)
     # of the keys before they are absorbed, or of the latent: the tensors' shapes are checked anyway
     for key in ("attention.key_length", "attention.value_length"):
         keys.integer(key, default=0)
@@ -108,6 +118,8 @@ def latent_attention(
     width = latent + turned
     kept = layer.linear(x, "attn_kv_a_mqa", width, take=slice(0, latent))
     turning = layer.linear(x, "attn_kv_a_mqa", width, take=slice(latent, width))
+    if layer.has("attn_k_norm.weight"):
+        turning = layer.norm(turning, "attn_k_norm")
     k = b.concat(latent_norm(b, layer, kept, "attn_kv_a_norm"), turning)
     y = b.attend_latent(
         *(q, k),
@@ -117,12 +129,18 @@ def latent_attention(
         style=style,
         scale=scale,
         temper=temper,
+        sinks=layer.optional_vector("attn_sinks.weight", heads),
+        window=window,
         most=most,
     )
     y = layer.stacked(y, "attn_v_b", value, count=heads)
     if layer.has("attn_gate.weight"):
-        gate = b.activate(layer.linear(x, "attn_gate", heads), "sigmoid")
-        y = b.head_scale(y, gate, heads=heads)
+        single = b.reader.tensors[layer.name("attn_gate.weight")].shape[0] == heads
+        gate = layer.linear(x, "attn_gate", heads if single else y.width)
+        if single:
+            y = b.head_scale(y, b.activate(gate, "sigmoid"), heads=heads)
+        else:
+            y = b.gate(gate, y, act="sigmoid")
     return layer.linear(y, "attn_output", b.hidden)
 
 

@@ -18,14 +18,14 @@ def kimi_linear(b: Builder) -> Value:
     for layer in b.layers():
         y = layer.norm(x, "attn_norm")
         if layer.integer("attention.head_count_kv", minimum=0):
-            x = x + latent_attention(b, layer, y, rotation=_none)
+            x = x + latent_attention(b, layer, y, rotation=unrotated)
         else:
             x = x + delta_attention(b, layer, y)
         x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
     return b.logits(x)
 
 
-def _none(b: Builder, turned: int, width: int) -> tuple[Rope | None, float]:
+def unrotated(b: Builder, turned: int, width: int) -> tuple[Rope | None, float]:
     """No rotation; scores are scaled by the width of a key."""
     # files say a base that nothing is turned by
     b.keys.number("rope.freq_base", default=0.0)
@@ -51,6 +51,8 @@ def delta_attention(b: Builder, layer: Layer, x: Value, *, lowest: float = 0.0) 
 
     def low(name: str) -> Value:
         """A product of low rank, or of one matrix."""
+        if layer.has(f"ssm_{name}.weight"):
+            return layer.linear(x, f"ssm_{name}", inner)
         if not layer.has(f"ssm_{name}_b.weight") and lowest:
             return layer.linear(x, f"ssm_{name}_a", inner)
         return layer.linear(layer.linear(x, f"ssm_{name}_a", width), f"ssm_{name}_b", inner)
@@ -62,9 +64,11 @@ def delta_attention(b: Builder, layer: Layer, x: Value, *, lowest: float = 0.0) 
     w = low("f") + layer.vector("ssm_dt.bias", inner)
     full = layer.name("ssm_a")
     shape = b.reader.tensors[full].shape if b.has(full) else (heads, 1)
-    rate = b.array(full, *((1,) * (len(shape) - 2)), heads, 1).reshape(heads)
+    wanted = (heads,) if len(shape) == 1 else (*((1,) * (len(shape) - 2)), heads, 1)
+    rate = b.array(full, *wanted).reshape(heads)
     if lowest:
-        w = b.activate(w * np.repeat(rate, width), "sigmoid") * lowest
+        # files have the rate of either sign
+        w = b.activate(w * np.repeat(np.abs(rate), width), "sigmoid") * lowest
     else:
         w = b.activate(w, "softplus") * np.repeat(rate, width)
     w = b.activate(w, "exp")
