@@ -43,7 +43,7 @@ give one prompt different tokens under different limits, and cached prefixes cou
 
 ## Sparse attention: as far as it is dense
 
-DeepSeek V3.2, GLM 5, Hy4 and dots3-note choose the keys that a row sees,
+DeepSeek V3.2, GLM 5, GLM 5.3 Flash, Hy4 and dots3-note choose the keys that a row sees,
 `attention.indexer.top_k` of them, and MiniMax-M3 as many blocks of
 `attention.indexer.block_size`. A sequence of no more tokens sees all of them, which is what runs
 here, exactly; a longer one is refused, and the model's own context is that long.
@@ -118,6 +118,7 @@ NAMES = {
     "gemma4": "Gemma 4",
     "glm-dsa": "GLM 5",
     "glm4": "GLM-4-0414",
+    "glm5-next": "GLM 5.3 Flash",
     "glm4moe": "GLM 4.5, 4.6, 4.7",
     "gpt-oss": "gpt-oss",
     "gpt2": "GPT-2",

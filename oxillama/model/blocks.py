@@ -201,7 +201,9 @@ def dense_reach(b: Builder, *, block: int = 1) -> int:
     keys = b.keys
     for name in ("head_count", "key_length"):
         keys.integer(f"attention.indexer.{name}", minimum=1)
-    b.used.update(name for name in b.reader.tensors if ".indexer." in name)
+    if "attention.indexer.types" in keys:
+        keys.flags("attention.indexer.types")  # layers with an indexer of their own
+    b.used.update(name for name in b.reader.tensors if ".indexer" in name)
     return block * keys.integer("attention.indexer.top_k", minimum=1, maximum=1 << 24)
 
 
@@ -231,9 +233,12 @@ def is_windowed(b: Builder, index: int, period: int, *, first: bool = False) -> 
     key = "attention.sliding_window_pattern"
     held = b.keys.metadata.get(b.keys.name(key), 0)
     if not isinstance(held, int):
+        # layers that predict further tokens may have none
+        extra = b.keys.integer("nextn_predict_layers", default=0)
+        count = b.n_layers - extra if len(held) == b.n_layers - extra else b.n_layers
         if len(held) and all(type(one) in (int, np.int32) for one in held):
-            return b.keys.integers(key, count=b.n_layers, minimum=0, maximum=1)[index] == 1
-        return b.keys.flags(key, count=b.n_layers)[index]
+            return b.keys.integers(key, count=count, minimum=0, maximum=1)[index] == 1
+        return b.keys.flags(key, count=count)[index]
     return (index + (not first)) % b.keys.integer(key, minimum=1, default=period) != 0
 
 

@@ -37,3 +37,25 @@ def last_stream(b: Builder, x: Value) -> Value:
     """What the streams are after the last layer: a sum under weights of its own."""
     (taken,) = stream_weights(b, "output_hc", x, stream_count(b))
     return b.weighted(x, open_weights(b, taken))
+
+
+def mixed_streams(b: Builder, x: Value, weights: Value) -> Value:
+    """Each stream as a sum of all, under a doubly stochastic matrix for each row, so that their sum
+    stays what it is (Xie et al. 2025, "mHC", section 4). weights: before that, by source, then by
+    target.
+    """
+    count = stream_count(b)
+    rounds = b.keys.integer("hyper_connection.sinkhorn_iterations", minimum=1, maximum=1 << 10)
+    eps = b.keys.number("hyper_connection.epsilon", minimum=0.0, maximum=1.0)
+    shares = b.softmax(weights, heads=count, rounds=rounds, eps=eps)
+    of = (shares.columns(to, to + 1, heads=count) for to in range(count))
+    return b.concat(*(b.weighted(x, share) for share in of))
+
+
+def stream_mean(b: Builder, x: Value) -> Value:
+    """The mean of all streams."""
+    count = stream_count(b)
+    first, *others = (x.columns(at, at + b.hidden) for at in range(0, x.width, b.hidden))
+    for other in others:
+        first = first + other
+    return first * (1.0 / count)

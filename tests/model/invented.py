@@ -216,6 +216,22 @@ OWN: dict[str, dict] = {
         "attention.indexer.types": [True, False, True, False],
         **INDEXER,
     },
+    "glm5-next": {
+        "attention.layer_norm_rms_epsilon": 1e-2,  # as for qwen3next
+        "attention.head_count_kv": [0, 0, 1, 0],
+        "rope.dimension_count": 0,
+        "kda.head_dim": 32,
+        "kda.gate_lower_bound": -5.0,
+        "attention.indexer.types": [False, False, True, False],
+        "attention.indexer.kpool": 4,
+        "attention.indexer.kpool_select_tail": True,
+        "hyper_connection.count": 4,
+        "hyper_connection.epsilon": 1e-3,
+        "hyper_connection.sinkhorn_iterations": 5,
+        "swiglu_clamp_exp": [0.0, 0.5, 0.5, 0.5],
+        "swiglu_clamp_shexp": [0.5, 0.5, 0.0, 0.5],
+        **INDEXER,
+    },
     "hy_v4": {
         "attention.head_count_kv": 1,
         "attention.indexer.types": [True, True, False, True],
@@ -380,6 +396,9 @@ WANTED: dict[str, tuple[str, ...]] = {
     "dots3note": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
     + _each(_ALL, "attn_gate.weight", "attn_k_norm.weight")
     + _each((0, 2), "indexer.proj.weight"),
+    "glm5-next": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
+    + _each((0, 1, 3), "ssm_f_b.weight", "ssm_g_b.weight")
+    + ("blk.2.indexer.proj.weight", "blk.2.indexer_compressor_gate.weight", "output.weight"),
     "hy_v4": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
     + _each(_ALL, "attn_sinks.weight", "attn_gate.weight", "indexer.proj.weight")
     + ("output.weight",),
@@ -431,6 +450,8 @@ KNOWN = {
 KNOWN["step35"] = {f"blk.{i}.attn_gate.weight": (4, HIDDEN) for i in range(4)}
 KNOWN["laguna"] = {"blk.0.attn_gate.weight": (4, HIDDEN), "blk.1.attn_gate.weight": (2, HIDDEN)}
 KNOWN["kimi-linear"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in range(3)}
+KNOWN["glm5-next"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in (0, 1, 3)}
+KNOWN["glm5-next"] |= {f"blk.{i}.ssm_a": (4,) for i in (0, 1, 3)}
 KNOWN["kimi-k3"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in (0, 1, 3)}
 KNOWN["kimi-k3"] |= {f"blk.{i}.ssm_a": (4,) for i in (0, 1, 3)}
 KNOWN["kimi-k3"] |= {"blk.2.attn_gate.weight": (128, HIDDEN), "output_res_score.weight": (HIDDEN,)}

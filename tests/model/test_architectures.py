@@ -221,7 +221,9 @@ def test_what_does_not_generate_is_refused_with_what_it_does(tmp_path):
     assert not set(load.NOT_GENERATING) & set(architectures())
 
 
-@pytest.mark.parametrize("arch", ["deepseek32", "dots3note", "glm-dsa", "hy_v4", "minimax-m3"])
+@pytest.mark.parametrize(
+    "arch", ["deepseek32", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3"]
+)
 def test_sparse_attention_goes_as_far_as_it_is_dense(arch, tmp_path):
     """Beyond the keys that the indexer may choose, what these models compute is refused by name."""
     model = load_model(invent(tmp_path / "m.gguf", arch))
@@ -256,6 +258,32 @@ def test_tokens_of_ling_3_may_have_several_positions(tmp_path, monkeypatch):
     monkeypatch.setitem(invented.OWN, "bailingmoe3", invented.OWN["bailingmoe3"] | sections)
     (places,), styles = turned()
     assert places.tolist() == [0, 0, 0, 1, 1, 1, 1, 2] and styles == ["neox"]
+
+
+def test_a_pattern_may_leave_out_the_layers_that_predict_further_tokens(tmp_path, monkeypatch):
+    """As llama.cpp's converter writes that of dots3-note."""
+    own = invented.OWN["dots3note"] | {"nextn_predict_layers": 1}
+    own["attention.sliding_window_pattern"] = [False, True, True]
+    monkeypatch.setitem(invented.OWN, "dots3note", own)
+    wanted = [name for name in invented.WANTED["dots3note"] if not name.startswith("blk.3.")]
+    monkeypatch.setitem(invented.WANTED, "dots3note", (*wanted, "blk.3.nextn.enorm.weight"))
+    monkeypatch.setitem(
+        invented.KNOWN,
+        "dots3note",
+        {k: v for k, v in invented.KNOWN["dots3note"].items() if not k.startswith("blk.3.")},
+    )
+    _, tape = record(invent(tmp_path / "m.gguf", "dots3note"))
+    assert [op.params["window"] for op in tape.ops if op.name == "attend"] == [0, 8, 8]
+    own["attention.sliding_window_pattern"] = [False, True]
+    with pytest.raises(ModelError, match="found an array of 2, wanted an array of 4"):
+        record(invent(tmp_path / "n.gguf", "dots3note"))
+
+
+def test_keys_behind_the_last_pool_are_seen(tmp_path):
+    """What the indexer of GLM 5.3 Flash does with them otherwise is refused by name."""
+    tail = {"glm5-next.attention.indexer.kpool_select_tail": False}
+    with pytest.raises(ModelError, match="kpool_select_tail: found False, wanted True"):
+        record(invent(tmp_path / "m.gguf", "glm5-next", changed=tail))
 
 
 def test_llama_4_may_have_experts_in_every_layer(tmp_path, monkeypatch):

@@ -3,10 +3,10 @@
 Delta Attention.
 """
 
-from oxillama.model.arch.deepseek import latent_attention
 from oxillama.model.arch.kimi_linear import delta_attention
 from oxillama.model.blocks import routing_of, sections_of, sparse_decoder, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.latent import latent_attention
 from oxillama.model.rope import Rope
 
 

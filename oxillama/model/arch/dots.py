@@ -2,7 +2,6 @@
 DeepSeek V3; dots3-note (2026), with latent attention.
 """
 
-from oxillama.model.arch.deepseek import latent_attention
 from oxillama.model.blocks import (
     dense_reach,
     is_windowed,
@@ -12,6 +11,7 @@ from oxillama.model.blocks import (
     trunk,
 )
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.latent import latent_attention
 from oxillama.model.rope import Rope
 
 
@@ -29,7 +29,6 @@ def dots3(b: Builder) -> Value:
     (see `deepseek32`).
     """
     keys, most = b.keys, dense_reach(b)
-    keys.flags("attention.indexer.types", count=b.n_layers, default=())
     for key in ("attention.key_length_swa", "attention.value_length_swa"):
         keys.integer(key, default=0)  # of the latent: the tensors' shapes are checked anyway
     window = keys.integer("attention.sliding_window", minimum=1)

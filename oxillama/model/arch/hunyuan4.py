@@ -2,9 +2,9 @@
 streams, each kept as it is and added to.
 """
 
-from oxillama.model.arch.deepseek import latent_attention
 from oxillama.model.blocks import dense_reach, routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.latent import latent_attention
 from oxillama.model.rope import Rope
 from oxillama.model.streams import last_stream, open_weights, stream_count, stream_weights
 
@@ -14,8 +14,6 @@ def hunyuan4(b: Builder) -> Value:
     """Some files choose keys by an indexer: see `deepseek32`."""
     keys, count = b.keys, stream_count(b)
     most = dense_reach(b) if "attention.indexer.top_k" in keys else 0
-    if "attention.indexer.types" in keys:
-        keys.flags("attention.indexer.types", count=b.n_layers)
     share = keys.number("hyper_connection.magnitude", minimum=0.0)
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=(0.0,) * b.n_layers)
     routing = routing_of(b, gating="sigmoid")

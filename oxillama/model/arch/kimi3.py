@@ -4,10 +4,10 @@ softmax over the residuals of earlier blocks of layers; experts over fewer colum
 
 from typing import Any
 
-from oxillama.model.arch.deepseek import latent_attention
 from oxillama.model.arch.kimi_linear import delta_attention, unrotated
 from oxillama.model.blocks import expert_gate_up, routed, routing_of
 from oxillama.model.builder import Builder, Layer, Value, architecture
+from oxillama.model.latent import latent_attention
 
 
 @architecture("kimi-k3")

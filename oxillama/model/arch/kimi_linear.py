@@ -4,9 +4,9 @@ decays key by key, then one of latent attention without rotation; experts as in 
 
 import numpy as np
 
-from oxillama.model.arch.deepseek import latent_attention
 from oxillama.model.blocks import routing_of, sparse_ffn
 from oxillama.model.builder import Builder, Layer, Value, architecture
+from oxillama.model.latent import latent_attention
 from oxillama.model.rope import Rope
 
 
@@ -32,10 +32,13 @@ def unrotated(b: Builder, turned: int, width: int) -> tuple[Rope | None, float]:
     return None, width**-0.5
 
 
-def delta_attention(b: Builder, layer: Layer, x: Value, *, lowest: float = 0.0) -> Value:
+def delta_attention(
+    b: Builder, layer: Layer, x: Value, *, lowest: float = 0.0, eps: float = 0.0
+) -> Value:
     """S = (I - beta k k^T) diag(w) S + beta k v^T, y = S^T q / sqrt(width); a norm over each head
     of the result is gated by a product, of low rank where the file has two matrices for it
-    (sections 3.1, 3.3). lowest: a bound that log w approaches by a sigmoid in place of a softplus.
+    (sections 3.1, 3.3). lowest: a bound that log w approaches by a sigmoid in place of a softplus;
+    eps: what is added to squared lengths of queries and keys, the file's where it is 0.
     """
     heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
     width = b.keys.integer("kda.head_dim", minimum=1, maximum=1 << 12)
@@ -59,7 +62,7 @@ def delta_attention(b: Builder, layer: Layer, x: Value, *, lowest: float = 0.0) 
 
     q, k, v = (mixed(name) for name in "qkv")
     # a norm by the root of the mean square leaves a length of sqrt(width)
-    q, k = (b.norm(part, None, heads=heads, eps=b.epsilon() / width) for part in (q, k))
+    q, k = (b.norm(part, None, heads=heads, eps=(eps or b.epsilon()) / width) for part in (q, k))
     k = k * width**-0.5
     w = low("f") + layer.vector("ssm_dt.bias", inner)
     full = layer.name("ssm_a")
