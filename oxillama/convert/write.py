@@ -36,13 +36,15 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38}
 _KEPT = re.compile(
     r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
     r"ssm_conv1d(_[qkv])?\.weight|shortconv\.conv\.weight|altup_(correct|predict)_coef\.weight|"
-    r"time_mix_(first|lerp_fused|(decay_)?w[12])\.weight|indexer\.([qk]_)?proj\.weight)\Z"
+    r"time_mix_(first|lerp_fused|(decay_)?w[12])\.weight|indexer\.([qk]_)?proj\.weight|"
+    r"(hc_(attn|ffn)|output_hc)_fn\.weight|indexer_compressor_(ape|gate)\.weight)\Z"
 )
 # tensors of encoders of pictures and sound, which go into files of their own
 _OTHER_PARTS = re.compile(
     r"(model\.)?(visual|vision|vision_tower|vision_model|vision_adapter|vision_projection|vit|"
     r"vqmodel|sam_model|projector|mlp_AR|linear_proj|multi_modal_projector|patch_merge_mlp|"
-    r"audio_tower|embed_vision|embed_audio|patch_merger|pre_mm_projector_norm)\.|"
+    r"audio_tower|embed_vision|embed_audio|patch_merger|pre_mm_projector_norm|mm_projector|"
+    r"vision_encoder|audio_encoder|mtp_layers|mtp)\.|"
     r"model\.(image_newline|view_seperator)\Z|"  # spelled so
     r".*\.parametrizations\.weight\.\d+\.lora_[AB]\Z"  # adapters, files of their own too
 )

@@ -408,6 +408,14 @@ def test_the_vocabulary_of_rwkv_is_its_own(tmp_path):
         ("gpt_oss_mxfp4", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ("arcee", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ("granitemoehybrid", {"layer_types": ["mamba", "conv", "mamba", "mamba"]}, "conv"),
+        ("dots3note", {"n_group": 2}, "n_group"),
+        ("dots3note", {"swa_q_lora_rank": 8}, "swa_q_lora_rank"),
+        ("glm5_next", {"qk_rope_head_dim": 8}, "qk_rope_head_dim"),
+        ("glm5_next", {"layer_types": None}, "layer_types"),
+        ("hy_v4", {"indexer_types": ["shared", "full", "full"]}, "indexer_types"),
+        ("hy_v4", {"mlp_layer_types": ["dense", "sparse", "dense"]}, "mlp_layer_types"),
+        ("kimi_k3", {"hidden_act": "silu"}, "hidden_act"),
+        ("kimi_k3", {"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed"),
         ("laguna", {"gating": False}, "gating"),
         ("ministral3", {"sliding_window": 16}, "sliding_window"),
         ("ministral3", {"model_type": "mistral5"}, "mistral5"),
@@ -439,6 +447,22 @@ def changed(name, tmp_path, change):
     with pytest.raises(ConvertError) as caught:
         convert_folder(tmp_path / "model", tmp_path / "made.gguf")
     return str(caught.value)
+
+
+def test_a_score_of_residuals_without_its_projection_is_refused(tmp_path):
+    name = "model.layers.1.mlp_res_proj.weight"
+    assert name in changed("kimi_k3", tmp_path, lambda held: held.pop(f"language_model.{name}"))
+
+
+def test_what_predicts_further_tokens_is_left_out(tmp_path):
+    for name, extra in (("hy_v4", "model.mtp_layers.0.norm.weight"),
+                        ("dots3note", "model.mtp.embed_tokens.weight")):  # fmt: skip
+        place = tmp_path / name
+        tensors = folder_of(golden_of(name), place)
+        save(place / "model.safetensors", {**tensors, extra: np.zeros(64, np.float32)})
+        made = convert_folder(place, tmp_path / f"{name}.gguf", "F32")
+        assert made.left_out == (extra,)
+        assert made.tensors == len([*spread(golden_of(name)["tensors"])])
 
 
 def test_mxfp4_without_its_scales_is_refused(tmp_path):

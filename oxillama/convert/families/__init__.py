@@ -2,7 +2,8 @@
 
 `dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and `hybrid`
 models, `rwkv`, `older` decoders with fused projections, `encoders`, text parts of models of
-`pictures`; `single` and `routed`: decoders and mixtures whose names or layers are their own.
+`pictures`; `single`, `routed` and `latent`: decoders and mixtures whose names or layers are their
+own.
 """
 
 from oxillama.convert.families import (
@@ -11,6 +12,7 @@ from oxillama.convert.families import (
     experts,
     gemma,
     hybrid,
+    latent,
     older,
     pictures,
     recurrent,
@@ -25,6 +27,7 @@ __all__ = [
     "experts",
     "gemma",
     "hybrid",
+    "latent",
     "older",
     "pictures",
     "recurrent",

@@ -260,7 +260,7 @@ _KDA = "model.layers.{b}.self_attn."
 _MOE = "model.layers.{b}.block_sparse_moe."
 
 
-def _latent_keys(h: Hyper, k: Keys) -> None:
+def latent_keys(h: Hyper, k: Keys) -> None:
     """The sizes of latent attention among other layers."""
     turned, latent = h.integer("qk_rope_head_dim"), h.integer("kv_lora_rank")
     if h.get("q_lora_rank") is not None:
@@ -272,7 +272,7 @@ def _latent_keys(h: Hyper, k: Keys) -> None:
     k.u32("attention.value_length_mla", h.integer("v_head_dim"))
 
 
-@family("KimiLinearForCausalLM", "KimiLinearModel", arch="kimi-linear", rules={
+KIMI: dict[str, str | Rule] = {
     **PLAIN,
     **EXPERTS_W,
     **{
@@ -296,7 +296,10 @@ def _latent_keys(h: Hyper, k: Keys) -> None:
     _KDA + "kv_b_proj.weight": Rule(
         ("blk.{b}.attn_k_b.weight", "blk.{b}.attn_v_b.weight"), latent_keys_values
     ),
-})  # fmt: skip
+}  # fmt: skip
+
+
+@family("KimiLinearForCausalLM", "KimiLinearModel", arch="kimi-linear", rules=KIMI)
 def kimi_linear(h: Hyper, k: Keys) -> None:
     """Kimi Linear (Moonshot AI 2025): delta attention, and latent attention every few layers,
     numbered from 1.
@@ -308,7 +311,7 @@ def kimi_linear(h: Hyper, k: Keys) -> None:
     k.integers("attention.head_count_kv", [int(i + 1 in full) for i in range(h.layers)])
     k.u32("ssm.conv_kernel", linear.integer("short_conv_kernel_size"))
     k.u32("kda.head_dim", linear.integer("head_dim"))
-    _latent_keys(h, k)
+    latent_keys(h, k)
     k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
     k.u32("expert_shared_count", h.integer("num_shared_experts"))
     k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
@@ -485,7 +488,7 @@ def bailingmoe3(h: Hyper, k: Keys) -> None:
     k.u32("kda.head_dim", h.integer("head_dim"))
     k.flag("kda.safe_gate", True)
     k.f32("kda.gate_lower_bound", h.number("kda_lower_bound"))
-    _latent_keys(h, k)
+    latent_keys(h, k)
     k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
     k.u32("expert_shared_feed_forward_length", h.integer("moe_shared_expert_intermediate_size"))
     k.u32("expert_shared_count", h.integer("num_shared_experts", default=1))
