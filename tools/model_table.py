@@ -48,6 +48,13 @@ DeepSeek V3.2, GLM 5, GLM 5.3 Flash, Hy4 and dots3-note choose the keys that a r
 `attention.indexer.block_size`. A sequence of no more tokens sees all of them, which is what runs
 here, exactly; a longer one is refused, and the model's own context is that long.
 
+## What is not here
+
+Of the decoders that llama.cpp runs, three need an op that is not here, and are refused by name:
+`deepseek4` (blocks of compressed keys beside a window), `qwen4exp` (a table by hashes of the last
+tokens) and `graniteswitch` (adapters switched within a text). So are models that fill in masks,
+draft for another model, or write with a decoder behind an encoder.
+
 ## Where llama.cpp computes something else
 
 Tiny random models of the architectures here give the logits of llama.cpp (0.3.36 of its Python

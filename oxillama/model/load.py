@@ -195,8 +195,9 @@ def _recorded(
             "that predicts the next token, or an encoder"
         )
     if name not in recorders():
+        why = f", which {NOT_COMPUTED[name]}: not computed here" if name in NOT_COMPUTED else ""
         raise ModelError(
-            f"general.architecture: found {name!r}{_nearest(name)}, wanted one of "
+            f"general.architecture: found {name!r}{why or _nearest(name)}, wanted one of "
             f"{', '.join(architectures())}"
         )
     b = Builder(reader, name, depth=depth, rope=rope)
@@ -255,6 +256,12 @@ NOT_GENERATING = {
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
     "t5": "writes with a decoder that looks at what an encoder read",
     "clip": "encodes pictures or sound for another model (mmproj)",
+}
+# Architectures that llama.cpp runs and that need an op which is not here, with what it would do.
+NOT_COMPUTED = {
+    "deepseek4": "attends to blocks of compressed keys beside its window",
+    "graniteswitch": "switches adapters within a text",
+    "qwen4exp": "adds rows of a table that hashes of the last tokens choose",
 }
 
 

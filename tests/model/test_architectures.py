@@ -221,6 +221,14 @@ def test_what_does_not_generate_is_refused_with_what_it_does(tmp_path):
     assert not set(load.NOT_GENERATING) & set(architectures())
 
 
+def test_what_needs_an_op_that_is_not_here_is_refused_with_what_it_does(tmp_path):
+    with GgufWriter(tmp_path / "m.gguf", "deepseek4") as writer:
+        writer.add("deepseek4.block_count", 1)
+    with pytest.raises(ModelError, match="'deepseek4', which attends to .*: not computed here"):
+        record(GgufReader(tmp_path / "m.gguf"))
+    assert not set(load.NOT_COMPUTED) & {*load.NOT_GENERATING, *architectures()}
+
+
 @pytest.mark.parametrize(
     "arch", ["deepseek32", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "minimax-m3"]
 )
