@@ -287,6 +287,22 @@ def test_a_pattern_may_leave_out_the_layers_that_predict_further_tokens(tmp_path
         record(invent(tmp_path / "n.gguf", "dots3note"))
 
 
+def test_streams_mix_under_doubly_stochastic_matrices(tmp_path):
+    """So that their sum stays what it is, however many layers mix them."""
+    model = load_model(invent(tmp_path / "m.gguf", "glm5-next"))
+    memory, rows = memory_of(model, 3), 40
+    batch = batch_of([(IDS[:rows], 0, range(3))], memory)
+    found = [(i, op) for i, op in enumerate(model.tape.ops) if op.name == "softmax"]
+    assert len(found) == 8
+    for index, op in found:
+        model.program.run_until(batch, memory, index)
+        shares = model.program.slot(op.params["out"], rows)[:, :16].reshape(rows, 4, 4)
+        assert (shares > 0).all()
+        # the epsilon of the tiny model, 1e-3, is what sums fall short of 1 by
+        assert np.abs(shares.sum(axis=1) - 1).max() <= 2e-3
+        assert np.abs(shares.sum(axis=2) - 1).max() <= 0.1
+
+
 def test_keys_behind_the_last_pool_are_seen(tmp_path):
     """What the indexer of GLM 5.3 Flash does with them otherwise is refused by name."""
     tail = {"glm5-next.attention.indexer.kpool_select_tail": False}
