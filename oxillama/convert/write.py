@@ -227,20 +227,18 @@ def _plan(
     singles: dict[str, list[_Planned]] = {}
     dropped = Family(family.arch, dict.fromkeys(family.dropped, ""), family.keys)
     for original, tensor in folder.tensors.items():
-        name = original
-        for prefix, plain in _PREFIXES:
-            name = plain + name.removeprefix(prefix) if name.startswith(prefix) else name
         if _OTHER_PARTS.match(original):
             left_out.append(original)
             continue
-        name = family.plain(name)
+        name = _plain(original, family)
         if gathered.takes(original, name, tensor) or packed.takes(original, name, tensor):
             continue
         if dropped.rule_of(name) is not None:
             if "SequenceClassification" in folder.architecture and "pooler" in name:
                 left_out.append(original)  # a classifier's, and files have no place for it
             continue
-        if name == "lm_head.weight" and hyper.flag("tie_word_embeddings", default=False):
+        tied = name == "lm_head.weight" and hyper.flag("tie_word_embeddings", default=False)
+        if tied and _is_embedding(tensor, folder, family):
             continue
         found = family.rule_of(name)
         if found is None:
@@ -286,6 +284,25 @@ def _plan(
         make = lambda array=array, kind=kind: _as_type(StoredTensor("F32", array), kind)  # noqa: E731
         yield _Planned(target, array.shape, kind, make)
     gathered.write(hyper.layers, keys)
+
+
+def _plain(name: str, family: Family) -> str:
+    """A folder's name of a tensor as the family's rules have it."""
+    for prefix, plain in _PREFIXES:
+        name = plain + name.removeprefix(prefix) if name.startswith(prefix) else name
+    return family.plain(name)
+
+
+def _is_embedding(head: StoredTensor, folder: ModelFolder, family: Family) -> bool:
+    """Whether a head that is said to be the embedding is: transformers does not tie two tensors of
+    different numbers, whatever a configuration says, and writes such folders (Qwen 3 VL with
+    experts: tied by the configuration of its text part, not by that of the whole).
+    """
+    for name, tensor in folder.tensors.items():
+        found = family.rule_of(_plain(name, family))
+        if found and "token_embd.weight" in [_filled(to, found[1]) for to in found[0].targets]:
+            return tensor.dtype == head.dtype and np.array_equal(tensor.data, head.data)
+    return False
 
 
 class _Gathered:

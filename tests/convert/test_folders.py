@@ -226,6 +226,20 @@ def test_bfloat16_is_rounded_to_nearest_even(folder, tmp_path):
     assert np.array_equal(found, np.where((below < above) | ((below == above) & even), low, high))
 
 
+def test_a_head_is_left_out_where_it_is_the_embedding(folder, tmp_path):
+    """By its numbers: configurations call heads tied that have numbers of their own."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    tensors = tensors_of(folder)
+    own = GgufReader(convert_folder(folder, tmp_path / "own.gguf").path)
+    head = own.data("output.weight").view(np.float32).reshape(32, 32)
+    assert np.array_equal(head, tensors["lm_head.weight"])
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    write(folder / "model.safetensors", tensors)
+    tied = GgufReader(convert_folder(folder, tmp_path / "tied.gguf").path)
+    assert set(own.tensors) - set(tied.tensors) == {"output.weight"}
+
+
 def test_what_is_missing_is_named(folder, tmp_path):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     places = {"model.norm.weight": "model-00001-of-00002.safetensors"}
