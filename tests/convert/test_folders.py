@@ -13,6 +13,7 @@ from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from tests.convert.test_families import save
+from tests.model.test_architectures import logits
 
 ROUNDED = "ssm_a"  # computed: llama.cpp's exponential is not always correctly rounded
 
@@ -224,6 +225,45 @@ def test_bfloat16_is_rounded_to_nearest_even(folder, tmp_path):
     below, above = np.abs(wanted - low), np.abs(high - wanted)
     even = (low.view(np.uint32) >> 16) % 2 == 0
     assert np.array_equal(found, np.where((below < above) | ((below == above) & even), low, high))
+
+
+def test_granite_4_with_attention_alone_is_granite(folder, tmp_path):
+    """Its network is the one that all tokens share, and what is not said to rotate does not."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"attention_multiplier": 0.2, "embedding_multiplier": 3.0}
+    config |= {"residual_multiplier": 0.5, "logits_scaling": 2.0}
+    tensors = tensors_of(folder)
+    plain = {**config, "architectures": ["GraniteForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(plain))
+    wanted = rows_of(convert_folder(folder, tmp_path / "plain.gguf").path)
+    parts = [tensors.pop(f"model.layers.0.mlp.{name}_proj.weight") for name in ("gate", "up")]
+    both = "model.layers.0.shared_mlp.input_linear.weight"
+    tensors[both] = np.concatenate(parts)
+    tensors["model.layers.0.shared_mlp.output_linear.weight"] = tensors.pop(
+        "model.layers.0.mlp.down_proj.weight"
+    )
+    write(folder / "model.safetensors", tensors)
+    config |= {"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention"]}
+    config |= {"num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 64}
+    config |= {"shared_intermediate_size": 32, "mamba_n_heads": 2, "mamba_d_head": 32}
+    config |= {"mamba_d_conv": 4, "mamba_d_state": 8, "mamba_n_groups": 1}
+    found = {}
+    for kind in ("rope", "nope", None):
+        config["position_embedding_type"] = kind
+        (folder / "config.json").write_text(json.dumps(config))
+        made = convert_folder(folder, tmp_path / f"{kind}.gguf")
+        assert made.architecture == "granite"
+        found[kind] = rows_of(made.path)
+    assert np.array_equal(found["rope"], wanted)
+    assert np.array_equal(found[None], found["nope"])
+    # the first row sees itself alone, however it is rotated
+    assert np.array_equal(found["nope"][0], wanted[0])
+    assert not np.array_equal(found["nope"][1:], wanted[1:])
+
+
+def rows_of(path):
+    """Logits of a few tokens."""
+    return logits(load_model(GgufReader(path)), np.arange(9, dtype=np.int32))
 
 
 def test_a_head_is_left_out_where_it_is_the_embedding(folder, tmp_path):

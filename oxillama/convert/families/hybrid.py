@@ -66,7 +66,9 @@ def _granite4_rules(hyper: Hyper) -> dict:
 
 
 def _granite4_plain(h: Hyper, k: Keys) -> None:
-    """All layers with attention: a Granite of its older kind."""
+    """What a Granite of its older kind says too."""
+    h.must_be("hidden_act", "silu")
+    h.must_be("position_embedding_type", "nope", "rope")
     granite_keys(h, k)
     _granite4_more(h, k)
 
@@ -83,25 +85,18 @@ def _granite4(h: Hyper) -> Family:
     """The family of a configuration: with no recurrent layer it is granite or granitemoe."""
     if len(_attention_layers(h)) < h.layers:
         return Family("granitehybrid", _granite4_rules(h), granitehybrid, prefix_setting=False)
-    h.must_be("position_embedding_type", "rope")
     arch = "granitemoe" if h.get("num_experts_per_tok") else "granite"
-    return Family(arch, _granite4_rules(h), _granite4_all_attention)
+    return Family(arch, _granite4_rules(h), granitehybrid)
 
 
 @family("GraniteMoeHybridForCausalLM", arch="granitehybrid", rules=LLAMA, variant=_granite4,
         others=("granite", "granitemoe"))  # fmt: skip
 def granitehybrid(h: Hyper, k: Keys) -> None:
-    """Granite 4: Mamba 2 with attention every few layers, without positions."""
-    h.must_be("hidden_act", "silu")
-    h.must_be("position_embedding_type", "nope")
+    """Granite 4: Mamba 2 with attention every few layers or everywhere, mostly without positions:
+    where nothing is said nothing rotates.
+    """
     _granite4_plain(h, k)
-    _hybrid(h, k, turned=False)
-
-
-def _granite4_all_attention(h: Hyper, k: Keys) -> None:
-    h.must_be("hidden_act", "silu")
-    _granite4_plain(h, k)
-    _hybrid(h, k, turned=True)
+    _hybrid(h, k, turned=h.get("position_embedding_type") == "rope")
 
 
 def _hybrid(h: Hyper, k: Keys, *, turned: bool) -> None:

@@ -10,8 +10,22 @@ from oxillama.model.builder import Builder, Value, architecture
 
 @architecture("granite")
 def granite(b: Builder) -> Value:
-    """The scales are keys; logits are divided by theirs."""
-    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0)
+    """The scales are keys; logits are divided by theirs. Granite 4 without recurrent layers and
+    experts is filed here, its network as the one that all tokens share.
+    """
+    read_unused(b)
+    width = b.keys.integer("expert_shared_feed_forward_length", default=0, maximum=1 << 24)
+    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, width=width)
+
+
+def read_unused(b: Builder) -> None:
+    """Reads what files of Granite 4 say of layers that they may not have: the sizes of recurrent
+    ones, and the rotation of those that rotate.
+    """
+    for name in ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank"):
+        b.keys.number(f"ssm.{name}", default=0.0)
+    for name in ("freq_base", "dimension_count"):
+        b.keys.number(f"rope.{name}", default=0.0)
 
 
 @architecture("minicpm")
@@ -27,9 +41,17 @@ def granite_swa(b: Builder) -> Value:
 
 
 def _scaled(
-    b: Builder, *, embedding: float, residual: float, logits: float, windows: bool = False
+    b: Builder,
+    *,
+    embedding: float,
+    residual: float,
+    logits: float,
+    width: int = 0,
+    windows: bool = False,
 ) -> Value:
-    """The decoder with these scales where the file says none; 0 in a file says none either."""
+    """The decoder with these scales where the file says none; 0 in a file says none either. width:
+    of the feed-forward network, 0 for the file's.
+    """
     keys = b.keys
     embedding = keys.number("embedding_scale", default=embedding, minimum=0.0) or 1.0
     residual = keys.number("residual_scale", default=residual, minimum=0.0) or 1.0
@@ -47,5 +69,5 @@ def _scaled(
         rope = b.rope(rope_dims(b, heads_of(b, layer))) if turned[layer.index] else None
         y = layer.norm(x, "attn_norm")
         x = x + attention(b, layer, y, style="norm", rope=rope, window=reach) * residual
-        x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="silu") * residual
+        x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="silu", width=width) * residual
     return b.logits(x, scale=1.0 / logits)

@@ -3,6 +3,7 @@ filed under Granite 4's name: scaled embeddings, residuals, scores and logits; i
 2 where a layer has no KV heads.
 """
 
+from oxillama.model.arch.granite import read_unused
 from oxillama.model.blocks import (
     attention,
     expert_ffn,
@@ -21,14 +22,12 @@ def granite_hybrid(b: Builder) -> Value:
     dense; `rope.scaling.finetuned` says whether its layers rotate at all.
     """
     keys = b.keys
+    read_unused(b)
     embedding, residual, logits = (
         keys.number(f"{name}_scale", default=1.0, minimum=0.0) or 1.0
         for name in ("embedding", "residual", "logit")
     )
     turned = keys.flag("rope.scaling.finetuned", default=True)
-    # what no layer is rotated by where that flag is off, or where no layer is attention
-    for name in ("freq_base", "dimension_count"):
-        keys.number(f"rope.{name}", default=0.0)
     routing = routing_of(b, normalise=True)
     sparse = keys.integer("expert_count", default=0)
     # a model without experts has the shared one alone, filed as a dense network
