@@ -68,6 +68,8 @@ package) to 2e-5 of the largest, but for these, where the published code decides
 - `nemotron_h`, `nemotron_h_moe`: it has no shortest time step, 0.001 in the published code: 1e-3.
 - `afmoe`: without `expert_weights_norm` in the file it leaves the weights of experts as they are.
 - `gemma3n`: it divides the spread of a sparse gate by one number less.
+- `jina-bert-v2`: in files of the code variant whose gate and up are one matrix, it takes the wrong
+  half for the gate.
 - `chameleon`: with `swin_norm` the feed-forward network does not read the residual.
 - `grovemoe`: its small experts read the result of the large ones.
 - `phimoe`: it weighs experts by a softmax in place of SparseMixer.

@@ -213,6 +213,31 @@ def test_gate_and_up_of_experts_may_be_one_matrix(kind, tmp_path):
     assert np.array_equal(whole, logits(load_model(GgufReader(tmp_path / "one.gguf")), IDS))
 
 
+@pytest.mark.parametrize("code", [False, True])
+def test_gate_and_up_of_jina_may_be_one_matrix(code, tmp_path, monkeypatch):
+    """The gate's rows come first, in the code variant (whose layers have a norm more) last."""
+    if not code:
+        monkeypatch.setitem(invented.WANTED, "jina-bert-v2", ())
+        monkeypatch.setattr(invented, "_LEARNED", {})
+    reader = invent(tmp_path / "two.gguf", "jina-bert-v2")
+    assert ("blk.0.attn_norm_2.weight" in reader.tensors) == code
+    with GgufWriter(tmp_path / "one.gguf", "jina-bert-v2") as writer:
+        for key, value in reader.metadata.items():
+            if key != "general.architecture":
+                writer.add(key, value)
+        for name, info in reader.tensors.items():
+            rows = np.asarray(reader.data(name)).view(np.float32).reshape(info.shape)
+            if "ffn_gate" in name:
+                continue
+            if "ffn_up" in name:
+                data = reader.data(name.replace("up", "gate"))
+                gate = np.asarray(data).view(np.float32).reshape(info.shape)
+                rows = np.concatenate([rows, gate] if code else [gate, rows])
+            writer.add_tensor(name, rows)
+    whole = logits(load_model(reader), IDS)
+    assert np.array_equal(whole, logits(load_model(GgufReader(tmp_path / "one.gguf")), IDS))
+
+
 def test_what_does_not_generate_is_refused_with_what_it_does(tmp_path):
     with GgufWriter(tmp_path / "m.gguf", "llada") as writer:
         writer.add("llada.block_count", 1)

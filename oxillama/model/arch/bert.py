@@ -6,7 +6,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from oxillama.model.blocks import alibi, attention, ffn, gated_ffn, heads_of, routed
+from oxillama.model.blocks import (
+    alibi,
+    attention,
+    ffn,
+    fused,
+    gated_ffn,
+    heads_of,
+    routed,
+)
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
 
@@ -74,7 +82,8 @@ def jina_bert_v3(b: Builder) -> None:
 @architecture("jina-bert-v2")
 def jina_bert_v2(b: Builder) -> None:
     """ALiBi in both directions and a gated feed-forward (Guenther et al. 2023, section 3); the code
-    variant normalises rows of queries and keys, and has a second norm after attention.
+    variant normalises rows of queries and keys, and has a second norm after attention. Gate and up
+    may be one matrix, the gate's rows first; in the code variant last.
     """
     x = _begin(b, positions=False)
     length = b.keys.integer("context_length", minimum=1, maximum=1 << 20)
@@ -90,11 +99,16 @@ def jina_bert_v2(b: Builder) -> None:
             relative=_alibi(b, heads_of(b, layer).query, length),
         )
         y = layer.norm(y, "attn_output_norm", kind="layer")
-        if layer.has("attn_norm_2.weight"):
+        code = layer.has("attn_norm_2.weight")
+        if code:
             y = layer.norm(x + y, "attn_norm_2", kind="layer")
-        x = layer.norm(
-            y + gated_ffn(b, layer, y, act="gelu_erf"), "layer_output_norm", kind="layer"
-        )
+        if code and layer.has("ffn_up.weight") and not layer.has("ffn_gate.weight"):
+            width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
+            up, gate = fused(layer, y, "ffn_up", (width, width))
+            z = layer.linear(b.gate(gate, up, act="gelu_erf"), "ffn_down", b.hidden)
+        else:
+            z = gated_ffn(b, layer, y, act="gelu_erf")
+        x = layer.norm(y + z, "layer_output_norm", kind="layer")
     b.mark_embedding(x)
 
 
