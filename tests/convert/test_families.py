@@ -274,6 +274,53 @@ def test_shared_matrices_of_granite_are_gate_then_up(tmp_path):
         assert np.array_equal(values(f"blk.0.ffn_up{suffix}.weight"), both[96:])
 
 
+def test_biases_by_distance_of_umt5_are_each_layers_own(tmp_path):
+    golden = golden_of("t5_encoder")
+    golden["config"] |= {"architectures": ["UMT5EncoderModel"]}
+    (bias,) = (one for one in golden["folder"] if "relative_attention_bias" in one[0])
+    bias[2] = [0, 1, 2]
+    tensors = folder_of(golden, tmp_path / "model")
+    reader = GgufReader(convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32").path)
+    found = {op.params["layer"]: op.params["relative"] for op in attends(reader)}
+    for layer in range(3):
+        held = tensors[bias[0].replace("{b}", str(layer))]
+        # of distance 0, of a token before, and of one behind: buckets 0, 1 and 17
+        assert np.array_equal(found[layer][:, [128, 127, 129]], held[[0, 1, 17]].T)
+
+
+def attends(reader):
+    return [op for op in record(reader)[1].ops if op.name == "attend"]
+
+
+def test_folders_of_embedders_that_transformers_writes_itself(tmp_path):
+    """Its classes of Jina's third embedder, without adapters, and of Nomic's have other keys."""
+    for name, own in (
+        ("jina_bert_v3", {"architectures": ["JinaEmbeddingsV3Model"], "lora_adaptations": None}),
+        ("nomic_bert", {"n_positions": None, "n_inner": None, "intermediate_size": 64}),
+    ):
+        golden, place = golden_of(name), tmp_path / name
+        place.mkdir()
+        tensors = folder_of(golden, place / "model")
+        first = convert_folder(place / "model", place / "first.gguf", "F32").path
+        rope = {"rope_type": "default", "rope_theta": golden["config"]["rotary_emb_base"]}
+        config = {**golden["config"], **own, "rotary_emb_base": None, "rope_parameters": rope}
+        (place / "model" / "config.json").write_text(json.dumps(config))
+        bare = {
+            key.removeprefix("roberta.").replace("parametrizations.weight.original", "weight"): held
+            for key, held in tensors.items()
+            if "lora_" not in key
+        }
+        save(place / "model" / "model.safetensors", bare)
+        made = convert_folder(place / "model", place / "made.gguf", "F32").path
+        ours, wanted = GgufReader(made), GgufReader(first)
+        assert {key: plain(value) for key, value in ours.metadata.items()} == {
+            key: plain(value) for key, value in wanted.metadata.items()
+        }
+        assert set(ours.tensors) == set(wanted.tensors)
+        for key in ours.tensors:
+            assert np.array_equal(ours.data(key), wanted.data(key)), key
+
+
 def test_decays_are_negative_exponentials(tmp_path):
     tensors, values = converted("nemotron_h", tmp_path)
     wanted = -np.exp(tensors["backbone.layers.0.mixer.A_log"].astype(np.float64))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from oxillama.convert.families.dense import PLAIN, bare
-from oxillama.convert.family import Family, Hyper, Keys, Rule, family
+from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import common, epsilons, pooling, rotation
 from oxillama.errors import ConvertError
 
@@ -131,10 +131,8 @@ ROBERTA: dict[str, str | Rule] = {
 _JINA3 = "encoder.layers.{b}."
 
 
-def _adapted(h: Hyper) -> Family | None:
-    """Jina's third embedder, whose class has adapters for tasks: a model without them."""
-    if not h.get("lora_adaptations"):
-        return None
+def _jina3_rules() -> dict[str, str | Rule]:
+    """Names of Jina's third embedder; its first class holds matrices beside their adapters."""
     rules: dict[str, str | Rule] = {
         **{name: to for name, to in BERT.items() if name.startswith("embeddings.")},
         "emb_ln.{w}": "token_embd_norm.{w}",
@@ -152,11 +150,17 @@ def _adapted(h: Hyper) -> Family | None:
     for name in ("word_embeddings", "token_type_embeddings"):
         held = f"embeddings.{name}.parametrizations.weight.original"
         rules[held] = rules[f"embeddings.{name}.weight"]
-    dropped = (*HEADS, "pooler.dense.parametrizations.weight.original")
-    return Family("jina-bert-v3", rules, jina_bert_v3, dropped=dropped, prefixes=("roberta.",),
-                  vocabulary="unigram")  # fmt: skip
+    return rules
 
 
+def _adapted(h: Hyper) -> Family | None:
+    """Jina's third embedder, whose class has adapters for tasks: a model without them."""
+    return FAMILIES["JinaEmbeddingsV3Model"] if h.get("lora_adaptations") else None
+
+
+@family("JinaEmbeddingsV3Model", arch="jina-bert-v3", rules=_jina3_rules(),
+        dropped=(*HEADS, "pooler.dense.parametrizations.weight.original"),
+        prefixes=("roberta.",), vocabulary="unigram")  # fmt: skip
 def jina_bert_v3(h: Hyper, k: Keys) -> None:
     """jina-embeddings-v3 (Sturua et al. 2024): XLM-RoBERTa that rotates."""
     _sizes(h, k, h.integer("max_position_embeddings") - _first_position(h))
@@ -254,8 +258,8 @@ def nomic_bert(h: Hyper, k: Keys) -> None:
         h.must_be(name, value)
     h.must_be("rotary_emb_scale_base", None)
     trained = h.integer("max_trained_positions", default=2048)
-    context = h.integer("max_position_embeddings", default=min(h.integer("n_positions"), trained))
-    _sizes(h, k, context)
+    context = h.integer("max_position_embeddings", default=None)
+    _sizes(h, k, min(h.integer("n_positions"), trained) if context is None else context)
     rotation(h, k)
     if h.get("head_dim") is not None:
         k.u32("attention.key_length", h.head_dim)
@@ -376,7 +380,7 @@ def eurobert(h: Hyper, k: Keys) -> None:
 _T5 = "encoder.block.{b}.layer."
 
 
-@family("T5EncoderModel", arch="t5encoder", vocabulary="unigram", rules={
+@family("T5EncoderModel", "UMT5EncoderModel", arch="t5encoder", vocabulary="unigram", rules={
     "shared.weight": "token_embd.weight",
     "encoder.final_layer_norm.weight": "enc.output_norm.weight",
     **{_T5 + f"0.SelfAttention.{part}.weight": f"enc.blk.{{b}}.attn_{part}.weight"
@@ -390,7 +394,9 @@ _T5 = "encoder.block.{b}.layer."
     _T5 + "1.layer_norm.weight": "enc.blk.{b}.ffn_norm.weight",
 }, dropped=("encoder.embed_tokens.weight",))  # fmt: skip
 def t5_encoder(h: Hyper, k: Keys) -> None:
-    """The encoder of T5 (Raffel et al. 2019); distances are binned up to 128, as the name says."""
+    """The encoder of T5 (Raffel et al. 2019), and of umT5 (Chung et al. 2023), each of whose layers
+    has a bias by distance of its own; distances are binned up to 128.
+    """
     h.must_be("relative_attention_max_distance", 128)
     h.must_be("feed_forward_proj", "relu", "gated-gelu")
     k.u32("context_length", h.integer("n_positions", default=512))
