@@ -117,12 +117,24 @@ def test_f32_files_give_what_others_give(cases, name):
         judged(engine, name, "f32", least=2e-5)
 
 
-# T5 is so deep in its scores that the file's own rounding is beyond the bound: with activations
-# that are not rounded at all it is 0.16
-@pytest.mark.parametrize("name", [each for each in FOLDERS if each != "t5_encoder"])
+# How far the rows of llama.cpp (0.3.36 of its Python package) are off in the T5 file, relative to
+# the largest number; the facts hold none. Scores of this model are not scaled, so the rounding of
+# its weights alone, with activations in float32, is as much: 0.016, 0.033, 0.12, 0.16.
+_T5_OF_LLAMA_CPP = (0.0277, 0.0560, 0.159, 0.138)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
 def test_q8_0_files_stay_as_near_as_the_format_allows(cases, name):
     with oxillama.load(cases / "embed" / name / "q8_0.gguf") as engine:
-        judged(engine, name, "q8_0", least=0.06)
+        if name != "t5_encoder":
+            judged(engine, name, "q8_0", least=0.06)
+            return
+        given = facts(name)
+        for i, theirs in enumerate(_T5_OF_LLAMA_CPP):
+            wanted = given[f"hf_hidden_{i}"]
+            found = engine.embed(given[f"tokens_{i}"].tolist(), pooling="none", normalize=False)
+            allowed = max(0.06, 1.5 * theirs) * np.abs(wanted).max()
+            assert np.abs(found - wanted).max() <= allowed, i
 
 
 def test_pooling_comes_from_the_file_and_can_be_overridden(cases):
