@@ -41,6 +41,11 @@ middle of a generation, while the keys already stored keep the old rotation; its
 depend on how the prompt was split. Deciding per request, by its prompt and `max_tokens`, would
 give one prompt different tokens under different limits, and cached prefixes could not be shared.
 
+The class of Phi-3.5-MoE in transformers 5.23 takes the short factors for every length; that of
+earlier releases took the long ones beyond the original context, as here. Cosines and sines are
+multiplied by the file's `rope.scaling.attn_factor`; llama.cpp's converter writes a formula there,
+not the number of the model's configuration ([convert.md](convert.md)).
+
 ## Sparse attention: as far as it is dense
 
 DeepSeek V3.2, GLM 5, GLM 5.3 Flash, Hy4 and dots3-note choose the keys that a row sees,

@@ -479,6 +479,7 @@ def test_the_vocabulary_of_rwkv_is_its_own(tmp_path):
         ("deci", {"block_configs": [{}]}, "block_configs"),
         ("step35", {"partial_rotary_factors": [1.0, 1.0]}, "partial_rotary_factors"),
         ("phimoe", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "factor"),
+        ("phimoe", {"rope_parameters": {"short_mscale": 1.1, "long_mscale": 1.2}}, "short_mscale"),
         ("t5_encoder", {"relative_attention_max_distance": 64}, "relative_attention_max_distance"),
         ("xlm_rerank", {"id2label": {"0": 1}}, "id2label"),
     ],

@@ -438,6 +438,16 @@ def phimoe(h: Hyper, k: Keys) -> None:
     """Phi 3.5 MoE: Phi 3's rotation, layer norms, two experts (SparseMixer; Liu et al. 2023)."""
     h.must_be("num_experts_per_tok", 2)
     phi3_keys(h, k)
+    rope = h.rope()
+    near, far = (rope.get(f"{length}_mscale") for length in ("short", "long"))
+    if near != far:
+        raise ConvertError(
+            f"{h.label}: rope_parameters: short_mscale: found {near} and a long_mscale of {far}, "
+            "wanted two that are equal: a file has one"
+        )
+    if near is not None:
+        # what cosines and sines are multiplied by; Phi 3 has a formula
+        k.f32("rope.scaling.attn_factor", Hyper(rope, h.label).number("short_mscale"))
     k.u32("expert_used_count", h.integer("num_experts_per_tok"))
     k.u32("expert_count", h.integer("num_local_experts"))
 
