@@ -46,6 +46,13 @@ earlier releases took the long ones beyond the original context, as here. Cosine
 multiplied by the file's `rope.scaling.attn_factor`; llama.cpp's converter writes a formula there,
 not the number of the model's configuration ([convert.md](convert.md)).
 
+## YaRN of gpt-oss
+
+The published code of gpt-oss interpolates between frequencies from and to points between pairs
+(`truncate: false`). llama.cpp rounds both to whole pairs, and a file cannot say which is meant; a
+file that does not say is rounded here too. Files that `oxillama convert` makes say it and are
+evaluated as published.
+
 ## Sparse attention: as far as it is dense
 
 DeepSeek V3.2, GLM 5, GLM 5.3 Flash, Hy4 and dots3-note choose the keys that a row sees,

@@ -93,6 +93,8 @@ def _yarn(h: Hyper, k: Keys, rope: dict) -> None:
     ):
         if rope.get(name) is not None:
             k.f32(f"rope.scaling.yarn_{key}", _number(h, rope, name))
+    if not Hyper(rope, f"{h.label}: rope_parameters").flag("truncate", default=True):
+        k.flag("rope.scaling.yarn_truncate", False)
 
 
 def experts(h: Hyper, k: Keys) -> None:

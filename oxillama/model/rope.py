@@ -140,6 +140,7 @@ class RopeOverrides:
             keys.arch,
             read=keys.read,
         )
+        _whole_pairs(ruling)  # a key that scaling of another kind leaves unread
         fast, slow = _betas(ruling)
         if fast <= slow and given.keys() & {"yarn_beta_fast", "yarn_beta_slow"}:
             raise ConfigError(
@@ -215,6 +216,13 @@ def _betas(keys: Keys) -> tuple[float, float]:
         keys.number("rope.scaling.yarn_beta_fast", default=32.0, minimum=1e-6),
         keys.number("rope.scaling.yarn_beta_slow", default=1.0, minimum=1e-6),
     )
+
+
+def _whole_pairs(keys: Keys) -> bool:
+    """Whether YaRN's ramp begins and ends at whole pairs: that of gpt-oss as published does not,
+    which files of our converter say.
+    """
+    return keys.flag("rope.scaling.yarn_truncate", default=True)
 
 
 def _factor(scale: float, own: float) -> float:
@@ -360,8 +368,10 @@ def _yarn(
         """The pair that turns `rotations` times over the original context."""
         return dims * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(pair_with(fast)), 0)
-    high = min(math.ceil(pair_with(slow)), dims - 1)
+    first, last = pair_with(fast), pair_with(slow)
+    if _whole_pairs(keys):
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, dims - 1)
     ramp = np.clip((np.arange(dims // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
     keep = (1.0 - ramp) * extrapolation
     blended = inv_freq / factor * (1.0 - keep) + inv_freq * keep

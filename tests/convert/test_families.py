@@ -274,6 +274,16 @@ def test_shared_matrices_of_granite_are_gate_then_up(tmp_path):
         assert np.array_equal(values(f"blk.0.ffn_up{suffix}.weight"), both[96:])
 
 
+def test_a_ramp_of_yarn_that_is_not_rounded_is_said_so(tmp_path):
+    key = "gpt-oss.rope.scaling.yarn_truncate"
+    for truncate in (True, False):
+        (tmp_path / str(truncate)).mkdir()
+        rope = {**golden_of("gpt_oss_mxfp4")["config"]["rope_parameters"], "truncate": truncate}
+        converted("gpt_oss_mxfp4", tmp_path / str(truncate), rope_parameters=rope)
+        metadata = GgufReader(tmp_path / str(truncate) / "made.gguf").metadata
+        assert metadata.get(key, True) is truncate and (key in metadata) != truncate
+
+
 def test_biases_by_distance_of_umt5_are_each_layers_own(tmp_path):
     golden = golden_of("t5_encoder")
     golden["config"] |= {"architectures": ["UMT5EncoderModel"]}

@@ -113,6 +113,31 @@ def test_yarn_keeps_fast_pairs_stretches_slow_ones_and_raises_the_temperature(ll
     assert magnitude == 0.1 * math.log(factor) + 1 and config.context_length == 1024
 
 
+def test_a_file_may_say_that_yarn_s_ramp_begins_and_ends_between_pairs(tmp_path):
+    """As that of gpt-oss as published (OpenAI 2025, gpt_oss/torch/model.py) does."""
+    keys = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 8.0,
+        "llama.rope.scaling.original_context_length": 128,
+        "llama.rope.scaling.yarn_beta_fast": 4.0,
+        "llama.rope.scaling.yarn_beta_slow": 0.5,
+        "llama.rope.scaling.yarn_truncate": False,
+    }
+    tiny.write(tmp_path / "m.gguf", "llama", keys=keys)
+    ((found, _),) = tables(recorded(tmp_path / "m.gguf")[1])
+    low, high = (
+        HALF * math.log(128 / (2 * math.pi * rotations)) / math.log(10000.0)
+        for rotations in (4.0, 0.5)
+    )
+    stretched = np.clip((np.arange(HALF) - low) / (high - low), 0.0, 1.0)
+    np.testing.assert_allclose(found, PLAIN * (1 - stretched + stretched / 8.0), rtol=1e-6)
+    ((plain, _),) = tables(recorded(tmp_path / "m.gguf", rope_scaling="none")[1])
+    assert np.array_equal(plain, PLAIN.astype(np.float32))
+    tiny.write(tmp_path / "m.gguf", "llama", keys=dict(list(keys.items())[:-1]))
+    ((rounded, _),) = tables(recorded(tmp_path / "m.gguf")[1])
+    assert not np.array_equal(found, rounded)
+
+
 OWN = [
     ("llama", {"rope.freq_base": 10000.0}, {"rope_freq_base": 10000}),
     (
