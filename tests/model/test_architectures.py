@@ -171,6 +171,40 @@ def test_q8_0_files_stay_as_near_as_the_format_allows(cases, name):
     )
 
 
+def _choices(model, ids):
+    """The experts of each row of each routed layer, ordered by number: (rows, layers, used)."""
+    memory = memory_of(model, -(-len(ids) // 16), kv_type="f32")
+    batch = batch_of([(ids, 0, range(-(-len(ids) // 16)))], memory)
+    found = []
+    for index, op in enumerate(model.tape.ops):
+        if op.name == "route":
+            model.program.run_until(batch, memory, index)
+            slot = np.array(model.program.slot(op.params["out"], len(ids)))
+            found.append(np.sort(slot[:, : op.params["used"]], axis=1))
+    return np.stack(found, axis=1) if found else None
+
+
+@pytest.mark.parametrize("name", [*_folders()])
+def test_until_a_token_gets_other_experts_q8_0_files_stay_near(cases, name):
+    """Routers are float32 and read rows that no 8 bits have rounded; what is beyond the bound comes
+    from other experts alone. A recurrent state enlarges errors without them.
+    """
+    file, facts = cases / name / "q8_0.gguf", np.load(cases / name / "logits.npz")
+    if not file.exists() or _choices(load_model(GgufReader(file)), facts["tokens_0"]) is None:
+        return
+    model, exact = (load_model(GgufReader(file.with_name(f"{k}.gguf"))) for k in ("q8_0", "f32"))
+    for op in model.tape.ops:
+        if op.name == "matmul" and "ffn_gate_inp.weight" in op.params["weights"][0].name:
+            # that of DBRX is not float32 in this file, where llama.cpp's converter quantises it
+            assert op.params["act"] == "f32" or name == "arch/dbrx"
+    for i in range(4 if not model.page_memory().slot_layers else 0):
+        ids, wanted = facts[f"tokens_{i}"], facts[f"hf_{i}"]
+        other = (_choices(model, ids) != _choices(exact, ids)).any(axis=(1, 2))
+        first = int(other.argmax()) if other.any() else len(ids)
+        off = np.abs(logits(model, ids, kv_type="f32") - wanted)[:first]
+        assert off.max(initial=0) <= 0.06 * np.abs(wanted).max(), (i, first)
+
+
 def test_chunks_of_attention_and_growing_queries_agree_with_their_meaning(tmp_path, monkeypatch):
     """Llama 4's chunks and growth begin at 8192 positions; here within a prompt."""
     monkeypatch.setattr(llama4, "_CHUNK", 24)
