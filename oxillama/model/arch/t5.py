@@ -1,4 +1,4 @@
-"""The encoder of T5 (Raffel et al. 2020), as T5EncoderModel of a file of its own."""
+"""The encoder of T5 (Raffel et al. 2020) and umT5 (Chung et al. 2023), in a file of its own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _FURTHEST = 128  # distances from here on share a bucket; no key says another nu
 
 @architecture("t5encoder")
 def t5_encoder(b: Builder) -> None:
-    """Scores are not scaled; the first layer's bias by distance is that of all layers. Version 1.0
-    has a ReLU, 1.1 and Flan a gate.
+    """Scores are not scaled; the first layer's bias by distance is that of all layers, but each
+    layer of umT5 has its own. Version 1.0 has a ReLU, 1.1 and Flan a gate.
     """
     b.see_all()
     b.keys.number("attention.layer_norm_epsilon", default=0.0)  # all norms are RMS norms
