@@ -17,6 +17,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,27 +26,55 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 import oxillama
-from oxillama.compat import shapes
+from oxillama.compat import constants, shapes
+from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
 from oxillama.engine.generation import sampler_of
 from oxillama.errors import ConfigError, EngineError
 from oxillama.grammar import ClosedSchema, Grammar
+from oxillama.sampling import Sampler
 from oxillama.stores import located
 
 __all__ = [
     "Llama",
     "LlamaCache",
+    "LlamaDiskCache",
     "LlamaGrammar",
     "LlamaPromptLookupDecoding",
     "LlamaRAMCache",
     "LlamaState",
     "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteriaList",
 ]
+__all__ += constants.__all__
 
-_ANY_SEED = 0xFFFFFFFF
-_KV_TYPES = {None: None, 0: "f32", 1: "f16", 2: "q4_0", 8: "q8_0"}
-_ROPE_SCALINGS = {-1: None, 0: "none", 1: "linear", 2: "yarn"}
-# pooling of embeddings by llama.cpp's number; -1 is the file's, and none where it names none
-_POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last"}
+# of (token ids, logits): the logits that a token is drawn from, and whether the text is over
+Processor = Callable[[np.ndarray, np.ndarray], Any]
+Criterion = Callable[[np.ndarray, np.ndarray], Any]
+
+_ANY_SEED = constants.LLAMA_DEFAULT_SEED
+_KV_TYPES = {
+    None: None,
+    constants.GGML_TYPE_F32: "f32",
+    constants.GGML_TYPE_F16: "f16",
+    constants.GGML_TYPE_Q4_0: "q4_0",
+    constants.GGML_TYPE_Q8_0: "q8_0",
+}
+_ROPE_SCALINGS = {
+    constants.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED: None,
+    constants.LLAMA_ROPE_SCALING_TYPE_NONE: "none",
+    constants.LLAMA_ROPE_SCALING_TYPE_LINEAR: "linear",
+    constants.LLAMA_ROPE_SCALING_TYPE_YARN: "yarn",
+}
+# -1 is the file's pooling of embeddings, and none where it names none
+_POOLINGS = {
+    constants.LLAMA_POOLING_TYPE_NONE: "none",
+    constants.LLAMA_POOLING_TYPE_MEAN: "mean",
+    constants.LLAMA_POOLING_TYPE_CLS: "cls",
+    constants.LLAMA_POOLING_TYPE_LAST: "last",
+}
+# in llama.cpp mirostat stands in the place of what truncates
+_NO_CUTS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 _TEMPLATES = {
     "chatml": "chatml",
     "gemma": "gemma",
@@ -59,10 +88,11 @@ _HINTS = ("use_mmap", "n_ubatch", "offload_kqv", "flash_attn", "op_offload", "sw
 # (argument, the only value that means what is done here)
 _REFUSED: tuple[tuple[str, Any], ...] = (
     ("n_gpu_layers", 0),
-    ("split_mode", 1),
+    ("split_mode", constants.LLAMA_SPLIT_MODE_LAYER),
     ("main_gpu", 0),
     ("tensor_split", None),
     ("rpc_servers", None),
+    ("attention_type", constants.LLAMA_ATTENTION_TYPE_UNSPECIFIED),
     ("use_mlock", False),
     ("kv_overrides", None),
     ("lora_base", None),
@@ -73,12 +103,54 @@ _REFUSED: tuple[tuple[str, Any], ...] = (
 )
 
 
-class LogitsProcessorList(list):
+class LogitsProcessorList(list[Processor]):
     """Functions over (token ids, logits) that are called in order."""
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         for processor in self:
             scores = processor(input_ids, scores)
+        return scores
+
+
+class MinTokensLogitsProcessor:
+    """Bans the token that ends a text until `min_tokens` tokens follow the prompt, which is what
+    the first call is given; make a new one for each completion.
+    """
+
+    def __init__(self, min_tokens: int, token_eos: int) -> None:
+        self.min_tokens, self.token_eos = min_tokens, token_eos
+        self.prompt_tokens: int | None = None
+
+    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        if self.prompt_tokens is None:
+            self.prompt_tokens = len(input_ids)
+        if len(input_ids) - self.prompt_tokens < self.min_tokens:
+            scores[self.token_eos] = -np.inf
+        return scores
+
+
+class StoppingCriteriaList(list[Criterion]):
+    """Functions over (token ids, logits): before each token they are given those so far and the
+    row that the token would be drawn from, and the text ends where one of them is true.
+    """
+
+    def __call__(self, input_ids: np.ndarray, logits: np.ndarray) -> bool:
+        return any(criterion(input_ids, logits) for criterion in self)
+
+
+class _Stopping:
+    """Stopping criteria as a processor of logits: where they are met it cancels its request."""
+
+    def __init__(self, criteria: Criterion) -> None:
+        self._criteria = criteria
+        self._request: Future[Any] = Future()  # it may call this before its maker has it
+
+    def watch(self, request: Any) -> None:
+        self._request.set_result(request)
+
+    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        if self._criteria(input_ids, scores.copy()):
+            self._request.result().cancel()
         return scores
 
 
@@ -104,6 +176,16 @@ class LlamaRAMCache:
 LlamaCache = LlamaRAMCache
 
 
+class LlamaDiskCache:
+    """Not supported: stored prefixes are kept in memory."""
+
+    def __init__(self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = 2 << 30):
+        raise ConfigError(
+            "LlamaDiskCache: is not done here, wanted LlamaRAMCache; what save_state returns can "
+            "be pickled to a file"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaState:
     """The result of `save_state`: the tokens, the rest of the session as bytes, and the functions
@@ -113,7 +195,7 @@ class LlamaState:
     input_ids: np.ndarray
     n_tokens: int
     llama_state: bytes
-    processors: tuple[Callable, ...] = ()
+    processors: tuple[Processor, ...] = ()
 
 
 class LlamaGrammar:
@@ -387,14 +469,13 @@ class Llama:
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
         model: str | None = None,
-        stopping_criteria: Any = None,
-        logits_processor: Sequence[Callable] | None = None,
+        stopping_criteria: Criterion | None = None,
+        logits_processor: Sequence[Processor] | None = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[Any, float] | None = None,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """The completion of a prompt; with `stream` its pieces."""
         _refuse("suffix", suffix, None)
-        _refuse("stopping_criteria", stopping_criteria, None)
         options = self._options(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -415,6 +496,10 @@ class Llama:
             grammar=grammar,
             logit_bias=logit_bias,
         )
+        stopping, criteria = None, _criteria(stopping_criteria)
+        if criteria is not None:
+            stopping = _Stopping(criteria)
+            options["processors"] = [stopping, *options.get("processors", ())]
         options["logprobs"] = logprobs
         if echo and logprobs is not None:
             options["prompt_logprobs"] = logprobs
@@ -428,16 +513,21 @@ class Llama:
                 else self.detokenize(ids).decode("utf-8", "replace")
             )
         if stream:
-            return self._pieces(frame, ids, text, logprobs, options)
-        done = self.engine.generate(ids, **options)
+            return self._pieces(frame, ids, text, logprobs, stopping, options)
+        with self.engine.stream(ids, **options) as pieces:
+            if stopping is not None:
+                stopping.watch(pieces.request)
+            done = pieces.completion
         self._follow()
         found = None
         if logprobs is not None:
             found = self._logprobs(done, ids if echo else None, logprobs)
-        whole = frame(text=text + done.text, logprobs=found, finish_reason=done.finish_reason)
+        rest = self._held_back(ids, done, len(done.text))
+        reason = _reason(done.finish_reason)
+        whole = frame(text=text + done.text + rest, logprobs=found, finish_reason=reason)
         return {**whole, "usage": shapes.usage(done)}
 
-    def _logprobs(self, done: Any, prompt: list[int] | None, top: int) -> dict[str, list]:
+    def _logprobs(self, done: Any, prompt: list[int] | None, top: int) -> dict[str, list[Any]]:
         if prompt is None:
             return shapes.text_logprobs(done.logprobs, self._spelled, top=top)
         first, offset = shapes.prompt_logprobs(prompt, done.prompt_logprobs, self._spelled)
@@ -450,21 +540,35 @@ class Llama:
         ids: list[int],
         echoed: str,
         logprobs: int | None,
+        stopping: _Stopping | None,
         options: dict[str, Any],
     ) -> Iterator[dict[str, Any]]:
-        offset = len(echoed)
+        offset, shown = len(echoed), 0
         if echoed:
             yield frame(text=echoed, logprobs=None, finish_reason=None)
         with self.engine.stream(ids, **options) as pieces:
+            if stopping is not None:
+                stopping.watch(pieces.request)
             self._follow()
             for piece in pieces:
-                found = None
+                text, found = piece.text, None
+                shown += len(text)
+                if piece.finish_reason is not None:
+                    text += self._held_back(ids, pieces.completion, shown)
                 if logprobs is not None:
                     found = shapes.text_logprobs(
                         piece.logprobs, self._spelled, offset=offset, top=logprobs
                     )
                     offset += sum(map(len, found["tokens"]))
-                yield frame(text=piece.text, logprobs=found, finish_reason=piece.finish_reason)
+                yield frame(text=text, logprobs=found, finish_reason=_reason(piece.finish_reason))
+
+    def _held_back(self, ids: list[int], done: Any, shown: int) -> str:
+        """The end of a text that its stopping criteria ended, which the engine held back because a
+        stop string might begin there.
+        """
+        if done.finish_reason != "cancelled":
+            return ""
+        return self.detokenize(done.tokens, prev_tokens=ids).decode("utf-8", "replace")[shown:]
 
     def create_chat_completion(
         self,
@@ -491,7 +595,7 @@ class Llama:
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
         model: str | None = None,
-        logits_processor: Sequence[Callable] | None = None,
+        logits_processor: Sequence[Processor] | None = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[Any, float] | None = None,
         logprobs: bool | None = None,
@@ -554,7 +658,7 @@ class Llama:
         if done.reasoning:
             message["reasoning_content"] = done.reasoning
         found = shapes.chat_logprobs(done.logprobs, self._spelled, top=top) if logprobs else None
-        reason = _reason(done.finish_reason, legacy)
+        reason = _chat_reason(done.finish_reason, legacy)
         return {
             **frame(message=message, logprobs=found, finish_reason=reason),
             "usage": shapes.usage(done),
@@ -577,7 +681,7 @@ class Llama:
                 if event.logprobs:
                     found = shapes.chat_logprobs(event.logprobs, self._spelled, top=top)
                 delta = _delta(event, legacy)
-                reason = _reason(event.finish_reason, legacy)
+                reason = _chat_reason(event.finish_reason, legacy)
                 if delta or reason or found:
                     yield frame(delta=delta, logprobs=found, finish_reason=reason)
 
@@ -590,14 +694,11 @@ class Llama:
     def _options(self, **given: Any) -> dict[str, Any]:
         """The engine's options for arguments of llama-cpp-python."""
         _refuse("tfs_z", given.pop("tfs_z"), 1.0)
-        grammar, processors = given.pop("grammar"), given.pop("logits_processor")
+        grammar, processors = _grammar(given.pop("grammar")), given.pop("logits_processor")
         bias, seed = given.pop("logit_bias"), given.pop("seed")
         limit = given.pop("max_tokens")
-        if grammar is not None and not isinstance(grammar, (LlamaGrammar, str)):
-            raise ConfigError(f"grammar: found {type(grammar).__name__}, wanted a LlamaGrammar")
-        mode = given["mirostat_mode"]
-        if mode:  # in llama.cpp mirostat stands in the place of what truncates
-            given |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+        if given["mirostat_mode"]:
+            given |= _NO_CUTS
         given["top_k"] = max(given["top_k"], 0)
         if given["temperature"] < 0:
             given["temperature"] = 0.0
@@ -609,7 +710,7 @@ class Llama:
             "seed": self._seed if seed in (None, -1, _ANY_SEED) else seed,
         }
         if grammar is not None:
-            options["grammar"] = grammar.grammar if isinstance(grammar, LlamaGrammar) else grammar
+            options["grammar"] = grammar
         if processors:
             options["processors"] = [*processors]
         if bias:
@@ -666,11 +767,15 @@ class Llama:
             "usage": {"prompt_tokens": count, "total_tokens": count},
         }
 
+    def pooling_type(self) -> int:
+        """The pooling of embeddings, one of LLAMA_POOLING_TYPE_*."""
+        if self._pooling_type != constants.LLAMA_POOLING_TYPE_UNSPECIFIED:
+            return self._pooling_type
+        arch = self._reader.metadata.get("general.architecture")
+        return int(self._reader.metadata.get(f"{arch}.pooling_type") or 0)
+
     def _pooling(self) -> str:
-        kind = self._pooling_type
-        if kind == -1:
-            arch = self._reader.metadata.get("general.architecture")
-            kind = int(self._reader.metadata.get(f"{arch}.pooling_type") or 0)
+        kind = self.pooling_type()
         if kind not in _POOLINGS:
             raise ConfigError(f"pooling_type: found {kind}, wanted one of {list(_POOLINGS)}")
         return _POOLINGS[kind]
@@ -767,11 +872,15 @@ class Llama:
             seed=self._seed if seed is None else seed,
         ).sample(self._rows[-1])
 
-    def _sampler(self, **fields: Any) -> Any:
+    def _sampler(self, processors: Sequence[Processor] = (), **fields: Any) -> Sampler:
         """A sampler that has seen the session's tokens."""
         config = oxillama.SamplerConfig(repetition_window=self._window, **fields)
         made = sampler_of(
-            config, self.engine.opened.words, self.engine.config.vocab_size, seed=config.seed
+            config,
+            self.engine.opened.words,
+            self.engine.config.vocab_size,
+            seed=config.seed,
+            processors=processors,
         )
         made.accept_prompt(self.input_ids)
         return made
@@ -788,31 +897,51 @@ class Llama:
         reset: bool = True,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Sequence[Processor] | None = None,
+        stopping_criteria: Criterion | None = None,
+        grammar: LlamaGrammar | str | None = None,
         logit_bias: Mapping[int, float] | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Tokens after those given, one by one and without end; the caller stops at `token_eos()`.
-        Tokens that are sent to the generator are appended after the token yielded last.
+        """Tokens after those given, one by one, until the stopping criteria are met or the context
+        is full; the caller stops at `token_eos()`. Tokens that are sent to the generator are
+        appended after the token yielded last, and no grammar is asked about them.
 
         reset: begin a new session; stored prefixes are used in any case.
         """
+        _refuse("tfs_z", tfs_z, 1.0)
+        _refuse("penalize_nl", penalize_nl, True)
+        over, rules = _criteria(stopping_criteria), _grammar(grammar)
+        state = None if rules is None else self.engine.opened.words.masker.state(rules)
         if reset:
             self.reset()
         self.eval(tokens)
+        cuts = {"top_k": max(top_k, 0), "top_p": top_p, "min_p": min_p, "typical_p": typical_p}
         sampler = self._sampler(
+            logits_processor or (),
             temperature=temp,
-            top_k=max(top_k, 0),
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
+            **(_NO_CUTS if mirostat_mode else cuts),
             repetition_penalty=repeat_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
+            mirostat=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
             logit_bias=logit_bias or {},
             seed=self._seed,
         )
         while self._rows is not None and self.n_tokens < self.n_ctx():
-            token = sampler.sample(self._rows[-1])
+            row = self._rows[-1]
+            if over is not None and over(self.input_ids, row.copy()):
+                return
+            token = sampler.sample(row, None if state is None else state.mask())
             sampler.accept(token)
+            if state is not None:
+                self.engine.opened.words.masker.advance(state, token)
             more = yield token
             sent = [] if more is None else [*more]
             sampler.accept_prompt(sent)
@@ -844,6 +973,14 @@ class Llama:
     def _follow(self) -> None:
         """Make the session of the last completion the current one."""
         self._session, self._rows = self.engine.opened.last("Llama: there is no session"), None
+
+    @staticmethod
+    def logits_to_logprobs(logits: Any, axis: int = -1) -> np.ndarray:
+        """Log-probabilities of logits, float32 of the same shape."""
+        rows = np.asarray(logits, np.float32)
+        shifted = rows - rows.max(axis=axis, keepdims=True)
+        shares: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+        return shares
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -893,7 +1030,31 @@ def _format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _reason(reason: str | None, legacy: bool) -> str | None:
+def _criteria(value: Any) -> Criterion | None:
+    """Stopping criteria, None for none; ConfigError for what cannot be called."""
+    if value is not None and not callable(value):
+        raise ConfigError(
+            f"stopping_criteria: found {type(value).__name__}, wanted a StoppingCriteriaList"
+        )
+    checked: Criterion | None = value
+    return checked
+
+
+def _grammar(given: Any) -> Grammar | None:
+    """The grammar that an argument means, None for none."""
+    if isinstance(given, str):
+        return Grammar.parse(given)
+    if given is not None and not isinstance(given, LlamaGrammar):
+        raise ConfigError(f"grammar: found {type(given).__name__}, wanted a LlamaGrammar")
+    return None if given is None else given.grammar
+
+
+def _reason(reason: str | None) -> str | None:
+    """Why a text ended; only stopping criteria cancel."""
+    return "stop" if reason == "cancelled" else reason
+
+
+def _chat_reason(reason: str | None, legacy: bool) -> str | None:
     return "function_call" if reason == "tool_calls" and legacy else reason
 
 

@@ -40,9 +40,9 @@ class Frame:
 
 def text_logprobs(
     reports: Sequence[Any], spell: Spell, *, offset: int = 0, top: int = 0
-) -> dict[str, list]:
+) -> dict[str, list[Any]]:
     """Log-probabilities of a completion's tokens; offset: characters before the first of them."""
-    out: dict[str, list] = {
+    out: dict[str, list[Any]] = {
         "tokens": [],
         "text_offset": [],
         "token_logprobs": [],
@@ -60,10 +60,10 @@ def text_logprobs(
 
 
 def prompt_logprobs(
-    ids: Sequence[int], reports: Iterable[tuple], spell: Spell
-) -> tuple[dict[str, list], int]:
+    ids: Sequence[int], reports: Iterable[tuple[Any, ...]], spell: Spell
+) -> tuple[dict[str, list[Any]], int]:
     """(log-probabilities of a prompt's tokens, of which the first has none, characters in all)."""
-    out: dict[str, list] = {
+    out: dict[str, list[Any]] = {
         "tokens": [],
         "text_offset": [],
         "token_logprobs": [],
@@ -83,7 +83,7 @@ def prompt_logprobs(
     return out, offset
 
 
-def joined(first: dict[str, list], second: dict[str, list]) -> dict[str, list]:
+def joined(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """The log-probabilities of a prompt and of what came after it."""
     return {name: [*first[name], *second[name]] for name in first}
 

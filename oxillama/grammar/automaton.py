@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from oxillama._core.cursor import Cursor
 from oxillama._core.pushdown import Machine
 from oxillama.errors import GrammarError
@@ -425,7 +427,7 @@ class GrammarState:
         """Equal keys of states of one grammar mean equal futures."""
         return self._cursor.key
 
-    def mask(self):
+    def mask(self) -> np.ndarray:
         """The bitset of allowed tokens: read-only uint32 of ceil(vocabulary / 32) words (needs a
         `TokenMasker`).
         """
@@ -434,7 +436,8 @@ class GrammarState:
                 "grammar state: has no vocabulary, make it with TokenMasker.state or "
                 "Grammar.state(masker)"
             )
-        return self.masker.mask(self)
+        allowed: np.ndarray = self.masker.mask(self)
+        return allowed
 
     def fork(self) -> "GrammarState":
         """An independent state at the same position."""

@@ -7,13 +7,17 @@ import numpy as np
 import pytest
 
 import oxillama
+from oxillama.compat import constants, llama_cpp
 from oxillama.compat.llama_cpp import (
     Llama,
     LlamaCache,
+    LlamaDiskCache,
     LlamaGrammar,
     LlamaPromptLookupDecoding,
     LlamaRAMCache,
     LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    StoppingCriteriaList,
 )
 from oxillama.errors import ConfigError, EngineError
 from tests.lora.made import random_pair, write_lora
@@ -176,6 +180,92 @@ def test_processors_and_biases_change_the_draw(llm):
     assert done["choices"][0]["text"] == llm.detokenize([ids[-1]] * 2, prev_tokens=ids).decode()
 
 
+def test_a_text_of_so_many_tokens_at_least(llm):
+    ids, end = llm.tokenize(b"Once"), llm.token_eos()
+    ask = {"temperature": 0, "max_tokens": 8, "logit_bias": {end: 1e4}}
+    done = llm(ids, **ask)
+    assert done["choices"][0]["finish_reason"] == "stop"
+    assert done["choices"][0]["text"] == ""
+    longer = llm(
+        ids, logits_processor=LogitsProcessorList([MinTokensLogitsProcessor(3, end)]), **ask
+    )
+    plain = llm(ids, temperature=0, max_tokens=3)["choices"][0]["text"]
+    assert longer["choices"][0]["text"] == plain
+    assert longer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_stopping_criteria_end_a_text(llm):
+    """As transformers' class of this name is used: by a number of tokens, by a word."""
+    ids = llm.tokenize(b"Once upon a time")
+    plain = {"max_tokens": 24, "temperature": 0}
+    whole = llm(ids, **plain)["choices"][0]["text"]
+    seen = []
+
+    def long_enough(input_ids, logits):
+        seen.append((len(input_ids), int(logits.argmax())))
+        return len(input_ids) >= len(ids) + 5
+
+    def names_her(input_ids, logits):
+        return b"Daisy" in llm.detokenize(input_ids.tolist())
+
+    done = llm(ids, stopping_criteria=StoppingCriteriaList([long_enough]), **plain)
+    assert done["choices"][0]["finish_reason"] == "stop" and done["usage"]["completion_tokens"] == 5
+    assert done["choices"][0]["text"] == whole[: len(done["choices"][0]["text"])] != ""
+    assert [count for count, _ in seen] == [*range(len(ids), len(ids) + 6)]
+    drawn = llm.detokenize([token for _, token in seen[:5]], prev_tokens=ids).decode()
+    assert done["choices"][0]["text"] == drawn  # what is drawn greedily from the rows it was given
+    both = StoppingCriteriaList([names_her, lambda input_ids, logits: False])
+    text = llm(ids, stopping_criteria=both, **plain)["choices"][0]["text"]
+    assert text.endswith("Daisy") and whole.startswith(text)
+    pieces = [*llm(ids, stopping_criteria=both, stream=True, **plain)]
+    assert "".join(each["choices"][0]["text"] for each in pieces) == text
+    assert pieces[-1]["choices"][0]["finish_reason"] == "stop"
+    at_once = llm(ids, stopping_criteria=lambda input_ids, logits: True, **plain)
+    assert at_once["choices"][0]["text"] == ""
+
+
+def test_stopping_criteria_leave_out_nothing(llm):
+    """A stop string that may be beginning holds text back; it is shown where the text ends."""
+    ids = llm.tokenize(b"Once upon a time")
+    plain = {"max_tokens": 8, "temperature": 0}
+    whole = llm(ids, **plain)["choices"][0]["text"]
+    ask = {**plain, "stop": [whole[:-1] + "!!"]}
+    assert llm(ids, **ask)["choices"][0]["text"] == whole
+    ask["stopping_criteria"] = lambda input_ids, logits: len(input_ids) == len(ids) + 4
+    done = llm(ids, **ask)
+    assert done["usage"]["completion_tokens"] == 4
+    text = done["choices"][0]["text"]
+    assert text != "" and whole.startswith(text)
+    assert "".join(each["choices"][0]["text"] for each in llm(ids, stream=True, **ask)) == text
+
+
+def test_an_error_of_a_stopping_criterion_is_the_callers(llm):
+    with pytest.raises(ZeroDivisionError):
+        llm("Once", stopping_criteria=lambda input_ids, logits: 1 / 0)
+
+
+def test_numbers_have_their_names():
+    types = {name: value for name, value in vars(constants).items() if name.startswith("GGML_TYPE")}
+    named = {f"GGML_TYPE_{kind.name}": kind.id for kind in oxillama.gguf.TENSOR_TYPES}
+    assert {name: named[name] for name in types} == types
+    assert llama_cpp.LLAMA_POOLING_TYPE_MEAN == 1 and llama_cpp.GGML_TYPE_Q8_0 == 8
+    yarn = llama_cpp.LLAMA_ROPE_SCALING_TYPE_YARN
+    assert set(constants.__all__) < set(llama_cpp.__all__)
+    with Llama(
+        MODEL,
+        n_threads=1,
+        rope_scaling_type=yarn,
+        pooling_type=llama_cpp.LLAMA_POOLING_TYPE_CLS,
+        type_k=llama_cpp.GGML_TYPE_Q8_0,
+        type_v=llama_cpp.GGML_TYPE_Q8_0,
+        split_mode=llama_cpp.LLAMA_SPLIT_MODE_LAYER,
+        attention_type=llama_cpp.LLAMA_ATTENTION_TYPE_UNSPECIFIED,
+        numa=llama_cpp.GGML_NUMA_STRATEGY_DISABLED,
+        seed=llama_cpp.LLAMA_DEFAULT_SEED,
+    ) as llm:
+        assert llm.engine.engine_config.kv_type == "q8_0" and llm.pooling_type() == 2
+
+
 def test_tokens_and_bytes(llm):
     text = "Käse im Haus".encode()
     ids = llm.tokenize(text)
@@ -201,6 +291,37 @@ def test_the_loop_of_generate(llm, engine):
             break
         out.append(token)
     assert tuple(out) == wanted
+
+
+def test_the_loop_of_generate_ends_and_is_constrained(llm, engine):
+    ids = llm.tokenize(b"Once upon a time")
+    wanted = engine.generate(
+        "Once upon a time", max_tokens=10, sampler=oxillama.SamplerConfig.greedy()
+    ).tokens
+    over = StoppingCriteriaList([lambda input_ids, logits: len(input_ids) == len(ids) + 6])
+    assert tuple(llm.generate(ids, temp=0.0, stopping_criteria=over)) == wanted[:6]
+
+    def only(input_ids, scores):
+        scores[:] = -np.inf
+        scores[int(input_ids[-1])] = 0.0
+        return scores
+
+    out = llm.generate(ids, logits_processor=LogitsProcessorList([only]), stopping_criteria=over)
+    assert [*out] == [ids[-1]] * 6
+    out, text = [], LlamaGrammar.from_string('root ::= " a fox"')
+    for token in llm.generate(ids, grammar=text):
+        if token == llm.token_eos():
+            break
+        out.append(token)
+    assert llm.detokenize(out, prev_tokens=ids) == b" a fox"
+    mirostat = {"mirostat_mode": 2, "stopping_criteria": over}
+    llm.set_seed(5)
+    first = [*llm.generate(ids, top_k=1, **mirostat)]  # which would leave the likeliest
+    assert first == [*llm.generate(ids, top_k=0, **mirostat)] != [*wanted[:6]]
+    llm.set_seed(7)
+    for options, words in (({"tfs_z": 0.5}, "tfs_z"), ({"penalize_nl": False}, "penalize_nl")):
+        with pytest.raises(ConfigError, match=words):
+            next(llm.generate(ids, **options))
 
 
 def test_eval_sample_save_and_load(llm, engine):
@@ -255,6 +376,10 @@ def test_tokens_and_logits_that_were_evaluated(llm):
     assert list(llm.eval_tokens) == ids and list(llm.eval_logits) == [llm.scores[-1].tolist()]
     for first, second, size in (([1, 2, 3], [1, 2, 4], 2), ([1], [1, 2], 1), ([], [1], 0)):
         assert Llama.longest_token_prefix(first, second) == size
+    shares = Llama.logits_to_logprobs(llm.eval_logits)
+    assert shares.shape == (1, llm.n_vocab())
+    drawn = llm(ids, max_tokens=1, temperature=0, logprobs=1)["choices"][0]["logprobs"]
+    assert abs(shares.max() - drawn["token_logprobs"][0]) < 1e-5
 
 
 def test_every_logit_is_kept_where_asked_for(engine):
@@ -326,6 +451,7 @@ def test_an_adapter_is_that_of_the_engine(llm, tmp_path):
     (
         ({"n_gpu_layers": -1}, "n_gpu_layers: found -1, which is not done here, wanted 0"),
         ({"use_mlock": True}, "use_mlock"),
+        ({"attention_type": 1}, "attention_type: found 1, which is not done here, wanted -1"),
         ({"lora_scale": 0.5}, "lora_scale: found 0.5 without a lora_path"),
         ({"lora_path": "x", "vocab_only": True}, "lora_path: found together with vocab_only"),
         ({"chat_format": "functionary"}, "chat_format: found 'functionary', wanted None"),
@@ -345,7 +471,7 @@ def test_what_is_not_done_at_loading_is_named(options, words):
     ("options", "words"),
     (
         ({"suffix": "x"}, "suffix: found 'x', which is not done here"),
-        ({"stopping_criteria": [len]}, "stopping_criteria"),
+        ({"stopping_criteria": [len]}, "stopping_criteria: found list, wanted a StoppingCriteria"),
         ({"tfs_z": 0.5}, "tfs_z: found 0.5"),
         ({"grammar": 5}, "grammar: found int, wanted a LlamaGrammar"),
     ),
@@ -356,6 +482,8 @@ def test_what_is_not_done_in_a_completion_is_named(llm, options, words):
     assert words in str(caught.value)
     with pytest.raises(ConfigError, match="cache: found"):
         llm.set_cache(object())
+    with pytest.raises(ConfigError, match="LlamaDiskCache: is not done here, wanted LlamaRAMCa"):
+        llm.set_cache(LlamaDiskCache(capacity_bytes=1 << 20))
     with pytest.raises(ConfigError, match="create_chat_completion_openai_v1"):
         llm.create_chat_completion_openai_v1(ASKED)
 
