@@ -303,7 +303,9 @@ class Commands:
             return
         try:
             found[0](rest.strip())
-        except (oxillama.OxillamaError, OSError, ValueError) as error:
+        except OSError as error:
+            note(f"[/{name}: {rest.strip()}: {error.strerror or error}]")
+        except (oxillama.OxillamaError, ValueError) as error:
             note(f"[/{name}: {error}]")
 
     def help(self, _: str) -> None:

@@ -155,6 +155,9 @@ def _run(arguments: argparse.Namespace) -> int:
             if system:
                 messages.insert(0, {"role": "system", "content": system})
             done = reply(engine.chat(messages, stream=True, **options))
+        if done.usage.truncated_tokens:
+            left, whole = done.usage.truncated_tokens, done.usage.prompt_tokens
+            note(f"[{left:,} of the prompt's {left + whole:,} tokens were left out]")
         if arguments.timings:
             note(timed(done))
     return 0
@@ -170,7 +173,7 @@ def _room_in_options() -> Iterator[None]:
             raise
         raise oxillama.ContextError(
             f"{str(error).partition(';')[0]}; -c gives more where the model has it, "
-            "--truncate-prompt leaves out its beginning",
+            "--truncate-prompt leaves out what is too much",
             tokens=error.tokens,
             limit=error.limit,
         ) from None

@@ -10,7 +10,7 @@ from typing import Any
 
 import oxillama
 from oxillama.cli import lora
-from oxillama.cli.loading import add_model
+from oxillama.cli.loading import add_model, located_model
 from oxillama.errors import ConfigError
 
 
@@ -106,6 +106,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         for name, value in vars(arguments).items()
         if name in known and value is not None
     }
+    if arguments.model is not None:
+        given["model"] = located_model(arguments)
+        if not Path(arguments.model).exists():  # clients know a stored model by that name
+            given.setdefault("alias", arguments.model)
     given["api_keys"] = tuple(_keys(arguments))
     given["cors_origins"] = tuple(arguments.cors_origin)
     given["allowed_hosts"] = tuple(arguments.allowed_host)

@@ -148,8 +148,8 @@ class EngineCore:
         """
         if os.getpid() != self._pid:
             raise EngineError(
-                f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted "
-                "spawn, not fork"
+                f"engine: was loaded by process {self._pid}, and its threads are not in the forked "
+                f"process {os.getpid()}; load a model in this process"
             )
         failure = self._loop.failure
         if failure is not None:

@@ -310,8 +310,8 @@ class Request:
         """Raise EngineError in a forked child process, where the request can never end."""
         if self._pid != os.getpid():
             raise EngineError(
-                f"request: belongs to process {self._pid}, this is process {os.getpid()}; wanted "
-                "spawn, not fork"
+                f"request: was made in process {self._pid}, and never ends in the forked process "
+                f"{os.getpid()}; load a model in this process and ask it"
             )
 
     def wait(self) -> None:

@@ -117,10 +117,14 @@ def test_what_cannot_be_done_is_one_line_and_code_1(
 
 
 def test_a_long_prompt_loses_its_beginning_where_asked_for(capsys):
-    code, out, _ = printed(
-        capsys, "run", "-c", "8", "--truncate-prompt", "-n", "2", "-p", "one fox " * 9
-    )
-    assert code == 0 and out.startswith("one fox " * 9)
+    text = "one fox " * 9
+    with oxillama.load() as engine:
+        count = len(engine.tokenize(text))
+    asked = ("run", "-c", "8", "--truncate-prompt", "-n", "2", "-p", text)
+    code, out, err = printed(capsys, *asked)
+    assert code == 0 and out.startswith(text)
+    assert f"[{count - 6} of the prompt's {count} tokens were left out]\n" in err
+    assert "left out" not in printed(capsys, "run", "-c", "64", *asked[3:])[2]
 
 
 def test_a_broken_file_is_one_line(capsys, tmp_path):

@@ -162,6 +162,14 @@ def test_commands_change_what_is_asked(talk, asked, tmp_path):
     assert len(out.splitlines()) == 5
 
 
+def test_a_file_that_cannot_be_written_or_read_is_named(talk, tmp_path):
+    _, err, _ = talk("/save /nope/talk.json", f"/save {tmp_path}", "/load /nope/talk.json")
+    assert "[/save: /nope/talk.json: No such file or directory]\n" in err
+    assert f"[/save: {tmp_path}: a folder, wanted a file]\n" in err
+    assert "[/load: /nope/talk.json: No such file or directory, wanted a readable file]\n" in err
+    assert "Errno" not in err
+
+
 def test_set_checks_what_it_changes(talk):
     _, err, _ = talk(
         "/set top_p 2",

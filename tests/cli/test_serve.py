@@ -60,6 +60,8 @@ def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, n
         (["--host", "0.0.0.0"], "without an API key"),
         (["--port", "70000"], "port"),
         (["--models-dir", "/nowhere"], "models_dir"),
+        (["gpt2"], "gpt2: no such file or folder, and Ollama has stored no model of this name"),
+        (["nowhere.gguf"], "model: nowhere.gguf is not a file"),
         (["--api-key", " "], "api_keys"),
         (["--chat-template", "/nowhere"], "/nowhere"),
         (["--max-queue", "0"], "max_queue"),

@@ -330,7 +330,7 @@ def is_told_in_a_forked_child(act):
             signal.alarm(10)
             act()
         except EngineError as error:
-            code = 0 if "process" in str(error) else 2
+            code = 0 if "load a model in this process" in str(error) else 2
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

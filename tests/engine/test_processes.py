@@ -62,7 +62,8 @@ def test_every_door_of_a_forked_process_says_so_and_none_hangs(cases):
                         door()
                         wrong.append(f"{name} answered")
                     except oxillama.EngineError as error:
-                        wrong += [] if "process" in str(error) else [f"{name}: {error}"]
+                        if "load a model in this process" not in str(error):
+                            wrong.append(f"{name}: {error}")
                     except BaseException as error:
                         wrong.append(f"{name}: {error!r}")
                 engine.close()

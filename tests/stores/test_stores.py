@@ -217,6 +217,18 @@ def test_what_ollama_has_stored_is_run_by_its_name(home, capsys):
     assert {each["store"] for each in json.loads(capsys.readouterr().out)} == {"ollama"}
 
 
+def test_a_stored_model_is_served_under_the_name_it_was_asked_by(home, monkeypatch):
+    blob, asked = ollama(home), []
+    monkeypatch.setattr("oxillama.server.run.serve", lambda config: asked.append(config) or 0)
+    for arguments in (["fox"], ["ollama:fox", "--alias", "bear"], [str(blob)]):
+        assert main(["serve", *arguments]) == 0
+    assert [(each.model, each.alias) for each in asked] == [
+        (str(blob), "fox"),
+        (str(blob), "bear"),
+        (str(blob), None),
+    ]
+
+
 def test_a_model_of_ollama_with_an_adapter_or_without_weights_is_refused(home):
     blob = ollama(home, layers=["application/vnd.ollama.image.adapter"])
     with pytest.raises(GgufError, match="applies an adapter"):
