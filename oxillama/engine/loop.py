@@ -611,9 +611,10 @@ class StepLoop:
             return
         request.awaited_call = None
         self._scheduler.unpark(request.entry)
+        if error is not None:
+            self.tracker.end(request, None, error)
+            return
         try:
-            if error is not None:
-                raise error
             then(value)
         except BaseException as raised:
             self.tracker.end(request, None, raised)

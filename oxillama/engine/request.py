@@ -382,14 +382,15 @@ class Request:
         `run_end_listeners` must be run.
 
         A request that has ended holds no reference to the engine, so the engine can be freed before
-        it.
+        it, nor to its entry, which refers to it: it is freed with its last reference, not by a
+        search for cycles.
         """
         if self._done.is_set():
             return False
         self.finish_reason, self.error = reason, error
         self.ended_at = time.perf_counter()
         self._cancel, self._check_waiter, self.owner = _nothing, _nothing, None
-        self.on_rows = self.prefix_source = None
+        self.on_rows = self.prefix_source = self.entry = None
         self._done.set()
         for listener in self._listeners:
             _called(listener)
