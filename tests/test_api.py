@@ -454,6 +454,9 @@ def test_what_is_printed_says_what_is_asked_first(engine):
     request.result()
     assert repr(request) == "<Request generate, length, 2 + 2 tokens>"
     assert request.result().text in unescape(request._repr_html_())
+    with engine.stream("Once", max_tokens=2, temperature=0) as stream:
+        assert list(stream)
+        assert repr(stream) == "<Stream of <Request generate, length, 2 + 2 tokens>>"
     with oxillama.load(num_threads=1) as closed:
         pass
     assert repr(closed) == "<InferenceEngine closed>"

@@ -337,7 +337,8 @@ def _listed(name: str, value: Any) -> Any:
 
 def response_constraint(response_format: Mapping[str, Any] | type | None) -> dict[str, Any]:
     """The option of `Options` that a chat's response_format stands for: text, json_object,
-    json_schema with its schema, or a class that json_schema takes.
+    json_schema with its schema (closed, unless it says `"strict": False`), or a class that
+    json_schema takes.
     """
     if response_format is None:
         return {}
@@ -356,8 +357,9 @@ def response_constraint(response_format: Mapping[str, Any] | type | None) -> dic
                 "response_format: found json_schema without a schema, wanted json_schema: {schema: "
                 "...}"
             )
-        # strict: an object that does not say what further members it has has none
-        shut = given.get("strict") is True and isinstance(schema, Mapping)
+        # an object that does not say what further members it has has none: a text that may always
+        # have one more seldom ends
+        shut = given.get("strict") is not False and isinstance(schema, Mapping)
         return {"json_schema": ClosedSchema(schema) if shut else schema}
     raise ConfigError(
         f"response_format: found {response_format!r}, wanted a type of text, json_object or "

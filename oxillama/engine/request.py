@@ -809,6 +809,9 @@ class Stream(Generic[Item]):
                 raise
         raise StopIteration
 
+    def __repr__(self) -> str:
+        return f"<Stream of {self.request!r}>"
+
     def close(self) -> None:
         """Stop; the engine ends the request within a few milliseconds."""
         self._end()
