@@ -95,11 +95,12 @@ def _in_folder(path: Path, file: str | None, progress: Any) -> Path:
 def _named(source: str, file: str | None, progress: Any) -> Any:
     """The file of a name that is not a path."""
     if source.startswith("ollama:"):
-        return _only(ollama_file(source.removeprefix("ollama:")), source, "Ollama", file)
+        name = source.removeprefix("ollama:")
+        return _only(ollama_file(name), source, "Ollama", ollama_files, file)
     if source.startswith("lmstudio:"):
         name = source.removeprefix("lmstudio:")
         found = lm_studio_file(name, file)
-        return _only(found, source, "LM Studio", None)
+        return _only(found, source, "LM Studio", lm_studio_files, None)
     match = _REPO.match(source)
     if match is not None:
         if file is not None and match["file"] is not None:
@@ -121,9 +122,20 @@ def _named(source: str, file: str | None, progress: Any) -> Any:
     return here
 
 
-def _only(found: Path | None, source: str, store: str, file: str | None) -> Path:
+def _only(
+    found: Path | None,
+    source: str,
+    store: str,
+    files: Callable[[], list[tuple[str, Path]]],
+    file: str | None,
+) -> Path:
     if file is not None:
         raise ConfigError(f"file: found {file!r} and {source!r}, wanted one of them")
     if found is None:
-        raise GgufNotFound(f"{source}: {store} has stored no such model here")
+        base = source.split(":")[1]
+        tags = [name for name, _ in files() if name.partition(":")[0] == base]
+        raise GgufNotFound(
+            f"{source}: {store} has stored no such model here, wanted "
+            + (" or ".join(tags) or "one that `oxillama list` shows")
+        )
     return found

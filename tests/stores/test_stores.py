@@ -210,8 +210,10 @@ def test_what_ollama_has_stored_is_run_by_its_name(home, capsys):
     assert [name for name, _ in stores.ollama_files()] == ["fox:latest", "someone/owl:1b"]
     with oxillama.load("fox", num_threads=1) as engine:
         assert engine.generate("Once", max_tokens=1).tokens
-    with pytest.raises(GgufNotFound, match="Ollama has stored no such model"):
+    with pytest.raises(GgufNotFound, match="Ollama has stored no such model here, wanted one that"):
         oxillama.load("ollama:bear")
+    with pytest.raises(GgufNotFound, match="no such model here, wanted someone/owl:1b$"):
+        oxillama.load("ollama:someone/owl")
     assert main(["rm", "fox"]) == 1 and "`ollama rm fox`" in capsys.readouterr().err
     assert main(["list", "--json"]) == 0
     assert {each["store"] for each in json.loads(capsys.readouterr().out)} == {"ollama"}
