@@ -295,11 +295,16 @@ def test_a_json_schema_is_followed(engine):
 def test_long_prompts_raise_unless_truncation_is_asked_for(stories):
     with oxillama.load(stories, context_size=40) as engine:
         ids = [1, *range(300, 360)]
-        with pytest.raises(oxillama.ContextError, match="61 tokens, a context of 40"):
+        helps = "61 tokens, a context of 40 has room for 39; truncate_prompt=True .*, n_ctx="
+        with pytest.raises(oxillama.ContextError, match=helps):
             engine.generate(ids)
         done = engine.generate(ids, truncate_prompt=True, max_tokens=10, sampler=GREEDY)
         assert done.usage.prompt_tokens == 30 and done.usage.truncated_tokens == 31
         assert done.tokens == engine.generate([1, *ids[-29:]], max_tokens=10, sampler=GREEDY).tokens
+        session = engine.session()
+        engine.prefill(ids[:30], session=session)
+        with pytest.raises(oxillama.ContextError, match="30 tokens and 10 more.* session.truncate"):
+            engine.generate(ids[:10], session=session)
         with pytest.raises(oxillama.ContextError):
             engine.logits(ids)
         assert engine.generate([1], sampler=GREEDY).usage.completion_tokens <= 39

@@ -536,8 +536,9 @@ def ready_session(
             options.context_shift and not more
         ):
             raise ContextError(
-                f"session: {len(session.tokens)} tokens and {len(more)} more, no room left in a "
-                f"context of {core.context_size}",
+                f"session: {len(session.tokens)} tokens and {len(more)} more, a context of "
+                f"{core.context_size} has room for {core.context_size - 1}; session.truncate(...) "
+                "makes room (truncate_prompt=True does so for a prompt without a session)",
                 tokens=len(session.tokens) + len(more),
                 limit=core.context_size - 1,
             )
@@ -583,7 +584,7 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
     if not options.truncate_prompt:
         raise ContextError(
             f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; "
-            "truncate_prompt=True shortens it",
+            "truncate_prompt=True shortens it, n_ctx= of load gives more where the model has it",
             tokens=len(ids),
             limit=limit,
         )
