@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """What Ray costs and what routing gains, on a cluster of two nodes in this machine.
 
-    tools/measure_ray.py data [--prompts 2000] [--tokens 48] [--rounds 3]
+    tools/measure_ray.py data [--prompts 2000] [--tokens 96] [--engines 2] [--rounds 5]
     tools/measure_ray.py routing [--chats 200] [--turns 5] [--at-once 8] [--rounds 2]
                                  [--model FILE --history 1000 --more 100]
 
-`data`: tokens per second of a dataset over two actors of one thread, beside two bare processes of
-one thread; loading is left out of both. `routing`: milliseconds to the first token of chats over
+`data`: tokens per second of a dataset over actors of one thread, beside as many bare processes of
+one thread; loading is left out of both. `engine_cpu` is the CPU seconds that an engine's process
+takes for its share of the rows, `services` the CPUs that Ray's other processes keep busy meanwhile,
+the driver among them: with as many engines as the machine has cores, the engines go without these.
+`routing`: milliseconds to the first token of chats over
 two replicas, by prefix and by Ray Serve's own router, first turns left out; `cached` is the share
 of their tokens that were found in the prefix cache. Without --model the chats are those of the
 embedded model, whose prompts cost less than Serve does; with one (asv_benchmarks/models.py makes
@@ -24,13 +27,20 @@ import multiprocessing
 import os
 import statistics
 import sys
+import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ["PYTHONPATH"] = str(ROOT)
+# Ray's workers are nicer than other processes by 15, which the bare ones are not: what else the
+# machine does would slow one of both
+os.environ.update(
+    {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+)
 MEMORY = 300 << 20
 PORT = 18124
 WORDS = (
@@ -54,30 +64,41 @@ def prompt(number: int) -> str:
     return f"Once upon a time {WORDS[number % 3 + 1]} number {number} said"
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one engine's process did: seconds since the epoch, tokens, CPU seconds."""
+
+    begun: float
+    ended: float
+    tokens: int
+    cpu: float
+
+
 def bare(numbers: range, tokens: int, ready: Any, go: Any, out: Any) -> None:
-    """A process of its own with one thread: its half of the prompts."""
+    """A process of its own with one thread: its share of the prompts."""
     import oxillama
 
     with oxillama.load(num_threads=1) as engine:
         engine.generate("warm", max_tokens=2)
         ready.release()
         go.wait()
-        begun = time.time()
+        begun, cpu = time.time(), time.process_time()
         requests: list[Any] = [
             engine.submit(prompt(at), max_tokens=tokens, temperature=0, ignore_eos=True)
             for at in numbers
         ]
         count = sum(len(each.result().tokens) for each in requests)
-        out.put((begun, time.time(), count))
+        out.put(Share(begun, time.time(), count, time.process_time() - cpu))
 
 
-def two_bare(prompts: int, tokens: int) -> float:
-    """Tokens per second of two processes together."""
+def bare_shares(arguments: argparse.Namespace) -> list[Share]:
+    """The prompts through bare processes, side by side."""
     context = multiprocessing.get_context("spawn")
     ready, go, out = context.Semaphore(0), context.Event(), context.Queue()
-    halves = (range(0, prompts, 2), range(1, prompts, 2))
+    shares = [range(at, arguments.prompts, arguments.engines) for at in range(arguments.engines)]
     processes = [
-        context.Process(target=bare, args=(half, tokens, ready, go, out)) for half in halves
+        context.Process(target=bare, args=(share, arguments.tokens, ready, go, out))
+        for share in shares
     ]
     for each in processes:
         each.start()
@@ -87,48 +108,131 @@ def two_bare(prompts: int, tokens: int) -> float:
     found = [out.get() for _ in processes]
     for each in processes:
         each.join()
-    return rate(found)
+    return found
 
 
-def rate(found: list[tuple[float, float, int]]) -> float:
+def rate(shares: list[Share]) -> float:
     """Tokens per second from the first beginning to the last end."""
-    return sum(each[2] for each in found) / (max(x[1] for x in found) - min(x[0] for x in found))
+    seconds = max(each.ended for each in shares) - min(each.begun for each in shares)
+    return sum(each.tokens for each in shares) / seconds
 
 
-def over_ray(prompts: int, tokens: int, batch: int) -> float:
-    """Tokens per second of a dataset over two actors."""
+def ray_shares(arguments: argparse.Namespace) -> tuple[list[Share], float]:
+    """The prompts through actors; CPUs that the rest of Ray kept busy meanwhile."""
     import ray
 
     from oxillama.integrations.ray import OxillamaProcessorConfig, build_processor
 
-    config = OxillamaProcessorConfig(concurrency=2, batch_size=batch, memory=MEMORY)
+    options = {"batch_size": arguments.batch} if arguments.batch else {}
+    config = OxillamaProcessorConfig(concurrency=arguments.engines, memory=MEMORY, **options)
+    tokens = arguments.tokens
 
     def asked(row: dict[str, Any]) -> dict[str, Any]:
         params = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        return {"prompt": row["prompt"], "begun": time.time(), "sampling_params": params}
+        now = {"begun": time.time(), "cpu": time.process_time()}
+        return {"prompt": row["prompt"], "sampling_params": params, **now}
 
     def said(row: dict[str, Any]) -> dict[str, Any]:
-        return {"begun": row["begun"], "ended": time.time(), "n": row["num_generated_tokens"]}
+        return {
+            "process": os.getpid(),
+            "begun": row["begun"],
+            "ended": time.time(),
+            "tokens": row["num_generated_tokens"],
+            "cpu": (row["cpu"], time.process_time()),
+        }
 
-    rows = ray.data.from_items([{"prompt": prompt(at)} for at in range(prompts)])
-    rows = rows.repartition(32).materialize()
-    found = build_processor(config, asked, said)(rows).take_all()
-    assert len(found) == prompts
-    return rate([(row["begun"], row["ended"], int(row["n"])) for row in found])
+    rows = ray.data.from_items([{"prompt": prompt(at)} for at in range(arguments.prompts)])
+    rows = rows.repartition(arguments.prompts // config.batch_size + 1).materialize()
+    with Services() as services:
+        found = build_processor(config, asked, said)(rows).take_all()
+    assert len(found) == arguments.prompts
+    shares = []
+    for process in sorted({row["process"] for row in found}):
+        mine = [row for row in found if row["process"] == process]
+        shares.append(
+            Share(
+                min(row["begun"] for row in mine),
+                max(row["ended"] for row in mine),
+                int(sum(row["tokens"] for row in mine)),
+                max(row["cpu"][1] for row in mine) - min(row["cpu"][0] for row in mine),
+            )
+        )
+    begun, ended = min(each.begun for each in shares), max(each.ended for each in shares)
+    return shares, services.busy(begun, ended, {int(row["process"]) for row in found})
+
+
+class Services:
+    """Reads, once a second, the CPU time of every process below this one."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, dict[int, float]]] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Services:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._end.wait(1) if self._seen else False
+            self._seen.append((time.time(), cpu_seconds(os.getpid())))
+
+    def busy(self, begun: float, ended: float, engines: set[int]) -> float:
+        """CPUs that all processes but the engines' kept busy from the last reading before `begun`
+        to the first after `ended`.
+        """
+        first, before = [each for each in self._seen if each[0] <= begun][-1]
+        last, after = [each for each in self._seen if each[0] >= ended][0]
+        spent = (after[each] - before.get(each, 0.0) for each in after if each not in engines)
+        return sum(spent) / (last - first)
+
+
+def cpu_seconds(root: int) -> dict[int, float]:
+    """The CPU time of a process and of all below it, by their numbers."""
+    tick = os.sysconf("SC_CLK_TCK")
+    seconds: dict[int, float] = {}
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            values = path.read_text().rpartition(")")[2].split()
+            number = int(path.parent.name)
+            parents[number] = int(values[1])
+            seconds[number] = (int(values[11]) + int(values[12])) / tick
+
+    def below(number: int) -> bool:
+        while number not in (0, root):
+            number = parents.get(number, 0)
+        return number == root
+
+    return {number: value for number, value in seconds.items() if below(number)}
 
 
 def data(arguments: argparse.Namespace) -> dict[str, Any]:
     """Both, in turns."""
-    found: dict[str, list[float]] = {"bare": [], "ray": []}
+    rates: dict[str, list[float]] = {"bare": [], "ray": []}
+    cpu: dict[str, list[float]] = {"bare": [], "ray": []}
+    services = []
     for _ in range(arguments.rounds):
-        found["bare"].append(two_bare(arguments.prompts, arguments.tokens))
-        found["ray"].append(over_ray(arguments.prompts, arguments.tokens, arguments.batch))
-        print(json.dumps(found), file=sys.stderr, flush=True)
-    ratios = [ray / one for ray, one in zip(found["ray"], found["bare"])]
+        alone = bare_shares(arguments)
+        actors, busy = ray_shares(arguments)
+        services.append(busy)
+        for name, shares in (("bare", alone), ("ray", actors)):
+            rates[name].append(rate(shares))
+            cpu[name].append(sum(each.cpu for each in shares) / len(shares))
+        print(json.dumps({**rates, "services": services}), file=sys.stderr, flush=True)
+    ratios = [ray / one for ray, one in zip(rates["ray"], rates["bare"])]
     return {
-        **{name: round(statistics.median(each), 1) for name, each in found.items()},
+        **{name: round(statistics.median(each), 1) for name, each in rates.items()},
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(each, 3) for each in ratios],
+        "engine_cpu": {name: round(statistics.median(each), 2) for name, each in cpu.items()},
+        "services": round(statistics.median(services), 3),
     }
 
 
@@ -237,9 +341,10 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("data")
     one.add_argument("--prompts", type=int, default=2000)
-    one.add_argument("--tokens", type=int, default=48)
-    one.add_argument("--batch", type=int, default=64)
-    one.add_argument("--rounds", type=int, default=3)
+    one.add_argument("--tokens", type=int, default=96)
+    one.add_argument("--engines", type=int, default=2)
+    one.add_argument("--batch", type=int, help="rows of a call, else the default")
+    one.add_argument("--rounds", type=int, default=5)
     one.set_defaults(measure=data)
     other = commands.add_parser("routing")
     other.add_argument("--chats", type=int, default=200)
