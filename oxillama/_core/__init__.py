@@ -13,6 +13,7 @@ grammar positions.
              cuts, stages (their table), chain, sampler; xorshift (the random stream)
   grammar    networks, emission, dstates, pushdown: one automaton in four layers; cover, cursor,
              trie (masks); sequences (interning); automata (regular languages as tables)
+  candidates lookup (an index of texts, the costs of steps by rows)
   text       bpe
   C programs capi: the table of include/oxillama.h
 """

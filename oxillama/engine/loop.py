@@ -42,6 +42,7 @@ from oxillama.errors import Cancelled, EngineError, PagingError, WeightsDamaged
 from oxillama.vision.placed import inputs
 
 _CLOSE = object()
+_MEASURED = 7  # a bit mask: every eighth step without candidates is measured for speculation
 _DECODING = State.DECODING  # read for every token
 STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does not return
 AWAY_SECONDS = 0.01  # until a request without pages looks again for those that nobody schedules
@@ -75,6 +76,11 @@ class Speculator(Protocol):
         drafter that failed.
 
         sequences: how many decode now. prefilled: prompt rows evaluated so far.
+        """
+
+    def record(self, sequences: int, rows: int, seconds: float) -> None:
+        """A step that only decoded took this long, with planning before it and draws after it;
+        sequences: of its rows, those that were no candidates.
         """
 
     def resolve(self, asked: Any) -> Any:
@@ -262,6 +268,7 @@ class StepLoop:
         """One step, from the plan to the callers."""
         if self.tracker.undrafted:
             self._draft()
+        began = time.perf_counter()
         with self._lock:
             plan = self._scheduler.schedule()
             if not plan:
@@ -289,7 +296,7 @@ class StepLoop:
                 )
                 now = time.perf_counter()
                 with self._lock:
-                    self._deal(plan, out, start, now)
+                    self._deal(plan, out, began, start, now)
                     self._plan = []
         except Cancelled:
             with self._lock:
@@ -298,9 +305,12 @@ class StepLoop:
                 if getattr(self.memory, "slot_layers", ()):
                     self._evaluate_again(plan)
 
-    def _deal(self, plan: Plan, out: np.ndarray, start: float, now: float) -> None:
-        """Commit what a step wrote, and give its rows to the requests of the plan."""
+    def _deal(self, plan: Plan, out: np.ndarray, began: float, start: float, now: float) -> None:
+        """Commit what a step wrote, and give its rows to the requests of the plan. The step was
+        planned from `began` and ran from `start` to `now`.
+        """
         counters, at, prefilled, decoded = self._counters, 0, 0, 0
+        candidates = forced = 0  # of the rows
         for entry, rows in plan:
             request, first = entry.owner, entry.done
             # the next row of a text: the common case, kept short
@@ -337,6 +347,8 @@ class StepLoop:
             entry.done = request.session.kv.length = min(done, entry.length)
             if entry.state is State.DECODING:
                 decoded += rows
+                candidates += done - entry.done
+                forced += entry.done - first - 1
             else:
                 prefilled += rows
             try:
@@ -356,6 +368,15 @@ class StepLoop:
             self._scheduler.observe(
                 prefill_rows=prefilled, seconds=now - start, decode_rows=decoded
             )
+            # Of the steps that all are alike some are enough. Rows of forced tokens take less time
+            # than others: nobody draws from them.
+            if (
+                (candidates or not counters.steps & _MEASURED)
+                and not (prefilled or forced)
+                and request.speculation is not None
+                and self.speculator is not None
+            ):
+                self.speculator.record(decoded - candidates, decoded, time.perf_counter() - began)
 
     def _take_rows(self, request: Any, rows: np.ndarray, now: float) -> None:
         """Handle the rows (none, some or all) that a request of any kind has in a step."""
@@ -374,8 +395,8 @@ class StepLoop:
             self._resume(request, self._turn(request, rows.copy(), draft))
         elif draft:
             self._resume(request, self._turn(request, rows, draft))
-        else:
-            self._after_draw(request, self._advance(request, rows[-1], now))
+        elif self._after_draw(request, self._advance(request, rows[-1], now)):
+            self._look_ahead(request)
 
     def _prefilled(self, request: Request, rows: np.ndarray, now: float) -> bool:
         """Rows of a prompt were evaluated; True if a token is drawn from the last one."""
@@ -413,8 +434,8 @@ class StepLoop:
             request.admitted_at = time.perf_counter()
             if request.has_callbacks:
                 self._resume(request, self._turn(request, pending[None], ()))
-            else:
-                self._after_draw(request, self._advance(request, pending, request.admitted_at))
+            elif self._after_draw(request, self._advance(request, pending, request.admitted_at)):
+                self._look_ahead(request)
         except BaseException as error:
             self.tracker.end(request, None, error)
 
@@ -449,13 +470,17 @@ class StepLoop:
             return False
         if entry.state is not _DECODING:
             self._scheduler.start_decoding(entry)
-        speculation = request.speculation
-        if speculation is not None:
-            if speculation.rest:  # nothing would pay: no time is spent on asking
-                speculation.rest -= 1
-            else:
-                self.tracker.undrafted[request] = None
         return True
+
+    def _look_ahead(self, request: GenerateRequest) -> None:
+        """A request continues: find candidates for its next step, or note that it wants some."""
+        speculation = request.speculation
+        if speculation is None:
+            return
+        if speculation.rest:  # nothing would pay: no time is spent on asking
+            speculation.rest -= 1
+        elif speculation.wants(request, len(self._scheduler.decoding)):
+            self.tracker.undrafted[request] = None
 
     def _turn(
         self, request: GenerateRequest, rows: np.ndarray, draft: Sequence[int]
@@ -483,8 +508,6 @@ class StepLoop:
             while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
                 # forced tokens may have come along: more than one at a time
                 at += 1
-        if going:
-            self._keep_rows(request, start + at)
         if request.speculation is not None and draft:
             # Where the text is over, candidates not looked at are neither accepted nor rejected.
             request.speculation.verified(
@@ -492,6 +515,9 @@ class StepLoop:
                 rejected=len(draft) - at if going else 0,
                 bonus=at == len(draft) and len(tokens) > start + at,
             )
+        if going:
+            self._keep_rows(request, start + at)
+            self._look_ahead(request)
 
     def _keep_rows(self, request: Request, length: int) -> None:
         """Keep the first `length` tokens of a running request in its pages; later positions are
@@ -511,10 +537,7 @@ class StepLoop:
         requests = [
             each for each in wanting if each.entry.state is State.DECODING and not each.entry.parked
         ]
-        if speculator is None or not self._allocator.rewindable:  # a row at a time
-            for request in requests:
-                if request.speculation is not None:
-                    request.speculation.fallbacks += 1
+        if speculator is None:
             return
         for request, error in speculator.propose(
             requests,
@@ -680,12 +703,17 @@ class Batcher:
     next one is made.
     """
 
-    __slots__ = ("_make", "_one", "_positions", "_row_table", "_tokens")
+    __slots__ = ("_counted", "_make", "_one", "_positions", "_row_table", "_tokens", "_zeros")
 
     def __init__(self, make: Callable, max_rows: int) -> None:
         self._make = make
         self._tokens, self._positions, self._row_table = (
             np.zeros(max_rows, np.int32) for _ in range(3)
+        )
+        # of the rows of one text: their numbers, and the number 0 of its table
+        self._counted, self._zeros = (
+            np.arange(max_rows, dtype=np.int32),
+            np.zeros(max_rows, np.int32),
         )
         # of a batch of one row: token, position, and the number 0 of its table and of its row
         self._one = (np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
@@ -706,6 +734,17 @@ class Batcher:
             if adapted is not None:
                 more["adapters"] = (adapted,)
             return self._make(token, position, (kv.table,), zero, zero, **more), entry.hidden
+        # the candidates of one text: the other common case
+        if len(plan) == 1 and entry.draft and not (entry.width or session.images):
+            done, kv, counted = entry.done, session.kv, self._counted[:rows]
+            if kv.slot is None and not session.adapters and entry.length == done + 1:
+                return self._make(
+                    np.array([session.tokens[done], *entry.draft[: rows - 1]], np.int32),
+                    counted + done,
+                    (kv.table,),
+                    self._zeros[:rows],
+                    counted,
+                ), entry.hidden
         tokens, positions, row_table = self._tokens, self._positions, self._row_table
         at, hidden, adapting = 0, False, False
         tables: list[np.ndarray] = []

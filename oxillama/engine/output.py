@@ -39,7 +39,7 @@ class OutputProcessor:
         mask = None if grammar is None else grammar.mask()
         token = (
             session.sampler.sample(row, mask)
-            if speculation is None
+            if speculation is None or not speculation.judges
             else speculation.draw(session.sampler, row, mask)
         )
         if token in request.stop_ids:
@@ -91,7 +91,7 @@ def _forced(request: GenerateRequest) -> int | None:
     token = only_token(session.grammar.mask())
     if token is None or token in request.stop_ids or not session.sampler.pass_over(token):
         return None
-    if request.speculation is not None:
+    if request.speculation is not None and request.speculation.judges:
         request.speculation.passed(token)
     return token
 

@@ -327,12 +327,12 @@ class Scheduler:
         # the common case, kept short
         if len(self.decoding) == 1 and not self.waiting and not self.prefilling:
             entry = self.decoding[0]
-            if (
-                entry.length == entry.done + 1
-                and not (entry.draft or entry.width or entry.parked)
-                and self._reserved(entry, entry.length)
-            ):
-                return [(entry, 1)]
+            if entry.length == entry.done + 1 and not (entry.width or entry.parked):
+                rows = 1
+                if entry.draft:
+                    rows = min(1 + len(entry.draft), self.config.max_batch_tokens)
+                if self._reserved(entry, entry.done + rows):
+                    return [(entry, rows)]
         if self.waiting:
             self._admissions()
         hidden = self._kind()

@@ -15,7 +15,7 @@ Rows do not depend on each other, so the tokens are those of plain decoding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,16 +49,24 @@ class SpecStats:
 class RequestCandidates(Protocol):
     """The candidates of one request.
 
-    rest: the number of steps in which the loop must not ask for candidates; the loop counts it
-    down. reported: whether the completion shows the counts.
+    rest: the number of steps in which the loop must not ask for any; the loop counts it down.
+    judges: whether its `draw` and `passed` are called: candidates may
+    have been drawn from distributions of their own.
     """
 
     rest: int
-    fallbacks: int
+    judges: bool
 
     @property
     def reported(self) -> bool:
         """Whether the completion shows the counts."""
+
+    def wants(self, request: Any, sequences: int) -> bool:
+        """Called after each token: whether the engine's `Speculator` has to propose candidates for
+        the next step. Candidates that are at hand are put into the request's entry here.
+
+        sequences: how many decode now.
+        """
 
     def draw(self, sampler: Sampler, row: np.ndarray, mask: np.ndarray | None) -> int:
         """The next token of the text, from its logits."""

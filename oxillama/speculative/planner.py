@@ -18,7 +18,7 @@ from oxillama.speculative.background import BackgroundDrafter
 from oxillama.speculative.costs import CostLedger, StepCosts
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.grammar import ForcedText
-from oxillama.speculative.lookup import LookupDrafter
+from oxillama.speculative.lookup import LookupDrafter, LookupSpeculation
 from oxillama.speculative.registry import Registry
 from oxillama.speculative.request import RequestSpeculation
 from oxillama.speculative.threads import SerialCalls
@@ -55,7 +55,7 @@ class Planner:
 
     def __init__(self, core: EngineCore, registry: Registry | None = None) -> None:
         self.registry = registry or Registry()
-        self.costs: StepCosts | None = None
+        self.costs = StepCosts()
         self._core: EngineCore = weakref.proxy(core)
         self._run = core.run_in_worker
         self._drafters: dict[int, _DrafterRecord] = {}
@@ -66,18 +66,29 @@ class Planner:
         """
         return self.registry.resolve(asked)
 
-    def begin(self, asked: Any, masker: Any, session: Any) -> RequestSpeculation | None:
+    def begin(
+        self, asked: Any, masker: Any, session: Any
+    ) -> RequestSpeculation | LookupSpeculation | None:
         """The candidates for a value of `speculative=`, None for none."""
         candidates = self.registry.candidates(asked, masker)
         return None if candidates is None else self.speculation(candidates, session)
 
     def speculation(
         self, candidates: Candidates, session: Any, *, costs: StepCosts | None = None
-    ) -> RequestSpeculation:
+    ) -> RequestSpeculation | LookupSpeculation:
         """The candidates of a request on a session. costs: a fixed table, None to learn the
         engine's.
         """
-        drafter = candidates.drafter
+        drafter, rewindable = candidates.drafter, self._core.allocator.rewindable
+        if type(drafter) is LookupDrafter and rewindable:
+            learning = candidates.adaptive and costs is None
+            return LookupSpeculation(
+                candidates,
+                session,
+                self._core.context_size,
+                costs=(costs or self.costs) if candidates.adaptive else None,
+                ledger=self._record(drafter).ledger if learning else None,
+            )
         inner = drafter.inner if isinstance(drafter, BackgroundDrafter) else drafter
         if isinstance(inner, ModelDrafter) and inner.drawn:
             candidates = replace(candidates, drawn=True)
@@ -88,6 +99,7 @@ class Planner:
             costs=costs,
             ledger=known.ledger if candidates.adaptive and costs is None else None,
             calls=None if is_built_in(drafter, _OPENS_AT_ONCE) else known.calls,
+            rewindable=rewindable,
         )
 
     def propose(
@@ -100,8 +112,8 @@ class Planner:
         groups: dict[int, tuple[Drafter, list[PendingDraft]]] = {}
         for request in requests:
             speculation = request.speculation
-            self.costs = speculation.settle(self.costs, sequences, prefilled) or self.costs
-            query = speculation.draft_request(request, size, sequences, prefilled, self.costs)
+            speculation.settle(self.costs, sequences, prefilled)
+            query = speculation.draft_request(request, size, sequences, self.costs)
             if query is None:
                 speculation.again(request)
             else:
@@ -154,6 +166,10 @@ class Planner:
                 answers[id(request)](answer, None)
 
         self._record(drafter).calls.run(work)
+
+    def record(self, sequences: int, rows: int, seconds: float) -> None:
+        """Learn what a step of so many rows costs, the first of which were not candidates."""
+        self.costs.record(sequences, rows, seconds)
 
     def cores(self) -> Sequence[EngineCore]:
         """The engine cores of draft models."""

@@ -1,5 +1,5 @@
 """`RequestSpeculation`: the candidates of one request, from the call of the drafter to their
-outcome.
+outcome. `CandidateCounts`: what all requests with candidates count.
 """
 
 from __future__ import annotations
@@ -20,33 +20,86 @@ from oxillama.speculative.threads import SerialCalls
 from oxillama.speculative.types import Candidates, Draft, DraftRequest, NoCandidates
 
 
-class RequestSpeculation:
+class CandidateCounts:
+    """Counts of one request's candidates. reported: whether the completion shows them. rest: steps
+    in which the loop must not ask; it counts them down.
+    """
+
+    __slots__ = (
+        "accepted",
+        "bonus",
+        "ended",
+        "output",
+        "rejected",
+        "reported",
+        "rest",
+        "session",
+    )
+
+    def __init__(self, session: Any, *, reported: bool) -> None:
+        self.session, self.reported = session, reported
+        self.accepted = self.rejected = self.bonus = self.output = self.rest = 0
+        self.ended = 0.0
+
+    def draw(self, sampler: Sampler, row: np.ndarray, mask: np.ndarray | None) -> int:
+        """The next token of the text, from its logits."""
+        return sampler.sample(row, mask)
+
+    def passed(self, token: int) -> None:
+        """A token was added without a draw: nothing depends on it."""
+
+    def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
+        """The outcome of a step's candidates; bonus: a token was drawn from the row after the last
+        one.
+        """
+        self.accepted += accepted
+        self.rejected += rejected
+        self.bonus += bonus
+
+    def close(self, output: int) -> None:
+        """The request has ended, with this many tokens."""
+        if not self.ended:
+            self.output, self.ended = output, time.perf_counter()
+            self._close()
+
+    def _close(self) -> None:
+        """Keep nothing that a request which is kept does not need."""
+        raise NotImplementedError
+
+    def counted(self, since: float, fallbacks: int) -> SpecStats:
+        """The counts as they are now. since: when the first token was drawn, 0 before it.
+        fallbacks: steps without candidates, those of `rest` included.
+        """
+        return SpecStats(
+            accepted=self.accepted,
+            rejected=self.rejected,
+            bonus_tokens=self.bonus,
+            total_output_tokens=self.output,
+            total_elapsed=(self.ended or time.perf_counter()) - since if since else 0.0,
+            n1_fallbacks=fallbacks - self.rest,
+        )
+
+
+class RequestSpeculation(CandidateCounts):
     """One request's candidates, under the settings of a `Candidates`.
 
     costs: a fixed table; None to learn the engine's and to keep the `ledger`. calls: the thread for
-    all calls of the drafter; None if the loop makes them. rest: the number of steps in which the
-    drafter is not called.
+    all calls of the drafter; None if the loop makes them. rewindable: whether candidates can be
+    run; where memory cannot drop its last tokens, the text is one token a step.
     """
 
     __slots__ = (
         "_calls",
         "_costs",
         "_cycle",
-        "_granted",
         "_ledger",
         "_queue",
-        "_since",
+        "_rewindable",
         "_state",
-        "accepted",
-        "bonus",
         "candidates",
-        "ended",
         "fallbacks",
         "opened",
-        "output",
-        "rejected",
-        "rest",
-        "session",
+        "since",
     )
 
     def __init__(
@@ -57,37 +110,38 @@ class RequestSpeculation:
         costs: StepCosts | None = None,
         ledger: CostLedger | None = None,
         calls: SerialCalls | None = None,
+        rewindable: bool = True,
     ) -> None:
-        self.candidates, self._costs, self.session = candidates, costs, session
+        super().__init__(session, reported=candidates.asked)
+        self.candidates, self._costs = candidates, costs
+        self.since, self._rewindable = 0.0, rewindable
         if candidates.drawn and costs is None:
             self._costs, ledger = NOMINAL, None
         self._calls, self._state, self.opened = calls, None, False
         if calls is None:
             self.open()
         self._ledger = ledger
-        self.rest = 0
         if ledger is not None:
             self.rest, ledger.rest = ledger.rest, 0
-        self._granted = self.rest  # steps of rest, past and to come
-        # (time, prompt rows of the engine, sequences, accepted so far, rows, seconds of drafting)
-        self._cycle: tuple[float, int, int, int, int, float] | None = None
+        self.fallbacks = self.rest
+        # (prompt rows of the engine, sequences, accepted so far, rows, seconds of drafting)
+        self._cycle: tuple[int, int, int, int, float] | None = None
         # drawn candidates that are not judged yet
         self._queue: deque[tuple[int, Distribution]] = deque()
-        self._since = 0.0
-        self.accepted = self.rejected = self.bonus = self.fallbacks = self.output = 0
-        self.ended = 0.0
-
-    @property
-    def reported(self) -> bool:
-        """Whether the completion shows the counts."""
-        return self.candidates.asked
 
     # ---- called by the loop as tokens come
 
+    judges = True
+
+    def wants(self, request: Any, sequences: int) -> bool:
+        """Whether the drafter is called before the next step."""
+        self.fallbacks += not self._rewindable
+        return self._rewindable
+
     def draw(self, sampler: Sampler, row: np.ndarray, mask: np.ndarray | None) -> int:
         """The next token of the text, whatever candidates there are."""
-        if not self._since:
-            self._since = time.perf_counter()
+        if not self.since:
+            self.since = time.perf_counter()
         if not self._queue:
             return sampler.sample(row, mask)
         token, shares = self._queue.popleft()
@@ -103,50 +157,27 @@ class RequestSpeculation:
         if self._queue and self._queue.popleft()[0] != token:
             self._queue.clear()
 
-    def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
-        """The outcome of a step's candidates; bonus: a token was drawn from the row after the last
-        one.
-        """
-        self.accepted += accepted
-        self.rejected += rejected
-        self.bonus += bonus
-
     # ---- called by the planner before a step
 
-    def settle(self, costs: StepCosts | None, sequences: int, prefilled: int) -> StepCosts | None:
-        """Learn from the step since the drafter was last called, and set `rest`; returns the costs
-        for decisions.
-        """
-        if self._costs is not None or not self.candidates.adaptive or self._ledger is None:
-            return self._costs
+    def settle(self, costs: StepCosts, sequences: int, prefilled: int) -> None:
+        """Count what the step since the drafter was last called has cost, and set `rest`."""
         cycle, self._cycle = self._cycle, None
-        if cycle is None or cycle[1] != prefilled or cycle[2] != sequences:
-            return costs
-        began, _, _, accepted, rows, drafting = cycle
-        seconds, extra = max(time.perf_counter() - began - drafting, 1e-9), 0.0
-        if costs is None:
-            if rows:
-                return None
-            costs = StepCosts({sequences: seconds})
-        elif not rows:
-            costs.scale(sequences, seconds)
-        else:
-            costs.observe(rows, seconds)
-            # by the estimates: this step may have been held up
-            extra = costs(rows) - (1 + self.accepted - accepted) * costs(sequences)
-        ledger, plain = self._ledger, costs(sequences)
+        if cycle is None or self._ledger is None or cycle[:2] != (prefilled, sequences):
+            return
+        _, _, accepted, rows, drafting = cycle
+        ledger, plain, extra = self._ledger, costs(sequences), 0.0
+        if rows:
+            extra = costs(rows) - (1 + self.accepted - accepted) * plain
         extra += ledger.drafting(drafting, plain)
         self.rest = sequences * ledger.enter(extra, plain, candidates=bool(rows))
-        self._granted += self.rest
-        return costs
+        self.fallbacks += self.rest
 
     def draft_request(
         self,
         request: Any,
         context_size: int,
         sequences: int,
-        prefilled: int,
-        costs: StepCosts | None,
+        costs: StepCosts,
     ) -> DraftRequest | None:
         """The next request to the drafter. None if drawn candidates are left, if there is no room
         for any, while the drafter rests, and before a plain step was measured.
@@ -154,37 +185,24 @@ class RequestSpeculation:
         if self._queue or self.rest:
             return None
         candidates = self.candidates
-        most = self._most(request, context_size)
+        most = min(candidates.most, room(request, context_size))
         if most < 1:
             return None
         rows = sequences - 1 + len(request.session.tokens) - request.entry.done
-        costs = (self._costs or costs) if candidates.adaptive else None
-        if candidates.adaptive and costs is None:
-            if rows == sequences:
-                self._cycle = (time.perf_counter(), prefilled, sequences, self.accepted, 0, 0.0)
+        costs = self._costs or costs
+        if candidates.adaptive and not costs:
             self.fallbacks += 1
             return None
         return DraftRequest(
             request.session,
             self._state,
             most,
-            costs,
+            costs if candidates.adaptive else None,
             rows,
             sequences,
             request.stop_ids,
             request.masker,
             self._ledger,
-        )
-
-    def _most(self, request: Any, context_size: int) -> int:
-        """How many candidates can be run: they, and the token after them, must fit the context and
-        max_tokens.
-        """
-        most = min(self.candidates.most, context_size - len(request.session.tokens) - 1)
-        return (
-            most
-            if request.max_tokens is None
-            else min(most, request.max_tokens - len(request.generated) - 1)
         )
 
     def open(self) -> Any:
@@ -223,7 +241,6 @@ class RequestSpeculation:
         # of a step with forced tokens nothing is learned about plain steps
         if candidates or query.rows == query.sequences:
             self._cycle = (
-                started,
                 prefilled,
                 query.sequences,
                 self.accepted,
@@ -239,18 +256,18 @@ class RequestSpeculation:
 
     def close(self, output: int) -> None:
         """The request has ended, with this many tokens."""
-        if self.ended:
-            return
-        self.output, self.ended = output, time.perf_counter()
         self._queue.clear()
+        super().close(output)
+
+    def _close(self) -> None:
         if self._ledger is not None:
             self._ledger.rest = max(self._ledger.rest, self.rest)
         if self._calls is None:
-            self._close()
+            self._end()
         else:
-            self._calls.run(self._close)  # after what the drafter is doing for it now
+            self._calls.run(self._end)  # after what the drafter is doing for it now
 
-    def _close(self) -> None:
+    def _end(self) -> None:
         # a request that is kept keeps nothing of the drafter's
         state, self._state = self._state, None
         drafter = self.candidates.drafter
@@ -262,15 +279,17 @@ class RequestSpeculation:
 
     def stats(self) -> SpecStats:
         """The counts as they are now."""
-        elapsed = (self.ended or time.perf_counter()) - self._since if self._since else 0.0
-        return SpecStats(
-            accepted=self.accepted,
-            rejected=self.rejected,
-            bonus_tokens=self.bonus,
-            total_output_tokens=self.output,
-            total_elapsed=elapsed,
-            n1_fallbacks=self.fallbacks + self._granted - self.rest,
-        )
+        return self.counted(self.since, self.fallbacks)
+
+
+def room(request: Any, context_size: int) -> int:
+    """How many candidates can be run: they, and the token after them, must fit the context and
+    max_tokens.
+    """
+    most = context_size - len(request.session.tokens) - 1
+    if request.max_tokens is not None:
+        most = min(most, request.max_tokens - len(request.generated) - 1)
+    return max(most, 0)
 
 
 def runnable(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:

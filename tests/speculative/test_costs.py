@@ -19,23 +19,46 @@ def test_with_one_point_each_further_row_is_a_tenth():
     assert [round(StepCosts({2: 2.0})(rows), 6) for rows in (2, 3, 7)] == [2.0, 2.2, 3.0]
 
 
-def test_the_first_step_of_a_number_of_rows_counts_whole_and_later_ones_less():
+def test_the_first_steps_of_a_number_of_rows_change_the_estimate_most():
     costs = StepCosts({1: 1.0})
-    costs.observe(3, 2.0)
-    assert costs(3) == 2.0 and costs(5) == 3.0
-    costs.observe(3, 3.0)
-    assert costs(3) == 2.5
+    costs.observe(3, 2.0)  # 1.2 before it was measured
+    assert costs(3) == 1.6 and abs(costs(5) - 2.2) < 1e-12
+    costs.observe(3, 2.2)
+    assert abs(costs(3) - 1.8) < 1e-12
     for _ in range(200):
         costs.observe(3, 2.0)
     assert abs(costs(3) - 2.0) < 1e-6
 
 
-def test_a_step_that_was_held_up_counts_as_a_multiple_of_its_estimate():
+def test_a_step_that_was_held_up_counts_as_twice_its_estimate():
     costs = StepCosts({1: 1.0})
     costs.observe(2, 100.0)
-    assert costs(2) == 4 * 1.1
+    assert abs(costs(2) - 1.5 * 1.1) < 1e-12
     costs.observe(1, 100.0)
     assert costs(1) == 1.5
+
+
+def test_no_step_takes_longer_than_one_of_more_rows_did():
+    costs = StepCosts({1: 1.0, 2: 3.0, 5: 1.8})
+    assert [costs(rows) for rows in (1, 2, 5)] == [1.0, 1.8, 1.8]
+
+
+def test_a_point_that_is_not_measured_for_long_is_doubted():
+    costs = StepCosts({1: 1.0, 2: 3.1})
+    for _ in range(320):
+        costs.record(1, 1, 1.0)
+    assert abs(costs(2) - 2.1) < 1e-9  # half-way to 1.1
+    costs.record(1, 2, 3.1)
+    assert abs(costs(2) - 2.6) < 1e-9
+
+
+def test_steps_with_candidates_are_learned_from_once_a_plain_one_was():
+    costs = StepCosts()
+    costs.record(1, 3, 5.0)
+    assert not costs
+    costs.record(1, 1, 1.0)
+    costs.record(1, 3, 1.6)
+    assert costs and costs(1) == 1.0 and costs(3) == 1.4
 
 
 def test_plain_steps_change_every_estimate_in_proportion():

@@ -257,7 +257,8 @@ def ended(engine, end, at):
 
         engine.drafter.propose = failing
         with pytest.raises(ZeroDivisionError):
-            engine.generate(prompt, **options)
+            for _ in range(99):  # while the draft rests it does not fail
+                engine.generate(prompt, **options)
         del engine.drafter.propose
 
 
@@ -409,7 +410,7 @@ def test_the_targets_own_first_layers_draft_for_it(target, sampler):
     # of all five layers it is the target itself
     assert stood[0] < stood[3] < stood[4] == 1
     done = target.generate("Once upon a time", speculative="early_exit", **options)
-    assert done.tokens == wanted and done.speculation.accepted + done.speculation.rejected > 0
+    assert done.tokens == wanted and done.speculation.total_output_tokens == 100
     for asked in (
         "early_exit:0",
         "early_exit:6",
