@@ -150,7 +150,7 @@ def _serving(
     loras = LoraStack(model)
     core.adapters = partial(getattr, loras, "current")
     drafts = DraftModels(model, vocabulary, open_model=open_model, core_over=core_over)
-    core.speculator = Planner(core, Registry(drafts))
+    core.speculator = Planner(core, Registry(drafts, default=config.speculative))
     naming = {"architecture": model.config.architecture, "name": model.config.name}
     core.snapshots = Snapshots(
         core,

@@ -50,6 +50,7 @@ class ConfigOptions(TypedDict, total=False):
     prefix_min_tokens: int
     prefix_max_entries: int
     prefix_max_bytes: int
+    speculative: Literal["auto", "lookup", False] | None
     rope_freq_base: float | None
     rope_freq_scale: float | None
     rope_scaling: Literal["none", "linear", "yarn"] | None
@@ -79,7 +80,9 @@ class EngineConfig:
     of f16; head sizes in blocks of 32); None for f16, in an encoder for f32. max_pages: the number
     of pages, of `page_size` tokens each, None for as many as memory allows. prefix_cache: keep
     evaluated pages, within `prefix_max_entries` and `prefix_max_bytes`, for prompts with the same
-    beginning of at least `prefix_min_tokens` tokens.
+    beginning of at least `prefix_min_tokens` tokens. speculative: of requests that do not say it
+    themselves: "auto", "lookup", None (text forced by a constraint) or False (nothing);
+    docs/speculative.md.
 
     sidecar: where packed weights are stored on disk for later loads and other processes: False (the
     default) nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder;
@@ -118,6 +121,7 @@ class EngineConfig:
     prefix_min_tokens: int = 4
     prefix_max_entries: int = 256
     prefix_max_bytes: int = 512 << 20
+    speculative: Literal["auto", "lookup", False] | None = None
     rope_freq_base: float | None = None
     rope_freq_scale: float | None = None
     rope_scaling: Literal["none", "linear", "yarn"] | None = None
@@ -147,6 +151,10 @@ class EngineConfig:
             object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError(f"prefix_cache: found {self.prefix_cache!r}, wanted True or False")
+        if self.speculative not in ("auto", "lookup", None) and self.speculative is not False:
+            raise ConfigError(
+                f"speculative: found {self.speculative!r}, wanted 'auto', 'lookup', None or False"
+            )
         for name in ("tokenizer_path", "mmproj", "image_folder"):
             path = getattr(self, name)
             if path is not None and not (isinstance(path, (str, Path)) and str(path)):

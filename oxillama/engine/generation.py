@@ -158,7 +158,7 @@ class Options:
     One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text.
     shown_tokens: control tokens that are written in the text. processors: Python functions over
     logits (slow). speculative: propose candidates for the next tokens, which gives the same text
-    sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: text forced by a constraint,
+    sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: as the engine's config says,
     False: nothing).
 
     priority: the lower number runs first, and may preempt requests with higher numbers. timeout:

@@ -7,8 +7,9 @@ sleeps when idle.
 
 How a token is made: `_tick` plans a step, runs it and distributes its rows (`_deal`). `_take_rows`
 handles the rows of one request. `_advance` turns a row into a token and its text
-(`output.OutputProcessor`), and `_after_draw` schedules the request's next row. A request with
-candidates, or with Python functions of its caller, draws in `_turn`.
+(`output.OutputProcessor`), `_after_draw` schedules the request's next row, and `_look_ahead` finds
+candidates for it. A request with candidates, or with Python functions of its caller, draws in
+`_turn`.
 
 Python functions of callers (logits processors, listeners, drafters) run in worker threads
 (`workers`). Their request waits for them, others do not.

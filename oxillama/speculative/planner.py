@@ -71,7 +71,11 @@ class Planner:
     ) -> RequestSpeculation | LookupSpeculation | None:
         """The candidates for a value of `speculative=`, None for none."""
         candidates = self.registry.candidates(asked, masker)
-        return None if candidates is None else self.speculation(candidates, session)
+        if candidates is None:
+            return None
+        if not (candidates.asked or self._core.allocator.rewindable):
+            return None  # nobody asked for what this model cannot do
+        return self.speculation(candidates, session)
 
     def speculation(
         self, candidates: Candidates, session: Any, *, costs: StepCosts | None = None

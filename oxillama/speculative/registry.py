@@ -38,10 +38,13 @@ class DraftSource(Protocol):
 
 
 class Registry:
-    """The drafters of one engine. What they learn from one request serves the next."""
+    """The drafters of one engine. What they learn from one request serves the next.
 
-    def __init__(self, source: DraftSource | None = None) -> None:
-        self._source = source
+    default: what a request without the option `speculative` gets (`EngineConfig.speculative`).
+    """
+
+    def __init__(self, source: DraftSource | None = None, *, default: Any = None) -> None:
+        self._source, self._default = source, default
         self._lookup = LookupDrafter()
         self._text: ForcedText | None = None
         self._models: dict[Any, tuple[ModelDrafter, Callable[[], None] | None]] = {}
@@ -74,22 +77,22 @@ class Registry:
         """How a request speculates, None for not at all; masker: the vocabulary of its grammar,
         None without one.
 
-        A request without the option gets the text that its grammar forces.
+        A request without the option gets the engine's default, in which None stands for the text
+        that its grammar forces.
         """
+        own = asked is not None
+        asked = asked if own else self._default
         if asked is False or asked is None and masker is None:
             return None
         asked = self.resolve(asked)
         if isinstance(asked, Candidates):
             return asked
         if masker is None or asked == "lookup":
-            return Candidates(self._lookup)
+            return Candidates(self._lookup, asked=own)
         if self._text is None:
             self._text = ForcedText(masker.vocab_bytes)
-        return (
-            Candidates(self._text, asked=False)
-            if asked is None
-            else Candidates(FirstOf(self._text, self._lookup))
-        )
+        drafter = self._text if asked is None else FirstOf(self._text, self._lookup)
+        return Candidates(drafter, asked=own)
 
     def cores(self) -> tuple[EngineCore, ...]:
         """The engine cores of draft models."""

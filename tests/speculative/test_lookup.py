@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oxillama
 from oxillama._core.lookup import IndexedText, StepCosts, TextIndex, Watcher
 from oxillama.speculative.costs import CostLedger
 from oxillama.speculative.lookup import LookupDrafter, LookupSpeculation
 from oxillama.speculative.types import Candidates
 from tests.engine.null import core, request, solo
+from tests.model import tiny
 
 CHANCES = [0.3, 0.5, 0.7, 0.8, 0.9] * 2
 
@@ -172,3 +174,42 @@ def test_a_request_that_repeats_another_takes_its_tokens_as_candidates(asked):
     assert [list(each.tokens) for each in sessions] == [solo([3, 1, 4, 1, 5], 60)] * 2
     assert sessions[1].speculation.accepted > 40
     engine.close()
+
+
+@pytest.mark.parametrize("value", ["auto", "lookup", None, False])
+def test_the_engines_config_says_what_requests_without_the_option_get(tmp_path, value):
+    saved = oxillama.EngineConfig(speculative=value).to_dict()
+    assert saved["speculative"] is value
+    assert oxillama.EngineConfig.from_dict(saved).speculative is value
+    tiny.write(tmp_path / "m.gguf", "llama")
+    options = dict(sampler=oxillama.SamplerConfig.greedy(), max_tokens=60, seed=1)
+    with oxillama.load(tmp_path / "m.gguf", num_threads=1) as plain:
+        wanted = plain.generate([1, 2, 3], logprobs=2, **options)
+        assert not plain.opened.core.speculator.costs  # nothing is measured for nobody
+    with oxillama.load(tmp_path / "m.gguf", num_threads=1, speculative=value) as engine:
+        for asked, expected in (({}, value in ("auto", "lookup")), ({"speculative": False}, False)):
+            made = engine.submit([1, 2, 3], logprobs=2, **options, **asked)
+            assert (made.speculation is not None) is expected
+            done = made.result()
+            assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
+            assert done.speculation is None  # nobody asked for the counts
+        asked = engine.generate([1, 2, 3], logprobs=2, speculative="auto", **options)
+        assert (asked.tokens, asked.logprobs) == (wanted.tokens, wanted.logprobs)
+        assert asked.speculation.total_output_tokens == 60
+
+
+def test_a_model_that_cannot_go_back_does_not_speculate_unless_asked(cases):
+    path = cases / "arch" / "mamba" / "f32.gguf"
+    with oxillama.load(path, num_threads=1, speculative="auto") as engine:
+        options = dict(temperature=0, max_tokens=12, ignore_eos=True)
+        made = engine.submit([1, 2, 3], **options)
+        assert made.speculation is None
+        asked = engine.generate([1, 2, 3], speculative="lookup", **options)
+        assert asked.tokens == made.result().tokens and asked.speculation.n1_fallbacks == 11
+
+
+def test_only_known_ways_are_a_default():
+    with pytest.raises(
+        oxillama.ConfigError, match="speculative: found 'draft.gguf', wanted 'auto'"
+    ):
+        oxillama.EngineConfig(speculative="draft.gguf")
