@@ -475,20 +475,22 @@ cdef class Watcher:
 
     Where there are some, it calls owner.found(request, sequences, how many), which returns whether they are run. Where nothing is
     found and steps are so short that looking would take more than `SHARE` of them, it sets owner.rest to the number of steps until
-    it looks again; it then reads their tokens at once.
+    it looks again; it then reads their tokens at once. alone: not while other sequences decode.
     """
     cdef IndexedText text
     cdef StepCosts costs
     cdef int most
+    cdef bint alone
     cdef object owner
     cdef readonly int64_t fallbacks     # steps without candidates, of which owner.rest are still to come
     cdef readonly double since          # when the first token was drawn, 0 before it
 
-    def __cinit__(self, IndexedText text not None, StepCosts costs, int most, owner):
+    def __cinit__(self, IndexedText text not None, StepCosts costs, int most, owner, *, bint alone=False):
         self.text = text
         self.costs = costs
         self.most = most
         self.owner = owner
+        self.alone = alone
 
     def wants(self, request, int64_t sequences):
         """After a token. False: nothing has to be asked for candidates."""
@@ -496,6 +498,10 @@ cdef class Watcher:
         cdef int64_t rest
         if self.since == 0:
             self.since = request.first_at
+        if self.alone and sequences > 1:
+            self.owner.rest = LONGEST_REST
+            self.fallbacks += 1 + LONGEST_REST
+            return False
         count = self.text.promising(request.session.tokens, self.costs, sequences, self.most)
         if count == 0 or not self.owner.found(request, sequences, count):
             self.fallbacks += 1

@@ -81,8 +81,8 @@ class EngineConfig:
     of pages, of `page_size` tokens each, None for as many as memory allows. prefix_cache: keep
     evaluated pages, within `prefix_max_entries` and `prefix_max_bytes`, for prompts with the same
     beginning of at least `prefix_min_tokens` tokens. speculative: of requests that do not say it
-    themselves: "auto", "lookup", None (text forced by a constraint) or False (nothing);
-    docs/speculative.md.
+    themselves: "auto" (the default: lookups while a request decodes alone, or with a constraint the
+    text that this forces), "lookup", None (forced text) or False (nothing); docs/speculative.md.
 
     sidecar: where packed weights are stored on disk for later loads and other processes: False (the
     default) nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder;
@@ -121,7 +121,7 @@ class EngineConfig:
     prefix_min_tokens: int = 4
     prefix_max_entries: int = 256
     prefix_max_bytes: int = 512 << 20
-    speculative: Literal["auto", "lookup", False] | None = None
+    speculative: Literal["auto", "lookup", False] | None = "auto"
     rope_freq_base: float | None = None
     rope_freq_scale: float | None = None
     rope_scaling: Literal["none", "linear", "yarn"] | None = None

@@ -101,7 +101,9 @@ class LookupSpeculation(CandidateCounts):
         self._costs, self._ledger = costs, ledger
         self._text = drafter.open(session)
         most = min(candidates.most, drafter.most)
-        self._watcher = Watcher(self._text, costs, most, self)
+        # A step of many sequences is as good a use of its rows as candidates are, and each request
+        # decides for itself: unasked, one that is not alone leaves them to the others.
+        self._watcher = Watcher(self._text, costs, most, self, alone=not candidates.asked)
         self.wants = self._watcher.wants
         self._sequences = 1
         self._drafts = 0  # steps with candidates

@@ -77,8 +77,8 @@ class Registry:
         """How a request speculates, None for not at all; masker: the vocabulary of its grammar,
         None without one.
 
-        A request without the option gets the engine's default, in which None stands for the text
-        that its grammar forces.
+        A request without the option gets the engine's default; with a grammar, the text that this
+        forces.
         """
         own = asked is not None
         asked = asked if own else self._default
@@ -91,7 +91,7 @@ class Registry:
             return Candidates(self._lookup, asked=own)
         if self._text is None:
             self._text = ForcedText(masker.vocab_bytes)
-        drafter = self._text if asked is None else FirstOf(self._text, self._lookup)
+        drafter = FirstOf(self._text, self._lookup) if own and asked else self._text
         return Candidates(drafter, asked=own)
 
     def cores(self) -> tuple[EngineCore, ...]:

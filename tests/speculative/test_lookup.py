@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import oxillama
 from oxillama._core.lookup import IndexedText, StepCosts, TextIndex, Watcher
 from oxillama.speculative.costs import CostLedger
+from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.lookup import LookupDrafter, LookupSpeculation
-from oxillama.speculative.types import Candidates
+from oxillama.speculative.types import Candidates, FirstOf
 from tests.engine.null import core, request, solo
 from tests.model import tiny
 
@@ -183,7 +184,8 @@ def test_the_engines_config_says_what_requests_without_the_option_get(tmp_path, 
     assert oxillama.EngineConfig.from_dict(saved).speculative is value
     tiny.write(tmp_path / "m.gguf", "llama")
     options = dict(sampler=oxillama.SamplerConfig.greedy(), max_tokens=60, seed=1)
-    with oxillama.load(tmp_path / "m.gguf", num_threads=1) as plain:
+    assert oxillama.EngineConfig().speculative == "auto"
+    with oxillama.load(tmp_path / "m.gguf", num_threads=1, speculative=False) as plain:
         wanted = plain.generate([1, 2, 3], logprobs=2, **options)
         assert not plain.opened.core.speculator.costs  # nothing is measured for nobody
     with oxillama.load(tmp_path / "m.gguf", num_threads=1, speculative=value) as engine:
@@ -206,6 +208,36 @@ def test_a_model_that_cannot_go_back_does_not_speculate_unless_asked(cases):
         assert made.speculation is None
         asked = engine.generate([1, 2, 3], speculative="lookup", **options)
         assert asked.tokens == made.result().tokens and asked.speculation.n1_fallbacks == 11
+
+
+def test_a_request_that_did_not_ask_looks_only_while_it_decodes_alone():
+    class Owner:
+        rest, asked = 0, []
+
+        def found(self, request, sequences, count):
+            self.asked.append(sequences)
+            return True
+
+    engine, owner = core(prefix=False), Owner()
+    made = request(engine, [4, 5, 6] * 12, max_tokens=1)
+    watched = Watcher(IndexedText(TextIndex(), CHANCES), None, 4, owner, alone=True)
+    assert not watched.wants(made, 2) and (owner.rest, watched.fallbacks) == (7, 8)
+    assert owner.asked == []
+    watched.wants(made, 1)
+    assert owner.asked == [1]
+    asked = Watcher(IndexedText(TextIndex(), CHANCES), None, 4, owner)
+    asked.wants(made, 2)
+    assert owner.asked == [1, 2]
+    engine.close()
+
+
+def test_by_default_a_grammar_forces_text_and_nothing_is_looked_up():
+    with oxillama.load(num_threads=1) as engine:
+        registry = engine.opened.core.speculator.registry
+        masker = engine.submit("A", max_tokens=1, grammar='root ::= "a"').masker
+        assert isinstance(registry.candidates(None, masker).drafter, ForcedText)
+        assert isinstance(registry.candidates("auto", masker).drafter, FirstOf)
+        assert isinstance(registry.candidates(None, None).drafter, LookupDrafter)
 
 
 def test_only_known_ways_are_a_default():
