@@ -308,7 +308,9 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event_and_its_end(listening, p
         first = made.recv(400)
         assert status(first) == 200
         (job,) = listening.app.state.jobs.values()
-        job.requests[0].end(None, RuntimeError("broken"))
+        loop = job.model.engine.opened.core._loop
+        with loop._lock:
+            loop.tracker.end(job.requests[0], None, RuntimeError("broken"))
         found = first + rest(made)
     frames = [each for each in found.split(b"\r\n") if each.strip()]
     assert last in frames[-2] and b"internal error: RuntimeError" in found

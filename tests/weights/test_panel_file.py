@@ -247,17 +247,22 @@ def test_sidecars_used_longest_ago_make_room_for_a_new_one(model, tmp_path, monk
     size = only(folder).stat().st_size
     monkeypatch.setenv("OXILLAMA_SIDECAR_LIMIT", str(2 * size + 10))
     copies = []
+
+    def later():
+        """What was used so far was used long ago, in the same order; a clock has coarse ticks."""
+        used = sorted(folder.glob("*.panels"), key=lambda path: path.stat().st_mtime_ns)
+        for age, path in enumerate(used):
+            os.utime(path, (1000 + age, 1000 + age))
+
     for i in range(3):
         copy = tmp_path / f"{i}.gguf"
         copy.write_bytes(model.read_bytes())
         os.utime(copy, ns=(10**18, 10**18 + i))
         copies.append(copy)
-        for age, path in enumerate(
-            sorted(folder.glob("*.panels"), key=lambda path: path.stat().st_mtime_ns)
-        ):
-            os.utime(path, (1000 + age, 1000 + age))
+        later()
         loaded(copy, folder)
         if i == 1:
+            later()
             loaded(copies[0], folder)  # used again: the other one goes next
     keys = {
         cache.PackedWeightCache(folder).slot(GgufReader(copy)).path
