@@ -52,8 +52,8 @@ typedef struct {
     ox_f32x16 d[2][AMX_PARTS], least[2][AMX_PARTS];
 } ox_amx32;
 
-/* The next n parts of one panel: a half is a block whose other half is zero. */
-OX_INLINE void amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t b, int store, int off, int side, const uint8_t *lut, int units)
+/* The next n parts of one panel, from `at` on; returns where the following ones are. A half is a block whose other half is zero. */
+OX_INLINE ox_place amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t b, int store, int off, int side, const uint8_t *lut, int units)
 {
     const int halves = side == SIDE_UE4M3 ? 2 : 1;
     const ox_u8x64 table = u8_table(lut ? lut : at.p), less = _mm512_set1_epi8((char)off);
@@ -75,6 +75,7 @@ OX_INLINE void amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t b, i
             at.s += OX_SIDE_BYTES(side);
         at.p += OX_UNIT_BYTES(store);
     }
+    return at;
 }
 
 OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c, const uint8_t *x, int first, int side)
@@ -126,15 +127,8 @@ OX_INLINE void amx_32(float *c, int64_t ldc, const uint8_t *panel, int64_t strid
     for (int64_t from = 0, some; from < blocks; from += some, x += some * ACT32_BYTES) {
         some = blocks - from < AMX_PARTS / halves ? blocks - from : AMX_PARTS / halves;
         const ox_place second = { at.s + stride, at.p + stride };
-        amx_spread32(&a, 0, (int)some * halves, at, from, store, off, side, lut, units);
+        at = amx_spread32(&a, 0, (int)some * halves, at, from, store, off, side, lut, units);
         amx_spread32(&a, 1, (int)some * halves, second, from, store, off, side, lut, units);
-        for (int64_t b = from; b < from + some; b++) {
-            if (b % (units * OX_SIDE_SPAN(side)) == 0)
-                at.s = at.p, at.p += 64;
-            if (units == 1 || b % units == units - 1)
-                at.s += OX_SIDE_BYTES(side);
-            at.p += OX_UNIT_BYTES(store);
-        }
         const uint8_t *next = from + some < blocks ? at.p : later ? panel + later : NULL;
         ox_group before = { 0, 0 };
 #define AMX_ALL(count)                                                                                                       \
