@@ -238,8 +238,8 @@ cdef class TextIndex:
                 text.add_runs(at)
         return 0
 
-    cdef int make_room(self) except -1:
-        """Room for one more token."""
+    cdef int evict(self) except -1:
+        """Drops texts, the one opened longest ago first, until one more token fits."""
         cdef IndexedText text
         while self.held >= self.most:
             number = next(iter(self.order))
@@ -399,7 +399,7 @@ cdef class IndexedText:
 
     cdef int append(self, int32_t token) except -1:
         cdef int64_t capacity
-        self.index.make_room()
+        self.index.evict()
         if self.length == self.capacity:
             capacity = 2 * self.capacity + 64
             grown = <int32_t *>realloc(self.tokens, capacity * sizeof(int32_t))

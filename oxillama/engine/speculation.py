@@ -50,8 +50,8 @@ class RequestCandidates(Protocol):
     """The candidates of one request.
 
     rest: the number of steps in which the loop must not ask for any; the loop counts it down.
-    judges: whether its `draw` and `passed` are called: candidates may
-    have been drawn from distributions of their own.
+    judges: whether its `draw` and `passed` are called: candidates may have been drawn from
+    distributions of their own.
     """
 
     rest: int

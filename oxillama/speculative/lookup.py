@@ -20,7 +20,7 @@ from oxillama._core.lookup import IndexedText, StepCosts, TextIndex, Watcher
 from oxillama.engine.speculation import SpecStats
 from oxillama.errors import ConfigError
 from oxillama.speculative.costs import CostLedger
-from oxillama.speculative.request import CandidateCounts, room, runnable
+from oxillama.speculative.request import CandidateCounts, most_candidates, runnable
 from oxillama.speculative.types import MAX_CANDIDATES, Candidates, Draft, DraftRequest
 
 # the chance that a candidate is accepted after a run of 2, 3-4, 5-8, 9-16, 17 and more tokens, in
@@ -113,14 +113,12 @@ class LookupSpeculation(CandidateCounts):
             self._pause, ledger.rest = ledger.rest, 0
 
     def found(self, request: Any, sequences: int, count: int) -> bool:
-        """Put candidates into the request's entry; False if there is no room, or for now none are
-        run.
-        """
+        """Put candidates into the request's entry; False if none fit, or for now none are run."""
         if self._steps < self._pause:
             if self._text.streak < _RETURNING:
                 return False
             self._pause = 0
-        count = min(count, room(request, self._context_size))
+        count = min(count, most_candidates(request, self._context_size))
         draft = runnable(self._text.offer(count)[0], request.stop_ids)
         if not draft:
             return False
@@ -150,7 +148,10 @@ class LookupSpeculation(CandidateCounts):
         if pause:
             self._pause, self._text.streak = steps + pause, 0.0
 
-    def _close(self) -> None:
+    def close(self, output: int) -> None:
+        """The request has ended, with this many tokens."""
+        if not self.end(output):
+            return
         self._watcher.close()
         drafter, self._drafter = self._drafter, None
         if self._ledger is not None:

@@ -56,15 +56,12 @@ class CandidateCounts:
         self.rejected += rejected
         self.bonus += bonus
 
-    def close(self, output: int) -> None:
-        """The request has ended, with this many tokens."""
-        if not self.ended:
-            self.output, self.ended = output, time.perf_counter()
-            self._close()
-
-    def _close(self) -> None:
-        """Keep nothing that a request which is kept does not need."""
-        raise NotImplementedError
+    def end(self, output: int) -> bool:
+        """The request has ended, with this many tokens; whether that is news."""
+        if self.ended:
+            return False
+        self.output, self.ended = output, time.perf_counter()
+        return True
 
     def counted(self, since: float, fallbacks: int) -> SpecStats:
         """The counts as they are now. since: when the first token was drawn, 0 before it.
@@ -179,13 +176,13 @@ class RequestSpeculation(CandidateCounts):
         sequences: int,
         costs: StepCosts,
     ) -> DraftRequest | None:
-        """The next request to the drafter. None if drawn candidates are left, if there is no room
-        for any, while the drafter rests, and before a plain step was measured.
+        """The next request to the drafter. None if drawn candidates are left, if none
+        fit, while the drafter rests, and before a plain step was measured.
         """
         if self._queue or self.rest:
             return None
         candidates = self.candidates
-        most = min(candidates.most, room(request, context_size))
+        most = min(candidates.most, most_candidates(request, context_size))
         if most < 1:
             return None
         rows = sequences - 1 + len(request.session.tokens) - request.entry.done
@@ -257,9 +254,8 @@ class RequestSpeculation(CandidateCounts):
     def close(self, output: int) -> None:
         """The request has ended, with this many tokens."""
         self._queue.clear()
-        super().close(output)
-
-    def _close(self) -> None:
+        if not self.end(output):
+            return
         if self._ledger is not None:
             self._ledger.rest = max(self._ledger.rest, self.rest)
         if self._calls is None:
@@ -282,7 +278,7 @@ class RequestSpeculation(CandidateCounts):
         return self.counted(self.since, self.fallbacks)
 
 
-def room(request: Any, context_size: int) -> int:
+def most_candidates(request: Any, context_size: int) -> int:
     """How many candidates can be run: they, and the token after them, must fit the context and
     max_tokens.
     """

@@ -92,7 +92,7 @@ def test_offers_are_what_a_search_of_all_texts_finds(seed, vocab, most):
             text.close()
 
 
-def test_the_text_opened_longest_ago_makes_room():
+def test_the_text_opened_longest_ago_is_dropped():
     index = TextIndex(64)
     first = learned(range(100, 140), index)
     first.close()
