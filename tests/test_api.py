@@ -295,7 +295,7 @@ def test_a_json_schema_is_followed(engine):
 def test_long_prompts_raise_unless_truncation_is_asked_for(stories):
     with oxillama.load(stories, context_size=40) as engine:
         ids = [1, *range(300, 360)]
-        helps = "61 tokens, a context of 40 has room for 39; truncate_prompt=True .*, n_ctx="
+        helps = "61 tokens, a context of 40 takes at most 39; truncate_prompt=True .*, n_ctx="
         with pytest.raises(oxillama.ContextError, match=helps):
             engine.generate(ids)
         done = engine.generate(ids, truncate_prompt=True, max_tokens=10, sampler=GREEDY)

@@ -254,7 +254,7 @@ class Conversation:
                 return window
         raise oxillama.ContextError(
             f"message: the conversation takes {size} tokens without its older turns, a context of "
-            f"{context} has room for {context - 1}; -c gives a larger one where the model has it",
+            f"{context} takes at most {context - 1}; -c gives a larger one where the model has it",
             tokens=size,
             limit=context - 1,
         )

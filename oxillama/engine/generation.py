@@ -537,8 +537,8 @@ def ready_session(
         ):
             raise ContextError(
                 f"session: {len(session.tokens)} tokens and {len(more)} more, a context of "
-                f"{core.context_size} has room for {core.context_size - 1}; session.truncate(...) "
-                "makes room (truncate_prompt=True does so for a prompt without a session)",
+                f"{core.context_size} takes at most {core.context_size - 1}; session.truncate(...) "
+                "shortens it (truncate_prompt=True does so for a prompt without a session)",
                 tokens=len(session.tokens) + len(more),
                 limit=core.context_size - 1,
             )
@@ -583,7 +583,7 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
         return ids, 0
     if not options.truncate_prompt:
         raise ContextError(
-            f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; "
+            f"prompt: {len(ids)} tokens, a context of {context} takes at most {limit}; "
             "truncate_prompt=True shortens it, n_ctx= of load gives more where the model has it",
             tokens=len(ids),
             limit=limit,
@@ -591,7 +591,7 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
     if images_of(prompt):
         raise ContextError(
             f"truncate_prompt: found a prompt of {len(ids)} tokens with images, a context of "
-            f"{context} has room for {limit}; wanted a shorter one",
+            f"{context} takes at most {limit}; wanted a shorter one",
             tokens=len(ids),
             limit=limit,
         )

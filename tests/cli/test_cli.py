@@ -98,7 +98,7 @@ def test_quantize_writes_a_file_that_runs(capsys, tmp_path):
         (("run", "missing.gguf"), ("missing.gguf", "no such file")),
         (("run", "gpt2"), ("gpt2: no such file", "GGUF file", "OWNER/NAME", "oxillama pull")),
         (("pull", "gpt2"), ("'gpt2'", "OWNER/NAME[:QUANT]")),
-        (("run", "-c", "4", "-p", "one fox " * 4), ("has room for 3; -c", "--truncate-prompt")),
+        (("run", "-c", "4", "-p", "one fox " * 4), ("takes at most 3; -c", "--truncate-prompt")),
         (("run", "--temp", "-1"), ("temperature", "-1")),
         (("run", "--grammar-file", "missing.gbnf"), ("missing.gbnf",)),
         (("run", "--json-schema", "{"), ()),

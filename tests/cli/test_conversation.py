@@ -94,7 +94,7 @@ def test_a_full_context_leaves_out_the_oldest_turns_and_says_so_once(talk, asked
 
 def test_a_message_that_no_context_holds_is_refused_and_the_talk_goes_on(talk, asked):
     out, err, _ = talk("fox " * 400, "Hello!", options=("-c", 128, "-n", 8, "--no-timings"))
-    assert "has room for 127" in err and "the conversation continues" in err
+    assert "takes at most 127" in err and "the conversation continues" in err
     assert [each[-1]["content"] for each in asked] == ["Hello!"] and out.strip()
 
 

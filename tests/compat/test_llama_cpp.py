@@ -489,7 +489,7 @@ def test_what_is_not_done_in_a_completion_is_named(llm, options, words):
 
 
 def test_a_prompt_that_is_too_long_is_a_value_error(llm):
-    with pytest.raises(ValueError, match="a context of 512 has room for 511"):
+    with pytest.raises(ValueError, match="a context of 512 takes at most 511"):
         llm("fox " * 700)
 
 

@@ -70,7 +70,7 @@ RAISED = {
     ),
     "is not an argument of load": lambda *_: oxillama.load(contextsize=5),
     "found sources that are not compiled": uncompiled,
-    "has room for": lambda engine, *_: engine.generate("fox " * 2000),
+    "takes at most": lambda engine, *_: engine.generate("fox " * 2000),
     "tokenizer.chat_template: the file has none": (
         lambda engine, folder, _: edited(engine, folder, b"tokenizer.chat_template").chat(ASKED)
     ),

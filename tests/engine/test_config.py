@@ -15,7 +15,7 @@ from oxillama import ConfigError, EngineConfig, SchedulerConfig
         (dict(scheduler=SchedulerConfig(prefill_chunk=64)), 64),
         (dict(prefill_chunk_size=7), 7),
         (dict(prefill_chunk_size=7, scheduler=SchedulerConfig(prefill_chunk=64)), 7),
-        # of which a step takes what it has room for
+        # of which a step takes what fits
         (dict(scheduler=SchedulerConfig(max_batch_tokens=256)), 512),
     ],
 )

@@ -304,7 +304,7 @@ def test_memory_is_given_back_while_it_is_short(tmp_path, monkeypatch):
         assert np.array_equal(logits(model, IDS), wanted)
     assert pager.stats().shrunk_bytes > 0 and pager.stats().resident_bytes < resident
     probe.now = False
-    pager._shrunk = 100  # what a system of 1,000 bytes has room for
+    pager._shrunk = 100  # what a system of 1,000 bytes takes at most
     for _ in range(2):
         assert np.array_equal(logits(model, IDS), wanted)
     assert pager.stats().shrunk_bytes == 0 and pager.stats().resident_bytes >= resident
