@@ -52,7 +52,10 @@ int ox_avx512bf16_agrees(void)
 #endif
 
 #if OX_WITH_AMX
-/* The same with products of many rows on AMX, which are a file of their own. */
+/* The same with products of many rows on AMX, which are a file of their own. Where that is, two fused multiply-adds start in a cycle and a bf16 dot, which stands for two, in
+ * every other one: many rows of bf16 are left to the functions before. */
+#undef wide_BF16
+#undef wide_TIGHT_BF16
 #undef OX_LANES_NAME
 #undef OX_LANES_TABLE
 #undef OX_WIDE_INTEGER
