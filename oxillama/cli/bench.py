@@ -130,19 +130,27 @@ def measure(
     prompt_rates, generation_rates = [], []
     tell = progress or (lambda text: None)
     for run in range(runs + 1):
-        tell(f"run {run} of {runs}" if run else "warming up")
+        tell(f"prompt: run {run} of {runs}" if run else "prompt: warming up")
         with engine.raw_loop() as loop:
             ids = [(7 * j + 11) % vocab for j in range(prompt)]
             start = time.perf_counter()
             loop.prefill(0, ids)
             prompt_rates.append(prompt / (time.perf_counter() - start))
+    run = 0
+    while run <= runs:
         with engine.raw_loop() as loop:
+            tell("filling the context")
             for sequence in range(batch):
                 loop.prefill(sequence, [(7 * j + 11) % vocab for j in range(filled)])
-            start = time.perf_counter()
-            for i in range(generate):
-                loop.decode([(13 * i + sequence + 5) % vocab for sequence in range(batch)])
-            generation_rates.append(generate * batch / (time.perf_counter() - start))
+            again = True  # over the same tokens, which take long at great depths
+            while again and run <= runs:
+                tell(f"generation: run {run} of {runs}" if run else "generation: warming up")
+                start = time.perf_counter()
+                for i in range(generate):
+                    loop.decode([(13 * i + sequence + 5) % vocab for sequence in range(batch)])
+                generation_rates.append(generate * batch / (time.perf_counter() - start))
+                run += 1
+                again = all(loop.rewind(sequence, filled) for sequence in range(batch))
     tell("")
     return {
         "engine": "oxillama",

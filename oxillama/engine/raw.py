@@ -102,6 +102,20 @@ class RawLoop:
             self._memory,
         )
 
+    def rewind(self, sequence: int, length: int) -> bool:
+        """Makes a sequence `length` tokens long again, if its model can: False, and nothing done,
+        for one with recurrent state.
+
+        ContextError for a length the sequence does not have.
+        """
+        have = self._lengths.get(sequence, 0)
+        if not 0 <= length <= have:
+            raise ContextError(f"rewind: found a length of {length}, wanted 0 to {have}")
+        if self._memory.slot_layers:
+            return False
+        self._lengths[sequence] = length
+        return True
+
     def profile(
         self, sequence: int, ids: Sequence[int], *, repeat: int = 5
     ) -> list[tuple[Op, float]]:

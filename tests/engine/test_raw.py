@@ -68,6 +68,17 @@ def test_what_is_diagnosed_is_all_that_was_given_or_refused(context, most):
         assert next(engine.diagnose([5] * most)).agrees
 
 
+def test_a_sequence_taken_back_goes_on_as_before(engine):
+    with engine.raw_loop() as loop:
+        loop.prefill(0, list(range(40, 70)))
+        first = [loop.decode([token]).copy() for token in (5, 6, 7)]
+        assert loop.rewind(0, 30)
+        for token, logits in zip((5, 6, 7), first):
+            assert np.array_equal(loop.decode([token]), logits)
+        with pytest.raises(ContextError, match="rewind: found a length of 34, wanted 0 to 33$"):
+            loop.rewind(0, 34)
+
+
 def test_every_op_of_the_tape_has_its_time(engine):
     with engine.raw_loop() as loop:
         loop.prefill(0, [1, 2, 3])

@@ -99,3 +99,14 @@ def test_a_cancelled_step_leaves_its_companions_alone(path, solo):
             request.cancel()
         for at in (1, 3, 5):
             assert list(requests[at].result(60).tokens) == solo(PROMPT[at:])
+
+
+def test_the_bare_loop_says_that_it_cannot_take_tokens_back(path):
+    logits = []
+    with oxillama.load(path, num_threads=1) as engine, engine.raw_loop() as loop:
+        for sequence in (0, 1):
+            loop.prefill(sequence, [21, 22, 23])
+            if sequence == 0:
+                assert not loop.rewind(sequence, 2)
+            logits.append(loop.prefill(sequence, [24]).copy())
+    assert np.array_equal(*logits)
