@@ -29,8 +29,8 @@ BESIDE = ("model_bytes",)  # kept of a round, no column of its own
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one run does; p or n of 0 is left out. `load` is "warm" or "cold" for a load to the
-    first token and nothing else.
+    """What one run does; p or n of 0 is left out. `kv` is the type of keys and values. `load` is
+    "warm" or "cold" for a load to the first token and nothing else.
     """
 
     p: int = 0
@@ -38,20 +38,31 @@ class Work:
     d: int = 0
     b: int = 1
     t: int = 2
+    kv: str = "f16"
     load: str = ""
 
     @classmethod
     def of(cls, text: str) -> Work:
-        """From a text like "p512 n64 d4096" or "warm t1"."""
+        """From a text like "p512 n64 d4096 q8_0" or "warm t1"."""
         loads = re.findall(r"\b(?:warm|cold)\b", text)
+        types = re.findall(r"\b(?:f16|q8_0|q4_0)\b", text)
         found = dict(re.findall(r"\b([pndbt])(\d+)\b", text))
-        rest = re.sub(r"\b(?:[pndbt]\d+|warm|cold)\b", "", text).strip()
-        if rest or len(loads) > 1 or bool(loads) == bool(found.keys() & {"p", "n"}):
+        rest = re.sub(r"\b(?:[pndbt]\d+|warm|cold|f16|q8_0|q4_0)\b", "", text).strip()
+        if (
+            rest
+            or len(loads) > 1
+            or len(types) > (not loads)
+            or bool(loads) == bool(found.keys() & {"p", "n"})
+        ):
             raise SystemExit(
                 f"work: found {text!r}, wanted letters p n d b t with numbers, as in 'p512 n64', "
-                "or 'warm' or 'cold'"
+                "and at most one of f16 q8_0 q4_0; or 'warm' or 'cold'"
             )
-        return cls(**{key: int(value) for key, value in found.items()}, load="".join(loads))
+        return cls(
+            **{key: int(value) for key, value in found.items()},
+            kv="".join(types) or "f16",
+            load="".join(loads),
+        )
 
     def __str__(self) -> str:
         words = [f"prompt {self.p}"] if self.p else []
@@ -64,6 +75,7 @@ class Work:
             if self.n
             else []
         )
+        words += [f"keys and values in {self.kv}"] if self.kv != "f16" else []
         words += [f"{self.load} load"] if self.load else []
         return ", ".join(words) + f", {self.t} thread{'s' if self.t > 1 else ''}"
 
@@ -90,6 +102,11 @@ def call(
             f"{shlex.join(command)}: exit code {process.returncode}\n{errors[0][-1000:]}"
         )
     return out, errors[0]
+
+
+def _kv_flags(work: Work) -> list[str]:
+    """What llama.cpp's programs are told about keys and values."""
+    return ["-ctk", work.kv, "-ctv", work.kv] if work.kv != "f16" else []
 
 
 @dataclass(slots=True)
@@ -132,6 +149,7 @@ class Harness:
                 str(work.b),
                 "-r",
                 str(self.runs),
+                *(["--kv-type", work.kv] if work.kv != "f16" else []),
             ]
         )
         out, _ = call(
@@ -213,6 +231,7 @@ class LlamaBench:
                 str(self.runs),
                 "-o",
                 "json",
+                *_kv_flags(work),
                 *shlex.split(flags),
             ]
         )
@@ -251,6 +270,7 @@ class LlamaBench:
             str(work.t),
             "-tb",
             str(work.t),
+            *_kv_flags(work),
             *shlex.split(words),
         ]
         with tempfile.TemporaryDirectory() as folder:  # it leaves a log where it runs

@@ -10,14 +10,17 @@ medians and ratios.
     "llama.cpp=PYTHON tools/first_token.py --engine llama.cpp"
 
 A piece of work is prompt tokens p, generated tokens n at depth d of b sequences together on t
-threads: "p512 n64", "n32 d4096", "t1 p512 n64". `--cells bar` names pieces of work for models by
+threads: "p512 n64", "n32 d4096", "t1 p512 n64"; with "q8_0" or "q4_0", keys and values are kept in
+that. `--cells bar` names pieces of work for models by
 their file names, the most important first (CELLS below).
 
-A `--peer` is called with the options of `oxillama bench` (-p -n -t -d -b -r --json) and prints one
-JSON object. A `--llama-bench` program is run with every set of `--flags`; the first round finds the
-best set for each number, later rounds run only those. `--batched-bench` is the program for several
-sequences of a peer of the same name. One round is one turn of every engine over all work; rounds go
-on until `--rounds` are done or `--minutes` are over, and a cell is the median of its rounds.
+A `--peer` is called with the options of `oxillama bench` (-p -n -t -d -b -r --kv-type --json) and
+prints one JSON object; `peer_depth.cpp` beside this file makes one of llama.cpp and of ik_llama.cpp
+that reaches great depths quickly. A `--llama-bench` program is run with every set of `--flags`; the
+first round finds the best set for each number, later rounds run only those. `--batched-bench` is
+the program for several sequences of a peer of the same name. One round is one turn of every engine
+over all work; rounds go on until `--rounds` are done or `--minutes` are over, and a cell is the
+median of its rounds.
 
 Plain reads of memory by as many threads are measured before every run and after the last of a
 round, because a shared machine has better and worse minutes. With `--least-reads GB/S` a round

@@ -46,6 +46,7 @@ def asked(path):
     [
         ("p512 n64", "prompt 512, generation 64, 2 threads"),
         ("n32 d4096 b16 t1", "generation 32 at 4096 x 16, 1 thread"),
+        ("n16 d4096 q8_0", "generation 16 at 4096, keys and values in q8_0, 2 threads"),
         ("cold t1", "cold load, 1 thread"),
     ],
 )
@@ -53,7 +54,9 @@ def test_work_says_what_was_asked(tools, text, shown):
     assert str(tools.engines.Work.of(text)) == shown
 
 
-@pytest.mark.parametrize("text", ["", "t2", "p512 x3", "warm cold", "warm n3", "512"])
+@pytest.mark.parametrize(
+    "text", ["", "t2", "p512 x3", "warm cold", "warm n3", "512", "n4 f16 q8_0", "q8_0", "cold q8_0"]
+)
 def test_work_that_means_nothing_is_refused(tools, text):
     with pytest.raises(SystemExit, match="wanted letters"):
         tools.engines.Work.of(text)
