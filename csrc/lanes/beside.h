@@ -63,10 +63,13 @@ OX_INLINE void beside_256(float *c, const uint8_t *first, const uint8_t *second,
     beside_store(c, acc[0], acc[1], m);
 }
 
-OX_INLINE void beside_float(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t cols, int form, int bytes)
+OX_INLINE void beside_float(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t cols, int64_t near, int form, int bytes)
 {
     ox_f32x16 even[2] = { f32_zero(), f32_zero() }, odd[2] = { f32_zero(), f32_zero() };
+    ox_ahead next[2] = { near_of(first, near), near_of(second, near) };
     for (int64_t k = 0; k < cols; k += 2, first += 32 * bytes, second += 32 * bytes) {
+        ahead(&next[0], 32 * bytes);
+        ahead(&next[1], 32 * bytes);
         ox_f32x16 xk = f32_set1(act_f32(x + 4 * k));
         even[0] = f32_fma(load_weights(first, form), xk, even[0]);
         even[1] = f32_fma(load_weights(second, form), xk, even[1]);
@@ -90,7 +93,7 @@ OX_INLINE void beside_float(float *c, const uint8_t *first, const uint8_t *secon
 #define OX_BESIDE_ARGS float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols, int64_t near, int m
 
 #define OX_FLOAT(name, bytes) \
-    static void beside_##name(OX_BESIDE_ARGS) { (void)ldx, (void)near, (void)m; beside_float(c, first, second, x, cols, FORM_##name, bytes); }
+    static void beside_##name(OX_BESIDE_ARGS) { (void)ldx, (void)m; beside_float(c, first, second, x, cols, near, FORM_##name, bytes); }
 #define OX_PAIRS(name)
 #define OX_FORM32(name, store, bits, off, side) \
     static void beside_##name(OX_BESIDE_ARGS) \

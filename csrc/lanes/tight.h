@@ -86,12 +86,14 @@ static void tile_TIGHT_F16(OX_TILE_ARGS) { OX_FLOAT_TILES(tile_tight_float(c, ld
 
 static void beside_TIGHT_F16(OX_BESIDE_ARGS)
 {
-    (void)ldx, (void)near, (void)m;
+    (void)ldx, (void)m;
     ox_tight at[2] = { tight_at(first, cols), tight_at(second, cols) };
+    ox_ahead next[2] = { near_of(first, near), near_of(second, near) };
     ox_f32x16 even[2] = { f32_zero(), f32_zero() }, odd[2] = { f32_zero(), f32_zero() };
     for (int64_t u = 0; u < cols / TIGHT_COLS; u++, x += 4 * TIGHT_COLS) {
         OX_UNROLL for (int q = 0; q < 2; q++) {
             ox_i32x16 pairs[4];
+            ahead(&next[q], TIGHT_UNIT);
             tight_unit(pairs, at + q, (uint32_t)u);
             OX_UNROLL for (int i = 0; i < 4; i++) {
                 even[q] = f32_fma(pair_even(pairs[i]), f32_set1(act_f32(x + 8 * i)), even[q]);

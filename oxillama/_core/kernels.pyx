@@ -22,7 +22,11 @@ cdef extern from "ox.h" nogil:
         OX_ISA_COUNT
     unsigned ox_cpu_features()
     int ox_cpu_model(char *out, int size)
-    bint ox_reads_by_asking()
+    enum:
+        OX_ASKS_WIDE
+        OX_ASKS_NARROW
+        OX_ASKS_ALL
+    int ox_asks()
     unsigned ox_isa_available()
     const char *ox_isa_name(int isa)
 
@@ -52,12 +56,17 @@ for _i in range(LANES_COUNT):
 cdef int best[OX_ISA_COUNT]
 for _i in range(OX_ISA_COUNT):
     best[_i] = ox_lanes_best(_i)
-# How far ahead `beside` asks, by form, for one row and for more. Zen 5 reads the forms of 256 columns faster for it, others slower; of one row
-# in whole bytes it is the other way round (docs/kernel-figures.md).
-cdef bint asks = ox_reads_by_asking()
+# How far ahead `beside` asks, in bytes, by form, for one row and for more (docs/kernel-figures.md).
+cdef int asks = ox_asks()
+cdef (int, int) near
 for _i in range(FORM_COUNT):
-    near_bytes[_i][0] = (1024 if asks else 0) if ox_forms[_i].family == FAMILY_256 else 1024 if ox_forms[_i].store == 8 and not asks else 0
-    near_bytes[_i][1] = 4096 if asks and ox_forms[_i].family == FAMILY_256 else 0
+    if asks == OX_ASKS_ALL:
+        near = 2048, 2048
+    elif ox_forms[_i].family == FAMILY_256:
+        near = (1024, 4096) if asks == OX_ASKS_NARROW else (0, 0)
+    else:
+        near = (1024, 0) if asks == OX_ASKS_WIDE and ox_forms[_i].store == 8 else (0, 0)
+    near_bytes[_i][0], near_bytes[_i][1] = near
 LANES = {tables[i].name.decode(): i for i in range(LANES_COUNT) if tables[i] != NULL}
 ISA_NUMBERS = {ox_isa_name(i).decode(): i for i in range(OX_ISA_COUNT)}
 AVAILABLE = tuple(ox_isa_name(i).decode() for i in range(OX_ISA_COUNT) if (ox_isa_available() >> i) & 1)
