@@ -385,8 +385,10 @@ class StepLoop:
         if request.stopping:
             self.tracker.end(request, request.stopping)
             return
-        if entry.state is not _DECODING and not self._prefilled(request, rows, now):
-            return
+        if entry.state is not _DECODING:
+            if not self._prefilled(request, rows, now):
+                return
+            rows = rows[-1:]  # of a scored prompt all rows are here; a token is drawn from one
         if not len(rows):  # forced tokens are still to run
             return
         draft = entry.draft
@@ -396,7 +398,7 @@ class StepLoop:
             self._resume(request, self._turn(request, rows.copy(), draft))
         elif draft:
             self._resume(request, self._turn(request, rows, draft))
-        elif self._after_draw(request, self._advance(request, rows[-1], now)):
+        elif self._after_draw(request, self._advance(request, rows[0], now)):
             self._look_ahead(request)
 
     def _prefilled(self, request: Request, rows: np.ndarray, now: float) -> bool:

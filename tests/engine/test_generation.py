@@ -129,3 +129,19 @@ def test_siblings_are_waited_for_in_seconds(engine):
         with pytest.raises(ConfigError, match=f"^timeout: found {wrong!r}, wanted seconds"):
             siblings.result(wrong)
     assert [len(done.tokens) for done in siblings.result()] == [2, 2]
+
+
+@pytest.mark.parametrize("kind", ["processor", "listener"])
+def test_functions_of_callers_see_the_last_row_of_a_prompt_that_is_scored(engine, kind):
+    ids, seen = engine.tokenize("Once upon a time, there was"), []
+    processors = [lambda tokens, row: seen.append(row.copy())] if kind == "processor" else []
+    request = engine.submit(
+        ids, max_tokens=4, temperature=0, prompt_logprobs=0, logprobs=0, processors=processors
+    )
+    if kind == "listener":
+        request.listen(lambda: None)
+    done = request.result()
+    wanted = engine.generate(ids, max_tokens=4, temperature=0, logprobs=0)
+    assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
+    if seen:
+        assert (seen[0] == engine.logits(ids)[-1]).all() and len(seen) == 4
