@@ -164,6 +164,8 @@ def _read(
         return [infill_ids(model, str(each), suffix, param="suffix") for each in texts], asked
     prompts: list[list[int] | None] = []
     cut = bool(asked.options.get("truncate_prompt"))
+    if cut and body.get("echo"):
+        raise unsupported("echo", "found together with truncate_prompt, wanted one of them")
     for at, each in enumerate(texts):
         param = "prompt" if len(texts) == 1 else f"prompt[{at}]"
         ids = encoded(model, each, param=param, special=special, bounded=not cut)

@@ -117,6 +117,7 @@ def test_a_grammar_holds(server):
         ({"logprobs": True}, "logprobs"),
         ({"echo": "yes"}, "echo"),
         ({"suffix": "the end"}, "suffix"),
+        ({"echo": True, "truncate_prompt": True}, "echo"),
         ({"messages": []}, "messages"),
         ({"session": "s", "n": 2}, "n"),
         ({"lora": [{"id": 1}]}, "lora"),
