@@ -645,10 +645,9 @@ def failed(error: ApiError) -> bytes:
 
 def params_of(asked: ChatRequest) -> dict[str, Any]:
     """The options of a request for /slots."""
-    sampler = asked.options.get("sampler")
     return {
         "max_tokens": asked.options.get("max_tokens"),
-        "temperature": None if sampler is None else sampler.temperature,
+        "temperature": asked.options.get("sampling_fields", {}).get("temperature"),
         "seed": asked.options.get("seed"),
         "stop": list(asked.stops),
     }

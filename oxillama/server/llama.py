@@ -595,7 +595,7 @@ def _job(call: Call, model: Model, asked: table.RequestOptions, body: Mapping[st
         constraint=asked.constraint,
         params=_settings(
             model,
-            asked.options.get("sampler") or model.engine.sampler,
+            asked.sampler,
             {**asked.options, "stream": body.get("stream")},
             asked.stops,
         ),

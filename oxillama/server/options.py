@@ -62,9 +62,9 @@ def _float(value: Any) -> float:
     return float(value)
 
 
-def _off(least: float) -> Callable[[Any], Any]:
-    """A value below `least` means off (None: leave the neutral value)."""
-    return lambda value: value if value >= least else None
+def _sigma(value: Any) -> float | None:
+    """A number of standard deviations; 0 and less mean none, as llama.cpp has it."""
+    return float(value) if value > 0 else None
 
 
 def _seed(value: Any) -> int | None:
@@ -106,12 +106,12 @@ SAMPLER: tuple[Option, ...] = (
     Option(("top_a",), number(0, 1e6), "top_a", _float),
     Option(("eta_cutoff",), number(0, 1), "eta_cutoff", _float),
     Option(("epsilon_cutoff",), number(0, 1), "epsilon_cutoff", _float),
-    Option(("top_n_sigma", "top_nsigma"), number(-1, 1e6), "top_n_sigma", _off(1e-6)),
+    Option(("top_n_sigma", "top_nsigma"), number(-1, 1e6), "top_n_sigma", _sigma),
     Option(
         ("repetition_penalty", "repeat_penalty"),
-        {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
+        number(1e-6, 100),
         "repetition_penalty",
-        lambda value: max(1e-6, float(value)),
+        _float,
     ),
     Option(
         ("repetition_window", "repeat_last_n", "penalty_last_n"),
@@ -209,13 +209,14 @@ def properties(*without: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class RequestOptions:
-    """What a body asks of generation: keyword arguments of `engine.submit`, and the name that each
-    constraint came by, for errors.
+    """What a body asks of generation: keyword arguments of `engine.submit`, the name that its
+    constraint came by (for errors), all its stops, and the sampler of a new session.
     """
 
     options: dict[str, Any]
     constraint: str | None
     stops: tuple[str, ...]
+    sampler: SamplerConfig
 
 
 def read(
@@ -243,8 +244,10 @@ def read(
             )
         by[option.field] = path + name
         made = option.of(value)
-        if made is not None:
-            (sampler if option.field in _SAMPLER_FIELDS else options)[option.field] = made
+        if option.field in _SAMPLER_FIELDS:
+            sampler[option.field] = made
+        elif made is not None:
+            options[option.field] = made
     for name, value in (body.get("structured_outputs") or {}).items():
         if value is None:
             continue
@@ -270,13 +273,14 @@ def read(
         del options["keep"]
     if "keep" in options and not options.get("context_shift"):
         raise unsupported(by["keep"], "is of use with context_shift alone, wanted both")
-    if sampler:
-        try:
-            options["sampler"] = default.replace(**sampler)
-        except ValueError as error:
-            wrong = from_engine(error)
-            wrong.param = by.get(wrong.param or "", wrong.param)
-            raise wrong from None
+    try:
+        whole = default.replace(**sampler)
+    except ValueError as error:
+        wrong = from_engine(error)
+        wrong.param = by.get(wrong.param or "", wrong.param)
+        raise wrong from None
+    if sampler:  # the fields alone: a session that continues keeps its others
+        options["sampling_fields"] = sampler
     stop = options.get("stop", ())
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if "stop" in options:
@@ -285,6 +289,7 @@ def read(
         options,
         by[constraints[0]] if constraints else None,
         (*default.stop, *stops),
+        whole,
     )
 
 

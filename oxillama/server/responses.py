@@ -273,8 +273,7 @@ def _read(
 ) -> tuple[ChatRequest, list[dict], dict]:
     """(the request, the messages without instructions, the fields that the response repeats)."""
     engine = model.engine
-    default = engine.sampler
-    asked = table.read(body, default=default, vocab_size=engine.config.vocab_size)
+    asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
     asked.options.update(adapters.asked(model, body))
     text = body.get("text") or {}
     constrain(asked, text.get("format"), path="text.format")
@@ -326,7 +325,6 @@ def _read(
             raise unsupported("reasoning.effort", error.message.partition(": ")[2]) from None
         raise
     parallel = body.get("parallel_tool_calls")
-    sampler = asked.options.get("sampler") or default
     chat = ChatRequest(
         messages_of(messages),
         asked.options,
@@ -343,8 +341,8 @@ def _read(
         "instructions": instructions,
         "metadata": body.get("metadata") or {},
         "parallel_tool_calls": chat.parallel,
-        "temperature": sampler.temperature,
-        "top_p": sampler.top_p,
+        "temperature": asked.sampler.temperature,
+        "top_p": asked.sampler.top_p,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": [
             {"strict": True, "description": None, "parameters": None, **tool}

@@ -5,6 +5,7 @@ import pytest
 from oxillama.sampling import REORDERABLE, SamplerConfig
 from oxillama.server import options
 from oxillama.server.errors import ApiError
+from oxillama.server.schema import check_body
 
 DEFAULT = SamplerConfig()
 
@@ -54,7 +55,8 @@ VALUES = {
 def test_every_name_of_a_sampler_option_sets_its_field(name, option):
     given, wanted = VALUES[option.field]
     asked = read({name: given})
-    assert getattr(asked.options["sampler"], option.field) == wanted
+    assert getattr(asked.sampler, option.field) == wanted
+    assert asked.options == {"sampling_fields": {option.field: wanted}}
 
 
 def test_every_field_of_the_sampler_has_a_name():
@@ -86,20 +88,24 @@ def test_options_of_a_request(name, given, field, wanted):
 
 def test_minus_one_turns_off_as_it_does_elsewhere():
     assert read({"seed": -1}).options == {}
-    assert read({"top_k": -1}).options["sampler"].top_k == 0
-    assert read({"top_n_sigma": -1}).options == {}
+    assert read({"top_k": -1}).sampler.top_k == 0
+    sigma = SamplerConfig(top_n_sigma=1.0)
+    for off in (-1, 0):
+        asked = options.read({"top_n_sigma": off}, default=sigma, vocab_size=2048)
+        assert asked.sampler.top_n_sigma is None
+        assert asked.options == {"sampling_fields": {"top_n_sigma": None}}
 
 
 def test_there_is_no_penalty_unless_one_is_named():
-    assert read({"temperature": 0}).options["sampler"].repetition_penalty == 1.0
-    assert read({"temperature": 1}).options["sampler"].repetition_penalty == 1.0
+    assert read({"temperature": 0}).sampler.repetition_penalty == 1.0
+    assert read({"temperature": 1}).sampler.repetition_penalty == 1.0
     both = read({"temperature": 0, "repeat_penalty": 1.2})
-    assert both.options["sampler"].repetition_penalty == 1.2
+    assert both.sampler.repetition_penalty == 1.2
 
 
 def test_biases_as_llama_server_lists_them():
     asked = read({"logit_bias": [[5, 1.5], [6, False]]})
-    assert asked.options["sampler"].logit_bias == {5: 1.5, 6: float("-inf")}
+    assert asked.sampler.logit_bias == {5: 1.5, 6: float("-inf")}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +122,15 @@ def test_biases_as_llama_server_lists_them():
         ({"stop_token_ids": [2048]}, "stop_token_ids"),
         ({"n_keep": 3}, "n_keep"),
         ({"samplers": ["top_k", "top_k"]}, "samplers"),
+        ({"top_nsigma": 1e-7}, "top_nsigma"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(body, param):
     with pytest.raises(ApiError) as caught:
         read(body)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_a_penalty_too_small_for_the_sampler_is_refused_by_its_schema():
+    with pytest.raises(ApiError, match="repeat_penalty: found 1e-07, wanted a number in"):
+        check_body({"repeat_penalty": 1e-7}, {"properties": options.properties()})

@@ -27,6 +27,14 @@ def test_a_session_goes_on_after_a_restart(tmp_path):
         assert text(whole) == first + without
 
 
+def test_options_of_a_session_that_goes_on_change_what_they_name_alone(server):
+    begin = {**BEGIN, "top_k": 3, "top_p": 1, "temperature": 2}
+    whole = text(server.ok(PATH, {**begin, "session": "named", "max_tokens": 16}))
+    first = text(server.ok(PATH, {**begin, "session": "going"}))
+    second = text(server.ok(PATH, {**GO_ON, "session": "going", "temperature": 2}))
+    assert first + second == whole
+
+
 def test_a_session_that_is_handed_over_goes_on_in_another_server(tmp_path):
     with asking(sessions_dir=tmp_path) as one, asking(sessions_dir=tmp_path) as other:
         one.ok(PATH, BEGIN)
