@@ -75,12 +75,14 @@ def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
 
 
 def token_lists(config: SamplerConfig, breakers: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The token lists of a config for `compile_stages`; a bias of -inf is a ban."""
+    """The token lists of a config for `compile_stages`; a bias of -inf is a ban.
+
+    Those are in the order of their JSON keys, in which a saved config has them: a restored sampler
+    has the same lists.
+    """
+    banned = sorted(str(token) for token, bias in config.logit_bias.items() if bias == -math.inf)
     return {
-        "bans": (
-            *config.banned_tokens,
-            *(token for token, bias in config.logit_bias.items() if bias == -math.inf),
-        ),
+        "bans": (*config.banned_tokens, *map(int, banned)),
         "bias": {token: bias for token, bias in config.logit_bias.items() if bias != -math.inf},
         "allow": config.allowed_tokens,
         "breakers": tuple(breakers),

@@ -2,6 +2,9 @@
 Python hooks tell the truth.
 """
 
+import json
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -115,6 +118,18 @@ def test_damaged_states_raise_and_change_nothing(data):
     with pytest.raises(SamplingError, match="^sampler state: "):
         s.restore(bytes(bad))
     assert s.state() == good
+
+
+def test_the_order_of_biases_is_no_part_of_a_state():
+    bans = {9: -math.inf, 10: -math.inf, 3: 1.0, 2: -math.inf}
+    states = set()
+    for biases in (bans, dict(sorted(bans.items())), dict(sorted(bans.items(), reverse=True))):
+        config = SamplerConfig(seed=5, logit_bias=biases)
+        saved = SamplerConfig.from_dict(json.loads(json.dumps(config.to_dict(), sort_keys=True)))
+        made = Sampler(config, VOCAB)
+        Sampler(saved, VOCAB).restore(made.state())
+        states.add(made.state())
+    assert len(states) == 1
 
 
 def test_states_of_other_configs_are_refused():
