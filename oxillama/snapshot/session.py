@@ -68,6 +68,7 @@ _FREE = (
     "prefill_chunk_size",
     "sampler",
     "scheduler",
+    "speculative",
 )
 RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=) -> a state
 

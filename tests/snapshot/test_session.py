@@ -118,6 +118,19 @@ def test_a_seed_drawn_from_the_system_is_part_of_the_state(engine):
     ) and found.seed == done.seed == EngineSnapshot.inspect(data).facts["sampler"]["seed"]
 
 
+def test_how_an_engine_speculates_is_no_part_of_a_state(engine):
+    options = dict(sampler=SEEDED, max_tokens=6)
+    engine.generate(PROMPT, **options)
+    data = engine.snapshot()
+    wanted = engine.generate(None, max_tokens=6).tokens
+    for kind in (None, False, "lookup"):
+        with oxillama.load(num_threads=1, speculative=kind) as other:
+            assert other.generate(None, session=other.restore(data), max_tokens=6).tokens == wanted
+            other.generate(PROMPT, **options)
+            back = engine.restore(other.snapshot())
+        assert engine.generate(None, session=back, max_tokens=6).tokens == wanted
+
+
 def test_the_stop_buffer_and_an_unfinished_character_go_along(cases):
     """A stop string that ends after the snapshot is still one; a character whose bytes straddle it
     comes out whole.
