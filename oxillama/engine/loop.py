@@ -431,6 +431,8 @@ class StepLoop:
         token at once.
         """
         try:
+            if isinstance(request, GenerateRequest):
+                self._output.make_room(request)
             pending = self.tracker.begin(request)
             if pending is None or not isinstance(request, GenerateRequest):
                 return

@@ -57,6 +57,14 @@ class OutputProcessor:
                 reason = self._take(request, token)
         return reason
 
+    def make_room(self, request: GenerateRequest) -> None:
+        """Shift a context that is full when a request begins: the one that filled it would have
+        done so before its next draw, had it gone on.
+        """
+        full = len(request.session.tokens) >= self._context_size
+        if full and request.max_tokens != 0 and _shift(request):
+            request.prompt_tokens = len(request.session.tokens)
+
     def _take(self, request: GenerateRequest, token: int) -> str | None:
         """Append a token to the text; returns why the request ends, None if it continues."""
         session = request.session

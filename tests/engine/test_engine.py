@@ -227,6 +227,26 @@ def test_a_shifted_context_goes_on_and_equals_its_definition():
     engine.close()
 
 
+@pytest.mark.parametrize("first", [9, 10, 11, 23])
+def test_a_shifted_context_goes_on_wherever_a_request_ended(first):
+    engine = core(context_size=30)
+    shifting = dict(shift_keep=4)
+    whole = engine.submit(request(engine, [1] * 20, max_tokens=60, **shifting)).result(5)
+    session = engine.new_session([1] * 20)
+    parts = []
+    for most in (first, 60 - first):
+        asked = request(engine, None, session=session, max_tokens=most, **shifting)
+        parts.append(engine.submit(asked).result(5))
+    assert parts[0].tokens + parts[1].tokens == whole.tokens
+    assert parts[0].usage.context_shifts + parts[1].usage.context_shifts == (
+        whole.usage.context_shifts
+    )
+    # one that draws nothing drops nothing
+    none = request(engine, None, session=session, max_tokens=0, **shifting)
+    assert engine.submit(none).result(5).usage.context_shifts == 0
+    engine.close()
+
+
 def test_a_session_goes_on_where_it_stopped():
     engine = core()
     session = engine.keep(engine.new_session([4, 5, 6]))
