@@ -187,7 +187,12 @@ def sections_of(b: Builder, *, mixed: bool) -> list[int]:
     `rope.dimension_sections` (pairs of each). mixed: pairs take turns until a section is used up,
     and the rest use time; otherwise section follows section.
     """
-    counts = b.keys.integers("rope.dimension_sections")
+    key = "rope.dimension_sections"
+    counts = b.keys.integers(key, maximum=1 << 16)
+    if len(counts) not in (3, 4):
+        raise ModelError(
+            f"{b.keys.name(key)}: found an array of {len(counts)}, wanted 3 or 4 integers"
+        )
     if not mixed:
         return [which for which, count in enumerate(counts) for _ in range(count)]
     return [i % 3 if i % 3 and i < 3 * counts[i % 3] else 0 for i in range(sum(counts))]

@@ -47,6 +47,8 @@ def test_an_embedding_row_takes_row_0_of_the_table_beside_the_embedding(tmp_path
         ("gemma4", "gemma4.attention.value_length_swa", 32, "wanted an integer from 16 to 16"),
         ("minicpm3", "minicpm3.attention.head_count_kv", 2, "wanted an integer from 4 to 4"),
         ("qwen2vl", "qwen2vl.rope.dimension_sections", [2, 2, 2, 0], "found 6 pairs, wanted 8"),
+        ("qwen3vl", "qwen3vl.rope.dimension_sections", [8], "array of 1, wanted 3 or 4 integers"),
+        ("qwen3vl", "qwen3vl.rope.dimension_sections", [2, 2**31 - 1, 2], "found 2147483647, want"),
         ("granite_swa", "granite_swa.attention.sliding_window_pattern", 2, "array of 4 booleans"),
     ],
 )
