@@ -285,3 +285,36 @@ def test_words_of_earlier_states_do_not_use_up_a_grammar():
         state = grammar.state()
         state.advance(f'["{number}","x{number}","{number}x'.encode())
         assert not state.fork().allows_token(b'","x%d"' % number)
+
+
+NONE = {"type": "string", "minLength": 3, "maxLength": 1}  # no text has such a length
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"properties": {"b": NONE}, "required": ["b"]},
+        {"properties": {"b": NONE}, "required": ["b", "z"], "maxProperties": 3},
+        {"properties": {"b": {"type": "array", "items": NONE, "minItems": 1}}, "required": ["b"]},
+        {"properties": {"a": {}}, "patternProperties": {"^z": NONE}, "required": ["a", "z"]},
+        {"properties": {"a": {}, "b": NONE}, "additionalProperties": False, "minProperties": 2},
+    ],
+)
+def test_an_object_that_needs_a_member_without_values_is_none(keywords):
+    schema = {"type": "object", **keywords}
+    with pytest.raises(GrammarError, match="nothing is valid"):
+        FREE.compile(schema)
+    # no text leads into one
+    either = FREE.compile({"type": "array", "items": {"anyOf": [schema, {"type": "null"}]}})
+    state = either.state()
+    state.advance(b"[")
+    assert not state.allows_token(b"{") and state.allows_token(b"null")
+
+
+def test_an_optional_member_without_values_takes_no_place():
+    schema = {"properties": {"a": {}, "b": NONE, "c": {}}, "additionalProperties": False}
+    grammar = FREE.compile({"type": "object", "minProperties": 2, **schema})
+    assert grammar.matches('{"c":1,"a":2}') and not grammar.matches('{"a":1}')
+    state = grammar.state()
+    state.advance(b'{"c":1,')
+    assert state.forced() == b'"a":'

@@ -42,7 +42,7 @@ from oxillama.grammar.schema.formats import format_automaton, format_pattern
 from oxillama.grammar.schema.numbers import numeric
 from oxillama.grammar.schema.objects import names_but
 from oxillama.grammar.schema.objects import object_ as object_node
-from oxillama.grammar.schema.survey import endless, survey
+from oxillama.grammar.schema.survey import endless, living, survey
 
 MAX_AUTOMATA = 30_000  # states of all automata of one schema
 MAX_PRODUCT = 1000  # states times length up to which both make one automaton
@@ -69,6 +69,8 @@ class Emitter:
         # whether a rule's network may wait until it is called
         self.lazy = bytearray()
         self.needs: list = []
+        # which rules finish, empty where all do or where it is not yet known
+        self.done = bytearray()
         self.numbers: dict = {}
         self.todo: list = []
         self.spelled: dict = {}
@@ -97,9 +99,13 @@ class Emitter:
         self.settle()
         # what was put off splits into few cases, each of its own, whenever it is written
         self.expander.most_steps = 1 << 60
-        for index in endless(self.rules, self.needs):
-            self.rules[index] = NEVER
-            self.lazy[index] = 0
+        none = endless(self.rules, self.needs)
+        if none:
+            self.done = bytearray(b"\1" * len(self.rules))
+            for index in none:
+                self.rules[index] = NEVER
+                self.lazy[index] = self.done[index] = 0
+            self.rules[:] = [node and living(node, self.done) for node in self.rules]
         return any(self.lazy)
 
     def settle(self) -> None:
@@ -112,13 +118,21 @@ class Emitter:
                 self.needs[index] = survey(self, key) if isinstance(key, frozenset) else [[]]
                 if self.needs[index] is not None:
                     continue
-            self.rules[index] = self.body(key)
+            self.rules[index] = self.written(key)
 
     def write(self, index: int) -> None:
         """Writes a deferred rule."""
         if self.rules[index] is None:
-            self.rules[index] = self.body(self.keys[index])
+            self.rules[index] = self.written(self.keys[index])
             self.settle()
+
+    def written(self, key) -> tuple:
+        """The body of a rule, without what is known not to finish."""
+        node = self.body(key)
+        if not self.done:
+            return node
+        self.done.extend(b"\1" * (len(self.rules) - len(self.done)))
+        return living(node, self.done)
 
     @property
     def names(self) -> list[str]:

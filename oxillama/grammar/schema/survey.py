@@ -9,7 +9,23 @@ alternatives: lists of rules that must all finish.
 
 from collections.abc import Callable, Sequence
 
-from oxillama.grammar.nodes import CHOICE, CLASS, FRESH, NETWORK, REGISTER, REPEAT, RULE, SEQUENCE
+from oxillama.grammar.nodes import (
+    CHOICE,
+    CLASS,
+    FRESH,
+    NETWORK,
+    NEVER,
+    ONE,
+    REGISTER,
+    REPEAT,
+    ROOM,
+    RULE,
+    SEQUENCE,
+    TAKE,
+    choice,
+    repeat,
+    seq,
+)
 from oxillama.grammar.schema.arrays import item_at
 from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
@@ -354,6 +370,45 @@ def endless(rules: list, needs: list[Needs | None]) -> list[int]:
     return list(pending)
 
 
+def living(node: tuple, done: bytearray) -> tuple:
+    """A node without the registers in it that cannot finish; itself where it has none."""
+    kind = node[0]
+    if kind == REGISTER:
+        return node if finishes(node, done) else NEVER
+    if kind == REPEAT:
+        inner = living(node[1], done)
+        most = None if node[3] < 0 else node[3]
+        return node if inner is node[1] else repeat(inner, node[2], most)
+    if kind in (SEQUENCE, CHOICE):
+        parts = [living(part, done) for part in node[1]]
+        if all(part is old for part, old in zip(parts, node[1])):
+            return node
+        return seq(*parts) if kind == SEQUENCE else choice(*parts)
+    if kind == NETWORK:
+        states = tuple(
+            (accept, tuple((living(part, done), target) for part, target in edges))
+            for accept, edges in node[2]
+        )
+        return node if states == node[2] else (NETWORK, node[1], states)
+    return node
+
+
+def takes(node: tuple, done: bytearray) -> set[int]:
+    """What a register's node can count, given which rules can finish: members, and `ONE`."""
+    kind = node[0]
+    if kind == TAKE:
+        return {node[1]} - {ROOM}
+    if kind == SEQUENCE:
+        parts = node[1] if finishes(node, done) else ()
+    elif kind == CHOICE:
+        parts = tuple(part for part in node[1] if finishes(part, done))
+    elif kind == NETWORK:
+        parts = tuple(part for _, edges in node[2] for part, _ in edges if finishes(part, done))
+    else:
+        return set()
+    return set().union(*(takes(part, done) for part in parts))
+
+
 def finishes(node: tuple, done: bytearray) -> bool:
     """Whether a node can match something, given which rules can."""
     kind = node[0]
@@ -367,8 +422,14 @@ def finishes(node: tuple, done: bytearray) -> bool:
         return any(finishes(part, done) for part in node[1])
     if kind == REPEAT:
         return node[2] == 0 or finishes(node[1], done)
-    if kind in (REGISTER, FRESH):
+    if kind == FRESH:
         return finishes(node[1], done)
+    if kind == REGISTER:
+        _, body, least, _, needed = node
+        found = takes(body, done)
+        return (found.issuperset(needed) and (ONE in found or len(found) >= least)) and finishes(
+            body, done
+        )
     if kind != NETWORK:
         return True
     states = node[2]
