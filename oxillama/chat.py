@@ -147,6 +147,11 @@ class Chat:
                     f"messages[{at}]: found {type(message).__name__}, wanted a message: a dict of "
                     "role and content"
                 )
+            calls = message.get("tool_calls")
+            if calls is not None and not isinstance(calls, (list, tuple)):
+                raise ConfigError(
+                    f"messages[{at}].tool_calls: found {type(calls).__name__}, wanted a list"
+                )
         return self._rendered(
             self._form.formed(messages),
             tools=tools,

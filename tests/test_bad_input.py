@@ -15,6 +15,7 @@ from oxillama import (
     EmptySequence,
     EngineError,
     SamplerConfig,
+    SamplingError,
     SchedulerConfig,
     TokenizerError,
 )
@@ -58,6 +59,7 @@ def answered(call, seconds=20.0):
         ("shown_tokens", ["a"], r"shown_tokens\[0\]: found str 'a'"),
         ("processors", 5, "processors: found 5"),
         ("processors", [5], "wanted functions"),
+        ("stop", ["\ud800"], "stop: found a lone surrogate at character 0"),
         ("choices", "abc", "choices: found 'abc', wanted a list"),
         ("cache_prompt", 0, "cache_prompt: found 0, wanted True or False"),
         ("truncate_prompt", "no", "truncate_prompt: found 'no'"),
@@ -70,6 +72,17 @@ def answered(call, seconds=20.0):
 def test_an_option_that_cannot_be_honoured_is_named(engine, name, value, told):
     with pytest.raises(ConfigError, match=told):
         engine.generate("Once", **{"max_tokens": 2, name: value})
+
+
+@pytest.mark.parametrize("returned", ["x", 1j, [None], np.ones(2048) * 1j, [True] * 2048])
+def test_what_a_processor_returns_is_logits(engine, returned):
+    with pytest.raises(SamplingError, match="processors: found .* returned, wanted logits"):
+        engine.generate("Once", max_tokens=2, processors=[lambda ids, row: returned])
+
+
+def test_a_path_is_not_empty():
+    with pytest.raises(ConfigError, match="model_path: found '', wanted a path"):
+        oxillama.load("")
 
 
 def test_options_may_be_any_iterable_and_are_read_once(engine):

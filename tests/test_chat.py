@@ -145,6 +145,11 @@ def test_what_cannot_be_honoured_is_named(engine, options, message):
         engine.chat(TALK, max_tokens=1, **options)
 
 
+def test_calls_that_are_no_list_are_named(engine):
+    with pytest.raises(ConfigError, match=r"^messages\[1\].tool_calls: found int, wanted a list"):
+        engine.chat([*TALK, {"role": "assistant", "content": "a", "tool_calls": 5}])
+
+
 def test_no_tokens_to_be_shown_are_none(engine):
     assert (
         engine.chat(TALK, shown_tokens=None, max_tokens=1, sampler=GREEDY).tokens

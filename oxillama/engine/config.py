@@ -155,6 +155,8 @@ class EngineConfig:
             raise ConfigError(
                 f"speculative: found {self.speculative!r}, wanted 'auto', 'lookup', None or False"
             )
+        if self.model_path == "":
+            raise ConfigError("model_path: found '', wanted a path, or None for the embedded model")
         for name in ("tokenizer_path", "mmproj", "image_folder"):
             path = getattr(self, name)
             if path is not None and not (isinstance(path, (str, Path)) and str(path)):

@@ -171,11 +171,12 @@ class Grammar:
         for text in texts:
             if not isinstance(text, (str, bytes)):
                 raise GrammarError(f"choices: {type(text).__name__} found, text wanted")
-            if isinstance(text, bytes):
-                try:
-                    text.decode("utf-8")
-                except UnicodeDecodeError:
-                    raise GrammarError(f"choices: {text!r} is not UTF-8") from None
+            try:
+                text.encode() if isinstance(text, str) else text.decode("utf-8")
+            except UnicodeDecodeError:
+                raise GrammarError(f"choices: {text!r} is not UTF-8") from None
+            except UnicodeEncodeError:
+                raise GrammarError(f"choices: {text!r} holds a lone surrogate") from None
         return cls(
             ["root"],
             [choice(*(literal(text) for text in texts))],

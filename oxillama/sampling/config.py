@@ -256,7 +256,20 @@ def _stops(values: Any) -> tuple[str, ...]:
     values = (values,) if isinstance(values, str) else values
     if not isinstance(values, (list, tuple)) or not all(isinstance(s, str) and s for s in values):
         raise ConfigError(f"stop: found {values!r}, wanted a list of non-empty strings")
+    for value in values:
+        _unicode("stop", value)
     return tuple(values)
+
+
+def _unicode(name: str, text: str) -> None:
+    """Raise ConfigError for half of a surrogate pair, which no text holds."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{name}: found a lone surrogate at character {error.start} of {text!r:.60}, wanted "
+            "valid Unicode"
+        ) from None
 
 
 def _breakers(values: Any) -> tuple[str | bytes | tuple[int, ...], ...]:
@@ -267,7 +280,9 @@ def _breakers(values: Any) -> tuple[str | bytes | tuple[int, ...], ...]:
         )
     out = []
     for value in values:
-        if not isinstance(value, (str, bytes)):
+        if isinstance(value, str):
+            _unicode("dry_sequence_breakers", value)
+        elif not isinstance(value, bytes):
             value = token_sequence("dry_sequence_breakers", value)
         if not value:
             raise ConfigError(

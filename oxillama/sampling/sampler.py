@@ -216,7 +216,7 @@ class Sampler:
             for processor in processors:
                 row = row.copy() if row is raw else row
                 out = processor(tokens.copy(), row)
-                row = row if out is None else np.ascontiguousarray(out, dtype=np.float32)
+                row = row if out is None else _logits(out)
             return row
 
         return work
@@ -413,6 +413,16 @@ class Sampler:
             **self._lists,
             "late": self._lists["late"] if self._core.generated < self.config.min_tokens else (),
         }
+
+
+def _logits(out: Any) -> np.ndarray:
+    """What a processor returned, as float32; SamplingError for what is not an array of numbers."""
+    made = np.asarray(out)
+    if made.dtype.kind not in "fiu":
+        raise SamplingError(
+            f"processors: found {out!r:.60} returned, wanted logits (real numbers) or None"
+        )
+    return np.ascontiguousarray(made, dtype=np.float32)
 
 
 def _with_own(

@@ -119,6 +119,8 @@ BAD = [
     ("min_tokens", -1),
     ("stop", [""]),
     ("stop", 3),
+    ("stop", ["\ud800"]),
+    ("dry_sequence_breakers", ["\n", "a\udfff"]),
     ("stop_token_ids", [None]),
     ("samplers", ["nope"]),
     ("samplers", ["top_k", "top_k"]),
