@@ -318,3 +318,18 @@ def test_an_optional_member_without_values_takes_no_place():
     state = grammar.state()
     state.advance(b'{"c":1,')
     assert state.forced() == b'"a":'
+
+
+@pytest.mark.parametrize("further", [False, NONE])
+@pytest.mark.parametrize("least", [0, 2])
+def test_no_comma_comes_before_members_without_values(further, least):
+    schema = {
+        "type": "object",
+        "properties": {"a": {}, "b": NONE, "c": {}},
+        "additionalProperties": further,
+        "minProperties": least,
+    }
+    spaced = JsonSchemaCompiler(order="free", whitespace="flexible").compile(schema)
+    state = spaced.state()
+    state.advance(b'{ "c": 1 , "a": 2')
+    assert not state.allows_token(b" ,") and state.allows_token(b" }")

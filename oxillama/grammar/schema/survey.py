@@ -371,10 +371,10 @@ def endless(rules: list, needs: list[Needs | None]) -> list[int]:
 
 
 def living(node: tuple, done: bytearray) -> tuple:
-    """A node without the registers in it that cannot finish; itself where it has none."""
+    """A node without what its registers cannot take; itself where they can take all."""
     kind = node[0]
     if kind == REGISTER:
-        return node if finishes(node, done) else NEVER
+        return _roomy(node, takes(node[1], done)) if finishes(node, done) else NEVER
     if kind == REPEAT:
         inner = living(node[1], done)
         most = None if node[3] < 0 else node[3]
@@ -391,6 +391,19 @@ def living(node: tuple, done: bytearray) -> tuple:
         )
         return node if states == node[2] else (NETWORK, node[1], states)
     return node
+
+
+def _roomy(node: tuple, found: set[int]) -> tuple:
+    """A register of members with commas between them (`objects.registered`) that lets a comma come
+    only if one of the members that can be taken may follow: whitespace may come between.
+    """
+    _, body, least, most, needed = node
+    if body[0] != NETWORK or ONE in found or 0 <= most <= len(found):
+        return node
+    first, (accept, commas) = body[2]
+    if most < 0:
+        commas = tuple((seq((TAKE, ROOM, None), comma), target) for comma, target in commas)
+    return (REGISTER, (NETWORK, body[1], (first, (accept, commas))), least, len(found), needed)
 
 
 def takes(node: tuple, done: bytearray) -> set[int]:
