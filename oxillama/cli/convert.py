@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from oxillama.cli.parsing import number
 from oxillama.convert import convert_folder, convertible
 
 
@@ -22,7 +23,7 @@ def add_commands(commands) -> None:
     )
     command.add_argument("--name", help="general.name of the file (default: the folder's name)")
     command.add_argument(
-        "-t", "--threads", type=int, default=0, help="worker threads of quantising"
+        "-t", "--threads", type=number(int), default=0, help="worker threads of quantising"
     )
     command.add_argument(
         "--list", action="store_true", help="print the classes that can be converted"

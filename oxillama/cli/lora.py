@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import oxillama
+from oxillama.cli.parsing import number
 from oxillama.lora.merge import merge_lora
 
 
@@ -48,7 +49,9 @@ def add_commands(commands) -> None:
         "adapters", metavar="ADAPTER[:SCALE]", nargs="+", help="an adapter; several are added up"
     )
     merge.add_argument("target", metavar="OUT.gguf")
-    merge.add_argument("-t", "--threads", type=int, default=0, help="worker threads of quantising")
+    merge.add_argument(
+        "-t", "--threads", type=number(int), default=0, help="worker threads of quantising"
+    )
     merge.set_defaults(function=_merge)
 
 

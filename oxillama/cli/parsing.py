@@ -20,6 +20,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "allow_abbrev": False})
+        self.register("action", None, _Once)
+        self.register("action", "store", _Once)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Arguments as a namespace, and nothing else: an option that is not known is an error of
@@ -45,6 +47,27 @@ class Parser(argparse.ArgumentParser):
         line = " ".join(message.split())
         print(f"{self.prog}: {line} ({self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
+
+
+class _Once(argparse._StoreAction):
+    """Stores an option's value; a second one would replace it, and is an error."""
+
+    _given_in: argparse.Namespace | None = None
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if option_string is not None and self._given_in is namespace:
+            parser.error(
+                f"{option_string}: found {getattr(namespace, self.dest)!r} and {values!r}, wanted "
+                "one of them"
+            )
+        self._given_in = namespace
+        super().__call__(parser, namespace, values, option_string)
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import oxillama
 from oxillama.cli.loading import add_model, load
+from oxillama.cli.parsing import number
 from oxillama.gguf import is_among
 from oxillama.quality import NARROWEST, widest_collected
 from oxillama.quant import check_imatrix_path, write_imatrix
@@ -54,7 +55,7 @@ def _add_text(command: argparse.ArgumentParser, widest: str) -> None:
     command.add_argument(
         "-w",
         "--window",
-        type=int,
+        type=number(int),
         default=512,
         metavar="TOKENS",
         help=f"tokens of a window: {NARROWEST} or more, at most {widest} (default: %(default)s)",
@@ -62,7 +63,7 @@ def _add_text(command: argparse.ArgumentParser, widest: str) -> None:
     command.add_argument(
         "-l",
         "--limit",
-        type=int,
+        type=number(int),
         default=None,
         metavar="WINDOWS",
         help="most windows (default: the whole text)",

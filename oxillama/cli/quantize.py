@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from oxillama.cli.parsing import number
 from oxillama.errors import ConfigError
 from oxillama.quant import RECIPES, quantize_file
 
@@ -33,7 +34,7 @@ def add_commands(commands) -> None:
     command.add_argument(
         "-t",
         "--threads",
-        type=int,
+        type=number(int),
         default=0,
         help="worker threads (default: the cores this process may use)",
     )

@@ -11,6 +11,7 @@ from typing import Any
 import oxillama
 from oxillama.cli import lora
 from oxillama.cli.loading import add_model, located_model
+from oxillama.cli.parsing import number
 from oxillama.errors import ConfigError
 
 
@@ -29,7 +30,12 @@ def add_commands(commands: Any) -> None:
         help="a folder whose images requests may name (default: data URLs alone)",
     )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=8080, help="port, 0 for a free one (default: %(default)s)")
+    add(
+        "--port",
+        type=number(int),
+        default=8080,
+        help="port, 0 for a free one (default: %(default)s)",
+    )
     add("--alias", default=None, help="the model's name to clients (default: the file's)")
     add(
         "--api-key",
@@ -41,10 +47,15 @@ def add_commands(commands: Any) -> None:
     add("--api-key-file", default=None, metavar="FILE", help="a file of keys, one a line")
     add("--force", action="store_true", help="listen beyond this machine without a key")
     add("--models-dir", default=None, metavar="FOLDER", help="serve the GGUF files of a folder")
-    add("--max-loaded", type=int, default=2, help="models in memory at once (default: %(default)s)")
+    add(
+        "--max-loaded",
+        type=number(int),
+        default=2,
+        help="models in memory at once (default: %(default)s)",
+    )
     add(
         "--parallel",
-        type=int,
+        type=number(int),
         default=None,
         metavar="N",
         help="sequences that run at once (default: the scheduler's)",

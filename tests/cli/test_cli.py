@@ -166,3 +166,18 @@ def test_snapshot_info_tells_what_is_saved_and_refuses_the_rest_in_a_line(capsys
     )
     code, _, err = printed(capsys, "snapshot", "info", tmp_path / "none")
     assert code == 1 and "none: cannot be read: No such file" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    (
+        (("run", "-p", "a", "-p", "b"), "run: -p: found 'a' and 'b', wanted one of them"),
+        (("run", "-n", "3", "--temp", "1", "-n", "4"), "-n: found 3 and 4, wanted one of them"),
+        (("serve", "--port", "x"), "--port: found 'x', wanted a whole number"),
+    ),
+)
+def test_an_option_is_given_once_and_as_its_kind(capsys, arguments, told):
+    with pytest.raises(SystemExit, match="2"):
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    assert not out and told in err and err.count("\n") == 1
