@@ -13,6 +13,7 @@ exit code 1; a command line that cannot be read becomes one line and 2; Ctrl-C b
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,10 @@ MODULES = (
 )
 
 
+# what a file system says of output that it does not take
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole command line as one parser; each module adds its own commands."""
     import oxillama
@@ -67,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `oxillama` command; returns the exit code."""
     given = sys.argv[1:] if argv is None else list(argv)
+    _open_streams()
     # a text that the terminal has no characters for is shown in escapes, and is no error
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -77,13 +83,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     arguments = top.parse_args(given)
     try:
-        return arguments.function(arguments)
+        code: int = arguments.function(arguments)
+        sys.stdout.flush()
+        return code
     except OxillamaError as error:
         print(f"oxillama: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # the reader has gone: nothing is left to flush
+    except OSError as error:
+        gone = isinstance(error, BrokenPipeError)
+        if not gone and (error.filename is not None or error.errno not in _REFUSED):
+            raise
+        # the reader has gone, or takes no more: nothing is left to flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if gone:
+            return 141
+        print(f"oxillama: output: cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _open_streams() -> None:
+    """Standard streams that are closed are empty, and keep nothing; no file gets their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

@@ -1,6 +1,9 @@
 """The command line: what it prints, and one clear line with a code when it cannot."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -181,3 +184,28 @@ def test_an_option_is_given_once_and_as_its_kind(capsys, arguments, told):
         main(list(arguments))
     out, err = capsys.readouterr()
     assert not out and told in err and err.count("\n") == 1
+
+
+def shell(command):
+    """(exit code, standard output, standard error) of `oxillama` with a shell's redirections."""
+    done = subprocess.run(
+        ["sh", "-c", f"exec '{sys.executable}' -m oxillama {command}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+@pytest.mark.parametrize("command", ["run -n 4 --no-timings", "info", "tokenize -p ab"])
+def test_output_that_is_not_taken_is_one_line(command):
+    told = "oxillama: output: cannot be written: No space left on device\n"
+    assert shell(f"{command} >/dev/full") == (1, "", told)
+
+
+def test_closed_streams_are_empty_ones():
+    wanted = shell("run -p 'Once upon' -n 4 --temp 0 --no-timings")
+    assert wanted[0] == 0 and wanted[1].startswith("Once upon a time")
+    assert shell("run -p 'Once upon' -n 4 --temp 0 2>&- <&-") == wanted
+    assert shell("chat -n 4 <&-")[0] == 0
