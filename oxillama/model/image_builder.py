@@ -9,7 +9,7 @@ import numpy as np
 
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
-from oxillama.gguf.keys import Keys
+from oxillama.gguf.keys import REQUIRED, Keys
 from oxillama.model.blocks import attention
 from oxillama.model.builder import Builder, Layer, Value
 from oxillama.model.rope import Rope
@@ -77,6 +77,15 @@ class ImageBuilder(Builder):
     def side(self) -> int:
         """Patches along a side of a square image."""
         return self.image // self.patch
+
+    def scale_factor(self, default: Any = REQUIRED) -> int:
+        """Patches along a side of the squares, each a feature, that a square image is cut into."""
+        key = "projector.scale_factor"
+        scale = self.keys.integer(key, default=default, minimum=1, maximum=self.side)
+        if self.side % scale:
+            wanted = f"a divisor of the {self.side} patches along a side"
+            self.fail(self.keys.name(key), scale, wanted)
+        return scale
 
     def kernels(self, name: str) -> Tensor:
         """The kernels of a convolution over patches, a row each."""

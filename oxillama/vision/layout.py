@@ -9,11 +9,13 @@ from oxillama.model.image_encoder import ImageRows
 
 def patches_of(pixels: np.ndarray, patch: int) -> np.ndarray:
     """float32 (rows * columns of patches, 3 * patch * patch) of pixels (3, height, width): colour
-    by colour, line by line, as the kernels of a convolution are.
+    by colour, line by line, as the kernels of a convolution are: what is left over at the right and
+    below is in none (384 pixels in patches of 14, as SigLIP has them).
     """
     _, height, width = pixels.shape
     rows, columns = height // patch, width // patch
-    cut = pixels.reshape(3, rows, patch, columns, patch).transpose(1, 3, 0, 2, 4)
+    whole = pixels[:, : rows * patch, : columns * patch]
+    cut = whole.reshape(3, rows, patch, columns, patch).transpose(1, 3, 0, 2, 4)
     return np.ascontiguousarray(cut, np.float32).reshape(rows * columns, -1)
 
 

@@ -103,6 +103,26 @@ def test_what_does_not_describe_an_encoder_is_refused_by_name(tmp_path, change, 
         Vision(rewritten(source, tmp_path / "b.gguf", **change))
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "idefics3", "internvl"])
+def test_a_factor_that_leaves_patches_over_is_refused_by_name(tmp_path, kind):
+    source = write_mmproj(tmp_path / "a.gguf", kind, width=48)
+    keys = {"clip.vision.projector.scale_factor": 3}
+    with pytest.raises(ModelError, match="scale_factor: found 3, wanted a divisor of the 4 patche"):
+        Vision(rewritten(source, tmp_path / "b.gguf", keys=keys))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gemma3", "idefics3", "internvl"])
+def test_pixels_beyond_the_last_whole_patch_are_in_none(tmp_path, kind):
+    pixels = np.random.default_rng(5).normal(0, 1, (3, 69, 69)).astype(np.float32)
+    found, wanted = (
+        Vision(write_mmproj(tmp_path / f"{size}.gguf", kind, width=48, image=size)).features(
+            pixels[:, :size, :size]
+        )
+        for size in (69, 56)
+    )
+    assert np.array_equal(found, wanted)
+
+
 def test_pixels_of_another_size_are_refused(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", width=48))
     with pytest.raises(ImageError, match=r"found \(3, 56, 70\), wanted \(3, 56, 56\)"):

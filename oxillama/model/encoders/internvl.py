@@ -14,7 +14,7 @@ def internvl(b: ImageBuilder) -> None:
     if b.has("v.post_ln.weight"):
         x = b.norm(x, "v.post_ln", kind="layer")
     b.mark_embedding(x)
-    scale = b.keys.integer("projector.scale_factor", default=2, minimum=1, maximum=b.side)
+    scale = b.scale_factor(2)
     p, (y,) = b.projector(scale * scale)
     first, second = "mm.model.mlp.1", "mm.model.mlp.3"
     y = p.norm(y, "mm.model.mlp.0", kind="layer", eps=1e-5)

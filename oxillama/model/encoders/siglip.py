@@ -14,7 +14,7 @@ def _siglip(b: ImageBuilder) -> None:
 def gemma3(b: ImageBuilder) -> None:
     """Gemma 3 (Google 2025, section 2.1): the mean of a square of patches, a norm, a product."""
     _siglip(b)
-    scale = b.keys.integer("projector.scale_factor", default=4, minimum=1, maximum=b.side)
+    scale = b.scale_factor(4)
     p, (y,) = b.projector(scale * scale)
     parts = [y.columns(i * b.hidden, (i + 1) * b.hidden) for i in range(scale * scale)]
     total = parts[0]
@@ -31,6 +31,6 @@ def idefics3(b: ImageBuilder) -> None:
     one product.
     """
     _siglip(b)
-    scale = b.keys.integer("projector.scale_factor", minimum=1, maximum=b.side)
+    scale = b.scale_factor()
     p, (y,) = b.projector(scale * scale)
     p.mark_embedding(p.linear(y, "mm.model.fc", p.shape("mm.model.fc.weight", 2)[0]))
