@@ -310,7 +310,8 @@ class Dfa:
                 key = (*symbols, -1, t)
                 if key not in parts:
                     ranges = merge(r for k in symbols for r in self.symbols[k])
-                    parts[key] = seq(spell(ranges), (TAKE, ONE, spans[t]))
+                    # counted before it is spelled: no text begins a letter that has no room
+                    parts[key] = seq((TAKE, ONE, spans[t]), spell(ranges))
                 edges.append((parts[key], t))
             states.append((bool(accept), tuple(edges)))
         return (NETWORK, self.start, tuple(states))

@@ -333,3 +333,19 @@ def test_no_comma_comes_before_members_without_values(further, least):
     state = spaced.state()
     state.advance(b'{ "c": 1 , "a": 2')
     assert not state.allows_token(b" ,") and state.allows_token(b" }")
+
+
+@pytest.mark.parametrize("whitespace", ["compact", "flexible"])
+@pytest.mark.parametrize(
+    ("keywords", "begun", "first"),
+    [
+        ({"maxLength": 3, "format": "email"}, b'"a', b"\\"),
+        ({"maxLength": 6, "format": "uri-reference"}, b'"abcdef', b"\\"),
+        ({"maxLength": 254, "format": "iri-reference"}, b'"' + b"a" * 254, b"\xc3"),
+    ],
+)
+def test_no_letter_begins_that_has_no_room(whitespace, keywords, begun, first):
+    grammar = JsonSchemaCompiler(whitespace=whitespace).compile({"type": "string", **keywords})
+    state = grammar.state()
+    state.advance(begun)
+    assert not state.allows_token(first)
