@@ -393,6 +393,21 @@ def test_widths_are_measured_again_as_costs_change():
     assert 1 <= len(others) <= 3
 
 
+def test_steps_that_the_machine_interrupts_do_not_narrow_the_next():
+    """Every tenth step takes five times as long, whatever its width: 32 stays 10 % cheaper than
+    16.
+    """
+    steps = 0
+
+    def seconds(width):
+        nonlocal steps
+        steps += 1
+        return width * (1.0 if width == 32 else 1.1) * (5 if steps % 10 == 0 else 1)
+
+    seen = widths(seconds, 32, 3000)
+    assert seen[3:].count(32) >= 0.98 * len(seen[3:])
+
+
 def test_steps_with_prompts_try_no_width():
     found = StepWidth(64)
     assert [found.choose(32, measured=False) for _ in range(200)] == [32] * 200
