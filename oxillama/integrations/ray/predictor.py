@@ -8,6 +8,7 @@ it does with any requests, and of several batches too: the answers are those of 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -66,6 +67,9 @@ class OxillamaPredictor:
                 },
                 columns=self.columns,
             )
+        # what Ray, Arrow and the engine are made of stays: the collector need not read it again
+        # each time it looks for what a batch has left
+        gc.freeze()
 
     async def __call__(self, batch: Any) -> Any:
         """The batch with the columns of its answers, rows in their order."""
