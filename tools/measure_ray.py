@@ -2,6 +2,7 @@
 """What Ray costs and what routing gains, on a cluster of two nodes in this machine.
 
     tools/measure_ray.py data [--prompts 2000] [--tokens 96] [--engines 2] [--rounds 5]
+                              [--model FILE]
     tools/measure_ray.py routing [--chats 200] [--turns 5] [--at-once 8] [--rounds 2]
                                  [--model FILE --history 1000 --more 100]
 
@@ -74,11 +75,11 @@ class Share:
     cpu: float
 
 
-def bare(numbers: range, tokens: int, ready: Any, go: Any, out: Any) -> None:
+def bare(model: str | None, numbers: range, tokens: int, ready: Any, go: Any, out: Any) -> None:
     """A process of its own with one thread: its share of the prompts."""
     import oxillama
 
-    with oxillama.load(num_threads=1) as engine:
+    with oxillama.load(model, num_threads=1) as engine:
         engine.generate("warm", max_tokens=2)
         ready.release()
         go.wait()
@@ -97,7 +98,9 @@ def bare_shares(arguments: argparse.Namespace) -> list[Share]:
     ready, go, out = context.Semaphore(0), context.Event(), context.Queue()
     shares = [range(at, arguments.prompts, arguments.engines) for at in range(arguments.engines)]
     processes = [
-        context.Process(target=bare, args=(share, arguments.tokens, ready, go, out))
+        context.Process(
+            target=bare, args=(arguments.model, share, arguments.tokens, ready, go, out)
+        )
         for share in shares
     ]
     for each in processes:
@@ -109,6 +112,11 @@ def bare_shares(arguments: argparse.Namespace) -> list[Share]:
     for each in processes:
         each.join()
     return found
+
+
+def memory_of(model: str | None) -> int:
+    """Bytes that Ray sets aside for an engine: of the embedded model, or of a small file."""
+    return MEMORY if model is None else MEMORY * 5
 
 
 def rate(shares: list[Share]) -> float:
@@ -124,7 +132,12 @@ def ray_shares(arguments: argparse.Namespace) -> tuple[list[Share], float]:
     from oxillama.integrations.ray import OxillamaProcessorConfig, build_processor
 
     options = {"batch_size": arguments.batch} if arguments.batch else {}
-    config = OxillamaProcessorConfig(concurrency=arguments.engines, memory=MEMORY, **options)
+    config = OxillamaProcessorConfig(
+        model_source=arguments.model,
+        concurrency=arguments.engines,
+        memory=memory_of(arguments.model),
+        **options,
+    )
     tokens = arguments.tokens
 
     def asked(row: dict[str, Any]) -> dict[str, Any]:
@@ -316,7 +329,7 @@ def routing(arguments: argparse.Namespace) -> dict[str, Any]:
             made = build_app(
                 model=arguments.model,
                 replicas=2,
-                memory=MEMORY if arguments.model is None else MEMORY * 5,
+                memory=memory_of(arguments.model),
                 # room for every chat in each replica: what differs is where they go
                 engine={"prefix_max_bytes": 1 << 30},
                 prefix_routing=name == "prefix",
@@ -344,6 +357,7 @@ def main() -> None:
     one.add_argument("--tokens", type=int, default=96)
     one.add_argument("--engines", type=int, default=2)
     one.add_argument("--batch", type=int, help="rows of a call, else the default")
+    one.add_argument("--model", help="a GGUF file, else the embedded model")
     one.add_argument("--rounds", type=int, default=5)
     one.set_defaults(measure=data)
     other = commands.add_parser("routing")
