@@ -78,9 +78,7 @@ class OxillamaPredictor:
         found: list[dict[str, Any] | None] = [None] * len(rows)
         if self._store is not None:
             keys = self._keys(rows)
-            found = await asyncio.to_thread(
-                lambda: [self._store.find(key, row) for key, row in zip(keys, rows)]  # type: ignore[union-attr]
-            )
+            found = await asyncio.to_thread(self._stored, self._store, keys, rows)
         todo = [at for at, each in enumerate(found) if each is None]
         answers = await self._answers([rows[at] for at in todo])
         if self._store is not None:
@@ -128,6 +126,13 @@ class OxillamaPredictor:
         names = dict.fromkeys(name for row in made for name in row)
         return {name: [row.get(name) for row in made] for name in names}
 
+    def _stored(
+        self, store: Checkpoint, keys: list[object], rows: list[dict[str, Any]]
+    ) -> list[dict[str, Any] | None]:
+        """The answers that rows have already, none of them an error."""
+        found = [store.find(key, row) for key, row in zip(keys, rows)]
+        return [each and {**each, rows_of.ERROR: ""} for each in found]
+
     def _keys(self, rows: list[dict[str, Any]]) -> list[object]:
         name, keys = self.config.id_column or "", []
         for row in rows:
@@ -141,7 +146,6 @@ class OxillamaPredictor:
         columns: dict[str, pa.DataType] = {**self.columns}
         if self.config.should_continue_on_error:
             columns[rows_of.ERROR] = pa.string()
-            answers = [{rows_of.ERROR: "", **each} for each in answers]
         arrays = {
             name: pa.array([each[name] for each in answers], kind) for name, kind in columns.items()
         }

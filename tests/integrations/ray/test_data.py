@@ -185,6 +185,9 @@ def test_a_job_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert [row["id"] for row in found] == list(range(60))
     # no seed was given: these are the draws that were kept, and the seconds that they took
     assert answers(rows, whole, **config) == found
+    # which are no errors
+    told = answers(rows, whole, should_continue_on_error=True, **config)
+    assert [row.pop("__inference_error__") for row in told] == [""] * 60 and told == found
     with pytest.raises(ConfigError, match="row 0 asked something else"):
         answers(rows, lambda row: {"prompt": "other", "sampling_params": params}, **config)
     with pytest.raises(ConfigError, match="of a job with another options"):
