@@ -106,11 +106,32 @@ def _files(folder: Path) -> list[Path]:
     return []
 
 
+def _lm_studio_homes(home: Path) -> list[Path]:
+    """LM Studio's own folders: the one that its pointer file names, and its defaults, the newer
+    first.
+    """
+    homes = [home / ".lmstudio", home / ".cache" / "lm-studio"]
+    with suppress(OSError, ValueError):
+        named = (home / ".lmstudio-home-pointer").read_text("utf-8").strip()
+        if named:
+            homes.insert(0, Path(named))
+    return homes
+
+
 def _lm_studio_folders() -> list[Path]:
+    """The folders of LM Studio's models: of each of its own folders the one that the settings name,
+    then the default.
+    """
     home = _home()
-    if home is None:
-        return []
-    return [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
+    folders: list[Path] = []
+    for place in [] if home is None else _lm_studio_homes(home):
+        with suppress(OSError, ValueError):
+            settings = json.loads((place / "settings.json").read_text("utf-8"))
+            moved = settings.get("downloadsFolder") if isinstance(settings, dict) else None
+            if isinstance(moved, str) and moved:
+                folders.append(Path(moved))
+        folders.append(place / "models")
+    return list(dict.fromkeys(folders))
 
 
 def lm_studio_file(repo: str, file: Any = None) -> Path | None:

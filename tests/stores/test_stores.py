@@ -258,6 +258,34 @@ def test_what_lm_studio_has_stored_is_run_by_its_name(home, hub):
     assert [name for name, _ in stores.lm_studio_files()] == ["owner/name"]
 
 
+def test_folders_that_lm_studio_has_moved_are_found(home, tmp_path):
+    def stored(root, repo):
+        path = root / repo / "fox-Q8_0.gguf"
+        path.parent.mkdir(parents=True)
+        shutil.copy(oxillama.embedded_path(), path)
+        return path
+
+    moved, models = tmp_path / "moved", tmp_path / "models"
+    wanted = {
+        "a/settings": stored(models, "a/settings"),
+        "a/pointer": stored(moved / "models", "a/pointer"),
+        "a/default": stored(home / ".lmstudio/models", "a/default"),
+    }
+    assert [name for name, _ in stores.lm_studio_files()] == ["a/default"]
+    (home / ".lmstudio-home-pointer").write_text(f"{moved}\n")
+    (moved / "settings.json").write_text(json.dumps({"downloadsFolder": str(models)}))
+    assert dict(stores.lm_studio_files()) == wanted
+    assert {name: stores.located(name) for name in wanted} == wanted
+    # where both name the usual place, a model is listed once
+    (home / ".lmstudio-home-pointer").write_text(str(home / ".lmstudio"))
+    usual = json.dumps({"downloadsFolder": str(home / ".lmstudio/models")})
+    (home / ".lmstudio/settings.json").write_text(usual)
+    assert [name for name, _ in stores.lm_studio_files()] == ["a/default"]
+    for settings in ("", "[]", '{"downloadsFolder": null}', '{"downloadsFolder": ""}'):
+        (home / ".lmstudio/settings.json").write_text(settings)
+        assert [name for name, _ in stores.lm_studio_files()] == ["a/default"]
+
+
 class HubServer(BaseHTTPRequestHandler):
     """The hub's API, as far as `pull` asks: the files of repositories, and their bytes."""
 
