@@ -15,6 +15,7 @@ from pathlib import Path
 import oxillama
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import number
+from oxillama.cli.sampling import read
 from oxillama.gguf import is_among
 from oxillama.quality import NARROWEST, widest_collected
 from oxillama.quant import check_imatrix_path, write_imatrix
@@ -70,19 +71,6 @@ def _add_text(command: argparse.ArgumentParser, widest: str) -> None:
     )
 
 
-def _text(path: str) -> str:
-    if path == "-":
-        return sys.stdin.read()
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
-    except UnicodeDecodeError as error:
-        raise oxillama.ConfigError(
-            f"{path}: no UTF-8 at byte {error.start}, wanted a text file"
-        ) from error
-
-
 def _check_output(path: str | None, *inputs: str | Path) -> None:
     """Raise ConfigError where the file to write is one that is read."""
     if path is not None and is_among(path, inputs):
@@ -129,7 +117,7 @@ def _bar(title: str) -> Iterator[Callable | None]:
 
 
 def _perplexity(arguments: argparse.Namespace) -> int:
-    text = _text(arguments.text)
+    text = read(arguments.text)
     _check_output(arguments.save_logits, arguments.text)
     with load(arguments) as engine, _bar("perplexity") as progress:
         _check_output(arguments.save_logits, *engine.model_files)
@@ -161,7 +149,7 @@ def _perplexity(arguments: argparse.Namespace) -> int:
 
 
 def _imatrix(arguments: argparse.Namespace) -> int:
-    text = _text(arguments.text)
+    text = read(arguments.text)
     _check_output(arguments.output, arguments.text)
     check_imatrix_path(arguments.output)
     with load(arguments) as engine, _bar("imatrix") as progress:

@@ -13,7 +13,7 @@ from typing import Any
 import oxillama
 from oxillama.cli import images, lora
 from oxillama.cli.loading import add_model, load, located_model
-from oxillama.cli.sampling import add_generation, generation, note, read, timed
+from oxillama.cli.sampling import add_generation, generation, note, piped, read, timed
 
 PROMPT = "Once upon a time"
 
@@ -22,7 +22,10 @@ def add_commands(commands: Any) -> None:
     """Add `run` and `tokenize`."""
     run = commands.add_parser("run", help="continue a prompt, or answer it with -sys, streaming")
     add_model(run, sidecar="auto")
-    add_prompt(run, f"the text to continue (default: {PROMPT!r}); '-' reads standard input")
+    add_prompt(
+        run,
+        f"the text to continue; - reads standard input (default: what is piped in, or {PROMPT!r})",
+    )
     images.add_images(run)
     add_template(run)
     run.add_argument(
@@ -62,7 +65,13 @@ def add_prompt(command: argparse.ArgumentParser, text: str) -> None:
     """A prompt, as text or as a file."""
     either = command.add_mutually_exclusive_group()
     either.add_argument("-p", "--prompt", default=None, metavar="TEXT", help=text)
-    either.add_argument("-f", "--file", default=None, metavar="FILE", help="read it from a file")
+    either.add_argument(
+        "-f",
+        "--file",
+        default=None,
+        metavar="FILE",
+        help="read it from a file (- for standard input)",
+    )
 
 
 def add_template(command: argparse.ArgumentParser) -> None:
@@ -104,10 +113,9 @@ def add_template(command: argparse.ArgumentParser) -> None:
 
 
 def prompt_of(arguments: argparse.Namespace) -> str | None:
-    """The prompt that is given, None for none."""
-    if arguments.file is not None:
-        return read(arguments.file).removesuffix("\n")
-    return sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    """The prompt that is given, None for none; of a file without the newline at its end."""
+    path = "-" if arguments.prompt == "-" else arguments.file
+    return arguments.prompt if path is None else read(path).removesuffix("\n")
 
 
 def system_of(arguments: argparse.Namespace) -> str | None:
@@ -135,6 +143,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise oxillama.ConfigError(
             "--chat-template: found without a system message, wanted -sys, or `oxillama chat`"
         )
+    if prompt is None and piped():
+        prompt = read("-").removesuffix("\n") or None
     text = PROMPT if prompt is None else prompt
     with load(arguments) as engine, _room_in_options():
         lora.apply(engine, arguments.lora)
@@ -225,7 +235,7 @@ def _tokenize(arguments: argparse.Namespace) -> int:
 
     bridge = oxillama.TokenizerBridge.from_gguf(located_model(arguments) or embedded_path())
     special = not arguments.no_special
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    text = read("-") if arguments.prompt == "-" else arguments.prompt
     ids = bridge.encode(text, add_special=special, parse_special=special)
     if arguments.json:
         print(json.dumps(ids))

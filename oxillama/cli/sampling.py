@@ -8,6 +8,8 @@ names a sampler.
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -280,15 +282,28 @@ def _schema(given: str) -> str:
 
 
 def read(path: str) -> str:
-    """The text of a file; ConfigError where it cannot be read."""
+    """The text of a file, or of standard input for `-`; ConfigError where it cannot be read."""
+    if path == "-" and sys.stdin is None:
+        raise oxillama.ConfigError("standard input: found it closed, wanted a text")
     try:
-        return Path(path).read_bytes().decode("utf-8")
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return data.decode("utf-8")
     except OSError as error:
         raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
     except UnicodeDecodeError as error:
+        place = "standard input" if path == "-" else path
         raise oxillama.ConfigError(
-            f"{path}: found byte {error.start} to be no UTF-8, wanted a text"
+            f"{place}: found byte {error.start} to be no UTF-8, wanted a text"
         ) from None
+
+
+def piped() -> bool:
+    """Whether standard input is a pipe or a file, not a terminal or nothing."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # none, closed, or not a file's
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def timed(done: oxillama.Completion) -> str:

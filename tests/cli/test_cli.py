@@ -31,6 +31,26 @@ def test_run_continues_the_prompt_the_same_way_each_time(capsys):
     assert seeded[0] == seeded[1]
 
 
+def test_what_is_piped_in_is_the_prompt(capsys, tmp_path, monkeypatch):
+    def run(piped, *options):
+        (tmp_path / "in").write_bytes(piped)
+        with (tmp_path / "in").open() as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            return printed(capsys, "run", *options, "-n", 4, "--temp", 0, "--no-timings")
+
+    wanted = run(b"A cat", "-p", "The dog was")
+    assert wanted[0] == 0 and wanted[1].startswith("The dog was ")
+    for options in ((), ("-p", "-"), ("-f", "-")):
+        assert run(b"The dog was\n", *options) == wanted
+    assert run(b"")[1].startswith("Once upon a time")
+    refused = "oxillama: standard input: found byte 3 to be no UTF-8, wanted a text\n"
+    assert run(b"caf\xe9") == (1, "", refused)
+    monkeypatch.setattr("sys.stdin", None)
+    assert printed(capsys, "run", "-n", 4)[1].startswith("Once upon a time")
+    closed = "oxillama: standard input: found it closed, wanted a text\n"
+    assert printed(capsys, "run", "-p", "-") == (1, "", closed)
+
+
 def test_run_stops_before_a_stop_text(capsys):
     code, out, _ = printed(
         capsys, "run", "-p", "Once upon a time", "-n", 60, "--temp", 0, "--stop", "."
