@@ -17,7 +17,7 @@ from typing import Any
 
 import oxillama
 from oxillama.cli import images, lora
-from oxillama.cli.input import InputReader
+from oxillama.cli.input import Dropped, InputReader
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import closest
 from oxillama.cli.run import (
@@ -207,8 +207,13 @@ class Conversation:
         options = dict(self.options)
         window = self._window(options)
         stream = self.engine.chat(window, stream=True, **options, **self.tools)
-        with closing(stream):
-            done = reply(stream, said=said)
+        try:
+            with closing(stream):
+                done = reply(stream, said=said)
+        except KeyboardInterrupt:
+            if said:
+                self._count(stream.completion)
+            raise
         calls = [call.message() for call in done.tool_calls]
         self.messages.append(
             {
@@ -217,16 +222,21 @@ class Conversation:
                 **({"tool_calls": calls} if calls else {}),
             }
         )
-        self.calls, self.last = list(done.tool_calls), done
-        self.replies += 1
-        self.tokens += done.usage.completion_tokens
-        if done.usage.context_shifts:
-            self._once("[the context was full: the older half of it was forgotten]")
+        self.calls = list(done.tool_calls)
+        self._count(done)
         limit = options.get("max_tokens")
         if done.finish_reason == "length" and done.usage.completion_tokens != limit:
             self._once("[the reply ended with the context; --context-shift would go on]")
         if self.timings:
             note(timed(done))
+
+    def _count(self, done: oxillama.Completion) -> None:
+        """Take note of a reply, whole or stopped."""
+        self.last = done
+        self.replies += 1
+        self.tokens += done.usage.completion_tokens
+        if done.usage.context_shifts:
+            self._once("[the context was full: the older half of it was forgotten]")
 
     def _window(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The messages that fit the context together with a reply: the system message and the last
@@ -362,10 +372,11 @@ class Commands:
         names = oxillama.engine.arguments.OPTION_NAMES
         name = name.replace("-", "_").lstrip("_")
         name = names.get(name, name)
+        oxillama.Options.check_name(name)
         changed = {key: value for key, value in options.items() if key != name}
         if text.strip():
             changed = _from_json({**changed, name: _value(text.strip())})
-        oxillama.Options.of({**changed, **({} if text.strip() else {name: options.get(name)})})
+        oxillama.Options.of(changed)
         if name in ("n", "best_of") and changed.get(name, 1) != 1:
             raise ValueError(
                 f"{name}: found {changed[name]}, wanted 1: a conversation has one reply at a time"
@@ -462,11 +473,14 @@ def _loop(conversation: Conversation, inputs: InputReader, commands: Commands) -
             text = inputs.message(prompt if inputs.terminal else "")
         except EOFError:
             return
+        except Dropped:
+            interrupted = False
+            continue
         except KeyboardInterrupt:
             if interrupted:
                 return
             interrupted = True
-            note("\n[Ctrl-C again leaves]")
+            note("[Ctrl-C again leaves]")
             continue
         interrupted = False
         try:

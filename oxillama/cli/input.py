@@ -21,6 +21,10 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 _KEPT = 1000  # lines of the history
 
 
+class Dropped(Exception):
+    """Ctrl-C dropped a message that was being typed."""
+
+
 class InputReader:
     """The messages of standard input, one after the other."""
 
@@ -31,10 +35,24 @@ class InputReader:
         if hasattr(sys.stdin, "reconfigure"):
             # a byte that is no text becomes a surrogate, which `_line` sees
             sys.stdin.reconfigure(errors="surrogateescape")
-        self._read = _reader() if self.terminal else lambda prompt: input()
+        self._read: Callable[[str], str]
+        self._typed: Callable[[], str]
+        self._read, self._typed = _reader() if self.terminal else (lambda _: input(), str)
+        self._begun = False  # a message, whose first line has been read
 
     def message(self, prompt: str) -> str:
-        """The next message; EOFError at the end of the input."""
+        """The next message; EOFError at the end of the input, KeyboardInterrupt for Ctrl-C where
+        nothing had been typed, otherwise Dropped.
+        """
+        self._begun = False
+        try:
+            return self._message(prompt)
+        except KeyboardInterrupt:
+            if self._begun or self._typed().strip():
+                raise Dropped from None
+            raise
+
+    def _message(self, prompt: str) -> str:
         line = self._line(prompt)
         if line.lstrip().startswith(_QUOTES):
             return self._quoted(line.lstrip().removeprefix(_QUOTES))
@@ -61,6 +79,7 @@ class InputReader:
 
     def _line(self, prompt: str) -> str:
         line = self._read(prompt)
+        self._begun = True
         whole = _SURROGATES.sub(_REPLACED, line)
         if whole != line and not self._said:
             self._said = True
@@ -68,8 +87,10 @@ class InputReader:
         return whole
 
 
-def _reader() -> Callable[[str], str]:
-    """What reads a line from a terminal, with history."""
+def _reader() -> tuple[Callable[[str], str], Callable[[], str]]:
+    """What reads a line from a terminal, with history; and what says, when Ctrl-C came, what had
+    been typed of a line.
+    """
     path = history_file()
     try:
         from prompt_toolkit import PromptSession
@@ -91,28 +112,37 @@ def _reader() -> Callable[[str], str]:
 
     history = InMemoryHistory() if path is None else Kept(str(path))
     session: PromptSession[str] = PromptSession(history=history, key_bindings=keys)
-    return lambda prompt: session.prompt(prompt)
+    return session.prompt, lambda: session.default_buffer.text
 
 
-def _readline_reader(path: Path | None) -> Callable[[str], str]:
+def _readline_reader(path: Path | None) -> tuple[Callable[[str], str], Callable[[], str]]:
     """`input` with the standard library's readline, where there is one."""
     try:
         import readline
     except ImportError:
-        return input
+        return _own_line, str
     if path is not None:
         with suppress(OSError):
             readline.read_history_file(path)
         readline.set_history_length(_KEPT)
 
     def read(prompt: str) -> str:
-        line = input(prompt)
+        line = _own_line(prompt)
         if path is not None:
             with suppress(OSError):
                 readline.write_history_file(path)
         return line
 
-    return read
+    return read, readline.get_line_buffer
+
+
+def _own_line(prompt: str) -> str:
+    """`input`, after whose end by Ctrl-C or Ctrl-D what is written next has a line of its own."""
+    try:
+        return input(prompt)
+    except (EOFError, KeyboardInterrupt):
+        print()
+        raise
 
 
 def history_file() -> Path | None:

@@ -243,11 +243,10 @@ class Options:
         """Options from keyword arguments, including a sampler's fields. ConfigError for an unknown
         name and for a value given in two ways.
         """
-        own, known = renamed(given, OPTION_NAMES), {field.name for field in fields(cls)}
-        fields_given = {name: own.pop(name) for name in list(own) if name in SAMPLING_FIELDS}
+        own = renamed(given, OPTION_NAMES)
         for name in own:
-            if name not in known:
-                raise unknown(name, known | SAMPLING_FIELDS, place="an option of generate")
+            cls.check_name(name)
+        fields_given = {name: own.pop(name) for name in list(own) if name in SAMPLING_FIELDS}
         if isinstance(fields_given.get("top_k"), (int, np.integer)) and fields_given["top_k"] == -1:
             fields_given["top_k"] = 0  # off, as in vLLM
         if fields_given:
@@ -257,6 +256,12 @@ class Options:
                 raise ConfigError(f"{twice[0]}: found in sampling_fields too, wanted it once")
             own["sampling_fields"] = {**(both or {}), **fields_given}
         return cls(**own)
+
+    @classmethod
+    def check_name(cls, name: str) -> None:
+        """ConfigError for a name that is neither an option nor a sampler's field."""
+        if name not in _OPTIONS:
+            raise unknown(name, _OPTIONS, place="an option of generate")
 
     @property
     def constrained(self) -> bool:
@@ -296,6 +301,10 @@ class Options:
                 stop_token_ids=(*config.stop_token_ids, *self.stop_token_ids),
             )
         return config
+
+
+# every name that `Options.of` takes
+_OPTIONS = SAMPLING_FIELDS.union(field.name for field in fields(Options))
 
 
 def _checked_sampling(given: Any, sampler: SamplerConfig | None) -> None:

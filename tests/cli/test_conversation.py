@@ -132,14 +132,23 @@ def test_ctrl_c_ends_a_reply_and_keeps_what_was_said(talk, asked, monkeypatch):
 
     conversation_reply = conversation.reply
     monkeypatch.setattr(conversation, "reply", reply)
-    talk("One", "Two", "Three")
+    _, err, _ = talk("One", "/stats", "Two", "Three", "/stats")
     contents = [each["content"] for each in asked[-1]]
     assert contents == ["One", "Once", "Three"]  # nothing was said to "Two"
+    # what was said before a stop counts
+    assert "messages: 2," in err and "replies: 1," in err and "replies: 2," in err
+    assert "; cancelled]" in err
 
 
 def test_ctrl_c_at_the_prompt_leaves_the_second_time(talk, asked):
     _, _, left = talk(KeyboardInterrupt(), "Hello!", KeyboardInterrupt(), KeyboardInterrupt(), "no")
     assert left == ["no"] and [each[-1]["content"] for each in asked] == ["Hello!"]
+
+
+def test_ctrl_c_drops_a_message_that_is_begun_and_does_not_leave(talk, asked):
+    stop = KeyboardInterrupt
+    talk(stop(), "one \\", stop(), stop(), '"""two', stop(), stop(), "Hello!", stop(), stop(), "no")
+    assert [each[-1]["content"] for each in asked] == ["Hello!"]
 
 
 def test_messages_may_have_several_lines(talk, asked):
@@ -163,10 +172,11 @@ def test_commands_change_what_is_asked(talk, asked, tmp_path):
 
 
 def test_a_file_that_cannot_be_written_or_read_is_named(talk, tmp_path):
-    _, err, _ = talk("/save /nope/talk.json", f"/save {tmp_path}", "/load /nope/talk.json")
-    assert "[/save: /nope/talk.json: No such file or directory]\n" in err
+    path = tmp_path / "nowhere/talk.json"
+    _, err, _ = talk(f"/save {path}", f"/save {tmp_path}", f"/load {path}")
+    assert f"[/save: {path}: No such file or directory]\n" in err
     assert f"[/save: {tmp_path}: a folder, wanted a file]\n" in err
-    assert "[/load: /nope/talk.json: No such file or directory, wanted a readable file]\n" in err
+    assert f"[/load: {path}: No such file or directory, wanted a readable file]\n" in err
     assert "Errno" not in err
 
 
@@ -178,6 +188,8 @@ def test_set_checks_what_it_changes(talk):
         "/set --repeat-penalty 1.2",
         "/set",
         "/set temperature",
+        "/set top_k",
+        "/set topp",
         "/set n 4",
         "/hlep",
         "/help",
@@ -187,7 +199,8 @@ def test_set_checks_what_it_changes(talk):
     assert lines[0].startswith("[/set: top_p: found 2, wanted")
     assert lines[1] == "[temperature = 0.5]" and "did you mean top_k?" in lines[2]
     assert lines[3] == "[repetition_penalty = 1.2]" and "  temperature = 0.5" in lines
-    assert "[temperature: default]" in lines and "a conversation has one reply" in err
+    assert "[temperature: default]" in lines and "[top_k: default]" in lines
+    assert "did you mean top_p?" in err and "a conversation has one reply" in err
     assert "did you mean /help?" in err and "nowhere.json" in lines[-1]
     names = ("save", "load", "system", "regen", "undo", "stats", "clear", "exit")
     assert all(f"  /{name} " in err for name in names)
