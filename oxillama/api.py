@@ -20,7 +20,7 @@ import numpy as np
 
 from oxillama._core.kernels import cpu_info
 from oxillama.embedded import embedded_path
-from oxillama.engine.arguments import separated, whole
+from oxillama.engine.arguments import separated, spelled, whole
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import ConfigOptions, EngineConfig
 from oxillama.engine.embedding import (
@@ -81,6 +81,7 @@ __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_fr
 Maker = Callable[..., Request | Siblings]
 
 
+@spelled
 def load(
     model_path: str | Path | None = None,
     *,
@@ -104,6 +105,7 @@ def load(
     return engine
 
 
+@spelled
 def load_model_from_bytes(
     gguf_bytes: bytes,
     tokenizer_json: str | bytes | None = None,
@@ -123,6 +125,7 @@ def load_model_from_bytes(
     return engine
 
 
+@spelled
 class InferenceEngine:
     """One model, served to any number of threads. `EngineConfig` describes how it is loaded and
     served, `Options` (engine.generation) what a request can set.

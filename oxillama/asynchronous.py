@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from oxillama.api import InferenceEngine
-from oxillama.engine.arguments import separated
+from oxillama.engine.arguments import separated, spelled
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
 from oxillama.engine.embedding import PoolingMode
 from oxillama.engine.generation import (
@@ -29,6 +29,7 @@ from oxillama.loaded import Prompt, PromptList, SinglePrompt
 from oxillama.toolcalls import ChatEvent
 
 
+@spelled
 class AsyncEngine:
     """Awaitable methods of an engine; options are those of `generate`. Cancelling a task cancels
     its request.
@@ -38,6 +39,9 @@ class AsyncEngine:
         if not isinstance(engine, InferenceEngine):
             raise ConfigError(f"engine: found {type(engine).__name__}, wanted an InferenceEngine")
         self.engine = engine
+
+    def __repr__(self) -> str:
+        return f"<AsyncEngine of {self.engine!r}>"
 
     def submit(
         self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]

@@ -13,6 +13,7 @@ from oxillama.compat.llama_cpp import Llama, LlamaOptions
 from oxillama.engine.arguments import CONFIG_NAMES, OPTION_NAMES
 from oxillama.engine.config import ConfigOptions
 from oxillama.engine.generation import SAMPLING_FIELDS, ChatOptions, GenerateOptions, SamplerFields
+from oxillama.server.app import create_app
 from oxillama.server.settings import ServerConfig, ServerOptions
 
 PACKAGE = Path(oxillama.__file__).parent
@@ -83,6 +84,25 @@ def test_the_types_of_other_options_name_every_option():
     taken = inspect.signature(Llama.__init__).parameters
     named = {name for name, each in taken.items() if each.kind is each.KEYWORD_ONLY}
     assert names_of(LlamaOptions) == named
+
+
+def test_a_signature_names_every_option():  # what notebooks and shells complete
+    engines = (oxillama.InferenceEngine, oxillama.AsyncEngine)
+    wanted = {oxillama.load: ConfigOptions, oxillama.load_model_from_bytes: ConfigOptions}
+    wanted |= {each.generate: GenerateOptions for each in (*engines, oxillama.SpeculativeEngine)}
+    wanted |= {each.chat: ChatOptions for each in engines}
+    wanted |= {create_app: ServerOptions, Llama.from_pretrained: LlamaOptions}
+    for function, options in wanted.items():
+        taken = inspect.signature(function).parameters.values()
+        named = {each.name for each in taken if each.kind is each.KEYWORD_ONLY}
+        assert names_of(options) <= named, function
+    for owner in (oxillama, *engines, oxillama.SpeculativeEngine):
+        for name, member in vars(owner).items():
+            if inspect.isfunction(member) and not name.startswith("_"):
+                taken = inspect.signature(member).parameters.values()
+                assert "Unpack" not in str([each.annotation for each in taken]), name
+    taken = inspect.signature(oxillama.InferenceEngine.generate).parameters
+    assert str(taken["temperature"]) == "temperature: 'float' = ..."
 
 
 def test_a_checker_knows_the_types_and_refuses_what_would_be_refused(tmp_path):

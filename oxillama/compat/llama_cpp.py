@@ -28,6 +28,7 @@ import numpy as np
 import oxillama
 from oxillama.compat import constants, shapes
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
+from oxillama.engine.arguments import spelled
 from oxillama.engine.generation import sampler_of
 from oxillama.errors import ConfigError, EngineError
 from oxillama.grammar import ClosedSchema, Grammar
@@ -367,6 +368,7 @@ class Llama:
             self._engine.opened.use_template(_TEMPLATES[chat_format])
 
     @classmethod
+    @spelled
     def from_pretrained(
         cls, repo_id: str, filename: str | None = None, **options: Unpack[LlamaOptions]
     ) -> Llama:

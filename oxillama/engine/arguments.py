@@ -5,10 +5,13 @@ any type.
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from operator import index
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +47,50 @@ _MINUS_ONE = {
     "prompt_logprobs": "up to the size of the vocabulary",
     "timeout": "None for no limit",
 }
+
+
+# the annotation of `**options`, as text
+_UNPACKED = re.compile(r"Unpack\[(\w+)\]")
+
+Target = TypeVar("Target")
+
+
+class _Unset:
+    """Stands in a signature for a default that depends on the model or the engine."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_UNSET = _Unset()
+
+
+def spelled(target: Target) -> Target:
+    """A function, or a class with all its methods, whose signature names every option of its
+    `**options: Unpack[...]`: notebooks and shells complete what `inspect.signature` tells.
+    """
+    if isinstance(target, type):
+        for method in vars(target).values():
+            spelled(method)
+    if not isinstance(target, FunctionType):
+        return target
+    signature = inspect.signature(target)
+    taken = [each for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
+    match = _UNPACKED.fullmatch(str(taken[0].annotation)) if taken else None
+    if match is not None:
+        options = target.__globals__[match[1]].__annotations__
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        named = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_UNSET,
+                annotation=kind.__forward_arg__,
+            )
+            for name, kind in options.items()
+        ]
+        target.__signature__ = signature.replace(parameters=own + named)  # type: ignore[attr-defined]
+    return target
 
 
 def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

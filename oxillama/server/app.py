@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from oxillama.engine.arguments import spelled
 from oxillama.server.calls import Call, ClientGone, Route, dumps, json_response
 from oxillama.server.errors import ApiError, from_engine, shutting_down
 from oxillama.server.ids import new_id
@@ -381,6 +382,7 @@ def _large(call: Call) -> bool:
     return not length.isdecimal() or int(length) > 1 << 16
 
 
+@spelled
 def create_app(config: ServerConfig | None = None, **options: Unpack[ServerOptions]) -> App:
     """The application of a config, or of its options."""
     return App(config if config is not None else ServerConfig.of(options))

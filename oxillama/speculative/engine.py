@@ -20,6 +20,7 @@ from typing import Any, Unpack
 
 from oxillama.api import InferenceEngine, load
 from oxillama.durable import write_parts
+from oxillama.engine.arguments import spelled
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.generation import GenerateOptions, Options, Vocabulary, sampler_of
 from oxillama.engine.request import Completion, Piece, Request, Stream, finished
@@ -40,6 +41,7 @@ from oxillama.speculative.types import Candidates, Drafter, NoCandidates
 _NOTHING_TO_SAVE = "snapshot: there is no session to save"
 
 
+@spelled
 class SpeculativeEngine:
     """Generates with the target of a config, faster with the help of its draft. It closes engines
     that it loaded itself.
