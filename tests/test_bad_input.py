@@ -138,6 +138,14 @@ def test_nothing_is_taken_for_token_ids_that_is_none(engine, prompt):
     session.close()
 
 
+def test_a_list_of_texts_for_one_prompt_names_what_takes_it(engine):
+    for door in (engine.embed, engine.stream):
+        with pytest.raises(ConfigError) as caught:
+            door(["a fox", "an owl"])
+        wanted = "wanted a token id (many texts: generate and embed_batch)"
+        assert str(caught.value) == f"prompt[0]: found str 'a fox', {wanted}"
+
+
 @pytest.mark.parametrize(
     "ids",
     ((5, 9), range(5, 10, 4), np.array([5, 9]), np.array([5, 9], np.uint8), iter([5, 9])),

@@ -428,8 +428,9 @@ def checked_ids(
         try:
             ids.append(_index(token))
         except TypeError:
+            hint = " (many texts: generate and embed_batch)" if isinstance(token, str) else ""
             raise ConfigError(
-                f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id"
+                f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id{hint}"
             ) from None
     if vocab_size is not None and ids and (min(ids) < 0 or max(ids) >= vocab_size):
         at = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
