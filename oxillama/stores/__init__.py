@@ -44,10 +44,10 @@ def located(
     """The file of a model's name; a value that is not a name (bytes, a list of shards) is returned
     unchanged.
 
-    Names are tried in this order: a file or folder; a prefix that names a store (`ollama:`,
-    `lmstudio:`, `hf://`); for `owner/name` a folder of LM Studio, a model of Ollama, then the hub;
-    for any other name a model of Ollama. A Hugging Face folder is converted once into the cache
-    folder. A folder with one GGUF model stands for that model.
+    Names are tried in this order: a file or folder (`~` is the home folder); a prefix that names a
+    store (`ollama:`, `lmstudio:`, `hf://`); for `owner/name` a folder of LM Studio, a model of
+    Ollama, then the hub; for any other name a model of Ollama. A Hugging Face folder is converted
+    once into the cache folder. A folder with one GGUF model stands for that model.
 
     file: the file of a hub repository or folder, as a pattern ("*Q4_K_M.gguf") or a quantisation
     ("Q4_K_M"); without it the only one, otherwise a common quantisation (`hub.PREFERRED`).
@@ -64,6 +64,8 @@ def located(
                 "folder or a name on the hub"
             )
         return source
+    if source.startswith("~"):
+        source = os.path.expanduser(source)
     path = Path(source)
     if path.is_dir():
         return _in_folder(path, file, progress)

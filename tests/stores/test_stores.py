@@ -97,6 +97,14 @@ def test_what_is_no_name_and_what_is_a_file_is_given_back(tmp_path):
             stores.located(source, file="x")
 
 
+def test_a_tilde_is_the_home_folder(home):
+    shutil.copy(oxillama.embedded_path(), home / "m.gguf")
+    with oxillama.load("~/m.gguf", num_threads=1) as engine:
+        assert engine.model_files == (home / "m.gguf",)
+    with pytest.raises(GgufNotFound, match=f"^{home}/none.gguf: no such file"):
+        oxillama.load("~/none.gguf")
+
+
 def test_a_folder_with_one_model_is_that_model(tmp_path):
     place = tmp_path / "m"
     place.mkdir()
