@@ -90,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"oxillama: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the terminal's ^C has no end of line
         return 130
     except OSError as error:
         gone = isinstance(error, BrokenPipeError)
