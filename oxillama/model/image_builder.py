@@ -114,6 +114,18 @@ class ImageBuilder(Builder):
             made = made + self.record("linear", (x,), width=self.hidden, weight=weight, bias=None)
         return made
 
+    def position_embed(
+        self, name: str = "v.position_embd.weight", *, classed: bool = False
+    ) -> Value:
+        """A learned position for each patch of a square image, after that of a class token."""
+        rows, wanted = self._matrix_rows(name), self.side**2 + classed
+        if rows != wanted:
+            raise ModelError(
+                f"{name}: file has {rows} rows, {self.kind} needs {wanted}, of an image of "
+                f"{self.image} pixels in patches of {self.patch}"
+            )
+        return super().position_embed(name)
+
     def class_row(self) -> Value:
         """`v.class_embd` in the row of the class token, zeros in the others."""
         shape = tuple(self._info("v.class_embd").shape)

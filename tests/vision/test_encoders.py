@@ -112,6 +112,17 @@ def test_a_factor_that_leaves_patches_over_is_refused_by_name(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["mlp", "gemma3", "idefics3", "internvl"])
+@pytest.mark.parametrize("image", [28, 84])
+def test_positions_are_those_of_the_patches(tmp_path, kind, image):
+    source = write_mmproj(tmp_path / "a.gguf", kind, width=48)
+    keys = {"clip.vision.image_size": image}
+    first = kind in ("mlp", "internvl")
+    said = f"file has {16 + first} rows, {kind} needs {(image // 14) ** 2 + first}, of an image of"
+    with pytest.raises(ModelError, match=said):
+        Vision(rewritten(source, tmp_path / "b.gguf", keys=keys))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "gemma3", "idefics3", "internvl"])
 def test_pixels_beyond_the_last_whole_patch_are_in_none(tmp_path, kind):
     pixels = np.random.default_rng(5).normal(0, 1, (3, 69, 69)).astype(np.float32)
     found, wanted = (

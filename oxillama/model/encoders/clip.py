@@ -14,7 +14,7 @@ def llava(b: ImageBuilder) -> None:
     x = b.patches()
     if classed:
         x = x + b.class_row()
-    x = x + b.position_embed("v.position_embd.weight")
+    x = x + b.position_embed(classed=classed)
     if b.has("v.pre_ln.weight"):
         x = b.norm(x, "v.pre_ln", kind="layer")
     wanted = b.keys.integers("feature_layer", default=None)

@@ -4,7 +4,7 @@ from oxillama.model.image_builder import ImageBuilder, encoder
 
 
 def _siglip(b: ImageBuilder) -> None:
-    x = b.patches() + b.position_embed("v.position_embd.weight")
+    x = b.patches() + b.position_embed()
     for layer in b.blocks():
         x = b.block(layer, x, kind="layer", act=b.activation())
     b.mark_embedding(b.norm(x, "v.post_ln", kind="layer"))
