@@ -193,6 +193,8 @@ def build_app(
     save_sessions: Literal["drain", "reply"] = "drain",
     hand_over_seconds: float = 30.0,
     drain_seconds: float = 60.0,
+    scale_up_seconds: float = 30.0,
+    scale_down_seconds: float = 600.0,
     engine: Mapping[str, object] | None = None,
     server: Mapping[str, object] | None = None,
 ) -> Application:
@@ -209,7 +211,9 @@ def build_app(
     save_sessions: "drain" saves a session when it moves and when its replica ends, "reply" also
     before the end of each answer is sent. hand_over_seconds: how long a request waits for a session
     that another replica is using. drain_seconds: how long a replica that is to end may finish its
-    answers. engine: keyword arguments of `oxillama.load`. server: fields of `ServerConfig`.
+    answers. scale_up_seconds, scale_down_seconds: how long the queues must have been longer or
+    shorter before Serve starts or ends a replica. engine: keyword arguments of `oxillama.load`.
+    server: fields of `ServerConfig`.
     """
     least, most = (replicas, replicas) if isinstance(replicas, int) else replicas
     counts = {
@@ -251,6 +255,8 @@ def build_app(
                 "min_replicas": least,
                 "max_replicas": most,
                 "target_ongoing_requests": target_queue,
+                "upscale_delay_s": scale_up_seconds,
+                "downscale_delay_s": scale_down_seconds,
             }
         }
     if prefix_routing and several:
@@ -308,6 +314,8 @@ def app(args: dict[str, str]) -> Application:
         "save_sessions": str,
         "hand_over_seconds": float,
         "drain_seconds": float,
+        "scale_up_seconds": float,
+        "scale_down_seconds": float,
     }
     given: dict[str, Any] = {}
     server: dict[str, object] = {}

@@ -213,6 +213,15 @@ def test_an_answer_that_nobody_waits_for_is_ended():
     assert ended == [True]
 
 
+def test_replicas_come_and_go_as_their_queues_say():
+    made = app({"replicas": "1-3", "target_queue": "5", "scale_down_seconds": "7"})
+    (replica, *_) = made._bound_deployment.init_args
+    scaling = replica._bound_deployment._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+    assert scaling.target_ongoing_requests == 5
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (30, 7)
+
+
 def test_the_manifest_is_one_that_serve_takes(tmp_path):
     text = (ROOT / "docs" / "ray-service.yaml").read_text("utf-8")
     service = yaml.safe_load(text)
