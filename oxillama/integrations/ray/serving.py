@@ -268,6 +268,8 @@ def build_app(
         scaled["request_router_config"] = RequestRouterConfig(**router)
     rows = config.engine.get("scheduler") or SchedulerConfig()
     at_once = rows.max_sequences if isinstance(rows, SchedulerConfig) else 32
+    # Serve's own lines, one for each request in each actor, beside those of the server's log
+    logging = {"enable_access_log": config.log_requests}
     replica = serve.deployment(
         name="OxillamaReplica",
         ray_actor_options=options,
@@ -275,6 +277,7 @@ def build_app(
         graceful_shutdown_timeout_s=drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=10,
+        logging_config=logging,
         **scaled,
     )(OxillamaReplica)
     light = {"num_cpus": 0}
@@ -288,6 +291,7 @@ def build_app(
         num_replicas=gateways,
         ray_actor_options=light,
         max_ongoing_requests=_MANY,
+        logging_config=logging,
     )(serve.ingress()(Gateway))
     made = replica.bind(
         config, ledger, save_sessions=save_sessions, hand_over_seconds=hand_over_seconds

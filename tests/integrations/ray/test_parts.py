@@ -222,6 +222,14 @@ def test_replicas_come_and_go_as_their_queues_say():
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (30, 7)
 
 
+def test_requests_that_are_not_logged_are_not_logged_by_serve_either():
+    for asked, wanted in (({}, True), ({"log_requests": "false"}, False)):
+        gateway = app(asked)._bound_deployment
+        replica = gateway.init_args[0]._bound_deployment
+        for each in (gateway, replica):
+            assert each._deployment_config.logging_config["enable_access_log"] is wanted
+
+
 def test_the_manifest_is_one_that_serve_takes(tmp_path):
     text = (ROOT / "docs" / "ray-service.yaml").read_text("utf-8")
     service = yaml.safe_load(text)
