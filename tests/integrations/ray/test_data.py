@@ -26,10 +26,10 @@ def prompts(count):
     return [f"Once upon a time {NAMES[at % 5]} number {at} said" for at in range(count)]
 
 
-def run(rows, config, preprocess=None, postprocess=None, **more):
+def run(rows, config, preprocess=None, postprocess=None, *, blocks=8, **more):
     config = OxillamaProcessorConfig(memory=MEMORY, **config)
     made = build_processor(config, preprocess, postprocess, **more)
-    return made(ray.data.from_items(rows, override_num_blocks=8)).take_all()
+    return made(ray.data.from_items(rows, override_num_blocks=blocks)).take_all()
 
 
 def said(done):
@@ -135,6 +135,7 @@ def test_functions_may_be_stages_of_their_own(cluster, engine):
             "params": row["sampling_params"],
             "text": row["generated_text"],
         },
+        blocks=1,  # Ray starts a process for each that a stage has at once
         preprocess_map_kwargs={"num_cpus": 0.1},
         postprocess_map_kwargs={"num_cpus": 0.1},
     )

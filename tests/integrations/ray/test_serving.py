@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(cluster, folder):
     """An application of two replicas, which save sessions at the end of each reply."""
-    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": PORT})
     run(folder, replicas=2)
     with httpx.Client(base_url=URL, timeout=120) as client:
         yield client  # what serves ends with the cluster
