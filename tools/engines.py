@@ -242,7 +242,7 @@ class LlamaBench:
 
     def _together(self, model: Path, work: Work, flags: str) -> dict[str, float]:
         """llama-batched-bench: all prompts in one batch, then a token of each sequence a step; its
-        table goes to the standard error.
+        table goes to the standard output (llama.cpp) or the standard error (ik_llama.cpp).
         """
         prompt = max(work.d, 1)
         # there it takes no value
@@ -274,7 +274,7 @@ class LlamaBench:
             *shlex.split(words),
         ]
         with tempfile.TemporaryDirectory() as folder:  # it leaves a log where it runs
-            _, shown = call(command, folder=folder)
+            shown = "\n".join(call(command, folder=folder))
         rows = [
             [float(cell) for cell in line.strip("| ").split("|")]
             for line in shown.splitlines()

@@ -94,7 +94,8 @@ def test_the_best_flags_of_the_first_round_run_alone_later(tools, tmp_path):
     ]
 
 
-def test_several_sequences_come_from_the_table_of_batched_bench(tools, tmp_path):
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_several_sequences_come_from_the_table_of_batched_bench(tools, tmp_path, stream):
     row = (
         "|    64 |     32 |    8 |    768 |    2.712 |   188.82 |    3.031 |    84.45 |    4.000 | "
         "  133.73 |"
@@ -102,7 +103,7 @@ def test_several_sequences_come_from_the_table_of_batched_bench(tools, tmp_path)
     bench = program(
         tmp_path / "batched",
         f"open('llama.log', 'w'); print('|    PP |     TG |\\n|---|---|\\n' + {row!r}, "
-        "file=sys.stderr)",
+        f"file=sys.{stream})",
     )
     model, work = tmp_path / "m.gguf", tools.engines.Work.of("n32 d64 b8")
     assert tools.engines.LlamaBench("ik", 1, ["-fa 1 -rtr 0", "-fa 1 -rtr 1"], None, bench).measure(
