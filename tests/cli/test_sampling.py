@@ -187,7 +187,13 @@ def test_bench_tells_what_it_is_at(capsys):
     told = []
     with oxillama.load(num_threads=1) as engine:
         measure(engine, prompt=4, generate=2, depth=0, batch=1, runs=2, progress=told.append)
-    assert told == ["warming up", "run 1 of 2", "run 2 of 2", ""]
+    runs = ["warming up", "run 1 of 2", "run 2 of 2"]
+    assert told == [
+        *(f"prompt: {run}" for run in runs),
+        "filling the context",
+        *(f"generation: {run}" for run in runs),
+        "",
+    ]
 
 
 def test_lists_of_ids_are_read():
