@@ -283,8 +283,6 @@ def _schema(given: str) -> str:
 
 def read(path: str) -> str:
     """The text of a file, or of standard input for `-`; ConfigError where it cannot be read."""
-    if path == "-" and sys.stdin is None:
-        raise oxillama.ConfigError("standard input: found it closed, wanted a text")
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return data.decode("utf-8")
@@ -301,7 +299,7 @@ def piped() -> bool:
     """Whether standard input is a pipe or a file, not a terminal or nothing."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # none, closed, or not a file's
+    except (OSError, ValueError):  # closed, or not a file's
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 

@@ -45,10 +45,10 @@ def test_what_is_piped_in_is_the_prompt(capsys, tmp_path, monkeypatch):
     assert run(b"")[1].startswith("Once upon a time")
     refused = "oxillama: standard input: found byte 3 to be no UTF-8, wanted a text\n"
     assert run(b"caf\xe9") == (1, "", refused)
-    monkeypatch.setattr("sys.stdin", None)
-    assert printed(capsys, "run", "-n", 4)[1].startswith("Once upon a time")
-    closed = "oxillama: standard input: found it closed, wanted a text\n"
-    assert printed(capsys, "run", "-p", "-") == (1, "", closed)
+    empty = run(b"", "-p", "-")
+    for options, out in (((), run(b"")), (("-p", "-"), empty)):
+        monkeypatch.setattr("sys.stdin", None)  # closed
+        assert printed(capsys, "run", *options, "-n", 4, "--temp", 0, "--no-timings") == out
 
 
 def test_run_stops_before_a_stop_text(capsys):
