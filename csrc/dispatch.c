@@ -59,17 +59,17 @@ unsigned ox_cpu_features(void)
     return has;
 }
 
-int ox_asks(void)
+int ox_prefetch_kind(void)
 {
     enum { AMD = 0x68747541u, INTEL = 0x756e6547u, AMX_TILE = 1 << 24 };       /* "Auth"enticAMD, "Genu"ineIntel */
     unsigned a, b, c, d, maker, family;
     if (!__get_cpuid(0, &a, &maker, &c, &d))
-        return OX_ASKS_WIDE;
+        return OX_PREFETCH_WIDE;
     if (maker == INTEL)
-        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_TILE ? OX_ASKS_ALL : OX_ASKS_WIDE;
+        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_TILE ? OX_PREFETCH_ALL : OX_PREFETCH_WIDE;
     __get_cpuid(1, &a, &b, &c, &d);
     family = (a >> 8) & 15;
-    return maker == AMD && (family == 15 ? family + ((a >> 20) & 255) : family) >= 26 ? OX_ASKS_NARROW : OX_ASKS_WIDE;
+    return maker == AMD && (family == 15 ? family + ((a >> 20) & 255) : family) >= 26 ? OX_PREFETCH_NARROW : OX_PREFETCH_WIDE;
 }
 
 int ox_cpu_model(char *out, int size)
@@ -118,7 +118,7 @@ int ox_cpu_model(char *out, int size)
     return 0;
 }
 
-int ox_asks(void) { return OX_ASKS_WIDE; }
+int ox_prefetch_kind(void) { return OX_PREFETCH_WIDE; }
 
 #else
 unsigned ox_cpu_features(void) { return 0; }
@@ -129,7 +129,7 @@ int ox_cpu_model(char *out, int size)
     return 0;
 }
 
-int ox_asks(void) { return OX_ASKS_WIDE; }
+int ox_prefetch_kind(void) { return OX_PREFETCH_WIDE; }
 #endif
 
 unsigned ox_isa_available(void)

@@ -49,9 +49,10 @@ enum {
 
 unsigned ox_cpu_features(void);            /* detected afresh at each call: pure, cheap enough to ask once per module */
 int ox_cpu_model(char *out, int size);     /* writes the processor's own name, NUL terminated; returns its length, 0 if unknown */
-/* What one row reads faster if it is asked for beside the processor's own prefetch. */
-enum { OX_ASKS_WIDE, OX_ASKS_NARROW, OX_ASKS_ALL };
-int ox_asks(void);                         /* whole bytes; rows of small codes (AMD's Zen 5 and later); everything (Intel's with AMX) */
+/* The formats of which a row is read faster if software prefetches it beside the processor: codes of a whole byte; narrower codes (AMD's Zen 5 and
+ * later); all (Intel's processors with AMX). */
+enum { OX_PREFETCH_WIDE, OX_PREFETCH_NARROW, OX_PREFETCH_ALL };
+int ox_prefetch_kind(void);
 unsigned ox_isa_available(void);           /* bit i: instruction set i can run here */
 const char *ox_isa_name(int isa);          /* "scalar", "avx2", "avx512", "neon"; NULL outside the list */
 int ox_isa_from_name(const char *name);    /* the index, or -1 */

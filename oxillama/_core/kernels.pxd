@@ -29,7 +29,7 @@ cdef extern from "lanes/panel.h" nogil:
         void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u,
                      int kind, int m, int n) noexcept nogil
 
-cdef int near_bytes[64][2]
+cdef int prefetch_distance[64][2]
 
 cdef const ox_lanes *lanes_table(object isa) except NULL
 cdef int form_index(str name) except -1

@@ -23,10 +23,10 @@ cdef extern from "ox.h" nogil:
     unsigned ox_cpu_features()
     int ox_cpu_model(char *out, int size)
     enum:
-        OX_ASKS_WIDE
-        OX_ASKS_NARROW
-        OX_ASKS_ALL
-    int ox_asks()
+        OX_PREFETCH_WIDE
+        OX_PREFETCH_NARROW
+        OX_PREFETCH_ALL
+    int ox_prefetch_kind()
     unsigned ox_isa_available()
     const char *ox_isa_name(int isa)
 
@@ -56,17 +56,17 @@ for _i in range(LANES_COUNT):
 cdef int best[OX_ISA_COUNT]
 for _i in range(OX_ISA_COUNT):
     best[_i] = ox_lanes_best(_i)
-# How far ahead `beside` asks, in bytes, by form, for one row and for more (docs/kernel-figures.md).
-cdef int asks = ox_asks()
-cdef (int, int) near
+# How far ahead `beside` prefetches, in bytes, by form, for one row and for more (docs/kernel-figures.md).
+cdef int kind = ox_prefetch_kind()
+cdef (int, int) distance
 for _i in range(FORM_COUNT):
-    if asks == OX_ASKS_ALL:
-        near = 2048, 2048
+    if kind == OX_PREFETCH_ALL:
+        distance = 2048, 2048
     elif ox_forms[_i].family == FAMILY_256:
-        near = (1024, 4096) if asks == OX_ASKS_NARROW else (0, 0)
+        distance = (1024, 4096) if kind == OX_PREFETCH_NARROW else (0, 0)
     else:
-        near = (1024, 0) if asks == OX_ASKS_WIDE and ox_forms[_i].store == 8 else (0, 0)
-    near_bytes[_i][0], near_bytes[_i][1] = near
+        distance = (1024, 0) if kind == OX_PREFETCH_WIDE and ox_forms[_i].store == 8 else (0, 0)
+    prefetch_distance[_i][0], prefetch_distance[_i][1] = distance
 LANES = {tables[i].name.decode(): i for i in range(LANES_COUNT) if tables[i] != NULL}
 ISA_NUMBERS = {ox_isa_name(i).decode(): i for i in range(OX_ISA_COUNT)}
 AVAILABLE = tuple(ox_isa_name(i).decode() for i in range(OX_ISA_COUNT) if (ox_isa_available() >> i) & 1)

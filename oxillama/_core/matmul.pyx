@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free
 
 from oxillama._core.adapters cimport add_low_rank
-from oxillama._core.kernels cimport ACT_Q8_256, ACT_Q8_32, act_index, act_row_bytes, lanes_table, near_bytes, ox_lanes
+from oxillama._core.kernels cimport ACT_Q8_256, ACT_Q8_32, act_index, act_row_bytes, lanes_table, prefetch_distance, ox_lanes
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix
 from oxillama._core.threads cimport (
     OX_TEAM_RUNS, fenv_t, ox_fenv_enter, ox_fenv_leave, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, region_threads, worker_count)
@@ -193,7 +193,7 @@ cdef void _beside(const MatmulArgs *a, int64_t p, int64_t q) noexcept nogil:
     cdef const float *bias = a.bias + column if a.bias != NULL else NULL
     cdef int live = <int>min(<int64_t>16, seg.rows - 16 * local)
     if a.gate:
-        a.lanes.beside[seg.form](c, first, a.segments[1].panels + p * a.segments[1].panel_bytes, a.x, a.ldx, a.cols, near_bytes[seg.form][m > 1], m)
+        a.lanes.beside[seg.form](c, first, a.segments[1].panels + p * a.segments[1].panel_bytes, a.x, a.ldx, a.cols, prefetch_distance[seg.form][m > 1], m)
         if a.addend != NULL:
             _join(a, c, 32, column, 0, m, live)
             _join(a, c + 16, 32, a.up + column, 0, m, live)
@@ -207,7 +207,7 @@ cdef void _beside(const MatmulArgs *a, int64_t p, int64_t q) noexcept nogil:
         _panel(a, p, -1, 0, m)
         _panel(a, q, -1, 0, m)
         return
-    a.lanes.beside[seg.form](c, first, second, a.x, a.ldx, a.cols, near_bytes[seg.form][m > 1], m)
+    a.lanes.beside[seg.form](c, first, second, a.x, a.ldx, a.cols, prefetch_distance[seg.form][m > 1], m)
     if a.addend != NULL:
         _join(a, c, 32, column, 0, m, live)
         _join(a, c + 16, 32, far, 0, m, <int>min(<int64_t>16, a.segments[j].rows - 16 * other))
