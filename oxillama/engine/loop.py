@@ -432,7 +432,7 @@ class StepLoop:
         """
         try:
             if isinstance(request, GenerateRequest):
-                self._output.make_room(request)
+                self._output.shift_full(request)
             pending = self.tracker.begin(request)
             if pending is None or not isinstance(request, GenerateRequest):
                 return

@@ -57,7 +57,7 @@ class OutputProcessor:
                 reason = self._take(request, token)
         return reason
 
-    def make_room(self, request: GenerateRequest) -> None:
+    def shift_full(self, request: GenerateRequest) -> None:
         """Shift a context that is full when a request begins: the one that filled it would have
         done so before its next draw, had it gone on.
         """

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     ANY,
+    CHECK,
     CHOICE,
     CLASS,
     EMPTY,
@@ -22,7 +23,6 @@ from oxillama.grammar.nodes import (
     NEVER,
     REGISTER,
     REPEAT,
-    ROOM,
     RULE,
     SEQUENCE,
     SYMBOL,
@@ -457,7 +457,7 @@ def expanded(node: tuple) -> tuple:
     def taken(part: tuple, count: int, members: frozenset[int]):
         """What a guard makes of (count, members); None where it does not let pass."""
         _, member, spans = part
-        if member == ROOM:
+        if member == CHECK:
             return (count, members) if most < 0 or count < most else None
         if member in members:
             return None

@@ -19,7 +19,7 @@ machine):
 
 A register belongs to one REGISTER node. TAKE and FRESH are parts of the networks, sequences and
 choices of that node itself, not of rules that it calls. (TAKE, i, spans) takes member i >= 0, at
-most once, and counts it; ONE counts without a member; ROOM only checks whether one more may be
+most once, and counts it; ONE counts without a member; CHECK only checks whether one more may be
 counted. `spans` (None, or (low, high) pairs) are the counts allowed afterwards. The REGISTER node
 may end only when `least` are counted and all of `members` are taken. At most `most` are counted
 (-1: any number), and the members still missing can always be taken. The text that a FRESH node
@@ -52,7 +52,7 @@ __all__ = [
     "ONE",
     "REGISTER",
     "REPEAT",
-    "ROOM",
+    "CHECK",
     "RULE",
     "SEQUENCE",
     "SYMBOL",
@@ -73,7 +73,7 @@ __all__ = [
 Ranges = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF
 
-ONE, ROOM = -1, -2  # members of TAKE nodes
+ONE, CHECK = -1, -2  # members of TAKE nodes
 EMPTY = (LITERAL, b"")
 NEVER = (CLASS, ())
 

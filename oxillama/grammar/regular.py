@@ -310,7 +310,7 @@ class Dfa:
                 key = (*symbols, -1, t)
                 if key not in parts:
                     ranges = merge(r for k in symbols for r in self.symbols[k])
-                    # counted before it is spelled: no text begins a letter that has no room
+                    # counted before it is spelled: no character is begun beyond the length
                     parts[key] = seq((TAKE, ONE, spans[t]), spell(ranges))
                 edges.append((parts[key], t))
             states.append((bool(accept), tuple(edges)))

@@ -4,13 +4,13 @@
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
+    CHECK,
     EMPTY,
     FRESH,
     NETWORK,
     NEVER,
     ONE,
     REGISTER,
-    ROOM,
     TAKE,
     choice,
     literal,
@@ -188,7 +188,7 @@ def distinct(em, case: Case, comma: tuple) -> tuple:
         edges = [(seq((TAKE, ONE, None), fresh(em, item)), 1)]
     if most is not None and most < max(case.min_items, 1):
         return NEVER
-    comma = seq((TAKE, ROOM, None), comma) if most is not None else comma
+    comma = seq((TAKE, CHECK, None), comma) if most is not None else comma
     network = (NETWORK, 0, ((False, tuple(edges)), (True, ((comma, 0),))))
     return (REGISTER, network, case.min_items, -1 if most is None else most, ())
 

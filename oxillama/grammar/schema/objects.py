@@ -13,13 +13,13 @@ from collections.abc import Callable, Set
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
+    CHECK,
     EMPTY,
     FRESH,
     NETWORK,
     NEVER,
     ONE,
     REGISTER,
-    ROOM,
     TAKE,
     choice,
     literal,
@@ -198,7 +198,7 @@ def registered(em, named, undeclared: UndeclaredMembers, least: int, most: int |
     ]
     if extra != NEVER:
         edges.append((seq((TAKE, ONE, None), extra), 1))
-    comma = seq((TAKE, ROOM, None), em.comma) if most is not None else em.comma
+    comma = seq((TAKE, CHECK, None), em.comma) if most is not None else em.comma
     network = (NETWORK, 0, ((False, tuple(edges)), (True, ((comma, 0),))))
     return (REGISTER, network, least, -1 if most is None else most, tuple(needed))
 

@@ -10,6 +10,7 @@ alternatives: lists of rules that must all finish.
 from collections.abc import Callable, Sequence
 
 from oxillama.grammar.nodes import (
+    CHECK,
     CHOICE,
     CLASS,
     FRESH,
@@ -18,7 +19,6 @@ from oxillama.grammar.nodes import (
     ONE,
     REGISTER,
     REPEAT,
-    ROOM,
     RULE,
     SEQUENCE,
     TAKE,
@@ -374,7 +374,7 @@ def living(node: tuple, done: bytearray) -> tuple:
     """A node without what its registers cannot take; itself where they can take all."""
     kind = node[0]
     if kind == REGISTER:
-        return _roomy(node, takes(node[1], done)) if finishes(node, done) else NEVER
+        return _bounded(node, takes(node[1], done)) if finishes(node, done) else NEVER
     if kind == REPEAT:
         inner = living(node[1], done)
         most = None if node[3] < 0 else node[3]
@@ -393,7 +393,7 @@ def living(node: tuple, done: bytearray) -> tuple:
     return node
 
 
-def _roomy(node: tuple, found: set[int]) -> tuple:
+def _bounded(node: tuple, found: set[int]) -> tuple:
     """A register of members with commas between them (`objects.registered`) that lets a comma come
     only if one of the members that can be taken may follow: whitespace may come between.
     """
@@ -402,7 +402,7 @@ def _roomy(node: tuple, found: set[int]) -> tuple:
         return node
     first, (accept, commas) = body[2]
     if most < 0:
-        commas = tuple((seq((TAKE, ROOM, None), comma), target) for comma, target in commas)
+        commas = tuple((seq((TAKE, CHECK, None), comma), target) for comma, target in commas)
     return (REGISTER, (NETWORK, body[1], (first, (accept, commas))), least, len(found), needed)
 
 
@@ -410,7 +410,7 @@ def takes(node: tuple, done: bytearray) -> set[int]:
     """What a register's node can count, given which rules can finish: members, and `ONE`."""
     kind = node[0]
     if kind == TAKE:
-        return {node[1]} - {ROOM}
+        return {node[1]} - {CHECK}
     if kind == SEQUENCE:
         parts = node[1] if finishes(node, done) else ()
     elif kind == CHOICE:
