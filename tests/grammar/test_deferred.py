@@ -62,9 +62,7 @@ def test_a_keyword_deep_below_is_refused_where_the_schema_is_compiled():
         },
         "$defs": {"c": {"type": "array", "items": {"type": "object"}, "uniqueItems": True}},
     }
-    with pytest.raises(
-        GrammarError, match="schema /properties/a/items/properties/b: keyword 'uniqueItems'"
-    ):
+    with pytest.raises(GrammarError, match=r"schema /\$defs/c: keyword 'uniqueItems'"):
         COMPILER.compile(schema)
 
 

@@ -1,7 +1,8 @@
 """One case of a schema: constraints that must all hold for a value, with no logic left in them.
 
 `schema/expander.py` collects a case, `schema/emit.py` writes it as rules. An *action* adds a
-constraint to a case, which may make it contradictory (`dead`).
+constraint to a case, which may make it contradictory (`dead`); `schema/entailment.py` asks whether
+a case meets it already.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from fractions import Fraction
 
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema.values import canonical, kind_of
+
+INFINITE = 1 << 60
 
 
 class Case:
@@ -50,11 +53,23 @@ class Case:
         """One more item in one of the tuples."""
         setattr(self, name, (*getattr(self, name), item))
 
-    def split(self, branches) -> None:
+    def split(self, branches, *, failing: bool = False) -> None:
         """Goes on as one of these lists of actions each (or of those that a function of the case
-        makes).
+        makes). failing: they are the ways in which a schema fails.
         """
-        self.add("splits", (self.scope, branches))
+        self.add("splits", (self.scope, branches, failing))
+
+    def next_split(self) -> tuple:
+        """Takes a split out: scope and branches. Of the ways to fail the fewest come first, which
+        may be ways for others to fail too; all else comes in its order.
+        """
+        at = 0
+        if self.splits[0][2]:
+            sizes = [len(branches) if failing else INFINITE for _, branches, failing in self.splits]
+            at = sizes.index(min(sizes))
+        scope, branches, _ = self.splits[at]
+        self.splits = self.splits[:at] + self.splits[at + 1 :]
+        return scope, branches
 
     def only(self, *types: str) -> None:
         self.types = self.types.intersection(types)
@@ -116,6 +131,10 @@ class Case:
             self.drop("object")
         self.properties()
 
+    def declares(self, name: str) -> bool:
+        """Whether a member of this name is declared or required."""
+        return name in self.required or any(name in properties for properties, _, _ in self.objects)
+
     def forbid(self, name: str) -> None:
         self.forbidden |= {name}
         if name in self.required:
@@ -135,16 +154,68 @@ def _least(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-Action = Callable[[Case], None]
-
-
-def demand(literal) -> Action:
+class Demand:
     """The action that adds a literal."""
 
-    def act(case: Case) -> None:
-        if literal == FALSE:
-            case.dead = True
-        elif literal != TRUE:
-            case.add("todo", (literal, case.scope))
+    __slots__ = ("literal",)
 
-    return act
+    def __init__(self, literal: tuple[int, bool]):
+        self.literal = literal
+
+    def __call__(self, case: Case) -> None:
+        if self.literal == FALSE:
+            case.dead = True
+        elif self.literal != TRUE:
+            case.add("todo", (self.literal, case.scope))
+
+
+class Only:
+    """The action that leaves one type."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def __call__(self, case: Case) -> None:
+        case.only(self.kind)
+
+
+class Require:
+    """The action that requires a member."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, case: Case) -> None:
+        case.require(self.name)
+
+
+class Forbid:
+    """The action that forbids a member."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, case: Case) -> None:
+        case.forbid(self.name)
+
+
+class Member:
+    """The action that requires a member whose value meets a literal."""
+
+    __slots__ = ("name", "literal")
+
+    def __init__(self, name: str, literal: tuple[int, bool]):
+        self.name, self.literal = name, literal
+
+    def __call__(self, case: Case) -> None:
+        case.require(self.name)
+        case.add("objects", ({self.name: self.literal}, (), TRUE))
+
+
+Action = Callable[[Case], None]  # those above, and functions where nobody asks what they do

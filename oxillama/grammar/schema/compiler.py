@@ -93,7 +93,7 @@ class SchemaCompiler:
         document.refuse_loops()
         emitter = Emitter(
             document,
-            Expander(document, refuse),
+            Expander(document, refuse, loose=self.order == "free" and not closed),
             flexible=self.whitespace == "flexible",
             free_order=self.order == "free",
             closed=closed,

@@ -5,7 +5,7 @@ for each other. `ex` is the `Expander`.
 import math
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.schema.case import Action, Case, demand
+from oxillama.grammar.schema.case import Action, Case, Demand
 from oxillama.grammar.schema.document import FALSE, TRUE
 from oxillama.grammar.schema.values import canonical
 
@@ -15,21 +15,21 @@ def one_branches(ex, context: Case, literals) -> list[list[Action]]:
     summaries = [_summary(ex, literal, context) for literal in literals]
     out = []
     for i, literal in enumerate(literals):
-        actions = [demand(literal)]
+        actions: list[Action] = [Demand(literal)]
         for j, other in enumerate(literals):
             if (
                 j != i
                 and not _apart(summaries[i], summaries[j])
                 and not _disjoint(ex, literal, other)
             ):
-                actions.append(demand((other[0], not other[1])))
+                actions.append(Demand((other[0], not other[1])))
         out.append(actions)
     return out
 
 
 def _summary(ex, literal, context: Case):
-    """Per case of a branch: types, values, and the values that required properties may have. None
-    if it is not known cheaply.
+    """Per case of a branch: types, values, and the values that properties may have which the branch
+    or its context requires. None if it is not known cheaply.
     """
     if literal in (TRUE, FALSE):
         return [] if literal == FALSE else None
@@ -41,12 +41,13 @@ def _summary(ex, literal, context: Case):
     for case in cases[:64]:
         values = None if case.values is None else {canonical(v) for v in case.values}
         tags = {}
-        for name in case.required:
+        required = dict.fromkeys((*context.required, *case.required))
+        for name in required:
             child = ex.property_literals(case, name)
             found = None if child is None else ex.values_of(child)
             if found is not None:
                 tags[name] = {canonical(v) for v in found}
-        out.append((case.types & context.types, values, tags, set(case.required), case))
+        out.append((case.types & context.types, values, tags, set(required), case))
     return out if len(cases) <= 64 else None
 
 

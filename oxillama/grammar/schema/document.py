@@ -40,6 +40,43 @@ _LINKS = IN_PLACE | {"dependencies"}
 TYPES = ("null", "boolean", "object", "array", "string", "number")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
+# Keywords of schemas that hold no schemas and raise nothing: equal ones are one rule.
+LEAF = frozenset(
+    (
+        "type",
+        "enum",
+        "const",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "minLength",
+        "maxLength",
+        "format",
+    )
+)
+# All keywords that are enforced (`keywords.APPLY` says how); some with $ are made up by `negation`.
+ENFORCED = (LEAF | (HOLDING - {"$defs", "definitions", "then", "else", "contentSchema"})).union(
+    REFERENCES,
+    (
+        "$banned",
+        "$fraction",
+        "$notMultiple",
+        "$notPattern",
+        "$notFormat",
+        "multipleOf",
+        "pattern",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "required",
+        "dependentRequired",
+        "minProperties",
+        "maxProperties",
+    ),
+)
+MAX_HOPS = 8  # references followed to what they mean
+
 
 def _number(value) -> bool:
     return kind_of(value) == "number"
@@ -104,6 +141,9 @@ class Document:
         self.keep: list = []
         self.resolved: dict[tuple[str, str], tuple[int, bool]] = {}
         self.listed: dict[tuple[int, str], set] = {}
+        # representatives of nodes, and those of leaves by what they enforce
+        self.equal: dict[int, tuple[int, bool]] = {}
+        self.leaves: dict[tuple, int] = {}
         # what `keywords` gives, once looked at
         self.effective: dict[int, dict] = {}
         self.drafts: list[int] = [2020]
@@ -198,7 +238,41 @@ class Document:
         """The literal of a schema found inside the document."""
         if schema is True or schema is False:
             return (0, sign == schema)
-        return (self.number(schema), sign)
+        number = self.number(schema)
+        known = self.equal.get(number)
+        if known is None:
+            known = self.equal[number] = self._representative(number)
+        return known if sign else (known[0], not known[1])
+
+    def _representative(self, node: int) -> tuple[int, bool]:
+        """The literal that represents a node: what it refers to if it does nothing else, and the
+        first of equal leaves. Rules and cases are then made once for all of them.
+        """
+        truth = True
+        for _ in range(MAX_HOPS):
+            schema = self.keywords(node) if node else {}
+            if "$ref" not in schema or any(k in ENFORCED and k != "$ref" for k in schema):
+                break
+            try:
+                node, kept = self.resolve(node, schema["$ref"])
+            except GrammarError:  # raised where the reference is applied, if it is
+                break
+            truth = truth == kept
+        leaf = self._leaf(schema) if node else None
+        return (node if leaf is None else self.leaves.setdefault(leaf, node)), truth
+
+    @staticmethod
+    def _leaf(schema: dict) -> tuple | None:
+        """What a schema enforces if that is only in `LEAF`, as something that can be compared;
+        None otherwise.
+        """
+        found = []
+        for keyword, value in schema.items():
+            if keyword in LEAF:
+                found.append((keyword, repr(value)))  # 1, True and "1" are three
+            elif keyword in ENFORCED:
+                return None
+        return tuple(found)
 
     def number(self, schema) -> int:
         """A schema's node."""

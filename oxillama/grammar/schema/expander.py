@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import search_automaton
-from oxillama.grammar.schema.case import Action, Case, demand
+from oxillama.grammar.schema.case import INFINITE, Action, Case, Demand, Member
 from oxillama.grammar.schema.document import FALSE, TRUE, Document
-from oxillama.grammar.schema.keywords import APPLY, INFINITE, in_place
+from oxillama.grammar.schema.entailment import met
+from oxillama.grammar.schema.keywords import APPLY, in_place
 from oxillama.grammar.schema.negation import negate
 from oxillama.grammar.schema.validity import holds
 from oxillama.grammar.schema.values import canonical
@@ -25,11 +26,18 @@ MAX_STEPS = 30_000  # cases looked at for one schema, those that turned out impo
 
 class Expander:
     """Expands literals of one document. `refuse(pointer, keyword, why)` is called for a keyword
-    that cannot be enforced (it raises, or warns).
+    that cannot be enforced (it raises, or warns). loose: members may come in any order, and
+    whether a name is declared changes nothing.
     """
 
-    def __init__(self, document: Document, refuse: Callable[[str, str, str], None]):
-        self.document, self.refuse = document, refuse
+    def __init__(
+        self,
+        document: Document,
+        refuse: Callable[[str, str, str], None],
+        *,
+        loose: bool = False,
+    ):
+        self.document, self.refuse, self.loose = document, refuse, loose
         self.memo: dict[frozenset, list[Case]] = {}
         self.working: set[frozenset] = set()
         self.scopes = self.steps = 0
@@ -64,7 +72,7 @@ class Expander:
             start.integer = self._whole(literals)
             return [] if start.dead else [start]
         for literal in sorted(literals):
-            demand(literal)(start)
+            Demand(literal)(start)
         out, stack = [], [start]
         # what needs no splitting is free: rules may be expanded after compilation
         self.steps -= 1
@@ -103,9 +111,12 @@ class Expander:
                         "cases"
                     )
                 continue
-            (scope, branches), case.splits = case.splits[0], case.splits[1:]
+            scope, branches = case.next_split()
             if callable(branches):
                 branches = branches(case)
+            if not scope and met(self, case, branches):
+                stack.append(case)
+                continue
             for actions in reversed(branches):
                 other = case.copy()
                 other.scope = scope
@@ -190,7 +201,7 @@ class Expander:
                 elif not branches:
                     case.dead = True
                 else:
-                    case.split(branches)
+                    case.split(branches, failing=True)
 
     def _candidates(self, case: Case, extra) -> list[list[Action]]:
         """The members that can meet a demand for some member: each declared one that fits, or one
@@ -207,7 +218,7 @@ class Expander:
                 and not any(search_automaton(s).accepts_text(name) for s in must_not)
                 and all(holds(self.document, n, name) for n in names)
             ):
-                out.append([_member(name, literal)])
+                out.append([Member(name, literal)])
         out.append([lambda f: f.add("owed", extra)])
         return out
 
@@ -285,13 +296,3 @@ class Expander:
         if FALSE in out or (len(out) > 1 and any((node, not sign) in out for node, sign in out)):
             return None
         return frozenset(out - {TRUE})
-
-
-def _member(name: str, literal: tuple[int, bool]) -> Action:
-    """The action that demands a member whose value meets a literal."""
-
-    def act(case: Case) -> None:
-        case.require(name)
-        case.add("objects", ({name: literal}, (), TRUE))
-
-    return act

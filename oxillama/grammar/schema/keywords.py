@@ -4,13 +4,12 @@ the table of what is enforced.
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import parse_regex
-from oxillama.grammar.schema.case import demand
+from oxillama.grammar.schema.case import INFINITE, Demand, Forbid, Only, Require
 from oxillama.grammar.schema.disjoint import one_branches
 from oxillama.grammar.schema.document import FALSE, IN_PLACE, REFERENCES, TRUE, TYPES, escape
 from oxillama.grammar.schema.formats import FORMATS
 from oxillama.grammar.schema.values import exact, kind_of
 
-INFINITE = 1 << 60
 OPENING = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties"))
 # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at
 # it
@@ -51,7 +50,7 @@ def _banned(ex, case, node, schema, value):
         if kind == "null":
             case.drop("null")
         elif kind == "array":
-            demand(
+            Demand(
                 (
                     ex.document.synthetic(
                         {
@@ -66,7 +65,7 @@ def _banned(ex, case, node, schema, value):
                 )
             )(case)
         elif kind == "object":
-            demand(
+            Demand(
                 (
                     ex.document.synthetic(
                         {
@@ -229,11 +228,6 @@ def _required(ex, case, node, schema, value):
         case.require(name)
 
 
-def _forbidden(ex, case, node, schema, value):
-    for name in value:
-        case.forbid(name)
-
-
 def _names(ex, case, node, schema, value):
     literal = ex.literal(value)
     if literal == FALSE:
@@ -243,7 +237,7 @@ def _names(ex, case, node, schema, value):
 
 
 def _reference(ex, case, node, schema, value):
-    demand(ex.document.resolve(node, value))(case)
+    Demand(ex.document.resolve(node, value))(case)
 
 
 def _by_place(keyword: str):
@@ -261,11 +255,11 @@ def _by_place(keyword: str):
 
 def _all_of(ex, case, node, schema, value):
     for sub in value:
-        demand(ex.literal(sub))(case)
+        Demand(ex.literal(sub))(case)
 
 
 def _any_of(ex, case, node, schema, value):
-    acts = [demand(ex.literal(sub)) for sub in value]
+    acts = [Demand(ex.literal(sub)) for sub in value]
     if case.scope and 1 < len(value) <= MAX_SUBSETS:
         case.split(
             [
@@ -280,13 +274,13 @@ def _any_of(ex, case, node, schema, value):
 def _one_of(ex, case, node, schema, value):
     literals = [ex.literal(sub) for sub in value]
     if len(literals) == 1:
-        demand(literals[0])(case)
+        Demand(literals[0])(case)
         return
     case.split(lambda context: one_branches(ex, context, literals))
 
 
 def _not(ex, case, node, schema, value):
-    demand(ex.literal(value, False))(case)
+    Demand(ex.literal(value, False))(case)
 
 
 def _if(ex, case, node, schema, value):
@@ -295,8 +289,8 @@ def _if(ex, case, node, schema, value):
         return
     case.split(
         [
-            [demand(ex.literal(value)), demand(ex.literal(then))],
-            [demand(ex.literal(value, False)), demand(ex.literal(otherwise))],
+            [Demand(ex.literal(value)), Demand(ex.literal(then))],
+            [Demand(ex.literal(value, False)), Demand(ex.literal(otherwise))],
         ]
     )
 
@@ -306,16 +300,20 @@ def _dependencies(ex, case, node, schema, value):
 
         def split(context, name=name, wanted=wanted):
             consequence = (
-                [lambda f, n=n: f.require(n) for n in wanted]
+                [Require(n) for n in wanted]
                 if isinstance(wanted, list)
-                else [demand(ex.literal(wanted))]
+                else [Demand(ex.literal(wanted))]
             )
-            present = [lambda f: f.require(name), *consequence]
+            present = [Require(name), *consequence]
             if "object" not in context.types or name in context.forbidden:
                 return [[]]
             if name in context.required and context.types == {"object"}:
                 return [consequence]
-            return [[lambda f: f.forbid(name)], [lambda f: f.only("object"), *present]]
+            if (ex.loose or context.declares(name)) and all(
+                isinstance(act, Require) and act.name in context.required for act in consequence
+            ):
+                return [[]]
+            return [[Forbid(name)], [Only("object"), *present]]
 
         case.split(split)
 
@@ -355,7 +353,6 @@ APPLY = {
     "additionalProperties": _objects,
     "unevaluatedProperties": _objects,
     "required": _required,
-    "$forbidden": _forbidden,
     "propertyNames": _names,
     "minProperties": lambda ex, f, n, s, v: f.properties(int(v)),
     "maxProperties": lambda ex, f, n, s, v: f.properties(0, int(v)),

@@ -3,12 +3,12 @@ the `Expander` at work.
 
 Most negations are schemas again (not `minimum` 3 is a number with `exclusiveMaximum` 3) and are
 applied as made-up ones; keywords whose names begin with `$` and that no draft knows (`$banned`,
-`$fraction`, `$forbidden`, `$notMultiple`, `$notPattern`, `$notFormat`) exist only there.
+`$fraction`, `$notMultiple`, `$notPattern`, `$notFormat`) exist only there.
 """
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import parse_regex
-from oxillama.grammar.schema.case import Action, demand
+from oxillama.grammar.schema.case import Action, Demand, Forbid, Member, Only, Require
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema.formats import FORMATS
 from oxillama.grammar.schema.keywords import APPLY, array_schemas
@@ -33,7 +33,7 @@ def negate(ex, node: int, schema: dict) -> list[list[Action]]:
 
 def positive(ex, node: int, schema: dict) -> list[Action]:
     """The action that applies a made-up schema."""
-    return [demand((ex.document.synthetic(schema, ex.where(node)), True))]
+    return [Demand((ex.document.synthetic(schema, ex.where(node)), True))]
 
 
 def _no_type(ex, node, schema, value):
@@ -121,16 +121,14 @@ def _no_arrays(ex, node, schema, value):
         if literals[i] != FALSE:
             out.append(
                 [
-                    lambda f: f.only("array"),
+                    Only("array"),
                     lambda f, n=i: f.items(n + 1),
                     lambda f, literals=literals: f.add("arrays", (literals, TRUE)),
                 ]
             )
     broken = ex.literal(rest, False)
     if broken != FALSE:
-        out.append(
-            [lambda f: f.only("array"), lambda f: f.add("contains", (broken, 1, None, len(prefix)))]
-        )
+        out.append([Only("array"), lambda f: f.add("contains", (broken, 1, None, len(prefix)))])
     return out
 
 
@@ -140,18 +138,16 @@ def _no_contains(ex, node, schema, value):
     if least == 1:
         out.append(
             [
-                lambda f: f.only("array"),
+                Only("array"),
                 lambda f: f.add("arrays", ((), (literal[0], not literal[1]))),
             ]
         )
     elif least > 1:
-        out.append(
-            [lambda f: f.only("array"), lambda f: f.add("contains", (literal, 0, least - 1, 0))]
-        )
+        out.append([Only("array"), lambda f: f.add("contains", (literal, 0, least - 1, 0))])
     if most is not None:
         out.append(
             [
-                lambda f: f.only("array"),
+                Only("array"),
                 lambda f: f.add("contains", (literal, int(most) + 1, None, 0)),
             ]
         )
@@ -175,20 +171,14 @@ def _no_objects(ex, node, schema, value):
     for name, sub in schema.get("properties", {}).items():
         literal = ex.literal(sub, False)
         if literal != FALSE:
-            out.append(
-                [
-                    lambda f: f.only("object"),
-                    lambda f, n=name: f.require(n),
-                    lambda f, n=name, literal=literal: f.add("objects", ({n: literal}, (), TRUE)),
-                ]
-            )
+            out.append([Only("object"), Member(name, literal)])
     patterns = tuple(schema.get("patternProperties", {}))
     for source in patterns:
         literal = ex.literal(schema["patternProperties"][source], False)
         if literal != FALSE:
             out.append(
                 [
-                    lambda f: f.only("object"),
+                    Only("object"),
                     lambda f, s=source, literal=literal: f.add(
                         "extras", (frozenset(), (s,), (), literal, ())
                     ),
@@ -199,7 +189,7 @@ def _no_objects(ex, node, schema, value):
         declared = frozenset(schema.get("properties", {}))
         out.append(
             [
-                lambda f: f.only("object"),
+                Only("object"),
                 lambda f: f.add("extras", (declared, (), patterns, literal, ())),
             ]
         )
@@ -213,58 +203,56 @@ def _no_names(ex, node, schema, value):
     if literal == FALSE:
         return [positive(ex, node, {"type": "object", "minProperties": 1})]
     bad = (literal[0], not literal[1])
-    return [
-        [lambda f: f.only("object"), lambda f: f.add("extras", (frozenset(), (), (), TRUE, (bad,)))]
-    ]
+    return [[Only("object"), lambda f: f.add("extras", (frozenset(), (), (), TRUE, (bad,)))]]
 
 
 def _no_required(ex, node, schema, value):
-    return [positive(ex, node, {"type": "object", "$forbidden": [name]}) for name in value or ()]
+    return [[Only("object"), Forbid(name)] for name in value or ()]
 
 
 def _no_reference(ex, node, schema, value):
     target, sign = ex.document.resolve(node, value)
-    return [[demand((target, not sign))]]
+    return [[Demand((target, not sign))]]
 
 
 def _no_all(ex, node, schema, value):
-    return [[demand(ex.literal(sub, False))] for sub in value]
+    return [[Demand(ex.literal(sub, False))] for sub in value]
 
 
 def _no_any(ex, node, schema, value):
-    return [[demand(ex.literal(sub, False)) for sub in value]]
+    return [[Demand(ex.literal(sub, False)) for sub in value]]
 
 
 def _no_one(ex, node, schema, value):
-    out = [[demand(ex.literal(sub, False)) for sub in value]]
+    out = [[Demand(ex.literal(sub, False)) for sub in value]]
     for i in range(len(value)):
         out += [
-            [demand(ex.literal(value[i])), demand(ex.literal(value[j]))]
+            [Demand(ex.literal(value[i])), Demand(ex.literal(value[j]))]
             for j in range(i + 1, len(value))
         ]
     return out
 
 
 def _no_not(ex, node, schema, value):
-    return [[demand(ex.literal(value))]]
+    return [[Demand(ex.literal(value))]]
 
 
 def _no_if(ex, node, schema, value):
     then, otherwise = schema.get("then", True), schema.get("else", True)
     return [
-        [demand(ex.literal(value)), demand(ex.literal(then, False))],
-        [demand(ex.literal(value, False)), demand(ex.literal(otherwise, False))],
+        [Demand(ex.literal(value)), Demand(ex.literal(then, False))],
+        [Demand(ex.literal(value, False)), Demand(ex.literal(otherwise, False))],
     ]
 
 
 def _no_dependencies(ex, node, schema, value):
     out = []
     for name, wanted in value.items():
-        here = [lambda f: f.only("object"), lambda f, n=name: f.require(n)]
+        here = [Only("object"), Require(name)]
         if isinstance(wanted, list):
-            out += [[*here, lambda f, n=n: f.forbid(n)] for n in wanted]
+            out += [[*here, Forbid(n)] for n in wanted]
         else:
-            out.append([*here, demand(ex.literal(wanted, False))])
+            out.append([*here, Demand(ex.literal(wanted, False))])
     return out
 
 
