@@ -17,6 +17,7 @@ from oxillama._core.cursor import Cursor
 from oxillama._core.pushdown import Machine
 from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
+from oxillama.grammar.collector import paused_collector
 from oxillama.grammar.left_recursion import without_left_recursion
 from oxillama.grammar.nodes import choice, literal
 from oxillama.grammar.regex import parse_regex
@@ -209,13 +210,13 @@ class Grammar:
         limits: GrammarLimits | None = None,
         resources: Mapping[str, object] | None = None,
     ) -> "Grammar":
-        """JSON texts that are valid under a schema; arguments and errors are those of
-        `JsonSchemaCompiler` and its `compile`.
+        """JSON texts that are valid under a schema; arguments, errors and the pause of the garbage
+        collector are those of `JsonSchemaCompiler` and its `compile`.
         """
         compiler = SchemaCompiler(
             whitespace=whitespace, order=order, closed=closed, resources=resources
         )
-        with schema_errors():
+        with schema_errors(), paused_collector():
             return cls.of_compiled(compiler.compile(schema, strict=strict), limits=limits)
 
     @classmethod

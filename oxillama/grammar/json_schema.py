@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oxillama.grammar.automaton import Grammar, GrammarLimits
+from oxillama.grammar.collector import paused_collector
 from oxillama.grammar.schema.compiler import Order, SchemaCompiler, Whitespace, schema_errors
 
 
@@ -37,9 +38,10 @@ class JsonSchemaCompiler:
 
         GrammarError with JSON pointer and keyword if it is malformed, cannot be enforced, or has no
         valid value. With strict=False, a keyword that cannot be enforced gives a warning
-        (`GrammarWarning`, also in `Grammar.warnings`) and is left out.
+        (`GrammarWarning`, also in `Grammar.warnings`) and is left out. Python's garbage collector
+        is paused meanwhile (`paused_collector`).
         """
-        with schema_errors():
+        with schema_errors(), paused_collector():
             return Grammar.of_compiled(
                 self._compiler.compile(schema, strict=strict), limits=self.limits
             )
