@@ -118,3 +118,49 @@ def test_a_branch_that_declares_members_is_kept_where_they_count(closed):
     assert grammar.matches('{"a":null,"b":null}')
     assert grammar.matches('{"a":null,"b":1}') is not closed
     assert grammar.matches('{"a":null,"c":1}') is not closed
+
+
+def some_of(*patterns: str) -> dict:
+    return {"anyOf": [{"pattern": pattern} for pattern in patterns]}
+
+
+def test_what_a_string_may_be_is_not_multiplied():
+    schema = {"type": "string", "allOf": [some_of("a", "b", "c"), some_of("1", "2", "3", "4")]}
+    (case,) = cases_of(schema)
+    assert [len(texts) for texts in case.either] == [3, 4]
+    assert case.combinations() == 12
+    schema["allOf"].append({"not": some_of("^x", "y$")})
+    (case,) = cases_of(schema)
+    assert case.combinations() == 12
+    grammar = free(schema)
+    assert [t for t in ("b4", "4b", "b5", "d4", "xb4", "b4y") if grammar.matches(f'"{t}"')] == [
+        "b4",
+        "4b",
+    ]
+
+
+def test_few_combinations_of_a_string_stay_cases():
+    schema = {"type": "string", "allOf": [some_of("a", "b"), some_of("1", "2")]}
+    assert [(case.either, len(case.patterns)) for case in cases_of(schema)] == [((), 2)] * 4
+
+
+def test_alternatives_inside_alternatives_of_a_string_are_one_case():
+    inner = [{"not": {"allOf": [{"pattern": c}, {"pattern": c + c}]}} for c in "abcde"]
+    schema = {"type": "string", "pattern": "^[a-e]*$", "anyOf": inner}
+    (case,) = cases_of(schema)
+    assert case.combinations() == 10
+    grammar = free(schema)
+    assert grammar.matches('"aabbccdde"')
+    assert not grammar.matches('"aabbccddee"')
+
+
+def test_a_string_too_large_for_one_automaton_is_written_by_combinations():
+    lengths = [{"minLength": 900 * i, "maxLength": 900 * i + 7_000} for i in range(3)]
+    letters = [{"pattern": f"^[{c}x]*$"} for c in "abc"]
+    schema = {"type": "string", "allOf": [{"anyOf": lengths}, {"anyOf": letters}]}
+    (case,) = cases_of(schema)
+    assert case.combinations() == 9
+    grammar = free(schema)
+    assert grammar.matches('"' + "bx" * 4_400 + '"')
+    assert not grammar.matches('"' + "bx" * 4_401 + '"')
+    assert not grammar.matches('"abx"')

@@ -5,6 +5,7 @@ constraint to a case, which may make it contradictory (`dead`); `schema/entailme
 a case meets it already.
 """
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -29,6 +30,8 @@ class Case:
         # broken: no multiples of these
         self.multiples = self.broken = self.banned = self.patterns = self.formats = ()
         self.arrays = self.contains = self.objects = self.required = self.names = self.extras = ()
+        # each a tuple of cases of strings, of which one must hold
+        self.either: tuple[tuple[Case, ...], ...] = ()
         self.forbidden: frozenset[str] = frozenset()
         self.todo = self.splits = ()
         self.done: frozenset = frozenset()
@@ -58,6 +61,33 @@ class Case:
         makes). failing: they are the ways in which a schema fails.
         """
         self.add("splits", (self.scope, branches, failing))
+
+    def banned_texts(self) -> list[str]:
+        """The strings it must not be."""
+        return [v for v in self.banned if isinstance(v, str)]
+
+    def text_key(self) -> tuple:
+        """All that it says of strings: equal keys are equal languages."""
+        return (
+            self.patterns,
+            self.formats,
+            self.min_length,
+            self.max_length,
+            tuple(sorted(self.banned_texts())),
+            tuple(tuple(case.text_key() for case in cases) for cases in self.either),
+        )
+
+    def combinations(self) -> int:
+        """In how many ways one of each of `either` can be chosen."""
+        return math.prod(sum(case.combinations() for case in cases) for cases in self.either)
+
+    def meet_texts(self, other: "Case") -> None:
+        """Adds all that another case says of strings."""
+        self.patterns += other.patterns
+        self.formats += other.formats
+        self.banned += other.banned
+        self.either += other.either
+        self.length(other.min_length, other.max_length)
 
     def next_split(self) -> tuple:
         """Takes a split out: scope and branches. Of the ways to fail the fewest come first, which

@@ -7,6 +7,7 @@ widened.
 """
 
 import functools
+import itertools
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
@@ -37,7 +38,7 @@ from oxillama.grammar.schema import spelling as sp
 from oxillama.grammar.schema.arrays import array as array_node
 from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import Document
-from oxillama.grammar.schema.expander import Expander
+from oxillama.grammar.schema.expander import MAX_CASES, Expander
 from oxillama.grammar.schema.formats import format_automaton, format_pattern
 from oxillama.grammar.schema.numbers import numeric
 from oxillama.grammar.schema.objects import names_but
@@ -298,13 +299,13 @@ class Emitter:
 
     def string(self, case: Case) -> tuple:
         quote = literal('"')
-        banned = [v for v in case.banned if isinstance(v, str)]
-        if not (case.patterns or case.formats or banned):
+        banned = case.banned_texts()
+        if not (case.patterns or case.formats or banned or case.either):
             if case.min_length == 0 and case.max_length is None:
                 return self.block("string")
             return seq(quote, repeat(self.block("char"), case.min_length, case.max_length), quote)
         plain = seq(quote, repeat(self.block("char"), case.min_length, case.max_length), quote)
-        keyword = "pattern" if case.patterns else "format" if case.formats else "not"
+        keyword = "pattern" if case.patterns or case.either else "format" if case.formats else "not"
         return self.guard(keyword, lambda: self.content(case, banned), plain)
 
     def content(self, case: Case, banned: list[str]) -> tuple:
@@ -313,20 +314,35 @@ class Emitter:
         sources = list(case.patterns) + [
             (format_pattern(name), sign) for name, sign in case.formats
         ]
-        if len(sources) == 1 and sources[0][1] and not banned:
+        if len(sources) == 1 and sources[0][1] and not banned and not case.either:
             node = self.direct(sources[0][0], case.min_length, case.max_length)
             if node is not None:
                 return seq(quote, node, quote)
-        key = (
-            tuple(case.patterns),
-            tuple(case.formats),
-            case.min_length,
-            case.max_length,
-            tuple(sorted(banned)),
-        )
+        key = case.text_key()
         if key not in self.strings:
-            self.strings[key] = self.bounded(case, banned)
+            try:
+                self.strings[key] = self.bounded(case, banned)
+            except GrammarError:
+                if not case.either:
+                    raise
+                self.strings[key] = self.combined(case)
         return self.strings[key]
+
+    def combined(self, case: Case) -> tuple:
+        """A string as one of the combinations of what it may be, where one automaton of all would
+        be too large.
+        """
+        if case.combinations() > MAX_CASES:
+            raise GrammarError(f"expands to more than {MAX_CASES} cases")
+        out = []
+        for chosen in itertools.product(*case.either):
+            one = case.copy()
+            one.either = ()
+            for part in chosen:
+                one.meet_texts(part)
+            if not one.dead:
+                out.append(self.string(one))
+        return choice(*out)
 
     def bounded(self, case: Case, banned: list[str]) -> tuple:
         """A string under patterns, formats or bans, within its lengths: one automaton if that is
@@ -378,6 +394,9 @@ class Emitter:
             dfa = meet(dfa, search_automaton(source), sign)
         for name, sign in case.formats:
             dfa = meet(dfa, format_automaton(name), sign)
+        for cases in case.either:
+            parts = [self.language(part, part.banned_texts()) for part in cases]
+            dfa = meet(dfa, functools.reduce(Dfa.either, parts).minimal(), True)
         if case.min_length or case.max_length is not None:
             dfa = meet(dfa, Dfa.lengths(case.min_length, case.max_length), True)
         if banned:

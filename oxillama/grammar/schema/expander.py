@@ -21,6 +21,8 @@ from oxillama.grammar.schema.validity import holds
 from oxillama.grammar.schema.values import canonical
 
 MAX_CASES = 1500
+MAX_TEXTS = 8  # combinations of what a string may be that are cases of their own
+TEXT = frozenset(["string"])
 MAX_STEPS = 30_000  # cases looked at for one schema, those that turned out impossible included
 
 
@@ -102,6 +104,10 @@ class Expander:
                 extra = case.extras[-1]
                 case.extras = case.extras[:-1]
                 case.split(self._candidates(case, extra))
+            if case.types == TEXT and len(case.splits) > (0 if case.patterns else 1):
+                self._join_texts(case)
+                if case.dead:
+                    continue
             if not case.splits:
                 self._judge_unevaluated(case)
                 out.append(case)
@@ -202,6 +208,47 @@ class Expander:
                     case.dead = True
                 else:
                     case.split(branches, failing=True)
+
+    def _join_texts(self, case: Case) -> None:
+        """Of a string, splits that would make many combinations are kept as they are: one automaton
+        is the intersection of their unions, however many combinations there are.
+        """
+        joined, left, combinations = [], [], 1
+        for scope, branches, failing in case.splits:
+            if callable(branches):
+                branches = branches(case)
+            texts = self._texts(branches)
+            if texts is None:
+                left.append((scope, branches, failing))
+            else:
+                joined.append(texts)
+                combinations *= sum(text.combinations() for text in texts)
+        if combinations == 0:
+            case.dead = True
+        elif combinations > MAX_TEXTS:
+            case.either += tuple(joined)
+            case.splits = tuple(left)
+
+    def _texts(self, branches: list[list[Action]]) -> tuple[Case, ...] | None:
+        """The branches that a string can meet, a case each; None where one lists values."""
+        out = []
+        for actions in branches:
+            case = Case()
+            case.types = TEXT
+            for act in actions:
+                act(case)
+            self._settle(case)
+            for _, inner, _ in case.splits if not case.dead else ():
+                texts = self._texts(inner(case) if callable(inner) else inner)
+                if texts is None:
+                    return None
+                case.either += (texts,)
+            case.splits = ()
+            if case.values is not None and not case.dead:
+                return None
+            if not case.dead and () not in case.either:
+                out.append(case)
+        return tuple(out)
 
     def _candidates(self, case: Case, extra) -> list[list[Action]]:
         """The members that can meet a demand for some member: each declared one that fits, or one

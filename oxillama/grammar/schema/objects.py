@@ -327,7 +327,7 @@ def names_language(em, literals: frozenset) -> Dfa:
         if case.values is not None:
             out = out.either(Dfa.words([v for v in case.values if isinstance(v, str)]))
         elif "string" in case.types:
-            out = out.either(em.language(case, [v for v in case.banned if isinstance(v, str)]))
+            out = out.either(em.language(case, case.banned_texts()))
     return out
 
 

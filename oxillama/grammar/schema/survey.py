@@ -309,7 +309,7 @@ def _array(em, case: Case) -> Needs | None:
 
 
 def _string(em, case: Case) -> Needs | None:
-    if case.patterns or any(isinstance(v, str) for v in case.banned):
+    if case.patterns or case.either or case.banned_texts():
         return None
     plain = not case.formats or (
         len(case.formats) == 1
