@@ -12,7 +12,8 @@ grammar positions.
   sampling   candidates, history (the tokens of a request), stage (the interface of one), edits and
              cuts, stages (their table), chain, sampler; xorshift (the random stream)
   grammar    networks, emission, dstates, pushdown: one automaton in four layers; cover, cursor,
-             trie (masks); sequences (interning); automata (regular languages as tables)
+             trie (masks); sequences (interning); finishing (which rules can match something);
+             automata (regular languages as tables)
   candidates lookup (an index of texts, the costs of steps by rows)
   text       bpe
   C programs capi: the table of include/oxillama.h

@@ -1,4 +1,4 @@
-"""Finite automata as tables: subset construction, products, trimming and the smallest equal automaton.
+"""Finite automata as tables: subset construction, products, trimming, the smallest equal automaton, and the lengths of its texts.
 
 A table is int32 (states, symbols): the next state, -1 where there is none; `accepts` is uint8 per state. What the symbols mean is the
 caller's (`oxillama.grammar.regular`: ranges of code points). Everything is bounded: `limit` states, and `GrammarError` beyond.
@@ -342,3 +342,238 @@ def determinise(list skips, list eats, list members, int final, Py_ssize_t class
     finally:
         close_sequences(&known)
         drop(&flat)
+
+
+cdef struct Range:
+    int32_t low, high, symbol
+
+
+cdef int by_low(const void *a, const void *b) noexcept nogil:
+    return ((<const Range *>a)[0].low > (<const Range *>b)[0].low) - ((<const Range *>a)[0].low < (<const Range *>b)[0].low)
+
+
+cdef Range *ranges_of(list symbols, Py_ssize_t *count) except NULL:
+    """The ranges of all symbols in ascending order."""
+    cdef Py_ssize_t n = 0, i = 0, k
+    cdef Range *out
+    for k in range(len(symbols)):
+        n += len(<tuple>symbols[k])
+    out = <Range *>malloc((n + 1) * sizeof(Range))
+    if out == NULL:
+        raise MemoryError()
+    try:
+        for k in range(len(symbols)):
+            for low, high in <tuple>symbols[k]:
+                out[i].low, out[i].high, out[i].symbol = low, high, <int32_t>k
+                i += 1
+    except BaseException:
+        free(out)
+        raise
+    qsort(out, n, sizeof(Range), by_low)
+    count[0] = n
+    return out
+
+
+def refined(list a, list b):
+    """The common refinement of two partitions of code points (ranges per symbol): its symbols, and which symbol of a and of b each is in
+    (int32, -1: none)."""
+    cdef Range *x = NULL
+    cdef Range *y = NULL
+    cdef int32_t *place = NULL                  # the symbol that is in symbol i of a and j of b, at (i + 1) * (len(b) + 1) + j + 1
+    cdef Ints left, right, first, last          # per symbol: where it is in a and in b, and its range that may still grow
+    cdef Py_ssize_t n = 0, m = 0, i = 0, j = 0, width = len(b) + 1, at_place, size
+    cdef int32_t at = 0, stop, k, in_x, in_y
+    cdef list out = []
+    memset(&left, 0, sizeof(Ints)); memset(&right, 0, sizeof(Ints)); memset(&first, 0, sizeof(Ints)); memset(&last, 0, sizeof(Ints))
+    try:
+        x = ranges_of(a, &n)
+        y = ranges_of(b, &m)
+        size = (len(a) + 1) * width
+        place = <int32_t *>malloc(size * sizeof(int32_t))
+        if place == NULL:
+            raise MemoryError()
+        memset(place, 0xFF, size * sizeof(int32_t))
+        while i < n or j < m:
+            if i < n and (j == m or x[i].low <= y[j].low):
+                at = max(at, x[i].low)
+            else:
+                at = max(at, y[j].low)
+            in_x = i < n and x[i].low <= at
+            in_y = j < m and y[j].low <= at
+            stop = 0x7FFFFFFF
+            if i < n:
+                stop = x[i].high if in_x else x[i].low - 1
+            if j < m:
+                stop = min(stop, y[j].high if in_y else y[j].low - 1)
+            at_place = (x[i].symbol + 1 if in_x else 0) * width + (y[j].symbol + 1 if in_y else 0)
+            k = place[at_place]
+            if k < 0:
+                k = place[at_place] = <int32_t>left.n
+                out.append([])
+                put(&left, x[i].symbol if in_x else -1)
+                put(&right, y[j].symbol if in_y else -1)
+                put(&first, at)
+                put(&last, stop)
+            elif last.data[k] + 1 == at:
+                last.data[k] = stop
+            else:
+                (<list>out[k]).append((first.data[k], last.data[k]))
+                first.data[k], last.data[k] = at, stop
+            at = stop + 1
+            i += i < n and x[i].high < at
+            j += j < m and y[j].high < at
+        for k in range(left.n):
+            (<list>out[k]).append((first.data[k], last.data[k]))
+            out[k] = tuple(<list>out[k])
+        return out, row_of(&left), row_of(&right)
+    finally:
+        drop(&left); drop(&right); drop(&first); drop(&last)
+        free(x)
+        free(y)
+        free(place)
+
+
+cdef object row_of(Ints *numbers):
+    out = np.empty(numbers.n, np.int32)
+    cdef int32_t[::1] view = out
+    if numbers.n:
+        memcpy(&view[0], numbers.data, numbers.n * sizeof(int32_t))
+    return out
+
+
+def nearest(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
+    """Per state the length of the shortest text accepted from there (int32); the largest number where there is none."""
+    cdef Py_ssize_t n = table.shape[0], s, at, i = 0
+    cdef int32_t source
+    cdef Moves moves = Moves(table)
+    cdef Ints todo
+    out = np.full(n, 0x7FFFFFFF, np.int32)
+    cdef int32_t[::1] near = out
+    memset(&todo, 0, sizeof(Ints))
+    try:
+        for s in range(n):
+            if accepts[s]:
+                near[s] = 0
+                put(&todo, <int32_t>s)
+        while i < todo.n:
+            s = todo.data[i]
+            i += 1
+            for at in range(moves.first[s], moves.first[s + 1]):
+                source = moves.tail[moves.into[at]]
+                if near[source] == 0x7FFFFFFF:
+                    near[source] = near[s] + 1
+                    put(&todo, source)
+        return out
+    finally:
+        drop(&todo)
+
+
+def longest(const int32_t[:, ::1] table, const uint8_t[::1] accepts, int without_end):
+    """Per state the length of the longest text accepted from there (int32; -1: none); `without_end` where a loop lies ahead. The table
+    must be trimmed."""
+    cdef Py_ssize_t n = table.shape[0], s, at, i = 0
+    cdef int32_t source
+    cdef Moves moves = Moves(table)
+    cdef Ints todo, left                        # states whose longest text is known; per state the moves to others
+    out = np.full(n, without_end, np.int32)
+    cdef int32_t[::1] far = out
+    reached = np.full(n, -1, np.int32)
+    cdef int32_t[::1] best = reached
+    memset(&todo, 0, sizeof(Ints)); memset(&left, 0, sizeof(Ints))
+    try:
+        for s in range(n):
+            put(&left, 0)
+            if accepts[s]:
+                best[s] = 0
+        for at in range(moves.n):
+            left.data[moves.tail[at]] += 1
+        for s in range(n):
+            if left.data[s] == 0:
+                put(&todo, <int32_t>s)
+        while i < todo.n:
+            s = todo.data[i]
+            i += 1
+            far[s] = best[s]
+            for at in range(moves.first[s], moves.first[s + 1]):
+                source = moves.tail[moves.into[at]]
+                if far[s] >= 0:
+                    best[source] = max(best[source], far[s] + 1)
+                left.data[source] -= 1
+                if left.data[source] == 0:
+                    put(&todo, source)
+        return out
+    finally:
+        drop(&todo); drop(&left)
+
+
+def spans(const int32_t[:, ::1] table, const uint8_t[::1] accepts, Py_ssize_t least, Py_ssize_t most):
+    """Per state the ranges ((low, high), ...) of lengths of what may have been read when a text of least to most symbols is still possible
+    from there. Takes time and memory of `most` times the table."""
+    cdef Py_ssize_t n = table.shape[0], width = table.shape[1], s, k, length, read, begun
+    cdef int32_t t
+    possible = np.zeros((most + 1, n), np.uint8)      # is a text of exactly this length accepted from here?
+    cdef uint8_t[:, ::1] now = possible
+    sums = np.zeros((most + 2, n), np.int32)
+    cdef int32_t[:, ::1] ends = sums
+    cdef list out = [], parts
+    for s in range(n):
+        now[0, s] = accepts[s] != 0
+    for length in range(1, most + 1):
+        for s in range(n):
+            for k in range(width):
+                t = table[s, k]
+                if t >= 0 and now[length - 1, t]:
+                    now[length, s] = 1
+                    break
+    for length in range(most + 1):
+        for s in range(n):
+            ends[length + 1, s] = ends[length, s] + now[length, s]
+    known = {}
+    for s in range(n):
+        parts = []
+        begun = -1
+        for read in range(most + 1):
+            if ends[most - read + 1, s] > ends[max(least - read, <Py_ssize_t>0), s]:
+                if begun < 0:
+                    begun = read
+            elif begun >= 0:
+                parts.append((begun, read - 1))
+                begun = -1
+        if begun >= 0:
+            parts.append((begun, most))
+        found = tuple(parts)
+        out.append(known.setdefault(found, found))
+    return out
+
+
+def grouped(const int32_t[:, ::1] table):
+    """Per state its moves as ((target, symbols), ...), in the order of their first symbols."""
+    cdef Py_ssize_t states = table.shape[0], width = table.shape[1], s, k, i
+    cdef list out = [], row
+    cdef Ints place, targets                    # per target: its place in the row, and the row it was met in
+    cdef dict known = {}
+    memset(&place, 0, sizeof(Ints)); memset(&targets, 0, sizeof(Ints))
+    try:
+        for s in range(states):
+            put(&place, -1)
+        for s in range(states):
+            targets.n = 0
+            row = []
+            for k in range(width):
+                if table[s, k] < 0:
+                    continue
+                i = place.data[table[s, k]]
+                if i < 0:
+                    place.data[table[s, k]] = <int32_t>targets.n
+                    put(&targets, table[s, k])
+                    row.append([k])
+                else:
+                    (<list>row[i]).append(k)
+            for i in range(targets.n):
+                place.data[targets.data[i]] = -1
+                symbols = tuple(<list>row[i])
+                row[i] = (targets.data[i], known.setdefault(symbols, symbols))
+            out.append(row)
+        return out
+    finally:
+        drop(&place); drop(&targets)

@@ -5,6 +5,20 @@ from oxillama._core.networks cimport Networks
 from oxillama._core.sequences cimport Ints
 
 
+cpdef enum:                 # kinds of nodes
+    LITERAL
+    CLASS
+    SEQUENCE
+    CHOICE
+    REPEAT
+    RULE
+    SYMBOL
+    NETWORK
+    REGISTER
+    TAKE
+    FRESH
+
+
 cdef class Emission(Networks):
     cdef readonly int symbols, width                     # token symbols; 256 + symbols
     cdef object deferred                                 # rules that are written when they are first called

@@ -12,19 +12,6 @@ from oxillama.errors import GrammarError
 
 import functools
 
-cpdef enum:                 # kinds of nodes
-    LITERAL
-    CLASS
-    SEQUENCE
-    CHOICE
-    REPEAT
-    RULE
-    SYMBOL
-    NETWORK
-    REGISTER
-    TAKE
-    FRESH
-
 cdef enum:
     INLINE_WEIGHT = 12      # rules up to this size are copied into their callers (fewer frames, better determinism)
     ONCE_WEIGHT = 400       # rules that only one place calls: up to this size

@@ -111,7 +111,7 @@ class Dfa:
         """The automaton that runs both and accepts where bit 2x + y of `keep` says so (x, y:
         whether each accepts).
         """
-        pairs = _pair_symbols(self.symbols, other.symbols)
+        symbols, left, right = _refined(self.symbols, other.symbols)
         moves, accepts = automata.product(
             self.moves,
             self.accepts,
@@ -119,12 +119,12 @@ class Dfa:
             other.moves,
             other.accepts,
             other.start,
-            np.array([i for _, i, _ in pairs], np.int32),
-            np.array([j for _, _, j in pairs], np.int32),
+            left,
+            right,
             keep,
             MAX_STATES,
         )
-        return Dfa([ranges for ranges, _, _ in pairs], moves, accepts).trimmed()
+        return Dfa(symbols, moves, accepts).trimmed()
 
     def both(self, other: "Dfa") -> "Dfa":
         """Intersection."""
@@ -225,70 +225,18 @@ class Dfa:
         """Per state the lengths (as ranges) of what may have been read when a text of least to most
         code points is still possible from there. The automaton must be trimmed.
         """
-        count = len(self.moves)
         if most is None:
-            longest = self._longest()
+            longest = automata.longest(self.moves, self.accepts, OPEN_END)
             return [((max(0, least - far), OPEN_END),) for far in longest.tolist()]
         if least == 0:
-            return [
-                ((0, most - near),) if near <= most else () for near in self._nearest().tolist()
-            ]
+            nearest = automata.nearest(self.moves, self.accepts)
+            return [((0, most - near),) if near <= most else () for near in nearest.tolist()]
         if (most + 1) * self.moves.size > MAX_COUNTING:
             raise GrammarError(
-                f"regular: lengths up to {most} over {count} states need more than {MAX_COUNTING} "
-                "steps"
+                f"regular: lengths up to {most} over {len(self.moves)} states need more than "
+                f"{MAX_COUNTING} steps"
             )
-        steps = np.where(self.moves < 0, count, self.moves)
-        now = np.append(self.accepts != 0, False)
-        # ends[n, s]: how many of the lengths 0 to n - 1 lead from s to an accepted text
-        ends = np.zeros((most + 2, count), np.int32)
-        for n in range(most + 1):
-            ends[n + 1] = ends[n] + now[:-1]
-            now = np.append(now[steps].any(axis=1), False)
-        read = np.arange(most + 1)
-        possible = ends[most - read + 1] > ends[np.maximum(least - read, 0)]
-        out = []
-        for column in possible.T:
-            edges = np.flatnonzero(np.diff(np.concatenate(([0], column.astype(np.int8), [0]))))
-            out.append(tuple((int(a), int(b) - 1) for a, b in edges.reshape(-1, 2)))
-        return out
-
-    def _nearest(self):
-        """Per state the length of the shortest text accepted from there."""
-        count = len(self.moves)
-        near = np.where(self.accepts != 0, 0, count).astype(np.int64)
-        steps = np.where(self.moves < 0, count, self.moves)
-        for _ in range(count):
-            after = np.minimum(near, np.append(near, count)[steps].min(axis=1, initial=count) + 1)
-            if (after == near).all():
-                break
-            near = after
-        return near
-
-    def _longest(self):
-        """Per state the length of the longest text accepted from there; OPEN_END where there is no
-        longest.
-        """
-        count = len(self.moves)
-        far = np.where(self.accepts != 0, 0, -1).astype(np.int64)
-        steps = np.where(self.moves < 0, count, self.moves)
-        for _ in range(count + 1):
-            best = np.append(far, -1)[steps].max(axis=1, initial=-1)
-            after = np.maximum(far, np.where(best < 0, -1, best + 1))
-            if (after == far).all():
-                return far
-            far = after
-        # what still grows after as many steps as there are states has a loop ahead
-        for _ in range(count + 1):
-            best = np.append(far, -1)[steps].max(axis=1, initial=-1)
-            after = np.where(
-                best + 1 > far, OPEN_END, np.maximum(far, np.minimum(best + 1, OPEN_END))
-            )
-            after = np.where((best >= OPEN_END), OPEN_END, after)
-            if (after == far).all():
-                break
-            far = after
-        return far
+        return automata.spans(self.moves, self.accepts, least, most)
 
     def counted(
         self, spell: Callable[[Ranges], tuple], least: int, most: int | None
@@ -299,19 +247,18 @@ class Dfa:
         spans = self.spans(least, most)
         if not any(low <= 0 <= high for low, high in spans[self.start]):
             return None
-        states, parts = [], {}
-        for row, accept in zip(self.moves.tolist(), self.accepts.tolist(), strict=True):
-            targets: dict[int, list] = {}
-            for k, t in enumerate(row):
-                if t >= 0 and spans[t]:
-                    targets.setdefault(t, []).append(k)
+        states, spelled, parts = [], {}, {}
+        for row, accept in zip(automata.grouped(self.moves), self.accepts.tolist(), strict=True):
             edges = []
-            for t, symbols in targets.items():
-                key = (*symbols, -1, t)
+            for t, symbols in row:
+                if not spans[t]:
+                    continue
+                key = (symbols, spans[t])
                 if key not in parts:
-                    ranges = merge(r for k in symbols for r in self.symbols[k])
+                    if symbols not in spelled:
+                        spelled[symbols] = spell(merge(r for k in symbols for r in self.symbols[k]))
                     # counted before it is spelled: no character is begun beyond the length
-                    parts[key] = seq((TAKE, ONE, spans[t]), spell(ranges))
+                    parts[key] = seq((TAKE, ONE, spans[t]), spelled[symbols])
                 edges.append((parts[key], t))
             states.append((bool(accept), tuple(edges)))
         return (NETWORK, self.start, tuple(states))
@@ -321,17 +268,12 @@ class Dfa:
         ranges.
         """
         states, spelled = [], {}
-        for row, accept in zip(self.moves.tolist(), self.accepts.tolist(), strict=True):
-            targets: dict[int, list] = {}
-            for k, t in enumerate(row):
-                if t >= 0:
-                    targets.setdefault(t, []).append(k)
+        for row, accept in zip(automata.grouped(self.moves), self.accepts.tolist(), strict=True):
             edges = []
-            for t, symbols in targets.items():
-                key = tuple(symbols)
-                if key not in spelled:
-                    spelled[key] = spell(merge(r for k in key for r in self.symbols[k]))
-                edges.append((spelled[key], t))
+            for t, symbols in row:
+                if symbols not in spelled:
+                    spelled[symbols] = spell(merge(r for k in symbols for r in self.symbols[k]))
+                edges.append((spelled[symbols], t))
             states.append((bool(accept), tuple(edges)))
         return (NETWORK, self.start, tuple(states))
 
@@ -345,30 +287,14 @@ def meet(dfa: Dfa | None, other: Dfa, sign: bool) -> Dfa:
     return dfa.both(other) if sign else dfa.without(other)
 
 
-def _pair_symbols(a: list[Ranges], b: list[Ranges]) -> list[tuple[Ranges, int, int]]:
-    """The common refinement of two partitions: (ranges, index in a or -1, index in b or -1)."""
+def _refined(a: list[Ranges], b: list[Ranges]) -> tuple[list[Ranges], np.ndarray, np.ndarray]:
+    """The common refinement of two partitions, and which symbol of each its symbols are in (-1:
+    none).
+    """
     if a == b:
-        return [(ranges, k, k) for k, ranges in enumerate(a)]
-    left = sorted((low, high, k) for k, ranges in enumerate(a) for low, high in ranges)
-    right = sorted((low, high, k) for k, ranges in enumerate(b) for low, high in ranges)
-    out: dict[tuple[int, int], list] = {}
-    i = j = at = 0
-    while i < len(left) or j < len(right):
-        low_x, high_x, x = left[i] if i < len(left) else (END, END, -1)
-        low_y, high_y, y = right[j] if j < len(right) else (END, END, -1)
-        at = max(at, min(low_x, low_y))
-        in_x, in_y = low_x <= at, low_y <= at
-        stop = min(high_x if in_x else low_x - 1, high_y if in_y else low_y - 1)
-        # in ascending order and without surrogates, as both partitions are
-        ranges = out.setdefault((x if in_x else -1, y if in_y else -1), [])
-        if ranges and ranges[-1][1] + 1 == at:
-            ranges[-1] = (ranges[-1][0], stop)
-        else:
-            ranges.append((at, stop))
-        at = stop + 1
-        i += high_x < at
-        j += high_y < at
-    return [(tuple(ranges), i, j) for (i, j), ranges in out.items()]
+        same = np.arange(len(a), dtype=np.int32)
+        return a, same, same
+    return automata.refined(a, b)
 
 
 def partition(sets: Iterable[Ranges]) -> list[tuple[Ranges, frozenset[int]]]:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from oxillama._core import automata
 from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar
 from oxillama.grammar.nodes import CLASS
@@ -69,13 +70,13 @@ def test_patterns_match_what_re_matches(pattern):
 
 
 def test_operations_are_those_of_sets():
-    automata = [search_automaton(p) for p in ("^(a|b)*$", "ab", "^.{2,3}$", "1$", "^$")] + [
+    languages = [search_automaton(p) for p in ("^(a|b)*$", "ab", "^.{2,3}$", "1$", "^$")] + [
         Dfa.words(["a", "ab1"]),
         Dfa.lengths(1, 2),
         Dfa.everything(),
         Dfa.nothing(),
     ]
-    for a, b in itertools.product(automata, repeat=2):
+    for a, b in itertools.product(languages, repeat=2):
         both, either, without = a.both(b), a.either(b), a.without(b)
         for word in WORDS:
             x, y = a.accepts_text(word), b.accepts_text(word)
@@ -85,7 +86,7 @@ def test_operations_are_those_of_sets():
                 without.accepts_text(word),
             ) == (x and y, x or y, x and not y)
         assert both.empty == (not any(both.accepts_text(w) for w in WORDS)) or not both.empty
-    for a in automata:
+    for a in languages:
         inverse, minimal = a.inverse(), a.minimal()
         assert all(
             inverse.accepts_text(w) != a.accepts_text(w) == minimal.accepts_text(w) for w in WORDS
@@ -197,3 +198,47 @@ def test_formats_follow_their_standards(name, good, bad):
     assert [t for t in good if not automaton.accepts_text(t)] == []
     assert [t for t in bad if automaton.accepts_text(t)] == []
     assert name in FORMATS
+
+
+@pytest.mark.parametrize(
+    ("least", "most"), [(0, 1), (0, 3), (2, 5), (3, 3), (4, 9), (0, None), (2, None), (7, None)]
+)
+@pytest.mark.parametrize("pattern", ["^(ab?c){0,3}$", "^a*$", "^(a|bc)+d$", "^[^x]{2,4}$", "^$"])
+def test_spans_are_what_may_have_been_read(pattern, least, most):
+    """From each state, by trying all lengths that the texts of up to 12 code points have."""
+    dfa = search_automaton(pattern)
+    far = 12 if most is None else most
+    ahead = [set() for _ in dfa.moves]  # lengths of the texts accepted from each state
+    for length in range(far + 1):
+        for state, row in enumerate(dfa.moves.tolist()):
+            if (
+                dfa.accepts[state]
+                if not length
+                else any(length - 1 in ahead[t] for t in row if t >= 0)
+            ):
+                ahead[state].add(length)
+    for lengths, spans in zip(ahead, dfa.spans(least, most), strict=True):
+        wanted = {
+            read
+            for read in range(far + 1)
+            if any(least <= read + n <= (most or read + n) for n in lengths)
+        }
+        assert {n for n in range(far + 1) if any(a <= n <= b for a, b in spans)} == wanted
+
+
+def test_the_refinement_of_partitions_splits_where_either_does():
+    a = Dfa([((97, 102), (110, 115)), ((48, 57),)], [[0, -1]], [True])
+    b = Dfa([((100, 112),), ((50, 60), (113, 113))], [[0, -1]], [True])
+    found = {}
+    symbols, left, right = automata.refined(a.symbols, b.symbols)
+    for ranges, i, j in zip(symbols, left.tolist(), right.tolist(), strict=True):
+        found[(i, j)] = ranges
+    assert found == {
+        (0, -1): ((97, 99), (114, 115)),
+        (0, 0): ((100, 102), (110, 112)),
+        (-1, 0): ((103, 109),),
+        (0, 1): ((113, 113),),
+        (1, -1): ((48, 49),),
+        (1, 1): ((50, 57),),
+        (-1, 1): ((58, 60),),
+    }

@@ -9,17 +9,15 @@ alternatives: lists of rules that must all finish.
 
 from collections.abc import Callable, Sequence
 
+from oxillama._core.finishing import finishes, takes
 from oxillama.grammar.nodes import (
     CHECK,
     CHOICE,
-    CLASS,
-    FRESH,
     NETWORK,
     NEVER,
     ONE,
     REGISTER,
     REPEAT,
-    RULE,
     SEQUENCE,
     TAKE,
     choice,
@@ -404,60 +402,3 @@ def _bounded(node: tuple, found: set[int]) -> tuple:
     if most < 0:
         commas = tuple((seq((TAKE, CHECK, None), comma), target) for comma, target in commas)
     return (REGISTER, (NETWORK, body[1], (first, (accept, commas))), least, len(found), needed)
-
-
-def takes(node: tuple, done: bytearray) -> set[int]:
-    """What a register's node can count, given which rules can finish: members, and `ONE`."""
-    kind = node[0]
-    if kind == TAKE:
-        return {node[1]} - {CHECK}
-    if kind == SEQUENCE:
-        parts = node[1] if finishes(node, done) else ()
-    elif kind == CHOICE:
-        parts = tuple(part for part in node[1] if finishes(part, done))
-    elif kind == NETWORK:
-        parts = tuple(part for _, edges in node[2] for part, _ in edges if finishes(part, done))
-    else:
-        return set()
-    return set().union(*(takes(part, done) for part in parts))
-
-
-def finishes(node: tuple, done: bytearray) -> bool:
-    """Whether a node can match something, given which rules can."""
-    kind = node[0]
-    if kind == RULE:
-        return bool(done[node[1]])
-    if kind == CLASS:
-        return bool(node[1])
-    if kind == SEQUENCE:
-        return all(finishes(part, done) for part in node[1])
-    if kind == CHOICE:
-        return any(finishes(part, done) for part in node[1])
-    if kind == REPEAT:
-        return node[2] == 0 or finishes(node[1], done)
-    if kind == FRESH:
-        return finishes(node[1], done)
-    if kind == REGISTER:
-        _, body, least, _, needed = node
-        found = takes(body, done)
-        return (found.issuperset(needed) and (ONE in found or len(found) >= least)) and finishes(
-            body, done
-        )
-    if kind != NETWORK:
-        return True
-    states = node[2]
-    reached, todo = {node[1]}, [node[1]]
-    known: dict[int, bool] = {}
-    while todo:
-        accept, edges = states[todo.pop()]
-        if accept:
-            return True
-        for part, target in edges:
-            if target not in reached:
-                good = known.get(id(part))
-                if good is None:
-                    good = known[id(part)] = finishes(part, done)
-                if good:
-                    reached.add(target)
-                    todo.append(target)
-    return False

@@ -1,0 +1,6 @@
+"""Types of the questions about grammar nodes: see finishing.pyx."""
+
+from typing import Any
+
+def finishes(node: tuple[Any, ...], done: bytearray) -> bool: ...
+def takes(node: tuple[Any, ...], done: bytearray) -> set[int]: ...
