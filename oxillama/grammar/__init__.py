@@ -6,7 +6,7 @@ regex        ECMA regular expressions (regex_reader: their text) -> nodes and au
 regular      finite automata over code points: intersection, complement, difference
 schema       JSON Schema -> rules of a grammar
 automaton    Grammar, GrammarState
-json_schema  JsonSchemaCompiler
+json_schema  JsonSchemaCompiler; collector: compiles without the garbage collector
 composer     Composer: the rules of several grammars in one
 mask         TokenMasker: state -> bitset of allowed tokens
 """

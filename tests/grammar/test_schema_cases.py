@@ -80,6 +80,19 @@ def test_a_member_that_the_surrounding_schema_requires_tells_branches_apart():
     assert not grammar.matches('{"kind":"disc"}')
 
 
+def test_a_case_that_is_part_of_another_is_dropped():
+    """A branch fails by another kind or by a bad size: all that has a kind is one case of it."""
+    schema = {name: value for name, value in TAGGED.items() if name != "required"}
+    cases = cases_of(schema)
+    tagged = [case for case in cases if "kind" in case.required]
+    assert (len(tagged), len(cases)) == (len(KINDS), 8)
+    grammar = free(schema)
+    assert grammar.matches('{"size":2,"kind":"ring"}')
+    assert grammar.matches('{"size":0}')  # of the first branch alone
+    assert not grammar.matches('{"size":1}')
+    assert not grammar.matches("{}")
+
+
 def test_a_way_to_fail_that_others_share_is_one_case():
     names = ["p", "q", "r", "s"]
     schema = {

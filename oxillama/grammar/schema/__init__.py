@@ -4,7 +4,8 @@ compiler   SchemaCompiler: the steps in order
 classes    the schema of a Pydantic model, dataclass or TypedDict
 values     constants of a schema; document: its nodes, references resolved
 expander   logic into cases, with keywords (what holds), negation (what must fail), disjoint
-           (branches of oneOf), validity (constants against a schema) and case (one case)
+           (branches of oneOf), entailment (what a case meets already), validity (constants
+           against a schema) and case (one case)
 survey     which rules can be written later
 emit       cases into rules, with objects, arrays and numbers
 spelling   how JSON values are written; numerals: numbers within bounds

@@ -6,7 +6,7 @@ a case meets it already.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
@@ -34,6 +34,8 @@ class Case:
         self.either: tuple[tuple[Case, ...], ...] = ()
         self.forbidden: frozenset[str] = frozenset()
         self.todo = self.splits = ()
+        # branches that stand in a case's way: one with all of this and one of them is a case too
+        self.past: tuple[Branch, ...] = ()
         self.done: frozenset = frozenset()
         # For `unevaluated*`: the scopes (numbers of schemas that hold such a keyword) being worked
         # in, and what each scope evaluated.
@@ -60,7 +62,8 @@ class Case:
         """Goes on as one of these lists of actions each (or of those that a function of the case
         makes). failing: they are the ways in which a schema fails.
         """
-        self.add("splits", (self.scope, branches, failing))
+        made = branches if callable(branches) else branches_of(branches)
+        self.add("splits", (self.scope, made, failing))
 
     def banned_texts(self) -> list[str]:
         """The strings it must not be."""
@@ -89,7 +92,7 @@ class Case:
         self.either += other.either
         self.length(other.min_length, other.max_length)
 
-    def next_split(self) -> tuple:
+    def next_split(self) -> tuple[frozenset[int], tuple["Branch", ...]]:
         """Takes a split out: scope and branches. Of the ways to fail the fewest come first, which
         may be ways for others to fail too; all else comes in its order.
         """
@@ -99,7 +102,7 @@ class Case:
             at = sizes.index(min(sizes))
         scope, branches, _ = self.splits[at]
         self.splits = self.splits[:at] + self.splits[at + 1 :]
-        return scope, branches
+        return scope, branches_of(branches(self) if callable(branches) else branches)
 
     def only(self, *types: str) -> None:
         self.types = self.types.intersection(types)
@@ -249,3 +252,38 @@ class Member:
 
 
 Action = Callable[[Case], None]  # those above, and functions where nobody asks what they do
+
+
+class Branch:
+    """A branch of a split: its actions, and by kind what they ask for. known: whether that is all
+    they do.
+    """
+
+    __slots__ = ("actions", "known", "types", "names", "absent", "members", "literals")
+
+    def __init__(self, actions: list[Action]):
+        self.actions = actions
+        self.known = True
+        self.types: list[str] = []
+        self.names: list[str] = []
+        self.absent: list[str] = []
+        self.members: list[tuple[str, tuple[int, bool]]] = []
+        self.literals: list[tuple[int, bool]] = []
+        for act in actions:
+            if isinstance(act, Only):
+                self.types.append(act.kind)
+            elif isinstance(act, (Require, Member)):
+                self.names.append(act.name)
+                if isinstance(act, Member):
+                    self.members.append((act.name, act.literal))
+            elif isinstance(act, Forbid):
+                self.absent.append(act.name)
+            elif isinstance(act, Demand):
+                self.literals.append(act.literal)
+            else:
+                self.known = False
+
+
+def branches_of(branches: Iterable["Branch | list[Action]"]) -> tuple[Branch, ...]:
+    """Branches, from lists of actions."""
+    return tuple(b if isinstance(b, Branch) else Branch(b) for b in branches)

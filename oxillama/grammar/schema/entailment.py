@@ -1,12 +1,15 @@
-"""Whether a case already meets a branch of a split: then the split adds nothing to it, and the
-case goes on as it is instead of once per branch. `ex` is the `Expander`.
+"""Whether a case already meets a branch of a split. Then the split adds nothing to it, and the case
+goes on as it is instead of once per branch; and a case that meets a branch which another case took
+at a split before it is a part of that one. `ex` is the `Expander`.
 
 Everything here is a sufficient condition: False says that it is not known.
 """
 
+from collections.abc import Iterable
+
 from oxillama.errors import GrammarError
-from oxillama.grammar.schema.case import Action, Case, Demand, Forbid, Member, Only, Require
-from oxillama.grammar.schema.document import TRUE
+from oxillama.grammar.schema.case import Branch, Case
+from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema.keywords import APPLY
 from oxillama.grammar.schema.validity import holds
 
@@ -29,74 +32,95 @@ SILENT = frozenset(APPLY) - {
 }
 
 
-def met(ex, case: Case, branches: list[list[Action]]) -> bool:
-    """Whether a case meets one of the branches as it is. The others must declare no further
-    members, except where that changes nothing: those of a closed object are the declared ones, and
-    they have an order.
+def met(ex, case: Case, branches: Iterable[Branch]) -> bool:
+    """Whether a case meets one of the branches as it is."""
+    return any(branch.known and _meets(ex, case, branch) for branch in branches)
+
+
+def _meets(ex, case: Case, branch: Branch) -> bool:
+    for name in branch.names:
+        if name not in case.required:
+            return False
+    for name in branch.absent:
+        if name not in case.forbidden:
+            return False
+    for kind in branch.types:
+        if kind not in case.types or len(case.types) > 1:
+            return False
+    for literal in branch.literals:
+        if literal != TRUE and literal not in case.done and not _plainly(ex, case, literal):
+            return False
+    return all(_has(ex, case, name, literal) for name, literal in branch.members)
+
+
+def silent(ex, case: Case, branches: Iterable[Branch]) -> bool:
+    """Whether the branches declare no members that the case does not declare, or that changes
+    nothing: the members of a closed object are the declared ones, and they have an order.
     """
-    return any(all(_entailed(ex, case, act) for act in acts) for acts in branches) and (
-        ex.loose or all(_silent(ex, case, act) for acts in branches for act in acts)
+    return ex.loose or all(
+        branch.known
+        and all(map(case.declares, branch.names))
+        and all(_silent(ex, literal) for literal in branch.literals)
+        for branch in branches
     )
 
 
-def _entailed(ex, case: Case, act: Action) -> bool:
-    if isinstance(act, Demand):
-        return act.literal == TRUE or act.literal in case.done or _plain(ex, case, act.literal)
-    if isinstance(act, Only):
-        return case.types == {act.kind}
-    if isinstance(act, Require):
-        return act.name in case.required
-    if isinstance(act, Forbid):
-        return act.name in case.forbidden
-    return isinstance(act, Member) and _has(ex, case, act.name, act.literal)
+def _silent(ex, literal: tuple[int, bool]) -> bool:
+    if literal in (TRUE, FALSE):
+        return True
+    return literal[1] and all(
+        k in SILENT or k not in APPLY for k in ex.document.keywords(literal[0])
+    )
 
 
-def _plain(ex, case: Case, literal: tuple[int, bool]) -> bool:
+def _plainly(ex, case: Case, literal: tuple[int, bool]) -> bool:
     """Whether a case meets a literal whose schema only names types and required members."""
     node, sign = literal
-    if not (node and sign):
+    if not sign:
         return False
-    for keyword, value in ex.document.keywords(node).items():
-        if keyword == "type":
-            names = value if isinstance(value, list) else [value]
-            if not case.types <= {"number" if name == "integer" else name for name in names}:
-                return False
-            if "number" in case.types and "number" not in names and not case.integer:
-                return False
-        elif keyword == "required":
-            if "object" in case.types and not set(value or ()) <= set(case.required):
-                return False
-        elif keyword in APPLY:
-            return False
-    return True
+    if node not in ex.plain:
+        ex.plain[node] = _plain(ex.document.keywords(node))
+    found = ex.plain[node]
+    if found is None:
+        return False
+    types, integer, names = found
+    return (
+        case.types <= types
+        and (case.integer or not integer or "number" not in case.types)
+        and ("object" not in case.types or names.issubset(case.required))
+    )
+
+
+def _plain(schema: dict) -> tuple[frozenset, bool, frozenset] | None:
+    """The types, whether numbers are integers, and the required members of a schema that names
+    nothing else; None for others.
+    """
+    if any(keyword in APPLY and keyword not in ("type", "required") for keyword in schema):
+        return None
+    names = schema.get("type", [*TYPES])
+    names = names if isinstance(names, list) else [names]
+    return (
+        frozenset("number" if name == "integer" else name for name in names),
+        "integer" in names and "number" not in names,
+        frozenset(schema.get("required") or ()),
+    )
 
 
 def _has(ex, case: Case, name: str, literal: tuple[int, bool]) -> bool:
-    """Whether a member is required whose values, few of them, all meet a literal."""
-    if name not in case.required:
-        return False
+    """Whether the values of a required member, few of them, all meet a literal."""
     found = ex.property_literals(case, name)
     if found is None or literal in found:
         return True
-    values = ex.values_of(found)
-    if values is None:
-        return False
+    known = ex.implied.get((found, literal))
+    if known is None:
+        known = ex.implied[(found, literal)] = _implied(ex, found, literal)
+    return known
+
+
+def _implied(ex, literals: frozenset, literal: tuple[int, bool]) -> bool:
+    """Whether the values that meet all of the literals are few and meet another one."""
     try:
-        return all(
-            holds(ex.document, literal, value)
-            for value in values
-            if all(holds(ex.document, known, value) for known in found)
-        )
+        values = ex.few_values(literals)
+        return values is not None and all(holds(ex.document, literal, v) for v in values)
     except (GrammarError, TypeError, ValueError, AttributeError):
         return False  # what is malformed there is refused where it is demanded
-
-
-def _silent(ex, case: Case, act: Action) -> bool:
-    if isinstance(act, Demand):
-        node, sign = act.literal
-        return node == 0 or (
-            sign and all(k in SILENT or k not in APPLY for k in ex.document.keywords(node))
-        )
-    if isinstance(act, (Member, Require)):
-        return case.declares(act.name)
-    return isinstance(act, (Only, Forbid))

@@ -12,9 +12,17 @@ from collections.abc import Callable
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import search_automaton
-from oxillama.grammar.schema.case import INFINITE, Action, Case, Demand, Member
+from oxillama.grammar.schema.case import (
+    INFINITE,
+    Action,
+    Branch,
+    Case,
+    Demand,
+    Member,
+    branches_of,
+)
 from oxillama.grammar.schema.document import FALSE, TRUE, Document
-from oxillama.grammar.schema.entailment import met
+from oxillama.grammar.schema.entailment import met, silent
 from oxillama.grammar.schema.keywords import APPLY, in_place
 from oxillama.grammar.schema.negation import negate
 from oxillama.grammar.schema.validity import holds
@@ -41,6 +49,13 @@ class Expander:
     ):
         self.document, self.refuse, self.loose = document, refuse, loose
         self.memo: dict[frozenset, list[Case]] = {}
+        # for `entailment`: by literals and one more, whether they imply it; by literals, their
+        # values; by node, what it says if that is plain
+        self.implied: dict[tuple[frozenset, tuple[int, bool]], bool] = {}
+        self.few: dict[frozenset, list | None] = {}
+        self.plain: dict[int, tuple | None] = {}
+        # by node, the ways in which it can fail
+        self.failing: dict[int, tuple[Branch, ...]] = {}
         self.working: set[frozenset] = set()
         self.scopes = self.steps = 0
         self.most_steps = MAX_STEPS
@@ -66,11 +81,9 @@ class Expander:
 
     def _expand(self, literals: frozenset) -> list[Case]:
         start = Case()
-        values = self.values_of(literals)
+        values = self.few_values(literals)
         if values is not None:
-            start.allow(
-                [v for v in values if all(holds(self.document, literal, v) for literal in literals)]
-            )
+            start.allow(values)
             start.integer = self._whole(literals)
             return [] if start.dead else [start]
         for literal in sorted(literals):
@@ -87,7 +100,7 @@ class Expander:
                     "split into cases"
                 )
             self._settle(case)
-            if case.dead:
+            if case.dead or met(self, case, case.past):
                 continue
             if case.values is not None:
                 # the rest of the case is about concrete values: ask the validator, all of the
@@ -118,15 +131,17 @@ class Expander:
                     )
                 continue
             scope, branches = case.next_split()
-            if callable(branches):
-                branches = branches(case)
-            if not scope and met(self, case, branches):
+            # what a branch evaluates counts where a scope is open: all of them are followed
+            quiet = not scope and silent(self, case, branches)
+            if quiet and met(self, case, branches):
                 stack.append(case)
                 continue
-            for actions in reversed(branches):
+            for at in range(len(branches) - 1, -1, -1):
                 other = case.copy()
                 other.scope = scope
-                for act in actions:
+                if quiet:
+                    other.past += branches[:at]
+                for act in branches[at].actions:
                     act(other)
                     if other.dead:
                         break
@@ -179,6 +194,19 @@ class Expander:
                     return list({canonical(v): v for v in schema["enum"]}.values())
         return None
 
+    def few_values(self, literals: frozenset) -> list | None:
+        """The values that meet all of the literals, where one of them lists values."""
+        if literals not in self.few:
+            values = self.values_of(literals)
+            self.few[literals] = (
+                None
+                if values is None
+                else [
+                    v for v in values if all(holds(self.document, known, v) for known in literals)
+                ]
+            )
+        return self.few[literals]
+
     def _settle(self, case: Case) -> None:
         """Applies pending literals until only splits are left."""
         while case.todo and not case.dead:
@@ -200,9 +228,11 @@ class Expander:
                         return
             else:
                 case.scope = frozenset()  # what fails evaluates nothing
-                branches = negate(self, node, schema)
+                branches = self.failing.get(node)
+                if branches is None:
+                    branches = self.failing[node] = branches_of(negate(self, node, schema))
                 if len(branches) == 1:
-                    for act in branches[0]:
+                    for act in branches[0].actions:
                         act(case)
                 elif not branches:
                     case.dead = True
@@ -216,7 +246,7 @@ class Expander:
         joined, left, combinations = [], [], 1
         for scope, branches, failing in case.splits:
             if callable(branches):
-                branches = branches(case)
+                branches = branches_of(branches(case))
             texts = self._texts(branches)
             if texts is None:
                 left.append((scope, branches, failing))
@@ -229,17 +259,17 @@ class Expander:
             case.either += tuple(joined)
             case.splits = tuple(left)
 
-    def _texts(self, branches: list[list[Action]]) -> tuple[Case, ...] | None:
+    def _texts(self, branches: tuple[Branch, ...]) -> tuple[Case, ...] | None:
         """The branches that a string can meet, a case each; None where one lists values."""
         out = []
-        for actions in branches:
+        for branch in branches:
             case = Case()
             case.types = TEXT
-            for act in actions:
+            for act in branch.actions:
                 act(case)
             self._settle(case)
             for _, inner, _ in case.splits if not case.dead else ():
-                texts = self._texts(inner(case) if callable(inner) else inner)
+                texts = self._texts(branches_of(inner(case)) if callable(inner) else inner)
                 if texts is None:
                     return None
                 case.either += (texts,)

@@ -11,6 +11,8 @@ from oxillama.errors import GrammarError
 
 def kind_of(value) -> str:
     """The JSON type of a value."""
+    if isinstance(value, str):
+        return "string"
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -19,7 +21,7 @@ def kind_of(value) -> str:
         return "object"
     if isinstance(value, list):
         return "array"
-    return "string" if isinstance(value, str) else "number"
+    return "number"
 
 
 def exact(value) -> Fraction:
@@ -30,6 +32,8 @@ def exact(value) -> Fraction:
 def canonical(value):
     """A hashable form in which equal JSON values are equal: 1 and 1.0 are, 1 and true are not."""
     kind = kind_of(value)
+    if kind == "string":
+        return kind, value
     if kind == "object":
         return kind, frozenset((k, canonical(v)) for k, v in value.items())
     if kind == "array":
