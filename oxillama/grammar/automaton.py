@@ -109,12 +109,12 @@ class Grammar:
         self.warnings = tuple(warnings)
         self._source = source
         self._symbols = {key: i + 1 for i, key in enumerate(self.tokens)}
-        lim = self.limits
+        lim, symbols = self.limits, len(self.tokens) + 1 if self.tokens else 0
 
-        def make() -> Machine:
+        def make() -> Machine:  # without `self`: a grammar is freed when the last use of it ends
             return Machine(
                 list(rules),
-                symbols=len(self.tokens) + 1 if self.tokens else 0,
+                symbols=symbols,
                 names=None if deferred is not None else list(names),
                 max_states=lim.max_states,
                 max_depth=lim.max_depth,

@@ -48,8 +48,10 @@ def _looped(work: list[tuple], filled: dict[int, int]) -> list[tuple]:
     """
     rules = list(work)
     nullable = _nullable(rules)
-    begins = [_begins(body, nullable) for body in rules]
+    groups = _groups([_begins(body, nullable) for body in rules])
     out = list(rules)
+    if not groups:
+        return out
 
     def fill(number: int) -> tuple:
         if number not in filled:
@@ -58,7 +60,7 @@ def _looped(work: list[tuple], filled: dict[int, int]) -> list[tuple]:
             work[filled[number]] = _filled(rules[number], nullable, fill)
         return (RULE, filled[number])
 
-    for group in _groups(begins):
+    for group in groups:
         members = {number: i for i, number in enumerate(group)}
         firsts: list[tuple[tuple, int]] = []
         edges: list[list[tuple[tuple, int]]] = [[] for _ in group]

@@ -1,11 +1,11 @@
-"""The pause of Python's garbage collector during a compilation."""
+"""What grammars leave to Python's garbage collector, and its pause during a compilation."""
 
 import gc
 import threading
 
 import pytest
 
-from oxillama.grammar import JsonSchemaCompiler
+from oxillama.grammar import Grammar, JsonSchemaCompiler, TokenMasker
 from oxillama.grammar.collector import paused_collector
 
 
@@ -73,3 +73,28 @@ def test_a_compilation_pauses_and_resumes_it(collector):
     assert seen
     assert not any(seen)
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_grammar_is_freed_without_the_collector(collector, deep):
+    """With rules written at once or as they are called: no object refers to itself by others."""
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    if deep:
+        schema["properties"]["b"] = {"$ref": "#"}
+    masker = TokenMasker([bytes([b]) for b in range(256)])
+
+    def use(grammar):
+        state = masker.state(grammar)
+        for byte in b'{"a":"':
+            state.mask()
+            masker.advance(state, byte)
+
+    for make in (lambda: JsonSchemaCompiler().compile(schema), lambda: Grammar.from_regex("a+b")):
+        gc.collect()
+        gc.disable()
+        grammar = make()
+        if grammar.matches(b'{"a":"x"}'):
+            use(grammar)
+        del grammar
+        assert gc.collect() == 0
+        gc.enable()
