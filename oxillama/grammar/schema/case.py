@@ -54,6 +54,14 @@ class Case:
         other.__dict__.update(self.__dict__)
         return other
 
+    def only_todo(self) -> bool:
+        """Whether it says nothing yet but what is to do."""
+        return all(
+            value == _BLANK[name]
+            for name, value in self.__dict__.items()
+            if name not in ("todo", "done", "past")
+        )
+
     def add(self, name: str, item) -> None:
         """One more item in one of the tuples."""
         setattr(self, name, (*getattr(self, name), item))
@@ -181,6 +189,9 @@ class Case:
             keys = {canonical(v) for v in values}
             self.values = [v for v in self.values if canonical(v) in keys]
         self.only(*{kind_of(v) for v in self.values})
+
+
+_BLANK = Case().__dict__
 
 
 def _least(a: int | None, b: int | None) -> int | None:

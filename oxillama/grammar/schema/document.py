@@ -31,6 +31,8 @@ SINGLES = frozenset(
         "contentSchema",
     )
 )
+# the keywords that say how a schema is called, and by which draft
+NAMING = frozenset(("$schema", "$id", "id", "$anchor", "$dynamicAnchor"))
 HOLDING = MAPS | LISTS | SINGLES  # the keywords that hold schemas
 # the keywords whose schemas apply to the same value
 IN_PLACE = frozenset(
@@ -75,6 +77,7 @@ ENFORCED = (LEAF | (HOLDING - {"$defs", "definitions", "then", "else", "contentS
         "maxProperties",
     ),
 )
+_BRANCHING, _BESIDES = ENFORCED - LEAF, ENFORCED - {"$ref"}
 MAX_HOPS = 8  # references followed to what they mean
 
 
@@ -123,6 +126,7 @@ WELL_FORMED = {
         and all(isinstance(part, (dict, bool)) or _names(part) for part in value.values())
     ),
 }
+_FORMED = frozenset(WELL_FORMED)
 
 
 class Document:
@@ -138,7 +142,6 @@ class Document:
         self.anchors: dict[str, int] = {}
         self.dynamic: dict[str, int] = {}
         self.roots: dict[str, int] = {}
-        self.keep: list = []
         self.resolved: dict[tuple[str, str], tuple[int, bool]] = {}
         self.listed: dict[tuple[int, str], set] = {}
         # representatives of nodes, and those of leaves by what they enforce
@@ -175,33 +178,19 @@ class Document:
         todo = [(root, pointer, base, draft)]
         while todo:
             schema, pointer, base, draft = todo.pop()
-            if not isinstance(schema, (dict, bool)):
+            if isinstance(schema, bool):
+                continue
+            if not isinstance(schema, dict):
                 raise GrammarError(
                     f"schema {pointer or '/'}: {kind_of(schema)} found, an object or a boolean "
                     "wanted"
                 )
-            if isinstance(schema, bool):
+            if NAMING.isdisjoint(schema):
+                self._add(schema, pointer, base, draft)
+            else:
+                base, draft = self._identify(schema, pointer, base, draft)
+            if HOLDING.isdisjoint(schema):
                 continue
-            if isinstance(schema.get("$schema"), str):
-                own = _draft(schema, draft)
-                if self._identifier(schema, own) is not None:
-                    draft = own
-            name = self._identifier(schema, draft)
-            if name is not None:
-                uri, _, fragment = urljoin(base, name).partition("#")
-                if fragment:
-                    self.anchors[f"{base}#{fragment}"] = self._add(schema, pointer, base, draft)
-                else:
-                    base = uri
-            number = self._add(schema, pointer, base, draft)
-            if name is not None:
-                self.roots[base] = number
-            for keyword in ("$anchor", "$dynamicAnchor"):
-                if isinstance(schema.get(keyword), str):
-                    self.anchors[f"{base}#{schema[keyword]}"] = number
-            if isinstance(schema.get("$dynamicAnchor"), str):
-                anchor = schema["$dynamicAnchor"]
-                self.dynamic[anchor] = -1 if anchor in self.dynamic else number
             if draft < 2019 and "$ref" in schema:
                 held = schema.keys() & ("definitions", "$defs")
             else:
@@ -223,6 +212,30 @@ class Document:
                 elif key in SINGLES and isinstance(value, (dict, bool)):
                     todo.append((value, at, base, draft))
 
+    def _identify(self, schema: dict, pointer: str, base: str, draft: int) -> tuple[str, int]:
+        """Numbers a schema and notes its identifier and anchors; the base and draft below it."""
+        if isinstance(schema.get("$schema"), str):
+            own = _draft(schema, draft)
+            if self._identifier(schema, own) is not None:
+                draft = own
+        name = self._identifier(schema, draft)
+        if name is not None:
+            uri, _, fragment = urljoin(base, name).partition("#")
+            if fragment:
+                self.anchors[f"{base}#{fragment}"] = self._add(schema, pointer, base, draft)
+            else:
+                base = uri
+        number = self._add(schema, pointer, base, draft)
+        if name is not None:
+            self.roots[base] = number
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(keyword), str):
+                self.anchors[f"{base}#{schema[keyword]}"] = number
+        if isinstance(schema.get("$dynamicAnchor"), str):
+            anchor = schema["$dynamicAnchor"]
+            self.dynamic[anchor] = -1 if anchor in self.dynamic else number
+        return base, draft
+
     def _add(self, schema, pointer: str, base: str, draft: int) -> int:
         known = self.numbers.get(id(schema))
         if known is None:
@@ -231,7 +244,6 @@ class Document:
             self.pointers.append(pointer)
             self.bases.append(base)
             self.drafts.append(draft)
-            self.keep.append(schema)
         return known
 
     def literal(self, schema, sign: bool = True) -> tuple[int, bool]:
@@ -251,7 +263,7 @@ class Document:
         truth = True
         for _ in range(MAX_HOPS):
             schema = self.keywords(node) if node else {}
-            if "$ref" not in schema or any(k in ENFORCED and k != "$ref" for k in schema):
+            if "$ref" not in schema or not _BESIDES.isdisjoint(schema):
                 break
             try:
                 node, kept = self.resolve(node, schema["$ref"])
@@ -266,13 +278,10 @@ class Document:
         """What a schema enforces if that is only in `LEAF`, as something that can be compared;
         None otherwise.
         """
-        found = []
-        for keyword, value in schema.items():
-            if keyword in LEAF:
-                found.append((keyword, repr(value)))  # 1, True and "1" are three
-            elif keyword in ENFORCED:
-                return None
-        return tuple(found)
+        if not _BRANCHING.isdisjoint(schema):
+            return None
+        # by their text: 1, True and "1" are three
+        return tuple([(keyword, repr(schema[keyword])) for keyword in schema if keyword in LEAF])
 
     def number(self, schema) -> int:
         """A schema's node."""
@@ -300,7 +309,7 @@ class Document:
         schema = self.schemas[node]
         if self.drafts[node] < 2019 and isinstance(schema.get("$ref"), str):
             schema = {"$ref": schema["$ref"]}
-        elif node:
+        elif node and not _FORMED.isdisjoint(schema):
             for keyword, value in schema.items():
                 if keyword in WELL_FORMED and not WELL_FORMED[keyword](value):
                     raise GrammarError(
@@ -423,6 +432,8 @@ class Document:
             if not _LINKS.isdisjoint(schema) and (targets := self._in_place(node, schema)):
                 out[node] = targets
                 todo += targets
+            if HOLDING.isdisjoint(schema):
+                continue
             for key in schema.keys() & HOLDING:
                 value = schema[key]
                 subs: Iterable = ()

@@ -54,8 +54,12 @@ class Expander:
         self.implied: dict[tuple[frozenset, tuple[int, bool]], bool] = {}
         self.few: dict[frozenset, list | None] = {}
         self.plain: dict[int, tuple | None] = {}
-        # by node, the ways in which it can fail
+        # by node, the ways in which it can fail, the keywords that it applies, and what it says of
+        # members; by branches, the strings that meet them
         self.failing: dict[int, tuple[Branch, ...]] = {}
+        self.applied: dict[int, list[tuple]] = {}
+        self.declared: dict[int, tuple[dict, tuple, tuple[int, bool]]] = {}
+        self.texts: dict[tuple[Branch, ...], tuple[Case, ...] | None] = {}
         self.working: set[frozenset] = set()
         self.scopes = self.steps = 0
         self.most_steps = MAX_STEPS
@@ -99,6 +103,9 @@ class Expander:
                     f"schema {self.where(min(literals)[0])}: takes more than {MAX_STEPS} steps to "
                     "split into cases"
                 )
+            if len(case.todo) == 1 and (known := self._expanded(case)) is not None:
+                stack.extend(known)
+                continue
             self._settle(case)
             if case.dead or met(self, case, case.past):
                 continue
@@ -151,6 +158,21 @@ class Expander:
                 raise GrammarError(
                     f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases"
                 )
+        return out
+
+    def _expanded(self, case: Case) -> list[Case] | None:
+        """The cases of a case that only has one literal to meet, where they are known."""
+        ((literal, scope),) = case.todo
+        known = self.memo.get(frozenset((literal,)))
+        if known is None or scope or not case.only_todo():
+            return None
+        if any(one.unevaluated for one in known):  # judged once, in the case that they are part of
+            return None
+        out = []
+        for one in reversed(known):
+            other = one.copy()
+            other.past = case.past
+            out.append(other)
         return out
 
     def _whole(self, literals) -> bool:
@@ -222,8 +244,12 @@ class Expander:
             if sign:
                 case.scope = scope
                 self._open_scopes(case, node, schema, scope)
-                for keyword, value in schema.items():
-                    self._apply(case, node, schema, keyword, value)
+                applied = self.applied.get(node)
+                if applied is None:
+                    applied = [(k, value, APPLY[k]) for k, value in schema.items() if k in APPLY]
+                    self.applied[node] = applied
+                for keyword, value, handler in applied:
+                    self._apply(case, node, schema, keyword, value, handler)
                     if case.dead:
                         return
             else:
@@ -247,7 +273,9 @@ class Expander:
         for scope, branches, failing in case.splits:
             if callable(branches):
                 branches = branches_of(branches(case))
-            texts = self._texts(branches)
+            if branches not in self.texts:
+                self.texts[branches] = self._texts(branches)
+            texts = self.texts[branches]
             if texts is None:
                 left.append((scope, branches, failing))
             else:
@@ -336,20 +364,18 @@ class Expander:
 
     # ------------------------------------------------------------------ keywords that must hold
 
-    def _apply(self, case: Case, node: int, schema: dict, keyword: str, value) -> None:
-        handler = APPLY.get(keyword)
-        if handler is not None:
-            try:
-                handler(self, case, node, schema, value)
-            except GrammarError as error:
-                if str(error).startswith("schema "):
-                    raise
-                self.refuse(self.where(node), keyword, str(error))
-            except (TypeError, ValueError, AttributeError):
-                raise GrammarError(
-                    f"schema {self.where(node)}: keyword {keyword!r}: malformed value "
-                    f"{str(value)[:80]!r}"
-                ) from None
+    def _apply(self, case: Case, node: int, schema: dict, keyword: str, value, handler) -> None:
+        try:
+            handler(self, case, node, schema, value)
+        except GrammarError as error:
+            if str(error).startswith("schema "):
+                raise
+            self.refuse(self.where(node), keyword, str(error))
+        except (TypeError, ValueError, AttributeError):
+            raise GrammarError(
+                f"schema {self.where(node)}: keyword {keyword!r}: malformed value "
+                f"{str(value)[:80]!r}"
+            ) from None
 
     def literal(self, schema, sign: bool = True):
         return self.document.literal(schema, sign)
@@ -362,14 +388,18 @@ class Expander:
             return None
         out = set()
         for properties, patterns, rest in case.objects:
-            matched = [properties[name]] if name in properties else []
-            if patterns:
-                matched += [
-                    literal
-                    for source, literal in patterns
-                    if search_automaton(source).accepts_text(name)
-                ]
+            literal = properties.get(name)
+            if not patterns:
+                out.add(rest if literal is None else literal)
+                continue
+            matched = [] if literal is None else [literal]
+            matched += [
+                one for source, one in patterns if search_automaton(source).accepts_text(name)
+            ]
             out.update(matched or [rest])
-        if FALSE in out or (len(out) > 1 and any((node, not sign) in out for node, sign in out)):
+        if FALSE in out:
             return None
-        return frozenset(out - {TRUE})
+        out.discard(TRUE)
+        if len(out) > 1 and any((node, not sign) in out for node, sign in out):
+            return None
+        return frozenset(out)

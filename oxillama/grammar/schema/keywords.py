@@ -192,6 +192,26 @@ def _objects(ex, case, node, schema, value):
     )
     if schema[first] is not value:
         return
+    if node not in ex.declared:
+        ex.declared[node] = _declared(ex, node, schema)
+    properties, patterns, rest = ex.declared[node]
+    case.add("objects", (properties, patterns, rest))
+    case.opened = case.opened or not OPENING.isdisjoint(schema)
+    case.add(
+        "seen",
+        (
+            case.scope,
+            frozenset(properties),
+            tuple(source for source, _ in patterns),
+            "additionalProperties" in schema
+            or "unevaluatedProperties" in schema
+            and not in_place(schema),
+        ),
+    )
+
+
+def _declared(ex, node, schema) -> tuple[dict, tuple, tuple[int, bool]]:
+    """What a schema says of members: by name, by patterns of names, and of all others."""
     rest = schema.get("additionalProperties", True)
     if "additionalProperties" not in schema and not in_place(schema):
         rest = schema.get("unevaluatedProperties", True)
@@ -208,19 +228,7 @@ def _objects(ex, case, node, schema, value):
             )
             continue
         patterns.append((source, ex.literal(sub)))
-    case.add("objects", (properties, tuple(patterns), ex.literal(rest)))
-    case.opened = case.opened or not OPENING.isdisjoint(schema)
-    case.add(
-        "seen",
-        (
-            case.scope,
-            frozenset(properties),
-            tuple(source for source, _ in patterns),
-            "additionalProperties" in schema
-            or "unevaluatedProperties" in schema
-            and not in_place(schema),
-        ),
-    )
+    return properties, tuple(patterns), ex.literal(rest)
 
 
 def _required(ex, case, node, schema, value):
