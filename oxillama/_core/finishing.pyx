@@ -14,6 +14,11 @@ def finishes(tuple node, bytearray done):
     return can_finish(node, <const unsigned char *>PyByteArray_AS_STRING(done))
 
 
+def whole(tuple node, bytearray done):
+    """Whether all rules that a node calls, wherever in it, can match something, and so can all of its classes."""
+    return all_finish(node, <const unsigned char *>PyByteArray_AS_STRING(done))
+
+
 def takes(tuple node, bytearray done):
     """What a register's node can count: members, and `ONE`."""
     found = set()
@@ -122,3 +127,24 @@ cdef bint counts(tuple node) except -1:
                 return True
         return False
     return kind == TAKE or kind == CHOICE or kind == NETWORK
+
+
+cdef bint all_finish(tuple node, const unsigned char *done) except -1:
+    cdef int kind = node[0]
+    cdef tuple state, edge
+    if kind == RULE:
+        return done[<Py_ssize_t>node[1]]
+    if kind == CLASS:
+        return len(<tuple>node[1]) > 0
+    if kind == SEQUENCE or kind == CHOICE:
+        for part in <tuple>node[1]:
+            if not all_finish(part, done):
+                return False
+    elif kind == REPEAT or kind == FRESH or kind == REGISTER:
+        return all_finish(node[1], done)
+    elif kind == NETWORK:
+        for state in <tuple>node[2]:
+            for edge in <tuple>state[1]:
+                if not all_finish(edge[0], done):
+                    return False
+    return True

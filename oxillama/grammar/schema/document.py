@@ -453,15 +453,17 @@ class Document:
 
     def _in_place(self, node: int, schema: dict) -> list[int]:
         """The nodes that apply to the same value as this one."""
-        subs = [schema[k] for k in ("not", "if", "then", "else") if k in schema]
-        for keyword in ("allOf", "anyOf", "oneOf"):
-            subs += schema[keyword] if isinstance(schema.get(keyword), list) else []
-        for keyword in ("dependentSchemas", "dependencies"):
-            subs += (
-                [s for s in schema[keyword].values() if not isinstance(s, list)]
-                if isinstance(schema.get(keyword), dict)
-                else []
-            )
+        subs: list = []
+        for keyword in schema:
+            value = schema[keyword]
+            if keyword not in _LINKS or keyword == "$ref":
+                continue
+            if keyword in ("allOf", "anyOf", "oneOf"):
+                subs += value if isinstance(value, list) else []
+            elif keyword in ("dependentSchemas", "dependencies"):
+                subs += value.values() if isinstance(value, dict) else []
+            else:
+                subs.append(value)
         targets = [self.number(sub) for sub in subs if isinstance(sub, dict)]
         if isinstance(schema.get("$ref"), str):
             with contextlib.suppress(GrammarError):  # raised where the reference is used, if it is

@@ -76,6 +76,7 @@ class Emitter:
         self.todo: list = []
         self.spelled: dict = {}
         self.letters: dict[str, tuple] = {}
+        self.pairs: dict[str, tuple[tuple | None, tuple]] = {}
         self.others: dict[tuple[str, ...], tuple] = {}
         # classes of names: all of them, and without the known ones
         self.splits: dict = {}
@@ -193,6 +194,14 @@ class Emitter:
         known = self.letters.get(letter)
         if known is None:
             known = self.letters[letter] = self.spell(((ord(letter), ord(letter)),))
+        return known
+
+    def spell_split(self, letter: str) -> tuple[tuple | None, tuple]:
+        """One letter (None where it has no spelling), and one character that is another."""
+        known = self.pairs.get(letter)
+        if known is None:
+            own = None if sp.lone(letter) else self.spell_letter(letter)
+            known = self.pairs[letter] = own, self.spell_others((letter,))
         return known
 
     def spell_others(self, letters: tuple[str, ...]) -> tuple:

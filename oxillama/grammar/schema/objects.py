@@ -31,6 +31,7 @@ from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
 from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import FALSE, TRUE
+from oxillama.grammar.schema.spelling import lone
 
 MAX_FINITE = 64  # names that are counted one by one where they are few
 
@@ -347,14 +348,18 @@ def names_but(em, known: Set[str]) -> tuple:
         ends[at] = True
     states: list[tuple] = []
     last = len(children)
+    edges: tuple[tuple[tuple, int], ...]
     for at, follow in enumerate(children):
-        # a surrogate alone has no spelling
-        edges = [
-            (em.spell_letter(c), target)
-            for c, target in follow.items()
-            if not "\ud800" <= c <= "\udfff"
-        ]
-        edges.append((em.spell_others(tuple(sorted(follow))), last))
-        states.append((not ends.get(at, False), tuple(edges)))
+        if len(follow) == 1:
+            ((letter, target),) = follow.items()
+            own, others = em.spell_split(letter)
+            edges = ((own, target), (others, last)) if own else ((others, last),)
+        else:
+            edges = (
+                # a surrogate alone has no spelling
+                *((em.spell_letter(c), target) for c, target in follow.items() if not lone(c)),
+                (em.spell_others(tuple(sorted(follow))), last),
+            )
+        states.append((not ends.get(at, False), edges))
     states.append((True, ((em.block("key-char"), last),)))
     return seq(literal('"'), (NETWORK, 0, tuple(states)), literal('"'))

@@ -141,6 +141,11 @@ def any_character() -> tuple:
     )
 
 
+def lone(letter: str) -> bool:
+    """Whether a character is half of a surrogate pair, which alone has no spelling."""
+    return "\ud800" <= letter <= "\udfff"
+
+
 def _surrogates(low: int, high: int) -> list[tuple]:
     """Pairs for offsets low..high above U+10000: the high unit, a backslash and u, the low unit."""
     first, last = low >> 10, high >> 10
@@ -192,7 +197,7 @@ class Spelling:
                 return literal(json.dumps(value, ensure_ascii=False))
             except UnicodeEncodeError:
                 return NEVER
-        if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+        if not value.isascii() and any(map(lone, value)):
             return NEVER
         parts = [literal('"')]
         for run in RUNS.findall(value):

@@ -9,7 +9,7 @@ alternatives: lists of rules that must all finish.
 
 from collections.abc import Callable, Sequence
 
-from oxillama._core.finishing import finishes, takes
+from oxillama._core.finishing import finishes, takes, whole
 from oxillama.grammar.nodes import (
     CHECK,
     CHOICE,
@@ -370,21 +370,25 @@ def endless(rules: list, needs: list[Needs | None]) -> list[int]:
 
 def living(node: tuple, done: bytearray) -> tuple:
     """A node without what its registers cannot take; itself where they can take all."""
+    return node if whole(node, done) else _living(node, done)
+
+
+def _living(node: tuple, done: bytearray) -> tuple:
     kind = node[0]
     if kind == REGISTER:
         return _bounded(node, takes(node[1], done)) if finishes(node, done) else NEVER
     if kind == REPEAT:
-        inner = living(node[1], done)
+        inner = _living(node[1], done)
         most = None if node[3] < 0 else node[3]
         return node if inner is node[1] else repeat(inner, node[2], most)
     if kind in (SEQUENCE, CHOICE):
-        parts = [living(part, done) for part in node[1]]
+        parts = [_living(part, done) for part in node[1]]
         if all(part is old for part, old in zip(parts, node[1])):
             return node
         return seq(*parts) if kind == SEQUENCE else choice(*parts)
     if kind == NETWORK:
         states = tuple(
-            (accept, tuple((living(part, done), target) for part, target in edges))
+            (accept, tuple((_living(part, done), target) for part, target in edges))
             for accept, edges in node[2]
         )
         return node if states == node[2] else (NETWORK, node[1], states)
