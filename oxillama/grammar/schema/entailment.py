@@ -11,7 +11,6 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.schema.case import Branch, Case
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema.keywords import APPLY
-from oxillama.grammar.schema.validity import holds
 
 # keywords that declare no member names, by themselves or by what they refer to
 SILENT = frozenset(APPLY) - {
@@ -121,6 +120,6 @@ def _implied(ex, literals: frozenset, literal: tuple[int, bool]) -> bool:
     """Whether the values that meet all of the literals are few and meet another one."""
     try:
         values = ex.few_values(literals)
-        return values is not None and all(holds(ex.document, literal, v) for v in values)
+        return values is not None and all(ex.accepts(literal, v) for v in values)
     except (GrammarError, TypeError, ValueError, AttributeError):
         return False  # what is malformed there is refused where it is demanded

@@ -50,9 +50,10 @@ class Expander:
         self.document, self.refuse, self.loose = document, refuse, loose
         self.memo: dict[frozenset, list[Case]] = {}
         # for `entailment`: by literals and one more, whether they imply it; by literals, their
-        # values; by node, what it says if that is plain
+        # values; by node, the values that it lists; by node, what it says if that is plain
         self.implied: dict[tuple[frozenset, tuple[int, bool]], bool] = {}
         self.few: dict[frozenset, list | None] = {}
+        self.listed: dict[int, tuple[set, bool] | None] = {}
         self.plain: dict[int, tuple | None] = {}
         # by node, the ways in which it can fail, the keywords that it applies, and what it says of
         # members; by branches, the strings that meet them
@@ -107,15 +108,14 @@ class Expander:
                 stack.extend(known)
                 continue
             self._settle(case)
+            self._refute(case)
             if case.dead or met(self, case, case.past):
                 continue
             if case.values is not None:
                 # the rest of the case is about concrete values: ask the validator, all of the
                 # conjunction at once
                 case.values = [
-                    v
-                    for v in case.values
-                    if all(holds(self.document, literal, v) for literal in literals)
+                    v for v in case.values if all(self.accepts(one, v) for one in literals)
                 ]
                 case.splits = ()
                 if not case.values:
@@ -229,6 +229,29 @@ class Expander:
             )
         return self.few[literals]
 
+    def accepts(self, literal: tuple[int, bool], value) -> bool:
+        """Whether a value meets a literal. Where the schema lists values, those are judged once."""
+        node, sign = literal
+        if node not in self.listed:
+            self.listed[node] = self._values_listed(node)
+        found = self.listed[node]
+        if found is None:
+            return holds(self.document, literal, value)
+        values, inside = found
+        return ((canonical(value) in values) == inside) == sign
+
+    def _values_listed(self, node: int) -> tuple[set, bool] | None:
+        """The only values that meet a schema (and True), or the only ones that do not (and False);
+        None where it lists neither.
+        """
+        schema = self.document.keywords(node) if node else {}
+        if schema.keys() == {"$banned"}:
+            return self.document.members(node, "$banned"), False
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if not isinstance(values, list):
+            return None
+        return {canonical(v) for v in values if holds(self.document, (node, True), v)}, True
+
     def _settle(self, case: Case) -> None:
         """Applies pending literals until only splits are left."""
         while case.todo and not case.dead:
@@ -324,8 +347,25 @@ class Expander:
                 and all(holds(self.document, n, name) for n in names)
             ):
                 out.append([Member(name, literal)])
-        out.append([lambda f: f.add("owed", extra)])
+        if not any(rest == FALSE and not patterns for _, patterns, rest in case.objects):
+            out.append([lambda f: f.add("owed", extra)])
         return out
+
+    def _refute(self, case: Case) -> None:
+        """Drops objects where a demanded member cannot be there: before its case is split further.
+        Looked at are demands for some member, and the member that was required last.
+        """
+        if "object" not in case.types:
+            return
+        for excluded, *_ in case.extras:
+            for properties, patterns, rest in case.objects:
+                if rest == FALSE and not patterns and excluded.issuperset(properties):
+                    case.drop("object")
+                    return
+        if case.required:
+            found = self.property_literals(case, case.required[-1])
+            if found is None:
+                case.drop("object")
 
     def _open_scopes(self, case: Case, node: int, schema: dict, scope) -> None:
         """Starts to note what is evaluated where a schema restricts what is not."""
