@@ -177,3 +177,38 @@ def test_a_string_too_large_for_one_automaton_is_written_by_combinations():
     assert grammar.matches('"' + "bx" * 4_400 + '"')
     assert not grammar.matches('"' + "bx" * 4_401 + '"')
     assert not grammar.matches('"abx"')
+
+
+def test_an_absent_member_and_a_bad_one_are_one_way_to_fail():
+    """Each of the branches that must not hold fails by its own member: one case, not 2 ** 4."""
+    names = ["a", "b", "c", "d"]
+    schema = {
+        "type": "object",
+        "allOf": [
+            {"not": {"required": [name], "properties": {name: {"type": "integer"}}}}
+            for name in names
+        ],
+    }
+    (case,) = cases_of(schema)
+    assert (case.required, case.forbidden) == ((), frozenset())
+    assert [list(properties) for properties, _, _ in case.objects] == [[name] for name in names]
+    grammar = free(schema)
+    assert grammar.matches('{"d":"x","b":null}')
+    assert grammar.matches("{}")
+    assert not grammar.matches('{"d":"x","b":1}')
+
+
+def test_a_member_that_a_closed_object_cannot_have_ends_its_case():
+    """Seven branches that differ in names: what one closes, no other needs a case of."""
+    branches = [
+        {"properties": {f"own{i}": {}, "shared": {"maximum": i}}, "additionalProperties": False}
+        for i in range(7)
+    ]
+    cases = cases_of({"type": "object", "oneOf": branches})
+    assert all(not case.owed for case in cases)
+    assert len(cases) == 49  # of 7 * 2 ** 6 combinations
+    grammar = free({"type": "object", "oneOf": branches})
+    assert grammar.matches('{"own3":1,"shared":3}')
+    assert grammar.matches('{"shared":6}')
+    assert not grammar.matches('{"shared":5}')
+    assert not grammar.matches('{"own3":1,"own4":1}')

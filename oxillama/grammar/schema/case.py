@@ -262,6 +262,30 @@ class Member:
         case.add("objects", ({self.name: self.literal}, (), TRUE))
 
 
+class IfThere:
+    """The action that wants a literal of a member, where there is such a member."""
+
+    __slots__ = ("name", "literal")
+
+    def __init__(self, name: str, literal: tuple[int, bool]):
+        self.name, self.literal = name, literal
+
+    def __call__(self, case: Case) -> None:
+        case.add("objects", ({self.name: self.literal}, (), TRUE))
+
+
+class SomeMember:
+    """The action that demands some member: see `Case.owed`."""
+
+    __slots__ = ("extra",)
+
+    def __init__(self, extra: tuple):
+        self.extra = extra
+
+    def __call__(self, case: Case) -> None:
+        case.add("extras", self.extra)
+
+
 Action = Callable[[Case], None]  # those above, and functions where nobody asks what they do
 
 
@@ -270,7 +294,17 @@ class Branch:
     they do.
     """
 
-    __slots__ = ("actions", "known", "types", "names", "absent", "members", "literals")
+    __slots__ = (
+        "actions",
+        "known",
+        "types",
+        "names",
+        "absent",
+        "members",
+        "optional",
+        "some",
+        "literals",
+    )
 
     def __init__(self, actions: list[Action]):
         self.actions = actions
@@ -279,6 +313,8 @@ class Branch:
         self.names: list[str] = []
         self.absent: list[str] = []
         self.members: list[tuple[str, tuple[int, bool]]] = []
+        self.optional: list[tuple[str, tuple[int, bool]]] = []
+        self.some: list[tuple] = []
         self.literals: list[tuple[int, bool]] = []
         for act in actions:
             if isinstance(act, Only):
@@ -287,6 +323,10 @@ class Branch:
                 self.names.append(act.name)
                 if isinstance(act, Member):
                     self.members.append((act.name, act.literal))
+            elif isinstance(act, IfThere):
+                self.optional.append((act.name, act.literal))
+            elif isinstance(act, SomeMember):
+                self.some.append(act.extra)
             elif isinstance(act, Forbid):
                 self.absent.append(act.name)
             elif isinstance(act, Demand):

@@ -49,7 +49,21 @@ def _meets(ex, case: Case, branch: Branch) -> bool:
     for literal in branch.literals:
         if literal != TRUE and literal not in case.done and not _plainly(ex, case, literal):
             return False
+    for name, literal in branch.optional:
+        if name not in case.forbidden and not _has(ex, case, name, literal):
+            return False
+    for extra in branch.some:
+        if not any(_is_some(ex, case, name, extra) for name in case.required):
+            return False
     return all(_has(ex, case, name, literal) for name, literal in branch.members)
+
+
+def _is_some(ex, case: Case, name: str, extra: tuple) -> bool:
+    """Whether a required member is one that is demanded, whatever its name."""
+    excluded, must, must_not, literal, names = extra
+    if name in excluded or must or must_not or names:
+        return False
+    return literal == TRUE or _has(ex, case, name, literal)
 
 
 def silent(ex, case: Case, branches: Iterable[Branch]) -> bool:
@@ -58,7 +72,9 @@ def silent(ex, case: Case, branches: Iterable[Branch]) -> bool:
     """
     return ex.loose or all(
         branch.known
+        and not branch.some
         and all(map(case.declares, branch.names))
+        and all(case.declares(name) for name, _ in branch.optional)
         and all(_silent(ex, literal) for literal in branch.literals)
         for branch in branches
     )
@@ -106,7 +122,7 @@ def _plain(schema: dict) -> tuple[frozenset, bool, frozenset] | None:
 
 
 def _has(ex, case: Case, name: str, literal: tuple[int, bool]) -> bool:
-    """Whether the values of a required member, few of them, all meet a literal."""
+    """Whether all values that a member may have, few of them, meet a literal."""
     found = ex.property_literals(case, name)
     if found is None or literal in found:
         return True

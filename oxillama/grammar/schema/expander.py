@@ -120,10 +120,8 @@ class Expander:
                 case.splits = ()
                 if not case.values:
                     continue
-            if not case.splits and case.extras and "object" in case.types:
-                extra = case.extras[-1]
-                case.extras = case.extras[:-1]
-                case.split(self._candidates(case, extra))
+            if case.extras and "object" in case.types:
+                self._choose_members(case)
             if case.types == TEXT and len(case.splits) > (0 if case.patterns else 1):
                 self._join_texts(case)
                 if case.dead:
@@ -347,9 +345,20 @@ class Expander:
                 and all(holds(self.document, n, name) for n in names)
             ):
                 out.append([Member(name, literal)])
-        if not any(rest == FALSE and not patterns for _, patterns, rest in case.objects):
+        if not _closed(case):
             out.append([lambda f: f.add("owed", extra)])
         return out
+
+    def _choose_members(self, case: Case) -> None:
+        """Splits by the members that can meet demands for some member: at once in a closed object,
+        where no more will be declared, else one by one when nothing else is left to split.
+        """
+        left = len(case.extras) if _closed(case) else 0 if case.splits else 1
+        case.scope = frozenset()
+        while left:
+            extra, case.extras = case.extras[-1], case.extras[:-1]
+            case.split(self._candidates(case, extra), failing=True)
+            left -= 1
 
     def _refute(self, case: Case) -> None:
         """Drops objects where a demanded member cannot be there: before its case is split further.
@@ -443,3 +452,8 @@ class Expander:
         if len(out) > 1 and any((node, not sign) in out for node, sign in out):
             return None
         return frozenset(out)
+
+
+def _closed(case: Case) -> bool:
+    """Whether no member is allowed but those of a list of names."""
+    return any(rest == FALSE and not patterns for _, patterns, rest in case.objects)

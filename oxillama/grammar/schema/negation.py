@@ -8,7 +8,16 @@ applied as made-up ones; keywords whose names begin with `$` and that no draft k
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import parse_regex
-from oxillama.grammar.schema.case import Action, Demand, Forbid, Member, Only, Require
+from oxillama.grammar.schema.case import (
+    Action,
+    Demand,
+    Forbid,
+    IfThere,
+    Member,
+    Only,
+    Require,
+    SomeMember,
+)
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema.formats import FORMATS
 from oxillama.grammar.schema.keywords import APPLY, array_schemas
@@ -28,6 +37,25 @@ def negate(ex, node: int, schema: dict) -> list[list[Action]]:
                 f"in an 'else', or to tell the branches of a 'oneOf' apart)"
             )
         out.extend(handler(ex, node, schema, value))
+    return _joined(out)
+
+
+def _joined(ways: list[list[Action]]) -> list[list[Action]]:
+    """The same ways to fail, where a member's absence and its bad values are one: what it must be
+    if it is there.
+    """
+    absent = {way[1].name for way in ways if len(way) == 2 and isinstance(way[1], Forbid)}
+    bad = {way[1].name for way in ways if len(way) == 2 and isinstance(way[1], Member)}
+    both = absent & bad
+    if not both:
+        return ways
+    out: list[list[Action]] = []
+    for way in ways:
+        act = way[1] if len(way) == 2 else None
+        if isinstance(act, Member) and act.name in both:
+            out.append([way[0], IfThere(act.name, act.literal)])
+        elif not (isinstance(act, Forbid) and act.name in both):
+            out.append(way)
     return out
 
 
@@ -179,9 +207,7 @@ def _no_objects(ex, node, schema, value):
             out.append(
                 [
                     Only("object"),
-                    lambda f, s=source, literal=literal: f.add(
-                        "extras", (frozenset(), (s,), (), literal, ())
-                    ),
+                    SomeMember((frozenset(), (source,), (), literal, ())),
                 ]
             )
     literal = ex.literal(schema.get("additionalProperties", True), False)
@@ -190,7 +216,7 @@ def _no_objects(ex, node, schema, value):
         out.append(
             [
                 Only("object"),
-                lambda f: f.add("extras", (declared, (), patterns, literal, ())),
+                SomeMember((declared, (), patterns, literal, ())),
             ]
         )
     return out
@@ -203,7 +229,7 @@ def _no_names(ex, node, schema, value):
     if literal == FALSE:
         return [positive(ex, node, {"type": "object", "minProperties": 1})]
     bad = (literal[0], not literal[1])
-    return [[Only("object"), lambda f: f.add("extras", (frozenset(), (), (), TRUE, (bad,)))]]
+    return [[Only("object"), SomeMember((frozenset(), (), (), TRUE, (bad,)))]]
 
 
 def _no_required(ex, node, schema, value):
