@@ -242,6 +242,18 @@ def test_the_seed_is_reported_and_repeats(engine):
     assert first.tokens == again.tokens and again.seed == first.seed
 
 
+def test_a_seed_of_minus_one_is_drawn_whatever_the_sampler_says(engine):
+    given = dict(max_tokens=4, sampler=SamplerConfig(seed=7))
+    assert engine.generate("Once", **given).seed == 7
+    assert engine.generate("Once", **given, seed=None).seed == 7
+    drawn = {engine.generate("Once", **given, seed=-1).seed for _ in range(3)}
+    assert len(drawn) == 3 and 7 not in drawn
+    session = engine.session()
+    engine.generate("Once", session=session, **given)
+    assert engine.generate(None, session=session, max_tokens=4).seed == 7
+    assert engine.generate(None, session=session, max_tokens=4, seed=-1).seed != 7
+
+
 def test_logprobs_are_of_the_rows_drawn_from(engine):
     ids = engine.tokenize("Once upon a time")
     done = engine.generate(ids, max_tokens=4, sampler=GREEDY, logprobs=3, prompt_logprobs=2)

@@ -325,7 +325,7 @@ class Llama:
             )
         self.model_path = os.fspath(model_path)
         self.verbose, self.chat_format = verbose, chat_format
-        self._seed = None if seed in (-1, _ANY_SEED) else seed
+        self._seed = _given_seed(seed)
         self._logits_all, self._embedding = logits_all, embedding
         self._pooling_type, self._window = pooling_type, last_n_tokens_size
         self._speculative = "lookup" if draft_model is not None else None
@@ -709,7 +709,7 @@ class Llama:
             **given,
             "repeat_last_n": self._window,
             "max_tokens": None if limit is None or limit <= 0 else limit,
-            "seed": self._seed if seed in (None, -1, _ANY_SEED) else seed,
+            "seed": self._seed if seed is None else _given_seed(seed),
         }
         if grammar is not None:
             options["grammar"] = grammar
@@ -822,7 +822,7 @@ class Llama:
 
     def set_seed(self, seed: int) -> None:
         """The seed of completions without one; -1 draws a new one for each."""
-        self._seed = None if seed in (-1, _ANY_SEED) else seed
+        self._seed = _given_seed(seed)
 
     def set_cache(self, cache: Any) -> None:
         """Stored prefixes belong to the engine and are always on; None and a LlamaRAMCache are
@@ -871,7 +871,7 @@ class Llama:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             logit_bias=logit_bias or {},
-            seed=self._seed if seed is None else seed,
+            seed=self._seed if seed is None else _given_seed(seed),
         ).sample(self._rows[-1])
 
     def _sampler(self, processors: Sequence[Processor] = (), **fields: Any) -> Sampler:
@@ -1014,6 +1014,11 @@ def _check_more(more: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name}: is not an argument of Llama, wanted one of {', '.join(known)}"
             )
+
+
+def _given_seed(seed: int) -> int | None:
+    """A seed; None for those that stand for a random one."""
+    return None if seed in (-1, _ANY_SEED) else seed
 
 
 def _refuse(name: str, value: Any, only: Any) -> None:

@@ -7,6 +7,7 @@ what requests share of a tokenizer and its grammars. `make_request` prepares a s
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -146,8 +147,9 @@ class Options:
     max_tokens: None (or -1) means to the end of the context. sampler: a SamplerConfig, None for the
     engine's. sampling_fields: fields of a SamplerConfig that differ from the engine's, or from
     those of the session that continues. `generate` takes them as arguments of their own
-    (`temperature=0`, `top_p=0.9`). Give a whole sampler or single fields, not both. stop,
-    stop_token_ids and seed are added to the sampler's own.
+    (`temperature=0`, `top_p=0.9`). Give a whole sampler or single fields, not both. stop
+    and stop_token_ids are added to the sampler's own. seed takes the place of the sampler's; -1
+    draws one, None leaves it to the sampler.
 
     cache_prompt: share pages with prompts that begin in the same way. truncate_prompt: drop the
     middle of a prompt that is too long (its first token stays) instead of raising. context_shift:
@@ -202,7 +204,7 @@ class Options:
         if isinstance(self.max_tokens, (int, np.integer)) and self.max_tokens == -1:
             object.__setattr__(self, "max_tokens", None)  # as llama.cpp has it
         if isinstance(self.seed, (int, np.integer)) and self.seed == -1:
-            object.__setattr__(self, "seed", None)
+            object.__setattr__(self, "seed", secrets.randbits(64))
         if isinstance(self.seed, np.integer):
             object.__setattr__(self, "seed", int(self.seed))
         for name, least in (

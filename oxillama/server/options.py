@@ -67,9 +67,9 @@ def _sigma(value: Any) -> float | None:
     return float(value) if value > 0 else None
 
 
-def _seed(value: Any) -> int | None:
-    """A seed as 64 bits without a sign; -1 is none, as llama.cpp has it."""
-    return None if value == -1 else int(value) & (2**64 - 1)
+def _seed(value: Any) -> int:
+    """A seed as 64 bits without a sign; -1 draws one, as in llama.cpp."""
+    return -1 if value == -1 else int(value) & (2**64 - 1)
 
 
 def _bias(value: Any) -> dict[int, float]:

@@ -85,6 +85,14 @@ def test_a_seed_gives_the_same_text_again(llm):
     llm.set_seed(5)
     assert text() == text(seed=5)
     llm.set_seed(7)
+    drawn = {text(seed=seed) for seed in (-1, -1, llama_cpp.LLAMA_DEFAULT_SEED)}
+    assert len(drawn) == 3 and text() not in drawn
+    llm.reset()
+    llm.eval(llm.tokenize(b"There was a"))
+    flat = {"temp": 5.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert llm.sample(**flat) == llm.sample(**flat, seed=7)
+    assert len({llm.sample(**flat, seed=-1) for _ in range(9)}) > 1
+    llm.reset()
 
 
 def test_log_probabilities_of_prompt_and_text(llm, engine):

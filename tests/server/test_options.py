@@ -6,6 +6,7 @@ from oxillama.sampling import REORDERABLE, SamplerConfig
 from oxillama.server import options
 from oxillama.server.errors import ApiError
 from oxillama.server.schema import check_body
+from tests.server.conftest import asking
 
 DEFAULT = SamplerConfig()
 
@@ -87,7 +88,7 @@ def test_options_of_a_request(name, given, field, wanted):
 
 
 def test_minus_one_turns_off_as_it_does_elsewhere():
-    assert read({"seed": -1}).options == {}
+    assert read({"seed": -1}).options == {"seed": -1} and read({"seed": None}).options == {}
     assert read({"top_k": -1}).sampler.top_k == 0
     sigma = SamplerConfig(top_n_sigma=1.0)
     for off in (-1, 0):
@@ -134,3 +135,56 @@ def test_what_cannot_be_honoured_is_named(body, param):
 def test_a_penalty_too_small_for_the_sampler_is_refused_by_its_schema():
     with pytest.raises(ApiError, match="repeat_penalty: found 1e-07, wanted a number in"):
         check_body({"repeat_penalty": 1e-7}, {"properties": options.properties()})
+
+
+HI = [{"role": "user", "content": "Tell me a story."}]
+FLAT = {"temperature": 2, "top_k": 0, "top_p": 1}  # no two draws give the same text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/v1/completions", {"prompt": "Once", "max_tokens": 24},
+         lambda made: made["choices"][0]["text"]),
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 24},
+         lambda made: made["choices"][0]["message"]["content"]),
+        ("/v1/messages", {"messages": HI, "max_tokens": 24},
+         lambda made: made["content"][0]["text"]),
+        ("/v1/responses", {"input": "Tell me a story.", "max_output_tokens": 24},
+         lambda made: made["output"][0]["content"][0]["text"]),
+        ("/completion", {"prompt": "Once", "n_predict": 24}, lambda made: made["content"]),
+    ],
+)  # fmt: skip
+def test_a_seed_of_minus_one_is_random_and_null_is_none(seeded, path, body, text):
+    def answered(**seed):
+        return text(seeded.ok(path, {**body, **FLAT, **seed}))
+
+    usual = answered()
+    assert usual == answered(seed=None) == answered(seed=7)
+    assert len({usual, answered(seed=-1), answered(seed=-1)}) == 3
+
+
+def test_the_seed_drawn_is_told(seeded):
+    def used(**seed):
+        made = seeded.ok("/completion", {"prompt": "Once", "n_predict": 1, **seed})
+        return made["generation_settings"]["seed"]
+
+    drawn = used(seed=-1)
+    assert used() == 7 and drawn not in (-1, 7) and used(seed=drawn) == drawn
+
+
+def test_ollamas_seed_of_minus_one_is_random(seeded):
+    def answered(**seed):
+        body = {"model": "oxillama-embedded", "prompt": "Once", "raw": True, "stream": False}
+        options = {**FLAT, "num_predict": 24, **seed}
+        return seeded.ok("/api/generate", {**body, "options": options})["response"]
+
+    assert answered() == answered(seed=7)
+    assert len({answered(), answered(seed=-1), answered(seed=-1)}) == 3
+
+
+@pytest.fixture(scope="module")
+def seeded():
+    """A server whose sampler has a seed."""
+    with asking(engine={"sampler": SamplerConfig(seed=7)}) as made:
+        yield made
