@@ -227,23 +227,25 @@ async def _whole(
 ) -> dict[str, Any]:
     turnstile = asyncio.Semaphore(AT_ONCE)
 
-    async def one(at: int, ids: list[int] | None) -> list[Completion]:
+    async def one(at: int, ids: list[int] | None) -> tuple[list[Completion], dict[str, int]]:
         param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
         async with turnstile, _job(call, model, param, asked) as job:
             await job.begin(lambda: _submit(call, model, ids, asked, body))
-            return await job.results()
+            done = await job.results()
+            # what best_of drew and left out counts too
+            return done, {**usage_of(done), "generated": job.generated}
 
     tasks = [asyncio.ensure_future(one(at, ids)) for at, ids in enumerate(prompts)]
     try:
-        results = await asyncio.gather(*tasks)
+        ended = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
+    results = [done for done, _ in ended]
     if body.get("logprobs") is None and not body.get("echo"):
         choices = _choices(model, prompts, results, asked, body)
     else:
         choices = await call.offload(_choices, model, prompts, results, asked, body)
-    usages = [usage_of(done) for done in results]
     return {
         "id": new_id("cmpl-"),
         "object": "text_completion",
@@ -251,7 +253,7 @@ async def _whole(
         "model": adapters.served_as(model, body),
         "system_fingerprint": FINGERPRINT,
         "choices": choices,
-        "usage": _usage(usages),
+        "usage": _usage([usage for _, usage in ended]),
     }
 
 

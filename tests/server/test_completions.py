@@ -39,6 +39,18 @@ def test_the_best_of_several_is_that_of_the_engine(server, engine):
     (wanted,) = engine.generate("Once upon a time", max_tokens=8, seed=3, best_of=4, n=1)
     made = server.ok(PATH, {**ASK, "best_of": 4})
     assert [each["text"] for each in made["choices"]] == [wanted.text]
+    # all that was drawn is counted, as OpenAI does
+    body = {**ASK, "max_tokens": 200, "prompt": ["Once upon a time", "A dog"]}
+    drawn = engine.generate(body["prompt"], max_tokens=200, seed=3, n=4)
+    counts = [len(done.tokens) for several in drawn for done in several]
+    assert len(set(counts)) > 2
+    usage = server.ok(PATH, {**body, "best_of": 4, "n": 2})["usage"]
+    assert usage["completion_tokens"] == sum(counts)
+    assert usage["total_tokens"] == usage["prompt_tokens"] + sum(counts)
+    chunks = server.chunks(
+        PATH, {**body, "best_of": 4, "n": 4, "stream_options": {"include_usage": True}}
+    )
+    assert chunks[-2]["usage"]["completion_tokens"] == sum(counts)
 
 
 def test_a_stream_has_the_same_text(server):
