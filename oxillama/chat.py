@@ -140,20 +140,8 @@ class Chat:
             raise ConfigError(
                 f"messages: found {type(messages).__name__}, wanted a list of messages"
             )
-        messages = list(messages)
-        for at, message in enumerate(messages):
-            if not isinstance(message, Mapping):
-                raise ConfigError(
-                    f"messages[{at}]: found {type(message).__name__}, wanted a message: a dict of "
-                    "role and content"
-                )
-            calls = message.get("tool_calls")
-            if calls is not None and not isinstance(calls, (list, tuple)):
-                raise ConfigError(
-                    f"messages[{at}].tool_calls: found {type(calls).__name__}, wanted a list"
-                )
         return self._rendered(
-            self._form.formed(messages),
+            self._form.formed(list(messages)),
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             **variables,

@@ -106,10 +106,6 @@ class PromptBuilder:
         if not self.teaches_tools:
             messages = _in_words(messages, tools, system=not tools or self._takes_system)
             tools = None
-        messages = [
-            {**each, "content": ""} if each.get("content") is None else dict(each)
-            for each in messages
-        ]
         text = self._write(
             self._form.formed(messages),
             tools=list(tools) if tools else None,

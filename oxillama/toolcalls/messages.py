@@ -10,20 +10,22 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from oxillama.errors import TemplateError
+from oxillama.errors import ConfigError, TemplateError
+from oxillama.vision.messages import IMAGE_TYPES
 
 _PROBE = "probe_of_arguments"
 _SAID = "probe_of_content"
+_RESULTS = ("tool", "ipython", "function")  # roles whose content is what a tool returned
 # a template that goes through a content part by part
 _PARTS = re.compile(r"\bfor\s+\w+\s+in\s+\w+(?:\.content\b|\[['\"]content['\"]\])")
 
 
 class MessageForm:
-    """The form of messages that one template expects. The forms of arguments and of contents are
+    """The form of messages that one template expects. The forms of calls and of contents are
     detected by rendering, when the first message needs it.
     """
 
-    __slots__ = ("_as_text", "_by_parts", "_render", "_takes_parts", "_takes_text", "_thinking")
+    __slots__ = ("_by_parts", "_calls", "_render", "_takes_parts", "_takes_text", "_thinking")
 
     def __init__(self, source: str, render: Callable[[Sequence[dict]], str]) -> None:
         self._render = render
@@ -31,25 +33,29 @@ class MessageForm:
             "reasoning_content" not in source
             and re.search(r"\.thinking\b|\[['\"]thinking['\"]\]", source) is not None
         )
-        self._as_text: bool | None = None
+        # whether arguments are text, and the content of a message with calls alone
+        self._calls: tuple[bool, str | None] | None = None
         self._by_parts = _PARTS.search(source) is not None
         # None: not tried yet; texts are read by whoever does not go through parts
         self._takes_text: bool | None = None if self._by_parts else True
         self._takes_parts: bool | None = None
 
     def formed(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The messages with tool-call arguments and reasoning as the template expects them."""
-        return [
-            self._message(message) if isinstance(message, Mapping) else message
-            for message in messages
-        ]
+        """The messages with contents, tool calls and reasoning as the template expects them.
+        ConfigError names a message that is none, or what is of a wrong type in it.
+        """
+        for at, message in enumerate(messages):
+            _check(message, f"messages[{at}]")
+        return [self._message(message) for message in messages]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         made = dict(message)
-        if "content" in made:
-            made["content"] = self._content(made["content"])
         if made.get("tool_calls"):
             made["tool_calls"] = [self._call(call) for call in made["tool_calls"]]
+        if made.get("content") is None:
+            made["content"] = self._form_of_calls()[1]
+        else:
+            made["content"] = self._content(made["content"])
         reasoning = made.get("reasoning_content")
         if (
             self._thinking
@@ -86,13 +92,28 @@ class MessageForm:
         inside = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(inside, Mapping) or "arguments" not in inside:
             return call
-        if self._as_text is None:
-            self._as_text = self._wants_text()
-        made = {**inside, "arguments": _arguments(inside["arguments"], self._as_text)}
+        made = {**inside, "arguments": _arguments(inside["arguments"], self._form_of_calls()[0])}
         return {**call, "function": made} if "function" in call else made
 
-    def _wants_text(self) -> bool:
-        """Whether the template writes a call's arguments correctly only from JSON text."""
+    def _form_of_calls(self) -> tuple[bool, str | None]:
+        """(whether the template writes a call's arguments correctly only from JSON text, the
+        content of a message with calls alone: empty text, or None if the template writes calls only
+        with that).
+        """
+        if self._calls is None:
+            as_text, written = self._probed("")
+            empty: str | None = ""
+            if not written:
+                without, written = self._probed(None)
+                if written:
+                    as_text, empty = without, None
+            self._calls = as_text, empty
+        return self._calls
+
+    def _probed(self, content: str | None) -> tuple[bool, bool]:
+        """(whether arguments must be JSON text, whether a call is written at all) beside a
+        content.
+        """
         written = {}
         for as_text in (False, True):
             arguments = _arguments({_PROBE: "x"}, as_text)
@@ -103,7 +124,7 @@ class MessageForm:
             }
             history: list[dict[str, Any]] = [
                 {"role": "user", "content": "a"},
-                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "assistant", "content": content, "tool_calls": [call]},
             ]
             try:
                 written[as_text] = self._render(
@@ -115,9 +136,61 @@ class MessageForm:
             except TemplateError:
                 written[as_text] = ""
         spelled = re.compile(rf'"{_PROBE}"\s*:\s*"x"')
-        return bool(spelled.search(written[True])) and (
+        wants_text = bool(spelled.search(written[True])) and (
             not written[False] or f"'{_PROBE}'" in written[False]
         )
+        return wants_text, any(_PROBE in text for text in written.values())
+
+
+def _check(message: Any, name: str) -> None:
+    """ConfigError for a message that no template can write, under its name."""
+    if not isinstance(message, Mapping):
+        raise ConfigError(
+            f"{name}: found {type(message).__name__}, wanted a message: a dict of role and content"
+        )
+    role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
+    if not isinstance(role, str):
+        raise ConfigError(
+            f"{name}.role: found {_kind(message, 'role')}, wanted a text such as 'user'"
+        )
+    if calls is not None and not isinstance(calls, (list, tuple)):
+        raise ConfigError(f"{name}.tool_calls: found {type(calls).__name__}, wanted a list")
+    for at, call in enumerate(calls or ()):
+        if not isinstance(call, Mapping):
+            raise ConfigError(
+                f"{name}.tool_calls[{at}]: found {type(call).__name__}, wanted a dict of function"
+            )
+    if isinstance(content, str) or (role == "assistant" and calls and content is None):
+        return
+    if isinstance(content, Mapping) and role in _RESULTS:
+        return
+    if not isinstance(content, (list, tuple)):
+        raise ConfigError(
+            f"{name}.content: found {_kind(message, 'content')}, wanted text or a list of parts"
+            + (", or tool_calls" if role == "assistant" and content is None else "")
+        )
+    if not content:
+        raise ConfigError(f"{name}.content: found no parts, wanted 1 or more")
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in IMAGE_TYPES and not _is_text(part):
+            raise ConfigError(
+                f"{name}.content[{at}]: found {_part_found(part)}, wanted a part such as "
+                '{"type": "text", "text": "..."}, or an image'
+            )
+
+
+def _kind(message: Mapping[str, Any], key: str) -> str:
+    value = message.get(key)
+    return type(value).__name__ if value is not None else "None" if key in message else "nothing"
+
+
+def _part_found(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return type(part).__name__
+    if part.get("type") == "text":
+        return f"a text of type {type(part.get('text')).__name__}"
+    return f"a dict of type {part.get('type')!r:.40}"
 
 
 def _part(text: str) -> dict[str, str]:

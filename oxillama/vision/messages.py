@@ -16,7 +16,7 @@ from typing import Any
 from oxillama.errors import ImageError
 from oxillama.tokenizer.provenance import marks_of, plain
 
-_IMAGES = ("image", "image_url", "input_image")
+IMAGE_TYPES = ("image", "image_url", "input_image")
 _OTHERS = (
     "audio",
     "audio_url",
@@ -56,7 +56,7 @@ def split_images(
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind in _OTHERS:
                 raise ImageError(f"{name}: found a part of type {kind!r}, wanted text or an image")
-            if kind in _IMAGES:
+            if kind in IMAGE_TYPES:
                 name = part.get("at") or name
                 found.append(ImagePart(name, _source(part, name)))
                 part = {"type": "image"}
