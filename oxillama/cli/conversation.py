@@ -28,7 +28,7 @@ from oxillama.cli.run import (
     system_of,
     use_template,
 )
-from oxillama.cli.sampling import add_generation, generation, note, read, timed
+from oxillama.cli.sampling import add_generation, bracketed, generation, note, read, timed
 from oxillama.durable import write_parts
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -394,9 +394,13 @@ class Commands:
         conversation, messages = self.conversation, self.conversation.messages
         used = conversation.size(messages) if messages else 0
         note(
-            f"[messages: {len(messages)}, {used} tokens; "
-            f"context: {conversation.engine.context_size} tokens; "
-            f"replies: {conversation.replies}, {conversation.tokens} tokens]"
+            bracketed(
+                [
+                    f"messages: {len(messages)}, {used} tokens",
+                    f"context: {conversation.engine.context_size} tokens",
+                    f"replies: {conversation.replies}, {conversation.tokens} tokens",
+                ]
+            )
         )
         if conversation.last is not None:
             note(timed(conversation.last))

@@ -11,11 +11,14 @@ import argparse
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import oxillama
 from oxillama.cli.parsing import closest, number
+
+WIDTH = 80  # columns of a terminal
 
 # (names, field of a sampler, kind, help)
 _NUMBERS: tuple[tuple[tuple[str, ...], str, type, str], ...] = (
@@ -305,7 +308,7 @@ def piped() -> bool:
 
 
 def timed(done: oxillama.Completion) -> str:
-    """One line of what a reply took."""
+    """What a reply took."""
     took, used = done.timings, done.usage
     parts = [
         f"prompt {used.prompt_tokens} tokens"
@@ -321,7 +324,18 @@ def timed(done: oxillama.Completion) -> str:
     if found is not None and found.accepted + found.rejected:
         judged = found.accepted + found.rejected
         parts.insert(3, f"{found.accepted} of {judged} candidates accepted")
-    return "[" + "; ".join(parts) + "]"
+    return bracketed(parts)
+
+
+def bracketed(parts: Sequence[str]) -> str:
+    """Parts between brackets, in lines of at most 80 columns that end between two parts."""
+    lines = ["["]
+    for at, part in enumerate(parts):
+        word = part + ("; " if at + 1 < len(parts) else "]")
+        if len(lines[-1] + word.rstrip()) > WIDTH and lines[-1].strip("[ "):
+            lines.append(" ")
+        lines[-1] += word
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def note(text: str) -> None:

@@ -136,6 +136,7 @@ def test_ctrl_c_ends_a_reply_and_keeps_what_was_said(talk, asked, monkeypatch):
     contents = [each["content"] for each in asked[-1]]
     assert contents == ["One", "Once", "Three"]  # nothing was said to "Two"
     # what was said before a stop counts
+    assert all(len(line) <= 80 for line in err.splitlines())
     assert "messages: 2," in err and "replies: 1," in err and "replies: 2," in err
     assert "; cancelled]" in err
 

@@ -7,6 +7,8 @@ import pytest
 
 import oxillama
 from oxillama.cli import main, parser, sampling
+from oxillama.cli.sampling import bracketed, timed
+from oxillama.engine.speculation import SpecStats
 
 OPTIONS = parser()._subparsers._group_actions[0].choices["run"]._option_string_actions
 # llama.cpp's names of what there is here, and the field or argument each of them sets
@@ -133,10 +135,41 @@ def test_a_system_message_makes_a_chat_of_a_run(capsys):
     assert code == 0
 
 
-def test_timings_are_one_line_beside_the_text(capsys):
+def test_timings_come_beside_the_text(capsys):
     code, out, err = printed(capsys, "run", "-n", 8, "--temp", 0, "--seed", 3)
-    assert code == 0 and "tokens/s" not in out and err.count("\n") == 1
-    assert "prompt 5 tokens" in err and "reply 8 tokens" in err and "seed 3; length]" in err
+    assert code == 0 and "tokens/s" not in out
+    told = " ".join(err.split())
+    assert "[prompt 5 tokens" in told and "reply 8 tokens" in told and "seed 3; length]" in told
+    assert all(len(line) <= 80 for line in err.splitlines())
+
+
+def test_bracketed_lines_end_between_parts_within_80_columns():
+    assert bracketed(["one", "two"]) == "[one; two]"
+    parts = ["a" * 38, "b" * 37, "c", "d" * 100, "e"]
+    assert bracketed(parts) == f"[{parts[0]}; {parts[1]};\n c;\n {parts[3]};\n e]"
+    # the bracket at the end counts
+    assert bracketed(["a" * 78]) == f"[{'a' * 78}]"
+    assert bracketed(["a" * 38, "b" * 38]) == f"[{'a' * 38}; {'b' * 38}]"
+    assert bracketed(["a" * 38, "b" * 39]) == f"[{'a' * 38};\n {'b' * 39}]"
+
+
+def test_timings_fit_a_terminal_of_80_columns():
+    done = oxillama.Completion(
+        "",
+        (),
+        "length",
+        oxillama.Usage(100_000, 2000, cached_tokens=99_000),
+        seed=2**64 - 1,
+        speculation=SpecStats(accepted=1000, rejected=2000),
+        timings=oxillama.Timings(100.0, 1.0, 3.0, 12345.6, 2345.6),
+    )
+    told = timed(done)
+    assert all(len(line) <= 80 for line in told.splitlines())
+    assert " ".join(told.split()) == (
+        "[prompt 100000 tokens (99000 cached), 12,345.6 tokens/s; reply 2000 tokens, 2,345.6 "
+        "tokens/s; first token 3.000 s; 1000 of 3000 candidates accepted; total 100.00 s; seed "
+        "18446744073709551615; length]"
+    )
 
 
 def test_without_a_command_the_help_is_shown(capsys):
