@@ -144,7 +144,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "--chat-template: found without a system message, wanted -sys, or `oxillama chat`"
         )
     if prompt is None and piped():
-        prompt = read("-").removesuffix("\n") or None
+        prompt = read("-", instead="-p TEXT gives a prompt").removesuffix("\n") or None
     text = PROMPT if prompt is None else prompt
     with load(arguments) as engine, _room_in_options():
         lora.apply(engine, arguments.lora)

@@ -11,6 +11,7 @@ import argparse
 import os
 import stat
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import oxillama
 from oxillama.cli.parsing import closest, number
 
 WIDTH = 80  # columns of a terminal
+PATIENCE = 1.0  # seconds until who waits is told what for
 
 # (names, field of a sampler, kind, help)
 _NUMBERS: tuple[tuple[tuple[str, ...], str, type, str], ...] = (
@@ -284,10 +286,14 @@ def _schema(given: str) -> str:
     return given if text.startswith("{") or text in ("true", "false") else read(given)
 
 
-def read(path: str) -> str:
-    """The text of a file, or of standard input for `-`; ConfigError where it cannot be read."""
+def read(path: str, *, instead: str = "") -> str:
+    """The text of a file, or of standard input for `-`; ConfigError where it cannot be read.
+
+    Whoever waits at a terminal for an input that does not end is told so; instead: what else gives
+    the text.
+    """
     try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        data = _standard_input(instead) if path == "-" else Path(path).read_bytes()
         return data.decode("utf-8")
     except OSError as error:
         raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
@@ -296,6 +302,19 @@ def read(path: str) -> str:
         raise oxillama.ConfigError(
             f"{place}: found byte {error.start} to be no UTF-8, wanted a text"
         ) from None
+
+
+def _standard_input(instead: str) -> bytes:
+    """All of standard input. A program that holds the other end of the pipe may never close it."""
+    told = "[waiting for the end of standard input" + (f"; {instead}]" if instead else "]")
+    waiting = threading.Timer(PATIENCE, note, (told,))
+    waiting.daemon = True
+    if sys.stderr.isatty():
+        waiting.start()
+    try:
+        return sys.stdin.buffer.read()
+    finally:
+        waiting.cancel()
 
 
 def piped() -> bool:

@@ -1,14 +1,17 @@
 """The command line: what it prints, and one clear line with a code when it cannot."""
 
+import io
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import oxillama
-from oxillama.cli import main
+from oxillama.cli import main, sampling
 from tests.model import tiny
 
 
@@ -49,6 +52,62 @@ def test_what_is_piped_in_is_the_prompt(capsys, tmp_path, monkeypatch):
     for options, out in (((), run(b"")), (("-p", "-"), empty)):
         monkeypatch.setattr("sys.stdin", None)  # closed
         assert printed(capsys, "run", *options, "-n", 4, "--temp", 0, "--no-timings") == out
+
+
+class Terminal(io.StringIO):
+    """A standard error stream that is a terminal, and tells when something is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = threading.Event()
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        super().write(text)
+        self.written.set()
+        return len(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "[waiting for the end of standard input; -p TEXT gives a prompt]\n"),
+        (("-p", "-"), "[waiting for the end of standard input]\n"),
+    ],
+)
+def test_a_pipe_that_stays_open_is_told_at_a_terminal(capsys, monkeypatch, options, told):
+    reading, writing = os.pipe()
+    terminal = Terminal()
+
+    def write():
+        if terminal.written.wait(30):
+            os.write(writing, b"The dog was\n")
+        os.close(writing)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    asked = ("run", *options, "-n", 4, "--temp", 0, "--no-timings")
+    with open(reading) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setattr(sampling, "PATIENCE", 0.01)
+        code, out, _ = printed(capsys, *asked)
+    writer.join()
+    assert code == 0 and out.startswith("The dog was ") and terminal.getvalue().startswith(told)
+
+
+def test_a_slow_pipe_is_not_told_where_nobody_looks(capsys, monkeypatch):
+    reading, writing = os.pipe()
+    late = threading.Timer(0.2, lambda: (os.write(writing, b"The dog was\n"), os.close(writing)))
+    late.start()
+    with open(reading) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr(sampling, "PATIENCE", 0.01)
+        code, out, err = printed(capsys, "run", "-n", 4, "--temp", 0, "--no-timings")
+    late.join()
+    assert code == 0 and out.startswith("The dog was ") and err == ""
 
 
 def test_run_stops_before_a_stop_text(capsys):
