@@ -147,6 +147,8 @@ def _shift(request: GenerateRequest) -> bool:
     keep, session = request.shift_keep, request.session
     if keep is None:
         return False
+    if not request.shifts:
+        request.shifted_prompt = request.prompt_ids
     session.shift(keep)
     request.shifts += 1
     return True

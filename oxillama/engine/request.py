@@ -415,6 +415,11 @@ class Request:
             self.timings(),
         )
 
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The tokens of the prompt as the model was first given it, whatever was dropped since."""
+        return list(self.session.tokens[: self.prompt_tokens])
+
     def timings(self) -> Timings:
         """Where its time went, until now or until its end."""
         began, admitted, first = self.submitted_at, self.admitted_at, self.first_at
@@ -521,6 +526,7 @@ class GenerateRequest(Request):
         "read",
         "seed",
         "shift_keep",
+        "shifted_prompt",
         "shifts",
         "siblings",
         "speculation",
@@ -554,6 +560,7 @@ class GenerateRequest(Request):
         # context shift: first tokens that stay, None: no shift
         self.shift_keep: int | None = None
         self.truncated = self.shifts = 0
+        self.shifted_prompt: list[int] | None = None  # the prompt, once a shift has cut it
         self.generated: list[int] = []
         self.pieces: list[tuple[str, int]] = []  # (text, tokens generated when it came)
         self.logprobs: list[Any] = []
@@ -561,6 +568,10 @@ class GenerateRequest(Request):
         self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
         # makes a reader of the pieces of a chat's reply
         self.events: Callable[[], Any] | None = None
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return super().prompt_ids if self.shifted_prompt is None else self.shifted_prompt
 
     @property
     def has_callbacks(self) -> bool:

@@ -214,7 +214,8 @@ def test_the_end_of_the_context_is_length():
 
 def test_a_shifted_context_goes_on_and_equals_its_definition():
     engine = core(context_size=30)
-    done = engine.submit(request(engine, [1] * 20, max_tokens=60, shift_keep=4)).result(5)
+    asked = request(engine, [1] * 20, max_tokens=60, shift_keep=4)
+    done = engine.submit(asked).result(5)
     tokens, draw, wanted = [1] * 20, Sampler(SamplerConfig.greedy(), VOCAB), []
     from null import hashed
 
@@ -224,6 +225,7 @@ def test_a_shifted_context_goes_on_and_equals_its_definition():
         if len(tokens) >= 30:
             del tokens[4 : 4 + (len(tokens) - 4) // 2]
     assert list(done.tokens) == wanted and done.usage.context_shifts > 2
+    assert asked.prompt_ids == [1] * 20 and asked.session.tokens[:20] != [1] * 20
     engine.close()
 
 

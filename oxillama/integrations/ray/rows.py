@@ -246,7 +246,7 @@ def generated(request: Request, done: Completion) -> dict[str, Any]:
     calls = [{"name": each.name, "arguments": each.arguments} for each in done.tool_calls]
     return {
         "num_input_tokens": done.usage.prompt_tokens,
-        "prompt_token_ids": request.session.tokens[: done.usage.prompt_tokens],
+        "prompt_token_ids": request.prompt_ids,
         "time_taken_llm": done.timings.total_seconds,
         "generated_text": done.text if done.content is None else done.content,
         "generated_tokens": list(done.tokens),

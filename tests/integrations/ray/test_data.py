@@ -145,6 +145,18 @@ def test_functions_may_be_stages_of_their_own(cluster, engine):
     ]
 
 
+def test_a_prompt_stays_what_it_was_when_the_context_shifts():
+    options = {"max_tokens": 60, "context_shift": True, "keep": 4, "ignore_eos": True}
+    config = OxillamaProcessorConfig(engine_kwargs={"n_ctx": 48}, num_threads=1)
+    ids = [1, *range(300, 330)]
+    rows = [{"tokenized_prompt": ids, "sampling_params": {**options, "temperature": 0}}]
+    predictor = OxillamaPredictor(config)
+    (made,) = asyncio.run(predictor(pa.Table.from_pylist(rows))).to_pylist()
+    predictor.engine.close()
+    assert made["prompt_token_ids"] == ids and made["num_input_tokens"] == len(ids)
+    assert made["num_generated_tokens"] == 60
+
+
 def test_numpy_batches_are_answered_alike(engine):
     made = OxillamaPredictor(sampling_params={"max_tokens": 3, "temperature": 0})
     batch = {"prompt": np.array(["Once", "A fox"], object), "id": np.arange(2)}
