@@ -14,6 +14,7 @@ effect.
 from __future__ import annotations
 
 import json
+import numbers
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -332,6 +333,7 @@ class Llama:
         self._rows: np.ndarray | None = None
         self._session: Any = None
         self._engine: oxillama.InferenceEngine | None = None
+        self._closed = False
         path = located(self.model_path)
         self._reader = oxillama.gguf.GgufReader(path)
         self.metadata = {  # what is no list, as text
@@ -380,6 +382,8 @@ class Llama:
     @property
     def engine(self) -> oxillama.InferenceEngine:
         """The engine; EngineError if only the vocabulary was loaded, or after `close`."""
+        if self._closed:
+            raise EngineError("Llama: is closed")
         if self._engine is None:
             raise EngineError("Llama: has no model in memory, wanted vocab_only=False")
         return self._engine
@@ -701,14 +705,15 @@ class Llama:
         limit = given.pop("max_tokens")
         if given["mirostat_mode"]:
             given |= _NO_CUTS
-        given["top_k"] = max(given["top_k"], 0)
-        if given["temperature"] < 0:
+        if _negative(given["top_k"]):
+            given["top_k"] = 0
+        if _negative(given["temperature"]):
             given["temperature"] = 0.0
         given["stop"] = given["stop"] or ()
         options = {
             **given,
             "repeat_last_n": self._window,
-            "max_tokens": None if limit is None or limit <= 0 else limit,
+            "max_tokens": None if limit == 0 or _negative(limit) else limit,
             "seed": self._seed if seed is None else _given_seed(seed),
         }
         if grammar is not None:
@@ -725,6 +730,8 @@ class Llama:
         if isinstance(prompt, str):
             ids = self.engine.tokenize(prompt)
             return ids or [self.token_bos()]
+        if isinstance(prompt, (bytes, Mapping)) or not hasattr(prompt, "__iter__"):
+            raise ConfigError(f"prompt: found {type(prompt).__name__}, wanted text or token ids")
         return [*prompt]
 
     # ---- embeddings
@@ -863,7 +870,7 @@ class Llama:
             raise EngineError("sample: found no logits, wanted eval first")
         return self._sampler(
             temperature=temp,
-            top_k=max(top_k, 0),
+            top_k=0 if _negative(top_k) else top_k,
             top_p=top_p,
             min_p=min_p,
             typical_p=typical_p,
@@ -922,7 +929,12 @@ class Llama:
         if reset:
             self.reset()
         self.eval(tokens)
-        cuts = {"top_k": max(top_k, 0), "top_p": top_p, "min_p": min_p, "typical_p": typical_p}
+        cuts = {
+            "top_k": 0 if _negative(top_k) else top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "typical_p": typical_p,
+        }
         sampler = self._sampler(
             logits_processor or (),
             temperature=temp,
@@ -991,7 +1003,7 @@ class Llama:
 
     def close(self) -> None:
         """Free the model; safe to call twice."""
-        engine, self._engine = self._engine, None
+        engine, self._engine, self._closed = self._engine, None, True
         self.reset()
         if engine is not None:
             engine.close()
@@ -1014,6 +1026,11 @@ def _check_more(more: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name}: is not an argument of Llama, wanted one of {', '.join(known)}"
             )
+
+
+def _negative(value: Any) -> bool:
+    """Whether a value is a number below 0; the engine names what is none."""
+    return isinstance(value, numbers.Real) and value < 0
 
 
 def _given_seed(seed: int) -> int | None:

@@ -513,3 +513,27 @@ def test_a_model_of_the_hub_by_its_name(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, name: MODEL)
     with Llama.from_pretrained("owner/name", filename="*Q8_0.gguf", n_threads=1) as llm:
         assert llm("Once", max_tokens=1)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error"),
+    [
+        (b"Once", {}, "prompt: found bytes, wanted text or token ids"),
+        (5, {}, "prompt: found int, wanted text or token ids"),
+        (None, {}, "prompt: found NoneType, wanted text or token ids"),
+        ("Once", {"temperature": "hot"}, "temperature: found 'hot', wanted a finite number"),
+        ("Once", {"top_k": "all"}, "top_k: found 'all', wanted an integer"),
+        ("Once", {"max_tokens": "x"}, "max_tokens: found 'x', wanted an integer"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_one_error_that_names_it(llm, prompt, options, error):
+    with pytest.raises(ConfigError, match=f"^{error}"):
+        llm(prompt, **options)
+
+
+def test_a_closed_model_says_so():
+    made = Llama(model_path=MODEL, verbose=False)
+    made.close()
+    made.close()
+    with pytest.raises(EngineError, match="^Llama: is closed$"):
+        made("Once")
