@@ -162,6 +162,15 @@ def from_engine(
         return error
     message = str(error) or type(error).__name__
     if isinstance(error, ContextError):
+        fact, _, help = message.partition("; ")
+        if "truncate_prompt=True" in help:  # what helps has other names here
+            other = (
+                "wanted a new one"
+                if fact.startswith("session")
+                else '"truncate_prompt": true shortens it, the server\'s -c gives more where the '
+                "model has it"
+            )
+            message = f"{fact}; {other}"
         return ApiError(400, message, param=param, code="context_length_exceeded")
     if isinstance(error, EmptySequence):
         return ApiError(400, message, param=param)

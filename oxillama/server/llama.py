@@ -86,6 +86,7 @@ _SHARED = {
     "post_sampling_probs": BOOLEAN,
     "min_keep": integer(0, 0),
     "n_indent": integer(0, 0),
+    "n_discard": integer(0, 0),
     "t_max_predict_ms": integer(0, 0),
     "id_slot": integer(-1, 65535),
     "return_tokens": BOOLEAN,

@@ -1,7 +1,7 @@
 """Ollama's routes, for the desktop clients that speak nothing else: lines of JSON, streamed unless
 asked otherwise.
 
-`keep_alive` of 0 unloads the model when it is idle; other values are taken and change nothing,
+`keep_alive` of 0 unloads the model when it is idle; other durations are taken and change nothing,
 since models leave by least recent use.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -70,6 +71,9 @@ _CALL = obj(
     ("function",),
 )
 _IMAGES = array(STRING, 0, 64)
+# seconds, or a duration as Go writes it; below 0 is for ever
+_DURATION = re.compile(r"[+-]?(0|((\d+(\.\d*)?|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h))+)")
+_KEEP_ALIVE = one_of(STRING, number(-1e9, 1e9))
 _MESSAGE = obj(
     {
         "role": enum("system", "user", "assistant", "tool"),
@@ -108,7 +112,7 @@ _SHARED: dict[str, Any] = {
     "format": one_of(enum("json", ""), OBJECT),
     "options": _OPTIONS,
     "stream": BOOLEAN,
-    "keep_alive": one_of(STRING, number(-1e9, 1e9)),
+    "keep_alive": _KEEP_ALIVE,
     "think": one_of(BOOLEAN, enum("low", "medium", "high")),
     "logprobs": BOOLEAN,
     "top_logprobs": integer(0, 20),
@@ -135,7 +139,7 @@ EMBED_BODY: Schema = obj(
         "input": one_of(STRING, array(STRING, 1, 2048)),
         "truncate": BOOLEAN,
         "dimensions": integer(1),
-        "keep_alive": one_of(STRING, number(-1e9, 1e9)),
+        "keep_alive": _KEEP_ALIVE,
         "options": obj({"num_ctx": integer(1)}),
     },
     ("model", "input"),
@@ -144,7 +148,7 @@ EMBEDDINGS_BODY: Schema = obj(
     {
         "model": NAME,
         "prompt": STRING,
-        "keep_alive": one_of(STRING, number(-1e9, 1e9)),
+        "keep_alive": _KEEP_ALIVE,
         "options": obj({"num_ctx": integer(1)}),
     },
     ("model", "prompt"),
@@ -168,8 +172,17 @@ def _failed(error: ApiError) -> bytes:
 # ---- what is asked
 
 
+def _unloads(body: Mapping[str, Any]) -> bool:
+    """Whether a model is to be kept for no time at all; a 400 for what is no time."""
+    kept = body.get("keep_alive")
+    if isinstance(kept, str) and not _DURATION.fullmatch(kept):
+        raise bad("keep_alive", kept, "seconds, or a duration such as 5m")
+    return kept == 0 or (isinstance(kept, str) and re.search("[1-9]", kept) is None)
+
+
 def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     """The options of a body."""
+    _unloads(body)  # a wrong time is told before the work
     given = body.get("options") or {}
     asked = table.read(
         given,
@@ -440,7 +453,7 @@ def _end(done: Completion, reason: str, request: Any, began: int, loaded: int) -
 
 
 async def _maybe_unload(call: Call, model: Model, body: Mapping[str, Any]) -> None:
-    if body.get("keep_alive") in (0, "0", "0s", "0m"):
+    if _unloads(body):
         call.state.models.forget_when_idle(model)
 
 
@@ -448,7 +461,6 @@ async def _only_load(
     call: Call, model: Model, body: Mapping[str, Any], shape: Mapping[str, Any]
 ) -> Response:
     """The answer where nothing was asked but to load the model, or to unload it."""
-    unloads = body.get("keep_alive") in (0, "0", "0s", "0m")
     await _maybe_unload(call, model, body)
     return json_response(
         {
@@ -456,7 +468,7 @@ async def _only_load(
             "created_at": _now(),
             **shape,
             "done": True,
-            "done_reason": "unload" if unloads else "load",
+            "done_reason": "unload" if _unloads(body) else "load",
         }
     )
 
@@ -675,7 +687,9 @@ async def show(call: Call) -> Response:
 # ---- vectors
 
 
-def _checked_context(model: Model, body: Mapping[str, Any]) -> None:
+def _check_embed(model: Model, body: Mapping[str, Any]) -> None:
+    """A 400 for a time or a context that cannot be had."""
+    _unloads(body)
     context = (body.get("options") or {}).get("num_ctx")
     if context is not None and context > model.engine.context_size:
         raise bad("options.num_ctx", context, f"at most {model.engine.context_size}")
@@ -686,7 +700,7 @@ async def embed(call: Call) -> Response:
     body, began = call.body, time.perf_counter_ns()
     async with call.state.models.use(body["model"]) as model:
         loaded = time.perf_counter_ns()
-        _checked_context(model, body)
+        _check_embed(model, body)
         given = body["input"]
         found, tokens = await call.race(
             vectors(
@@ -713,7 +727,7 @@ async def embeddings(call: Call) -> Response:
     """POST /api/embeddings"""
     body = call.body
     async with call.state.models.use(body["model"]) as model:
-        _checked_context(model, body)
+        _check_embed(model, body)
         found, _ = await call.race(vectors(call, model, [body["prompt"]], param="prompt"))
         await _maybe_unload(call, model, body)
         return json_response({"embedding": found[0].tolist()})

@@ -2,6 +2,7 @@
 queues, health.
 """
 
+import re
 import threading
 import time
 
@@ -348,3 +349,22 @@ def test_errors_of_the_engine(error, status, code):
     made = from_engine(error, param="prompt")
     assert isinstance(made, ApiError)
     assert (made.status, made.code) == (status, code)
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_words_of_the_server(server):
+    for path, body in (
+        ("/v1/completions", {"prompt": [5] * 2000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b " * 2000}]}),
+    ):
+        error = server.post(path, body).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert re.fullmatch(
+            r"prompt: \d+ tokens, a context of 1024 takes at most 1023; \"truncate_prompt\": true "
+            "shortens it, the server's -c gives more where the model has it",
+            error["message"],
+        )
+    server.post("/v1/completions", {"prompt": [5] * 1000, "max_tokens": 1, "session": "full"})
+    error = server.post("/v1/completions", {"prompt": [5] * 100, "session": "full"}).json()["error"]
+    assert error["message"] == (
+        "session: 1001 tokens and 100 more, a context of 1024 takes at most 1023; wanted a new one"
+    )

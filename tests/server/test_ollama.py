@@ -113,6 +113,9 @@ def test_models_are_listed_and_shown(server):
         ),
         ("/api/chat", {**CHAT, "think": True}, 400),
         ("/api/generate", {**PROMPT, "template": "x"}, 400),
+        ("/api/generate", {**PROMPT, "keep_alive": "soon"}, 400),
+        ("/api/generate", {"model": MODEL, "keep_alive": "5"}, 400),
+        ("/api/embed", {"model": MODEL, "input": "x", "keep_alive": "m5"}, 400),
         ("/api/generate", {**PROMPT, "suffix": "x"}, 400),
         ("/api/embed", {"model": MODEL, "input": "word " * 3000}, 400),
     ],
@@ -126,3 +129,11 @@ def test_errors_are_ollamas(server, path, body, status):
 def test_a_text_is_cut_where_that_is_asked_for(server):
     body = {"model": MODEL, "input": "word " * 3000, "truncate": True}
     assert server.ok("/api/embed", body)["prompt_eval_count"] == 1024
+
+
+@pytest.mark.parametrize(
+    "kept", ["5m", "1h30m", "-1m", "1.5h", "300ms", 300, -1, "0", "0s", 0, "0h0m"]
+)
+def test_times_to_keep_a_model_are_seconds_or_gos_durations(server, kept):
+    made = server.ok("/api/generate", {"model": MODEL, "keep_alive": kept})
+    assert made["done_reason"] == ("unload" if str(kept).strip("0hms") == "" else "load")
