@@ -30,6 +30,7 @@ from oxillama.cli.run import (
 )
 from oxillama.cli.sampling import add_generation, bracketed, generation, note, read, timed
 from oxillama.durable import write_parts
+from oxillama.toolcalls import check_messages
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -329,7 +330,7 @@ class Commands:
         conversation = self.conversation
         content = {"messages": conversation.messages, "options": conversation.options}
         write_parts(path, [json.dumps(content, ensure_ascii=False, indent=1).encode()])
-        note(f"[{len(conversation.messages)} messages written to {path}]")
+        note(f"[messages: {len(conversation.messages)}, written to {path}]")
 
     def image(self, rest: str) -> None:
         conversation, path = self.conversation, _file(rest)
@@ -343,18 +344,29 @@ class Commands:
         note(f"[{len(conversation.images)} with the next message]")
 
     def load(self, rest: str) -> None:
-        content = json.loads(read(_file(rest)))
+        path = _file(rest)
+        try:
+            content = json.loads(read(path))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path}: found no JSON ({error}), wanted a conversation") from None
         messages = content.get("messages") if isinstance(content, dict) else content
         options = content.get("options", {}) if isinstance(content, dict) else {}
-        if not isinstance(messages, list) or not all(map(_is_message, messages)):
-            raise ValueError("found no list of messages, each with a role and a content")
+        if not isinstance(messages, list):
+            raise ValueError(f"{path}: found no list of messages, wanted a conversation")
+        check_messages(messages)
+        for at, message in enumerate(messages):
+            if message["role"] not in _ROLES:
+                raise ValueError(
+                    f"messages[{at}].role: found {message['role']!r}, wanted one of "
+                    + ", ".join(_ROLES)
+                )
         if not isinstance(options, dict):
             raise ValueError(f"options: found {type(options).__name__}, wanted an object")
         options = _from_json(options)
         oxillama.Options.of(options)
         self.conversation.messages, self.conversation.calls = messages, []
         self.conversation.options.update(options)
-        note(f"[{len(messages)} messages]")
+        note(f"[messages: {len(messages)}]")
 
     def system(self, rest: str) -> None:
         if rest:
@@ -419,15 +431,6 @@ def _file(rest: str) -> str:
     if len(names) != 1 or not names[0]:
         raise ValueError(f"found {rest!r}, wanted one file")
     return os.path.expanduser(names[0])
-
-
-def _is_message(given: Any) -> bool:
-    """Whether a value is a message of a conversation."""
-    return (
-        isinstance(given, dict)
-        and given.get("role") in _ROLES
-        and ("content" in given or "tool_calls" in given)
-    )
 
 
 def _value(text: str) -> Any:

@@ -40,7 +40,7 @@ from oxillama.toolcalls.grammar import (
     restore_state,
     with_reasoning,
 )
-from oxillama.toolcalls.messages import MessageForm
+from oxillama.toolcalls.messages import MessageForm, check_messages
 from oxillama.toolcalls.plan import ChatPlan, ChatPlanner, detect_format, plan_chat
 from oxillama.toolcalls.reader import HarmonyReader, ToolCallDetector, detect_calls
 from oxillama.toolcalls.reasoning import (
@@ -88,6 +88,7 @@ __all__ = [
     "ToolResult",
     "TriggeredGrammar",
     "TriggeredState",
+    "check_messages",
     "constraint_of",
     "detect_calls",
     "detect_format",

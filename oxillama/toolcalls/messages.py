@@ -44,8 +44,7 @@ class MessageForm:
         """The messages with contents, tool calls and reasoning as the template expects them.
         ConfigError names a message that is none, or what is of a wrong type in it.
         """
-        for at, message in enumerate(messages):
-            _check(message, f"messages[{at}]")
+        check_messages(messages)
         return [self._message(message) for message in messages]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,6 +139,12 @@ class MessageForm:
             not written[False] or f"'{_PROBE}'" in written[False]
         )
         return wants_text, any(_PROBE in text for text in written.values())
+
+
+def check_messages(messages: Sequence[Any]) -> None:
+    """ConfigError names a message that no template can write, or what is of a wrong type in it."""
+    for at, message in enumerate(messages):
+        _check(message, f"messages[{at}]")
 
 
 def _check(message: Any, name: str) -> None:

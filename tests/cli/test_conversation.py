@@ -207,6 +207,30 @@ def test_set_checks_what_it_changes(talk):
     assert all(f"  /{name} " in err for name in names)
 
 
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("a letter", "found no JSON (Expecting value: line 1 column 1 (char 0)), wanted a conv"),
+        ("[" * 100_000, "found no JSON (maximum recursion depth exceeded"),
+        ('{"options": {}}', "found no list of messages, wanted a conversation]"),
+        ('[{"role": "user"}]', "messages[0].content: found nothing, wanted text or a list of"),
+        ('[{"role": "user", "content": 5}]', "messages[0].content: found int, wanted text or"),
+        (
+            '{"messages": [{"role": "alien", "content": "x"}]}',
+            "messages[0].role: found 'alien', wanted one of system, developer, user, assistant, ",
+        ),
+    ],
+)
+def test_a_file_that_is_no_conversation_is_refused_and_changes_nothing(
+    talk, asked, tmp_path, text, error
+):
+    path = tmp_path / "talk.json"
+    path.write_text(text)
+    _, err, _ = talk("One", f"/load {path}", "Two")
+    assert f"[/load: {error}" in err.replace(f"{path}: ", "")
+    assert [each["content"] for each in asked[-1][::2]] == ["One", "Two"]
+
+
 def test_a_message_that_begins_with_a_slash_has_two(talk, asked):
     talk("//etc/hosts", "/etc/hosts")
     assert [each[-1]["content"] for each in asked] == ["/etc/hosts"]
