@@ -94,6 +94,11 @@ def add_template(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="read it from a file",
     )
+    add_chat_template(command)
+
+
+def add_chat_template(command: argparse.ArgumentParser) -> None:
+    """How conversations are written."""
     either = command.add_mutually_exclusive_group()
     either.add_argument(
         "--chat-template",
@@ -125,11 +130,17 @@ def system_of(arguments: argparse.Namespace) -> str | None:
     return arguments.system
 
 
+def chat_template_of(arguments: argparse.Namespace) -> str | None:
+    """The chat template that is given, a name or its text; None for none."""
+    if arguments.chat_template_file is not None:
+        return read(arguments.chat_template_file)
+    given: str | None = arguments.chat_template
+    return given
+
+
 def use_template(arguments: argparse.Namespace, engine: oxillama.InferenceEngine) -> None:
     """Write conversations as `--chat-template` says."""
-    given = arguments.chat_template
-    if arguments.chat_template_file is not None:
-        given = read(arguments.chat_template_file)
+    given = chat_template_of(arguments)
     if given is not None:
         engine.opened.use_template(given)
 

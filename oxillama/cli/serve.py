@@ -12,6 +12,7 @@ import oxillama
 from oxillama.cli import lora
 from oxillama.cli.loading import add_model, located_model
 from oxillama.cli.parsing import number
+from oxillama.cli.run import add_chat_template, chat_template_of
 from oxillama.errors import ConfigError
 
 
@@ -60,7 +61,7 @@ def add_commands(commands: Any) -> None:
         metavar="N",
         help="sequences that run at once (default: the scheduler's)",
     )
-    add("--chat-template", default=None, metavar="FILE", help="a Jinja template for the file's own")
+    add_chat_template(command)
     add(
         "--sessions-dir",
         default=None,
@@ -125,8 +126,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     given["cors_origins"] = tuple(arguments.cors_origin)
     given["allowed_hosts"] = tuple(arguments.allowed_host)
     given["log_requests"] = not arguments.no_log_requests
-    if arguments.chat_template is not None:
-        given["chat_template"] = _text(arguments.chat_template)
+    template = chat_template_of(arguments)
+    if template is not None:
+        given["chat_template"] = template
     given["loras"] = tuple(map(lora.file_and_scale, arguments.lora))
     given["engine"] = _engine(arguments)
     return serve(ServerConfig.of(given))

@@ -184,11 +184,6 @@ class EngineConfig:
         ):
             raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted 'auto', a folder or False")
         if self.chat_template is not None:
-            if not isinstance(self.chat_template, str):
-                raise ConfigError(
-                    f"chat_template: found {type(self.chat_template).__name__}, wanted the text or "
-                    "the name of a template"
-                )
             ChatTemplate(template_source(self.chat_template)).compiled()  # or what is wrong with it
         if self.offload is not None and not isinstance(self.offload, (Budget, PinnedHotSet)):
             raise ConfigError(

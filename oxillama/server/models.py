@@ -23,6 +23,7 @@ from oxillama.server.adapters import Adapters
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.prompts import PromptBuilder
 from oxillama.server.settings import ServerConfig
+from oxillama.tokenizer.builtin_templates import template_source
 
 EMBEDDED = "oxillama-embedded"
 # ids of the tokens before, after and of the middle
@@ -57,7 +58,8 @@ class Model:
         except EngineError:
             return
         self.words = Vocabulary(self.bridge, engine.config.vocab_size)
-        source = chat_template or self.metadata.get("tokenizer.chat_template")
+        given = chat_template or engine.engine_config.chat_template
+        source = template_source(given) if given else self.metadata.get("tokenizer.chat_template")
         if isinstance(source, str):
             self.builder = PromptBuilder(source, self.words, engine.opened.images)
         if self.bridge.vocabulary.model == "gpt2":

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from oxillama.errors import ConfigError
+from oxillama.tokenizer import ChatTemplate
+from oxillama.tokenizer.builtin_templates import template_source
 
 _POSITIVE = {
     "header_bytes": int,
@@ -84,8 +86,8 @@ class ServerConfig:
     requests that may wait in addition to the running ones; more get a 429. per_key: requests of one
     key at once, 0 for no limit. grace: the time SIGTERM leaves to running requests. stall_timeout:
     an engine that makes no step for this long while requests run is reported as failed.
-    sessions_dir: where named sessions are saved, None refuses to save. chat_template: Jinja text
-    that replaces the file's template.
+    sessions_dir: where named sessions are saved, None refuses to save. chat_template: Jinja text,
+    or the name of a built-in template, that replaces the file's; kept as text.
     """
 
     host: str = "127.0.0.1"
@@ -136,6 +138,10 @@ class ServerConfig:
                 wanted = "an integer" if kind is int else "a finite number"
                 least = "above 0" if name in _POSITIVE else "of 0 or more"
                 raise ConfigError(f"{name}: found {value!r}, wanted {wanted} {least}")
+        if self.chat_template is not None:
+            source = template_source(self.chat_template)
+            ChatTemplate(source).compiled()  # or what is wrong with it
+            object.__setattr__(self, "chat_template", source)
         if self.port > 65535:
             raise ConfigError(f"port: found {self.port}, wanted at most 65535")
         if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):

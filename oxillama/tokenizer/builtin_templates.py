@@ -4,7 +4,7 @@ family were trained on them.
 
 from __future__ import annotations
 
-from oxillama.errors import TemplateError
+from oxillama.errors import ConfigError, TemplateError
 
 _CHATML = (
     "{% for message in messages %}"
@@ -79,8 +79,13 @@ BUILTIN_TEMPLATES = {
 def template_source(given: str) -> str:
     """The source of a template: of the built-in one that `given` names, else `given` itself.
 
-    TemplateError for a text that is neither a name nor a template.
+    TemplateError for a text that is neither a name nor a template, ConfigError for what is no text.
     """
+    if not isinstance(given, str):
+        raise ConfigError(
+            f"chat_template: found {type(given).__name__}, wanted the text or the name of a "
+            "template"
+        )
     if given in BUILTIN_TEMPLATES:
         return BUILTIN_TEMPLATES[given]
     if "{{" not in given and "{%" not in given:

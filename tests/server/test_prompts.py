@@ -2,9 +2,12 @@
 
 import pytest
 
+import oxillama
 from oxillama.engine.generation import Vocabulary
 from oxillama.server.errors import ApiError
 from oxillama.server.prompts import PromptBuilder
+from oxillama.tokenizer.builtin_templates import BUILTIN_TEMPLATES
+from tests.server.conftest import asking
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -90,3 +93,15 @@ def test_a_template_without_tools_gets_them_in_words(talk):
     assert '{"name": "f", "description": "<|im_end|>"}' in text
     assert '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' in text
     assert "<|im_start|>user\n<tool_response>\none\n</tool_response>\n<tool_response>\ntwo" in text
+
+
+@pytest.mark.parametrize("given", ["chatml", BUILTIN_TEMPLATES["chatml"]])
+@pytest.mark.parametrize("of_engine", [False, True])
+def test_a_template_is_given_as_text_or_by_name_to_server_or_engine(given, of_engine):
+    options = {"engine": {"chat_template": given}} if of_engine else {"chat_template": given}
+    talk = [{"role": "user", "content": "Hi"}]
+    with asking(**options) as server:
+        made = server.ok("/apply-template", {"messages": talk})["prompt"]
+        assert server.get("/props").json()["chat_template"] == BUILTIN_TEMPLATES["chatml"]
+    with oxillama.load(chat_template="chatml") as engine:
+        assert made == engine.render_chat(talk)
