@@ -27,7 +27,9 @@ def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
         help="a GGUF file, a Hugging Face folder, OWNER/NAME[:QUANT] of the hub, or ollama:NAME; "
         "the embedded model when left out",
     )
-    command.add_argument("-m", "--model", dest="named", metavar="MODEL", help="the same")
+    command.add_argument(
+        "-m", "--model", "-hf", "--hf-repo", dest="named", metavar="MODEL", help="the same"
+    )
     command.add_argument(
         "-t",
         "--threads",

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 _CHOICE = re.compile(r"^(?:argument )?(.*?): invalid choice: '?(.*?)'? \(choose from (.*)\)$")
 _NUMBER = re.compile(r"^-\d|^-\.\d")
+# more letters than a short option has, as in -ngl; what has a space is a value
+_SHORT = re.compile(r"-[A-Za-z][^\d=.+-][^ ]*")
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,8 +27,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Arguments as a namespace, and nothing else: an option that is not known is an error of
-        the command that does not know it.
+        the command that does not know it. -ngl is not -n with the value "gl": only what begins like
+        a number may follow a letter directly.
         """
+        if self._subparsers is None:
+            args = sys.argv[1:] if args is None else list(args)
+            options = args[: args.index("--")] if "--" in args else args
+            for each in filter(_SHORT.fullmatch, options):
+                name = each.partition("=")[0]
+                if name not in self._option_string_actions:
+                    self.error(f"{name}: is not an option")
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(_unknown(rest[0], self._option_string_actions))

@@ -14,6 +14,8 @@ OPTIONS = parser()._subparsers._group_actions[0].choices["run"]._option_string_a
 # llama.cpp's names of what there is here, and the field or argument each of them sets
 LLAMA_CPP = {
     "-m": "named",
+    "-hf": "named",
+    "--hf-repo": "named",
     "-p": "prompt",
     "-f": "file",
     "-sys": "system",
@@ -74,6 +76,26 @@ def test_every_field_of_a_sampler_has_an_option_of_its_name():
 @pytest.mark.parametrize(("name", "dest"), LLAMA_CPP.items())
 def test_llama_cpp_names_mean_what_they_mean_there(name, dest):
     assert OPTIONS[name].dest == dest
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["-ngl 99", "-fa", "-fa on", "-tb 4", "-ctk q8_0", "-cnv", "-no-cnv", "-st", "-sm none",
+     "-np 4", "-mg 0", "-hff x", "-pHello"],
+)  # fmt: skip
+def test_letters_after_a_letter_are_another_option_and_no_value(capsys, given):
+    name = given.split()[0]
+    error = refused(capsys, "run", *given.split())
+    assert error == f"oxillama run: {name}: is not an option (oxillama run --help)\n"
+
+
+def test_numbers_may_follow_a_letter_directly():
+    given = parser().parse_args(
+        ["run", "-n5", "-t2", "-c=9", "-s-1", "-l", "5-1", "-p", "-a is -b"]
+    )
+    assert (given.max_tokens, given.threads, given.context, given.seed) == (5, 2, 9, -1)
+    assert given.prompt == "-a is -b"
+    assert parser().parse_args(["run", "--", "-ngl"]).model == "-ngl"
 
 
 def test_an_option_that_is_left_out_changes_nothing():
