@@ -129,8 +129,15 @@ def _plain(value):
     return [_plain(item) for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
 
 
+class _Output(Console):
+    """A console that leaves it to the shell what follows when its reader has gone."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # called where a BrokenPipeError is handled
+
+
 def _show(report: dict) -> None:
-    console = Console(
+    console = _Output(
         soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPED
     )
     tensors, metadata = report.pop("tensors", None), report.pop("metadata", None)

@@ -283,6 +283,23 @@ def test_output_that_is_not_taken_is_one_line(command):
     assert shell(f"{command} >/dev/full") == (1, "", told)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="141 is what a shell makes of SIGPIPE")
+@pytest.mark.parametrize("command", ["run -n 4 --no-timings", "info", "tokenize -p ab"])
+def test_a_reader_that_has_gone_ends_a_command_quietly(command):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "oxillama", *command.split()],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 def test_closed_streams_are_empty_ones():
     wanted = shell("run -p 'Once upon' -n 4 --temp 0 --no-timings")
     assert wanted[0] == 0 and wanted[1].startswith("Once upon a time")
