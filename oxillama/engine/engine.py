@@ -79,7 +79,7 @@ class EngineCore:
         rope_factors: Literal["short", "long"] | None = None,
     ) -> None:
         self.memory = memory
-        self._encoder = encoder
+        self.encoder = encoder
         self.context_size = context_size
         # rotations that depend on a sequence's length take what it may become: the same bits always
         program.served = context_size
@@ -218,7 +218,7 @@ class EngineCore:
                     tokens=len(session.tokens),
                     limit=self.context_size,
                 )
-            if self._encoder is not None:
+            if self.encoder is not None:
                 self._check_encoder(request)
             self._check_images(session)
             self._check_queue(1 + len(request.siblings))
@@ -269,13 +269,13 @@ class EngineCore:
         """
         if not request.hidden:
             raise NoNextToken(
-                f"{request.kind}: {self._encoder} is an encoder, which has no next token; wanted "
+                f"{request.kind}: {self.encoder} is an encoder, which has no next token; wanted "
                 "embed, rerank or score"
             )
         found, most = len(request.session.tokens), self._scheduler.config.max_batch_tokens
         if found > most:
             raise ContextError(
-                f"embed: {found} tokens, a step holds {most}; a text of {self._encoder} is "
+                f"embed: {found} tokens, a step holds {most}; a text of {self.encoder} is "
                 "evaluated in one step",
                 tokens=found,
                 limit=most,

@@ -47,6 +47,8 @@ class Model:
     ) -> None:
         self.name, self.engine, self.path, self.stamp = name, engine, path, stamp
         self.users = 0
+        # its architecture if that has no next token
+        self.encoder: str | None = engine.opened.core.encoder
         self.slots = engine.engine_config.scheduling().max_sequences  # sequences that run at once
         self.adapters = Adapters(engine)
         self.loaded_at = time.time()
@@ -78,7 +80,15 @@ class Model:
         return self.builder is not None and self.builder.images is not None
 
     def chat(self) -> PromptBuilder:
-        """Makes prompts from messages; a 400 for a file without a chat template."""
+        """Makes prompts from messages; a 400 for an encoder or a file without a chat template."""
+        if self.encoder is not None:
+            raise ApiError(
+                400,
+                f"model {self.name}: {self.encoder} is an encoder, which has no next token; wanted "
+                "/v1/embeddings, /v1/rerank or /v1/score",
+                param="model",
+                code="generation_not_supported",
+            )
         if self.builder is None:
             raise ApiError(
                 400,

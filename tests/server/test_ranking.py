@@ -26,3 +26,10 @@ def test_scores_are_those_of_the_engine(cases):
         assert (long.status_code, long.json()["error"]["param"]) == (400, "documents[0]")
         refused = server.client.post("/v1/completions", json={"prompt": "x"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+        talk = [{"role": "user", "content": "x"}]
+        refused = server.client.post("/v1/chat/completions", json={"messages": talk})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (
+            400,
+            "generation_not_supported",
+        )
+        assert "bert is an encoder, which has no next token" in refused.json()["error"]["message"]
