@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from oxillama.durable import write_parts
 from oxillama.engine.session import Session
-from oxillama.errors import OxillamaError
+from oxillama.errors import ConfigError, OxillamaError
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.settings import ServerConfig
 from oxillama.vision.placed import ImagePrompt, identities, images_of
@@ -64,7 +64,13 @@ class Sessions:
         self._config = config
         self._folder = None if config.sessions_dir is None else Path(config.sessions_dir)
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"sessions_dir: {self._folder} cannot be made: {error.strerror}, wanted a "
+                    "folder"
+                ) from error
         self._named: OrderedDict[str, NamedSession] = OrderedDict()
         self._lock = threading.RLock()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,6 +32,7 @@ _POSITIVE = {
     "max_sessions": int,
     "stall_timeout": float,
 }
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 _NOT_NEGATIVE = {"port": int, "grace": float, "per_key": int}
 
 
@@ -149,6 +151,12 @@ class ServerConfig:
                 "api_keys: found an empty key or one with spaces or non-ASCII characters around "
                 "or in it, wanted plain ASCII"
             )
+        for origin in self.cors_origins:
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origins: found {origin!r}, wanted '*' or origins as browsers send them: "
+                    "http://localhost:3000, in small letters and without a path"
+                )
         if "*" in self.cors_origins and self.api_keys:
             raise ConfigError("cors_origins: found '*' and an API key, wanted the origins by name")
         if self.loras and self.model is None and self.models_dir is not None:

@@ -63,6 +63,12 @@ def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, n
         (["gpt2"], "gpt2: no such file or folder, and Ollama has stored no model of this name"),
         (["nowhere.gguf"], "model: nowhere.gguf is not a file"),
         (["--api-key", " "], "api_keys"),
+        (
+            ["--cors-origin", "http://localhost:3000/"],
+            "cors_origins: found 'http://localhost:3000/'",
+        ),
+        (["--cors-origin", "localhost"], "cors_origins: found 'localhost', wanted '*' or origins"),
+        (["--port", "0", "--sessions-dir", f"{__file__}/in"], "sessions_dir: "),
         (["--chat-template", "chatlm"], "found 'chatlm', wanted the text of a template or one of"),
         (["--chat-template", "{{ x"], "chat template"),
         (["--chat-template-file", "/nowhere"], "/nowhere: No such file or directory"),
