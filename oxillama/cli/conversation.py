@@ -80,7 +80,7 @@ def _tools(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.tools is not None:
         try:
             options["tools"] = json.loads(read(arguments.tools))
-        except ValueError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise oxillama.ConfigError(
                 f"{arguments.tools}: {error}, wanted a JSON list of tools"
             ) from None

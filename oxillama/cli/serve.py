@@ -84,7 +84,7 @@ def add_commands(commands: Any) -> None:
         ("grace", float, "seconds that SIGTERM gives to running requests"),
         ("stall-timeout", float, "seconds without a step after which /health fails"),
     ):
-        add(f"--{name}", type=kind, default=None, metavar="N", help=text)
+        add(f"--{name}", type=number(kind), default=None, metavar="N", help=text)
     add(
         "--cors-origin",
         action="append",

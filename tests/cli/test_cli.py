@@ -256,6 +256,8 @@ def test_snapshot_info_tells_what_is_saved_and_refuses_the_rest_in_a_line(capsys
         (("run", "-p", "a", "-p", "b"), "run: -p: found 'a' and 'b', wanted one of them"),
         (("run", "-n", "3", "--temp", "1", "-n", "4"), "-n: found 3 and 4, wanted one of them"),
         (("serve", "--port", "x"), "--port: found 'x', wanted a whole number"),
+        (("serve", "--grace", "x"), "--grace: found 'x', wanted a number"),
+        (("serve", "--max-queue", "1.5"), "--max-queue: found '1.5', wanted a whole number"),
     ),
 )
 def test_an_option_is_given_once_and_as_its_kind(capsys, arguments, told):

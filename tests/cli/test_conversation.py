@@ -79,6 +79,15 @@ def test_a_list_of_tools_that_is_none_is_refused_before_the_talk(capsys, tmp_pat
         tools.write_text(text)
         assert main(["chat", "--tools", str(tools)]) == 1
         assert "wanted a JSON list of tools" in capsys.readouterr().err
+    tools.write_text("[" * 100_000)
+    assert main(["chat", "--tools", str(tools)]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"oxillama: {tools}: maximum recursion depth exceeded"
+    )
+    tools.unlink()
+    assert main(["chat", "--tools", str(tools)]) == 1
+    told = f"oxillama: {tools}: No such file or directory, wanted a readable file\n"
+    assert capsys.readouterr().err == told
 
 
 def test_a_full_context_leaves_out_the_oldest_turns_and_says_so_once(talk, asked):
