@@ -11,14 +11,14 @@
 #define OX_LANES_AMX_H
 #include "lanes/tiles.h"
 
-enum { AMX_ROWS = 16 };         /* rows of x in a group; there is one at least */
+enum { AMX_ROWS = 16 };         /* rows of x in a group; a group alone may have fewer */
 
 /* Tiles 0 to 3 are sums, 4 is x (`depth` columns of a group), 5 to 7 are codes. */
-OX_INLINE void amx_begin(int depth)
+OX_INLINE void amx_begin(int depth, int rows)
 {
     OX_ALIGN(64) struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = { .palette = 1 };
     for (int i = 0; i < 8; i++)
-        shape.bytes[i] = (uint16_t)(i == 4 ? depth : 64), shape.rows[i] = (uint8_t)(i > 4 ? depth / 4 : 16);
+        shape.bytes[i] = (uint16_t)(i == 4 ? depth : 64), shape.rows[i] = (uint8_t)(i > 4 ? depth / 4 : rows);
     __asm__ volatile("" : : "r"(&shape) : "memory");            /* gcc before 13 believes that only the first 8 bytes are read */
     _tile_loadconfig(&shape);
 }
@@ -28,18 +28,34 @@ typedef struct { int first, skip; } ox_group;
 OX_INLINE int amx_groups(int m) { return (m + AMX_ROWS - 1) / AMX_ROWS; }
 OX_INLINE ox_group amx_group(int g, int m)
 {
-    const int first = AMX_ROWS * g + AMX_ROWS <= m ? AMX_ROWS * g : m - AMX_ROWS;
+    const int first = m < AMX_ROWS || AMX_ROWS * g + AMX_ROWS <= m ? AMX_ROWS * g : m - AMX_ROWS;
     return (ox_group){ first, AMX_ROWS * g - first };
 }
 
-/* What is spread next: the groups ask for a part each. */
-OX_INLINE void amx_ahead(const uint8_t *next, int64_t stride, int64_t bytes, int g, int groups)
+/* What a worker reads next of its two panels is prefetched in parts, so that memory and computing wait for each other as little as may be: one with each
+ * group; for few rows four with each group, and four while codes are spread, which takes about as long as a group. `few` is a literal: the code for the
+ * latter slows many groups down even where it does not run. */
+enum { AMX_AHEAD = 4096, AMX_FEW = 32 };
+
+typedef struct {
+    const uint8_t *panel;
+    int64_t stride, jump, part;     /* the panel's bytes; from its end to the pair that follows (to its start if none is known); bytes of a part */
+} ox_amx_ahead;
+
+OX_INLINE ox_amx_ahead amx_ahead_of(const uint8_t *panel, int64_t stride, int64_t later, int64_t bytes, int groups, int few)
 {
-    if (next)
-        for (int64_t k = bytes / 64 * g / groups; k < bytes / 64 * (g + 1) / groups; k++) {
-            OX_PREFETCH_L2(next + 64 * k);
-            OX_PREFETCH_L2(next + stride + 64 * k);
-        }
+    return (ox_amx_ahead){ panel, stride, later - stride, bytes / (few ? 4 * (groups + 1) : groups) };
+}
+
+/* Part i of those that belong to `from`. */
+OX_INLINE void amx_ahead(const ox_amx_ahead *a, const uint8_t *from, int i)
+{
+    const int64_t first = from - a->panel + AMX_AHEAD + i * a->part;
+    for (int64_t at = first & -64; at < first + a->part; at += 64) {
+        const uint8_t *p = a->panel + at + (at < a->stride ? 0 : a->jump);
+        OX_PREFETCH_L2(p);
+        OX_PREFETCH_L2(p + a->stride);
+    }
 }
 
 /* ---- 32s */
@@ -53,7 +69,8 @@ typedef struct {
 } ox_amx32;
 
 /* The next n parts of one panel, from `at` on; returns where the following ones are. A half is a block whose other half is zero. */
-OX_INLINE ox_place amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t b, int store, int off, int side, const uint8_t *lut, int units)
+OX_INLINE ox_place amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t b, int store, int off, int side, const uint8_t *lut, int units,
+                                const ox_amx_ahead *next, const uint8_t *from, int few)
 {
     const int halves = side == SIDE_UE4M3 ? 2 : 1;
     const ox_u8x64 table = u8_table(lut ? lut : at.p), less = _mm512_set1_epi8((char)off);
@@ -61,6 +78,8 @@ OX_INLINE ox_place amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t 
         if (b % (units * OX_SIDE_SPAN(side)) == 0)
             at.s = at.p, at.p += 64;
         for (int h = 0; h < halves; h++, k++) {
+            if (few && k % 2 == 0)
+                amx_ahead(next, from, 2 * q + k / 2);
             OX_UNROLL for (int i = 0; i < 4; i++) {
                 ox_u8x64 w[2];
                 load_two(w, at.p, i, store, lut, table);
@@ -101,6 +120,8 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
 
 /* Part k of a group into tiles `one` and `two`, then rows 4 k to 4 k + 3 of the group before. */
 #define AMX_PART(k, one, two)                                                                                                \
+    if (few)                                                                                                                 \
+        amx_ahead(&next, first.p, 4 * (g + 1) + (k));                                                                        \
     if ((k) < n) {                                                                                                           \
         _tile_zero(one);                                                                                                     \
         _tile_zero(two);                                                                                                     \
@@ -117,19 +138,19 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
             amx_finish32(&a, (g - 1) & 1, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side);
 
 OX_INLINE void amx_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
-                      int store, int off, int side, const uint8_t *lut, int block)
+                      int store, int off, int side, const uint8_t *lut, int block, int few)
 {
-    const int units = block / 32, halves = side == SIDE_UE4M3 ? 2 : 1, groups = amx_groups(m);
+    const int units = block / 32, halves = side == SIDE_UE4M3 ? 2 : 1, groups = amx_groups(m), rows = m < AMX_ROWS ? m : AMX_ROWS;
     const int64_t blocks = cols / 32;
     ox_place at = { panel, panel };
+    const ox_amx_ahead next = amx_ahead_of(panel, stride, later, AMX_PARTS / halves * OX_STEP32(store, side, block), groups, few);
     ox_amx32 a;
-    amx_begin(32);
+    amx_begin(32, rows);
     for (int64_t from = 0, some; from < blocks; from += some, x += some * ACT32_BYTES) {
         some = blocks - from < AMX_PARTS / halves ? blocks - from : AMX_PARTS / halves;
-        const ox_place second = { at.s + stride, at.p + stride };
-        at = amx_spread32(&a, 0, (int)some * halves, at, from, store, off, side, lut, units);
-        amx_spread32(&a, 1, (int)some * halves, second, from, store, off, side, lut, units);
-        const uint8_t *next = from + some < blocks ? at.p : later ? panel + later : NULL;
+        const ox_place first = at, second = { at.s + stride, at.p + stride };
+        at = amx_spread32(&a, 0, (int)some * halves, first, from, store, off, side, lut, units, &next, first.p, few);
+        amx_spread32(&a, 1, (int)some * halves, second, from, store, off, side, lut, units, &next, first.p, few);
         ox_group before = { 0, 0 };
 #define AMX_ALL(count)                                                                                                       \
         {                                                                                                                    \
@@ -137,14 +158,15 @@ OX_INLINE void amx_32(float *c, int64_t ldc, const uint8_t *panel, int64_t strid
             for (int g = 0; g < groups; g++) {                                                                               \
                 const ox_group now = amx_group(g, m);                                                                        \
                 const uint8_t *xg = x + now.first * ldx;                                                                     \
-                amx_ahead(next, stride, AMX_PARTS * OX_STEP32(store, side, block), g, groups);                               \
+                if (!few)                                                                                                    \
+                    amx_ahead(&next, first.p, g);                                                                            \
                 AMX_PART(0, 0, 1)                                                                                            \
                 AMX_PART(1, 2, 3)                                                                                            \
                 AMX_PART(2, 0, 1)                                                                                            \
                 AMX_PART(3, 2, 3)                                                                                            \
                 before = now;                                                                                                \
             }                                                                                                                \
-            for (int t = before.skip; t < AMX_ROWS; t++)                                                                     \
+            for (int t = before.skip; t < rows; t++)                                                                         \
                 amx_finish32(&a, (groups - 1) & 1, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side); \
         }
         switch (some * halves) {
@@ -182,22 +204,31 @@ OX_INLINE ox_i32x16 amx_both(ox_i32x16 pairs, int high)
 
 /* A superblock of one panel. */
 OX_INLINE void amx_spread(ox_amx256 *a, int q, const uint8_t *s, const uint8_t *p, int store, int off, int head, int side, float unit,
-                          const uint8_t *lut, int digits)
+                          const uint8_t *lut, int digits, const ox_amx_ahead *next, const uint8_t *from, int few)
 {
     const int sub = OX_HEAD_SUB(head);
-    const ox_u8x64 table = u8_table(lut ? lut : p), less8 = _mm512_set1_epi8((char)off), less16 = _mm512_set1_epi16((short)off);
-    const ox_i32x16 low = _mm512_set1_epi16(255);
+    const ox_u8x64 table = u8_table(lut ? lut : p), less8 = _mm512_set1_epi8((char)off);
+    const ox_u8x64 lower = _mm512_set4_epi32(0x0e0e0c0c, 0x0a0a0808, 0x06060404, 0x02020000), upper = _mm512_set4_epi32(0x0f0f0d0d, 0x0b0b0909, 0x07070505, 0x03030101);
     ox_i32x16 sp[8];
     load_head(sp, a->minima[q], p, head);
     p += OX_HEAD_BYTES(head);
     for (int u = 0; u < 8; u++, p += OX_UNIT_BYTES(store)) {
         uint8_t *to = a->code[q][0][0] + 512 * u, *high = a->code[q][1][0] + 512 * u;
+        if (few && u % 4 == 0)
+            amx_ahead(next, from, 2 * q + u / 4);
         ox_i32x16 scale[2];
         scale[0] = scale[1] = i32_zero();
         if (sub == 32)
             scale[0] = scale[1] = amx_both(sp[u / 2], u & 1);
         else if (sub == 16)
             scale[0] = amx_both(sp[u], 0), scale[1] = amx_both(sp[u], 1);
+        ox_i32x16 first[2], second[2], less16[2];              /* a scale for even bytes, for odd ones; times the offset */
+        if (digits == DIGITS_BYTES)
+            OX_UNROLL for (int h = 0; h < 2; h++) {
+                second[h] = _mm512_slli_epi16(scale[h], 8);
+                first[h] = _mm512_and_si512(scale[h], _mm512_set1_epi16(255));
+                less16[h] = _mm512_mullo_epi16(scale[h], _mm512_set1_epi16((short)off));
+            }
         OX_UNROLL for (int i = 0; i < 4; i++) {
             ox_u8x64 w[2];
             load_two(w, p, i, store, lut, table);
@@ -212,11 +243,10 @@ OX_INLINE void amx_spread(ox_amx256 *a, int q, const uint8_t *s, const uint8_t *
                     u8_store(to + at, _mm512_mullo_epi16(w[g], _mm512_and_si512(k, _mm512_set1_epi16(7))));
                     u8_store(high + at, _mm512_mullo_epi16(w[g], _mm512_srli_epi16(k, 3)));
                 } else {
-                    ox_i32x16 even = _mm512_and_si512(w[g], low), odd = _mm512_srli_epi16(w[g], 8);
-                    even = _mm512_mullo_epi16(_mm512_sub_epi16(even, less16), k);
-                    odd = _mm512_mullo_epi16(_mm512_sub_epi16(odd, less16), k);
-                    u8_store(to + at, _mm512_ternarylogic_epi32(low, even, _mm512_slli_epi16(odd, 8), 0xca));
-                    u8_store(high + at, _mm512_ternarylogic_epi32(low, _mm512_srli_epi16(even, 8), odd, 0xca));
+                    const ox_i32x16 even = _mm512_sub_epi16(_mm512_maddubs_epi16(w[g], first[i / 2]), less16[i / 2]);
+                    const ox_i32x16 odd = _mm512_sub_epi16(_mm512_maddubs_epi16(w[g], second[i / 2]), less16[i / 2]);
+                    u8_store(to + at, _mm512_mask_shuffle_epi8(even, 0xaaaaaaaaaaaaaaaa, odd, lower));
+                    u8_store(high + at, _mm512_mask_shuffle_epi8(odd, 0x5555555555555555, even, upper));
                 }
             }
         }
@@ -254,24 +284,25 @@ OX_INLINE void amx_finish256(const ox_amx256 *a, int turn, int t, float *c, cons
 }
 
 OX_INLINE void amx_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
-                       int store, int off, int head, int side, float unit, const uint8_t *lut, int digits)
+                       int store, int off, int head, int side, float unit, const uint8_t *lut, int digits, int few)
 {
     const int64_t step = OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store);
-    const int groups = amx_groups(m);
+    const int groups = amx_groups(m), rows = m < AMX_ROWS ? m : AMX_ROWS;
     const uint8_t *s = panel, *p = panel;
+    const ox_amx_ahead next = amx_ahead_of(panel, stride, later, step, groups, few);
     ox_amx256 a;
-    amx_begin(64);
+    amx_begin(64, rows);
     for (int64_t b = 0; b < cols / 256; b++, x += ACT256_BYTES, s += OX_SIDE_BYTES(side), p += step) {
         if (b % OX_SIDE_SPAN(side) == 0)
             s = p, p += 64;
         for (int q = 0; q < 2; q++)
-            amx_spread(&a, q, s + q * stride, p + q * stride, store, off, head, side, unit, lut, digits);
-        const uint8_t *next = b + 1 < cols / 256 ? p + step : later ? panel + later : NULL;
+            amx_spread(&a, q, s + q * stride, p + q * stride, store, off, head, side, unit, lut, digits, &next, p, few);
         ox_group before = { 0, 0 };
         for (int g = 0; g < groups; g++) {
             const ox_group at = amx_group(g, m);
             const uint8_t *xg = x + at.first * ldx;
-            amx_ahead(next, stride, step + 64, g, groups);
+            if (!few)
+                amx_ahead(&next, p, g);
             _tile_zero(0);
             _tile_zero(2);
             if (digits != DIGITS_ONE) {
@@ -279,6 +310,8 @@ OX_INLINE void amx_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
                 _tile_zero(3);
             }
             for (int k = 0; k < 4; k++) {
+                if (few)
+                    amx_ahead(&next, p, 4 * (g + 1) + k);
                 _tile_loadd(4, xg + 64 * k, ldx);
                 _tile_loadd(5, a.code[0][0][k], 64);
                 _tile_loadd(6, a.code[1][0][k], 64);
@@ -312,7 +345,7 @@ OX_INLINE void amx_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
             }
             before = at;
         }
-        for (int t = before.skip; t < AMX_ROWS; t++)
+        for (int t = before.skip; t < rows; t++)
             amx_finish256(&a, (groups - 1) & 1, t, c + (before.first + t) * ldc, x + (before.first + t) * ldx, b == 0, head, digits);
     }
     _tile_release();

@@ -65,20 +65,23 @@ int ox_avx512bf16_agrees(void)
 #define OX_WIDE_INTEGER(name) amx_##name
 #undef OX_FEW_ROWS
 #define OX_WHOLE_ROWS 16
-#define OX_FEW_ROWS 15                 /* fewer rows than a tile has are left to the vectors */
+/* A panel's codes are spread for any number of rows, so few rows are left to the vectors. 1536 x 576 and 576 x 1536 on one thread, us without and with AMX,
+ * 5, 8, 10 and 14 rows: Q8_0 25.5 and 34, 32 and 41, 42 and 44, 57 and 49; Q5_0 35 and 37, 36 and 43, 49 and 46, 69 and 51; Q4_K 29 and 28, 35 and 31, 46 and 33,
+ * 64 and 34; Q6_K 39 and 37, 45 and 40, 60 and 42, 84 and 46. */
+#define OX_FEW_ROWS(family) ((family) == FAMILY_256 ? 4 : (family) == FAMILY_32 ? 10 : 15)
 #define OX_FLOAT(name, bytes)
 #define OX_PAIRS(name)
-#define OX_AMX(name)                                                                        \
+#define OX_AMX(name, family)                                                                \
     void ox_amx_##name(OX_WIDE_ARGS);                                                       \
     static void amx_##name(OX_WIDE_ARGS)                                                    \
     {                                                                                       \
-        if (m <= OX_FEW_ROWS)                                                               \
+        if (m <= OX_FEW_ROWS(family))                                                       \
             wide_##name(c, ldc, panel, stride, later, x, ldx, cols, m);                     \
         else                                                                                \
             ox_amx_##name(c, ldc, panel, stride, later, x, ldx, cols, m);                   \
     }
-#define OX_FORM32(name, store, bits, off, side) OX_AMX(name)
-#define OX_FORM256(name, store, bits, off, head, side, unit) OX_AMX(name)
+#define OX_FORM32(name, store, bits, off, side) OX_AMX(name, FAMILY_32)
+#define OX_FORM256(name, store, bits, off, head, side, unit) OX_AMX(name, FAMILY_256)
 #include "lanes/forms.def"
 #undef OX_FLOAT
 #undef OX_PAIRS

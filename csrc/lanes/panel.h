@@ -121,7 +121,7 @@ typedef struct {
     void (*beside[FORM_COUNT])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols,
                                int64_t near, int m);
     int8_t beside_rows[FORM_COUNT];
-    int few_rows;          /* up to so many rows tiles are best, each worker over a run of panels of its own; with more, `wide` */
+    int8_t few_rows[FORM_COUNT];    /* up to so many rows tiles are best, each worker over a run of panels of its own; with more, `wide` */
     int whole_rows;        /* what many rows are best divided into multiples of */
     /* `tile` for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair
      * that is read next (0: none). NULL: use tile */

@@ -21,7 +21,8 @@ cdef extern from "lanes/panel.h" nogil:
         void (*beside[64])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols,
                            int64_t near, int m) noexcept nogil
         signed char beside_rows[64]
-        int few_rows, whole_rows
+        signed char few_rows[64]
+        int whole_rows
         void (*wide[64])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
                          int64_t cols, int m) noexcept nogil
         void (*act_quantise[4])(uint8_t *out, const float *x, int64_t cols) noexcept nogil

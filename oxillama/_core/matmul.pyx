@@ -144,6 +144,10 @@ cdef void _panel(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int
     a.lanes.gate(out, a.ldout, c, u, 16, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
 
 
+cdef inline bint _few_rows(const MatmulArgs *a, int64_t m) noexcept nogil:
+    return m <= a.lanes.few_rows[a.segments[0].form]
+
+
 cdef inline int64_t _panels(const MatmulArgs *a) noexcept nogil:
     """Panels of all segments; of gate and up, those of one."""
     cdef int64_t panels = 0
@@ -173,7 +177,7 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
     cut.rows = (a.m + ranges - 1) // ranges
     cut.rows = min(<int64_t>RANGE, (cut.rows + a.lanes.whole_rows - 1) // a.lanes.whole_rows * a.lanes.whole_rows)
     cut.group = max(<int64_t>1, min(49152 // bytes, cut.panels // (4 * nth)))
-    if a.m > a.lanes.few_rows:
+    if not _few_rows(a, a.m):
         cut.group = max(<int64_t>2, cut.group * GROUP_ROWS // min(a.m, cut.rows) // 2 * 2)
     elif a.m > GROUP_ROWS:
         cut.group = max(<int64_t>1, cut.group * GROUP_ROWS // a.m)
@@ -277,7 +281,7 @@ cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noex
     cdef Cut cut = _cut(a, nth)
     cdef int64_t chunk, p, end, row, after
     cdef int m
-    if a.m <= a.lanes.few_rows and cut.panels < MOST_PANELS:
+    if _few_rows(a, a.m) and cut.panels < MOST_PANELS:
         _few(a, &cut, team, ith, nth)
         return
     while True:
@@ -290,7 +294,7 @@ cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noex
         end = min(cut.panels, p + cut.group)
         after = (chunk + nth) % cut.groups * cut.group if chunk + nth < cut.chunks else -1
         while p < end:
-            if m >= WIDE_ROWS and p + 1 < end and _pairs(a, p):
+            if (m >= WIDE_ROWS or not _few_rows(a, m)) and p + 1 < end and _pairs(a, p):
                 _pair(a, p, p + 2 if p + 2 < end else after, row, m)
                 p += 2
                 continue
@@ -301,7 +305,7 @@ cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noex
 cdef void matmul_panels(const MatmulArgs *a, int64_t first, int64_t end) noexcept nogil:
     cdef int64_t p = first, half = (end - first + 1) // 2, row = 0, m
     cdef bint wide
-    if a.m <= a.lanes.few_rows and _side_by_side(a):
+    if _few_rows(a, a.m) and _side_by_side(a):
         if a.gate:
             for p in range(first, end):
                 _beside(a, p, p)
@@ -315,7 +319,7 @@ cdef void matmul_panels(const MatmulArgs *a, int64_t first, int64_t end) noexcep
     while row < a.m:
         m, p = min(<int64_t>RANGE, a.m - row), first
         while p < end:
-            wide = m >= WIDE_ROWS and p + 1 < end and _pairs(a, p)
+            wide = (m >= WIDE_ROWS or not _few_rows(a, m)) and p + 1 < end and _pairs(a, p)
             if wide:
                 _pair(a, p, p + 2 if p + 2 < end else -1, row, <int>m)
             else:
