@@ -1,7 +1,9 @@
 """Places in a machine, and the memory that they keep: a cursor survives `collect`, which drops all that no cursor needs.
 
-Requests of several threads share a machine, so whatever looks into its tables does so in its critical section. Where an interpreter has a
-GIL that is no code at all; without one it is the same promise: another thread comes in only where Python runs (see `begin_operation`).
+Requests of several threads share a machine, and take turns: whoever looks into its tables holds its mutex `turn` from the beginning of an
+operation to its end. A GIL does not keep others out for so long, and neither does a critical section: both let another thread in wherever
+Python runs, as it does in the middle of a closure that first reaches a deferred rule. The critical section around each turn is for the
+slots of cursors alone, which are given back whenever a cursor is freed.
 """
 cimport cython
 from libc.stdint cimport int32_t, uint8_t
@@ -59,7 +61,7 @@ cdef class Cursor:
     def __cinit__(self, Machine machine not None, Cursor origin=None):
         self.machine = machine
         self.slot = -1
-        with cython.critical_section(machine):
+        with cython.critical_section(machine), machine.turn:
             begin_operation(machine)
             reserve(&machine.free_roots, machine.roots.n + 1)    # so that giving a slot back never allocates
             if machine.free_roots.n:
@@ -74,6 +76,7 @@ cdef class Cursor:
 
     def __dealloc__(self):
         if self.slot >= 0 and self.machine is not None:
+            # not in turn: the collector may free a cursor in the middle of an operation of the same thread
             with cython.critical_section(self.machine):
                 self.machine.roots.data[self.slot] = -1
                 put(&self.machine.free_roots, <int32_t>self.slot)
@@ -96,25 +99,25 @@ cdef class Cursor:
     @property
     def complete(self):
         """Whether the grammar may end here."""
-        with cython.critical_section(self.machine):
+        with cython.critical_section(self.machine), self.machine.turn:
             return self.machine.accepts(self.config()) != 0
 
     @property
     def finished(self):
         """Whether the grammar may end here and nothing else may follow."""
-        with cython.critical_section(self.machine):
+        with cython.critical_section(self.machine), self.machine.turn:
             return self.machine.accepts(self.config()) != 0 and seq_len(&self.machine.configs, self.config()) == 1
 
     @property
     def dead(self):
         """Whether nothing can follow and nothing has matched."""
-        with cython.critical_section(self.machine):
+        with cython.critical_section(self.machine), self.machine.turn:
             return self.config() == 0
 
     @property
     def key(self):
         """(epoch, config), and the text where words must be distinct: equal keys mean equal futures."""
-        with cython.critical_section(self.machine):
+        with cython.critical_section(self.machine), self.machine.turn:
             if self.machine.distinct:
                 return self.machine.epoch, self.config(), bytes(self.text)
             return self.machine.epoch, self.config()
@@ -140,7 +143,7 @@ cdef class Cursor:
     def allows(self, const uint8_t[::1] data, int symbol=-1):
         """Whether these bytes (or the token symbol) may come next."""
         self._check(symbol)
-        with cython.critical_section(self.machine):
+        with cython.critical_section(self.machine), self.machine.turn:
             begin_operation(self.machine)
             return self._walk(data, symbol, bytearray(self.text)) != 0
 
@@ -149,7 +152,7 @@ cdef class Cursor:
         cdef int32_t config
         cdef bytearray text
         self._check(symbol)
-        with cython.critical_section(self.machine):
+        with cython.critical_section(self.machine), self.machine.turn:
             text = bytearray(self.text)
             begin_operation(self.machine)
             config = self._walk(data, symbol, text)
@@ -167,7 +170,7 @@ cdef class Cursor:
     def next_bytes(self):
         """The set of bytes that may come next, as a 256-long bytes object of zeros and ones."""
         cdef int32_t *row
-        with cython.critical_section(self.machine):
+        with cython.critical_section(self.machine), self.machine.turn:
             begin_operation(self.machine)
             row = self.machine.row(self.config())
             return bytes([1 if row[i] else 0 for i in range(256)])
@@ -179,7 +182,7 @@ cdef class Cursor:
         cdef Py_ssize_t i
         cdef int byte
         out = bytearray()
-        with cython.critical_section(self.machine):
+        with cython.critical_section(self.machine), self.machine.turn:
             begin_operation(self.machine)
             config = self.config()
             while config != 0 and not self.machine.accepts(config) and len(out) < limit:
@@ -204,30 +207,31 @@ cdef class Cursor:
 
 
 cdef int begin_operation(Machine m) except -1:
-    """Called before each outer operation: waits while another thread writes a rule, and drops what no cursor needs once the tables
-    outgrow their bound."""
-    while m.writing:
-        with m.lock:
-            pass
+    """Called first in each outer operation: drops what no cursor needs once the tables outgrow their bound."""
     if m.unplaced is not None:
         place_all(m)
     if (m.configs.count > m.max_configs or m.stacks.pool.n + m.unions.pool.n > 64 * m.max_configs
             or m.dstates.pool.n + m.d_segs.n + m.values.pool.n + m.wordsets.pool.n > 256 * m.max_configs):
-        collect(m)
+        collect_now(m)
     return 0
 
 
 def collect(Machine m not None):
     """Rebuilds the automaton's tables from the live cursors alone; config ids change, `epoch` tells caches so. Where memory runs out in
     the middle, the next operation on the machine goes on with it."""
+    with cython.critical_section(m), m.turn:
+        collect_now(m)
+
+
+cdef int collect_now(Machine m) except -1:
+    """`collect`, in the turn of an operation."""
     cdef Py_ssize_t i
-    with cython.critical_section(m):
-        if m.unplaced is None:
-            saved = []
-            for i in range(m.roots.n):
-                saved.append(stored(m, m.roots.data[i]) if m.roots.data[i] > 0 else None)
-            m.unplaced = saved
-        place_all(m)
+    if m.unplaced is None:
+        saved = []
+        for i in range(m.roots.n):
+            saved.append(stored(m, m.roots.data[i]) if m.roots.data[i] > 0 else None)
+        m.unplaced = saved
+    return place_all(m)
 
 
 cdef int place_all(Machine m) except -1:

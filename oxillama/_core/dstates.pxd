@@ -13,8 +13,6 @@ cdef class Dstates(Emission):
     cdef Ints d_gen, d_expand, d_return, d_pending       # by dstate: where it stands in the closure that is being made
     cdef Ints d_cover                                    # eight by dstate: what is proved of plain text (cover.pyx)
     cdef Ints bounds
-    cdef bint writing                                    # a deferred rule is being written, under `lock`
-    cdef object lock
     cdef void _clear_dstates(self) noexcept
     cdef int32_t _dstate(self) except -1
     cdef int32_t _start(self, int32_t rule) except -1

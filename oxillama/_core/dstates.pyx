@@ -13,9 +13,6 @@ from oxillama._core.networks cimport COUNTED, FINAL, TableSizes, REP
 from oxillama._core.sequences cimport (Ints, ascending, clear_sequences, close_sequences, drop, intern, open_sequences, put, reserve, seq_at,
                                        seq_len)
 
-import contextlib
-import threading
-
 
 cdef class Dstates(Emission):
     """Networks with the dstates found in them so far."""
@@ -23,7 +20,6 @@ cdef class Dstates(Emission):
     def __cinit__(self):
         open_sequences(&self.dstates)
         open_sequences(&self.frames)
-        self.lock = threading.Lock()
 
     def __dealloc__(self):
         close_sequences(&self.dstates)
@@ -78,9 +74,9 @@ cdef class Dstates(Emission):
         return self.start_of.data[rule]
 
     cdef int _write(self, int32_t rule) except -1:
-        """Gives a deferred rule its network. That runs Python, where another thread may come in: it waits at `begin_operation`."""
+        """Gives a deferred rule its network. The machines of one grammar share its rules, so this takes their lock."""
         cdef TableSizes before = self._sizes()
-        with self.writes():
+        with self.deferred.lock:
             try:
                 self._grow(rule, None)
             except BaseException:
@@ -88,17 +84,6 @@ cdef class Dstates(Emission):
                 self.bodies[rule] = None
                 raise
         return 0
-
-    @contextlib.contextmanager
-    def writes(self):
-        """While rules are written: other threads wait at `begin_operation`."""
-        self.writing = True
-        try:
-            with self.lock:
-                self.writing = True
-                yield
-        finally:
-            self.writing = False
 
     cdef int _segments(self, int32_t d) except -1:
         """Determinises a dstate's bytes: d_segs gets a count, then (low, high, target) triples in order."""

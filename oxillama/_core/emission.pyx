@@ -85,8 +85,9 @@ cdef class Emission(Networks):
     cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1:
         """Compiles the rules, rule 0 the root. Raises `GrammarError` for left recursion, endless rules and too many states.
 
-        `deferred` (or None) has `rules`, `lazy` and `write`: rule i with `lazy[i]` gets its network when the machine first calls it, from
-        `rules[i]`, which `write(i)` fills where it is None. It must match something, never nothing, and not begin with itself.
+        `deferred` (or None) has `rules`, `lazy`, `write` and `lock`: rule i with `lazy[i]` gets its network when the machine first calls
+        it, from `rules[i]`, which `write(i)` fills where it is None. It must match something, never nothing, and not begin with itself.
+        Rules are read and written under `lock`, which is held too while a machine is built.
         """
         cdef Py_ssize_t i
         self.symbols = symbols

@@ -1,4 +1,5 @@
 """The pushdown machine's compiled face, for cursors, proofs and the token trie that walk it."""
+cimport cython
 from libc.stdint cimport int32_t, int64_t
 
 from oxillama._core.dstates cimport Dstates
@@ -6,6 +7,7 @@ from oxillama._core.sequences cimport Ints, Sequences
 
 
 cdef class Machine(Dstates):
+    cdef cython.pymutex turn                             # held through each operation: see cursor.pyx
     cdef Py_ssize_t max_configs, max_items
     cdef int32_t max_depth
     cdef Sequences stacks, configs, unions

@@ -11,6 +11,7 @@ makes every closure finite once left recursion is refused at construction.
 """
 import itertools
 
+cimport cython
 from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
@@ -236,19 +237,18 @@ cdef class Machine(Dstates):
         key = (family, frozenset([self.words[seq_at(&self.wordsets, words)[i]] for i in range(seq_len(&self.wordsets, words))]))
         known = self.without.get(key)
         if known is None:
-            with self.writes():
-                body = self.families[family](key[1])
-                if body is None:
-                    known = -1
-                else:
-                    known = self._number(body)
-                    before = self._sizes()
-                    try:
-                        self._grow(known, None)
-                    except BaseException:
-                        self._forget(before)
-                        raise
-                    self.removed_states += self.nfa_states - before.states
+            body = self.families[family](key[1])
+            if body is None:
+                known = -1
+            else:
+                known = self._number(body)
+                before = self._sizes()
+                try:
+                    self._grow(known, None)
+                except BaseException:
+                    self._forget(before)
+                    raise
+                self.removed_states += self.nfa_states - before.states
             self.without[key] = known
         return known
 
@@ -701,10 +701,11 @@ cdef class Machine(Dstates):
     def sizes(self):
         """What the automaton holds now: counts by table, for tests and reports."""
         cdef Py_ssize_t i, rows = 0
-        for i in range(self.rows_cap):
-            rows += self.rows[i] != NULL
-        return {"states": self.nfa_states, "rules": self.rule_start.n, "dstates": self.dstates.count, "frames": self.frames.count,
-                "stacks": self.stacks.count, "configs": self.configs.count, "rows": rows,
-                "steps": self.spent + self.steps,
-                "bytes": 4 * (rows * self.width + self.stacks.pool.cap + self.configs.pool.cap + self.unions.pool.cap
-                              + self.dstates.pool.cap + self.d_segs.cap)}
+        with cython.critical_section(self), self.turn:
+            for i in range(self.rows_cap):
+                rows += self.rows[i] != NULL
+            return {"states": self.nfa_states, "rules": self.rule_start.n, "dstates": self.dstates.count, "frames": self.frames.count,
+                    "stacks": self.stacks.count, "configs": self.configs.count, "rows": rows,
+                    "steps": self.spent + self.steps,
+                    "bytes": 4 * (rows * self.width + self.stacks.pool.cap + self.configs.pool.cap + self.unions.pool.cap
+                                  + self.dstates.pool.cap + self.d_segs.cap)}

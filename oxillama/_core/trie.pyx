@@ -303,7 +303,7 @@ cdef class TokenTrie:
         cdef Machine machine = cursor.machine
         if mask.shape[0] != self.words:
             raise GrammarError(f"mask: has {mask.shape[0]} words, the vocabulary of {self.vocab} needs {self.words}")
-        with cython.critical_section(machine):
+        with cython.critical_section(machine), machine.turn:
             begin_operation(machine)
             config = machine.frozen(cursor.config(), <int32_t>self.longest)
             if self.words == 0:
@@ -328,7 +328,7 @@ cdef class TokenTrie:
 
     def position(self, Cursor cursor not None):
         """(epoch, config): equal for cursors to which `fill` gives the same."""
-        with cython.critical_section(cursor.machine):
+        with cython.critical_section(cursor.machine), cursor.machine.turn:
             begin_operation(cursor.machine)
             return cursor.machine.epoch, cursor.machine.frozen(cursor.config(), <int32_t>self.longest)
 

@@ -8,6 +8,7 @@ reached, so states share masks. Code points may be split between calls of `advan
 import base64
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -112,16 +113,17 @@ class Grammar:
         lim, symbols = self.limits, len(self.tokens) + 1 if self.tokens else 0
 
         def make() -> Machine:  # without `self`: a grammar is freed when the last use of it ends
-            return Machine(
-                list(rules),
-                symbols=symbols,
-                names=None if deferred is not None else list(names),
-                max_states=lim.max_states,
-                max_depth=lim.max_depth,
-                max_items=lim.max_items,
-                max_configs=lim.max_configs,
-                deferred=deferred,
-            )
+            with nullcontext() if deferred is None else deferred.lock:
+                return Machine(
+                    list(rules),
+                    symbols=symbols,
+                    names=None if deferred is not None else list(names),
+                    max_states=lim.max_states,
+                    max_depth=lim.max_depth,
+                    max_items=lim.max_items,
+                    max_configs=lim.max_configs,
+                    deferred=deferred,
+                )
 
         self._make = make
         try:
@@ -287,7 +289,7 @@ class Grammar:
     def _write_all(self) -> None:
         """Writes the deferred rules."""
         if self._deferred is not None:
-            with self._machine.writes():
+            with self._deferred.lock:
                 index = 0
                 while index < len(self._rules):
                     self._deferred.write(index)

@@ -2,9 +2,12 @@
 compiled, threads that share a grammar.
 """
 
+import functools
 import json
 import random
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -91,30 +94,102 @@ def test_no_text_leads_into_a_rule_that_cannot_end():
         COMPILER.compile({"$ref": "#/$defs/endless", "$defs": {"endless": endless}})
 
 
-def test_threads_that_share_a_grammar_read_the_same_masks():
-    pieces = [bytes([b]) for b in range(256)] + [b'{"p', b'":', b'":{"q', b'["', b'"]}']
+PIECES = [bytes([b]) for b in range(256)] + [b'{"p', b'":', b'":{"q', b'["', b'"]}', b'","']
+
+
+def masks(masker, grammar, text):
+    """The mask before each byte of a text."""
+    state, out = masker.state(grammar), []
+    for byte in text:
+        out.append(state.mask().tobytes())
+        masker.advance(state, byte)
+    return out
+
+
+@pytest.fixture
+def together():
+    """Calls functions at once, a thread each, that give way to each other as often as they can."""
+
+    def run(works):
+        gate = threading.Barrier(len(works))
+
+        def one(work):
+            gate.wait()
+            return work()
+
+        with ThreadPoolExecutor(len(works)) as pool:
+            return list(pool.map(one, works))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield run
+    sys.setswitchinterval(before)
+
+
+def test_threads_that_share_a_grammar_read_the_same_masks(together):
     text = json.dumps(
         {f"p{i}": {f"q{k}": ["ab", {}] for k in range(5)} for i in range(0, 9, 2)},
         separators=(",", ":"),
     ).encode()
+    wanted = masks(TokenMasker(PIECES), COMPILER.compile(WIDE), text)
+    for _ in range(8):
+        shared = TokenMasker(PIECES, cache_bytes=64), COMPILER.compile(WIDE)
+        found = together([functools.partial(masks, *shared, text)] * 4)
+        assert [one == wanted for one in found] == [True] * 4
 
-    def walk(masker, grammar):
-        state, out = masker.state(grammar), []
-        for byte in text:
-            out.append(state.mask().tobytes())
-            masker.advance(state, byte)
-        return out
 
-    wanted = walk(TokenMasker(pieces), COMPILER.compile(WIDE))
-    masker, grammar, found = TokenMasker(pieces, cache_bytes=64), COMPILER.compile(WIDE), []
-    threads = [
-        threading.Thread(target=lambda: found.append(walk(masker, grammar))) for _ in range(4)
+PARTS = 40
+LINKED = {
+    "$ref": "#/$defs/part0",
+    "$defs": {
+        f"part{n}": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": f"^[a-z]{{1,{1 + n % 3}}}{n}$"},
+                "left": {"$ref": f"#/$defs/part{(3 * n + 1) % PARTS}"},
+                "right": {"$ref": f"#/$defs/part{(7 * n + 2) % PARTS}"},
+                "more": {"type": "array", "items": {"$ref": f"#/$defs/part{(n + 11) % PARTS}"}},
+                "tags": {
+                    "type": "array",
+                    "items": {"type": "string", "pattern": f"^[a-c]{{1,{1 + n % 4}}}$"},
+                    "uniqueItems": True,
+                },
+            },
+        }
+        for n in range(PARTS)
+    },
+}
+
+
+def part(rng, n, depth):
+    """A value of LINKED's part n."""
+    value = {"name": f"x{n}"} if rng.random() < 0.5 else {}
+    if depth:
+        value["left"] = part(rng, (3 * n + 1) % PARTS, depth - 1)
+        if rng.random() < 0.4:
+            value["right"] = part(rng, (7 * n + 2) % PARTS, depth - 1)
+        value["more"] = [part(rng, (n + 11) % PARTS, depth - 1) for _ in range(rng.randrange(2))]
+    value["tags"] = rng.sample("abc", rng.randrange(4))
+    return value
+
+
+@pytest.mark.parametrize("machines", ["one machine", "a machine for each"])
+def test_threads_that_follow_different_texts_read_the_masks_of_a_grammar_alone(together, machines):
+    texts = [
+        json.dumps(part(random.Random(seed), 0, 3), separators=(",", ":")).encode()
+        for seed in range(8)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(one == wanted for one in found) and len(found) == 4
+
+    def follow(masker, grammar, text):
+        if machines == "a machine for each":  # as after many rules for words
+            grammar._machine = grammar._make()
+        return masks(masker, grammar, text)
+
+    wanted = [masks(TokenMasker(PIECES), COMPILER.compile(LINKED), text) for text in texts]
+    for _ in range(8):
+        shared = TokenMasker(PIECES, cache_bytes=64), COMPILER.compile(LINKED)
+        found = together([functools.partial(follow, *shared, text) for text in texts])
+        assert [one == own for one, own in zip(found, wanted, strict=True)] == [True] * 8
 
 
 def test_half_a_network_is_none():

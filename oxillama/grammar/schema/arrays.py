@@ -6,7 +6,6 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     CHECK,
     EMPTY,
-    FRESH,
     NETWORK,
     NEVER,
     ONE,
@@ -208,7 +207,7 @@ def fresh(em, item: frozenset) -> tuple:
         node = choice(*(em.case_node(case) for case in left if case is not None))
         return None if node == NEVER else em.inlined(node)
 
-    return (FRESH, choice(*map(em.case_node, cases)), without)
+    return em.fresh(choice(*map(em.case_node, cases)), without)
 
 
 def without_values(case: Case, values: list) -> Case | None:

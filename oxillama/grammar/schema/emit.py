@@ -8,6 +8,8 @@ widened.
 
 import functools
 import itertools
+import threading
+from collections.abc import Callable
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
@@ -15,6 +17,7 @@ from oxillama.grammar.nodes import (
     CHOICE,
     CLASS,
     EMPTY,
+    FRESH,
     NETWORK,
     NEVER,
     REGISTER,
@@ -50,7 +53,11 @@ MAX_PRODUCT = 1000  # states times length up to which both make one automaton
 
 
 class Emitter:
-    """Builds the rules of one grammar."""
+    """Builds the rules of one grammar.
+
+    Once `run` has returned, several machines may ask for more, from several threads: what writes
+    rules, and whoever reads rules that another may write, holds `lock` meanwhile.
+    """
 
     def __init__(
         self,
@@ -65,6 +72,7 @@ class Emitter:
         self.document, self.expander = document, expander
         self.flexible, self.free_order, self.refuse = flexible, free_order, refuse
         self.closed = closed
+        self.lock = threading.RLock()  # reentrant: writing a rule writes others
         self.keys: list = []
         self.rules: list[tuple | None] = []  # None: put off
         # whether a rule's network may wait until it is called
@@ -123,10 +131,11 @@ class Emitter:
             self.rules[index] = self.written(key)
 
     def write(self, index: int) -> None:
-        """Writes a deferred rule."""
-        if self.rules[index] is None:
-            self.rules[index] = self.written(self.keys[index])
-            self.settle()
+        """Writes a deferred rule, and with it what it needs at once."""
+        with self.lock:
+            if self.rules[index] is None:
+                self.rules[index] = self.written(self.keys[index])
+                self.settle()
 
     def written(self, key) -> tuple:
         """The body of a rule, without what is known not to finish."""
@@ -288,6 +297,17 @@ class Emitter:
             return out
 
         return visit(node)
+
+    def fresh(self, node: tuple, without: Callable[[frozenset[bytes]], tuple | None]) -> tuple:
+        """A node but for the words that a register holds. What is left of it, None if nothing is,
+        machines ask for while they run.
+        """
+
+        def left(words: frozenset[bytes]) -> tuple | None:
+            with self.lock:
+                return without(words)
+
+        return (FRESH, node, left)
 
     def language_without(self, dfa: Dfa, words) -> tuple | None:
         """The quoted texts of an automaton but some; None where none are left."""

@@ -15,7 +15,6 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     CHECK,
     EMPTY,
-    FRESH,
     NETWORK,
     NEVER,
     ONE,
@@ -257,7 +256,7 @@ def name_classes(
         def any_name() -> Names:
             node = rule(em.number(("names", frozenset(known))))
             if distinct:
-                node = (FRESH, node, lambda words: em.inlined(names_but(em, known | texts(words))))
+                node = em.fresh(node, lambda words: em.inlined(names_but(em, known | texts(words))))
             return node, None
 
         return [(frozenset(), any_name)]
@@ -283,7 +282,7 @@ def name_classes(
         if not distinct:
             return node, None
         few = dfa.finite(MAX_FINITE)
-        node = (FRESH, node, lambda words: em.language_without(dfa, texts(words)))
+        node = em.fresh(node, lambda words: em.language_without(dfa, texts(words)))
         return node, None if few is None else len(few)
 
     key = (tuple(sources), frozenset(names))
