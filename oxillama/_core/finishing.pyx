@@ -1,5 +1,6 @@
 """Which grammar nodes can match something, given which rules can: what a schema's compiler asks of every rule that it has written."""
 from cpython.bytearray cimport PyByteArray_AS_STRING
+from libc.math cimport INFINITY
 from libc.stdlib cimport calloc, free
 
 from oxillama._core.emission cimport CHOICE, CLASS, FRESH, NETWORK, REGISTER, REPEAT, RULE, SEQUENCE, TAKE
@@ -19,17 +20,22 @@ def whole(tuple node, bytearray done):
     return all_finish(node, <const unsigned char *>PyByteArray_AS_STRING(done))
 
 
-def takes(tuple node, bytearray done):
-    """What a register's node can count: members, and `ONE`."""
-    found = set()
-    collect(node, <const unsigned char *>PyByteArray_AS_STRING(done), found)
-    return found
+def room(tuple register, bytearray done):
+    """How many a register can count: its members, and further words (`ONE`) while there are any; never so many that no word is left
+    for a member that it needs. Infinite where words are unlimited.
+    """
+    return counted(register, <const unsigned char *>PyByteArray_AS_STRING(done))
+
+
+def words(tuple node):
+    """How many words the FRESH parts of a node leave, where all rules can finish; infinite if none limits them."""
+    return words_left(node, NULL)
 
 
 cdef bint can_finish(tuple node, const unsigned char *done) except -1:
     cdef int kind = node[0]
     if kind == RULE:
-        return done[<Py_ssize_t>node[1]]
+        return done == NULL or done[<Py_ssize_t>node[1]]
     if kind == CLASS:
         return len(<tuple>node[1]) > 0
     if kind == SEQUENCE:
@@ -54,17 +60,8 @@ cdef bint can_finish(tuple node, const unsigned char *done) except -1:
 
 
 cdef bint register_finishes(tuple node, const unsigned char *done) except -1:
-    cdef Py_ssize_t least = node[2]
-    cdef set found
-    if least > 0 or len(node[4]):
-        found = set()
-        collect(node[1], done, found)
-        if ONE not in found and len(found) < least:
-            return False
-        for member in node[4]:
-            if member not in found:
-                return False
-    return can_finish(node[1], done)
+    cdef Py_ssize_t least = max(<Py_ssize_t>node[2], len(<tuple>node[4]))
+    return (least == 0 or counted(node, done) >= least) and can_finish(node[1], done)
 
 
 cdef bint reaches_end(Py_ssize_t start, tuple states, const unsigned char *done) except -1:
@@ -96,26 +93,65 @@ cdef bint reaches_end(Py_ssize_t start, tuple states, const unsigned char *done)
         free(reached)
 
 
-cdef int collect(tuple node, const unsigned char *done, set found) except -1:
-    """Adds what a node can count."""
+cdef double counted(tuple register, const unsigned char *done) except -1:
+    """What `room` says."""
+    cdef dict found = {}
+    cdef double total, least = INFINITY
+    collect(register[1], done, INFINITY, found)
+    total = len(found)
+    if ONE in found:
+        total += <double>found[ONE] - 1
+    for member in <tuple>register[4]:
+        many = found.get(member)
+        if many is None:
+            return 0
+        least = min(least, <double>many)
+    return min(total, least)
+
+
+cdef int collect(tuple node, const unsigned char *done, double most, dict found) except -1:
+    """Adds what a node can count: members and `ONE`, each with how many words it can be counted under (at most `most`)."""
     cdef int kind = node[0]
     if kind == TAKE:
         if node[1] != CHECK:
-            found.add(node[1])
+            found[node[1]] = found.get(node[1], 0.0) + most
     elif kind == SEQUENCE:
-        if counts(node) and can_finish(node, done):
-            for part in <tuple>node[1]:
-                collect(part, done, found)
+        if counts(node):
+            most = min(most, words_left(node, done))
+            if most > 0:
+                for part in <tuple>node[1]:
+                    collect(part, done, most, found)
     elif kind == CHOICE:
         for part in <tuple>node[1]:
-            if can_finish(part, done):
-                collect(part, done, found)
-    elif kind == NETWORK:
+            collect(part, done, most, found)
+    elif kind == NETWORK and can_finish(node, done):
         for _, edges in <tuple>node[2]:
             for part, _ in <tuple>edges:
-                if counts(part) and can_finish(part, done):
-                    collect(part, done, found)
+                collect(part, done, most, found)
     return 0
+
+
+cdef double words_left(tuple node, const unsigned char *done) except -1:
+    """How many words the FRESH parts of a node leave: infinite if none limits them, 0 if the node cannot match anything."""
+    cdef int kind = node[0]
+    cdef double many
+    if kind == SEQUENCE:
+        many = INFINITY
+        for part in <tuple>node[1]:
+            many = min(many, words_left(part, done))
+            if many == 0:
+                break
+        return many
+    if kind == CHOICE:
+        many = 0
+        for part in <tuple>node[1]:
+            many += words_left(part, done)
+            if many == INFINITY:
+                break
+        return many
+    if not can_finish(node, done):
+        return 0
+    return <double>node[3] if kind == FRESH and node[3] is not None else INFINITY
 
 
 cdef bint counts(tuple node) except -1:

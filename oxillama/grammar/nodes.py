@@ -15,7 +15,7 @@ machine):
                                     the node under a register: a count, a set of members and a
                                     set of words that its TAKE and FRESH parts read and change
   (TAKE, member, spans)             matches nothing; continues if the register allows it
-  (FRESH, node, without)            the node, except the words that the register holds
+  (FRESH, node, without, size)      the node, except the words that the register holds
 
 A register belongs to one REGISTER node. TAKE and FRESH are parts of the networks, sequences and
 choices of that node itself, not of rules that it calls. (TAKE, i, spans) takes member i >= 0, at
@@ -24,7 +24,8 @@ counted. `spans` (None, or (low, high) pairs) are the counts allowed afterwards.
 may end only when `least` are counted and all of `members` are taken. At most `most` are counted
 (-1: any number), and the members still missing can always be taken. The text that a FRESH node
 matched, decoded from JSON, becomes a word of the register; `without(words)` gives the node of the
-same language without a frozenset of words (None: nothing is left).
+same language without a frozenset of words (None: nothing is left); `size` is how many words there
+are (None: unlimited or unknown).
 """
 
 from oxillama._core.emission import (

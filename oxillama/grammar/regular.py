@@ -23,6 +23,7 @@ MAX_NETWORK = 20_000  # states of one array's, object's or number's network
 MAX_TABLE = 16_000_000  # moves of one trie of words
 MAX_COUNTING = 100_000_000  # moves looked at for the lengths of one language
 OPEN_END = 1 << 30  # no longest text
+MANY = 1 << 24  # different words: more than one text holds
 END = 0x110000  # beyond all code points
 
 
@@ -196,6 +197,30 @@ class Dfa:
                         for code in range(low, high + 1)
                     )
         return sorted(out)
+
+    def size(self) -> int | None:
+        """How many texts are in the language; None: endlessly many, or more than `MANY`."""
+        dfa = self.trimmed()
+        if dfa.empty:
+            return 0
+        widths = [sum(high - low + 1 for low, high in ranges) for ranges in dfa.symbols]
+        moves = dfa.moves.tolist()
+        texts: dict[int, int] = {}  # from a state on
+        entered, todo = set(), [dfa.start]
+        while todo:
+            s = todo[-1]
+            follow = [(width, t) for width, t in zip(widths, moves[s]) if t >= 0]
+            if s not in entered:
+                entered.add(s)
+                waiting = [t for _, t in follow if t not in texts]
+                if not entered.isdisjoint(waiting):
+                    return None  # a loop, and every state of it can accept
+                todo += waiting
+                continue
+            todo.pop()
+            whole = int(dfa.accepts[s]) + sum(width * texts[t] for width, t in follow)
+            texts[s] = min(whole, MANY + 1)
+        return texts[dfa.start] if texts[dfa.start] <= MANY else None
 
     def minimal(self) -> "Dfa":
         """The smallest automaton of the same language."""

@@ -349,3 +349,134 @@ def test_no_letter_begins_that_has_no_room(whitespace, keywords, begun, first):
     state = grammar.state()
     state.advance(begun)
     assert not state.allows_token(first)
+
+
+PATTERNS = ["^[ab]$", "^[bc]$", "^a$", "^[a-c]$", "^(a|bb?)$", "^[ab]?$"]
+VALUES = [{"type": "null"}, {"type": "boolean"}, {"type": ["null", "boolean"]}, {"const": True}]
+BYTES = TokenMasker([bytes([i]) for i in range(128)] + [None], control_ids=[128], eog_ids=[128])
+
+
+def walked(grammar, draw) -> str:
+    """A text that tokens of one byte make, each drawn from those allowed; asserts that there is
+    always one.
+    """
+    state, text = BYTES.state(grammar), b""
+    while True:
+        bits = np.unpackbits(state.mask().view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits).tolist()
+        assert allowed, f"nothing may follow {text!r}"
+        # a long text is ended where it may be
+        token = 128 if 128 in allowed and len(text) > 200 else draw.choice(allowed)
+        if token == 128:
+            return text.decode()
+        BYTES.advance(state, token)
+        text += bytes([token])
+
+
+def few_names(draw) -> dict:
+    """A random schema of objects that have a handful of names."""
+    schema: dict = {
+        "type": "object",
+        "patternProperties": {
+            pattern: draw.choice(VALUES) for pattern in draw.sample(PATTERNS, draw.randrange(1, 3))
+        },
+        draw.choice(["additionalProperties", "unevaluatedProperties"]): False,
+    }
+    if draw.random() < 0.4:
+        names = draw.sample("abcd", draw.randrange(1, 3))
+        schema["properties"] = {name: draw.choice(VALUES) for name in names}
+    if draw.random() < 0.3:
+        schema["required"] = draw.sample("abcd", 1)
+    if draw.random() < 0.6:
+        schema["minProperties"] = draw.randrange(1, 5)
+    if draw.random() < 0.3:
+        schema["maxProperties"] = draw.randrange(1, 4)
+    if draw.random() < 0.3:
+        schema["propertyNames"] = draw.choice(
+            [{"enum": ["a", "b"]}, {"pattern": "^[bc]"}, {"maxLength": 1}]
+        )
+    denied = [
+        {"additionalProperties": draw.choice(VALUES)},
+        {"patternProperties": {draw.choice(PATTERNS): draw.choice(VALUES)}},
+        {"propertyNames": {"enum": draw.sample("abcd", 2)}},
+        {"properties": {"a": draw.choice(VALUES)}, "additionalProperties": False},
+    ]
+    some = draw.sample(denied, draw.choice([0, 0, 1, 1, 2]))
+    return {**schema, "allOf": [True, *({"not": each} for each in some)]}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_text_leads_to_where_names_have_run_out(seed):
+    draw = random.Random(seed)
+    schema = few_names(draw)
+    judge = jsonschema.Draft202012Validator(schema)
+    valid = [
+        value
+        for size in range(4)
+        for names in itertools.permutations(["a", "b", "c", "d", "bb", ""], size)
+        for values in itertools.product([None, True], repeat=size)
+        if judge.is_valid(value := dict(zip(names, values)))
+    ]
+    for compiler in (FREE, DECLARED):
+        try:
+            grammar = compiler.compile(schema)
+        except GrammarError as error:
+            assert "nothing is valid" in str(error) and not valid
+            continue
+        if compiler is FREE:
+            assert all(grammar.matches(written(value)) for value in valid)
+        for _ in range(10):
+            assert judge.is_valid(json.loads(walked(grammar, draw)))
+
+
+@pytest.mark.parametrize("compiler", [FREE, DECLARED])
+@pytest.mark.parametrize(
+    ("schema", "least", "most"),
+    [
+        ({"patternProperties": {"^[0-9]{2}$": VALUES[0]}}, "minProperties", 100),
+        # a name under both patterns can have no value
+        ({"patternProperties": {"^[ab]$": VALUES[0], "^[bc]$": VALUES[1]}}, "minProperties", 2),
+        ({"patternProperties": {"^[a-z]$": VALUES[0]}, "not": {"additionalProperties": VALUES[1]}},
+         "minProperties", 26),
+        ({"items": {"type": "string", "pattern": "^[0-9]{2}$"}}, "minItems", 100),
+        ({"items": {"type": "integer", "minimum": 3, "maximum": 99}}, "minItems", 97),
+        ({"items": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 2},
+                              {"type": "number", "multipleOf": 0.5, "minimum": 1, "maximum": 3},
+                              {"type": ["null", "boolean"], "not": {"const": False}}]}},
+         "minItems", 8),
+    ],
+)  # fmt: skip
+def test_more_different_members_or_items_than_there_are_is_an_error(compiler, schema, least, most):
+    kind = {"minProperties": "object", "minItems": "array"}[least]
+    rest = {"additionalProperties": False} if kind == "object" else {"uniqueItems": True}
+    grammar = compiler.compile({"type": kind, **schema, **rest, least: most})
+    whole = json.loads(walked(grammar, random.Random(1)))
+    assert len(whole) == most
+    with pytest.raises(GrammarError, match="nothing is valid"):
+        compiler.compile({"type": kind, **schema, **rest, least: most + 1})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text", "wrong"),
+    [
+        ({"patternProperties": {"^[a-z]{3,20}$": {}}, "additionalProperties": False,
+          "minProperties": 2}, '{"abc":1,"abd":2}', '{"abc":1}'),
+        ({"items": {"type": "integer", "minimum": 0, "maximum": 10**18}, "uniqueItems": True},
+         "[3,5]", "[3,3]"),
+        ({"items": {"type": "string", "maxLength": 10_000}, "uniqueItems": True},
+         '["","a"]', '["a","a"]'),
+        ({"items": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 5000},
+          "uniqueItems": True}, '["b","a"]', '["a","a"]'),
+        ({"items": {"type": "string", "pattern": "^[a-z]{3,20}$"}, "uniqueItems": True,
+          "minItems": 2}, '["abc","abd"]', '["abc","abc"]'),
+        # of four demands for a name two members meet all
+        ({"patternProperties": {"^[0-9]$": {}}, "additionalProperties": False, "maxProperties": 2,
+          "not": {"anyOf": [{"propertyNames": {"not": {"enum": names}}}
+                            for names in (["1", "3"], ["2", "3", "11"], ["2", "4"], ["1", "5"])]}},
+         '{"1":0,"2":0}', '{"1":0,"3":0}'),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("compiler", [FREE, DECLARED])
+def test_many_names_and_shared_demands_are_no_obstacle(compiler, keywords, text, wrong):
+    grammar = compiler.compile(keywords)
+    assert grammar.matches(text) and not grammar.matches(wrong)

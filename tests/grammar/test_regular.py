@@ -102,6 +102,16 @@ def test_finite_languages_are_listed():
     assert Dfa.nothing().finite(10) == []
 
 
+def test_the_texts_of_a_language_are_counted():
+    assert search_automaton("^(ab?|c)$").size() == 3
+    assert search_automaton("^[a-z]{0,5}$").size() == sum(26**n for n in range(6))
+    assert search_automaton("^[01]{24}$").size() == 2**24
+    assert search_automaton("^[01]{24,25}$").size() is None  # more than any text holds
+    assert search_automaton("^(a|b[cd])(e|f|gg)$").minimal().size() == 9
+    assert search_automaton("^a*$").size() is search_automaton("a").size() is None
+    assert Dfa.words(["", "a", "ab"]).size() == 3 and Dfa.nothing().size() == 0
+
+
 @pytest.mark.parametrize(
     "pattern, position",
     [

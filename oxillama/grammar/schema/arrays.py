@@ -2,6 +2,8 @@
 (`uniqueItems`) ones. `em` is the `Emitter`.
 """
 
+from fractions import Fraction
+
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     CHECK,
@@ -16,10 +18,13 @@ from oxillama.grammar.nodes import (
     repeat,
     seq,
 )
-from oxillama.grammar.regular import MAX_NETWORK
+from oxillama.grammar.regular import MANY, MAX_NETWORK
 from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import FALSE, TRUE
-from oxillama.grammar.schema.values import canonical, kind_of, load
+from oxillama.grammar.schema.validity import holds
+from oxillama.grammar.schema.values import canonical, exact, kind_of, load
+
+MAX_LISTED = 4096  # numbers tried one by one to know how many different items there are
 
 
 def array(em, case: Case) -> tuple:
@@ -184,7 +189,10 @@ def distinct(em, case: Case, comma: tuple) -> tuple:
             (seq((TAKE, i, None), em.spelling.value(value)), 1) for i, value in enumerate(values)
         ]
     else:
-        edges = [(seq((TAKE, ONE, None), fresh(em, item)), 1)]
+        node = fresh(em, item)
+        edges = [(seq((TAKE, ONE, None), node), 1)]
+        if node[3] is not None:
+            most = node[3] if most is None else min(most, node[3])
     if most is not None and most < max(case.min_items, 1):
         return NEVER
     comma = seq((TAKE, CHECK, None), comma) if most is not None else comma
@@ -207,7 +215,55 @@ def fresh(em, item: frozenset) -> tuple:
         node = choice(*(em.case_node(case) for case in left if case is not None))
         return None if node == NEVER else em.inlined(node)
 
-    return em.fresh(choice(*map(em.case_node, cases)), without)
+    return em.fresh(choice(*map(em.case_node, cases)), without, scalars(em, item, cases))
+
+
+def scalars(em, item: frozenset, cases: list[Case]) -> int | None:
+    """How many scalars satisfy the literals that expand to these cases; None: more than a text
+    holds. Of numbers with more than `MAX_LISTED` steps in their bounds at most so many.
+    """
+    plain = [c for c in cases if c.values is None and "string" in c.types]
+    if any(not (c.patterns or c.formats or c.either) and c.max_length not in (0, 1) for c in plain):
+        return None
+    try:
+        texts = em.expander.strings(item).size()
+    except GrammarError:  # too large an automaton: the count is not known
+        return None
+    if texts is None:
+        return None
+    found: set = set()
+    more = 0
+    for case in cases:
+        if case.values is not None:
+            found.update(canonical(v) for v in case.values if not isinstance(v, str))
+            continue
+        found.update(canonical(v) for v in plain_values(case))
+        if "number" in case.types:
+            steps = [Fraction(1)] if case.integer else [exact(v) for v in case.multiples]
+            if case.low is None or case.high is None or not (steps or case.low == case.high):
+                return None
+            step = steps[0] if steps else case.low or Fraction(1)
+            first, last = -(-case.low // step), case.high // step
+            if last - first >= MAX_LISTED:
+                more += last - first + 1
+                continue
+            numbers = (k * step for k in range(first, last + 1))
+            found.update(
+                canonical(v)
+                for v in numbers
+                if all(holds(em.document, literal, v) for literal in item)
+            )
+    total = texts + len(found) + more
+    return total if total <= MANY else None
+
+
+def plain_values(case: Case) -> list:
+    """What a case allows of null, true and false."""
+    return [
+        value
+        for value, kind in ((None, "null"), (True, "boolean"), (False, "boolean"))
+        if kind in case.types and not any(value is banned for banned in case.banned)
+    ]
 
 
 def without_values(case: Case, values: list) -> Case | None:
@@ -264,11 +320,7 @@ def finite(em, literals: frozenset) -> list | None:
             continue
         if case.types - {"null", "boolean"}:
             return None
-        out += ([None] if "null" in case.types else []) + (
-            [b for b in (True, False) if not any(b is v for v in case.banned)]
-            if "boolean" in case.types
-            else []
-        )
+        out += plain_values(case)
     return out
 
 

@@ -34,15 +34,15 @@ from oxillama.grammar.nodes import (
     rule,
     seq,
 )
-from oxillama.grammar.regex import parse_regex, search_automaton
+from oxillama.grammar.regex import parse_regex
 from oxillama.grammar.regular import Dfa, meet
 from oxillama.grammar.schema import numerals
 from oxillama.grammar.schema import spelling as sp
 from oxillama.grammar.schema.arrays import array as array_node
 from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import Document
-from oxillama.grammar.schema.expander import MAX_CASES, Expander
-from oxillama.grammar.schema.formats import format_automaton, format_pattern
+from oxillama.grammar.schema.expander import MAX_CASES, Expander, language
+from oxillama.grammar.schema.formats import format_pattern
 from oxillama.grammar.schema.numbers import numeric
 from oxillama.grammar.schema.objects import names_but
 from oxillama.grammar.schema.objects import object_ as object_node
@@ -298,16 +298,21 @@ class Emitter:
 
         return visit(node)
 
-    def fresh(self, node: tuple, without: Callable[[frozenset[bytes]], tuple | None]) -> tuple:
-        """A node but for the words that a register holds. What is left of it, None if nothing is,
-        machines ask for while they run.
+    def fresh(
+        self,
+        node: tuple,
+        without: Callable[[frozenset[bytes]], tuple | None],
+        size: int | None,
+    ) -> tuple:
+        """A node of `size` words (None: more than a text holds) but for those that a register
+        holds. What is left of it, None if nothing is, machines ask for while they run.
         """
 
         def left(words: frozenset[bytes]) -> tuple | None:
             with self.lock:
                 return without(words)
 
-        return (FRESH, node, left)
+        return (FRESH, node, left, size)
 
     def language_without(self, dfa: Dfa, words) -> tuple | None:
         """The quoted texts of an automaton but some; None where none are left."""
@@ -379,7 +384,7 @@ class Emitter:
         """
         free = case.copy()
         free.min_length, free.max_length = 0, None
-        dfa = self.language(free, banned).minimal()
+        dfa = language(free).minimal()
         longest = case.max_length if case.max_length is not None else case.min_length
         if len(dfa.moves) * longest <= MAX_PRODUCT:
             if longest or case.max_length == 0:
@@ -415,22 +420,6 @@ class Emitter:
         low = max(low, least)
         high = most if high is None else high if most is None else min(high, most)
         return NEVER if high is not None and low > high else repeat(self.spell(ranges), low, high)
-
-    def language(self, case: Case, banned: list[str]) -> Dfa:
-        """The automaton of a string's content."""
-        dfa = None
-        for source, sign in case.patterns:
-            dfa = meet(dfa, search_automaton(source), sign)
-        for name, sign in case.formats:
-            dfa = meet(dfa, format_automaton(name), sign)
-        for cases in case.either:
-            parts = [self.language(part, part.banned_texts()) for part in cases]
-            dfa = meet(dfa, functools.reduce(Dfa.either, parts).minimal(), True)
-        if case.min_length or case.max_length is not None:
-            dfa = meet(dfa, Dfa.lengths(case.min_length, case.max_length), True)
-        if banned:
-            dfa = meet(dfa, Dfa.words(banned), False)
-        return dfa if dfa is not None else Dfa.everything()
 
     def member(self, name: str, literals: frozenset) -> tuple[tuple, tuple]:
         """A declared member, without and with a comma before it."""

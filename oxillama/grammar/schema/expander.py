@@ -8,10 +8,12 @@ there are finitely many. `keywords` defines what a keyword adds to a case, `nega
 fail, and `disjoint` what distinguishes the branches of a `oneOf`.
 """
 
+import functools
 from collections.abc import Callable
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import search_automaton
+from oxillama.grammar.regular import Dfa, meet
 from oxillama.grammar.schema.case import (
     INFINITE,
     Action,
@@ -23,6 +25,7 @@ from oxillama.grammar.schema.case import (
 )
 from oxillama.grammar.schema.document import FALSE, TRUE, Document
 from oxillama.grammar.schema.entailment import met, silent
+from oxillama.grammar.schema.formats import format_automaton
 from oxillama.grammar.schema.keywords import APPLY, in_place
 from oxillama.grammar.schema.negation import negate
 from oxillama.grammar.schema.validity import holds
@@ -31,6 +34,7 @@ from oxillama.grammar.schema.values import canonical
 MAX_CASES = 1500
 MAX_TEXTS = 8  # combinations of what a string may be that are cases of their own
 TEXT = frozenset(["string"])
+MAX_NAMES = 16  # names tried one by one for a demand that some member must meet
 MAX_STEPS = 30_000  # cases looked at for one schema, those that turned out impossible included
 
 
@@ -61,6 +65,8 @@ class Expander:
         self.applied: dict[int, list[tuple]] = {}
         self.declared: dict[int, tuple[dict, tuple, tuple[int, bool]]] = {}
         self.texts: dict[tuple[Branch, ...], tuple[Case, ...] | None] = {}
+        # by rules for names, the names that they leave, where those are few
+        self.names: dict[tuple, list[str] | None] = {}
         self.working: set[frozenset] = set()
         self.scopes = self.steps = 0
         self.most_steps = MAX_STEPS
@@ -80,6 +86,16 @@ class Expander:
             finally:
                 self.working.discard(literals)
         return known
+
+    def strings(self, literals: frozenset) -> Dfa:
+        """The strings that satisfy a conjunction."""
+        out = Dfa.nothing()
+        for case in self.cases(literals):
+            if case.values is not None:
+                out = out.either(Dfa.words([v for v in case.values if isinstance(v, str)]))
+            elif "string" in case.types:
+                out = out.either(language(case))
+        return out
 
     def where(self, node: int) -> str:
         return self.document.pointers[node] or "/"
@@ -120,14 +136,15 @@ class Expander:
                 case.splits = ()
                 if not case.values:
                     continue
-            if case.extras and "object" in case.types:
-                self._choose_members(case)
             if case.types == TEXT and len(case.splits) > (0 if case.patterns else 1):
                 self._join_texts(case)
                 if case.dead:
                     continue
             if not case.splits:
                 self._judge_unevaluated(case)
+            if case.extras and "object" in case.types:
+                self._choose_members(case)
+            if not case.splits:
                 out.append(case)
                 if len(out) > MAX_CASES:
                     raise GrammarError(
@@ -330,14 +347,17 @@ class Expander:
         return tuple(out)
 
     def _candidates(self, case: Case, extra) -> list[list[Action]]:
-        """The members that can meet a demand for some member: each declared one that fits, or one
-        without a declared name.
+        """The members that can meet a demand for some member: each that fits of those declared and
+        of the few other names there are, or one without a declared name.
         """
         excluded, must, must_not, literal, names = extra
         out: list[list[Action]] = []
-        for name in dict.fromkeys(
-            [*(n for properties, _, _ in case.objects for n in properties), *case.required]
-        ):
+        try:
+            few = [] if _closed(case) else self._few_names(case, must, names)
+        except GrammarError:
+            few = None  # an automaton is too large: who writes the members says so
+        declared = (n for properties, _, _ in case.objects for n in properties)
+        for name in dict.fromkeys([*declared, *case.required, *(few or ())]):
             if (
                 name not in excluded
                 and all(search_automaton(s).accepts_text(name) for s in must)
@@ -345,9 +365,31 @@ class Expander:
                 and all(holds(self.document, n, name) for n in names)
             ):
                 out.append([Member(name, literal)])
-        if not _closed(case):
+        if few is None:
             out.append([lambda f: f.add("owed", extra)])
         return out
+
+    def _few_names(self, case: Case, must, names) -> list[str] | None:
+        """The names that these patterns, these literals and the objects of a case allow, if those
+        rules leave at most `MAX_NAMES`, else None.
+        """
+        only = [patterns for _, patterns, rest in case.objects if rest == FALSE]
+        if not (only or must or names or case.names):
+            return None
+        rules = frozenset((*case.names, *names))
+        closed = frozenset(frozenset(source for source, _ in patterns) for patterns in only)
+        key = rules, tuple(must), closed
+        if key not in self.names:
+            allowed = self.strings(rules) if rules else None
+            for source in must:
+                allowed = meet(allowed, search_automaton(source), True)
+            for sources in closed:
+                some = Dfa.nothing()
+                for source in sources:
+                    some = some.either(search_automaton(source))
+                allowed = meet(allowed, some, True)
+            self.names[key] = None if allowed is None else allowed.finite(MAX_NAMES)
+        return self.names[key]
 
     def _choose_members(self, case: Case) -> None:
         """Splits by the members that can meet demands for some member: at once in a closed object,
@@ -401,7 +443,9 @@ class Expander:
                     continue
                 names = {name: TRUE for _, declared, _, _ in seen for name in declared}
                 patterns = dict.fromkeys(source for _, _, sources, _ in seen for source in sources)
-                case.add("objects", (names, tuple((source, TRUE) for source in patterns), literal))
+                rules = names, tuple((source, TRUE) for source in patterns), literal
+                if rules not in case.objects:  # known of a case whose members were chosen since
+                    case.add("objects", rules)
             else:
                 spans = [span for scopes, span in case.spans if number in scopes]
                 if nested or INFINITE in spans:
@@ -452,6 +496,22 @@ class Expander:
         if len(out) > 1 and any((node, not sign) in out for node, sign in out):
             return None
         return frozenset(out)
+
+
+def language(case: Case) -> Dfa:
+    """The automaton of a string's content."""
+    dfa = None
+    for source, sign in case.patterns:
+        dfa = meet(dfa, search_automaton(source), sign)
+    for name, sign in case.formats:
+        dfa = meet(dfa, format_automaton(name), sign)
+    for cases in case.either:
+        dfa = meet(dfa, functools.reduce(Dfa.either, map(language, cases)).minimal(), True)
+    if case.min_length or case.max_length is not None:
+        dfa = meet(dfa, Dfa.lengths(case.min_length, case.max_length), True)
+    if banned := case.banned_texts():
+        dfa = meet(dfa, Dfa.words(banned), False)
+    return dfa if dfa is not None else Dfa.everything()
 
 
 def _closed(case: Case) -> bool:

@@ -9,8 +9,10 @@ met by one of them, their names are distinct.
 
 import functools
 import json
+import math
 from collections.abc import Callable, Set
 
+from oxillama._core.finishing import words
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     CHECK,
@@ -31,8 +33,6 @@ from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
 from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import FALSE, TRUE
 from oxillama.grammar.schema.spelling import lone
-
-MAX_FINITE = 64  # names that are counted one by one where they are few
 
 
 def object_(em, case: Case) -> tuple:
@@ -82,8 +82,7 @@ def members(em, case: Case) -> tuple:
 
 class UndeclaredMembers:
     """The members of an object without a declared name: `extra`, any of them; `owed`, one node for
-    each demand for some member; `distinct`, like `extra` with distinct names, and how many names
-    there are (None: unlimited).
+    each demand for some member; `distinct`, like `extra` with distinct names.
     """
 
     def __init__(self, em, case: Case, known: set[str]):
@@ -95,22 +94,16 @@ class UndeclaredMembers:
         if shut and case.min_properties <= len(declared):
             self.extra = NEVER
         else:
-            self.extra = em.guard("additionalProperties", lambda: self._further()[0], NEVER)
-        self.owed = [
-            em.guard("not", lambda e=e: self._further(e, True)[0], NEVER) for e in case.owed
-        ]
+            self.extra = em.guard("additionalProperties", self._further, NEVER)
+        self.owed = [em.guard("not", lambda e=e: self._further(e, True), NEVER) for e in case.owed]
         self._em = em
 
     @functools.cached_property
-    def distinct(self) -> tuple[tuple, int | None]:
-        """The node of any further member under a name that was not written yet, and how many names
-        there are.
-        """
+    def distinct(self) -> tuple:
+        """The node of any further member under a name that was not written yet."""
         if self.extra == NEVER:
-            return NEVER, 0
-        return self._em.guard(
-            "minProperties", lambda: self._further(distinct=True), (self.extra, None)
-        )
+            return NEVER
+        return self._em.guard("minProperties", lambda: self._further(distinct=True), self.extra)
 
 
 def ordered(em, named, undeclared: UndeclaredMembers, least: int, most: int | None, loose) -> tuple:
@@ -179,35 +172,35 @@ def tail(
 
 def registered(em, named, undeclared: UndeclaredMembers, least: int, most: int | None) -> tuple:
     """One or more members in any order: a register holds which of the named and owed ones have been
-    written, how many members there are, and, where they are counted, the further names.
+    written, how many members there are, and, where they are counted, the further names. Where names
+    run out, there are at most as many members as leave one for each demand.
     """
     needed = [i for i, (_, must) in enumerate(named) if must]
     needed += range(len(named), len(named) + len(undeclared.owed))
-    extra, total = undeclared.extra, None if undeclared.extra != NEVER else 0
-    if least > max(1, len(needed)) or (undeclared.owed and extra != NEVER):
-        extra, total = undeclared.distinct
+    extra = undeclared.extra
+    if least > max(1, len(needed)) or undeclared.owed:
+        extra = undeclared.distinct
     least = 0 if least <= max(1, len(needed)) else least
-    if total is not None:
-        total += len(named) + len(undeclared.owed)
-        most = total if most is None else min(most, total)
-    if most is not None and (most < max(least, 1) or most < len(needed)):
-        return NEVER
     edges = [(seq((TAKE, i, None), node[0]), 1) for i, (node, _) in enumerate(named)]
     edges += [
         (seq((TAKE, i + len(named), None), node), 1) for i, node in enumerate(undeclared.owed)
     ]
     if extra != NEVER:
         edges.append((seq((TAKE, ONE, None), extra), 1))
+    choices = [words(node) for node in undeclared.owed]
+    room = min([len(named) + len(choices) + words(extra), *choices])
+    if room < (math.inf if most is None else most):
+        most = int(room)
+    if most is not None and (most < max(least, 1) or most < len(needed)):
+        return NEVER
     comma = seq((TAKE, CHECK, None), em.comma) if most is not None else em.comma
     network = (NETWORK, 0, ((False, tuple(edges)), (True, ((comma, 0),))))
     return (REGISTER, network, least, -1 if most is None else most, tuple(needed))
 
 
-def further(
-    em, case: Case, known: set[str], demand=None, distinct: bool = False
-) -> tuple[tuple, int | None]:
+def further(em, case: Case, known: set[str], demand=None, distinct: bool = False) -> tuple:
     """A member with a name that is not among the known ones: a choice over the classes of names
-    that rules distinguish, and the number of such names (None: unlimited or unknown).
+    that rules distinguish.
     """
     excluded, must, must_not, value, names = demand or (frozenset(), (), (), TRUE, ())
     sources = list(
@@ -218,7 +211,6 @@ def further(
         )
     )
     out: list[tuple] = []
-    total: int | None = 0
     for matched, make in name_classes(
         em, case, known | excluded, sources, (*case.names, *names), distinct
     ):
@@ -229,23 +221,17 @@ def further(
             child.update([lit for source, lit in patterns if source in matched] or [rest])
         if FALSE in child or any((node, not sign) in child for node, sign in child if node):
             continue
-        made = make()
-        if made is None:
-            continue
-        quoted, count = made
-        total = None if total is None or count is None else total + count
-        out.append(seq(quoted, em.colon, em.ref(frozenset(child - {TRUE}))))
-    return choice(*out), total
-
-
-Names = tuple[tuple, int | None] | None  # the node of some quoted names, how many (None: not known)
+        quoted = make()
+        if quoted is not None:
+            out.append(seq(quoted, em.colon, em.ref(frozenset(child - {TRUE}))))
+    return choice(*out)
 
 
 def name_classes(
     em, case: Case, known: set[str], sources: list[str], names: tuple, distinct: bool
-) -> list[tuple[frozenset, Callable[[], Names]]]:
+) -> list[tuple[frozenset, Callable[[], tuple | None]]]:
     """Classes that split all names but the known ones: which patterns they match, and what makes
-    their node (None where there are no such names).
+    the node of their quoted names (None where there are no such names).
     """
     quote = literal('"')
     closed = any(rest == FALSE for _, _, rest in case.objects)
@@ -253,11 +239,11 @@ def name_classes(
         if closed:
             return []
 
-        def any_name() -> Names:
+        def any_name() -> tuple:
             node = rule(em.number(("names", frozenset(known))))
-            if distinct:
-                node = em.fresh(node, lambda words: em.inlined(names_but(em, known | texts(words))))
-            return node, None
+            if not distinct:
+                return node
+            return em.fresh(node, lambda used: em.inlined(names_but(em, known | texts(used))), None)
 
         return [(frozenset(), any_name)]
     if (
@@ -269,9 +255,9 @@ def name_classes(
     ):
         found = parse_regex(sources[0]).search_node(em.spell, repeat(em.block("key-char")))
         if found is not None:
-            return [(frozenset(sources), lambda: (seq(quote, found, quote), None))]
+            return [(frozenset(sources), lambda: seq(quote, found, quote))]
 
-    def of_class(matched: frozenset, names_dfa: Dfa) -> Names:
+    def of_class(matched: frozenset, names_dfa: Dfa) -> tuple | None:
         key = (frozenset(known), matched, tuple(sources), frozenset(names))
         if key not in em.classes:
             dfa = without_words(names_dfa, known)
@@ -280,10 +266,8 @@ def name_classes(
             return None
         dfa, node = em.classes[key]
         if not distinct:
-            return node, None
-        few = dfa.finite(MAX_FINITE)
-        node = em.fresh(node, lambda words: em.language_without(dfa, texts(words)))
-        return node, None if few is None else len(few)
+            return node
+        return em.fresh(node, lambda used: em.language_without(dfa, texts(used)), dfa.size())
 
     key = (tuple(sources), frozenset(names))
     if key not in em.splits:
@@ -298,7 +282,7 @@ def texts(words: frozenset[bytes]) -> frozenset[str]:
 
 def split_names(em, sources: list[str], demanded: tuple) -> list[tuple[frozenset, Dfa]]:
     """All names, split by the patterns they match."""
-    start = names_language(em, frozenset(demanded)) if demanded else None
+    start = em.expander.strings(frozenset(demanded)) if demanded else None
     classes: list[tuple[frozenset, Dfa | None]] = [(frozenset(), start)]
     for source in sources:
         dfa = search_automaton(source)
@@ -318,17 +302,6 @@ def without_words(dfa: Dfa, words: Set[str]) -> Dfa:
     """The texts of an automaton but these."""
     held = [word for word in words if dfa.accepts_text(word)]
     return dfa.without(Dfa.words(held)) if held else dfa
-
-
-def names_language(em, literals: frozenset) -> Dfa:
-    """The names a `propertyNames` allows."""
-    out = Dfa.nothing()
-    for case in em.expander.cases(literals):
-        if case.values is not None:
-            out = out.either(Dfa.words([v for v in case.values if isinstance(v, str)]))
-        elif "string" in case.types:
-            out = out.either(em.language(case, case.banned_texts()))
-    return out
 
 
 def names_but(em, known: Set[str]) -> tuple:

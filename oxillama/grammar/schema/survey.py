@@ -7,15 +7,15 @@ runs (`endless`), so that no text leads into one. `em` is the `Emitter`. A rule'
 alternatives: lists of rules that must all finish.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
-from oxillama._core.finishing import finishes, takes, whole
+from oxillama._core.finishing import finishes, room, whole
 from oxillama.grammar.nodes import (
     CHECK,
     CHOICE,
     NETWORK,
     NEVER,
-    ONE,
     REGISTER,
     REPEAT,
     SEQUENCE,
@@ -376,7 +376,7 @@ def living(node: tuple, done: bytearray) -> tuple:
 def _living(node: tuple, done: bytearray) -> tuple:
     kind = node[0]
     if kind == REGISTER:
-        return _bounded(node, takes(node[1], done)) if finishes(node, done) else NEVER
+        return _bounded(node, room(node, done)) if finishes(node, done) else NEVER
     if kind == REPEAT:
         inner = _living(node[1], done)
         most = None if node[3] < 0 else node[3]
@@ -395,14 +395,14 @@ def _living(node: tuple, done: bytearray) -> tuple:
     return node
 
 
-def _bounded(node: tuple, found: set[int]) -> tuple:
+def _bounded(node: tuple, count: float) -> tuple:
     """A register of members with commas between them (`objects.registered`) that lets a comma come
     only if one of the members that can be taken may follow: whitespace may come between.
     """
     _, body, least, most, needed = node
-    if body[0] != NETWORK or ONE in found or 0 <= most <= len(found):
+    if body[0] != NETWORK or count == math.inf or 0 <= most <= count:
         return node
     first, (accept, commas) = body[2]
     if most < 0:
         commas = tuple((seq((TAKE, CHECK, None), comma), target) for comma, target in commas)
-    return (REGISTER, (NETWORK, body[1], (first, (accept, commas))), least, len(found), needed)
+    return (REGISTER, (NETWORK, body[1], (first, (accept, commas))), least, int(count), needed)
