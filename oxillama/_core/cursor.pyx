@@ -1,7 +1,6 @@
 """Places in a machine, and the memory that they keep: a cursor survives `collect`, which drops all that no cursor needs.
 
-Requests of several threads share a machine, and take turns: whoever looks into its tables holds its mutex `turn` from the beginning of an
-operation to its end. A GIL does not keep others out for so long, and neither does a critical section: both let another thread in wherever
+Threads may share a machine. An operation on its tables holds its mutex `turn` from beginning to end. A GIL does not keep others out for so long, and neither does a critical section: both let another thread in wherever
 Python runs, as it does in the middle of a closure that first reaches a deferred rule. The critical section around each turn is for the
 slots of cursors alone, which are given back whenever a cursor is freed.
 """

@@ -20,7 +20,7 @@ def whole(tuple node, bytearray done):
     return all_finish(node, <const unsigned char *>PyByteArray_AS_STRING(done))
 
 
-def room(tuple register, bytearray done):
+def capacity(tuple register, bytearray done):
     """How many a register can count: its members, and further words (`ONE`) while there are any; never so many that no word is left
     for a member that it needs. Infinite where words are unlimited.
     """
@@ -94,7 +94,7 @@ cdef bint reaches_end(Py_ssize_t start, tuple states, const unsigned char *done)
 
 
 cdef double counted(tuple register, const unsigned char *done) except -1:
-    """What `room` says."""
+    """What `capacity` says."""
     cdef dict found = {}
     cdef double total, least = INFINITY
     collect(register[1], done, INFINITY, found)

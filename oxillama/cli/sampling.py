@@ -289,8 +289,8 @@ def _schema(given: str) -> str:
 def read(path: str, *, instead: str = "") -> str:
     """The text of a file, or of standard input for `-`; ConfigError where it cannot be read.
 
-    Whoever waits at a terminal for an input that does not end is told so; instead: what else gives
-    the text.
+    While standard input gives nothing, a line on a terminal's stderr says that it is awaited.
+    instead: what else gives the text, for that line.
     """
     try:
         data = _standard_input(instead) if path == "-" else Path(path).read_bytes()

@@ -55,8 +55,8 @@ MAX_PRODUCT = 1000  # states times length up to which both make one automaton
 class Emitter:
     """Builds the rules of one grammar.
 
-    Once `run` has returned, several machines may ask for more, from several threads: what writes
-    rules, and whoever reads rules that another may write, holds `lock` meanwhile.
+    Once `run` has returned, several machines may ask for more, from several threads. Writing rules,
+    and reading those that another thread may write, needs `lock`.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class Emitter:
         key = case.text_key()
         if key not in self.strings:
             try:
-                self.strings[key] = self.bounded(case, banned)
+                self.strings[key] = self.bounded(case)
             except GrammarError:
                 if not case.either:
                     raise
@@ -378,7 +378,7 @@ class Emitter:
                 out.append(self.string(one))
         return choice(*out)
 
-    def bounded(self, case: Case, banned: list[str]) -> tuple:
+    def bounded(self, case: Case) -> tuple:
         """A string under patterns, formats or bans, within its lengths: one automaton if that is
         small, else an automaton and a counted register.
         """

@@ -188,9 +188,9 @@ def registered(em, named, undeclared: UndeclaredMembers, least: int, most: int |
     if extra != NEVER:
         edges.append((seq((TAKE, ONE, None), extra), 1))
     choices = [words(node) for node in undeclared.owed]
-    room = min([len(named) + len(choices) + words(extra), *choices])
-    if room < (math.inf if most is None else most):
-        most = int(room)
+    capacity = min([len(named) + len(choices) + words(extra), *choices])
+    if capacity < (math.inf if most is None else most):
+        most = int(capacity)
     if most is not None and (most < max(least, 1) or most < len(needed)):
         return NEVER
     comma = seq((TAKE, CHECK, None), em.comma) if most is not None else em.comma

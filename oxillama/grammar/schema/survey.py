@@ -10,7 +10,7 @@ alternatives: lists of rules that must all finish.
 import math
 from collections.abc import Callable, Sequence
 
-from oxillama._core.finishing import finishes, room, whole
+from oxillama._core.finishing import capacity, finishes, whole
 from oxillama.grammar.nodes import (
     CHECK,
     CHOICE,
@@ -376,7 +376,7 @@ def living(node: tuple, done: bytearray) -> tuple:
 def _living(node: tuple, done: bytearray) -> tuple:
     kind = node[0]
     if kind == REGISTER:
-        return _bounded(node, room(node, done)) if finishes(node, done) else NEVER
+        return _bounded(node, capacity(node, done)) if finishes(node, done) else NEVER
     if kind == REPEAT:
         inner = _living(node[1], done)
         most = None if node[3] < 0 else node[3]
