@@ -6,20 +6,17 @@
 #define OX_TILE_ROWS 8
 #include "lanes/amx.h"
 
-/* `call` is compiled twice. */
-#define OX_AMX_FEW(call) if (m <= AMX_FEW) { enum { FEW = 1 }; call; } else { enum { FEW = 0 }; call; }
 #define OX_FLOAT(name, bytes)
 #define OX_PAIRS(name)
+/* `call` is compiled twice, in functions of their own: in one function, each slows the other down. */
+#define OX_AMX(name, call)                                                                                                      \
+    static OX_NOINLINE void few_##name(OX_WIDE_ARGS) { enum { FEW = 1 }; call; }                                                \
+    static OX_NOINLINE void many_##name(OX_WIDE_ARGS) { enum { FEW = 0 }; call; }                                               \
+    void ox_amx_##name(OX_WIDE_ARGS);                                                                                           \
+    void ox_amx_##name(OX_WIDE_ARGS) { (m <= AMX_FEW ? few_##name : many_##name)(c, ldc, panel, stride, later, x, ldx, cols, m); }
 #define OX_FORM32(name, store, bits, off, side)                                                                                 \
-    void ox_amx_##name(OX_WIDE_ARGS);                                                                                           \
-    void ox_amx_##name(OX_WIDE_ARGS)                                                                                            \
-    { OX_AMX_FEW(amx_32(c, ldc, panel, stride, later, x, ldx, cols, m, store, off, side, lut_##name, BLOCK_##name, FEW)) }
+    OX_AMX(name, amx_32(c, ldc, panel, stride, later, x, ldx, cols, m, store, off, side, lut_##name, BLOCK_##name, FEW))
 #define OX_FORM256(name, store, bits, off, head, side, unit)                                                                    \
-    void ox_amx_##name(OX_WIDE_ARGS);                                                                                           \
-    void ox_amx_##name(OX_WIDE_ARGS)                                                                                            \
-    {                                                                                                                           \
-        OX_AMX_FEW(amx_256(c, ldc, panel, stride, later, x, ldx, cols, m, store, off, head, side, unit, lut_##name,             \
-                           AMX_DIGITS(bits, head), FEW))                                                                        \
-    }
+    OX_AMX(name, amx_256(c, ldc, panel, stride, later, x, ldx, cols, m, store, off, head, side, unit, lut_##name, AMX_DIGITS(bits, head), FEW))
 #include "lanes/forms.def"
 #endif

@@ -26,36 +26,35 @@ OX_INLINE void amx_begin(int depth, int rows)
 /* Groups of m rows. The last one ends with the last row, and leaves out what the one before has done. */
 typedef struct { int first, skip; } ox_group;
 OX_INLINE int amx_groups(int m) { return (m + AMX_ROWS - 1) / AMX_ROWS; }
-OX_INLINE ox_group amx_group(int g, int m)
+OX_INLINE ox_group amx_group(int g, int m, int few)
 {
-    const int first = m < AMX_ROWS || AMX_ROWS * g + AMX_ROWS <= m ? AMX_ROWS * g : m - AMX_ROWS;
+    const int first = (few && m < AMX_ROWS) || AMX_ROWS * g + AMX_ROWS <= m ? AMX_ROWS * g : m - AMX_ROWS;
     return (ox_group){ first, AMX_ROWS * g - first };
 }
 
-/* What a worker reads next of its two panels is prefetched in parts, so that memory and computing wait for each other as little as may be: one with each
- * group; for few rows four with each group, and four while codes are spread, which takes about as long as a group. `few` is a literal: the code for the
- * latter slows many groups down even where it does not run. */
+/* What a worker reads next of its two panels is prefetched in parts, so that memory and computing wait for each other as little as may be: for many rows a
+ * part with each group, of what follows at once; for few rows, of what follows AMX_AHEAD bytes later, four parts with each group and four while codes are
+ * spread, which takes about as long as a group. `few` is a literal. */
 enum { AMX_AHEAD = 4096, AMX_FEW = 32 };
 
 typedef struct {
-    const uint8_t *panel;
-    int64_t stride, jump, part;     /* the panel's bytes; from its end to the pair that follows (to its start if none is known); bytes of a part */
+    const uint8_t *p;               /* NULL: not known */
+    int64_t stride, bytes, parts;   /* from panel to panel, all that is prefetched of one, in how many parts */
 } ox_amx_ahead;
 
-OX_INLINE ox_amx_ahead amx_ahead_of(const uint8_t *panel, int64_t stride, int64_t later, int64_t bytes, int groups, int few)
+/* What is `far` from a place in the panel; past its end, that of the pair that is `later`. */
+OX_INLINE const uint8_t *amx_next(const uint8_t *from, int64_t far, const uint8_t *panel, int64_t stride, int64_t later)
 {
-    return (ox_amx_ahead){ panel, stride, later - stride, bytes / (few ? 4 * (groups + 1) : groups) };
+    return from + far < panel + stride ? from + far : later ? from + far + later - stride : NULL;
 }
 
-/* Part i of those that belong to `from`. */
-OX_INLINE void amx_ahead(const ox_amx_ahead *a, const uint8_t *from, int i)
+OX_INLINE void amx_ahead(const ox_amx_ahead *next, int part)
 {
-    const int64_t first = from - a->panel + AMX_AHEAD + i * a->part;
-    for (int64_t at = first & -64; at < first + a->part; at += 64) {
-        const uint8_t *p = a->panel + at + (at < a->stride ? 0 : a->jump);
-        OX_PREFETCH_L2(p);
-        OX_PREFETCH_L2(p + a->stride);
-    }
+    if (next->p)
+        for (int64_t k = next->bytes / 64 * part / next->parts; k < next->bytes / 64 * (part + 1) / next->parts; k++) {
+            OX_PREFETCH_L2(next->p + 64 * k);
+            OX_PREFETCH_L2(next->p + next->stride + 64 * k);
+        }
 }
 
 /* ---- 32s */
@@ -70,7 +69,7 @@ typedef struct {
 
 /* The next n parts of one panel, from `at` on; returns where the following ones are. A half is a block whose other half is zero. */
 OX_INLINE ox_place amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t b, int store, int off, int side, const uint8_t *lut, int units,
-                                const ox_amx_ahead *next, const uint8_t *from, int few)
+                                const ox_amx_ahead *next, int few)
 {
     const int halves = side == SIDE_UE4M3 ? 2 : 1;
     const ox_u8x64 table = u8_table(lut ? lut : at.p), less = _mm512_set1_epi8((char)off);
@@ -79,7 +78,7 @@ OX_INLINE ox_place amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t 
             at.s = at.p, at.p += 64;
         for (int h = 0; h < halves; h++, k++) {
             if (few && k % 2 == 0)
-                amx_ahead(next, from, 2 * q + k / 2);
+                amx_ahead(next, 2 * q + k / 2);
             OX_UNROLL for (int i = 0; i < 4; i++) {
                 ox_u8x64 w[2];
                 load_two(w, at.p, i, store, lut, table);
@@ -121,7 +120,7 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
 /* Part k of a group into tiles `one` and `two`, then rows 4 k to 4 k + 3 of the group before. */
 #define AMX_PART(k, one, two)                                                                                                \
     if (few)                                                                                                                 \
-        amx_ahead(&next, first.p, 4 * (g + 1) + (k));                                                                        \
+        amx_ahead(&next, 4 * (g + 1) + (k));                                                                                 \
     if ((k) < n) {                                                                                                           \
         _tile_zero(one);                                                                                                     \
         _tile_zero(two);                                                                                                     \
@@ -140,26 +139,29 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
 OX_INLINE void amx_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
                       int store, int off, int side, const uint8_t *lut, int block, int few)
 {
-    const int units = block / 32, halves = side == SIDE_UE4M3 ? 2 : 1, groups = amx_groups(m), rows = m < AMX_ROWS ? m : AMX_ROWS;
+    const int units = block / 32, halves = side == SIDE_UE4M3 ? 2 : 1, groups = amx_groups(m), rows = few && m < AMX_ROWS ? m : AMX_ROWS;
     const int64_t blocks = cols / 32;
     ox_place at = { panel, panel };
-    const ox_amx_ahead next = amx_ahead_of(panel, stride, later, AMX_PARTS / halves * OX_STEP32(store, side, block), groups, few);
+    ox_amx_ahead next = { NULL, stride, AMX_PARTS / halves * OX_STEP32(store, side, block), few ? 4 * (groups + 1) : groups };
     ox_amx32 a;
     amx_begin(32, rows);
     for (int64_t from = 0, some; from < blocks; from += some, x += some * ACT32_BYTES) {
         some = blocks - from < AMX_PARTS / halves ? blocks - from : AMX_PARTS / halves;
-        const ox_place first = at, second = { at.s + stride, at.p + stride };
-        at = amx_spread32(&a, 0, (int)some * halves, first, from, store, off, side, lut, units, &next, first.p, few);
-        amx_spread32(&a, 1, (int)some * halves, second, from, store, off, side, lut, units, &next, first.p, few);
+        next.p = amx_next(at.p, AMX_AHEAD, panel, stride, later);
+        const ox_place second = { at.s + stride, at.p + stride };
+        at = amx_spread32(&a, 0, (int)some * halves, at, from, store, off, side, lut, units, &next, few);
+        amx_spread32(&a, 1, (int)some * halves, second, from, store, off, side, lut, units, &next, few);
+        if (!few)
+            next.p = amx_next(at.p, 0, panel, stride, later);
         ox_group before = { 0, 0 };
 #define AMX_ALL(count)                                                                                                       \
         {                                                                                                                    \
             enum { n = (count) };                                                                                            \
             for (int g = 0; g < groups; g++) {                                                                               \
-                const ox_group now = amx_group(g, m);                                                                        \
+                const ox_group now = amx_group(g, m, few);                                                                   \
                 const uint8_t *xg = x + now.first * ldx;                                                                     \
                 if (!few)                                                                                                    \
-                    amx_ahead(&next, first.p, g);                                                                            \
+                    amx_ahead(&next, g);                                                                                     \
                 AMX_PART(0, 0, 1)                                                                                            \
                 AMX_PART(1, 2, 3)                                                                                            \
                 AMX_PART(2, 0, 1)                                                                                            \
@@ -204,7 +206,7 @@ OX_INLINE ox_i32x16 amx_both(ox_i32x16 pairs, int high)
 
 /* A superblock of one panel. */
 OX_INLINE void amx_spread(ox_amx256 *a, int q, const uint8_t *s, const uint8_t *p, int store, int off, int head, int side, float unit,
-                          const uint8_t *lut, int digits, const ox_amx_ahead *next, const uint8_t *from, int few)
+                          const uint8_t *lut, int digits, const ox_amx_ahead *next, int few)
 {
     const int sub = OX_HEAD_SUB(head);
     const ox_u8x64 table = u8_table(lut ? lut : p), less8 = _mm512_set1_epi8((char)off);
@@ -215,7 +217,7 @@ OX_INLINE void amx_spread(ox_amx256 *a, int q, const uint8_t *s, const uint8_t *
     for (int u = 0; u < 8; u++, p += OX_UNIT_BYTES(store)) {
         uint8_t *to = a->code[q][0][0] + 512 * u, *high = a->code[q][1][0] + 512 * u;
         if (few && u % 4 == 0)
-            amx_ahead(next, from, 2 * q + u / 4);
+            amx_ahead(next, 2 * q + u / 4);
         ox_i32x16 scale[2];
         scale[0] = scale[1] = i32_zero();
         if (sub == 32)
@@ -287,22 +289,23 @@ OX_INLINE void amx_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
                        int store, int off, int head, int side, float unit, const uint8_t *lut, int digits, int few)
 {
     const int64_t step = OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store);
-    const int groups = amx_groups(m), rows = m < AMX_ROWS ? m : AMX_ROWS;
+    const int groups = amx_groups(m), rows = few && m < AMX_ROWS ? m : AMX_ROWS;
     const uint8_t *s = panel, *p = panel;
-    const ox_amx_ahead next = amx_ahead_of(panel, stride, later, step, groups, few);
+    ox_amx_ahead next = { NULL, stride, step, few ? 4 * (groups + 1) : groups };
     ox_amx256 a;
     amx_begin(64, rows);
     for (int64_t b = 0; b < cols / 256; b++, x += ACT256_BYTES, s += OX_SIDE_BYTES(side), p += step) {
         if (b % OX_SIDE_SPAN(side) == 0)
             s = p, p += 64;
+        next.p = amx_next(p, few ? AMX_AHEAD : step, panel, stride, later);
         for (int q = 0; q < 2; q++)
-            amx_spread(&a, q, s + q * stride, p + q * stride, store, off, head, side, unit, lut, digits, &next, p, few);
+            amx_spread(&a, q, s + q * stride, p + q * stride, store, off, head, side, unit, lut, digits, &next, few);
         ox_group before = { 0, 0 };
         for (int g = 0; g < groups; g++) {
-            const ox_group at = amx_group(g, m);
+            const ox_group at = amx_group(g, m, few);
             const uint8_t *xg = x + at.first * ldx;
             if (!few)
-                amx_ahead(&next, p, g);
+                amx_ahead(&next, g);
             _tile_zero(0);
             _tile_zero(2);
             if (digits != DIGITS_ONE) {
@@ -311,7 +314,7 @@ OX_INLINE void amx_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
             }
             for (int k = 0; k < 4; k++) {
                 if (few)
-                    amx_ahead(&next, p, 4 * (g + 1) + k);
+                    amx_ahead(&next, 4 * (g + 1) + k);
                 _tile_loadd(4, xg + 64 * k, ldx);
                 _tile_loadd(5, a.code[0][0][k], 64);
                 _tile_loadd(6, a.code[1][0][k], 64);

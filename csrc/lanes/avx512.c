@@ -65,6 +65,8 @@ int ox_avx512bf16_agrees(void)
 #define OX_WIDE_INTEGER(name) amx_##name
 #undef OX_FEW_ROWS
 #define OX_WHOLE_ROWS 16
+#undef OX_RANGE_VALUES
+#define OX_RANGE_VALUES (1 << 20)      /* 1.3 MB or 1.6; where there are tiles the second cache has 2 MB */
 /* A panel's codes are spread for any number of rows, so few rows are left to the vectors. 1536 x 576 and 576 x 1536 on one thread, us without and with AMX,
  * 5, 8, 10 and 14 rows: Q8_0 25.5 and 34, 32 and 41, 42 and 44, 57 and 49; Q5_0 35 and 37, 36 and 43, 49 and 46, 69 and 51; Q4_K 29 and 28, 35 and 31, 46 and 33,
  * 64 and 34; Q6_K 39 and 37, 45 and 40, 60 and 42, 84 and 46. */

@@ -123,6 +123,7 @@ typedef struct {
     int8_t beside_rows[FORM_COUNT];
     int8_t few_rows[FORM_COUNT];    /* up to so many rows tiles are best, each worker over a run of panels of its own; with more, `wide` */
     int whole_rows;        /* what many rows are best divided into multiples of */
+    int range_values;      /* and how many values of x are best multiplied at a time, at most */
     /* `tile` for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair
      * that is read next (0: none). NULL: use tile */
     void (*wide[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
