@@ -7,6 +7,7 @@ other control tokens never, unless the grammar names them.
 """
 
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -53,6 +54,7 @@ class TokenMasker:
         self.vocab_size = size
         self._capacity = max(16, cache_bytes // max(1, 4 * self.words))
         self._masks: OrderedDict[tuple, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()  # of `_masks`: without a GIL its links need one before 3.14
         self._end = self._bits(self.eog_ids)
         self._ordinary = self._bits(i for i in range(size) if i not in self.control_ids)
         self._text: tuple[np.ndarray, np.ndarray] | None = None
@@ -97,10 +99,11 @@ class TokenMasker:
         """
         cursor = state._cursor
         key = (cursor.machine.serial, *self.trie.position(cursor))
-        # taken out and put back last: one step each, so threads may share this
-        cached = self._masks.pop(key, None)
+        with self._lock:
+            cached = self._masks.get(key)
+            if cached is not None:
+                self._masks.move_to_end(key)
         if cached is not None:
-            self._masks[key] = cached
             return self._without_repeated(state, cached) if cursor.distinct else cached
         mask = np.empty(self.words, np.uint32)
         self.trie.fill(cursor, mask)
@@ -110,9 +113,12 @@ class TokenMasker:
             mask |= self._end
         mask.flags.writeable = False
         # the key again: filling may have collected
-        self._masks[(cursor.machine.serial, *self.trie.position(cursor))] = mask
-        while len(self._masks) > self._capacity:
-            self._masks.popitem(last=False)
+        key = (cursor.machine.serial, *self.trie.position(cursor))
+        with self._lock:
+            self._masks[key] = mask
+            self._masks.move_to_end(key)  # where another thread has put it meanwhile
+            while len(self._masks) > self._capacity:
+                self._masks.popitem(last=False)
         return self._without_repeated(state, mask) if cursor.distinct else mask
 
     def _without_repeated(self, state: GrammarState, mask: np.ndarray) -> np.ndarray:

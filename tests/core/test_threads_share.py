@@ -6,6 +6,8 @@ import random
 import sys
 import sysconfig
 import threading
+import time
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -77,3 +79,40 @@ def test_no_module_needs_a_gil():
         importlib.import_module(f"oxillama._core.{found.name}")
     free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
     assert getattr(sys, "_is_gil_enabled", lambda: True)() is not free
+
+
+class Watched(OrderedDict):
+    """Notes whether a thread reads or changes it while another one does."""
+
+    inside, overlapped = 0, False
+
+    def _alone(self, act):
+        Watched.inside += 1
+        Watched.overlapped |= Watched.inside > 1
+        time.sleep(1e-3)  # lets the others come
+        try:
+            return act()
+        finally:
+            Watched.inside -= 1
+
+    def get(self, *given):
+        return self._alone(lambda: OrderedDict.get(self, *given))
+
+    def pop(self, *given):
+        return self._alone(lambda: OrderedDict.pop(self, *given))
+
+    def popitem(self, last=True):
+        return self._alone(lambda: OrderedDict.popitem(self, last))
+
+    def __setitem__(self, key, value):
+        self._alone(lambda: OrderedDict.__setitem__(self, key, value))
+
+
+def test_one_thread_at_a_time_uses_the_cached_masks():
+    """The links of an ordered dict break where threads without a GIL change it together."""
+    shared, grammar = masker(), Grammar.parse(GRAMMAR, limits=LIMITS)
+    shared._masks = Watched()
+    alone = [walk(masker(), Grammar.parse(GRAMMAR, limits=LIMITS), seed) for seed in range(THREADS)]
+    assert together(lambda seed: walk(shared, grammar, seed)) == alone
+    assert not Watched.overlapped
+    assert shared.cached_masks <= 16
