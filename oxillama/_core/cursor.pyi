@@ -11,6 +11,7 @@ class Cursor:
     dead: bool
     finished: bool
     distinct: bool
+    too_deep: bool
     key: tuple[int, int] | tuple[int, int, bytes]
     def __new__(cls, machine: Machine, origin: Cursor | None = None) -> Cursor: ...
     def fork(self) -> Cursor: ...

@@ -123,21 +123,23 @@ cdef class Cursor:
 
     cdef int32_t _walk(self, const uint8_t[::1] data, int symbol, bytearray text) except -1:
         """The config after some bytes (or a token symbol), which are added to `text`: distinct languages read their words there."""
-        cdef int32_t config = self.config(), by_symbol = 0
+        cdef int32_t config = self.config(), by_symbol = 0, last = config
         cdef Py_ssize_t i
-        self.machine.too_deep = False
         if symbol >= 0:
             by_symbol = self.machine.row(config)[256 + symbol]
         for i in range(data.shape[0]):
             if config == 0:
                 break
+            last = config
             config = self.machine.row(config)[data[i]]
             text.append(data[i])
             if self.machine.distinct and config and marked(self.machine, config):
                 config = self.machine._noted(config, scalar(text))
         if data.shape[0] == 0 and symbol >= 0:
             config = 0
-        return self.machine.union_configs(config, by_symbol)
+        config = self.machine.union_configs(config, by_symbol)
+        self.too_deep = config == 0 and self.machine.c_deep.data[last]
+        return config
 
     def allows(self, const uint8_t[::1] data, int symbol=-1):
         """Whether these bytes (or the token symbol) may come next."""
@@ -250,7 +252,8 @@ cdef int place_all(Machine m) except -1:
 
 
 cdef tuple stored(Machine m, int32_t config):
-    """A config as plain Python: (whether it accepts, its (network states, stack) pairs, the stacks by number)."""
+    """A config as plain Python: (whether it accepts, its (network states, stack) pairs, the stacks by number, whether depth cuts
+    something off)."""
     cdef Py_ssize_t i, k
     todo = [seq_at(&m.configs, config)[i] for i in range(2, seq_len(&m.configs, config), 2)]
     reached = set()
@@ -273,7 +276,7 @@ cdef tuple stored(Machine m, int32_t config):
         stacks[s] = (seq_at(&m.stacks, s)[0], entries, m.s_depth.data[s])
     items = [(states_of(m, seq_at(&m.configs, config)[i]), seq_at(&m.configs, config)[i + 1])
              for i in range(1, seq_len(&m.configs, config), 2)]
-    return m.accepts(config), items, stacks
+    return m.accepts(config), items, stacks, m.c_deep.data[config]
 
 
 cdef tuple register(Machine m, int32_t marked):
@@ -310,7 +313,8 @@ cdef int32_t restored(Machine m, saved, memo) except -1:
     cdef int32_t[3] frame
     cdef Ints seq
     cdef Py_ssize_t before
-    accept, items, stacks = saved
+    cdef int32_t config
+    accept, items, stacks, deep = saved
     memset(&seq, 0, sizeof(Ints))
     try:
         for s in sorted(stacks, key=lambda s: stacks[s][2]):     # parents are shallower than what is on them
@@ -338,4 +342,6 @@ cdef int32_t restored(Machine m, saved, memo) except -1:
             put(&m.items, memo[s])
     finally:
         drop(&seq)
-    return m._intern_config(accept)
+    config = m._intern_config(accept)
+    m.c_deep.data[config] |= <int32_t>deep
+    return config

@@ -18,12 +18,13 @@ cdef class Machine(Dstates):
     cdef object unplaced                                 # the cursors' positions while a failed `collect` has not been made good
     cdef Ints s_depth, u_result                          # by stack, by union
     cdef Ints c_flags                                    # by config: 1 + its cover, 0 where not asked for yet
+    cdef Ints c_deep                                     # by config: 1 where max_depth cuts off what might follow
     cdef int32_t **rows
     cdef Py_ssize_t rows_cap
     cdef Ints roots, free_roots                          # the cursors' configs, and their slots that are free
     cdef Ints work, items, scratch, touched
     cdef int32_t gen
-    cdef readonly bint too_deep
+    cdef bint too_deep                                   # whether max_depth cut something off in this closure
     cdef Py_ssize_t steps, spent, budget                 # of this closure; of those before it in a mask; at most (0: any number)
     cdef readonly int64_t epoch, serial
     cdef int32_t _value(self, int32_t count, int32_t words, int32_t *bits, Py_ssize_t n) except -1
@@ -44,6 +45,7 @@ cdef class Machine(Dstates):
     cdef int32_t _union(self, int32_t a, int32_t b) except -1
     cdef int _visit(self, int32_t d, int32_t stack, int fresh) except -1
     cdef int _begin(self) noexcept
+    cdef int32_t _follow(self, int32_t config) except -1
     cdef int32_t _finish(self) except -1
     cdef int32_t _intern_config(self, int32_t accept) except -1
     cdef int32_t start_config(self) except -1

@@ -10,7 +10,6 @@ from oxillama._core.dstates import Dstates
 @disjoint_base
 class Machine(Dstates):
     removed_states: int
-    too_deep: bool
     epoch: int
     serial: int
     def __init__(

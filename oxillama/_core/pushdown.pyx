@@ -83,7 +83,7 @@ cdef class Machine(Dstates):
         for i in range(self.rows_cap):
             free(self.rows[i])
         free(self.rows)
-        drop(&self.s_depth); drop(&self.u_result); drop(&self.c_flags)
+        drop(&self.s_depth); drop(&self.u_result); drop(&self.c_flags); drop(&self.c_deep)
         drop(&self.roots); drop(&self.free_roots); drop(&self.work); drop(&self.items); drop(&self.scratch); drop(&self.touched)
 
     cdef int _reset(self) except -1:
@@ -96,19 +96,21 @@ cdef class Machine(Dstates):
         clear_sequences(&self.unions)
         clear_sequences(&self.values)
         clear_sequences(&self.wordsets)
-        self.s_depth.n = self.u_result.n = self.c_flags.n = 0
+        self.s_depth.n = self.u_result.n = self.c_flags.n = self.c_deep.n = 0
         self.words, self.word_numbers = [], {}
         for i in range(self.rows_cap):
             free(self.rows[i])
             self.rows[i] = NULL
         reserve(&self.s_depth, 1)
         reserve(&self.c_flags, 1)
+        reserve(&self.c_deep, 1)
         seq[0] = 1
         intern(&self.stacks, seq, 1)          # stack 0: only the bottom
         put(&self.s_depth, 0)
         seq[0] = seq[1] = 0
         intern(&self.configs, seq, 1)         # config 0: dead
         put(&self.c_flags, 0)
+        put(&self.c_deep, 0)
         intern(&self.wordsets, seq, 0)        # word set 0: none
         intern(&self.values, seq, 2)          # value 0: nothing counted, nothing taken
         self.epoch += 1
@@ -329,14 +331,16 @@ cdef class Machine(Dstates):
         cdef Py_ssize_t k, n = seq_len(&self.configs, config)
         cdef dict memo = {}
         cdef list pairs = []
-        cdef int32_t accept = self.accepts(config)
+        cdef int32_t accept = self.accepts(config), deep = self.c_deep.data[config]
         for k in range(1, n, 2):
             pairs.append((seq_at(&self.configs, config)[k], self._stack_noted(seq_at(&self.configs, config)[k + 1], word, memo)))
         self.items.n = 0
         for d, stack in pairs:
             put(&self.items, d)
             put(&self.items, stack)
-        return self._intern_config(accept)
+        config = self._intern_config(accept)
+        self.c_deep.data[config] |= deep
+        return config
 
     cdef int32_t _stack_noted(self, int32_t stack, object word, dict memo) except -1:
         cdef Py_ssize_t k, n = seq_len(&self.stacks, stack)
@@ -511,6 +515,7 @@ cdef class Machine(Dstates):
         self.steps = 0
         self.work.n = 0
         self.touched.n = 0
+        self.too_deep = False
         return 0
 
     cdef int32_t _finish(self) except -1:
@@ -592,24 +597,33 @@ cdef class Machine(Dstates):
                 put(&self.scratch, self.items.data[k + 1])
         before = self.configs.count
         reserve(&self.c_flags, 1)
+        reserve(&self.c_deep, 1)
         config = intern(&self.configs, self.scratch.data, self.scratch.n)
         if self.configs.count > before:
             put(&self.c_flags, 0)
+            put(&self.c_deep, 0)
             if self.configs.count > 8 * self.max_configs:
                 raise GrammarError(f"grammar: more than {8 * self.max_configs} positions reached in one step (max_configs)")
         return config
 
+    cdef int32_t _follow(self, int32_t config) except -1:
+        """Ends a closure that began at a config; what it left out for its depth is noted where a text would miss it."""
+        cdef int32_t found = self._finish()
+        if self.too_deep:
+            self.c_deep.data[found if found else config] = 1
+        return found
+
     cdef int32_t start_config(self) except -1:
         self._begin()
         self._visit(self._start(0), 0, 0)     # not as a call: the root may be finished at once
-        return self._finish()
+        return self._follow(0)
 
     cdef int accepts(self, int32_t config) noexcept:
         return seq_at(&self.configs, config)[0]
 
     cdef int32_t union_configs(self, int32_t a, int32_t b) except -1:
         cdef Py_ssize_t i
-        cdef int32_t accept
+        cdef int32_t accept, deep
         if a == 0 or a == b:
             return b
         if b == 0:
@@ -619,8 +633,10 @@ cdef class Machine(Dstates):
             put(&self.items, seq_at(&self.configs, a)[i])
         for i in range(1, seq_len(&self.configs, b)):
             put(&self.items, seq_at(&self.configs, b)[i])
-        accept = self.accepts(a) | self.accepts(b)
-        return self._intern_config(accept)
+        accept, deep = self.accepts(a) | self.accepts(b), self.c_deep.data[a] | self.c_deep.data[b]
+        a = self._intern_config(accept)
+        self.c_deep.data[a] |= deep
+        return a
 
     cdef int32_t *row(self, int32_t config) except NULL:
         """The successors of a config: int32[width], 0 where nothing follows. The pointer lives until the next collect."""
@@ -666,7 +682,7 @@ cdef class Machine(Dstates):
         for k in range(at + 1, at + 1 + 3 * self.d_segs.data[at], 3):
             self._begin()
             self._visit(self.d_segs.data[k + 2], stack, 0)
-            c = self._finish()
+            c = self._follow(config)
             for j in range(self.d_segs.data[k], self.d_segs.data[k + 1] + 1):
                 row[j] = c
         return 0
@@ -692,7 +708,7 @@ cdef class Machine(Dstates):
                         self._visit(self.d_segs.data[k + 2], stack, 0)
                         break
             if self.work.n:
-                c = self._finish()
+                c = self._follow(config)
                 for j in range(position, next_bound):
                     row[j] = c
             position = next_bound

@@ -344,7 +344,7 @@ class Grammar:
                 data = piece.encode("utf-8") if isinstance(piece, str) else piece
                 ok = not data or state._cursor.advance(data, self.symbol(None))
             if not ok:
-                self._refuse_depth()
+                self._refuse_depth(state._cursor)
                 return False
         return state.is_complete()
 
@@ -356,8 +356,9 @@ class Grammar:
             return -1
         return 0 if token is None else self._symbols.get(token, 0)
 
-    def _refuse_depth(self):
-        if self._machine.too_deep:
+    def _refuse_depth(self, cursor: Cursor) -> None:
+        """Raises where the last step of a cursor failed for its depth."""
+        if cursor.too_deep:
             raise GrammarError(
                 f"grammar: the text nests deeper than {self.limits.max_depth} open rules "
                 "(max_depth)"
@@ -399,7 +400,7 @@ class GrammarState:
         if not data and token is None:
             return
         if not self._cursor.advance(data, self.grammar.symbol(token)):
-            self.grammar._refuse_depth()
+            self.grammar._refuse_depth(self._cursor)
             raise GrammarError(
                 f"grammar: {bytes(data[:40])!r} is not allowed after {bytes(self._history[-40:])!r}"
             )
