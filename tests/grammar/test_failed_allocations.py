@@ -115,6 +115,28 @@ for i in range(len(TEXT)):
     else:
         state.advance(TEXT[i : i + 1])
 assert state.mask().tobytes() == wanted[0]
+
+# what is asked first after a collect that failed is answered as before it
+ended = state.fork()
+ended.advance(b"}")
+facts = {"complete": (False, True), "finished": (False, True), "dead": (False, False)}
+failed = 0
+for n in range(40):
+    for name in (*facts, "key"):
+        shim.fail_at(n, 1)
+        try:
+            collect(grammar._machine)
+        except MemoryError:
+            failed += 1
+        finally:
+            shim.fail_at(-1, 1)
+        if name == "key":
+            assert state.key != ended.key
+            assert state.key == state.fork().key
+        else:
+            found = tuple(getattr(each._cursor, name) for each in (state, ended))
+            assert found == facts[name], (n, name, found)
+assert failed > 5, failed
 print("whole", [n for n, _ in tries])
 """
 
