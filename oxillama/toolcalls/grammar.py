@@ -681,6 +681,7 @@ def _closed(states: dict[tuple, GrammarState], chars: str) -> dict[tuple, Gramma
 
 VERSION = 1  # of descriptions and saved states
 _KEPT = 64  # masks of free text
+_UNKNOWN = object()
 _SPACE = SPACE.encode()
 
 
@@ -760,8 +761,8 @@ class TriggeredGrammar:
         self._firsts = {template[:1].encode() for template in self.templates}
         # as a grammar with token terminals: whether a token may come is asked by its id too
         self.tokens = ("",)
-        self._masks: dict[tuple, np.ndarray | None] = {}
-        self._candidates: tuple[Any, list[int]] = (None, [])
+        # of one vocabulary, and replaced as a whole: states of several threads share a grammar
+        self._free: tuple[TokenMasker | None, list[int], dict[tuple, Any]] = (None, [], {})
 
     def state(self, masker: TokenMasker | None = None) -> TriggeredState:
         """A state at the beginning of a reply; with a `TokenMasker` it can give masks and take
@@ -808,29 +809,34 @@ class TriggeredGrammar:
         pieces = [data] if self._marks_pattern is None else self._marks_pattern.split(data)
         return [(piece, self._marks.get(piece)) for piece in pieces if piece]
 
-    def candidates(self, masker: TokenMasker) -> list[int]:
-        """Tokens that might open a call: those with the last byte of an opening in them."""
-        if self._candidates[0] is not masker:
+    def _free_in(self, masker: TokenMasker) -> tuple[list[int], dict[tuple, Any]]:
+        """(tokens that might open a call: those with the last byte of an opening in them, the masks
+        in free text that are known) of a vocabulary.
+        """
+        known, candidates, masks = self._free
+        if known is not masker:
             ends = {
                 *(each[-1:].encode("latin-1")[0] for each in self.openers if each),
                 *(template.encode()[-1] for template in self.templates),
             }
             found = [masker.tokens_with(end) for end in ends]
-            self._masks.clear()
-            self._candidates = (masker, np.unique(np.concatenate(found)).tolist() if found else [])
-        return self._candidates[1]
+            candidates = np.unique(np.concatenate(found)).tolist() if found else []
+            masks = {}
+            self._free = masker, candidates, masks
+        return candidates, masks
 
     def free_mask(self, state: TriggeredState) -> np.ndarray | None:
         """The mask in free text, None where every token may come."""
         masker = state.masker
         if masker is None:
             raise GrammarError("mask: the state has no masker, wanted one made with a TokenMasker")
-        wrong = self.candidates(masker)
+        wrong, masks = self._free_in(masker)
         region = state.region
         held = b"" if region is None or region.over else region.held.encode("latin-1")
         key = (state.fresh, state.tail, held, region is None or region.over)
-        if key in self._masks:
-            return self._masks[key]
+        known = masks.get(key, _UNKNOWN)
+        if known is not _UNKNOWN:
+            return known
         before = state.tail + held
         banned = [
             token
@@ -845,9 +851,9 @@ class TriggeredGrammar:
             tokens = np.array(banned)
             np.bitwise_and.at(mask, tokens >> 5, ~(np.uint32(1) << (tokens & 31).astype(np.uint32)))
             mask.flags.writeable = False
-        if len(self._masks) >= _KEPT:
-            self._masks.clear()
-        self._masks[key] = mask
+        if len(masks) >= _KEPT:
+            masks.clear()
+        masks[key] = mask
         return mask
 
     def _may_open(self, data: bytes, state: TriggeredState) -> bool:

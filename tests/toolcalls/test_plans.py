@@ -103,3 +103,30 @@ def test_tools_that_are_no_json_are_refused():
         ChatPlanner(TEMPLATE, Words()).plan(
             "", tools=[{"name": "f", "parameters": {"properties": {"a": {"enum": [{1}]}}}}]
         )
+
+
+def test_vocabularies_that_share_a_grammar_have_masks_of_their_own(monkeypatch):
+    """Also where another thread asks for the other one's mask in the middle of a mask."""
+    letters = [*map(bytes, zip(range(256)))]
+    one = TokenMasker([*letters, b"<tool_call>!"])
+    other = TokenMasker([b"<tool_call>!", *letters])
+
+    def mask(masker, grammar):
+        found = masker.state(grammar).mask()
+        return None if found is None else found.tolist()
+
+    alone = [mask(masker, TriggeredGrammar("hermes", TOOLS)) for masker in (one, other)]
+    assert alone[0] != alone[1]
+    grammar, may_open, asked = TriggeredGrammar("hermes", TOOLS), TriggeredGrammar._may_open, []
+
+    def between(self, data, state):
+        if not asked:
+            asked.append(other)
+            assert mask(other, grammar) == alone[1]
+        return may_open(self, data, state)
+
+    monkeypatch.setattr(TriggeredGrammar, "_may_open", between)
+    assert mask(one, grammar) == alone[0]
+    assert asked
+    assert mask(other, grammar) == alone[1]
+    assert mask(one, grammar) == alone[0]
