@@ -71,7 +71,7 @@ from oxillama.snapshot.prefixes import spill, start
 from oxillama.snapshot.session import EngineSnapshot
 from oxillama.stores import located
 from oxillama.tokenizer import TokenizerBridge
-from oxillama.toolcalls import ChatEvent
+from oxillama.toolcalls import ChatEvent, ToolCallFormat
 from oxillama.vision.messages import ImagePart
 from oxillama.vision.placed import ImagePrompt
 
@@ -634,8 +634,8 @@ class InferenceEngine:
 
         `tools` are functions, `Tool`s or dicts, and calls follow their schemas. `tool_choice` is
         "auto", "none", "required" or a tool's name; `tool_format` names a notation (None: the
-        template's); `parallel_tool_calls=False` allows one call (see `toolcalls.ChatPlanner`). The
-        completion has `content`, `reasoning` and `tool_calls`.
+        template's, or Hermes if it teaches none); `parallel_tool_calls=False` allows one call (see
+        `toolcalls.ChatPlanner`). The completion has `content`, `reasoning` and `tool_calls`.
         """
         return self._begin_chat(messages, resumable=resumable, session=session, **options)
 
@@ -659,12 +659,19 @@ class InferenceEngine:
         messages: Iterable[Mapping[str, Any]],
         *,
         tools: Sequence[Any] | None = None,
+        tool_format: str | ToolCallFormat | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The text that the model's chat template makes from a conversation."""
+        """The text that the model's chat template makes from a conversation, the prompt of `chat`
+        with the same tools and `tool_format`.
+        """
         return self._loaded.chat.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+            messages,
+            tools=tools,
+            tool_format=tool_format,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
         )
 
     # ---- logits and the default session

@@ -15,14 +15,14 @@ from oxillama.engine.generation import Options, Vocabulary, response_constraint
 from oxillama.engine.request import Completion, Piece
 from oxillama.errors import ConfigError, TemplateError
 from oxillama.image_prompts import ImagePrompts, Places, no_encoder
-from oxillama.tokenizer import ChatTemplate, TemplateText
+from oxillama.tokenizer import TemplateText
 from oxillama.toolcalls import (
     ChatEvent,
     ChatEventBuilder,
     ChatPlan,
-    ChatPlanner,
-    MessageForm,
+    ChatWriter,
     Tool,
+    ToolCallFormat,
     tool_of,
 )
 from oxillama.vision.messages import ImagePart, split_images
@@ -101,7 +101,7 @@ class EventReader:
 class Chat:
     """A chat template with its vocabulary. Plans for tools and constraints are cached."""
 
-    __slots__ = ("_form", "_planner", "images", "template", "vocabulary")
+    __slots__ = ("_writer", "images", "vocabulary")
 
     def __init__(
         self,
@@ -116,43 +116,46 @@ class Chat:
                 f"{TEMPLATE_KEY}: the file has none, wanted one to chat with, or chat_template= "
                 "(its text, or a name such as 'chatml')"
             )
-        self.template, self.vocabulary = ChatTemplate(source), vocabulary
-        self.images = images
-        self._planner = ChatPlanner(source, vocabulary.bridge)
-        self._form = MessageForm(source, self._rendered)
+        self.vocabulary, self.images = vocabulary, images
+        self._writer = ChatWriter(source, vocabulary.bridge)
 
     def render(
         self,
         messages: Iterable[Mapping[str, Any]],
         *,
         tools: Sequence[Any] | None = None,
+        tool_format: str | ToolCallFormat | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> TemplateText:
         """The conversation as the template writes it; `variables` are passed to the template
-        unchanged.
+        unchanged. Tools are written as `turn` shows them to the model.
 
         The text records which parts came from messages. If it is passed to `generate` unchanged,
         control tokens are recognised only in what the template wrote, and no token is added before
         it.
         """
+        return self._write(
+            messages,
+            _listed(tools),
+            tool_format,
+            {"add_generation_prompt": add_generation_prompt, **variables},
+        )
+
+    def _write(
+        self,
+        messages: Any,
+        tools: Sequence[Any] | None,
+        tool_format: str | ToolCallFormat | None,
+        variables: Mapping[str, Any],
+    ) -> TemplateText:
         if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
             raise ConfigError(
                 f"messages: found {type(messages).__name__}, wanted a list of messages"
             )
-        return self._rendered(
-            self._form.formed(list(messages)),
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            **variables,
+        return self._writer.write(
+            list(messages), tools=tools, tool_format=tool_format, variables=variables
         )
-
-    def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> TemplateText:
-        """The template's text for messages as they are."""
-        bridge = self.vocabulary.bridge
-        ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
-        special = {name: bridge.token_text(token) for name, token in ends if token is not None}
-        return self.template.render(messages, **{**special, **variables})
 
     def turn(
         self,
@@ -172,8 +175,7 @@ class Chat:
         """
         if not isinstance(parse_special, bool):
             raise ConfigError(f"parse_special: found {parse_special!r}, wanted True or False")
-        if isinstance(tools, (str, bytes, Mapping)) or not hasattr(tools or (), "__iter__"):
-            raise ConfigError(f"tools: found {type(tools).__name__}, wanted a list of tools")
+        tools = _listed(tools)
         if not isinstance(template or {}, Mapping) or not all(
             isinstance(name, str) and name not in _GIVEN for name in template or ()
         ):
@@ -181,22 +183,15 @@ class Chat:
                 f"template: found {template!r:.80}, wanted a dict of further variables, none of "
                 f"them {' or '.join(_GIVEN)}"
             )
-        tools = (
-            [
-                tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool
-                for tool in tools
-            ]
-            if tools
-            else None
-        )
         found: list[ImagePart] = []
         conversation: Any = messages
         if hasattr(messages, "__iter__") and not isinstance(messages, (str, bytes, Mapping)):
             conversation, found = split_images(messages)
-        variables: dict[str, Any] = {"tools": tools, **(template or {})}
+        notation = options.get("tool_format")
+        variables = {"add_generation_prompt": True, **(template or {})}
 
         def render(messages: Any) -> TemplateText:
-            return self.render(messages, **variables)
+            return self._write(messages, tools, notation, variables)
 
         places: Places = []
         if not found:
@@ -210,7 +205,7 @@ class Chat:
             for names in (_OF_TOOLS, _PLANNED)
         )
         planned, words = _planned(response_format, asked), self.vocabulary
-        plan = self._planner.plan(text, tools=tools, constraint=words.grammar(planned), **about)
+        plan = self._writer.plan(text, tools=tools, constraint=words.grammar(planned), **about)
         prompt: list[int]
         if self.images is not None and found:
             prompt = self.images.prompt(text, places, found, parse_special=parse_special)
@@ -220,6 +215,16 @@ class Chat:
         return Turn(
             prompt, {**options, "grammar": plan.constraint, "shown_tokens": sorted(shown)}, plan
         )
+
+
+def _listed(tools: Sequence[Any] | None) -> list[Any] | None:
+    """Tools as a request lists them, None for none; ConfigError for what is no list."""
+    if isinstance(tools, (str, bytes, Mapping)) or not hasattr(tools or (), "__iter__"):
+        raise ConfigError(f"tools: found {type(tools).__name__}, wanted a list of tools")
+    return [
+        tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool
+        for tool in tools or ()
+    ] or None
 
 
 def _planned(response_format: Mapping[str, Any] | type | None, asked: Mapping[str, Any]) -> Options:

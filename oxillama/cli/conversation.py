@@ -56,7 +56,7 @@ def add_commands(commands: Any) -> None:
     chat.add_argument(
         "--tool-format",
         default=None,
-        help="how calls are spelled (default: as the chat template teaches)",
+        help="how calls are spelled (default: as the chat template teaches, else hermes)",
     )
     chat.add_argument(
         "--parallel-tool-calls",

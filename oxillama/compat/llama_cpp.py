@@ -610,8 +610,8 @@ class Llama:
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """The reply to a conversation; with `stream` its pieces.
 
-        tool_format: the notation of calls, for models whose template teaches none (an option that
-        llama-cpp-python does not have).
+        tool_format: the notation of calls (None: the template's, or Hermes if it teaches none), an
+        option that llama-cpp-python does not have.
         """
         options = self._options(
             max_tokens=max_tokens,

@@ -1,14 +1,19 @@
 """Tool calls and reasoning in a model's text: found while it streams, constrained to schemas,
 dispatched, and answered.
 
-formats     the notations of model families; the notation that a chat template teaches tools
-Tool: name, description and parameters; errors in arguments events      the events of a reply, and
-ToolCall reader      ToolCallDetector, HarmonyReader: text -> events reasoning   ReasoningSplitter:
-separates reasoning regions reply       ReplyParser: reasoning, answer and calls of one reply;
-ChatEvent quoted      a grammar of arguments with bare keys and special quotes grammar
-constraints: ToolCallGrammar, TriggeredGrammar, ReplyGrammar dispatch    ToolDispatcher,
-run_until_answer messages    messages in the form a chat template expects plan        ChatPlanner,
-ChatPlan: constraint and parsing of one chat
+formats    the notations of model families; the notation that a chat template teaches
+tools      Tool: name, description and parameters; errors in arguments
+events     the events of a reply, and ToolCall
+reader     ToolCallDetector, HarmonyReader: text -> events
+reasoning  ReasoningSplitter: separates reasoning regions
+reply      ReplyParser: reasoning, answer and calls of one reply; ChatEvent
+quoted     a grammar of arguments with bare keys and special quotes
+grammar    constraints: ToolCallGrammar, TriggeredGrammar, ReplyGrammar
+dispatch   ToolDispatcher, run_until_answer
+messages   messages in the form a chat template expects
+words      tools and calls in the text of messages
+plan       ChatPlanner, ChatPlan: constraint and parsing of one chat
+writer     ChatWriter: a conversation as its chat template writes it
 """
 
 from oxillama.toolcalls.dispatch import (
@@ -53,6 +58,8 @@ from oxillama.toolcalls.reasoning import (
 )
 from oxillama.toolcalls.reply import ChatEvent, ChatEventBuilder, Reply, ReplyParser, parse_reply
 from oxillama.toolcalls.tools import Tool, tool_from_function, tool_of
+from oxillama.toolcalls.words import written_calls
+from oxillama.toolcalls.writer import ChatWriter
 
 __all__ = [
     "FORMATS",
@@ -63,6 +70,7 @@ __all__ = [
     "CallMalformed",
     "CallStarted",
     "ChatEvent",
+    "ChatWriter",
     "ChatPlan",
     "ChatPlanner",
     "Custom",
@@ -104,4 +112,5 @@ __all__ = [
     "tool_from_function",
     "tool_of",
     "with_reasoning",
+    "written_calls",
 ]

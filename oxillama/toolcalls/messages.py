@@ -91,7 +91,10 @@ class MessageForm:
         inside = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(inside, Mapping) or "arguments" not in inside:
             return call
-        made = {**inside, "arguments": _arguments(inside["arguments"], self._form_of_calls()[0])}
+        made = {
+            **inside,
+            "arguments": call_arguments(inside["arguments"], self._form_of_calls()[0]),
+        }
         return {**call, "function": made} if "function" in call else made
 
     def _form_of_calls(self) -> tuple[bool, str | None]:
@@ -115,7 +118,7 @@ class MessageForm:
         """
         written = {}
         for as_text in (False, True):
-            arguments = _arguments({_PROBE: "x"}, as_text)
+            arguments = call_arguments({_PROBE: "x"}, as_text)
             call = {
                 "id": "call00000",
                 "type": "function",
@@ -210,7 +213,7 @@ def _is_text(part: Any) -> bool:
     )
 
 
-def _arguments(given: Any, as_text: bool) -> Any:
+def call_arguments(given: Any, as_text: bool) -> Any:
     """Arguments in one form or the other; a text that is not a JSON object is unchanged."""
     if as_text:
         return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)

@@ -85,8 +85,8 @@ RAISED = {
     "did you mean": lambda engine, *_: engine.generate("x", temprature=1),
     "wanted one constraint": lambda engine, *_: engine.generate("x", regex="a", choices=["b"]),
     "wanted a finite number": lambda engine, *_: engine.generate("x", temperature=-1),
-    "the chat template teaches none that is known": (
-        lambda engine, *_: engine.chat(ASKED, tools=[{"name": "f", "parameters": {}}])
+    "answers may begin with": (
+        lambda engine, *_: engine.chat(ASKED, tools=[{"name": "f"}], choices=["<tool_call>"])
     ),
     "cannot be pickled": lambda engine, *_: pickle.dumps(engine),
     "is closed": closed,

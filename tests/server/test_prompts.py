@@ -105,3 +105,20 @@ def test_a_template_is_given_as_text_or_by_name_to_server_or_engine(given, of_en
         assert server.get("/props").json()["chat_template"] == BUILTIN_TEMPLATES["chatml"]
     with oxillama.load(chat_template="chatml") as engine:
         assert made == engine.render_chat(talk)
+
+
+def test_tools_in_words_are_the_same_over_http_and_in_python():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    talk = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "so", "tool_calls": [call]},
+        {"role": "tool", "content": "one", "tool_call_id": "c"},
+    ]
+    with asking() as server, oxillama.load() as engine:
+        made = server.ok("/apply-template", {"messages": talk, "tools": [TOOL]})["prompt"]
+        assert made == engine.render_chat(talk, tools=[TOOL])
+        body = {"messages": talk, "tools": [TOOL], "max_tokens": 8, "temperature": 0}
+        found = server.ok("/v1/chat/completions", body)
+        own = engine.chat(talk, tools=[TOOL], max_tokens=8, temperature=0)
+        assert found["usage"]["prompt_tokens"] == own.usage.prompt_tokens
+        assert found["choices"][0]["message"]["content"] == own.content

@@ -19,9 +19,9 @@ from oxillama.toolcalls import (
     Text,
     ToolCallDetector,
     detect_calls,
+    written_calls,
 )
 from oxillama.toolcalls.events import joined
-from oxillama.toolcalls.formats import DIGITS, IDENTIFIER, KEY, STRING
 from oxillama.toolcalls.reader import read_value
 
 FEW = settings(max_examples=60, deadline=None)
@@ -107,75 +107,6 @@ def split(text, cuts):
     return [text[a:b] for a, b in zip(at, at[1:])]
 
 
-def quoted(value, inner=False):
-    """A value as Gemma 4 writes it."""
-    if isinstance(value, str):
-        return f'<|"|>{value}<|"|>'
-    if isinstance(value, dict):
-        keys = [(quoted(key) if inner else key, item) for key, item in value.items()]
-        return "{" + ",".join(f"{key}:{quoted(item, True)}" for key, item in keys) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(quoted(item, True) for item in value) + "]"
-    return json.dumps(value)
-
-
-def spell(format, found):
-    """The calls as a model of the format writes them."""
-    kind = FORMATS[format]
-    if kind.style == "python":
-        return (
-            kind.open
-            + "["
-            + ", ".join(
-                f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})"
-                for name, args in found
-            )
-            + "]"
-            + kind.close
-        )
-    if format == "mistral-args":
-        return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(args)}" for name, args in found)
-    if kind.style == "tags":
-        line = "\n" if kind.lines else ""
-        spelled = [
-            f"{kind.lead}{name}{kind.middle}"
-            + "".join(
-                f"{kind.key_lead}{key}"
-                f"{kind.key_tail.replace(STRING, 'true' if isinstance(value, str) else 'false')}"
-                f"{kind.value_lead}{line}"
-                f"{value if isinstance(value, str) else json.dumps(value)}{line}"
-                f"{kind.value_tail.replace(KEY, key)}\n"
-                for key, value in args.items()
-            )
-            + kind.tail
-            for name, args in found
-        ]
-        if kind.together:
-            return f"{kind.open}\n" + "\n".join(spelled) + f"\n{kind.close}"
-        return "\n".join(f"{kind.open}{each}\n{kind.close}" for each in spelled)
-    if kind.style == "headed":
-        middle, lead = kind.middle.replace(DIGITS, "3"), kind.lead.replace(IDENTIFIER, "a1b2c3d4e5")
-        written = quoted if kind.quote else json.dumps
-        spelled = [f"{lead}{name}{middle}{written(args)}{kind.tail}" for name, args in found]
-        return (
-            kind.open + "\n".join(spelled) + kind.close
-            if kind.lead
-            else "\n".join(f"{kind.open}{each}{kind.close}" for each in spelled)
-        )
-    objects = [
-        json.dumps(
-            {kind.name_key: name, kind.arguments_keys[0]: args} if kind.name_key else {name: args},
-            ensure_ascii=False,
-        )
-        for name, args in found
-    ]
-    if kind.style == "array":
-        return f"{kind.open}[{', '.join(objects)}]{kind.close}"
-    if format == "llama3":
-        return kind.open + "; ".join(objects)
-    return "\n".join(f"{kind.open}\n{each}\n{kind.close}" for each in objects)
-
-
 @FEW
 @given(
     st.sampled_from(sorted(set(FORMATS) - {"harmony"})),
@@ -200,7 +131,8 @@ def test_calls_come_out_as_they_were_written(format, found, cuts):
             kind = {"type": "string"} if isinstance(value, str) else {}
             known = parameters.setdefault(name, {"properties": {}})["properties"]
             assume(known.setdefault(key, kind) == kind)
-    out = events(format, split(spell(format, found), cuts), parameters=parameters)
+    pieces = split(written_calls(FORMATS[format], found), cuts)
+    out = events(format, pieces, parameters=parameters)
     assert [
         (event.call.name, event.call.arguments) for event in out if isinstance(event, CallFinished)
     ] == found

@@ -1,0 +1,117 @@
+"""`ChatWriter`: conversations as one chat template writes them, with tools. A template that teaches
+no notation of calls gets tools, calls and results in words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jinja2
+import jinja2.meta
+
+from oxillama.errors import TemplateError
+from oxillama.grammar import Grammar
+from oxillama.tokenizer import ChatTemplate, TemplateText, TokenizerBridge
+from oxillama.toolcalls.formats import HERMES, ToolCallFormat, format_of
+from oxillama.toolcalls.messages import MessageForm, check_messages
+from oxillama.toolcalls.plan import ChatPlan, ChatPlanner
+from oxillama.toolcalls.words import in_words
+
+
+class ChatWriter:
+    """Writes and plans the chats of one template and vocabulary; safe to share between threads."""
+
+    def __init__(self, source: str, bridge: TokenizerBridge) -> None:
+        self.template, self.planner = ChatTemplate(source), ChatPlanner(source, bridge)
+        self._form = MessageForm(source, self._rendered)
+        ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
+        self._special = {
+            name: bridge.token_text(token) for name, token in ends if token is not None
+        }
+
+    def write(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None = None,
+        tool_format: str | ToolCallFormat | None = None,
+        variables: Mapping[str, Any],
+    ) -> TemplateText:
+        """The conversation as text. tools: as a request lists them; tool_format: as in `plan`;
+        variables: what the template may read besides.
+        """
+        check_messages(messages)
+        if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
+            kind = self._in_words(tool_format)
+            if kind is not None:
+                messages = in_words(messages, tools, kind, system=not tools or self._takes_system)
+                tools = None
+        return self._rendered(
+            self._form.formed(messages), tools=list(tools) if tools else None, **variables
+        )
+
+    def plan(
+        self,
+        prompt: str,
+        *,
+        tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        tool_format: str | ToolCallFormat | None = None,
+        parallel_tool_calls: bool = True,
+        constraint: Grammar | None = None,
+    ) -> ChatPlan:
+        """The plan of a chat with a written prompt, as `ChatPlanner.plan`. tool_format: None for
+        the template's notation, or Hermes if it teaches none that is known.
+        """
+        if tool_format is None and tools and self.planner.format is None:
+            tool_format = HERMES
+        return self.planner.plan(
+            prompt,
+            tools=tools,
+            tool_choice=tool_choice,
+            tool_format=tool_format,
+            parallel_tool_calls=parallel_tool_calls,
+            constraint=constraint,
+        )
+
+    def knows(self, variable: str) -> bool:
+        """Whether the template reads a variable."""
+        return variable in self._variables
+
+    def _in_words(self, tool_format: str | ToolCallFormat | None) -> ToolCallFormat | None:
+        """The notation of calls in words; None if the template writes tools and calls itself: it
+        teaches a notation, or lists tools for one that the caller names.
+        """
+        kind = HERMES if tool_format is None else format_of(tool_format)
+        if self.planner.format is not None or (tool_format is not None and self.knows("tools")):
+            return None
+        return kind
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template takes a system message."""
+        messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+        try:
+            self._rendered(messages, tools=None, add_generation_prompt=True)
+        except TemplateError:
+            return False
+        return True
+
+    @cached_property
+    def _variables(self) -> frozenset[str]:
+        """The variables that the template reads from outside."""
+        source = self.template.source
+        try:
+            parsed = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source)
+            return frozenset(jinja2.meta.find_undeclared_variables(parsed))
+        except (jinja2.TemplateError, RecursionError):
+            # tags of its own: every word inside a tag may be one
+            inside = " ".join(re.findall(r"{[%{](.*?)[%}]}", source, re.DOTALL))
+            return frozenset(re.findall(r"[A-Za-z_]\w*", inside))
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> TemplateText:
+        """The template's text for messages as they are."""
+        return self.template.render(messages, **{**self._special, **variables})

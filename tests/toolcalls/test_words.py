@@ -1,0 +1,151 @@
+"""A template that teaches no notation of calls gets tools, calls and results in words."""
+
+import json
+
+import pytest
+
+import oxillama
+from oxillama.errors import ConfigError
+from oxillama.tokenizer.builtin_templates import BUILTIN_TEMPLATES
+from oxillama.toolcalls import FORMATS, ChatWriter, Custom, HarmonyReader, detect_calls, format_of
+from oxillama.toolcalls.events import CallFinished
+from oxillama.toolcalls.words import in_words, written_calls
+
+TOOL = {"name": "weather", "description": "of a city", "parameters": {"type": "object"}}
+LISTED = json.dumps(TOOL)
+CALL = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"at": "Ulm"}'},
+}
+ASKED = [{"role": "user", "content": "go"}]
+TALK = [
+    *ASKED,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "rain", "tool_call_id": "c"},
+    {"role": "tool", "content": {"wind": 3}, "tool_call_id": "c"},
+]
+BEGUN = {"add_generation_prompt": True}
+LISTS = "{{ tools | tojson }}" + BUILTIN_TEMPLATES["chatml"]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with oxillama.load(num_threads=1) as made:
+        yield made
+
+
+@pytest.fixture
+def writer(engine):
+    return lambda source: ChatWriter(source, engine.tokenizer)
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"harmony"}))
+def test_the_example_of_every_notation_reads_as_a_call(name):
+    (system, _) = in_words(ASKED, [TOOL], FORMATS[name], system=True)
+    assert LISTED in system["content"]
+    example = system["content"].partition("like this:\n")[2]
+    text = {"properties": {"ARGUMENT": {"type": "string"}}}
+    _, calls, malformed = detect_calls(example, FORMATS[name], parameters={"FUNCTION": text})
+    assert not malformed
+    assert [(call.name, call.arguments) for call in calls] == [("FUNCTION", {"ARGUMENT": "VALUE"})]
+
+
+def test_calls_in_channels_read_as_calls():
+    found = [("f", {"a": 1, "b": "x"}), ("g", {})]
+    reader = HarmonyReader()
+    events = reader.feed(written_calls(FORMATS["harmony"], found)) + reader.finish()
+    calls = [event.call for event in events if isinstance(event, CallFinished)]
+    assert [(call.name, call.arguments) for call in calls] == found
+
+
+@pytest.mark.parametrize("name", ["pythonic", "glm", "gemma4"])
+def test_arguments_that_have_no_names_are_refused_where_each_is_named(name):
+    with pytest.raises(
+        ConfigError, match=r"^tool call f: arguments: found '\[1\]', wanted an object"
+    ):
+        written_calls(FORMATS[name], [("f", [1])])
+    assert written_calls(FORMATS["hermes"], [("f", [1])]).count('"arguments": [1]') == 1
+
+
+def test_results_stand_together_in_one_message_of_the_user():
+    said = in_words(TALK, None, FORMATS["hermes"], system=True)
+    assert [message["role"] for message in said] == ["user", "assistant", "user"]
+    assert said[1]["content"] == (
+        '<tool_call>\n{"name": "weather", "arguments": {"at": "Ulm"}}\n</tool_call>'
+    )
+    assert said[2]["content"] == (
+        '<tool_response>\nrain\n</tool_response>\n<tool_response>\n{"wind": 3}\n</tool_response>'
+    )
+    parts = [{"type": "text", "text": "ra"}, {"type": "text", "text": "in"}]
+    (one,) = in_words([{"role": "tool", "content": parts}], None, FORMATS["qwen"], system=True)
+    assert one["content"] == "<tool_response>\nrain\n</tool_response>"
+
+
+def test_a_chat_shows_its_tools_to_the_model(engine):
+    text = engine.render_chat(ASKED, tools=[TOOL])
+    assert text.startswith("<|begin|><|im_start|>system\nYou can call functions.")
+    assert LISTED in text
+    assert "<tool_call>" in text
+    turn = engine._loaded.chat.turn(ASKED, tools=[TOOL])
+    assert turn.prompt == engine.tokenize(text)
+    assert turn.plan.format is FORMATS["hermes"]
+    done = engine.chat(ASKED, tools=[TOOL], tool_choice="required", max_tokens=60, temperature=0)
+    assert done.text.startswith("<tool_call>\n")
+    assert '"weather"' in done.text
+    assert done.usage.prompt_tokens == len(turn.prompt)
+
+
+def test_functions_are_tools_of_a_rendered_chat_too(engine):
+    def weather(city: str) -> str:
+        """The weather of a city."""
+
+    text = engine.render_chat(ASKED, tools=[weather])
+    assert '"description": "The weather of a city."' in text
+    assert engine._loaded.chat.turn(ASKED, tools=[weather]).prompt == engine.tokenize(text)
+
+
+@pytest.mark.parametrize("format", ["llama3", "glm", Custom("<s>", "[/call]")])
+def test_a_notation_that_is_named_is_the_one_in_words(engine, format):
+    text = engine.render_chat(TALK, tools=[TOOL], tool_format=format)
+    assert text.count(format_of(format).open) == 2  # the example, and the call in the conversation
+    assert "tool_call>{" not in text.replace("\n", "")
+    turn = engine._loaded.chat.turn(TALK, tools=[TOOL], tool_format=format)
+    assert turn.prompt == engine.tokenize(text)
+    assert turn.plan.format == format_of(format)
+
+
+def test_a_template_that_lists_tools_does_so_where_the_notation_is_named(writer):
+    lists = writer(LISTS)
+    assert lists.planner.format is None
+    assert lists.write(ASKED, tools=[TOOL], tool_format="llama3", variables=BEGUN).startswith(
+        '[{"name": "weather"'
+    )
+    assert "You can call functions" in lists.write(ASKED, tools=[TOOL], variables=BEGUN)
+
+
+def test_without_a_system_message_tools_stand_in_the_first_of_the_user(writer):
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    text = writer(source + BUILTIN_TEMPLATES["chatml"]).write(ASKED, tools=[TOOL], variables=BEGUN)
+    assert text.startswith("<|im_start|>user\nYou can call functions.")
+    assert text.endswith("</tool_call>\n\ngo<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_chat_without_tools_is_what_the_template_writes(engine):
+    talk = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    assert engine.render_chat(talk) == (
+        "<|begin|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("tools", [[{"name": "f", "parameters": {"x": {1}}}], [5], [TOOL, TOOL]])
+def test_what_is_no_tool_is_refused(engine, tools):
+    with pytest.raises(ConfigError, match="^tool"):
+        engine.chat(ASKED, tools=tools, max_tokens=1)
+
+
+def test_a_variable_of_a_template_may_have_the_name_of_an_option(writer):
+    text = writer("{{ tool_format }} {{ variables }}").write(
+        ASKED, tools=[TOOL], variables={"tool_format": ["x"], "variables": 1}
+    )
+    assert text == "['x'] 1"
