@@ -181,6 +181,11 @@ class Registry:
         return found
 
     @property
+    def given(self) -> bool:
+        """Whether a model was given at the start, not only a folder of them."""
+        return self._given is not None
+
+    @property
     def default(self) -> str | None:
         """The model of a request that names none: the one given, or the only one of the folder."""
         if self._given:

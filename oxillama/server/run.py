@@ -1,5 +1,6 @@
 """The server as a process. It listens before the model is loaded, finishes running requests when it
-is asked to end, and exits with 0.
+is asked to end, and exits with 0. If the model that it was given cannot be loaded, it ends with an
+error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TextIO
 
 import uvicorn
 
-from oxillama.errors import ConfigError
+from oxillama.errors import ConfigError, EngineError
 from oxillama.server.app import App
 from oxillama.server.logs import Log
 from oxillama.server.protocol import protocol_class
@@ -31,9 +32,14 @@ _SWITCH = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server. An end by a signal is not a failure, and while nothing happens it wakes up
-    once a second instead of ten times, because a wake-up takes a core from the engine.
+    """uvicorn's server of an `App`. It ends if the given model cannot be loaded at the start. An
+    end by a signal is not a failure, and while nothing happens it wakes up once a second instead of
+    ten times, because a wake-up takes a core from the engine.
     """
+
+    def __init__(self, app: App) -> None:
+        super().__init__(uvicorn_config(app))
+        self._state = app.state
 
     _loop: asyncio.AbstractEventLoop | None = None
     _exit: asyncio.Event | None = None  # set when the server is to end
@@ -54,12 +60,18 @@ class Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Run until the server must end; the date in its answers is that of the last tick."""
         self._loop, self._exit = asyncio.get_running_loop(), asyncio.Event()
+        self._state.on_unusable = self._end
+        if self._state.unusable is not None:  # already, while the server started
+            self._end()
         tick = 0
         while not await self.on_tick(tick):
             tick += 10  # of uvicorn's, which are tenths of a second
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._exit.wait()
+
+    def _end(self) -> None:
+        self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -141,7 +153,8 @@ def uvicorn_config(app: App) -> uvicorn.Config:
 
 def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     """Serve until a signal ends it, logging to a stream (stderr); returns the exit code. Raises
-    ConfigError if there is no model's file, or the address cannot be listened to.
+    ConfigError if there is no model's file, or the address cannot be listened to, and EngineError
+    if the given model cannot be loaded.
     """
     if config.model is not None and not Path(config.model).is_file():
         raise ConfigError(f"model: {config.model} is not a file, wanted a GGUF file")
@@ -155,7 +168,8 @@ def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     _take_messages(log)
     sys.setswitchinterval(_SWITCH)
     gc.freeze()
-    server = Server(uvicorn_config(app))
-    server.run(sockets=[listening])
+    Server(app).run(sockets=[listening])
     log.event("stopped")
+    if app.state.unusable is not None:
+        raise EngineError(f"the model cannot be loaded: {app.state.unusable}")
     return 0

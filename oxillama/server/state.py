@@ -85,6 +85,9 @@ class ServerState:
         self._failed: dict[str, str] = {}
         self._watch: asyncio.Task | None = None
         self._first: asyncio.Task | None = None
+        # why the given model could not be loaded at the start, and what is called then
+        self.unusable: str | None = None
+        self.on_unusable: Callable[[], None] = lambda: None
         self._keys = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
 
     def _keep(self, model: Model) -> bool:
@@ -106,6 +109,9 @@ class ServerState:
                 self.log.event("model_loaded", model=model.name)
         except ApiError as error:
             self.log.event("model_failed", error=error.message)
+            if self.models.given:
+                self.unusable = error.message
+                self.on_unusable()
 
     async def stop(self) -> None:
         """Save the named sessions and unload the models."""

@@ -1,14 +1,18 @@
-"""`oxillama serve` as a process: it says where it listens, ends in order, and exits with 0."""
+"""`oxillama serve` as a process: it says where it listens, ends in order, and exits with 0, or
+with 1 if its model cannot be loaded.
+"""
 
 import json
 import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 import pytest
 
+import oxillama
 from oxillama.cli import main
 
 
@@ -79,3 +83,42 @@ def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, n
 def test_what_cannot_be_honoured_is_refused_before_anything_starts(capsys, args, why):
     assert main(["serve", *args]) == 1
     assert why in capsys.readouterr().err
+
+
+def damaged(path):
+    """The embedded model without its last tensors."""
+    whole = oxillama.embedded_path().read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+def test_a_given_model_that_cannot_be_loaded_ends_it_with_one_error(tmp_path):
+    process, _ = start(str(damaged(tmp_path / "bad.gguf")))
+    try:
+        assert process.wait(30) == 1
+        *events, last = process.stderr.read().splitlines()
+        failed, stopped = [json.loads(line) for line in events][-2:]
+        assert (failed["event"], stopped["event"]) == ("model_failed", "stopped")
+        assert last == f"oxillama: the model cannot be loaded: {failed['error']}"
+        assert failed["error"].startswith("bad.gguf: tensor ")
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_a_folder_is_served_whatever_cannot_be_loaded_of_it(tmp_path):
+    bad = damaged(tmp_path / "only.gguf")
+    process, url = start("--models-dir", str(tmp_path))
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            ask(f"{url}/v1/completions", {"prompt": "a"})
+        bad.write_bytes(oxillama.embedded_path().read_bytes())
+        made = ask(f"{url}/v1/completions", {"prompt": "a", "max_tokens": 1})
+        assert made["model"] == "only"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()

@@ -112,13 +112,13 @@ class Listening:
     """A server on a socket, in a thread."""
 
     def __init__(self, **options):
-        from oxillama.server.run import Server, listen, uvicorn_config
+        from oxillama.server.run import Server, listen
 
         self.config = ServerConfig.of({"port": 0, "log_requests": False, **options})
         self.app = create_app(self.config)
         self.socket = listen(self.config)
         self.address = self.socket.getsockname()[:2]
-        self.server = Server(uvicorn_config(self.app))
+        self.server = Server(self.app)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
         self.thread.start()
         end = time.monotonic() + 20
