@@ -138,8 +138,11 @@ def _check_object(value: Mapping[str, Any], schema: Schema, path: str) -> None:
 
 
 def _check_variants(value: Any, variants: Any, path: str, schema: Schema) -> None:
-    """The first variant that fits; the error is that of the variant whose type is the value's."""
+    """The first variant that fits; the error is that of the variant whose type is the value's, of
+    several that of the one that fits more items of an array.
+    """
     close: ApiError | None = None
+    fitting = -1
     for variant in variants:
         try:
             check(value, variant, path)
@@ -147,12 +150,11 @@ def _check_variants(value: Any, variants: Any, path: str, schema: Schema) -> Non
         except ApiError as error:
             kinds = variant.get("type")
             kinds = (kinds,) if isinstance(kinds, str) else kinds or ()
-            if (
-                close is None
-                and any(_is(value, kind) for kind in kinds)
-                and _tagged(value, variant)
-            ):
-                close = error
+            if not any(_is(value, kind) for kind in kinds) or not _tagged(value, variant):
+                continue
+            item = re.match(r"\[(\d+)\]", (error.param or "").removeprefix(path))
+            if close is None or (item and int(item[1]) > fitting):
+                close, fitting = error, int(item[1]) if item else -1
     raise close or _untagged(value, variants, path) or bad(path, value, _wanted(schema))
 
 
