@@ -255,12 +255,12 @@ def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
     return turn, made
 
 
-def too_long(model: Model, param: str, size: int) -> ApiError:
-    """The error for a text that is longer than any that fits."""
+def too_long(model: Model, param: str, size: int, help: str = "") -> ApiError:
+    """The error for a text that is longer than any that fits; help: what may be done."""
     return ApiError(
         400,
         f"{param}: a text of {size} characters has more tokens than the context of "
-        f"{model.engine.context_size}",
+        f"{model.engine.context_size}{help}",
         param=param,
         code="context_length_exceeded",
     )

@@ -13,7 +13,7 @@ from oxillama.engine.embedding import PoolingMode
 from oxillama.engine.request import Request
 from oxillama.server import adapters
 from oxillama.server.calls import Call, json_response
-from oxillama.server.chat import EXCEPTIONS
+from oxillama.server.chat import EXCEPTIONS, too_long
 from oxillama.server.completions import PROMPT, encoded, prompts_of
 from oxillama.server.errors import ApiError, bad
 from oxillama.server.models import Model
@@ -65,9 +65,12 @@ async def vectors(
     pooling: str | None = None,
     normalize: bool = True,
     dimensions: int | None = None,
-    truncate: bool = False,
+    truncate: bool | None = None,
 ) -> tuple[list[np.ndarray], int]:
-    """(float32 vectors, tokens in all)."""
+    """(float32 vectors, tokens in all). truncate: whether a text is cut to the context, None if the
+    route has no such field.
+    """
+    help = "" if truncate is None else '; wanted fewer, or "truncate": true, which cuts it'
     hidden = model.engine.config.hidden_size
     if dimensions is not None and dimensions > hidden:
         raise bad("dimensions", dimensions, f"at most {hidden}, which the model has")
@@ -86,14 +89,16 @@ async def vectors(
             where = param if len(texts) == 1 else f"{param}[{at}]"
             if not text:
                 raise ApiError(400, f"{where}: is empty, wanted text or token ids", param=where)
-            found = encoded(model, text, param=where, bounded=not truncate)
+            if not truncate and isinstance(text, str) and model.too_long(text):
+                raise too_long(model, where, len(text), help)
+            found = encoded(model, text, param=where, bounded=False)
             most = model.engine.context_size
             if len(found) > most and truncate:
                 found = found[:most]
             if len(found) > most:
                 raise ApiError(
                     400,
-                    f"{where}: {len(found)} tokens, the context holds {most}",
+                    f"{where}: {len(found)} tokens, the context holds {most}{help}",
                     param=where,
                     code="context_length_exceeded",
                 )

@@ -708,7 +708,7 @@ async def embed(call: Call) -> Response:
                 model,
                 [given] if isinstance(given, str) else given,
                 dimensions=None if body.get("dimensions") is None else int(body["dimensions"]),
-                truncate=bool(body.get("truncate")),
+                truncate=body.get("truncate") is True,
             )
         )
         await _maybe_unload(call, model, body)

@@ -131,6 +131,16 @@ def test_a_text_is_cut_where_that_is_asked_for(server):
     assert server.ok("/api/embed", body)["prompt_eval_count"] == 1024
 
 
+@pytest.mark.parametrize("size", [3000, 30000])
+@pytest.mark.parametrize("more", [{}, {"truncate": False}, {"truncate": None}])
+def test_a_text_that_is_too_long_to_be_embedded_says_what_cuts_it(server, size, more):
+    """Without being asked for, nothing is cut, although Ollama does so by default."""
+    body = {"model": MODEL, "input": ["x", "word " * size], **more}
+    error = server.post("/api/embed", body).json()["error"]
+    assert error.startswith("input[1]: ")
+    assert error.endswith('; wanted fewer, or "truncate": true, which cuts it')
+
+
 @pytest.mark.parametrize(
     "kept", ["5m", "1h30m", "-1m", "1.5h", "300ms", 300, -1, "0", "0s", 0, "0h0m"]
 )
