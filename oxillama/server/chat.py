@@ -5,8 +5,9 @@ prepared turn (`ChatRequest`), and from a turn's events to a message (`Reply`).
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.responses import Response
@@ -35,9 +36,10 @@ from oxillama.server.schema import (
     one_of,
 )
 from oxillama.server.sessions import NAME_PATTERN, go_on_with
-from oxillama.server.work import Job, reason_of, stopped_by, usage_of
+from oxillama.server.work import Job, reason_of, stopped_by, timings_json, usage_of
 from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.toolcalls.events import call_id
+from oxillama.toolcalls.formats import HARMONY
 from oxillama.vision.messages import split_images, text_of
 
 # ---- the body
@@ -163,6 +165,8 @@ BODY: Schema = obj(
         "response_format": RESPONSE_FORMAT,
         "modalities": array(enum("text"), 1, 1),
         "service_tier": enum("auto", "default"),
+        "reasoning_format": enum("none", "auto", "deepseek"),
+        "timings_per_token": BOOLEAN,
         "session": SESSION,
         "lora": adapters.LORA,
     },
@@ -191,6 +195,7 @@ class ChatRequest:
     constraint: str | None = None  # the field that a constraint came in
     prompt: str = "messages"  # the field that the prompt came in
     budget: int | None = None  # tokens of reasoning at most
+    unparsed: bool = False  # whether reasoning stays in the content
 
 
 def prepare(model: Model, asked: ChatRequest) -> Turn:
@@ -234,7 +239,19 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
         raise _of_plan(error, asked) from error
     if asked.budget is not None:
         budget.hold(turn, builder.bridge, asked.budget)
-    return turn
+    return _unparsed(turn) if asked.unparsed else turn
+
+
+def _unparsed(turn: Turn) -> Turn:
+    """The turn with reasoning left in the content, where the same text is read as an answer."""
+    plan = turn.plan
+    if plan.format is not None and (plan.reasoning is not None or plan.format is HARMONY):
+        raise unsupported(
+            "reasoning_format",
+            "'none' cannot be had with tools, or of a model that reasons on a channel, wanted "
+            "'auto'",
+        )
+    return replace(turn, plan=replace(plan, reasoning=None, reasoning_opened=False))
 
 
 def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
@@ -520,6 +537,7 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
         prefill,
         session,
         asked.constraint,
+        unparsed=body.get("reasoning_format") == "none",
     )
 
 
@@ -693,6 +711,9 @@ def _model_of(call: Call, asked: ChatRequest) -> Model:
 async def _whole(call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]) -> dict:
     _, replies, usage = await run(call, model, asked)
     bridge = model.vocabulary()
+    timings = {}
+    if body.get("timings_per_token"):
+        timings["timings"] = timings_json([reply.request for reply in replies], usage)
     return {
         "id": new_id("chatcmpl-"),
         "object": "chat.completion",
@@ -716,6 +737,7 @@ async def _whole(call: Call, model: Model, asked: ChatRequest, body: Mapping[str
             for index, reply in enumerate(replies)
         ],
         "usage": usage_json(usage, sum(each.reasoning_tokens for each in replies)),
+        **timings,
     }
 
 
@@ -793,6 +815,8 @@ async def _stream(
     }
     wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
+    timed = bool(body.get("timings_per_token"))
+    generated: Counter[int] = Counter()  # tokens of each completion so far
 
     def chunk(index: int, delta: dict, reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {
@@ -804,6 +828,14 @@ async def _stream(
         made = {**head, "choices": [choice]}
         if wants_usage:
             made["usage"] = None
+        if timed:
+            request = replies[index].request
+            so_far = {
+                "prompt": request.prompt_tokens,
+                "cached": min(request.cached, request.prompt_tokens),
+                "generated": generated[index],
+            }
+            made["timings"] = timings_json([request], so_far)
         return sse.data(made)
 
     begun: set[int] = set()
@@ -812,6 +844,7 @@ async def _stream(
     async for came in events(call, model, asked):
         frames: list[bytes] = []
         for index, reply, event, added in came:
+            generated[index] += len(event.tokens)
             if index not in begun:
                 begun.add(index)
                 replies[index] = reply
@@ -820,7 +853,7 @@ async def _stream(
             if top is not None and event.logprobs and event.kind == "content":
                 entries = {"content": chat_entries(event.logprobs, bridge, top), "refusal": None}
             for kind, value in added:
-                if kind == "content" and entries is None:
+                if kind == "content" and entries is None and not timed:
                     frames.append(text.frames(index, (value,)))
                     continue
                 frames.append(chunk(index, _delta(kind, value), None, entries))

@@ -42,12 +42,13 @@ from oxillama.server.schema import (
     STRING,
     Schema,
     array,
+    enum,
     integer,
     obj,
     one_of,
 )
 from oxillama.server.sessions import checked_name, go_on_with
-from oxillama.server.work import Job, reason_of, stopped_by, usage_of
+from oxillama.server.work import Job, reason_of, stopped_by, timings_json, usage_of
 
 _MIXED = array(one_of(integer(0), STRING), 1, 1 << 20)
 TOKENIZE_BODY: Schema = obj(
@@ -91,6 +92,8 @@ _SHARED = {
     "id_slot": integer(-1, 65535),
     "return_tokens": BOOLEAN,
     "timings_per_token": BOOLEAN,
+    # this text is not parsed: thoughts stay in it
+    "reasoning_format": enum("none", "auto"),
     "return_progress": {"type": "boolean", "const": False},
     "response_fields": array(NAME, 0, 64),
     "response_format": RESPONSE_FORMAT,
@@ -671,7 +674,7 @@ def _answer(
         "truncated": bool(done.usage.truncated_tokens or done.usage.context_shifts),
         "stop_type": kind,
         "stopping_word": stop or "",
-        "timings": _timings(job, usage),
+        "timings": timings_json(job.requests, usage),
     }
     if body.get("n_probs"):
         answer["completion_probabilities"] = _probabilities(
@@ -691,23 +694,6 @@ def _answer(
                     out[name] = value
         return out
     return answer
-
-
-def _timings(job: Job, usage: Mapping[str, int]) -> dict[str, Any]:
-    times = job.times()
-    prompt, predicted = times["prefill"] * 1e3, times["decode"] * 1e3
-    count = max(0, usage["prompt"] - usage["cached"])
-    return {
-        "cache_n": usage["cached"],
-        "prompt_n": count,
-        "prompt_ms": prompt,
-        "prompt_per_token_ms": prompt / count if count else 0.0,
-        "prompt_per_second": count / prompt * 1e3 if prompt else 0.0,
-        "predicted_n": usage["generated"],
-        "predicted_ms": predicted,
-        "predicted_per_token_ms": predicted / usage["generated"] if usage["generated"] else 0.0,
-        "predicted_per_second": usage["generated"] / predicted * 1e3 if predicted else 0.0,
-    }
 
 
 def _probabilities(
@@ -785,6 +771,6 @@ async def _stream(
                         "cached": job.requests[0].cached,
                         "generated": generated,
                     }
-                    frame["timings"] = _timings(job, usage)
+                    frame["timings"] = timings_json(job.requests, usage)
                 frames.append(sse.data(frame))
             yield b"".join(frames)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -253,6 +253,29 @@ def usage_of(done: Sequence[Completion]) -> dict[str, int]:
         "prompt": first.prompt_tokens,
         "cached": min(first.cached_tokens, first.prompt_tokens),
         "generated": sum(each.usage.completion_tokens for each in done),
+    }
+
+
+def timings_json(requests: Sequence[Request], usage: Mapping[str, int]) -> dict[str, Any]:
+    """Times and rates of one prompt's completions so far, in llama-server's form: milliseconds and
+    tokens per second. usage: as of `usage_of`.
+    """
+    now, first = time.perf_counter(), requests[0]
+    began = first.first_at or now
+    prompt = max(0.0, began - (first.admitted_at or now)) * 1e3
+    last = max(each.token_at for each in requests) or now
+    predicted = max(0.0, last - began) * 1e3 if first.first_at else 0.0
+    count, generated = max(0, usage["prompt"] - usage["cached"]), usage["generated"]
+    return {
+        "cache_n": usage["cached"],
+        "prompt_n": count,
+        "prompt_ms": prompt,
+        "prompt_per_token_ms": prompt / count if count else 0.0,
+        "prompt_per_second": count / prompt * 1e3 if prompt else 0.0,
+        "predicted_n": generated,
+        "predicted_ms": predicted,
+        "predicted_per_token_ms": predicted / generated if generated else 0.0,
+        "predicted_per_second": generated / predicted * 1e3 if predicted else 0.0,
     }
 
 

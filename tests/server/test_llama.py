@@ -164,3 +164,48 @@ def test_models_are_listed(server):
 def test_slots_are_free_where_nothing_runs(server):
     answer = server.get("/slots?fail_on_no_slot=1")
     assert answer.status_code == 200 and answer.json()
+
+
+TALK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "temperature": 0}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_chat_tells_its_times_where_that_is_asked_for(server, n):
+    path = "/v1/chat/completions"
+    assert "timings" not in server.ok(path, TALK)
+    body = {**TALK, "n": n, "timings_per_token": True}
+    made = server.ok(path, body)
+    found, usage = made["timings"], made["usage"]
+    assert found["predicted_n"] == usage["completion_tokens"]
+    assert found["cache_n"] + found["prompt_n"] == usage["prompt_tokens"]
+    assert found["predicted_ms"] > 0
+    chunks = server.chunks(path, body)[:-1]
+    own = {}
+    for each in chunks:
+        own.setdefault(each["choices"][0]["index"], []).append(each["timings"])
+    assert set(own) == set(range(n))
+    for timings in own.values():
+        counts = [each["predicted_n"] for each in timings]
+        assert counts == sorted(counts)
+        assert sum(each[-1]["predicted_n"] for each in own.values()) == usage["completion_tokens"]
+        assert set(timings[0]) == set(found)
+    plain = server.chunks(path, TALK)[:-1]
+    assert not any("timings" in each for each in plain)
+    texts = [
+        "".join(
+            e["choices"][0]["delta"].get("content", "")
+            for e in each
+            if not e["choices"][0]["index"]
+        )
+        for each in (plain, chunks)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_completions_text_is_not_parsed(server):
+    for given in ("none", "auto"):
+        made = server.ok(PATH, {**ASK, "reasoning_format": given})
+        assert made["content"] == server.ok(PATH, ASK)["content"]
+    assert server.refused(PATH, {**ASK, "reasoning_format": "deepseek"})["message"].startswith(
+        "reasoning_format: found 'deepseek'"
+    )

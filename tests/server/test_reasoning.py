@@ -37,6 +37,37 @@ def test_reasoning_is_a_field_of_its_own(thinker):
     assert all("content" not in each for each in deltas[1:])
 
 
+def test_reasoning_stays_in_the_content_where_that_is_asked_for(thinker):
+    path = "/v1/chat/completions"
+    apart = thinker.ok(path, CHAT)["choices"][0]["message"]
+    for given in ("auto", "deepseek", None):
+        body = {**CHAT, "reasoning_format": given}
+        assert thinker.ok(path, body)["choices"][0]["message"] == apart
+    body = {**CHAT, "reasoning_format": "none"}
+    made = thinker.ok(path, body)
+    message = made["choices"][0]["message"]
+    assert message == {
+        "role": "assistant",
+        "content": apart["reasoning_content"],
+        "refusal": None,
+    }
+    assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    deltas = [each["choices"][0]["delta"] for each in thinker.chunks(path, body)[:-1]]
+    assert "".join(each.get("content", "") for each in deltas) == message["content"]
+    assert not any("reasoning_content" in each for each in deltas)
+
+
+def test_reasoning_may_not_stay_in_the_content_beside_tools(thinker):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {**CHAT, "reasoning_format": "none", "tools": tools}
+    error = thinker.refused("/v1/chat/completions", body)
+    assert error["param"] == "reasoning_format"
+    assert error["message"].startswith("reasoning_format: 'none' cannot be had with tools")
+    assert thinker.ok("/v1/chat/completions", {**body, "tool_choice": "none"})["choices"]
+    error = thinker.refused("/v1/chat/completions", {**CHAT, "reasoning_format": "markdown"})
+    assert "wanted one of none, auto, deepseek" in error["message"]
+
+
 def test_reasoning_is_a_block_of_its_own(thinker):
     (block,) = thinker.ok("/v1/messages", CHAT)["content"]
     assert block["type"] == "thinking" and block["thinking"] and block["signature"]
