@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +34,7 @@ _SNAPSHOT, _FACTS = ".session", ".session.json"
 class NamedSession:
     """A session in memory. `messages` is the conversation of its chat."""
 
-    __slots__ = ("changed", "messages", "model", "name", "session")
+    __slots__ = ("changed", "messages", "model", "name", "session", "used_at")
 
     def __init__(
         self, name: str, model: Model, session: Session, messages: list[dict] | None = None
@@ -42,6 +42,7 @@ class NamedSession:
         self.name, self.model, self.session = name, model, session
         self.messages = messages
         self.changed = True
+        self.used_at = time.monotonic()
 
     def info(self) -> dict[str, Any]:
         """Its description in an answer."""
@@ -71,7 +72,8 @@ class Sessions:
                     f"sessions_dir: {self._folder} cannot be made: {error.strerror}, wanted a "
                     "folder"
                 ) from error
-        self._named: OrderedDict[str, NamedSession] = OrderedDict()
+        # what changes it holds the lock, which may take long; what looks takes one step, without it
+        self._named: dict[str, NamedSession] = {}
         self._lock = threading.RLock()
 
     # ---- names and files
@@ -111,7 +113,7 @@ class Sessions:
 
     def holds(self, model: Model) -> bool:
         """Whether sessions in memory belong to a model, which must then stay loaded."""
-        return any(each.model is model for each in self._named.values())
+        return any(each.model is model for each in list(self._named.values()))
 
     # ---- looking
 
@@ -184,7 +186,7 @@ class Sessions:
                     param="session",
                     code="session_model_mismatch",
                 )
-            self._named.move_to_end(name)
+            named.used_at = time.monotonic()
             return named
 
     def restore(self, name: str, model: Model) -> NamedSession:
@@ -329,7 +331,11 @@ class Sessions:
         """Release the session used least recently, after saving it; 429 without a folder."""
         if len(self._named) < self._config.max_sessions:
             return
-        idle = next((each for each in self._named.values() if not each.session.busy), None)
+        idle = min(
+            (each for each in self._named.values() if not each.session.busy),
+            key=lambda each: each.used_at,
+            default=None,
+        )
         if idle is None or self._folder is None:
             raise ApiError(
                 429,

@@ -123,3 +123,31 @@ def test_the_oldest_session_leaves_memory_for_the_folder(tmp_path):
         server.ok(PATH, BEGIN)
         answer = server.post(PATH, {**BEGIN, "session": "b"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_sessions")
+
+
+def test_the_session_used_longest_ago_makes_room(tmp_path):
+    with asking(sessions_dir=tmp_path, max_sessions=2) as server:
+        for name in ("a", "b", "a", "c"):
+            server.ok(PATH, {"prompt": "x", "session": name, "max_tokens": 1})
+        loaded = {e["name"]: e["loaded"] for e in server.get("/v1/sessions").json()["data"]}
+        assert loaded == {"a": True, "b": False, "c": True}
+
+
+def test_sessions_that_come_while_others_are_looked_through_do_not_matter(server):
+    sessions = server.app.state.sessions
+
+    class Late:
+        """A session during whose look another one comes, as from another thread."""
+
+        @property
+        def model(self):
+            sessions._named[f"later {len(sessions._named)}"] = None
+
+    before = set(sessions._named)
+    sessions._named |= {"late": Late(), "last": Late()}
+    try:
+        assert not sessions.holds("a model")
+        assert len(sessions._named) == len(before) + 4
+    finally:
+        for name in set(sessions._named) - before:
+            sessions._named.pop(name, None)
