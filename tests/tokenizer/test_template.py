@@ -2,10 +2,12 @@
 that no template gets past.
 """
 
+import itertools
 import json
 import time
 import tracemalloc
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -293,3 +295,41 @@ def test_no_operation_makes_what_was_not_counted(monkeypatch):
             assert tracemalloc.get_traced_memory()[1] - before < 4 << 20, (source, pair)
     tracemalloc.stop()
     assert done > 100
+
+
+class Clock:
+    """A clock of a thread that one of the steps of a render advances."""
+
+    def __init__(self, jumps):
+        self.now, self._jumps = 0.0, jumps
+
+    def read(self):
+        return self.now
+
+    def passes(self, count):
+        """The calls of `charge`, counted."""
+        self.now += self._jumps.get(count, 0.0)
+
+
+@pytest.mark.parametrize(
+    "jumps, late",
+    [({5: 60.0}, False), ({5: 60.0, 30: 60.0}, True), (dict.fromkeys(range(99), 0.02), True)],
+)
+def test_a_pause_of_the_whole_process_is_not_a_templates_time(monkeypatch, jumps, late):
+    """Such as a collection of its garbage in the middle of a render."""
+    clock, counts, charge = Clock(jumps), itertools.count(), sandbox.Sandbox.charge
+
+    def charged(self, **what):
+        clock.passes(next(counts))
+        charge(self, **what)
+
+    clocks = SimpleNamespace(monotonic=clock.read, thread_time=clock.read)
+    monkeypatch.setattr(sandbox, "time", clocks)
+    monkeypatch.setattr(sandbox.Sandbox, "charge", charged)
+    template = ChatTemplate("{% for i in range(80) %}{{ i }}{% endfor %}")
+    if late:
+        with pytest.raises(TemplateError, match="more than 0.5 seconds of processor time"):
+            template.render([])
+    else:
+        assert template.render([]) == "".join(map(str, range(80)))
+        assert next(counts) > 40
