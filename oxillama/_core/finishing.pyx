@@ -20,16 +20,11 @@ def whole(tuple node, bytearray done):
     return all_finish(node, <const unsigned char *>PyByteArray_AS_STRING(done))
 
 
-def capacity(tuple register, bytearray done):
+def capacity(tuple register, bytearray done=None):
     """How many a register can count: its members, and further words (`ONE`) while there are any; never so many that no word is left
-    for a member that it needs. Infinite where words are unlimited.
+    for a member that it needs. Infinite where words are unlimited. Without `done` every rule can match something.
     """
-    return counted(register, <const unsigned char *>PyByteArray_AS_STRING(done))
-
-
-def words(tuple node):
-    """How many words the FRESH parts of a node leave, where all rules can finish; infinite if none limits them."""
-    return words_left(node, NULL)
+    return counted(register, NULL if done is None else <const unsigned char *>PyByteArray_AS_STRING(done))
 
 
 cdef bint can_finish(tuple node, const unsigned char *done) except -1:

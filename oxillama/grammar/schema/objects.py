@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Set
 
-from oxillama._core.finishing import words
+from oxillama._core.finishing import capacity
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     CHECK,
@@ -187,15 +187,19 @@ def registered(em, named, undeclared: UndeclaredMembers, least: int, most: int |
     ]
     if extra != NEVER:
         edges.append((seq((TAKE, ONE, None), extra), 1))
-    choices = [words(node) for node in undeclared.owed]
-    capacity = min([len(named) + len(choices) + words(extra), *choices])
-    if capacity < (math.inf if most is None else most):
-        most = int(capacity)
-    if most is not None and (most < max(least, 1) or most < len(needed)):
+
+    def register(comma: tuple, most: int | None) -> tuple:
+        network = (NETWORK, 0, ((False, tuple(edges)), (True, ((comma, 0),))))
+        return (REGISTER, network, least, -1 if most is None else most, tuple(needed))
+
+    room = capacity(register(em.comma, None))
+    if room < (math.inf if most is None else most):
+        most = int(room)
+    if most is None:
+        return register(em.comma, None)
+    if most < max(least, 1) or most < len(needed):
         return NEVER
-    comma = seq((TAKE, CHECK, None), em.comma) if most is not None else em.comma
-    network = (NETWORK, 0, ((False, tuple(edges)), (True, ((comma, 0),))))
-    return (REGISTER, network, least, -1 if most is None else most, tuple(needed))
+    return register(seq((TAKE, CHECK, None), em.comma), most)
 
 
 def further(em, case: Case, known: set[str], demand=None, distinct: bool = False) -> tuple:
