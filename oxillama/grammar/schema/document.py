@@ -14,6 +14,7 @@ TRUE, FALSE = (0, True), (0, False)
 MAPS = frozenset(
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 )
+DEFINITIONS = ("$defs", "definitions")  # what they hold counts where it is referred to
 LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
 SINGLES = frozenset(
     (
@@ -39,6 +40,8 @@ IN_PLACE = frozenset(
     ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas")
 )
 _LINKS = IN_PLACE | {"dependencies"}
+# the keywords that compare schemas with each other, or make cases of them
+LOGIC = frozenset(("anyOf", "oneOf", "not", "if"))
 TYPES = ("null", "boolean", "object", "array", "string", "number")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -58,7 +61,7 @@ LEAF = frozenset(
     )
 )
 # All keywords that are enforced (`keywords.APPLY` says how); some with $ are made up by `negation`.
-ENFORCED = (LEAF | (HOLDING - {"$defs", "definitions", "then", "else", "contentSchema"})).union(
+ENFORCED = (LEAF | (HOLDING - {*DEFINITIONS, "then", "else", "contentSchema"})).union(
     REFERENCES,
     (
         "$banned",
@@ -126,7 +129,6 @@ WELL_FORMED = {
         and all(isinstance(part, (dict, bool)) or _names(part) for part in value.values())
     ),
 }
-_FORMED = frozenset(WELL_FORMED)
 
 
 class Document:
@@ -144,9 +146,15 @@ class Document:
         self.roots: dict[str, int] = {}
         self.resolved: dict[tuple[str, str], tuple[int, bool]] = {}
         self.listed: dict[tuple[int, str], set] = {}
-        # representatives of nodes, and those of leaves by what they enforce
+        # representatives of nodes, and those of equal schemas by what they enforce
         self.equal: dict[int, tuple[int, bool]] = {}
-        self.leaves: dict[tuple, int] = {}
+        self.alike: dict[tuple, int] = {}
+        self.merged: dict[int, int] = {}
+        self.logical = False  # whether some schema has a keyword of `LOGIC`
+        # the nodes that some value reaches without a reference, and those of them with keywords
+        # that apply to the same value
+        self.direct: list[int] = []
+        self.linked: list[int] = []
         # what `keywords` gives, once looked at
         self.effective: dict[int, dict] = {}
         self.drafts: list[int] = [2020]
@@ -155,10 +163,12 @@ class Document:
             self.roots.setdefault(uri, self.number(schema))
         draft = _draft(root, 2020)
         base = self._identifier(root, draft) or ""
-        self._index(root, "", base, draft)
+        self._index(root, "", base, draft, direct=True)
         self.root = self.number(root)
         self.roots.setdefault(base, self.root)
         self.roots.setdefault("", self.root)
+        if self.logical:
+            self._merge()
 
     def draft_of(self, node: int) -> int:
         """The draft that a node is written in: that of the `$schema` nearest above it."""
@@ -171,14 +181,16 @@ class Document:
         found = schema.get("id" if draft == 4 else "$id")
         return found if isinstance(found, str) else None
 
-    def _index(self, root, pointer: str, base: str, draft: int) -> None:
+    def _index(self, root, pointer: str, base: str, draft: int, *, direct: bool = False) -> None:
         """Numbers every schema below root and notes identifiers and anchors. A schema with an
-        identifier and a `$schema` of its own is of that draft, with all below it.
+        identifier and a `$schema` of its own is of that draft, with all below it. direct: some
+        value reaches the root.
         """
-        todo = [(root, pointer, base, draft)]
+        todo = [(root, pointer, base, draft, direct)]
+        reached, linked = self.direct, self.linked
         while todo:
-            schema, pointer, base, draft = todo.pop()
-            if isinstance(schema, bool):
+            schema, pointer, base, draft, direct = todo.pop()
+            if schema is True or schema is False:
                 continue
             if not isinstance(schema, dict):
                 raise GrammarError(
@@ -186,13 +198,19 @@ class Document:
                     "wanted"
                 )
             if NAMING.isdisjoint(schema):
-                self._add(schema, pointer, base, draft)
+                number = self._add(schema, pointer, base, draft)
             else:
-                base, draft = self._identify(schema, pointer, base, draft)
-            if HOLDING.isdisjoint(schema):
+                number, base, draft = self._identify(schema, pointer, base, draft)
+            if direct:
+                reached.append(number)
+            holds = not HOLDING.isdisjoint(schema)
+            if direct and (holds or "$ref" in schema) and not _LINKS.isdisjoint(schema):
+                linked.append(number)
+            if not holds:
                 continue
+            self.logical = self.logical or not LOGIC.isdisjoint(schema)
             if draft < 2019 and "$ref" in schema:
-                held = schema.keys() & ("definitions", "$defs")
+                held = schema.keys() & DEFINITIONS
             else:
                 held = schema.keys() & HOLDING
             for key in schema if len(held) > 1 else held:
@@ -200,20 +218,25 @@ class Document:
                     continue
                 value, at = schema[key], f"{pointer}/{key}"
                 if key in MAPS and isinstance(value, dict):
+                    here = direct and key not in DEFINITIONS
                     todo.extend(
                         [
-                            (v, f"{at}/{escape(k)}", base, draft)
+                            (v, f"{at}/{escape(k)}", base, draft, here)
                             for k, v in value.items()
                             if not isinstance(v, list)
                         ]
                     )
                 elif key in LISTS and isinstance(value, list):
-                    todo.extend([(v, f"{at}/{i}", base, draft) for i, v in enumerate(value)])
+                    todo.extend(
+                        [(v, f"{at}/{i}", base, draft, direct) for i, v in enumerate(value)]
+                    )
                 elif key in SINGLES and isinstance(value, (dict, bool)):
-                    todo.append((value, at, base, draft))
+                    todo.append((value, at, base, draft, direct))
 
-    def _identify(self, schema: dict, pointer: str, base: str, draft: int) -> tuple[str, int]:
-        """Numbers a schema and notes its identifier and anchors; the base and draft below it."""
+    def _identify(self, schema: dict, pointer: str, base: str, draft: int) -> tuple[int, str, int]:
+        """Numbers a schema and notes its identifier and anchors; its number, and the base and draft
+        below it.
+        """
         if isinstance(schema.get("$schema"), str):
             own = _draft(schema, draft)
             if self._identifier(schema, own) is not None:
@@ -234,7 +257,7 @@ class Document:
         if isinstance(schema.get("$dynamicAnchor"), str):
             anchor = schema["$dynamicAnchor"]
             self.dynamic[anchor] = -1 if anchor in self.dynamic else number
-        return base, draft
+        return number, base, draft
 
     def _add(self, schema, pointer: str, base: str, draft: int) -> int:
         known = self.numbers.get(id(schema))
@@ -248,9 +271,11 @@ class Document:
 
     def literal(self, schema, sign: bool = True) -> tuple[int, bool]:
         """The literal of a schema found inside the document."""
-        if schema is True or schema is False:
-            return (0, sign == schema)
-        number = self.number(schema)
+        number = self.numbers.get(id(schema))
+        if number is None:
+            if schema is True or schema is False:
+                return (0, sign == schema)
+            number = self.number(schema)
         known = self.equal.get(number)
         if known is None:
             known = self.equal[number] = self._representative(number)
@@ -258,7 +283,8 @@ class Document:
 
     def _representative(self, node: int) -> tuple[int, bool]:
         """The literal that represents a node: what it refers to if it does nothing else, and the
-        first of equal leaves. Rules and cases are then made once for all of them.
+        first of equal schemas (where there is no logic, of equal leaves). Rules and cases are then
+        made once for all of them.
         """
         truth = True
         for _ in range(MAX_HOPS):
@@ -270,8 +296,43 @@ class Document:
             except GrammarError:  # raised where the reference is applied, if it is
                 break
             truth = truth == kept
+        if node in self.merged:
+            return (self.merged[node], truth)
         leaf = self._leaf(schema) if node else None
-        return (node if leaf is None else self.leaves.setdefault(leaf, node)), truth
+        return (node if leaf is None else self.alike.setdefault(leaf, node)), truth
+
+    def _merge(self) -> None:
+        """Finds equal schemas of a document with logic: what one of two branches demands and the
+        other forbids, or what both demand, is then seen without a look inside.
+
+        Schemas have higher numbers than those that hold them, so that all that one holds is known
+        by its number when its own turn comes. What a reference means depends on base and draft.
+        """
+        numbers = {id(True): -1, id(False): -2}
+        for node in range(len(self.schemas) - 1, 0, -1):
+            schema = self.schemas[node]
+            key = self._leaf(schema)
+            if key is None:
+                key = self._compound(node, schema, numbers)
+            same = self.merged[node] = self.alike.setdefault(key, node)
+            numbers[id(schema)] = same
+
+    def _compound(self, node: int, schema: dict, numbers: dict[int, int]) -> tuple:
+        """What a schema enforces, with numbers for the schemas that it holds."""
+        if not NAMING.isdisjoint(schema):
+            return (node,)
+        parts: list = [self.bases[node], self.drafts[node]]
+        for keyword, value in schema.items():
+            if keyword in MAPS and isinstance(value, dict):
+                if keyword not in DEFINITIONS:
+                    held = [(k, numbers.get(id(sub)) or repr(sub)) for k, sub in value.items()]
+                    parts.append((keyword, tuple(held)))
+            elif keyword in LISTS and isinstance(value, list):
+                listed = [numbers.get(id(sub)) or repr(sub) for sub in value]
+                parts.append((keyword, tuple(listed)))
+            elif keyword in HOLDING or keyword in ENFORCED:
+                parts.append((keyword, numbers.get(id(value)) or repr(value)))
+        return tuple(parts)
 
     @staticmethod
     def _leaf(schema: dict) -> tuple | None:
@@ -309,9 +370,10 @@ class Document:
         schema = self.schemas[node]
         if self.drafts[node] < 2019 and isinstance(schema.get("$ref"), str):
             schema = {"$ref": schema["$ref"]}
-        elif node and not _FORMED.isdisjoint(schema):
+        elif node:
             for keyword, value in schema.items():
-                if keyword in WELL_FORMED and not WELL_FORMED[keyword](value):
+                formed = WELL_FORMED.get(keyword)
+                if formed is not None and not formed(value):
                     raise GrammarError(
                         f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: malformed "
                         f"value {str(value)[:80]!r}"
@@ -421,7 +483,15 @@ class Document:
         the nodes that apply to the same value; only those that have any.
         """
         out: dict[int, list[int]] = {}
-        reached, todo = set(), [self.root] if self.root else []
+        reached, todo = set(self.direct), []
+        for node in self.direct:
+            if node not in self.effective:
+                self.keywords(node)
+        for node in self.linked:
+            targets = self._in_place(node, self.keywords(node))
+            if targets:
+                out[node] = targets
+                todo += targets
         numbers = self.numbers
         while todo:
             node = todo.pop()
@@ -438,7 +508,7 @@ class Document:
                 value = schema[key]
                 subs: Iterable = ()
                 if key in MAPS:
-                    if isinstance(value, dict) and key not in ("$defs", "definitions"):
+                    if isinstance(value, dict) and key not in DEFINITIONS:
                         subs = value.values()
                 elif key in LISTS and isinstance(value, list):
                     subs = value
