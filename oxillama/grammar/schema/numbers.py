@@ -132,13 +132,7 @@ def multiples(em, case: Case, step: Fraction, banned: set[Fraction]) -> tuple:
         last = ceil(high / step) - 1 if case.high_strict else floor(high / step)
         if last - first > MAX_ENUMERATED:
             raise GrammarError(f"more than {MAX_ENUMERATED} multiples of {step} between the bounds")
-        return choice(
-            *(
-                numerals.number_literal(k * step, integer=case.integer)
-                for k in range(first, last + 1)
-                if k * step not in banned
-            )
-        )
+        return choice(*listed(step, first, last, banned, integer=case.integer))
     if banned:
         raise GrammarError("excluded values together with 'multipleOf' need two bounds")
     if low is None and high is None:
@@ -162,12 +156,28 @@ def multiples_from(
     last = ceil(end / step) - 1
     if last - first > MAX_ENUMERATED:
         raise GrammarError(f"too many multiples of {step} near the bound {low}")
-    sign = -1 if mirrored else 1
-    listed = [
-        numerals.number_literal(sign * k * step, integer=integer) for k in range(first, last + 1)
-    ]
+    near = listed(-step if mirrored else step, first, last, set(), integer=integer)
     more = remainders(step, whole + 1)
-    return choice(*listed, seq(literal("-"), more) if mirrored else more)
+    return choice(*near, seq(literal("-"), more) if mirrored else more)
+
+
+def listed(
+    step: Fraction, first: int, last: int, banned: set[Fraction], *, integer: bool
+) -> list[tuple]:
+    """The first to the last multiple of a step, but the banned ones, as nodes."""
+    factors = range(first, last + 1)
+    if step.denominator == 1:
+        unit = step.numerator
+        return [
+            numerals.whole_literal(k * unit, integer=integer)
+            for k in factors
+            if k * unit not in banned
+        ]
+    return [
+        numerals.number_literal(k * step, integer=integer)
+        for k in factors
+        if k * step not in banned
+    ]
 
 
 def remainders(step: Fraction, least_digits: int, *, inverse: bool = False) -> tuple:

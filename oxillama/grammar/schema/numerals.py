@@ -25,6 +25,7 @@ from oxillama.grammar.nodes import (
 
 MAX_INTEGER = 20
 MAX_FRACTION = 32
+MAX_TEXT = 400  # characters of an integer, digits of a fraction
 DIGIT = cls("09")
 
 
@@ -32,25 +33,37 @@ def number_literal(value, *, integer: bool) -> tuple:
     """One number: its shortest form, with and without a zero fraction where it is an integer and
     none is asked for, and as it is given.
     """
+    if isinstance(value, Fraction) and value.denominator == 1:
+        return whole_literal(value.numerator, integer=integer)
     exact = Fraction(str(value)) if not isinstance(value, Fraction) else value
     texts = [] if isinstance(value, Fraction) or integer else [str(value)]
-    if exact.denominator == 1 and len(str(exact)) < 400:
+    if exact.denominator == 1 and len(str(exact)) < MAX_TEXT:
         texts += [str(exact)] if integer else [str(exact), f"{exact}.0"]
     elif (text := decimal_text(exact)) is not None:
         texts.append(text)
     return choice(*(literal(text) for text in dict.fromkeys(texts)))
 
 
+def whole_literal(value: int, *, integer: bool) -> tuple:
+    """One integer, with and without a zero fraction where no integer is asked for."""
+    text = str(value)
+    if len(text) >= MAX_TEXT:
+        return NEVER
+    return literal(text) if integer else choice(literal(text), literal(f"{text}.0"))
+
+
 def decimal_text(value: Fraction) -> str | None:
-    """The exact decimal form, or None if there is none or it has more than 400 fraction digits."""
+    """The exact decimal form, or None if there is none or it has more than `MAX_TEXT` fraction
+    digits.
+    """
     rest, counts = value.denominator, {}
     for prime in (2, 5):
         counts[prime] = 0
-        while rest % prime == 0 and counts[prime] <= 400:
+        while rest % prime == 0 and counts[prime] <= MAX_TEXT:
             rest //= prime
             counts[prime] += 1
     places = max(counts.values())
-    if rest != 1 or places > 400:
+    if rest != 1 or places > MAX_TEXT:
         return None
     number = str(abs((value * 10**places).numerator)).rjust(places + 1, "0")
     sign = "-" if value < 0 else ""
