@@ -236,3 +236,10 @@ def parse_regex(text: str) -> Regex:
 def search_automaton(text: str) -> Dfa:
     """`parse_regex(text).search()`, remembered."""
     return parse_regex(text).search()
+
+
+def few_matches(text: str, limit: int) -> list[str] | None:
+    """The texts in which an expression matches, if there are at most `limit`, else None."""
+    if parse_regex(text).lengths()[1] is None:
+        return None
+    return search_automaton(text).finite(limit)

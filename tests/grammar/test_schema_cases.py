@@ -212,3 +212,75 @@ def test_a_member_that_a_closed_object_cannot_have_ends_its_case():
     assert grammar.matches('{"shared":6}')
     assert not grammar.matches('{"shared":5}')
     assert not grammar.matches('{"own3":1,"own4":1}')
+
+
+def test_equal_schemas_that_hold_others_are_one():
+    def member(least) -> dict:
+        return {"type": "object", "properties": {"x": {"minimum": least}}, "required": ["x"]}
+
+    first, twin, other, named = member(1), member(1), member(2), member(1)
+    named["required"] = ["y"]
+    document = Document({"anyOf": [first, twin, other, named]})
+    assert document.literal(first) == document.literal(twin)
+    assert len({document.literal(schema) for schema in (first, other, named)}) == 3
+
+
+def test_the_cases_of_a_split_exclude_each_other():
+    """One kind decides all that must not hold: not a case per combination of other ways to fail."""
+    branches = [
+        {
+            "properties": {"kind": {"enum": [f"k{i}"]}, f"own{i}": {}, f"more{i}": {}},
+            "required": ["kind", f"own{i}", f"more{i}"],
+        }
+        for i in range(6)
+    ]
+    plain = {"properties": {"other": {}}, "required": ["kind", "other"]}
+    schema = {"type": "object", "oneOf": [*branches, plain]}
+    assert len(cases_of(schema)) == 6 + 1 + 6 * 2
+    grammar = free(schema)
+    assert grammar.matches('{"kind":"k1","own1":1,"more1":1}')
+    assert grammar.matches('{"kind":"k1","own1":1,"other":1}')
+    assert grammar.matches('{"other":1,"kind":"new"}')
+    assert not grammar.matches('{"kind":"k1","own1":1,"more1":1,"other":1}')
+    assert not grammar.matches('{"kind":"new","own1":1,"more1":1}')
+
+
+def test_patterns_of_few_texts_tell_branches_apart():
+    branches = [
+        {"properties": {"kind": {"type": "string", "pattern": p}}, "required": ["kind", f"m{i}"]}
+        for i, p in enumerate(["^(a|b)$", "^c$", "^d[12]$"])
+    ]
+    schema = {"type": "object", "oneOf": branches}
+    assert len(cases_of(schema)) == 3
+    grammar = free(schema)
+    assert grammar.matches('{"m2":0,"kind":"d2"}')
+    assert not grammar.matches('{"m2":0,"kind":"c"}')
+
+
+def test_a_type_that_two_branches_take_whole_is_no_one_branch():
+    branches = [
+        {"properties": {"kind": {"const": k}, "size": {"maximum": i}}, "required": ["kind"]}
+        for i, k in enumerate("abc")
+    ]
+    cases = cases_of({"oneOf": branches})
+    assert [case.types for case in cases] == [{"object"}] * 3
+    grammar = free({"oneOf": branches})
+    assert grammar.matches('{"kind":"b","size":1}')
+    assert not grammar.matches('{"kind":"a","size":1}')
+    assert not grammar.matches('"a"')
+
+
+def test_a_demand_that_few_names_meet_declares_them_for_others():
+    schema = {
+        "type": "object",
+        "required": ["c"],
+        "allOf": [
+            {"not": {"patternProperties": {"^[ab]$": {"type": "string"}}}},
+            {"not": {"properties": {"a": {}, "c": {}}, "additionalProperties": False}},
+        ],
+    }
+    grammar = free(schema)
+    assert grammar.matches('{"b":1,"c":1}')  # "b" meets both demands
+    assert grammar.matches('{"a":1,"c":1,"d":1}')
+    assert not grammar.matches('{"a":1,"c":1}')
+    assert not grammar.matches('{"b":"x","c":1}')

@@ -6,7 +6,7 @@ a case meets it already.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fractions import Fraction
 
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
@@ -33,6 +33,8 @@ class Case:
         # each a tuple of cases of strings, of which one must hold
         self.either: tuple[tuple[Case, ...], ...] = ()
         self.forbidden: frozenset[str] = frozenset()
+        # members of which more was demanded since it was last looked at whether they can be there
+        self.touched: tuple[str, ...] = ()
         self.todo = self.splits = ()
         # branches that stand in a case's way: one with all of this and one of them is a case too
         self.past: tuple[Branch, ...] = ()
@@ -51,13 +53,14 @@ class Case:
         shared.
         """
         other = object.__new__(Case)
-        other.__dict__.update(self.__dict__)
+        other.__dict__ = self.__dict__.copy()
         return other
 
     def only_todo(self) -> bool:
         """Whether it says nothing yet but what is to do."""
+        blank = BLANK.__dict__
         return all(
-            value == _BLANK[name]
+            value == blank[name]
             for name, value in self.__dict__.items()
             if name not in ("todo", "done", "past")
         )
@@ -76,6 +79,25 @@ class Case:
     def banned_texts(self) -> list[str]:
         """The strings it must not be."""
         return [v for v in self.banned if isinstance(v, str)]
+
+    def whole_types(self) -> frozenset[str]:
+        """The types of which it allows all values but, perhaps, objects."""
+        if self.values is not None or self.todo or self.splits or self.unevaluated:
+            return frozenset()
+        bound = set()
+        if self.patterns or self.formats or self.either or self.min_length:
+            bound.add("string")
+        if self.max_length is not None:
+            bound.add("string")
+        if self.low is not None or self.high is not None or self.integer or self.fraction:
+            bound.add("number")
+        if self.multiples or self.broken:
+            bound.add("number")
+        if self.arrays or self.contains or self.unique or self.min_items:
+            bound.add("array")
+        if self.max_items is not None:
+            bound.add("array")
+        return self.types - bound - {"object"} - {kind_of(value) for value in self.banned}
 
     def text_key(self) -> tuple:
         """All that it says of strings: equal keys are equal languages."""
@@ -106,11 +128,15 @@ class Case:
         """
         at = 0
         if self.splits[0][2]:
-            sizes = [len(branches) if failing else INFINITE for _, branches, failing in self.splits]
-            at = sizes.index(min(sizes))
+            least = INFINITE
+            for i, (_, branches, failing) in enumerate(self.splits):
+                if failing and len(branches) < least:
+                    at, least = i, len(branches)
+                    if least == 2:  # of fewer none is a split
+                        break
         scope, branches, _ = self.splits[at]
         self.splits = self.splits[:at] + self.splits[at + 1 :]
-        return scope, branches_of(branches(self) if callable(branches) else branches)
+        return scope, branches_of(branches(self)) if callable(branches) else branches
 
     def only(self, *types: str) -> None:
         self.types = self.types.intersection(types)
@@ -167,10 +193,16 @@ class Case:
 
     def require(self, name: str) -> None:
         if name not in self.required:
-            self.add("required", name)
+            self.required += (name,)
+            self.touched += (name,)
         if name in self.forbidden:
             self.drop("object")
         self.properties()
+
+    def want(self, name: str, literal: tuple[int, bool]) -> None:
+        """A member of this name must meet a literal, where there is one."""
+        self.objects += (({name: literal}, (), TRUE),)
+        self.touched += (name,)
 
     def declares(self, name: str) -> bool:
         """Whether a member of this name is declared or required."""
@@ -191,7 +223,7 @@ class Case:
         self.only(*{kind_of(v) for v in self.values})
 
 
-_BLANK = Case().__dict__
+BLANK = Case()  # to be copied
 
 
 def _least(a: int | None, b: int | None) -> int | None:
@@ -207,7 +239,8 @@ class Demand:
         self.literal = literal
 
     def __call__(self, case: Case) -> None:
-        if self.literal == FALSE:
+        node, sign = self.literal
+        if self.literal == FALSE or (node, not sign) in case.done:
             case.dead = True
         elif self.literal != TRUE:
             case.add("todo", (self.literal, case.scope))
@@ -223,6 +256,18 @@ class Only:
 
     def __call__(self, case: Case) -> None:
         case.only(self.kind)
+
+
+class Within:
+    """The action that leaves some types."""
+
+    __slots__ = ("kinds",)
+
+    def __init__(self, kinds: frozenset[str]):
+        self.kinds = kinds
+
+    def __call__(self, case: Case) -> None:
+        case.only(*self.kinds)
 
 
 class Require:
@@ -259,7 +304,7 @@ class Member:
 
     def __call__(self, case: Case) -> None:
         case.require(self.name)
-        case.add("objects", ({self.name: self.literal}, (), TRUE))
+        case.want(self.name, self.literal)
 
 
 class IfThere:
@@ -271,7 +316,7 @@ class IfThere:
         self.name, self.literal = name, literal
 
     def __call__(self, case: Case) -> None:
-        case.add("objects", ({self.name: self.literal}, (), TRUE))
+        case.want(self.name, self.literal)
 
 
 class SomeMember:
@@ -291,13 +336,15 @@ Action = Callable[[Case], None]  # those above, and functions where nobody asks 
 
 class Branch:
     """A branch of a split: its actions, and by kind what they ask for. known: whether that is all
-    they do.
+    they do. alone: the action of a branch with no other (but the one that leaves objects).
     """
 
     __slots__ = (
         "actions",
         "known",
+        "alone",
         "types",
+        "within",
         "names",
         "absent",
         "members",
@@ -310,6 +357,7 @@ class Branch:
         self.actions = actions
         self.known = True
         self.types: list[str] = []
+        self.within: list[frozenset[str]] = []
         self.names: list[str] = []
         self.absent: list[str] = []
         self.members: list[tuple[str, tuple[int, bool]]] = []
@@ -319,6 +367,8 @@ class Branch:
         for act in actions:
             if isinstance(act, Only):
                 self.types.append(act.kind)
+            elif isinstance(act, Within):
+                self.within.append(act.kinds)
             elif isinstance(act, (Require, Member)):
                 self.names.append(act.name)
                 if isinstance(act, Member):
@@ -333,8 +383,12 @@ class Branch:
                 self.literals.append(act.literal)
             else:
                 self.known = False
+        rest = [act for act in actions if not (isinstance(act, Only) and act.kind == "object")]
+        self.alone = rest[0] if len(rest) == 1 else None
 
 
-def branches_of(branches: Iterable["Branch | list[Action]"]) -> tuple[Branch, ...]:
-    """Branches, from lists of actions."""
-    return tuple(b if isinstance(b, Branch) else Branch(b) for b in branches)
+def branches_of(branches: "tuple[Branch, ...] | list[list[Action]]") -> tuple["Branch", ...]:
+    """Branches, from lists of actions; those of a tuple are branches."""
+    if isinstance(branches, tuple):
+        return branches
+    return tuple(Branch(actions) for actions in branches)

@@ -5,26 +5,36 @@ for each other. `ex` is the `Expander`.
 import math
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.schema.case import Action, Case, Demand
-from oxillama.grammar.schema.document import FALSE, TRUE
+from oxillama.grammar.schema.case import Action, Case, Demand, Within
+from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema.values import canonical
 
 
 def one_branches(ex, context: Case, literals) -> list[list[Action]]:
     """For each branch: it holds, and no branch that could hold with it does."""
     summaries = [_summary(ex, literal, context) for literal in literals]
+    # not where members have an order: ways to fail that are left out may have given them others
+    whole = [_whole(summary) if ex.loose else frozenset() for summary in summaries]
     out = []
     for i, literal in enumerate(literals):
         actions: list[Action] = [Demand(literal)]
+        taken = frozenset().union(*whole[:i], *whole[i + 1 :])
+        own = summaries[i]
+        if own is not None and any(types & taken for types, *_ in own):
+            actions.append(Within(frozenset(TYPES) - taken))
+            own = [(types - taken, *rest) for types, *rest in own]
         for j, other in enumerate(literals):
-            if (
-                j != i
-                and not _apart(summaries[i], summaries[j])
-                and not _disjoint(ex, literal, other)
-            ):
+            if j != i and not _apart(own, summaries[j]) and not _disjoint(ex, literal, other):
                 actions.append(Demand((other[0], not other[1])))
         out.append(actions)
     return out
+
+
+def _whole(summary) -> frozenset[str]:
+    """The types of which a branch takes all values but, perhaps, objects: then no other branch can
+    have values of them.
+    """
+    return frozenset().union(*(case.whole_types() for *_, case in summary or ()))
 
 
 def _summary(ex, literal, context: Case):
@@ -44,9 +54,13 @@ def _summary(ex, literal, context: Case):
         required = dict.fromkeys((*context.required, *case.required))
         for name in required:
             child = ex.property_literals(case, name)
-            found = None if child is None else ex.values_of(child)
+            if child is None:
+                continue
+            found = ex.values_of(child)
+            if found is None:
+                found = ex.texts_of(child)
             if found is not None:
-                tags[name] = {canonical(v) for v in found}
+                tags[name] = found.keys()
         out.append((case.types & context.types, values, tags, set(required), case))
     return out if len(cases) <= 64 else None
 

@@ -33,21 +33,32 @@ SILENT = frozenset(APPLY) - {
 
 def met(ex, case: Case, branches: Iterable[Branch]) -> bool:
     """Whether a case meets one of the branches as it is."""
-    return any(branch.known and _meets(ex, case, branch) for branch in branches)
+    required = case.required
+    for branch in branches:
+        if branch.known:
+            for name in branch.names:
+                if name not in required:
+                    break
+            else:
+                if _meets(ex, case, branch):
+                    return True
+    return False
 
 
 def _meets(ex, case: Case, branch: Branch) -> bool:
-    for name in branch.names:
-        if name not in case.required:
-            return False
+    """Whether a case that has the members that a branch requires meets all else of it."""
     for name in branch.absent:
         if name not in case.forbidden:
             return False
     for kind in branch.types:
         if kind not in case.types or len(case.types) > 1:
             return False
+    for kinds in branch.within:
+        if not case.types <= kinds:
+            return False
     for literal in branch.literals:
-        if literal != TRUE and literal not in case.done and not _plainly(ex, case, literal):
+        known = literal == TRUE or literal in case.done
+        if not (known or (literal[1] and _plainly(ex, case, literal[0]))):
             return False
     for name, literal in branch.optional:
         if name not in case.forbidden and not _has(ex, case, name, literal):
@@ -88,11 +99,8 @@ def _silent(ex, literal: tuple[int, bool]) -> bool:
     )
 
 
-def _plainly(ex, case: Case, literal: tuple[int, bool]) -> bool:
-    """Whether a case meets a literal whose schema only names types and required members."""
-    node, sign = literal
-    if not sign:
-        return False
+def _plainly(ex, case: Case, node: int) -> bool:
+    """Whether a case meets a schema that only names types and required members."""
     if node not in ex.plain:
         ex.plain[node] = _plain(ex.document.keywords(node))
     found = ex.plain[node]
@@ -121,14 +129,25 @@ def _plain(schema: dict) -> tuple[frozenset, bool, frozenset] | None:
     )
 
 
+def never(ex, case: Case, name: str) -> bool:
+    """Whether a member can have no value, or none of the few that one of its schemas lists."""
+    found = ex.property_literals(case, name)
+    return found is None or (len(found) > 1 and _all_meet(ex, found, FALSE))
+
+
 def _has(ex, case: Case, name: str, literal: tuple[int, bool]) -> bool:
     """Whether all values that a member may have, few of them, meet a literal."""
     found = ex.property_literals(case, name)
     if found is None or literal in found:
         return True
-    known = ex.implied.get((found, literal))
+    return _all_meet(ex, found, literal)
+
+
+def _all_meet(ex, literals: frozenset, literal: tuple[int, bool]) -> bool:
+    """`_implied`, asked once."""
+    known = ex.implied.get((literals, literal))
     if known is None:
-        known = ex.implied[(found, literal)] = _implied(ex, found, literal)
+        known = ex.implied[(literals, literal)] = _implied(ex, literals, literal)
     return known
 
 

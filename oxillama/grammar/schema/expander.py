@@ -8,23 +8,28 @@ there are finitely many. `keywords` defines what a keyword adds to a case, `nega
 fail, and `disjoint` what distinguishes the branches of a `oneOf`.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.regex import search_automaton
+from oxillama.grammar.regex import few_matches, search_automaton
 from oxillama.grammar.regular import Dfa, meet
 from oxillama.grammar.schema.case import (
+    BLANK,
     INFINITE,
     Action,
     Branch,
     Case,
     Demand,
+    Forbid,
+    IfThere,
     Member,
+    Require,
     branches_of,
 )
-from oxillama.grammar.schema.document import FALSE, TRUE, Document
-from oxillama.grammar.schema.entailment import met, silent
+from oxillama.grammar.schema.document import FALSE, MAX_HOPS, TRUE, Document
+from oxillama.grammar.schema.entailment import met, never, silent
 from oxillama.grammar.schema.formats import format_automaton
 from oxillama.grammar.schema.keywords import APPLY, in_place
 from oxillama.grammar.schema.negation import negate
@@ -34,7 +39,8 @@ from oxillama.grammar.schema.values import canonical
 MAX_CASES = 1500
 MAX_TEXTS = 8  # combinations of what a string may be that are cases of their own
 TEXT = frozenset(["string"])
-MAX_NAMES = 16  # names tried one by one for a demand that some member must meet
+OBJECT = frozenset(["object"])
+MAX_NAMES = 16  # names tried one by one for a demand that some member must meet, texts of a pattern
 MAX_STEPS = 30_000  # cases looked at for one schema, those that turned out impossible included
 
 
@@ -57,6 +63,8 @@ class Expander:
         # values; by node, the values that it lists; by node, what it says if that is plain
         self.implied: dict[tuple[frozenset, tuple[int, bool]], bool] = {}
         self.few: dict[frozenset, list | None] = {}
+        self.values: dict[int, dict | None] = {}
+        self.scalars: dict[int, bool] = {}
         self.listed: dict[int, tuple[set, bool] | None] = {}
         self.plain: dict[int, tuple | None] = {}
         # by node, the ways in which it can fail, the keywords that it applies, and what it says of
@@ -101,10 +109,9 @@ class Expander:
         return self.document.pointers[node] or "/"
 
     def _expand(self, literals: frozenset) -> list[Case]:
-        start = Case()
-        values = self.few_values(literals)
-        if values is not None:
-            start.allow(values)
+        start = BLANK.copy()
+        if self.values_of(literals) is not None:
+            start.allow(self.few_values(literals) or [])
             start.integer = self._whole(literals)
             return [] if start.dead else [start]
         for literal in sorted(literals):
@@ -123,9 +130,11 @@ class Expander:
             if len(case.todo) == 1 and (known := self._expanded(case)) is not None:
                 stack.extend(known)
                 continue
-            self._settle(case)
-            self._refute(case)
-            if case.dead or met(self, case, case.past):
+            if case.todo:
+                self._settle(case)
+            if case.touched or case.extras:
+                self._refute(case)
+            if case.dead or (case.past and met(self, case, case.past)):
                 continue
             if case.values is not None:
                 # the rest of the case is about concrete values: ask the validator, all of the
@@ -152,28 +161,72 @@ class Expander:
                         "cases"
                     )
                 continue
-            scope, branches = case.next_split()
-            # what a branch evaluates counts where a scope is open: all of them are followed
-            quiet = not scope and silent(self, case, branches)
-            if quiet and met(self, case, branches):
+            quiet = True
+            while case.splits:
+                scope, branches = case.next_split()
+                # what a branch evaluates counts where a scope is open: all of them are followed
+                quiet = not scope and silent(self, case, branches)
+                if not (quiet and met(self, case, branches)):
+                    break
+            else:
                 stack.append(case)
                 continue
-            for at in range(len(branches) - 1, -1, -1):
+            case.scope, made = scope, []
+            for branch in branches:
                 other = case.copy()
-                other.scope = scope
-                if quiet:
-                    other.past += branches[:at]
-                for act in branches[at].actions:
+                for act in branch.actions:
                     act(other)
                     if other.dead:
                         break
                 else:
-                    stack.append(other)
+                    made.append(other)
+                    if quiet and not self._exclude(case, branch):
+                        case.past += (branch,)
+                    if case.dead:
+                        break
+            stack.extend(reversed(made))
             if len(stack) > MAX_CASES:
                 raise GrammarError(
                     f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases"
                 )
         return out
+
+    def _exclude(self, case: Case, branch: Branch) -> bool:
+        """Makes a case of an object one without what meets a branch, where one demand on a member
+        says so; returns whether it did. Not where members have an order: what is said of a member
+        would give it a place.
+        """
+        act = branch.alone
+        if not self.loose or case.types != OBJECT:
+            return False
+        if isinstance(act, Forbid):
+            case.require(act.name)
+        elif isinstance(act, Require) or (isinstance(act, Member) and act.literal == TRUE):
+            if not case.declares(act.name):
+                return False
+            case.forbid(act.name)
+        elif isinstance(act, (Member, IfThere)) and self._lists_others(act.literal):
+            other = IfThere if isinstance(act, Member) else Member
+            other(act.name, (act.literal[0], True))(case)
+        else:
+            return False
+        self._refute(case)
+        return True
+
+    def _lists_others(self, literal: tuple[int, bool]) -> bool:
+        """Whether all but a few listed scalars meet a literal."""
+        node, sign = literal
+        if sign or not node:
+            return False
+        if node not in self.scalars:
+            schema = self.document.keywords(self._referred((node, True)))
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            self.scalars[node] = (
+                not any(isinstance(v, (dict, list)) for v in values)
+                if isinstance(values, list)
+                else self.texts_of([(node, True)]) is not None
+            )
+        return self.scalars[node]
 
     def _expanded(self, case: Case) -> list[Case] | None:
         """The cases of a case that only has one literal to meet, where they are known."""
@@ -211,49 +264,82 @@ class Expander:
             todo += [other for other, sign in inside if sign]
         return False
 
-    def values_of(self, literals) -> list | None:
-        """The values of a plain `enum` or `const` among the literals: everything else then only
-        filters them.
+    def values_of(self, literals) -> dict | None:
+        """The values of a plain `enum` or `const` among the literals, by their canonical forms:
+        everything else then only filters them.
         """
-        for node, sign in literals:
-            if sign and node:
-                schema = self.document.keywords(node)
-                for _ in range(8):
-                    if "$ref" not in schema:
-                        break
-                    target, truth = self.document.resolve(node, schema["$ref"])
-                    if not (truth and target):
-                        break
-                    node, schema = target, self.document.keywords(target)
-                if "const" in schema:
-                    return [schema["const"]]
-                if isinstance(schema.get("enum"), list):
-                    return list({canonical(v): v for v in schema["enum"]}.values())
+        for literal in literals:
+            node = self._referred(literal)
+            if node not in self.values:
+                schema = self.document.keywords(node) if node else {}
+                values = [schema["const"]] if "const" in schema else schema.get("enum")
+                listed = isinstance(values, list)
+                self.values[node] = {canonical(v): v for v in values or ()} if listed else None
+            if self.values[node] is not None:
+                return self.values[node]
         return None
 
+    def texts_of(self, literals) -> dict | None:
+        """The same of a plain `pattern` that at most `MAX_NAMES` strings match."""
+        for literal in literals:
+            node = self._referred(literal)
+            schema = self.document.keywords(node) if node else {}
+            if "pattern" in schema and schema.get("type") == "string":
+                with contextlib.suppress(GrammarError):  # raised where it is demanded
+                    found = few_matches(schema["pattern"], MAX_NAMES)
+                    if found is not None:
+                        return {canonical(text): text for text in found}
+        return None
+
+    def _referred(self, literal: tuple[int, bool]) -> int:
+        """The node of a literal, behind references; 0 where it must not hold."""
+        node, sign = literal
+        if not sign:
+            return 0
+        for _ in range(MAX_HOPS):
+            schema = self.document.keywords(node) if node else {}
+            if "$ref" not in schema:
+                break
+            target, truth = self.document.resolve(node, schema["$ref"])
+            if not (truth and target):
+                break
+            node = target
+        return node
+
     def few_values(self, literals: frozenset) -> list | None:
-        """The values that meet all of the literals, where one of them lists values."""
+        """The values that meet all of the literals, where one of them lists values or is a pattern
+        that few strings match.
+        """
         if literals not in self.few:
-            values = self.values_of(literals)
-            self.few[literals] = (
-                None
-                if values is None
-                else [
-                    v for v in values if all(holds(self.document, known, v) for known in literals)
-                ]
-            )
+            left = self.values_of(literals)
+            if left is None:
+                left = self.texts_of(literals)
+            for literal in literals:
+                if not left:
+                    break
+                node, sign = literal
+                listed = self._listed(node)
+                if listed is None:
+                    left = {k: v for k, v in left.items() if holds(self.document, literal, v)}
+                else:
+                    values, inside = listed
+                    left = {k: v for k, v in left.items() if (k in values) == (inside == sign)}
+            self.few[literals] = None if left is None else list(left.values())
         return self.few[literals]
 
     def accepts(self, literal: tuple[int, bool], value) -> bool:
         """Whether a value meets a literal. Where the schema lists values, those are judged once."""
         node, sign = literal
-        if node not in self.listed:
-            self.listed[node] = self._values_listed(node)
-        found = self.listed[node]
+        found = self._listed(node)
         if found is None:
             return holds(self.document, literal, value)
         values, inside = found
         return ((canonical(value) in values) == inside) == sign
+
+    def _listed(self, node: int) -> tuple[set, bool] | None:
+        if node not in self.listed:
+            self.listed[node] = self._values_listed(node)
+        return self.listed[node]
 
     def _values_listed(self, node: int) -> tuple[set, bool] | None:
         """The only values that meet a schema (and True), or the only ones that do not (and False);
@@ -295,6 +381,13 @@ class Expander:
                 branches = self.failing.get(node)
                 if branches is None:
                     branches = self.failing[node] = branches_of(negate(self, node, schema))
+                if any(branch.literals for branch in branches):
+                    done = case.done
+                    branches = tuple(
+                        branch
+                        for branch in branches
+                        if not any((n, not truth) in done for n, truth in branch.literals)
+                    )
                 if len(branches) == 1:
                     for act in branches[0].actions:
                         act(case)
@@ -352,10 +445,7 @@ class Expander:
         """
         excluded, must, must_not, literal, names = extra
         out: list[list[Action]] = []
-        try:
-            few = [] if _closed(case) else self._few_names(case, must, names)
-        except GrammarError:
-            few = None  # an automaton is too large: who writes the members says so
+        few = self._names_for(case, extra)
         declared = (n for properties, _, _ in case.objects for n in properties)
         for name in dict.fromkeys([*declared, *case.required, *(few or ())]):
             if (
@@ -368,6 +458,14 @@ class Expander:
         if few is None:
             out.append([lambda f: f.add("owed", extra)])
         return out
+
+    def _names_for(self, case: Case, extra) -> list[str] | None:
+        """The names that can meet a demand for some member but those declared; None: too many."""
+        _, must, _, _, names = extra
+        try:
+            return [] if _closed(case) else self._few_names(case, must, names)
+        except GrammarError:
+            return None  # an automaton is too large: who writes the members says so
 
     def _few_names(self, case: Case, must, names) -> list[str] | None:
         """The names that these patterns, these literals and the objects of a case allow, if those
@@ -393,18 +491,24 @@ class Expander:
 
     def _choose_members(self, case: Case) -> None:
         """Splits by the members that can meet demands for some member: at once in a closed object,
-        where no more will be declared, else one by one when nothing else is left to split.
+        where no more will be declared, else one by one when nothing else is left to split. In
+        any order those that few names can meet come first: they declare names.
         """
         left = len(case.extras) if _closed(case) else 0 if case.splits else 1
         case.scope = frozenset()
         while left:
-            extra, case.extras = case.extras[-1], case.extras[:-1]
-            case.split(self._candidates(case, extra), failing=True)
+            extras = case.extras
+            at = len(extras) - 1
+            if self.loose and len(extras) > 1:
+                few = [i for i, e in enumerate(extras) if self._names_for(case, e) is not None]
+                at = few[-1] if few else at
+            case.extras = extras[:at] + extras[at + 1 :]
+            case.split(self._candidates(case, extras[at]), failing=True)
             left -= 1
 
     def _refute(self, case: Case) -> None:
         """Drops objects where a demanded member cannot be there: before its case is split further.
-        Looked at are demands for some member, and the member that was required last.
+        Looked at are demands for some member, and those members of which more is demanded.
         """
         if "object" not in case.types:
             return
@@ -413,10 +517,11 @@ class Expander:
                 if rest == FALSE and not patterns and excluded.issuperset(properties):
                     case.drop("object")
                     return
-        if case.required:
-            found = self.property_literals(case, case.required[-1])
-            if found is None:
+        for name in case.touched:
+            if name in case.required and never(self, case, name):
                 case.drop("object")
+                break
+        case.touched = ()
 
     def _open_scopes(self, case: Case, node: int, schema: dict, scope) -> None:
         """Starts to note what is evaluated where a schema restricts what is not."""

@@ -196,6 +196,7 @@ def _objects(ex, case, node, schema, value):
         ex.declared[node] = _declared(ex, node, schema)
     properties, patterns, rest = ex.declared[node]
     case.add("objects", (properties, patterns, rest))
+    case.touched += case.required
     case.opened = case.opened or not OPENING.isdisjoint(schema)
     case.add(
         "seen",

@@ -28,10 +28,11 @@ from oxillama.grammar.nodes import (
     rule,
     seq,
 )
-from oxillama.grammar.regex import parse_regex, search_automaton
+from oxillama.grammar.regex import few_matches, parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
 from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import FALSE, TRUE
+from oxillama.grammar.schema.expander import MAX_NAMES
 from oxillama.grammar.schema.spelling import lone
 
 
@@ -285,21 +286,45 @@ def texts(words: frozenset[bytes]) -> frozenset[str]:
 
 
 def split_names(em, sources: list[str], demanded: tuple) -> list[tuple[frozenset, Dfa]]:
-    """All names, split by the patterns they match."""
+    """All names, split by the patterns they match. The names of patterns that few match are asked
+    one by one.
+    """
     start = em.expander.strings(frozenset(demanded)) if demanded else None
+    listed = {source: found for source in sources if (found := few_names(source)) is not None}
+    others = [source for source in sources if source not in listed]
+    groups: dict[frozenset, list[str]] = {}
+    for name in dict.fromkeys(name for names in listed.values() for name in names):
+        if start is None or start.accepts_text(name):
+            kind = {source for source, names in listed.items() if name in names}
+            kind.update(s for s in others if search_automaton(s).accepts_text(name))
+            groups.setdefault(frozenset(kind), []).append(name)
+    if groups:
+        named = Dfa.words([name for names in groups.values() for name in names])
+        start = (start or Dfa.everything()).without(named)
     classes: list[tuple[frozenset, Dfa | None]] = [(frozenset(), start)]
-    for source in sources:
+    for source in others:
         dfa = search_automaton(source)
         split: list[tuple[frozenset, Dfa | None]] = []
-        for matched, names in classes:
+        for matched, left in classes:
             for sign in (True, False):
-                part = meet(names, dfa, sign)
+                part = meet(left, dfa, sign)
                 if not part.empty:
                     split.append((matched | {source} if sign else matched, part))
         classes = split
-        if len(classes) > 64:
-            raise GrammarError("more than 64 kinds of names")
-    return [(matched, dfa or Dfa.everything()) for matched, dfa in classes]
+        if len(classes) + len(groups) > 64:
+            break
+    if len(classes) + len(groups) > 64:
+        raise GrammarError("more than 64 kinds of names")
+    return [
+        *((kind, Dfa.words(own)) for kind, own in groups.items()),
+        *((matched, dfa or Dfa.everything()) for matched, dfa in classes),
+    ]
+
+
+def few_names(source: str) -> list[str] | None:
+    """The names that match a pattern, if they are at most `MAX_NAMES` and all can be written."""
+    found = few_matches(source, MAX_NAMES)
+    return found if found is not None and not any(map(lone, "".join(found))) else None
 
 
 def without_words(dfa: Dfa, words: Set[str]) -> Dfa:
