@@ -284,3 +284,25 @@ def test_a_demand_that_few_names_meet_declares_them_for_others():
     assert grammar.matches('{"a":1,"c":1,"d":1}')
     assert not grammar.matches('{"a":1,"c":1}')
     assert not grammar.matches('{"b":"x","c":1}')
+
+
+@pytest.mark.parametrize("order", ["free", "declared"])
+def test_one_member_meets_what_several_branches_demand(order):
+    def strings(pattern):
+        return {"type": "object", "additionalProperties": {"type": "string", "pattern": pattern}}
+
+    grammar = JsonSchemaCompiler(order=order).compile(
+        {"type": "object", "not": {"anyOf": [strings("a"), strings("b"), strings("c")]}}
+    )
+    for value in ({"x": 1}, {"x": "d", "y": "a"}, {"x": "ab", "y": "bc", "z": "ca"}):
+        assert grammar.matches(compact(value)), value
+    for value in ({}, {"x": "bca"}, {"x": "ab"}, {"x": "ab", "y": "ba"}):
+        assert not grammar.matches(compact(value)), value
+    closed = {"type": "object", "properties": {"c": {"maximum": 2}}, "additionalProperties": False}
+    grammar = JsonSchemaCompiler(order=order).compile(
+        {"oneOf": [{"type": "object"}, closed, strings("^v$")]}
+    )
+    for value in ({"a": 1}, {"c": 5}, {"a": 1, "b": "v"}, {"a": "v", "c": 1}):
+        assert grammar.matches(compact(value)), value
+    for value in ({}, {"c": 1}, {"a": "v"}):
+        assert not grammar.matches(compact(value)), value

@@ -20,7 +20,7 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.regular import MANY, MAX_NETWORK
 from oxillama.grammar.schema.case import Case
-from oxillama.grammar.schema.document import FALSE, TRUE
+from oxillama.grammar.schema.document import TRUE, contradicts
 from oxillama.grammar.schema.validity import holds
 from oxillama.grammar.schema.values import canonical, exact, kind_of, load
 
@@ -47,7 +47,7 @@ def item_at(case: Case, index: int, *more) -> frozenset | None:
     out = {prefix[index] if index < len(prefix) else rest for prefix, rest in case.arrays} | set(
         more
     )
-    if FALSE in out or any((node, not sign) in out for node, sign in out if node):
+    if contradicts(out):
         return None
     return frozenset(out - {TRUE})
 

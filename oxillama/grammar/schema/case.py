@@ -45,7 +45,8 @@ class Case:
         self.seen = self.spans = self.unevaluated = ()
         # Demands for some member (names not excluded, patterns the name must and must not match,
         # value literal, name literals): first any member may meet them; once every declared member
-        # was tried, those in `owed` are for members without a declared name.
+        # was tried, those in `owed` (with several value literals) are for members without a
+        # declared name, a member for each.
         self.owed = ()
 
     def copy(self) -> "Case":

@@ -4,7 +4,7 @@ Node 0 is the schema `true`. A *literal* is (node, sign): the node must hold, or
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from urllib.parse import unquote, urljoin
 
 from oxillama.errors import GrammarError
@@ -129,6 +129,11 @@ WELL_FORMED = {
         and all(isinstance(part, (dict, bool)) or _names(part) for part in value.values())
     ),
 }
+
+
+def contradicts(literals: Set[tuple[int, bool]]) -> bool:
+    """Whether literals exclude each other at first sight."""
+    return FALSE in literals or any((node, not sign) in literals for node, sign in literals if node)
 
 
 class Document:

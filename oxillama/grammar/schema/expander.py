@@ -28,7 +28,7 @@ from oxillama.grammar.schema.case import (
     Require,
     branches_of,
 )
-from oxillama.grammar.schema.document import FALSE, MAX_HOPS, TRUE, Document
+from oxillama.grammar.schema.document import FALSE, MAX_HOPS, TRUE, Document, contradicts
 from oxillama.grammar.schema.entailment import met, never, silent
 from oxillama.grammar.schema.formats import format_automaton
 from oxillama.grammar.schema.keywords import APPLY, in_place
@@ -40,6 +40,7 @@ MAX_CASES = 1500
 MAX_TEXTS = 8  # combinations of what a string may be that are cases of their own
 TEXT = frozenset(["string"])
 OBJECT = frozenset(["object"])
+MAX_SHARED = 3  # demands for members without a declared name, up to which one may meet several
 MAX_NAMES = 16  # names tried one by one for a demand that some member must meet, texts of a pattern
 MAX_STEPS = 30_000  # cases looked at for one schema, those that turned out impossible included
 
@@ -456,7 +457,7 @@ class Expander:
             ):
                 out.append([Member(name, literal)])
         if few is None:
-            out.append([lambda f: f.add("owed", extra)])
+            out += _owing(case, (excluded, must, must_not, frozenset((literal,)), names))
         return out
 
     def _names_for(self, case: Case, extra) -> list[str] | None:
@@ -617,6 +618,37 @@ def language(case: Case) -> Dfa:
     if banned := case.banned_texts():
         dfa = meet(dfa, Dfa.words(banned), False)
     return dfa if dfa is not None else Dfa.everything()
+
+
+def _owing(case: Case, demand: tuple) -> list[list[Action]]:
+    """The ways to meet a demand by a member without a declared name: one of its own, or one that
+    another such demand has.
+    """
+    alone: list[Action] = [lambda f: f.add("owed", demand)]
+    if sum(len(values) for *_, values, _ in case.owed) >= MAX_SHARED:
+        return [alone]
+    out = [alone]
+    for at, other in enumerate(case.owed):
+        both = _both(other, demand)
+        if both == other:  # whatever meets the other one meets this one
+            return [[]]
+        if not contradicts(both[3]):
+            owed = (*case.owed[:at], both, *case.owed[at + 1 :])
+            out.append([functools.partial(_owe, owed=owed)])
+    return out
+
+
+def _both(one: tuple, other: tuple) -> tuple:
+    """The demand that a member meets which meets two."""
+
+    def listed(at: int) -> tuple:
+        return tuple(dict.fromkeys((*one[at], *other[at])))
+
+    return one[0] | other[0], listed(1), listed(2), one[3] | other[3], listed(4)
+
+
+def _owe(case: Case, owed: tuple) -> None:
+    case.owed = owed
 
 
 def _closed(case: Case) -> bool:

@@ -31,7 +31,7 @@ from oxillama.grammar.nodes import (
 from oxillama.grammar.regex import few_matches, parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
 from oxillama.grammar.schema.case import Case
-from oxillama.grammar.schema.document import FALSE, TRUE
+from oxillama.grammar.schema.document import FALSE, TRUE, contradicts
 from oxillama.grammar.schema.expander import MAX_NAMES
 from oxillama.grammar.schema.spelling import lone
 
@@ -207,7 +207,7 @@ def further(em, case: Case, known: set[str], demand=None, distinct: bool = False
     """A member with a name that is not among the known ones: a choice over the classes of names
     that rules distinguish.
     """
-    excluded, must, must_not, value, names = demand or (frozenset(), (), (), TRUE, ())
+    excluded, must, must_not, values, names = demand or (frozenset(), (), (), frozenset(), ())
     sources = list(
         dict.fromkeys(
             [s for _, patterns, _ in case.objects for s, _ in patterns]
@@ -221,10 +221,10 @@ def further(em, case: Case, known: set[str], demand=None, distinct: bool = False
     ):
         if any(s not in matched for s in must) or any(s in matched for s in must_not):
             continue
-        child = {value}
+        child = set(values)
         for _, patterns, rest in case.objects:
             child.update([lit for source, lit in patterns if source in matched] or [rest])
-        if FALSE in child or any((node, not sign) in child for node, sign in child if node):
+        if contradicts(child):
             continue
         quoted = make()
         if quoted is not None:

@@ -26,7 +26,7 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.schema.arrays import item_at
 from oxillama.grammar.schema.case import Case
-from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
+from oxillama.grammar.schema.document import FALSE, TRUE, TYPES, contradicts
 from oxillama.grammar.schema.formats import FORMATS
 from oxillama.grammar.schema.keywords import APPLY
 
@@ -274,16 +274,11 @@ def _object(em, case: Case) -> Needs | None:
     rest = {rest for _, _, rest in case.objects}
     if not contradicts(rest):
         em.number(frozenset(rest - {TRUE}))
-    for *_, value, _ in case.owed:
-        if contradicts({value, *rest}):
+    for *_, values, _ in case.owed:
+        if contradicts(values | rest):
             return []
-        must.append(em.number(frozenset({value, *rest} - {TRUE})))
+        must.append(em.number((values | rest) - {TRUE}))
     return [must]
-
-
-def contradicts(literals: set) -> bool:
-    """Whether literals exclude each other at first sight."""
-    return FALSE in literals or any((node, not sign) in literals for node, sign in literals if node)
 
 
 def _array(em, case: Case) -> Needs | None:
