@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import disjoint_base
 
+UNREACHABLE: int
+
 def product(
     a: np.ndarray,
     accept_a: np.ndarray,
@@ -17,7 +19,6 @@ def product(
     keep: int,
     limit: int,
 ) -> tuple[np.ndarray, np.ndarray]: ...
-def alive(table: np.ndarray, accepts: np.ndarray) -> np.ndarray: ...
 def merged(table: np.ndarray, accepts: np.ndarray) -> tuple[np.ndarray, int]: ...
 def determinise(
     skips: list[Any], eats: list[Any], members: list[Any], final: int, classes: int, limit: int

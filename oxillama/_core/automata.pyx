@@ -13,6 +13,11 @@ from oxillama._core.sequences cimport Ints, Sequences, ascending, close_sequence
 
 from oxillama.errors import GrammarError
 
+cdef enum:
+    FAR = 0x7FFFFFFF
+
+UNREACHABLE = FAR
+
 
 cdef object table_of(Ints *flat, Py_ssize_t states, Py_ssize_t width):
     out = np.empty((states, width), np.int32)
@@ -102,33 +107,6 @@ cdef class Moves:
         free(self.first)
         free(self.into)
         free(self.symbol_at)
-
-
-def alive(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
-    """Per state whether an accepting one can be reached: bytes of zeros and ones."""
-    cdef Py_ssize_t n = table.shape[0], s, at
-    cdef int32_t source
-    cdef Moves moves = Moves(table)
-    cdef Ints todo
-    out = np.zeros(n, np.uint8)
-    cdef uint8_t[::1] live = out
-    memset(&todo, 0, sizeof(Ints))
-    try:
-        for s in range(n):
-            if accepts[s]:
-                live[s] = 1
-                put(&todo, <int32_t>s)
-        while todo.n:
-            todo.n -= 1
-            s = todo.data[todo.n]
-            for at in range(moves.first[s], moves.first[s + 1]):
-                source = moves.tail[moves.into[at]]
-                if not live[source]:
-                    live[source] = 1
-                    put(&todo, source)
-        return out
-    finally:
-        drop(&todo)
 
 
 cdef class Partition:
@@ -442,12 +420,12 @@ cdef object row_of(Ints *numbers):
 
 
 def nearest(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
-    """Per state the length of the shortest text accepted from there (int32); the largest number where there is none."""
+    """Per state the length of the shortest text accepted from there (int32); UNREACHABLE where there is none."""
     cdef Py_ssize_t n = table.shape[0], s, at, i = 0
     cdef int32_t source
     cdef Moves moves = Moves(table)
     cdef Ints todo
-    out = np.full(n, 0x7FFFFFFF, np.int32)
+    out = np.full(n, UNREACHABLE, np.int32)
     cdef int32_t[::1] near = out
     memset(&todo, 0, sizeof(Ints))
     try:
@@ -460,7 +438,7 @@ def nearest(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
             i += 1
             for at in range(moves.first[s], moves.first[s + 1]):
                 source = moves.tail[moves.into[at]]
-                if near[source] == 0x7FFFFFFF:
+                if near[source] == FAR:
                     near[source] = near[s] + 1
                     put(&todo, source)
         return out

@@ -147,7 +147,7 @@ class Dfa:
         """Without moves into states from which nothing can be accepted."""
         if self._live is not None:
             return self
-        live = automata.alive(self.moves, self.accepts)
+        live = automata.nearest(self.moves, self.accepts) != automata.UNREACHABLE
         if not live[self.start]:
             out = Dfa.nothing()
             out._live = False
@@ -157,9 +157,7 @@ class Dfa:
             return self
         ids = np.full(len(live) + 1, -1, np.int32)  # the last: where -1 leads
         ids[np.flatnonzero(live)] = np.arange(int(live.sum()), dtype=np.int32)
-        out = Dfa(
-            self.symbols, ids[self.moves[live != 0]], self.accepts[live != 0], int(ids[self.start])
-        )
+        out = Dfa(self.symbols, ids[self.moves[live]], self.accepts[live], int(ids[self.start]))
         out._live = True
         return out
 
