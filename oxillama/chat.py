@@ -205,7 +205,9 @@ class Chat:
             for names in (_OF_TOOLS, _PLANNED)
         )
         planned, words = _planned(response_format, asked), self.vocabulary
-        plan = self._writer.plan(text, tools=tools, constraint=words.grammar(planned), **about)
+        plan = self._writer.planner.plan(
+            text, tools=tools, constraint=words.grammar(planned), **about
+        )
         prompt: list[int]
         if self.images is not None and found:
             prompt = self.images.prompt(text, places, found, parse_special=parse_special)

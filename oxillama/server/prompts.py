@@ -88,7 +88,7 @@ class PromptBuilder:
         }
         shown = asked.pop("shown_tokens", ())
         answer: Grammar | None = self.words.grammar(Options.of(constraint)) if constraint else None
-        plan = self.writer.plan(
+        plan = self.planner.plan(
             rendered,
             tools=tools,
             tool_choice=tool_choice,

@@ -58,7 +58,6 @@ from oxillama.toolcalls.reasoning import (
 )
 from oxillama.toolcalls.reply import ChatEvent, ChatEventBuilder, Reply, ReplyParser, parse_reply
 from oxillama.toolcalls.tools import Tool, tool_from_function, tool_of
-from oxillama.toolcalls.words import written_calls
 from oxillama.toolcalls.writer import ChatWriter
 
 __all__ = [
@@ -112,5 +111,4 @@ __all__ = [
     "tool_from_function",
     "tool_of",
     "with_reasoning",
-    "written_calls",
 ]

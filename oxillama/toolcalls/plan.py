@@ -81,12 +81,21 @@ class ChatPlan:
 
 
 class ChatPlanner:
-    """Plans the chats of one template and vocabulary; safe to share between threads. The last
-    `kept` plans are cached.
+    """Plans the chats of one template and vocabulary; safe to share between threads.
+
+    fallback: the notation for a template that teaches none; None: the caller must name one. The
+    last `kept` plans are cached.
     """
 
-    def __init__(self, template: str, bridge: TokenizerBridge, *, kept: int = _KEPT) -> None:
-        self.bridge = bridge
+    def __init__(
+        self,
+        template: str,
+        bridge: TokenizerBridge,
+        *,
+        fallback: ToolCallFormat | None = None,
+        kept: int = _KEPT,
+    ) -> None:
+        self.bridge, self.fallback = bridge, fallback
         self._template, self.reasoning = template, detect_reasoning(template)
         region = self.reasoning
         self._implied = region is not None and implied_by(template, region)
@@ -111,10 +120,10 @@ class ChatPlanner:
 
         tool_choice: "auto" (the default with tools), "none", "required", or one tool: its name or
         {"type": "function", "function": {"name": ...}}. tool_format: None for the template's
-        notation. parallel_tool_calls: False ends a reply after its first call. constraint: applies
-        to answers; with calls, the beginning of the reply decides whether it is an answer or calls.
-        ConfigError for choices that cannot be honoured, and for a constraint whose answers may
-        begin like a call.
+        notation, or `fallback`. parallel_tool_calls: False ends a reply after its first call.
+        constraint: applies to answers; with calls, the beginning of the reply decides whether it is
+        an answer or calls. ConfigError for choices that cannot be honoured, and for a constraint
+        whose answers may begin like a call.
         """
         offered = tools_of(tools or ())
         choice, name = _choice(tool_choice, offered)
@@ -125,7 +134,7 @@ class ChatPlanner:
         asked = None if tool_format is None else format_of(tool_format)
         kind = HARMONY if asked is None and taught_format(self._template) is HARMONY else None
         if offered and choice != "none":
-            kind = asked or self.format
+            kind = asked or self.format or self.fallback
             if kind is None:
                 raise ConfigError(
                     "tool_format: the chat template teaches none that is known, wanted tool_format "

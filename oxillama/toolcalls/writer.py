@@ -13,19 +13,21 @@ import jinja2
 import jinja2.meta
 
 from oxillama.errors import TemplateError
-from oxillama.grammar import Grammar
 from oxillama.tokenizer import ChatTemplate, TemplateText, TokenizerBridge
 from oxillama.toolcalls.formats import HERMES, ToolCallFormat, format_of
 from oxillama.toolcalls.messages import MessageForm, check_messages
-from oxillama.toolcalls.plan import ChatPlan, ChatPlanner
+from oxillama.toolcalls.plan import ChatPlanner
 from oxillama.toolcalls.words import in_words
 
 
 class ChatWriter:
-    """Writes and plans the chats of one template and vocabulary; safe to share between threads."""
+    """Writes the chats of one template and vocabulary, and plans them (`planner`); safe to share
+    between threads.
+    """
 
     def __init__(self, source: str, bridge: TokenizerBridge) -> None:
-        self.template, self.planner = ChatTemplate(source), ChatPlanner(source, bridge)
+        self.template = ChatTemplate(source)
+        self.planner = ChatPlanner(source, bridge, fallback=HERMES)
         self._form = MessageForm(source, self._rendered)
         ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
         self._special = {
@@ -40,8 +42,8 @@ class ChatWriter:
         tool_format: str | ToolCallFormat | None = None,
         variables: Mapping[str, Any],
     ) -> TemplateText:
-        """The conversation as text. tools: as a request lists them; tool_format: as in `plan`;
-        variables: what the template may read besides.
+        """The conversation as text. tools: as a request lists them; tool_format: as in
+        `ChatPlanner.plan`; variables: what the template may read besides.
         """
         check_messages(messages)
         if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
@@ -53,30 +55,6 @@ class ChatWriter:
             self._form.formed(messages), tools=list(tools) if tools else None, **variables
         )
 
-    def plan(
-        self,
-        prompt: str,
-        *,
-        tools: Sequence[Any] | None = None,
-        tool_choice: Any = None,
-        tool_format: str | ToolCallFormat | None = None,
-        parallel_tool_calls: bool = True,
-        constraint: Grammar | None = None,
-    ) -> ChatPlan:
-        """The plan of a chat with a written prompt, as `ChatPlanner.plan`. tool_format: None for
-        the template's notation, or Hermes if it teaches none that is known.
-        """
-        if tool_format is None and tools and self.planner.format is None:
-            tool_format = HERMES
-        return self.planner.plan(
-            prompt,
-            tools=tools,
-            tool_choice=tool_choice,
-            tool_format=tool_format,
-            parallel_tool_calls=parallel_tool_calls,
-            constraint=constraint,
-        )
-
     def knows(self, variable: str) -> bool:
         """Whether the template reads a variable."""
         return variable in self._variables
@@ -85,7 +63,7 @@ class ChatWriter:
         """The notation of calls in words; None if the template writes tools and calls itself: it
         teaches a notation, or lists tools for one that the caller names.
         """
-        kind = HERMES if tool_format is None else format_of(tool_format)
+        kind = self.planner.fallback if tool_format is None else format_of(tool_format)
         if self.planner.format is not None or (tool_format is not None and self.knows("tools")):
             return None
         return kind

@@ -19,10 +19,10 @@ from oxillama.toolcalls import (
     Text,
     ToolCallDetector,
     detect_calls,
-    written_calls,
 )
 from oxillama.toolcalls.events import joined
 from oxillama.toolcalls.reader import read_value
+from oxillama.toolcalls.words import written_calls
 
 FEW = settings(max_examples=60, deadline=None)
 PIECES = [
