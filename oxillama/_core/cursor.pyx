@@ -99,28 +99,28 @@ cdef class Cursor:
     def complete(self):
         """Whether the grammar may end here."""
         with cython.critical_section(self.machine), self.machine.turn:
-            make_good(self.machine)
+            finish_collect(self.machine)
             return self.machine.accepts(self.config()) != 0
 
     @property
     def finished(self):
         """Whether the grammar may end here and nothing else may follow."""
         with cython.critical_section(self.machine), self.machine.turn:
-            make_good(self.machine)
+            finish_collect(self.machine)
             return self.machine.accepts(self.config()) != 0 and seq_len(&self.machine.configs, self.config()) == 1
 
     @property
     def dead(self):
         """Whether nothing can follow and nothing has matched."""
         with cython.critical_section(self.machine), self.machine.turn:
-            make_good(self.machine)
+            finish_collect(self.machine)
             return self.config() == 0
 
     @property
     def key(self):
         """(epoch, config), and the text where words must be distinct: equal keys mean equal futures."""
         with cython.critical_section(self.machine), self.machine.turn:
-            make_good(self.machine)
+            finish_collect(self.machine)
             if self.machine.distinct:
                 return self.machine.epoch, self.config(), bytes(self.text)
             return self.machine.epoch, self.config()
@@ -213,14 +213,14 @@ cdef class Cursor:
 
 cdef int begin_operation(Machine m) except -1:
     """Called first in each outer operation: drops what no cursor needs once the tables outgrow their bound."""
-    make_good(m)
+    finish_collect(m)
     if (m.configs.count > m.max_configs or m.stacks.pool.n + m.unions.pool.n > 64 * m.max_configs
             or m.dstates.pool.n + m.d_segs.n + m.values.pool.n + m.wordsets.pool.n > 256 * m.max_configs):
         collect_now(m)
     return 0
 
 
-cdef int make_good(Machine m) except -1:
+cdef int finish_collect(Machine m) except -1:
     """Goes on with a `collect` that ran out of memory: until then no cursor is where it was."""
     if m.unplaced is not None:
         place_all(m)

@@ -85,20 +85,20 @@ class Case:
         """The types of which it allows all values but, perhaps, objects."""
         if self.values is not None or self.todo or self.splits or self.unevaluated:
             return frozenset()
-        bound = set()
-        if self.patterns or self.formats or self.either or self.min_length:
+        bound = {"object", *map(kind_of, self.banned)}
+        if any((self.patterns, self.formats, self.either, self.min_length)) or (
+            self.max_length is not None
+        ):
             bound.add("string")
-        if self.max_length is not None:
-            bound.add("string")
-        if self.low is not None or self.high is not None or self.integer or self.fraction:
+        if any((self.integer, self.fraction, self.multiples, self.broken)) or (
+            (self.low, self.high) != (None, None)
+        ):
             bound.add("number")
-        if self.multiples or self.broken:
-            bound.add("number")
-        if self.arrays or self.contains or self.unique or self.min_items:
+        if any((self.arrays, self.contains, self.unique, self.min_items)) or (
+            self.max_items is not None
+        ):
             bound.add("array")
-        if self.max_items is not None:
-            bound.add("array")
-        return self.types - bound - {"object"} - {kind_of(value) for value in self.banned}
+        return self.types - bound
 
     def text_key(self) -> tuple:
         """All that it says of strings: equal keys are equal languages."""

@@ -193,9 +193,9 @@ def registered(em, named, undeclared: UndeclaredMembers, least: int, most: int |
         network = (NETWORK, 0, ((False, tuple(edges)), (True, ((comma, 0),))))
         return (REGISTER, network, least, -1 if most is None else most, tuple(needed))
 
-    room = capacity(register(em.comma, None))
-    if room < (math.inf if most is None else most):
-        most = int(room)
+    limit = capacity(register(em.comma, None))
+    if limit < (math.inf if most is None else most):
+        most = int(limit)
     if most is None:
         return register(em.comma, None)
     if most < max(least, 1) or most < len(needed):
