@@ -363,7 +363,8 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_of_the_server(server):
             "shortens it, the server's -c gives more where the model has it",
             error["message"],
         )
-    server.post("/v1/completions", {"prompt": [5] * 1000, "max_tokens": 1, "session": "full"})
+    asked = {"prompt": [5] * 1000, "max_tokens": 1, "temperature": 0, "session": "full"}
+    server.post("/v1/completions", asked)
     error = server.post("/v1/completions", {"prompt": [5] * 100, "session": "full"}).json()["error"]
     assert error["message"] == (
         "session: 1001 tokens and 100 more, a context of 1024 takes at most 1023; wanted a new one"
