@@ -57,15 +57,30 @@ OX_INLINE void amx_ahead(const ox_amx_ahead *next, int part)
         }
 }
 
+/* Rows [t, t + n) of the x that comes next are fetched from the second cache. */
+OX_INLINE void amx_near(const uint8_t *x, int64_t ldx, int t, int n, int bytes)
+{
+    OX_UNROLL for (int i = t; i < t + n; i++)
+        OX_UNROLL for (int k = 0; k < bytes; k += 64)
+            OX_PREFETCH(x + i * ldx + k);
+}
+
 /* ---- 32s */
 
 enum { AMX_PARTS = 4 };         /* that are spread, multiplied and scaled together: blocks of 32 columns, or halves of them where each has a scale */
 
 typedef struct {
     OX_ALIGN(64) uint8_t code[2][AMX_PARTS][8 * 64];
-    OX_ALIGN(64) int32_t sum[2][2][AMX_PARTS][AMX_ROWS][16];    /* of two groups in turn */
+    OX_ALIGN(4096) int32_t sum[2][2][AMX_PARTS * AMX_ROWS * 16];    /* of two groups in turn */
     ox_f32x16 d[2][AMX_PARTS], least[2][AMX_PARTS];
 } ox_amx32;
+
+/* A load waits for the stores before it whose addresses agree in their last 12 bits, and a group's sums fill all 4096. So the sums of one group lie row
+ * after row, those of the next part after part, and while part p is stored the rows of the group before are finished that lie in another quarter, or at
+ * other places of every quarter: `amx_sum` is where the sums of part k and row t begin, `amx_row` the j-th row to be finished beside part p. */
+OX_INLINE int amx_sum(int turn, int k, int t) { return turn ? 256 * ((k + 2) % AMX_PARTS) + 16 * t : 64 * t + 16 * k; }
+OX_INLINE int amx_row(int turn, int p, int j) { return turn ? 4 * j + (p + 2) % AMX_PARTS : 4 * p + j; }
+enum { AMX_SUM_BYTES_0 = 256, AMX_SUM_BYTES_1 = 64 };               /* from row to row */
 
 /* The next n parts of one panel, from `at` on; returns where the following ones are. A half is a block whose other half is zero. */
 OX_INLINE ox_place amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t b, int store, int off, int side, const uint8_t *lut, int units,
@@ -96,6 +111,14 @@ OX_INLINE ox_place amx_spread32(ox_amx32 *a, int q, int n, ox_place at, int64_t 
     return at;
 }
 
+/* Beside tiles, multiply-adds and conversions start only one in a cycle, additions two: most sums become floats by being added to the bits of a number
+ * whose last bit is one, exact below 2^22 (they are below 2^20). */
+OX_INLINE ox_f32x16 amx_float(ox_i32x16 sum, int added)
+{
+    const ox_f32x16 one = f32_set1(0x1.8p23f);
+    return added ? f32_sub(i32_as_f32(i32_add(sum, f32_as_i32(one))), one) : i32_to_f32(sum);
+}
+
 OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c, const uint8_t *x, int first, int side)
 {
     const int halves = side == SIDE_UE4M3 ? 2 : 1;
@@ -106,7 +129,7 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
         const uint8_t *xk = x + ACT32_BYTES * (k / halves);
         ox_f32x16 dx = f32_set1(act_f32(xk + ACT32_D));
         OX_UNROLL for (int q = 0; q < 2; q++)
-            acc[q] = f32_fma(i32_to_f32(i32_load(a->sum[turn][q][k][t])), f32_mul(a->d[q][k], dx), acc[q]);
+            acc[q] = f32_fma(amx_float(i32_load(a->sum[turn][q] + amx_sum(turn, k, t)), (2 * k + q) % 3 != 2), f32_mul(a->d[q][k], dx), acc[q]);
         if (side == SIDE_F16_MIN) {
             ox_f32x16 sum = f32_set1(act_f32(xk + ACT32_DSUM));
             OX_UNROLL for (int q = 0; q < 2; q++)
@@ -117,10 +140,15 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
         f32_store(c + 16 * q, acc[q]);
 }
 
-/* Part k of a group into tiles `one` and `two`, then rows 4 k to 4 k + 3 of the group before. */
-#define AMX_PART(k, one, two)                                                                                                \
+#define AMX_STORE32(turn, k, one, two)                                                                                       \
+    _tile_stored(one, a.sum[turn][0] + amx_sum(turn, k, 0), AMX_SUM_BYTES_##turn);                                           \
+    _tile_stored(two, a.sum[turn][1] + amx_sum(turn, k, 0), AMX_SUM_BYTES_##turn);
+
+/* Part k of a group into tiles `one` and `two`; then the sums of the part before are stored, which are ready by now, and four rows of the group before
+ * finished. */
+#define AMX_PART(turn, last, k, one, two, STORE)                                                                             \
     if (few)                                                                                                                 \
-        amx_ahead(&next, 4 * (g + 1) + (k));                                                                                 \
+        amx_ahead(&next, 4 * (g + turn + 1) + (k));                                                                          \
     if ((k) < n) {                                                                                                           \
         _tile_zero(one);                                                                                                     \
         _tile_zero(two);                                                                                                     \
@@ -129,12 +157,39 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
         _tile_loadd(6, a.code[1][k], 64);                                                                                    \
         _tile_dpbssd(one, 4, 5);                                                                                             \
         _tile_dpbssd(two, 4, 6);                                                                                             \
-        _tile_stored(one, a.sum[g & 1][0][k], 64);                                                                           \
-        _tile_stored(two, a.sum[g & 1][1][k], 64);                                                                           \
     }                                                                                                                        \
-    if (g)                                                                                                                   \
-        OX_UNROLL for (int t = 4 * (k); t < 4 * (k) + 4; t++)                                                                \
-            amx_finish32(&a, (g - 1) & 1, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side);
+    if (!few)                                                                                                                \
+        amx_near(xnext, ldx, 4 * (k), 4, AMX_PARTS / halves * ACT32_BYTES);                                                  \
+    STORE                                                                                                                    \
+    if (g + turn)                                                                                                            \
+        OX_UNROLL for (int j = 0; j < 4; j++) {                                                                              \
+            const int t = amx_row(last, k, j);                                                                               \
+            amx_finish32(&a, last, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side);       \
+        }
+
+#define AMX_GROUP(turn, last)                                                                                                \
+    {                                                                                                                        \
+        const ox_group now = amx_group(g + turn, m, few);                                                                    \
+        const uint8_t *xg = x + now.first * ldx;                                                                             \
+        const uint8_t *xnext = g + turn + 1 < groups ? x + amx_group(g + turn + 1, m, few).first * ldx : x + some * ACT32_BYTES; \
+        if (!few)                                                                                                            \
+            amx_ahead(&next, g + turn);                                                                                      \
+        AMX_PART(turn, last, 0, 0, 1, if (g + turn && n == 4) { AMX_STORE32(last, 3, 2, 3) })                                \
+        AMX_PART(turn, last, 1, 2, 3, AMX_STORE32(turn, 0, 0, 1))                                                            \
+        AMX_PART(turn, last, 2, 0, 1, if (n > 1) { AMX_STORE32(turn, 1, 2, 3) })                                             \
+        AMX_PART(turn, last, 3, 2, 3, if (n > 2) { AMX_STORE32(turn, 2, 0, 1) })                                             \
+        before = now;                                                                                                        \
+    }
+
+/* What is left of the last group, whose turn it was. */
+#define AMX_REST(turn)                                                                                                       \
+    {                                                                                                                        \
+        if (n == 4) {                                                                                                        \
+            AMX_STORE32(turn, 3, 2, 3)                                                                                       \
+        }                                                                                                                    \
+        for (int t = before.skip; t < rows; t++)                                                                             \
+            amx_finish32(&a, turn, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side);       \
+    }
 
 OX_INLINE void amx_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
                       int store, int off, int side, const uint8_t *lut, int block, int few)
@@ -157,19 +212,15 @@ OX_INLINE void amx_32(float *c, int64_t ldc, const uint8_t *panel, int64_t strid
 #define AMX_ALL(count)                                                                                                       \
         {                                                                                                                    \
             enum { n = (count) };                                                                                            \
-            for (int g = 0; g < groups; g++) {                                                                               \
-                const ox_group now = amx_group(g, m, few);                                                                   \
-                const uint8_t *xg = x + now.first * ldx;                                                                     \
-                if (!few)                                                                                                    \
-                    amx_ahead(&next, g);                                                                                     \
-                AMX_PART(0, 0, 1)                                                                                            \
-                AMX_PART(1, 2, 3)                                                                                            \
-                AMX_PART(2, 0, 1)                                                                                            \
-                AMX_PART(3, 2, 3)                                                                                            \
-                before = now;                                                                                                \
+            for (int g = 0; g < groups; g += 2) {                                                                            \
+                AMX_GROUP(0, 1)                                                                                              \
+                if (g + 1 < groups)                                                                                          \
+                    AMX_GROUP(1, 0)                                                                                          \
             }                                                                                                                \
-            for (int t = before.skip; t < rows; t++)                                                                         \
-                amx_finish32(&a, (groups - 1) & 1, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side); \
+            if (groups % 2)                                                                                                  \
+                AMX_REST(0)                                                                                                  \
+            else                                                                                                             \
+                AMX_REST(1)                                                                                                  \
         }
         switch (some * halves) {
         case 4: AMX_ALL(4) break;

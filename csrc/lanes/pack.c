@@ -55,8 +55,9 @@ int ox_form_from_name(const char *name)
 
 int64_t ox_act_bytes(int act, int64_t cols)
 {
-    return OX_ROUND64(act == ACT_Q8_32 ? cols / 32 * ACT32_BYTES : act == ACT_Q8_256 ? cols / 256 * ACT256_BYTES
-                      : act == ACT_BF16 ? cols * 2 : cols * 4);
+    const int64_t bytes = OX_ROUND64(act == ACT_Q8_32 ? cols / 32 * ACT32_BYTES : act == ACT_Q8_256 ? cols / 256 * ACT256_BYTES
+                                     : act == ACT_BF16 ? cols * 2 : cols * 4);
+    return bytes | 64;          /* an odd number of cache lines: those of many rows do not meet in a few sets */
 }
 
 int64_t ox_panel_bytes(const ox_form *form, int64_t cols)

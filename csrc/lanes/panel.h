@@ -102,7 +102,7 @@ extern const ox_form ox_forms[FORM_COUNT];
 
 int ox_form_from_name(const char *name);                              /* index, or -1 */
 int ox_form_tight(int form, int64_t cols);                            /* the tight form of as many columns, or -1 */
-int64_t ox_act_bytes(int act, int64_t cols);                          /* bytes of an activation row, a multiple of 64 */
+int64_t ox_act_bytes(int act, int64_t cols);                          /* bytes of an activation row, an odd multiple of 64 */
 int64_t ox_panel_bytes(const ox_form *form, int64_t cols);            /* a multiple of 64 */
 /* Writes panels [first, end) of a matrix whose file rows start at src, `row_bytes` apart. Rows past the end become zeros. 0 where one of them
  * cannot be tight: none of them is to be read then. */
