@@ -127,8 +127,9 @@ def test_activation_rows_keep_every_number_within_half_a_step_and_carry_their_su
         told = act_floats(rows, act, 512)
         step = np.abs(x.reshape(4, -1, block)).max(axis=2).repeat(block, axis=1) / 127
         assert (np.abs(told - x) <= step * 0.5001).all()
-    codes = rows.reshape(4, 2, 320)[:, :, :256].copy().view(np.int8).astype(int)
-    sums = rows.reshape(4, 2, 320)[:, :, 272:].copy().view(np.int16)
+    blocks = rows[:, : 2 * 320].reshape(4, 2, 320)
+    codes = blocks[:, :, :256].copy().view(np.int8).astype(int)
+    sums = blocks[:, :, 272:].copy().view(np.int16)
     assert (sums[:, :, :16] == codes.reshape(4, 2, 16, 16).sum(axis=3)).all()
     assert (sums[:, :, 16:] == codes.reshape(4, 2, 8, 32).sum(axis=3)).all()
 

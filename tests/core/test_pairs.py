@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oxillama._core.kernels import cpu_info, lanes_available
-from oxillama._core.matmul import matmul, matmul_acts, quantise_rows
+from oxillama._core.matmul import act_bytes, matmul, matmul_acts, quantise_rows
 from oxillama._core.panels import PackedMatrix
 
 LEAST = Fraction(2) ** -126
@@ -25,8 +25,8 @@ def packed(w):
 
 
 def acts(x):
-    """Activation rows that hold exactly these uint16 numbers (rows, cols), 64 bytes at a time."""
-    out = np.zeros((len(x), -(-2 * x.shape[1] // 64) * 32), np.uint16)
+    """Activation rows that hold exactly these uint16 numbers (rows, cols)."""
+    out = np.zeros((len(x), act_bytes("bf16", x.shape[1]) // 2), np.uint16)
     out[:, : x.shape[1]] = x
     return out.view(np.uint8)
 
