@@ -65,6 +65,9 @@ OX_INLINE void amx_near(const uint8_t *x, int64_t ldx, int t, int n, int bytes)
             OX_PREFETCH(x + i * ldx + k);
 }
 
+/* A copy that stays in a register: an instruction on tiles may write to memory, for all that the compiler knows, and then it would load the value again. */
+#define AMX_HOLD(to, from) do { (to) = (from); __asm__("" : "+v"(to)); } while (0)
+
 /* ---- 32s */
 
 enum { AMX_PARTS = 4 };         /* that are spread, multiplied and scaled together: blocks of 32 columns, or halves of them where each has a scale */
@@ -119,7 +122,8 @@ OX_INLINE ox_f32x16 amx_float(ox_i32x16 sum, int added)
     return added ? f32_sub(i32_as_f32(i32_add(sum, f32_as_i32(one))), one) : i32_to_f32(sum);
 }
 
-OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c, const uint8_t *x, int first, int side)
+OX_INLINE void amx_finish32(const ox_amx32 *a, ox_f32x16 d[2][AMX_PARTS], ox_f32x16 least[2][AMX_PARTS], int turn, int t, int n, float *c, const uint8_t *x,
+                            int first, int side)
 {
     const int halves = side == SIDE_UE4M3 ? 2 : 1;
     ox_f32x16 acc[2];
@@ -129,11 +133,11 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
         const uint8_t *xk = x + ACT32_BYTES * (k / halves);
         ox_f32x16 dx = f32_set1(act_f32(xk + ACT32_D));
         OX_UNROLL for (int q = 0; q < 2; q++)
-            acc[q] = f32_fma(amx_float(i32_load(a->sum[turn][q] + amx_sum(turn, k, t)), (2 * k + q) % 3 != 2), f32_mul(a->d[q][k], dx), acc[q]);
+            acc[q] = f32_fma(amx_float(i32_load(a->sum[turn][q] + amx_sum(turn, k, t)), (2 * k + q) % 3 != 2), f32_mul(d[q][k], dx), acc[q]);
         if (side == SIDE_F16_MIN) {
             ox_f32x16 sum = f32_set1(act_f32(xk + ACT32_DSUM));
             OX_UNROLL for (int q = 0; q < 2; q++)
-                acc[q] = f32_fma(a->least[q][k], sum, acc[q]);
+                acc[q] = f32_fma(least[q][k], sum, acc[q]);
         }
     }
     OX_UNROLL for (int q = 0; q < 2; q++)
@@ -164,7 +168,7 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
     if (g + turn)                                                                                                            \
         OX_UNROLL for (int j = 0; j < 4; j++) {                                                                              \
             const int t = amx_row(last, k, j);                                                                               \
-            amx_finish32(&a, last, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side);       \
+            amx_finish32(&a, d, least, last, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side); \
         }
 
 #define AMX_GROUP(turn, last)                                                                                                \
@@ -188,7 +192,7 @@ OX_INLINE void amx_finish32(const ox_amx32 *a, int turn, int t, int n, float *c,
             AMX_STORE32(turn, 3, 2, 3)                                                                                       \
         }                                                                                                                    \
         for (int t = before.skip; t < rows; t++)                                                                             \
-            amx_finish32(&a, turn, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side);       \
+            amx_finish32(&a, d, least, turn, t, n, c + (before.first + t) * ldc, x + (before.first + t) * ldx, from == 0, side); \
     }
 
 OX_INLINE void amx_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
@@ -212,6 +216,12 @@ OX_INLINE void amx_32(float *c, int64_t ldc, const uint8_t *panel, int64_t strid
 #define AMX_ALL(count)                                                                                                       \
         {                                                                                                                    \
             enum { n = (count) };                                                                                            \
+            ox_f32x16 d[2][AMX_PARTS], least[2][AMX_PARTS];                                                                  \
+            OX_UNROLL for (int i = 0; i < 2 * n; i++) {                                                                      \
+                AMX_HOLD(d[i / n][i % n], a.d[i / n][i % n]);                                                                \
+                if (side == SIDE_F16_MIN)                                                                                    \
+                    AMX_HOLD(least[i / n][i % n], a.least[i / n][i % n]);                                                    \
+            }                                                                                                                \
             for (int g = 0; g < groups; g += 2) {                                                                            \
                 AMX_GROUP(0, 1)                                                                                              \
                 if (g + 1 < groups)                                                                                          \
@@ -241,11 +251,15 @@ enum { DIGITS_ONE, DIGITS_THREE_BITS, DIGITS_BYTES };
 
 #define AMX_DIGITS(bits, head) ((head) == HEAD_NONE || ((head) == HEAD_16X4_MIN && (bits) <= 4) ? DIGITS_ONE : (head) == HEAD_8X6_MIN ? DIGITS_THREE_BITS : DIGITS_BYTES)
 
+typedef struct {                                                /* what the sums of a superblock of two panels are finished with */
+    ox_i32x16 minima[2][8];
+    ox_f32x16 d[2], least[2];
+} ox_amx_scales;
+
 typedef struct {
     OX_ALIGN(64) uint8_t code[2][2][4][AMX_ROWS * 64];          /* panel, digit, 64 columns */
     OX_ALIGN(64) int32_t sum[2][4][AMX_ROWS][16];               /* of two groups in turn: panel 0's digits, panel 1's */
-    ox_i32x16 minima[2][8];
-    ox_f32x16 d[2], least[2];
+    ox_amx_scales scales;
 } ox_amx256;
 
 /* One of a lane's two 16-bit scales, in both halves. */
@@ -263,7 +277,7 @@ OX_INLINE void amx_spread(ox_amx256 *a, int q, const uint8_t *s, const uint8_t *
     const ox_u8x64 table = u8_table(lut ? lut : p), less8 = _mm512_set1_epi8((char)off);
     const ox_u8x64 lower = _mm512_set4_epi32(0x0e0e0c0c, 0x0a0a0808, 0x06060404, 0x02020000), upper = _mm512_set4_epi32(0x0f0f0d0d, 0x0b0b0909, 0x07070505, 0x03030101);
     ox_i32x16 sp[8];
-    load_head(sp, a->minima[q], p, head);
+    load_head(sp, a->scales.minima[q], p, head);
     p += OX_HEAD_BYTES(head);
     for (int u = 0; u < 8; u++, p += OX_UNIT_BYTES(store)) {
         uint8_t *to = a->code[q][0][0] + 512 * u, *high = a->code[q][1][0] + 512 * u;
@@ -304,14 +318,14 @@ OX_INLINE void amx_spread(ox_amx256 *a, int q, const uint8_t *s, const uint8_t *
             }
         }
     }
-    a->d[q] = side_d(s, side);
+    a->scales.d[q] = side_d(s, side);
     if (unit != 1.0f)
-        a->d[q] = f32_mul(a->d[q], f32_set1(unit));
+        a->scales.d[q] = f32_mul(a->scales.d[q], f32_set1(unit));
     if (OX_HEAD_MIN(head))
-        a->least[q] = side_d(s + 32, side);
+        a->scales.least[q] = side_d(s + 32, side);
 }
 
-OX_INLINE void amx_finish256(const ox_amx256 *a, int turn, int t, float *c, const uint8_t *x, int first, int head, int digits)
+OX_INLINE void amx_finish256(const ox_amx256 *a, const ox_amx_scales *by, int turn, int t, float *c, const uint8_t *x, int first, int head, int digits)
 {
     const int sub = OX_HEAD_SUB(head);
     const uint8_t *sums = x + (sub == 32 ? ACT256_SUM32 : ACT256_SUM16);
@@ -320,17 +334,17 @@ OX_INLINE void amx_finish256(const ox_amx256 *a, int turn, int t, float *c, cons
         ox_i32x16 sum = i32_load(a->sum[turn][2 * q][t]);
         if (digits != DIGITS_ONE)
             sum = i32_add(sum, i32_shl(i32_load(a->sum[turn][2 * q + 1][t]), digits == DIGITS_BYTES ? 8 : 3));
-        acc[q] = f32_fma(i32_to_f32(sum), f32_mul(a->d[q], dx), first ? f32_zero() : f32_load(c + 16 * q));
+        acc[q] = f32_fma(i32_to_f32(sum), f32_mul(by->d[q], dx), first ? f32_zero() : f32_load(c + 16 * q));
     }
     if (OX_HEAD_MIN(head)) {
         ox_i32x16 z[2] = { i32_zero(), i32_zero() };
         OX_UNROLL for (int k = 0; k < 128 / sub; k++) {
             ox_i32x16 v = i32_set1(act_i32(sums + 4 * k));
             OX_UNROLL for (int q = 0; q < 2; q++)
-                z[q] = i32_dot_pairs(z[q], a->minima[q][k], v);
+                z[q] = i32_dot_pairs(z[q], by->minima[q][k], v);
         }
         OX_UNROLL for (int q = 0; q < 2; q++)
-            acc[q] = f32_fnma(i32_to_f32(z[q]), f32_mul(a->least[q], dx), acc[q]);
+            acc[q] = f32_fnma(i32_to_f32(z[q]), f32_mul(by->least[q], dx), acc[q]);
     }
     OX_UNROLL for (int q = 0; q < 2; q++)
         f32_store(c + 16 * q, acc[q]);
@@ -351,6 +365,15 @@ OX_INLINE void amx_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
         next.p = amx_next(p, few ? AMX_AHEAD : step, panel, stride, later);
         for (int q = 0; q < 2; q++)
             amx_spread(&a, q, s + q * stride, p + q * stride, store, off, head, side, unit, lut, digits, &next, few);
+        ox_amx_scales by;
+        OX_UNROLL for (int q = 0; q < 2; q++) {
+            AMX_HOLD(by.d[q], a.scales.d[q]);
+            if (!OX_HEAD_MIN(head))
+                continue;
+            AMX_HOLD(by.least[q], a.scales.least[q]);
+            for (int k = 0; k < 128 / OX_HEAD_SUB(head); k++)
+                AMX_HOLD(by.minima[q][k], a.scales.minima[q][k]);
+        }
         ox_group before = { 0, 0 };
         for (int g = 0; g < groups; g++) {
             const ox_group at = amx_group(g, m, few);
@@ -389,7 +412,7 @@ OX_INLINE void amx_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
                 }
                 if (g)
                     OX_UNROLL for (int t = 4 * k; t < 4 * k + 4; t++)
-                        amx_finish256(&a, (g - 1) & 1, t, c + (before.first + t) * ldc, x + (before.first + t) * ldx, b == 0, head, digits);
+                        amx_finish256(&a, &by, (g - 1) & 1, t, c + (before.first + t) * ldc, x + (before.first + t) * ldx, b == 0, head, digits);
             }
             _tile_stored(0, a.sum[g & 1][0], 64);
             _tile_stored(2, a.sum[g & 1][2], 64);
@@ -400,7 +423,7 @@ OX_INLINE void amx_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
             before = at;
         }
         for (int t = before.skip; t < rows; t++)
-            amx_finish256(&a, (groups - 1) & 1, t, c + (before.first + t) * ldc, x + (before.first + t) * ldx, b == 0, head, digits);
+            amx_finish256(&a, &by, (groups - 1) & 1, t, c + (before.first + t) * ldc, x + (before.first + t) * ldx, b == 0, head, digits);
     }
     _tile_release();
 }
