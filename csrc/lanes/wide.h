@@ -5,7 +5,9 @@
 #include "lanes/tiles.h"
 
 /* What the tiles over a pair ask for, each in its turn a part: the pair that comes `later` bytes on (0: none is known). All at once would hold up
- * the tile that asks. 1B, prompts of 512, two threads of Zen 4, tokens/s: Q6_K 234 to 244, Q4_0 321 to 338, Q8_0 301 to 317. */
+ * the tile that asks. 1B, prompts of 512, two threads of Zen 4, tokens/s: Q6_K 234 to 244, Q4_0 321 to 338, Q8_0 301 to 317. Into the second cache:
+ * the first one is full of x and codes, and has few places for what is on its way. 32 rows from memory, two threads of Zen 4, GMAC/s by the cache asked,
+ * first and second: Q6_K 244 and 266, Q4_K 312 and 324, Q8_0 292 and 328; 256 rows the same within the noise. */
 typedef struct { int64_t later; int turn, turns; } ox_asking;
 
 OX_INLINE ox_asking turn_of(int64_t later, int tile, int tiles)
@@ -19,8 +21,8 @@ OX_INLINE void ahead_pair(const uint8_t *p, int64_t stride, ox_asking a, int uni
     const int64_t later = a.later;
     if (later && unit % a.turns == a.turn) {
         OX_UNROLL for (int i = 0; i < step; i += 64) {
-            OX_PREFETCH(p + later + i);
-            OX_PREFETCH(p + later + stride + i);
+            OX_PREFETCH_L2(p + later + i);
+            OX_PREFETCH_L2(p + later + stride + i);
         }
     }
 }
@@ -29,6 +31,25 @@ OX_INLINE void ahead_pair(const uint8_t *p, int64_t stride, ox_asking a, int uni
  * 347, 312, IQ4_NL 351, 369, 334: with six, one block's dots and the next one's seem more instructions than are kept in flight. Over 256s, which scale
  * once in 32 columns of integers, six are as good. */
 enum { OX_WIDE_32_ROWS = 5 };
+
+/* How m rows are cut: `tiles`, of which the last `lower` have a row less than `most`. From (most - 1) (most - 2) rows on none are left over; fewer rows may
+ * leave some to tiles.h, which reads both panels again for them. One thread of Zen 4, weights from memory, 32 rows, GMAC/s with 6, 6, 6, 6, 6 and 2
+ * rows a tile and with 6, 6, 5, 5, 5, 5: Q6_K 115 and 128, Q4_K 153 and 158. */
+typedef struct { int tiles, lower; } ox_heights;
+
+OX_INLINE ox_heights heights_of(int m, int most)
+{
+    const int tiles = (m + most - 1) / most, lower = tiles * most - m;
+    return lower > tiles ? (ox_heights){ m / most, 0 } : (ox_heights){ tiles, lower };
+}
+
+/* Calls `tile` once for each height, with its rows as the literal M; i counts the tiles. */
+#define OX_HEIGHTS(cut, most, tile)                                                               \
+    for (int i = 0, rows; i < (cut).tiles; i++, m -= rows, c += rows * ldc, x += rows * ldx) {    \
+        rows = (most) - (i >= (cut).tiles - (cut).lower);                                         \
+        if (rows == (most)) { enum { M = (most) }; tile; }                                        \
+        else { enum { M = (most) - 1 }; tile; }                                                   \
+    }
 
 OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, ox_asking ahead, const uint8_t *x, int64_t ldx,
         int64_t cols, int m,
@@ -209,46 +230,55 @@ OX_INLINE void spread_codes(uint8_t *out, const uint8_t *p, int store, const uin
         }
 }
 
+/* One tile of m rows over the superblocks of a side whose codes are spread; c has the sums of those before, if there are any. */
+OX_INLINE void spread_tile(float *c, int64_t ldc, ox_super in, int64_t step, int64_t n, int begun, const uint8_t *x, int64_t ldx, int m,
+                           int bits, int off, int head, int side, float unit)
+{
+    OX_ALIGN(64) ox_f32x16 acc[2][OX_WIDE];
+    OX_UNROLL for (int t = 0; t < m; t++) {
+        acc[0][t] = begun ? f32_load(c + t * ldc) : f32_zero();
+        acc[1][t] = begun ? f32_load(c + t * ldc + 16) : f32_zero();
+    }
+    for (int64_t k = 0; k < n; k++, x += ACT256_BYTES) {
+        wide_super(acc, in, 0, x, ldx, m, 8, bits, off, head, side, unit, NULL);
+        in.side += OX_SIDE_BYTES(side), in.head += step, in.code += 8 * OX_UNIT_BYTES(8);
+    }
+    OX_UNROLL for (int t = 0; t < m; t++) {
+        f32_store(c + t * ldc, acc[0][t]);
+        f32_store(c + t * ldc + 16, acc[1][t]);
+    }
+}
+
 /* Codes of two planes (3, 5, 6 bits) cost most to put together: for many rows they are spread once, the superblocks of a side at a time
  * (16 KB of codes at most), and all tiles run over these; c keeps the chains meanwhile. Zen 4, 120 rows, GMAC/s per core: Q6_K 164 to 178,
  * Q5_K 178 to 188, Q3_K 146 to 175, IQ2_XS 140 to 165. Codes of one plane lose 3 to 6 % (Q4_K 193 to 186) and stay as they are. */
-OX_INLINE void spread_256(float *c, int64_t ldc, const uint8_t *p, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
-                          int64_t cols, int m, int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
+OX_INLINE void spread_256(float *sums, int64_t ldc, const uint8_t *p, int64_t stride, int64_t later, const uint8_t *first, int64_t ldx,
+                          int64_t cols, int all, ox_heights cut, int store, int bits, int off, int head, int side, float unit,
+                          const uint8_t *lut)
 {
     enum { SPAN = 2 };
     OX_ALIGN(64) uint8_t code[2][SPAN][8 * OX_UNIT_BYTES(8)];
-    OX_ALIGN(64) ox_f32x16 acc[2][OX_WIDE];
     const int64_t step = OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store);
     const uint8_t *then = later ? p + later : NULL;
-    for (int64_t b = 0, n; b < cols / 256; b += n, x += n * ACT256_BYTES, p += n * step) {
-        const uint8_t *s = p;
+    for (int64_t b = 0, n; b < cols / 256; b += n, first += n * ACT256_BYTES, p += n * step) {
+        const uint8_t *s = p, *x = first;
+        float *c = sums;
+        int m = all;
         p += 64;
         n = cols / 256 - b < OX_SIDE_SPAN(side) ? cols / 256 - b : OX_SIDE_SPAN(side);
         for (int64_t k = 0; k < 2 * n; k++)
             spread_codes(code[k / n][k % n], p + k / n * stride + k % n * step + OX_HEAD_BYTES(head), store, lut);
+        const ox_super in = { s, p, code[0][0], stride, sizeof code[0], { 0, 0, 1 } };
         /* Spreading reads in bursts: what it reads next is asked for by the tiles, a part each. */
         const uint8_t *next = b + n < cols / 256 ? p + n * step : then;
-        const int64_t part = (64 + n * step) * OX_WIDE / m / 64 * 64 + 64;
-        for (int i = 0; i < m; i += OX_WIDE) {
+        const int64_t part = (64 + n * step) / cut.tiles / 64 * 64 + 64;
+        OX_HEIGHTS(cut, OX_WIDE,
             if (next)
-                for (int64_t k = i / OX_WIDE * part; k < (i / OX_WIDE + 1) * part; k += 64) {
-                    OX_PREFETCH(next + k);
-                    OX_PREFETCH(next + stride + k);
+                for (int64_t k = i * part; k < (i + 1) * part; k += 64) {
+                    OX_PREFETCH_L2(next + k);
+                    OX_PREFETCH_L2(next + stride + k);
                 }
-            OX_UNROLL for (int t = 0; t < OX_WIDE; t++) {
-                acc[0][t] = b ? f32_load(c + (i + t) * ldc) : f32_zero();
-                acc[1][t] = b ? f32_load(c + (i + t) * ldc + 16) : f32_zero();
-            }
-            for (int64_t k = 0; k < n; k++) {
-                ox_super in = { s + k * OX_SIDE_BYTES(side), p + k * step, code[0][k], stride, sizeof code[0], { 0, 0, 1 } };
-                wide_super(acc, in, OX_STEP256(store, head, side), x + i * ldx + k * ACT256_BYTES, ldx, OX_WIDE, 8, bits, off, head, side, unit,
-                           NULL);
-            }
-            OX_UNROLL for (int t = 0; t < OX_WIDE; t++) {
-                f32_store(c + (i + t) * ldc, acc[0][t]);
-                f32_store(c + (i + t) * ldc + 16, acc[1][t]);
-            }
-        }
+            spread_tile(c, ldc, in, step, n, b > 0, x, ldx, M, bits, off, head, side, unit))
     }
 }
 
@@ -262,25 +292,24 @@ enum { OX_SPREAD_ROWS = 24 };       /* from so many rows on it pays */
 #define OX_FORM32(name, store, bits, off, side)                                                                              \
     static void wide_##name(OX_WIDE_ARGS)                                                                                    \
     {                                                                                                                        \
-        enum { N = OX_WIDE_32_ROWS };                                                                                        \
-        const int tiles = side == SIDE_UE4M3 ? 0 : m / N;                                                                    \
-        for (int i = 0; i < tiles; i++, m -= N, c += N * ldc, x += N * ldx)                                                  \
-            wide_32(c, ldc, panel, stride, turn_of(later, i, tiles), x, ldx, cols, N, store, bits, off, side, lut_##name,    \
-                    BLOCK_##name);                                                                                           \
+        const ox_heights cut = heights_of(side == SIDE_UE4M3 ? 0 : m, OX_WIDE_32_ROWS);                                      \
+        OX_HEIGHTS(cut, OX_WIDE_32_ROWS,                                                                                     \
+            wide_32(c, ldc, panel, stride, turn_of(later, i, cut.tiles), x, ldx, cols, M, store, bits, off, side,            \
+                    lut_##name, BLOCK_##name))                                                                               \
         tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);                                                                   \
         tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
     }
 #define OX_FORM256(name, store, bits, off, head, side, unit)                                                                 \
     static void wide_##name(OX_WIDE_ARGS)                                                                                    \
     {                                                                                                                        \
-        int many = (store == 3 || store == 5 || store == 6) && m >= OX_SPREAD_ROWS ? m / OX_WIDE * OX_WIDE : 0;              \
-        if (many)                                                                                                            \
-            spread_256(c, ldc, panel, stride, later, x, ldx, cols, many, store, bits, off, head, side, unit, lut_##name);    \
-        m -= many, c += many * ldc, x += many * ldx;                                                                         \
-        const int tiles = m / OX_WIDE;                                                                                       \
-        for (int i = 0; i < tiles; i++, m -= OX_WIDE, c += OX_WIDE * ldc, x += OX_WIDE * ldx)                                \
-            wide_256(c, ldc, panel, stride, turn_of(many ? 0 : later, i, tiles), x, ldx, cols, OX_WIDE, store, bits, off, head,\
-                     side, unit, lut_##name);                                                                                \
+        const ox_heights cut = heights_of(m, OX_WIDE);                                                                       \
+        if ((store == 3 || store == 5 || store == 6) && m >= OX_SPREAD_ROWS) {                                               \
+            spread_256(c, ldc, panel, stride, later, x, ldx, cols, m, cut, store, bits, off, head, side, unit, lut_##name);  \
+            return;                                                                                                          \
+        }                                                                                                                    \
+        OX_HEIGHTS(cut, OX_WIDE,                                                                                             \
+            wide_256(c, ldc, panel, stride, turn_of(later, i, cut.tiles), x, ldx, cols, M, store, bits, off, head, side,     \
+                     unit, lut_##name))                                                                                      \
         tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);                                                                   \
         tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
     }
