@@ -140,8 +140,8 @@ class Grammar:
 
     @classmethod
     def parse(cls, source: str, *, limits: GrammarLimits | None = None) -> "Grammar":
-        """Reads GBNF. Raises `GrammarError` with line and column: bad syntax, undefined rules, left
-        recursion, exceeded limits.
+        """Reads GBNF. Raises `GrammarError` for bad syntax (with line and column), undefined rules,
+        a root rule that no text can match, and exceeded limits.
         """
         limits = limits or GrammarLimits()
         if isinstance(source, str) and len(source) > limits.max_source:
