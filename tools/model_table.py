@@ -48,60 +48,63 @@ not the number of the model's configuration ([convert.md](convert.md)).
 
 ## YaRN of gpt-oss
 
-The published code of gpt-oss interpolates between frequencies from and to points between pairs
-(`truncate: false`). llama.cpp rounds both to whole pairs, and a file cannot say which is meant; a
-file that does not say is rounded here too. Files that `oxillama convert` makes say it and are
-evaluated as published.
+YaRN interpolates between two bounds in the list of frequencies. The published code of gpt-oss lets
+these bounds lie between two frequencies (`truncate: false`). llama.cpp rounds both to whole ones.
+Its files do not say which is meant, and such files are evaluated with rounded bounds here too.
+Files that `oxillama convert` makes have a key for it and are evaluated as published.
 
 ## Experts in quantised files
 
-Which experts a token gets is a choice, and rounding changes some choices: of weights, or of
-activations to 8 bits. Routers are F32 in files, and the rows that they read are not rounded. In
-tiny random models at Q8_0 (nine architectures with experts and attention alone, four texts of 1 to
-96 tokens each) logits are within 0.05 of the largest up to the first token that got other experts
-than at F32; from there they are off by up to 0.49. With the same weights and activations in float32
-it is 0.48, and in llama.cpp 0.47.
+A router chooses the experts of a token. Rounding weights, or activations to 8 bits, changes some of
+these choices. Routers are F32 in files, and the rows that they read are not rounded. The effect was
+measured in tiny random models at Q8_0 (nine architectures with experts and attention alone, four
+texts of 1 to 96 tokens each). Up to the first token that got other experts than at F32, logits are
+within 0.05 of the largest. From there they differ by up to 0.49. With the same weights and
+activations in float32 it is 0.48, and in llama.cpp 0.47.
 
-## Sparse attention: as far as it is dense
+## Sparse attention: short sequences only
 
 DeepSeek V3.2, GLM 5, GLM 5.3 Flash, Hy4 and dots3-note choose the keys that a row sees,
-`attention.indexer.top_k` of them, and MiniMax-M3 as many blocks of
-`attention.indexer.block_size`. A sequence of no more tokens sees all of them, which is what runs
-here, exactly; a longer one is refused, and the model's own context is that long.
+`attention.indexer.top_k` of them. MiniMax-M3 chooses as many blocks of
+`attention.indexer.block_size`. A sequence of at most so many tokens sees all keys, and its results
+here are exact. Longer sequences are refused: the context of such a model is that long.
 
 ## What is not here
 
-Of the decoders that llama.cpp runs, three need an op that is not here, and are refused by name:
-`deepseek4` (blocks of compressed keys beside a window), `qwen4exp` (a table by hashes of the last
-tokens) and `graniteswitch` (adapters switched within a text). So are models that fill in masks,
-draft for another model, or write with a decoder behind an encoder.
+Of the decoders that llama.cpp runs, three need an operation that oxillama does not have, and are
+refused by name: `deepseek4` (blocks of compressed keys beside a window), `qwen4exp` (a table by
+hashes of the last tokens) and `graniteswitch` (adapters switched within a text). So are models that
+fill in masks, draft for another model, or write with a decoder behind an encoder.
 
-## Where llama.cpp computes something else
+## Differences from llama.cpp
 
-Tiny random models of the architectures here give the logits of llama.cpp (0.3.36 of its Python
-package) to 2e-5 of the largest, but for these, where the published code decides:
+Tiny random models of the architectures here give the logits of llama.cpp (version 0.3.36 of its
+Python package) to within 2e-5 of the largest, except for those below. There oxillama follows the
+published code of the model. Numbers are the size of the difference, where it is known.
 
-- GELU goes through a table of half floats there: 1e-4 to 1e-3. Falcon, GPT-NeoX, MPT, BERT, Jina
-  and ModernBERT have the exact GELU, it has the one with tanh.
-- `qwen2vl`: it does not read the epsilon of the norms: 1e-3.
-- Latent attention: norms of latents have the epsilon of the file there, 1e-6 in the published
-  code; it matters where the file has 1e-5 (GLM 4.7 Flash, Moonlight).
-- `nemotron_h`, `nemotron_h_moe`: it has no shortest time step, 0.001 in the published code: 1e-3.
-- `afmoe`: without `expert_weights_norm` in the file it leaves the weights of experts as they are.
-- `gemma3n`: it divides the spread of a sparse gate by one number less.
-- `jina-bert-v2`: in files of the code variant whose gate and up are one matrix, it takes the wrong
-  half for the gate.
-- `chameleon`: with `swin_norm` the feed-forward network does not read the residual.
-- `grovemoe`: its small experts read the result of the large ones.
-- `phimoe`: it weighs experts by a softmax in place of SparseMixer.
-- `phi3`: it ignores the window.
-- `minicpm`: without `logit_scale` in the file it divides where the model multiplies.
-- `gemma4`: without `final_logit_softcapping` in the file it caps logits at 30.
-- `hunyuan_vl`: the fourth position of a token of text is 0 there.
-- `rwkv7`, `arwkv7`: heads narrower than a vector register are wrong there; those of real models
-  are wide enough.
+| architecture | what llama.cpp does differently |
+| --- | --- |
+| all with GELU | computes it through a table of half floats: 1e-4 to 1e-3 |
+| Falcon, GPT-NeoX, MPT, BERT, Jina, ModernBERT | uses GELU with tanh instead of the exact one |
+| with latent attention | uses the file's epsilon for norms of latents (published \
+code: 1e-6); it matters where the file has 1e-5 (GLM 4.7 Flash, Moonlight) |
+| `afmoe` | leaves the weights of experts as they are if the file has no `expert_weights_norm` |
+| `chameleon` | with `swin_norm`, the feed-forward network does not read the residual |
+| `gemma3n` | divides the spread of a sparse gate by one number less |
+| `gemma4` | caps logits at 30 if the file has no `final_logit_softcapping` |
+| `grovemoe` | the small experts read the result of the large ones |
+| `hunyuan_vl` | the fourth position of a text token is 0 |
+| `jina-bert-v2` | takes the wrong half for the gate, in files of the code variant \
+whose gate and up are one matrix |
+| `minicpm` | divides instead of multiplying if the file has no `logit_scale` |
+| `nemotron_h`, `nemotron_h_moe` | has no shortest time step (published code: 0.001): 1e-3 |
+| `phi3` | ignores the window |
+| `phimoe` | weighs experts by a softmax instead of SparseMixer |
+| `qwen2vl` | does not read the epsilon of the norms: 1e-3 |
+| `rwkv7`, `arwkv7` | is wrong for heads narrower than a vector register; those \
+of real models are wide enough |
 
-## Where they come from
+## Sources
 """
 # What people know files of an architecture as.
 NAMES = {
