@@ -690,8 +690,8 @@ class InferenceEngine:
 
     def session(self, *, lora: Any = None) -> Session:
         """A new session for `prefill`, `forward_one` and `generate`, with methods `fork`,
-        `truncate` and `close`. lora: its adapters, as in `Options`. A session that is dropped is
-        closed.
+        `truncate` and `close`. It is closed when nothing refers to it any more. lora: its adapters,
+        as in `Options`.
         """
         core = self._loaded.core
         return core.keep(core.new_session(adapters=self._loaded.loras.resolve(lora)))
@@ -725,8 +725,8 @@ class InferenceEngine:
     # ----------------------------------------------------------------------------------------------
 
     def apply_lora(self, path: str | Path, scale: float = 1.0, *, name: str | None = None) -> Lora:
-        """Load a low-rank adapter (a GGUF file) and push it on the stack for new sessions. Existing
-        sessions and requests keep their adapters. name: see `load_lora`.
+        """Load a low-rank adapter (a GGUF file or PEFT folder) and push it on the stack for new
+        sessions. Existing sessions and requests keep their adapters. name: see `load_lora`.
 
         LoraError or GgufError for a bad adapter; then nothing has changed.
         """
@@ -765,8 +765,8 @@ class InferenceEngine:
     def snapshot_to_file(
         self, path: str | Path, *, compress: Literal["zstd"] | None = None, full: bool = False
     ) -> None:
-        """Write `snapshot` to a file. Whatever fails, even if the process is killed, the file holds
-        either its old content or the complete snapshot.
+        """Write `snapshot` to a file. Even if the process is killed, the file holds either its old
+        content or the complete snapshot.
         """
         self._last().snapshot_to_file(path, compress=compress, full=full)
 

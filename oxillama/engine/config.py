@@ -69,34 +69,48 @@ class ConfigOptions(TypedDict, total=False):
 class EngineConfig:
     """How a model is loaded and served. The fields are also keyword arguments of `load`.
 
-    model_path: a GGUF file (any part of a set), None for the embedded model. tokenizer_path: a
-    tokenizer.json that replaces the file's vocabulary. context_size: the largest number of tokens
-    of a session, None for the model's own; it costs nothing until used. num_threads: None for the
-    cores this process may use. sampler: for requests without one, None for `SamplerConfig()` with
-    the file's `general.sampling.*` keys (`recommended`).
+    The model:
 
-    prefill_chunk_size: most prompt tokens of a step, None for the scheduler's `prefill_chunk`.
-    kv_type: the type of stored keys and values, "f16", "f32", "q8_0" or "q4_0" (half and a quarter
-    of f16; head sizes in blocks of 32); None for f16, in an encoder for f32. max_pages: the number
-    of pages, of `page_size` tokens each, None for as many as memory allows. prefix_cache: keep
-    evaluated pages, within `prefix_max_entries` and `prefix_max_bytes`, for prompts with the same
-    beginning of at least `prefix_min_tokens` tokens. speculative: of requests that do not say it
-    themselves: "auto" (the default: lookups while a request decodes alone, or with a constraint the
-    text that this forces), "lookup", None (forced text) or False (nothing); docs/speculative.md.
+    - `model_path`: a GGUF file (any part of a split set), None for the embedded model.
+    - `tokenizer_path`: a tokenizer.json that replaces the file's vocabulary.
+    - `chat_template`: replaces the file's own template: Jinja text, or the name of a built-in
+      template ("chatml", "llama3", ...; `tokenizer.builtin_templates`).
+    - `sampler`: for requests without one, None for `SamplerConfig()` with the file's
+      `general.sampling.*` keys (`recommended`).
+    - `rope_freq_base` to `yarn_beta_slow`: override the file's RoPE parameters
+      (`model.rope.RopeOverrides`, docs/loading.md); None keeps the file's.
 
-    sidecar: where packed weights are stored on disk for later loads and other processes: False (the
-    default) nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder;
-    docs/loading.md. offload: the memory that weights may take, a `Budget` or `PinnedHotSet`; None
-    (the default) keeps all weights in memory; docs/offload.md.
+    Images (docs/pictures.md):
 
-    mmproj: the GGUF file of the image encoder (docs/pictures.md), None for none. image_fit:
-    "stretch" or "pad" instead of the model family's own way to fit an image; image_folder: where
-    messages may name image files, None for nowhere; max_images per prompt, max_image_pixels per
-    image. chat_template: replaces the file's own template: Jinja text, or the name of a built-in
-    template ("chatml", "llama3", ...; `tokenizer.builtin_templates`).
+    - `mmproj`: the GGUF file of the image encoder, None for none.
+    - `image_fit`: "stretch" or "pad" instead of the model family's own way to fit an image.
+    - `image_folder`: where messages may name image files, None for nowhere.
+    - `max_images`: per prompt; `max_image_pixels`: per image.
 
-    rope_freq_base to yarn_beta_slow: override the file's rope parameters
-    (`model.rope.RopeOverrides`, docs/loading.md); None keeps the file's.
+    Threads and memory:
+
+    - `num_threads`: None for the cores this process may use.
+    - `context_size`: the largest number of tokens of a session, None for the model's own. Memory
+      is taken only as it is used.
+    - `kv_type`: the type of stored keys and values: "f16", "f32", "q8_0" or "q4_0" (about half and
+      a quarter of f16; head sizes must be multiples of 32). None is f16, in an encoder f32.
+    - `max_pages`: the number of pages, of `page_size` tokens each; None for as many as memory
+      allows.
+    - `offload`: the memory that weights may take, a `Budget` or `PinnedHotSet`; None keeps all
+      weights in memory (docs/offload.md).
+    - `sidecar`: where packed weights are stored on disk for later loads and other processes: False
+      for nowhere, "auto" for the cache folder (models of 256 MiB and more), or a folder
+      (docs/loading.md).
+
+    Requests:
+
+    - `scheduler`: the limits of a step and of the queue, None for `SchedulerConfig()`.
+    - `prefill_chunk_size`: most prompt tokens of a step, None for the scheduler's `prefill_chunk`.
+    - `prefix_cache`: keep evaluated pages, within `prefix_max_entries` and `prefix_max_bytes`, for
+      prompts with the same beginning of at least `prefix_min_tokens` tokens.
+    - `speculative`: how requests speculate that do not say it themselves (docs/speculative.md).
+      "auto": lookups while a request decodes alone, or with a constraint the text that it forces.
+      "lookup": lookups. None: forced text only. False: nothing.
     """
 
     model_path: str | Path | None = None

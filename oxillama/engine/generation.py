@@ -144,30 +144,45 @@ Several = Literal[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
 class Options:
     """The options of one request.
 
-    max_tokens: None (or -1) means to the end of the context. sampler: a SamplerConfig, None for the
-    engine's. sampling_fields: fields of a SamplerConfig that differ from the engine's, or from
-    those of the session that continues. `generate` takes them as arguments of their own
-    (`temperature=0`, `top_p=0.9`). Give a whole sampler or single fields, not both. stop
-    and stop_token_ids are added to the sampler's own. seed takes the place of the sampler's; -1
-    draws one, None leaves it to the sampler.
+    The length and the sampler:
 
-    cache_prompt: share pages with prompts that begin in the same way. truncate_prompt: drop the
-    middle of a prompt that is too long (its first token stays) instead of raising. context_shift:
-    at the end of the context, drop the older half of what follows the first `keep` tokens and
-    evaluate the rest again. logprobs, prompt_logprobs: report this number of likeliest tokens for
-    each draw, or for each token of the prompt.
+    - `max_tokens`: None (or -1) means to the end of the context.
+    - `sampler`: a SamplerConfig, None for the engine's.
+    - `sampling_fields`: fields of a SamplerConfig that differ from the engine's, or from those of
+      the session that continues. `generate` takes them as arguments (`temperature=0`,
+      `top_p=0.9`). Give a whole sampler or single fields, not both.
+    - `stop`, `stop_token_ids`: are added to the sampler's own.
+    - `seed`: replaces the sampler's; -1 draws one, None leaves it to the sampler.
+    - `n`: the number of completions, each with its own seed (`siblings.derived_seed`).
+    - `best_of`: draw this many and keep the n likeliest.
+    - `logprobs`, `prompt_logprobs`: report this number of likeliest tokens for each draw, or for
+      each token of the prompt.
+    - `processors`: Python functions over logits (slow).
 
-    One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text.
-    shown_tokens: control tokens that are written in the text. processors: Python functions over
-    logits (slow). speculative: propose candidates for the next tokens, which gives the same text
-    sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: as the engine's config says,
-    False: nothing).
+    The prompt and the context:
 
-    priority: the lower number runs first, and may preempt requests with higher numbers. timeout:
-    seconds after which the request ends with finish_reason "timeout" and its text so far, None for
-    no limit. lora: the adapters of a new session, a name, a path, or a list of (name, scale); None:
-    the engine's stack. n: the number of completions, each with its own seed
-    (`siblings.derived_seed`). best_of: draw this many and keep the n likeliest.
+    - `cache_prompt`: share pages with prompts that begin in the same way.
+    - `truncate_prompt`: drop the middle of a prompt that is too long (its first token stays)
+      instead of raising.
+    - `context_shift`: at the end of the context, drop the older half of what follows the first
+      `keep` tokens and evaluate the rest again.
+    - `lora`: the adapters of a new session: a name, a path, or a list of (name, scale). None: the
+      engine's stack.
+
+    The text:
+
+    - `grammar` (GBNF or a Grammar), `json_schema`, `regex`, `choices`: constrain the text; at most
+      one of them.
+    - `shown_tokens`: control tokens that are written in the text.
+    - `speculative`: propose candidates for the next tokens, which gives the same text sooner:
+      "auto" or True, "lookup", a draft model, a drafter or `Candidates`. None: as the engine's
+      config says. False: nothing.
+
+    Scheduling:
+
+    - `priority`: the lower number runs first, and may preempt requests with higher numbers.
+    - `timeout`: seconds after which the request ends with finish_reason "timeout" and its text so
+      far, None for no limit.
     """
 
     max_tokens: int | None = None

@@ -65,18 +65,26 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of a step and of the number of running sequences, in tokens (rows) or sequences; the
-    wait is in milliseconds.
+    """Limits of a step and of the number of running sequences (docs/serving.md).
+
+    - `max_sequences`: requests that run at once.
+    - `max_batch_tokens`: rows of a step.
+    - `max_batch_sequences`: most sequences that decode in one step; 0 for all that run, as far as
+      there are rows.
+    - `max_prefill_tokens`: prompt rows of a step in which other sequences decode.
+    - `prefill_chunk`: prompt rows of a step in which none decodes.
+    - `max_decode_wait_ms`: the longest a running request may wait for its next token because of
+      other requests' prompts.
+    - `max_waiting`: requests beyond `max_sequences`; one more is refused with QueueFull. None: no
+      limit.
     """
 
-    max_sequences: int = 32  # admitted at once
-    max_batch_tokens: int = 512  # rows of a step
-    # sequences that decode in one step, at most; 0: all that run, one for each row
+    max_sequences: int = 32
+    max_batch_tokens: int = 512
     max_batch_sequences: int = 0
-    max_prefill_tokens: int = 256  # prefill rows of a step in which others decode
-    prefill_chunk: int = PREFILL_CHUNK  # prefill rows of a step in which nobody decodes
+    max_prefill_tokens: int = 256
+    prefill_chunk: int = PREFILL_CHUNK
     max_decode_wait_ms: int = MAX_DECODE_WAIT_MS
-    # requests in flight beyond `max_sequences`; one more is refused with QueueFull. None: no bound
     max_waiting: int | None = None
 
     def __post_init__(self) -> None:

@@ -279,8 +279,8 @@ class Session:
         compress: Literal["zstd"] | None = None,
         full: bool = False,
     ) -> None:
-        """Write `snapshot` to a file. Whatever fails, the file holds either its old content or the
-        complete snapshot.
+        """Write `snapshot` to a file. Even after a failure, the file holds either its old
+        content or the complete snapshot.
         """
         self.owner.saved().save(self, path, compress=compress, full=full)
 

@@ -39,10 +39,14 @@ class GrammarLimits:
     """Limits of a grammar. Every limit is checked; exceeding one raises a `GrammarError` that names
     it.
 
-    max_source: characters of text; max_repetition: bounds inside `{m,n}`; max_nesting: groups
-    inside groups; max_states: network states after expansion; max_depth: open calls (text that is
-    nested deeper is not accepted); max_items: alternatives followed at once; max_configs: positions
-    remembered before unused ones are dropped (about 1.2 KiB of memory each).
+    - `max_source`: characters of text.
+    - `max_repetition`: bounds inside `{m,n}`.
+    - `max_nesting`: groups inside groups.
+    - `max_states`: network states after expansion.
+    - `max_depth`: rules open at once; a text that is nested deeper is not accepted.
+    - `max_items`: alternatives followed at once.
+    - `max_configs`: positions remembered before unused ones are dropped (about 1.2 KiB of memory
+      each).
     """
 
     max_source: int = 1 << 22

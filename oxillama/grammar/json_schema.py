@@ -11,11 +11,13 @@ from oxillama.grammar.schema.compiler import Order, SchemaCompiler, Whitespace, 
 class JsonSchemaCompiler:
     """Compiles schemas with one set of options.
 
-    whitespace: "compact" (as `json.dumps(value, separators=(",", ":"), ensure_ascii=False)` writes)
-    or "flexible" (spaces and line breaks around punctuation, any escapes). order: "declared" or
-    "free". closed: an object that lists properties has no others unless its schema says so; None
-    applies this to classes and `ClosedSchema`s only. resources: further schemas by absolute URI
-    that `$ref` may name.
+    - `whitespace`: "compact" (as `json.dumps(value, separators=(",", ":"), ensure_ascii=False)`
+      writes) or "flexible" (spaces and line breaks around punctuation, any escapes).
+    - `order`: "declared" (members in the schema's order) or "free" (any order).
+    - `closed`: an object that lists properties has no others unless its schema says so. None
+      applies this to classes and `ClosedSchema`s only.
+    - `limits`: None for the defaults of `GrammarLimits`.
+    - `resources`: further schemas by absolute URI that `$ref` may name.
     """
 
     def __init__(

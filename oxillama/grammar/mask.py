@@ -24,9 +24,11 @@ PAIRED = re.compile(rb"[0-9a-z]\s*,\s*-?[0-9a-z]|\".*\".*\"", re.DOTALL)
 class TokenMasker:
     """A vocabulary prepared for masks; one serves every grammar and state over that vocabulary.
 
-    vocab_bytes: the bytes each token id adds to the text. control_ids: tokens that are not text
-    (their bytes are ignored). eog_ids: tokens that end generation. names: texts of tokens that
-    grammars may name as `<text>`. cache_bytes bounds the memoised masks.
+    - `vocab_bytes`: the bytes each token id adds to the text.
+    - `control_ids`: tokens that are not text (their bytes are ignored).
+    - `eog_ids`: tokens that end generation.
+    - `names`: texts of tokens that grammars may name as `<text>`.
+    - `cache_bytes`: the most memory of memoised masks.
     """
 
     def __init__(

@@ -22,17 +22,19 @@ class SamplerConfig:
     """How tokens are drawn: which stages run, with which numbers. Formulas and papers are in
     `oxillama.sampling.stages`.
 
-    temperature 0 takes the most likely token after bans, bias, penalties and masks; random stages
-    then do not run. These values turn a stage off: top_k 0, top_p 1, min_p 0, typical_p 1, top_a 0,
-    eta_cutoff 0, epsilon_cutoff 0, top_n_sigma None, dry_multiplier 0, xtc_probability 0,
-    dynatemp_range 0 and mirostat 0. Mirostat runs after the truncation stages that are on;
-    `SamplerConfig.mirostat_v2()` turns them off, as in its paper. repetition_window and
-    dry_penalty_last_n count tokens (including the prompt); -1 means all. seed None draws one from
-    the system, which `Sampler.seed` reports. min_tokens prevents end-of-generation and stop tokens
-    until that many tokens are drawn, unless a grammar's text is complete.
-
-    `samplers` names the stages that run, in order, out of `oxillama.sampling.REORDERABLE`; None is
-    all of them in table order. Bans, biases and masks always run first.
+    - `temperature` 0 takes the most likely token after bans, bias, penalties and masks. Random
+      stages then do not run.
+    - These values turn a stage off: top_k 0, top_p 1, min_p 0, typical_p 1, top_a 0, eta_cutoff 0,
+      epsilon_cutoff 0, top_n_sigma None, dry_multiplier 0, xtc_probability 0, dynatemp_range 0 and
+      mirostat 0.
+    - `mirostat` runs after the truncation stages that are on. `SamplerConfig.mirostat_v2()` turns
+      them off, as in its paper.
+    - `repetition_window` and `dry_penalty_last_n` count tokens, including the prompt; -1 means all.
+    - `seed` None draws one from the system, which `Sampler.seed` reports.
+    - `min_tokens` prevents end-of-generation and stop tokens until that many tokens are drawn,
+      unless a grammar's text is complete.
+    - `samplers` names the stages that run, in order, out of `oxillama.sampling.REORDERABLE`. None
+      is all of them in table order. Bans, biases and masks always run first.
     """
 
     temperature: float = 0.7

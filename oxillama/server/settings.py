@@ -78,18 +78,42 @@ class ServerOptions(TypedDict, total=False):
 class ServerConfig:
     """How the server listens and what it refuses. Sizes are in bytes, times in seconds.
 
-    model: a GGUF file, None for the embedded model. models_dir: a folder of further GGUF files,
-    loaded on first use, at most `max_loaded` at once. engine: keyword arguments of `oxillama.load`.
-    loras: adapters of `model` and their scales; requests that name none use all of them. api_keys:
-    any of them opens every route except /health; without keys there is no check. force: allow an
-    address that others can reach, without a key. header_timeout, body_timeout: for a request's
-    whole head or body; idle_timeout: a connection without a request; write_timeout: a client that
-    does not read. schema_bytes: of a schema, a grammar, or the tools of one request. max_queue:
-    requests that may wait in addition to the running ones; more get a 429. per_key: requests of one
-    key at once, 0 for no limit. grace: the time SIGTERM leaves to running requests. stall_timeout:
-    an engine that makes no step for this long while requests run is reported as failed.
-    sessions_dir: where named sessions are saved, None refuses to save. chat_template: Jinja text,
-    or the name of a built-in template, that replaces the file's; kept as text.
+    Models:
+
+    - `model`: a GGUF file, None for the embedded model. `alias`: its name to clients.
+    - `models_dir`: a folder of further GGUF files, loaded on first use, at most `max_loaded` at
+      once.
+    - `engine`: keyword arguments of `oxillama.load`.
+    - `loras`: adapters of `model` and their scales; requests that name none use all of them.
+    - `chat_template`: Jinja text, or the name of a built-in template, that replaces the file's;
+      kept as text.
+
+    Access:
+
+    - `api_keys`: any of them opens every route except /health; without keys there is no check.
+    - `force`: allow an address that others can reach, without a key.
+    - `cors_origins`: origins whose pages may use the server. `allowed_hosts`: further names that
+      the Host header may have.
+
+    Limits:
+
+    - `header_bytes`, `body_bytes`, `image_body_bytes`, `json_depth`: of a request.
+    - `schema_bytes`: of a schema, a grammar, or the tools of one request.
+    - `max_batch_inputs`: inputs of one embedding request.
+    - `header_timeout`, `body_timeout`: for a request's whole head or body. `idle_timeout`: a
+      connection without a request. `write_timeout`: a client that does not read.
+    - `max_queue`: requests that may wait in addition to the running ones; more get a 429.
+    - `per_key`: requests of one key at once, 0 for no limit.
+    - `grace`: the time SIGTERM leaves to running requests.
+    - `stall_timeout`: an engine that makes no step for this long while requests run is reported as
+      failed.
+
+    State and logs:
+
+    - `sessions_dir`: where named sessions are saved, None refuses to save. `max_sessions`: how
+      many are in memory.
+    - `max_responses`: how many stored responses are kept.
+    - `log_prompts`: log the bodies of requests. `log_requests`: log a line for each request.
     """
 
     host: str = "127.0.0.1"

@@ -11,14 +11,17 @@ its pages.
 Invariants (tests cite them by number):
 
 1. A restored session continues with the tokens and logits of the saved one, whatever the threads,
-chunks, instruction set or process. 2. Two snapshots of one state are equal bytes, and so is a
-snapshot of a session that was just restored. 3. All of a snapshot is verified, and fits this
-engine, before anything of the engine except free pages changes; a refused one changes nothing. 4.
-What cannot be saved completely is refused by name: functions unless they are given again, adapters
-unless the engine has loaded the same ones. 5. Taking a snapshot changes nothing and stops no other
-session: pages are shared while they are copied, and a session that writes gets a copy. 6. Pages of
-a restored session serve only that session and its forks, because hashes prove that a file is
-complete, not that its keys and values belong to its tokens.
+   chunks, instruction set or process.
+2. Two snapshots of one state are equal bytes, and so is a snapshot of a session that was just
+   restored.
+3. All of a snapshot is verified, and fits this engine, before anything of the engine except free
+   pages changes. A refused snapshot changes nothing.
+4. What cannot be saved completely is refused by name: functions unless they are given again,
+   adapters unless the engine has loaded the same ones.
+5. Taking a snapshot changes nothing and stops no other session: pages are shared while they are
+   copied, and a session that writes gets a copy.
+6. Pages of a restored session serve only that session and its forks, because hashes prove that a
+   file is complete, not that its keys and values belong to its tokens.
 """
 
 from __future__ import annotations

@@ -17,14 +17,18 @@ Model = str | Path | ModelEngine | None
 class SpeculativeConfig:
     """A target, a draft, and how they work together.
 
-    target: an engine or a GGUF file, None for the embedded model. draft: an engine, a file, a
-    folder (the best compatible file in it is taken), "early_exit:n" (the target's own first n
-    layers under its output norm and head, over the same weights; "early_exit": a quarter of them),
-    or "requantised" (the target itself with fewer bits, in a temporary file that is removed when
-    the engine is closed, or at the latest when the interpreter ends). num_speculative: most
-    candidates of a step. seed: of every generation that gives none. draft_sampler: draw candidates
-    by it, and judge them; None: draw with the target's random numbers. adaptive: run only as many
-    candidates as pay.
+    - `target`: an engine or a GGUF file, None for the embedded model.
+    - `draft`: one of
+      - an engine, a file, or a folder (the best compatible file in it is taken);
+      - "early_exit:n", the target's own first n layers under its output norm and head, over the
+        same weights ("early_exit": a quarter of the layers);
+      - "requantised", the target itself with fewer bits, in a temporary file that is removed when
+        the engine is closed, or at the latest when the interpreter ends.
+    - `num_speculative`: most candidates of a step.
+    - `seed`: of every generation that gives none.
+    - `draft_sampler`: the draft's own sampler, whose candidates are accepted or replaced by
+      probability. None: candidates are drawn with the target's random numbers.
+    - `adaptive`: run only as many candidates as make generation faster.
     """
 
     target: Model = None
@@ -54,12 +58,16 @@ class SpeculativeConfig:
 class AsyncSpecConfig:
     """How a `SpeculativeDecoder` speculates.
 
-    spec_k: most candidates of a step. draft_sampler: the draft's own, None to draw with the
-    target's random numbers; with one the same seed gives the same text, but another than that of a
-    `SpeculativeEngine`, whose draft draws in another order. target_sampler: of the text, None for
-    the target's own. force_n1: one token a step, without the draft. max_tokens: of a generation.
-    draft_threads: workers of a draft that is loaded here, None for half of the cores. adaptive:
-    draft only while it pays; with a draft_sampler candidates are drafted for every step.
+    - `spec_k`: most candidates of a step.
+    - `draft_sampler`: the draft's own sampler, None to draw with the target's random numbers. With
+      one the same seed gives the same text, but a different one than a `SpeculativeEngine`, whose
+      draft draws in another order.
+    - `target_sampler`: of the text, None for the target's own.
+    - `force_n1`: one token a step, without the draft.
+    - `max_tokens`: of a generation.
+    - `draft_threads`: workers of a draft that is loaded here, None for half of the cores.
+    - `adaptive`: draft only while it makes generation faster. With a `draft_sampler`, candidates
+      are drafted for every step.
     """
 
     spec_k: int = 4

@@ -1,10 +1,10 @@
 """`SpeculativeEngine`: a target and a draft model as one engine.
 
-    SpeculativeEngine(SpeculativeConfig("target.gguf", "draft.gguf")).generate("Once upon a
-    time").text
+    engine = SpeculativeEngine(SpeculativeConfig("target.gguf", "draft.gguf"))
+    engine.generate("Once upon a time").text
 
 The text is the target's, token for token, with the same seed. With a `draft_sampler`, candidates
-are drawn by the draft's own sampler and accepted with probability min(1, p/q): the text still
+are drawn by the draft's own sampler and accepted with probability min(1, p/q). The text still
 follows the target's distribution, and the same seed still gives the same text, but a different one
 than the target alone.
 """

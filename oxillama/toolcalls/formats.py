@@ -82,19 +82,29 @@ _HARMONY_MARKS = (
 class ToolCallFormat:
     """One notation of calls.
 
-    open, close: the texts around calls, "" for none. bare: "json" or "python" if a reply may be
-    calls without an opening text. style: the form between them: "object" (one JSON object per
-    block), "array" (a JSON array of them), "named" (name, [ARGS], arguments), "python", "headed"
-    (lead, name, middle, arguments, tail; without a lead one call per block), "tags" (lead, name,
-    middle, arguments as tags, tail) or "harmony". header: a named call is read in any style.
-    name_key, arguments_keys: members of a call object; grammars write the first of the keys.
-    Without a name_key the only key of an object is the name and its value the arguments. together:
-    the calls of a reply share one block. quote: in style "headed", the quotes around a text inside
-    the arguments, which are then not JSON: keys are bare, and texts are written unescaped.
+    The texts around calls:
 
-    In style "tags", an argument is key_lead, key, key_tail, value_lead, value, value_tail. lines:
-    values are on lines of their own; cdata: a value may be in a section of character data. A text
-    is written as it is, any other value as JSON.
+    - `open`, `close`: before and after the calls, "" for none.
+    - `bare`: "json" or "python" if a reply may be calls without an opening text.
+    - `together`: the calls of a reply share one block.
+
+    `style` is the form between them:
+
+    - "object": one JSON object per block. "array": a JSON array of them.
+    - "named": name, [ARGS], arguments. "python": Python calls.
+    - "headed": lead, name, middle, arguments, tail; without a lead one call per block.
+    - "tags": lead, name, middle, arguments as tags, tail. An argument is key_lead, key, key_tail,
+      value_lead, value, value_tail. A text is written as it is, any other value as JSON.
+    - "harmony": messages on channels.
+
+    Details of a style:
+
+    - `header`: a named call is read in any style.
+    - `name_key`, `arguments_keys`: members of a call object; grammars write the first of the keys.
+      Without a name_key the only key of an object is the name and its value the arguments.
+    - `quote`: in style "headed", the quotes around a text inside the arguments, which are then not
+      JSON: keys are bare, and texts are written unescaped.
+    - `lines`: values are on separate lines. `cdata`: a value may be in a section of character data.
     """
 
     name: str

@@ -42,7 +42,7 @@ class MessageForm:
 
     def formed(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The messages with contents, tool calls and reasoning as the template expects them.
-        ConfigError names a message that is none, or what is of a wrong type in it.
+        ConfigError names a value that is not a message, or what has a wrong type in it.
         """
         check_messages(messages)
         return [self._message(message) for message in messages]

@@ -83,8 +83,8 @@ class ChatPlan:
 class ChatPlanner:
     """Plans the chats of one template and vocabulary; safe to share between threads.
 
-    fallback: the notation for a template that teaches none; None: the caller must name one. The
-    last `kept` plans are cached.
+    fallback: the notation for a template that teaches none; if it is None, the caller must name
+    one. The last `kept` plans are cached.
     """
 
     def __init__(
@@ -118,12 +118,15 @@ class ChatPlanner:
     ) -> ChatPlan:
         """The plan of a chat with a rendered prompt.
 
-        tool_choice: "auto" (the default with tools), "none", "required", or one tool: its name or
-        {"type": "function", "function": {"name": ...}}. tool_format: None for the template's
-        notation, or `fallback`. parallel_tool_calls: False ends a reply after its first call.
-        constraint: applies to answers; with calls, the beginning of the reply decides whether it is
-        an answer or calls. ConfigError for choices that cannot be honoured, and for a constraint
-        whose answers may begin like a call.
+        - `tool_choice`: "auto" (the default with tools), "none", "required", or one tool: its name
+          or {"type": "function", "function": {"name": ...}}.
+        - `tool_format`: None for the template's notation, or `fallback`.
+        - `parallel_tool_calls`: False ends a reply after its first call.
+        - `constraint`: applies to answers; with calls, the beginning of the reply decides whether
+          it is an answer or calls.
+
+        ConfigError for choices that cannot be honoured, and for a constraint whose answers may
+        begin like a call.
         """
         offered = tools_of(tools or ())
         choice, name = _choice(tool_choice, offered)

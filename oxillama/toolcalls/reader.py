@@ -1058,11 +1058,12 @@ class ToolCallDetector:
     """Turns a reply's text, fed in any pieces, into events; the raw texts of all events, joined,
     are the text.
 
-    names: the names of the tools; if given, a bare call (without an opening delimiter) of another
-    name is text. leading: calls are recognised only at the beginning of the reply. first_index: the
-    number of the first call, for ids that continue earlier rounds. parameters: the schemas of the
-    tools' parameters by name, which distinguish texts from other values if a notation writes both
-    bare (`read_value`).
+    - `names`: the names of the tools; if given, a bare call (without an opening delimiter) of
+      another name is text.
+    - `leading`: calls are recognised only at the beginning of the reply.
+    - `first_index`: the number of the first call, for ids that continue earlier rounds.
+    - `parameters`: the schemas of the tools' parameters by name, which distinguish texts from other
+      values if a notation writes both bare (`read_value`).
     """
 
     def __init__(

@@ -36,8 +36,8 @@ class Budget:
     """The weights of a model take at most `ram_bytes` bytes of memory, including read buffers.
     Other weights are read from the model's file while a step runs.
 
-    source: how the file is read. "direct": without the system's file cache, if the file system
-    allows it; "file": through the cache; "mmap": through the mapping of the file.
+    `source` says how the file is read: "direct" without the system's file cache, if the file system
+    allows it; "file" through the cache; "mmap" through the mapping of the file.
     """
 
     ram_bytes: int
@@ -53,10 +53,13 @@ class PinnedHotSet:
     """A budget of `ram_bytes` bytes in which some weights always stay in memory; the rest is used
     as in `Budget`.
 
-    pin_embeddings: the table of token embeddings, which is otherwise read one row per token.
-    pin_output_head: the matrix that makes logits. pin_last_n_layers: all weights of the last
-    layers. prefetch_n_ahead: how many layers can be read ahead. ConfigError when a model is loaded
-    for which `ram_bytes` is too small.
+    - `pin_embeddings`: the table of token embeddings, which is otherwise read one row per token.
+    - `pin_output_head`: the matrix that makes logits.
+    - `pin_last_n_layers`: all weights of the last layers.
+    - `prefetch_n_ahead`: how many layers can be read ahead.
+    - `source`: as in `Budget`.
+
+    ConfigError when a model is loaded for which `ram_bytes` is too small.
     """
 
     ram_bytes: int

@@ -21,22 +21,37 @@ _OVERHEAD = 1 << 30  # bytes of an actor beside its weights: the interpreter, Ra
 class OxillamaProcessorConfig:
     """How many engines run, what each has, and what happens to a row that fails.
 
-    model_source: any model of `oxillama.load`, on every machine; None for the embedded model.
-    engine_kwargs: further keyword arguments of `oxillama.load`. task_type: "generate" or "embed".
-    batch_size: rows of a call; fewer cost more of Ray's time each, more leave the last actor alone.
-    concurrency: actors, each with an engine; (m, n) lets Ray choose.
-    max_concurrent_batches: calls that one actor runs at once, so that the engine has work while the
-    last rows of a batch end. max_tasks_in_flight_per_actor: calls sent to one actor, None for as
-    many as it runs at once. max_pending_requests: rows that one engine has at once, None for no
-    limit. should_continue_on_error: a row that fails gets an `__inference_error__` with the reason;
-    without it the job ends with that error. num_threads: threads of an engine, and the CPUs that
-    Ray reserves for its actor. memory: bytes that Ray reserves for it; None for an estimate from
-    the model's file (twice its size and 1 GiB), if this process can see the file. sampling_params:
-    defaults for rows without, or with incomplete, sampling_params. checkpoint: a folder visible to
-    every machine, where finished rows are stored; `id_column` names the column that identifies
-    rows. chat_template_stage: True wants `messages` in every row, False refuses them, None takes a
-    row as it is. accelerator_type, tokenize_stage and detokenize_stage exist for configurations
-    written for other engines: there are no accelerators, and an engine does both stages itself.
+    Model and options:
+
+    - `model_source`: any model of `oxillama.load`, on every machine; None for the embedded model.
+    - `engine_kwargs`: further keyword arguments of `oxillama.load`.
+    - `task_type`: "generate" or "embed".
+    - `sampling_params`: defaults for rows without, or with incomplete, sampling_params.
+    - `chat_template_stage`: True requires `messages` in every row, False refuses them, None takes a
+      row as it is.
+
+    Actors:
+
+    - `concurrency`: actors, each with an engine; (m, n) lets Ray choose.
+    - `num_threads`: threads of an engine, and the CPUs that Ray reserves for its actor.
+    - `memory`: bytes that Ray reserves for it; None for an estimate from the model's file (twice
+      its size and 1 GiB), if this process can see the file.
+    - `batch_size`: rows of a call. Small batches cost more of Ray's time for each row; large ones
+      leave more work to the last actor.
+    - `max_concurrent_batches`: calls that one actor runs at once, so that the engine has work while
+      the last rows of a batch end.
+    - `max_tasks_in_flight_per_actor`: calls sent to one actor, None for as many as it runs at once.
+    - `max_pending_requests`: rows that one engine has at once, None for no limit.
+
+    Errors and restarts:
+
+    - `should_continue_on_error`: a row that fails gets an `__inference_error__` with the reason;
+      without it the job ends with that error.
+    - `checkpoint`: a folder visible to every machine, where finished rows are stored; `id_column`
+      names the column that identifies rows.
+
+    `accelerator_type`, `tokenize_stage` and `detokenize_stage` exist for configurations written for
+    other engines: there are no accelerators, and an engine does both stages itself.
     """
 
     model_source: str | Path | None = None

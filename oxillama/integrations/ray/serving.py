@@ -200,20 +200,33 @@ def build_app(
 ) -> Application:
     """An application for `serve.run`, with all routes of `oxillama serve`.
 
-    model: a GGUF file that every machine sees, None for the embedded one. replicas: engines, or
-    (least, most) of them, of which there are as many as keep about `target_queue` requests in each.
-    num_threads: of an engine, and the CPUs that Ray sets aside for it; memory: bytes that it sets
-    aside (None: as of `OxillamaProcessorConfig`). gateways: actors that take requests from Serve's
-    proxies. prefix_routing: send a request to the replica whose prefix cache holds most of its
-    prompt, unless that one has `overload` more requests than another; False is Serve's own router.
-    publish_seconds: how often a replica says what it holds. sessions_dir: a folder that all
-    machines see, where named sessions move through; several replicas without one refuse sessions.
-    save_sessions: "drain" saves a session when it moves and when its replica ends, "reply" also
-    before the end of each answer is sent. hand_over_seconds: how long a request waits for a session
-    that another replica is using. drain_seconds: how long a replica that is to end may finish its
-    answers. scale_up_seconds, scale_down_seconds: how long the queues must have been longer or
-    shorter before Serve starts or ends a replica. engine: keyword arguments of `oxillama.load`.
-    server: fields of `ServerConfig`.
+    Engines:
+
+    - `model`: a GGUF file that every machine sees, None for the embedded one.
+    - `engine`: keyword arguments of `oxillama.load`.
+    - `server`: fields of `ServerConfig`.
+    - `replicas`: the number of engines, or (least, most): as many as keep about `target_queue`
+      requests in each.
+    - `scale_up_seconds`, `scale_down_seconds`: how long the queues must have been longer or shorter
+      before Serve starts or ends a replica.
+    - `num_threads`: of an engine, and the CPUs that Ray reserves for it.
+    - `memory`: bytes that Ray reserves for it (None: as in `OxillamaProcessorConfig`).
+
+    Routing:
+
+    - `gateways`: actors that take requests from Serve's proxies.
+    - `prefix_routing`: send a request to the replica whose prefix cache holds most of its prompt,
+      unless that one has `overload` more requests than another. False is Serve's own router.
+    - `publish_seconds`: how often a replica says what it holds.
+
+    Sessions:
+
+    - `sessions_dir`: a folder that all machines see, through which named sessions move. Several
+      replicas without one refuse sessions.
+    - `save_sessions`: "drain" saves a session when it moves and when its replica ends, "reply" also
+      before the end of each answer is sent.
+    - `hand_over_seconds`: how long a request waits for a session that another replica is using.
+    - `drain_seconds`: how long a replica that is to end may finish its answers.
     """
     least, most = (replicas, replicas) if isinstance(replicas, int) else replicas
     counts = {
