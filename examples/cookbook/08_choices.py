@@ -1,4 +1,4 @@
-"""Choose among answers, or match an expression
+"""Choose among answers, or match a regular expression
 
 `choices` and `regex` constrain the text as `json_schema` does.
 """
