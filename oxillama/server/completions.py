@@ -291,9 +291,9 @@ def _choices(
         for each in done:
             logprobs = None
             if body.get("logprobs") is not None:
-                entries = LegacyLogprobs(model.vocabulary(), int(body["logprobs"]))
+                entries = _entries(model, ids, body)
                 if body.get("echo"):
-                    _add_prompt(entries, ids or [], each)
+                    _add_prompt(entries, ids or [], each.prompt_logprobs)
                 _add_drawn(entries, each.logprobs)
                 logprobs = entries.take()
             out.append(
@@ -307,18 +307,29 @@ def _choices(
     return out
 
 
+def _entries(model: Model, ids: Sequence[int] | None, body: Mapping[str, Any]) -> LegacyLogprobs:
+    """The empty lists of a prompt's completion, whose text begins with the prompt if it is
+    echoed.
+    """
+    return LegacyLogprobs(
+        model.vocabulary(), int(body["logprobs"]), before=() if body.get("echo") else ids
+    )
+
+
 def _echo(model: Model, ids: Sequence[int] | None) -> str:
     """The text of a prompt's ids; control tokens have none."""
-    bridge = model.vocabulary()
-    return b"".join(map(bridge.token_bytes, ids or ())).decode("utf-8", "replace")
+    return model.vocabulary().decode(ids or ())
 
 
-def _add_prompt(entries: LegacyLogprobs, ids: Sequence[int], done: Completion) -> None:
-    if not ids:
-        return
-    entries.add(ids[0], None, (), ())
-    for token, (value, top_ids, top_values) in zip(ids[1:], done.prompt_logprobs):
+def _add_prompt(
+    entries: LegacyLogprobs, ids: Sequence[int], scores: Sequence[tuple[Any, ...]]
+) -> None:
+    """Add the prompt's entries; scores: those of the tokens after the first."""
+    if ids:
+        entries.add(ids[0], None, (), ())
+    for token, (value, top_ids, top_values) in zip(ids[1:], scores):
         entries.add(token, value, top_ids, top_values)
+    entries.begin()
 
 
 def _add_drawn(entries: LegacyLogprobs, drawn: Sequence[Any]) -> None:
@@ -360,12 +371,7 @@ async def _stream(
         param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
         async with turnstile, _job(call, model, param, asked) as job:
             await job.begin(lambda: _submit(call, model, ids, asked, body))
-            lists = [
-                LegacyLogprobs(model.vocabulary(), int(body["logprobs"]))
-                if wants_logprobs
-                else None
-                for _ in job.requests
-            ]
+            lists = [_entries(model, ids, body) if wants_logprobs else None for _ in job.requests]
             echoed: set[int] = set()
             finished: dict[int, Completion] = {}
             async for came in job.pieces(texts=not wants_logprobs):
@@ -376,7 +382,10 @@ async def _stream(
                         echoed.add(index)
                         text = _echo(model, ids)
                         if entries is not None:
-                            _add_prompt_of(entries, ids or [], job.requests[index])
+                            # all of them are known once it has begun to draw
+                            request: Any = job.requests[index]
+                            scores = tuple(request.prompt_logprobs)
+                            _add_prompt(entries, ids or [], scores)
                     if isinstance(new, Completion):
                         finished[index] = new
                         logprobs = entries.take() if entries is not None and text else None
@@ -432,14 +441,3 @@ async def _merged(streams: list[AsyncGenerator[bytes, None]]) -> AsyncGenerator[
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-
-
-def _add_prompt_of(entries: LegacyLogprobs, ids: Sequence[int], request: Any) -> None:
-    """Add the prompt's entries of a request that has begun to draw; by then all of them are
-    known.
-    """
-    if not ids:
-        return
-    entries.add(ids[0], None, (), ())
-    for token, (value, top_ids, top_values) in zip(ids[1:], tuple(request.prompt_logprobs)):
-        entries.add(token, value, top_ids, top_values)

@@ -59,10 +59,19 @@ def legacy_token(bridge: TokenizerBridge, token: int) -> str:
 class LegacyLogprobs:
     """The four lists of a completion's `logprobs`, filled token by token."""
 
-    def __init__(self, bridge: TokenizerBridge, top: int) -> None:
+    def __init__(
+        self, bridge: TokenizerBridge, top: int, *, before: Sequence[int] | None = ()
+    ) -> None:
+        """before: the tokens that the text follows; None for some that are not known."""
         self._bridge, self._top = bridge, top
         self._offset = 0
-        self._bytes = b""
+        self._text = bridge.stream()
+        # as the text itself, which leaves out the vocabulary's space before it
+        self._at_start = (
+            before is not None
+            and bridge.vocabulary.add_space_prefix
+            and all(map(bridge.is_special, before))
+        )
         self.lists: dict[str, list[Any]] = self._empty()
 
     def add(
@@ -82,14 +91,14 @@ class LegacyLogprobs:
                 likely.setdefault(name, finite(logprob))
             self.lists["top_logprobs"].append(likely)
         self.lists["text_offset"].append(self._offset)
-        self._bytes += self._bridge.token_bytes(token) if token < self._bridge.vocab_size else b""
-        whole = self._bytes.decode("utf-8", "ignore")
-        self._offset += len(whole)
-        self._bytes = self._bytes[len(whole.encode()) :] if len(self._bytes) < 8 else b""
-
-    def skip(self, text: str) -> None:
-        """Text that stands before the next token."""
+        text = self._text.feed(token) if token < self._bridge.vocab_size else ""
+        if self._at_start and text:
+            text, self._at_start = text.removeprefix(" "), False
         self._offset += len(text)
+
+    def begin(self) -> None:
+        """The tokens so far were the prompt's; the completion is a text of its own."""
+        self._offset += len(self._text.flush())
 
     def take(self) -> dict[str, list[Any]]:
         """What was added since the last time."""
