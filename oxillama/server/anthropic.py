@@ -20,6 +20,7 @@ from oxillama.server.chat import (
     events,
     image_part,
     messages_of,
+    prefill_of,
     prepare,
     run,
     tools_of,
@@ -176,7 +177,7 @@ def _messages(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
                 f"messages[{len(given) - 1}]: ends with tool_use, wanted its tool_result",
                 param=f"messages[{len(given) - 1}]",
             )
-        prefill = out.pop()["content"] or ""
+        prefill = prefill_of(out, f"messages[{len(given) - 1}]")
     return out, prefill
 
 

@@ -143,6 +143,8 @@ TEMPLATE = {
     "continue_final_message": BOOLEAN,
 }
 MOST_COMPLETIONS = 128
+# no padding hides the sizes of a stream's chunks
+NOT_OBFUSCATED = {"type": "boolean", "const": False}
 FINGERPRINT = f"oxillama-{oxillama.__version__}"
 
 BODY: Schema = obj(
@@ -156,7 +158,7 @@ BODY: Schema = obj(
         "max_completion_tokens": integer(1),
         "n": integer(1, MOST_COMPLETIONS),
         "stream": BOOLEAN,
-        "stream_options": obj({"include_usage": BOOLEAN, "include_obfuscation": BOOLEAN}),
+        "stream_options": obj({"include_usage": BOOLEAN, "include_obfuscation": NOT_OBFUSCATED}),
         "logprobs": BOOLEAN,
         "top_logprobs": integer(0, 20),
         "tools": TOOLS,
@@ -372,6 +374,44 @@ def _content(content: Any, path: str) -> str | list[dict[str, Any]] | None:
     return "".join(part["text"] for part in parts)
 
 
+def conversation_of(body: Mapping[str, Any]) -> tuple[list[dict], str]:
+    """(the messages of a body, the text of the last one if the reply is to continue it)."""
+    messages = messages_of(body["messages"])
+    if not body.get("continue_final_message"):
+        return messages, ""
+    if body.get("add_generation_prompt"):
+        raise ApiError(
+            400,
+            "continue_final_message: found together with add_generation_prompt: true, wanted one "
+            "of them",
+            param="continue_final_message",
+        )
+    if messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+        raise ApiError(
+            400,
+            "continue_final_message: the last message is not an assistant's text",
+            param="continue_final_message",
+        )
+    return messages, prefill_of(messages, f"messages[{len(messages) - 1}]")
+
+
+def prefill_of(messages: list[dict[str, Any]], where: str) -> str:
+    """The text of the last message, which begins the reply and is taken out of the messages;
+    where: its name in errors.
+    """
+    last = messages.pop()
+    thought = bool(last.get("reasoning_content"))
+    if thought or isinstance(last["content"], list):
+        raise ApiError(
+            400,
+            f"{where}: found {'reasoning' if thought else 'an image'} in the message that begins "
+            "the reply, wanted text alone",
+            param=where,
+        )
+    text: str = last["content"] or ""
+    return text
+
+
 def image_part(url: str, at: str) -> dict[str, Any]:
     """An image of another API in the form of chat completions; at: its name in errors."""
     return {"type": "image_url", "image_url": {"url": url}, "at": at}
@@ -499,25 +539,8 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
         asked.options["logprobs"] = int(top or 0)
     if body.get("n"):
         asked.options["n"] = int(body["n"])
-    messages, prefill = messages_of(body["messages"]), ""
-    goes_on = body.get("continue_final_message")
-    begins = body.get("add_generation_prompt")
-    if goes_on and begins:
-        raise ApiError(
-            400,
-            "continue_final_message: found together with add_generation_prompt: true, wanted one "
-            "of them",
-            param="continue_final_message",
-        )
-    if goes_on:
-        if messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
-            raise ApiError(
-                400,
-                "continue_final_message: the last message is not an assistant's text",
-                param="continue_final_message",
-            )
-        prefill = messages.pop()["content"] or ""
-    elif begins is False:
+    messages, prefill = conversation_of(body)
+    if body.get("add_generation_prompt") is False and not body.get("continue_final_message"):
         raise unsupported("add_generation_prompt", "false is of use with continue_final_message")
     session = body.get("session")
     if session is not None and asked.options.get("n", 1) > 1:

@@ -26,7 +26,7 @@ from oxillama.server.chat import (
     TEMPLATE,
     TOOLS,
     constrain,
-    messages_of,
+    conversation_of,
     tools_of,
     variables_of,
 )
@@ -49,6 +49,7 @@ from oxillama.server.schema import (
 )
 from oxillama.server.sessions import checked_name, go_on_with
 from oxillama.server.work import Job, reason_of, stopped_by, timings_json, usage_of
+from oxillama.vision.messages import split_images
 
 _MIXED = array(one_of(integer(0), STRING), 1, 1 << 20)
 TOKENIZE_BODY: Schema = obj(
@@ -410,10 +411,17 @@ async def apply_template(call: Call) -> Response:
     async with call.state.models.use(body.get("model")) as model:
 
         def work() -> str:
-            begins = body.get("add_generation_prompt") is not False
-            messages, prefill = messages_of(body["messages"]), ""
-            if body.get("continue_final_message") and messages[-1]["role"] == "assistant":
-                prefill = messages.pop()["content"] or ""
+            messages, prefill = conversation_of(body)
+            goes_on = body.get("continue_final_message")
+            begins = bool(goes_on) or body.get("add_generation_prompt") is not False
+            images = split_images(messages)[1]
+            if images:
+                raise ApiError(
+                    400,
+                    f"{images[0].name}: found an image, wanted text alone: a prompt's text has no "
+                    "place for images",
+                    param=images[0].name,
+                )
             return (
                 model.chat()
                 .render(

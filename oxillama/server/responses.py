@@ -15,6 +15,7 @@ from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
     EXCEPTIONS,
+    NOT_OBFUSCATED,
     SESSION,
     ChatRequest,
     Reply,
@@ -160,7 +161,7 @@ BODY: Schema = obj(
         "reasoning": obj({"effort": enum("none", "minimal", "low", "medium", "high", "xhigh")}),
         "previous_response_id": NAME,
         "stream": BOOLEAN,
-        "stream_options": obj({"include_obfuscation": BOOLEAN}),
+        "stream_options": obj({"include_obfuscation": NOT_OBFUSCATED}),
         "include": array(enum(_LOGPROBS), 0, 1),
         "top_logprobs": integer(0, 20),
         "truncation": enum("disabled"),

@@ -19,6 +19,10 @@ TOOL = {
         "additionalProperties": False,
     },
 }
+THOUGHTFUL = {
+    "role": "assistant",
+    "content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Once"}],
+}
 FORCED = {
     **ASK,
     "tools": [TOOL],
@@ -153,6 +157,7 @@ def test_tokens_are_counted_as_they_are_used(server):
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages[0].content[0]",
         ),
+        ({"messages": [*HI, THOUGHTFUL]}, "messages[1]"),
         ({"nonsense": 1}, "nonsense"),
         ({"stop_sequences": [""]}, "stop_sequences"),
     ],

@@ -20,6 +20,8 @@ SCHEMA = {
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 OTHER = {"type": "function", "function": {"name": "clock"}}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+GOES_ON = {"role": "assistant", "content": "Once"}
 
 
 def joined(chunks, index=0):
@@ -312,6 +314,21 @@ REFUSED = [
     ({"modalities": ["audio"]}, "modalities[0]"),
     ({"add_generation_prompt": False}, "add_generation_prompt"),
     ({"continue_final_message": True}, "continue_final_message"),
+    (
+        {
+            "messages": [*HI, {**GOES_ON, "reasoning_content": "Hm."}],
+            "continue_final_message": True,
+        },
+        "messages[1]",
+    ),
+    (
+        {"messages": [*HI, {**GOES_ON, "content": [PICTURE]}], "continue_final_message": True},
+        "messages[1]",
+    ),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+    ),
 ]
 
 

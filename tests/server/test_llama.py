@@ -6,6 +6,8 @@ import oxillama
 
 PATH = "/completion"
 ASK = {"prompt": "Once upon a time", "n_predict": 8, "seed": 3}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+PICTURED = {"role": "user", "content": [PICTURE]}
 
 
 def test_health_and_properties(server):
@@ -37,6 +39,14 @@ def test_tokens_and_text(server, engine):
 def test_a_template_is_applied(server):
     prompt = server.ok("/apply-template", {"messages": [{"role": "user", "content": "x"}]})
     assert prompt == {"prompt": "<|begin|><|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"}
+
+
+@pytest.mark.parametrize("more", [{}, {"add_generation_prompt": False}])
+def test_a_template_is_applied_to_a_reply_that_goes_on(server, more):
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "Once"}]
+    body = {"messages": messages, "continue_final_message": True, **more}
+    whole = server.ok("/apply-template", {"messages": messages[:1]})["prompt"]
+    assert server.ok("/apply-template", body)["prompt"] == whole + "Once"
 
 
 def test_a_completion_is_that_of_the_engine(server, engine):
@@ -135,6 +145,13 @@ def test_a_slot_is_saved_and_restored(server):
         ("/infill", {"input_prefix": "a"}, "input_suffix", 400),
         ("/lora-adapters", [{"id": 0, "scale": 1.0}], "[0].id", 400),
         ("/lora-adapters", [{"id": 0}], "[0].scale", 400),
+        ("/apply-template", {"messages": [PICTURED]}, "messages[0].content[0]", 400),
+        (
+            "/apply-template",
+            {"messages": [PICTURED], "continue_final_message": True},
+            "continue_final_message",
+            400,
+        ),
         ("/rerank", {"query": "a"}, "documents", 400),
         ("/rerank", {"query": "a", "documents": ["b"]}, "model", 400),
         ("/v1/score", {"text_1": "a"}, "text_2", 400),
