@@ -101,7 +101,7 @@ _ITEM = one_of(
         {
             "type": enum("reasoning"),
             "id": NAME,
-            "summary": array(OBJECT),
+            "summary": array(None, 0, 0),
             "content": array(obj({"type": enum("reasoning_text"), "text": STRING}, ("text",))),
             "status": _STATUS,
         },
@@ -210,33 +210,43 @@ class StoredResponse:
 
 def _messages(items: Any) -> list[dict[str, Any]]:
     """Input items as chat messages; neighbouring calls and the text before them become one
-    message.
+    message. Reasoning belongs to the text or call after it.
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     out: list[dict[str, Any]] = []
     thought = ""
+
+    def alone() -> None:
+        """Reasoning that no text or call followed."""
+        nonlocal thought
+        if thought:
+            out.append({"role": "assistant", "content": "", "reasoning_content": thought})
+            thought = ""
+
     for at, item in enumerate(items):
         kind, where = item.get("type") or "message", f"input[{at}]"
         if kind == "message":
             message = {"role": item["role"], "content": _text(item["content"], where)}
             if thought and item["role"] == "assistant":
                 message["reasoning_content"], thought = thought, ""
+            alone()
             out.append(message)
         elif kind == "reasoning":
-            thought = "".join(each["text"] for each in item.get("content") or ())
+            thought += "".join(each["text"] for each in item.get("content") or ())
         elif kind == "function_call":
             call = {
                 "id": item["call_id"],
                 "type": "function",
                 "function": {"name": item["name"], "arguments": item["arguments"]},
             }
-            if not out or out[-1]["role"] != "assistant":
+            if thought or not out or out[-1]["role"] != "assistant":
                 out.append({"role": "assistant", "content": None})
                 if thought:
                     out[-1]["reasoning_content"], thought = thought, ""
             out[-1].setdefault("tool_calls", []).append(call)
         else:
+            alone()
             out.append(
                 {
                     "role": "tool",
@@ -245,6 +255,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
                     "at": f"{where}.call_id",
                 }
             )
+    alone()
     return out
 
 
@@ -426,6 +437,11 @@ class Items:
             return []
         self._open["arguments"] += text  # type: ignore[index]
         return [self._delta("response.function_call_arguments.delta", text)]
+
+    def rest(self, logprobs: Sequence[Any]) -> None:
+        """Log-probabilities of the tokens after the last text."""
+        if self._open is not None and self._open["type"] == "message":
+            self._open["content"][0]["logprobs"] += self._entries(logprobs)
 
     def _text(self, text: str, logprobs: Sequence[Any]) -> list[bytes]:
         out = self._begin("message")
@@ -625,7 +641,7 @@ async def create(call: Call) -> Response:
             reply, items = replies[0], Items(model, _top(body))
             if reply.reasoning:
                 items.add("reasoning", reply.thought)
-            if reply.text or not reply.calls:
+            if reply.text or not (reply.calls or reply.reasoning):
                 items.add("content", reply.text, reply.logprobs)
             for each in reply.calls.values():
                 items.add("call", each)
@@ -645,6 +661,7 @@ async def _stream(
     body, items = call.body, Items(model, _top(call.body))
     begun = False
     last: Any = None  # the reply, which every stream has
+    rest: Sequence[Any] = ()
     async for came in events(call, model, asked):
         frames: list[bytes] = []
         for _, reply, event, added in came:
@@ -656,12 +673,16 @@ async def _stream(
                 ]
             for kind, value in added:
                 frames += items.add(kind, value, event.logprobs)
+            if event.kind == "end":
+                rest = event.logprobs
             last = reply
         if frames:
             yield b"".join(frames)
     frames = []
     if not last.reasoning and not last.calls and not last.content:
-        frames += items.add("content", "")
+        frames += items.add("content", "", rest)
+    else:
+        items.rest(rest)
     frames += items.finish("incomplete" if last.finish_reason == "length" else "completed")
     made = _finished(head, items.done, last, usage_of([last.completion]))
     _store(call, made, body["input"], conversation, last)

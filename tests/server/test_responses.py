@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from oxillama.server.responses import _messages
+
 PATH = "/v1/responses"
 ASK = {"input": "Tell me a story", "max_output_tokens": 12, "seed": 3}
 TOOL = {
@@ -217,9 +219,53 @@ def test_logprobs_come_where_they_are_asked_for(server):
     assert len(entries) == 12 and all(len(each["top_logprobs"]) == 2 for each in entries)
 
 
+def test_logprobs_of_a_stop_string_come_streamed_or_not(server):
+    body = {**ASK, "include": ["message.output_text.logprobs"], "temperature": 0}
+    text = server.ok(PATH, body)["output"][0]["content"][0]["text"]
+    # where it begins a token, no text comes with its logprobs
+    body |= {"stop": [text[text.index(" upon") :][:5]]}
+    whole = server.ok(PATH, body)
+    part = whole["output"][0]["content"][0]
+    assert len(part["logprobs"]) == whole["usage"]["output_tokens"] > 1
+    last = server.events(PATH, body)[-1][1]["response"]
+    assert last["output"][0]["content"][0] == part
+
+
+REASONING = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+USER = {"role": "user", "content": "x"}
+SAID = {"role": "assistant", "content": "y"}
+CALLED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    "items, wanted",
+    [
+        ([REASONING, SAID], [("assistant", "y", "Hm.", 0)]),
+        ([REASONING, REASONING, SAID], [("assistant", "y", "Hm.Hm.", 0)]),
+        ([REASONING, CALLED, CALLED], [("assistant", None, "Hm.", 2)]),
+        ([SAID, CALLED], [("assistant", "y", None, 1)]),
+        # it was thought after the text
+        ([SAID, REASONING, CALLED], [("assistant", "y", None, 0), ("assistant", None, "Hm.", 1)]),
+        # it belongs to no later turn
+        (
+            [REASONING, USER, SAID],
+            [("assistant", "", "Hm.", 0), ("user", "x", None, 0), ("assistant", "y", None, 0)],
+        ),
+        ([USER, REASONING], [("user", "x", None, 0), ("assistant", "", "Hm.", 0)]),
+    ],
+)
+def test_reasoning_belongs_to_what_follows_it(items, wanted):
+    made = [
+        (m["role"], m["content"], m.get("reasoning_content"), len(m.get("tool_calls", ())))
+        for m in _messages(items)
+    ]
+    assert made == wanted
+
+
 @pytest.mark.parametrize(
     "more, param",
     [
+        ({"input": [{**REASONING, "summary": [{"type": "summary_text"}]}, USER]}, "input[0]"),
         ({"input": None}, "input"),
         ({"input": ""}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
