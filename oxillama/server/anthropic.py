@@ -382,11 +382,7 @@ def _message(
         content.append({"type": "thinking", "thinking": reply.thought, "signature": _signature()})
     if reply.text:
         content.append({"type": "text", "text": reply.text})
-    for each in reply.calls.values():
-        try:
-            given = json.loads(each["arguments"] or "{}")
-        except ValueError:
-            continue  # cut short by max_tokens: no arguments that could be used
+    for each, given in reply.usable_calls():
         content.append(
             {"type": "tool_use", "id": _use_id(each), "name": each["name"], "input": given}
         )

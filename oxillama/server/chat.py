@@ -4,9 +4,11 @@ prepared turn (`ChatRequest`), and from a turn's events to a message (`Reply`).
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -635,6 +637,16 @@ class Reply:
     @property
     def text(self) -> str:
         return "".join(self.content)
+
+    def usable_calls(self) -> list[tuple[dict[str, str], Any]]:
+        """(call, its arguments as an object) of the calls that have all of them; one cut short by
+        max_tokens has not.
+        """
+        out: list[tuple[dict[str, str], Any]] = []
+        for call in self.calls.values():
+            with suppress(ValueError):  # "" too: no arguments are "{}"
+                out.append((call, json.loads(call["arguments"])))
+        return out
 
     def stopped_by(self, stops: Sequence[str], bridge: TokenizerBridge) -> str | None:
         """The stop string that ended it."""

@@ -388,7 +388,7 @@ async def _chat(
                         out.append(
                             _line({"model": name, "created_at": _now(), **part, "done": False})
                         )
-                if event.kind == "call_end":
+                if event.kind in ("call_end", "end"):
                     calls = _calls(reply)[sent:]
                     sent += len(calls)
                     if calls:
@@ -403,6 +403,8 @@ async def _chat(
                         **shape(),
                         **_end(reply.completion, reply.finish_reason, reply.request, began, loaded),
                     }
+                    if top is not None and event.logprobs and not reply.calls:
+                        last["logprobs"] = chat_entries(event.logprobs, bridge, top)
                     out.append(_line(last))
             if out:
                 yield b"".join(out)
@@ -415,41 +417,34 @@ async def _chat(
 
 def _calls(reply: Reply) -> list[dict[str, Any]]:
     """The whole calls of a reply; arguments as an object."""
-    out = []
-    for index, each in enumerate(reply.calls.values()):
-        try:
-            arguments = json.loads(each["arguments"] or "{}")
-        except ValueError:
-            continue
-        out.append(
-            {
-                "id": each["id"],
-                "function": {"index": index, "name": each["name"], "arguments": arguments},
-            }
-        )
-    return out
+    return [
+        {
+            "id": each["id"],
+            "function": {"index": int(each["number"]), "name": each["name"], "arguments": given},
+        }
+        for each, given in reply.usable_calls()
+    ]
 
 
 def _end(done: Completion, reason: str, request: Any, began: int, loaded: int) -> dict[str, Any]:
     """What the last line says: counts and durations in nanoseconds."""
-    now = time.perf_counter_ns()
     usage = usage_of([done])
-    first = int(max(0.0, (request.admitted_at - request.submitted_at)) * 1e9)
-    total = now - began
-    last = int(request.token_at * 1e9) if request.token_at else now
-    admitted = int(request.admitted_at * 1e9) if request.admitted_at else now
-    decode = max(0, last - admitted)
-    share = usage["generated"] / max(1, usage["generated"] + usage["prompt"])
+    admitted = request.admitted_at or request.ended_at
+    first = request.first_at or request.ended_at
     return {
         "done": True,
         "done_reason": "length" if reason == "length" else "stop",
-        "total_duration": total,
-        "load_duration": max(0, loaded - began) + first,
+        "total_duration": time.perf_counter_ns() - began,
+        "load_duration": max(0, loaded - began) + _nanoseconds(request.submitted_at, admitted),
         "prompt_eval_count": usage["prompt"],
-        "prompt_eval_duration": int(decode * (1 - share)),
+        "prompt_eval_duration": _nanoseconds(admitted, first),
         "eval_count": usage["generated"],
-        "eval_duration": int(decode * share),
+        "eval_duration": _nanoseconds(first, request.ended_at),
     }
+
+
+def _nanoseconds(start: float, end: float) -> int:
+    return max(0, int((end - start) * 1e9))
 
 
 async def _maybe_unload(call: Call, model: Model, body: Mapping[str, Any]) -> None:

@@ -85,6 +85,21 @@ def test_a_call_is_a_block_of_its_own(server):
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 
+def test_a_call_that_was_cut_short_is_no_block(server, engine):
+    words = engine.tokenizer
+    blank = [token for token in range(words.vocab_size) if words.token_bytes(token).isspace()]
+    more = {"max_tokens": 24, "temperature": 0, "banned_tokens": blank}
+    cut = server.ok(PATH, {**FORCED, **more})
+    assert (cut["content"], cut["stop_reason"]) == ([], "max_tokens")
+    # its name is there, as clients of OpenAI see
+    function = {"name": "weather", "parameters": TOOL["input_schema"]}
+    tools = [{"type": "function", "function": function}]
+    as_chat = {"messages": HI, "tools": tools, "tool_choice": "required", **more}
+    made = server.ok("/v1/chat/completions", as_chat)["choices"][0]
+    (call,) = made["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": ""}
+
+
 def test_an_output_format_is_the_whole_text(server):
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     schema["additionalProperties"] = False

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from oxillama.sampling import SamplerConfig
+from oxillama.server.chat import Reply
+from oxillama.toolcalls import ChatEvent, ToolCall
 
 PATH = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Tell me a story"}]
@@ -159,6 +161,23 @@ def test_a_forced_call_follows_its_schema(server, choice):
     )
     assert json.loads("".join(each["function"]["arguments"] for each in deltas)) == arguments
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_is_usable_when_its_arguments_are_whole():
+    reply = Reply(None, None)
+
+    def usable():
+        return [given for _, given in reply.usable_calls()]
+
+    reply.take(ChatEvent(kind="call", index=0, name="f"))
+    assert usable() == []  # what was cut short here has no arguments, not none to give
+    reply.take(ChatEvent(kind="arguments", index=0, arguments='{"a"'))
+    assert usable() == []
+    reply.take(ChatEvent(kind="arguments", index=0, arguments=": 1}"))
+    assert usable() == [{"a": 1}]
+    reply.take(ChatEvent(kind="call", index=1, name="g"))
+    reply.take(ChatEvent(kind="call_end", index=1, call=ToolCall("g", {})))
+    assert usable() == [{"a": 1}, {}]
 
 
 def test_a_call_and_its_result_go_back(server):

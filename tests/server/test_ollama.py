@@ -1,8 +1,12 @@
 """Ollama's routes: lines of JSON, streamed unless told otherwise."""
 
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
+
+from oxillama.server.ollama import _end
 
 MODEL = "oxillama-embedded"
 OPTIONS = {"num_predict": 10, "seed": 3}
@@ -58,6 +62,34 @@ def test_a_call_has_its_arguments_as_an_object(server):
     assert (
         "answers no call" in server.post("/api/chat", {**CHAT, "messages": wrong}).json()["error"]
     )
+
+
+def test_logprobs_of_a_stop_string_come_streamed_or_not(server):
+    text = server.ok("/api/chat", {**CHAT, "stream": False})["message"]["content"]
+    # where it begins a token, no text comes with its logprobs
+    stop = text[text.index(" upon") :][:5]
+    body = {**CHAT, "logprobs": True, "top_logprobs": 1, "options": {**OPTIONS, "stop": [stop]}}
+    whole = server.ok("/api/chat", {**body, "stream": False})
+    assert len(whole["logprobs"]) == whole["eval_count"] > 1
+    streamed = lines(server, "/api/chat", body)
+    found = [entry for line in streamed for entry in line.get("logprobs", ())]
+    assert found == whole["logprobs"]
+
+
+def test_durations_are_those_of_the_request():
+    done = SimpleNamespace(
+        usage=SimpleNamespace(prompt_tokens=300, cached_tokens=0, completion_tokens=10)
+    )
+    request = SimpleNamespace(submitted_at=10.0, admitted_at=10.5, first_at=12.5, ended_at=13.0)
+    began = time.perf_counter_ns()
+    made = _end(done, "stop", request, began, began)
+    assert made["load_duration"] == 500_000_000
+    assert (made["prompt_eval_count"], made["prompt_eval_duration"]) == (300, 2_000_000_000)
+    assert (made["eval_count"], made["eval_duration"]) == (10, 500_000_000)
+    # a request of no tokens
+    request = SimpleNamespace(submitted_at=10.0, admitted_at=10.0, first_at=0.0, ended_at=11.0)
+    made = _end(done, "length", request, began, began)
+    assert (made["prompt_eval_duration"], made["eval_duration"]) == (1_000_000_000, 0)
 
 
 def test_a_format_holds(server):
