@@ -10,28 +10,31 @@ from collections.abc import Sequence
 import numpy as np
 
 from oxillama.chat import Turn
-from oxillama.server.errors import ApiError
+from oxillama.server.errors import ApiError, unsupported
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls.reasoning import ReasoningFormat
 
 
 class ReasoningBudget:
-    """A logits processor. start: tokens of the prompt; opened: reasoning begins with the reply."""
+    """A logits processor. opened: reasoning begins with the reply."""
 
     def __init__(
         self,
         bridge: TokenizerBridge,
         region: ReasoningFormat,
         *,
-        start: int,
         opened: bool,
         tokens: int,
     ) -> None:
         self._bridge, self._region = bridge, region
-        self._start, self._opened, self._tokens = start, opened, tokens
+        self._opened, self._tokens = opened, tokens
+        # tokens of the prompt as it runs, which may have been shortened: those of the first call
+        self._start: int | None = None
         self._end = bridge.encode(region.close, add_special=False, parse_special=True)
 
     def __call__(self, tokens: Sequence[int] | np.ndarray, logits: np.ndarray) -> np.ndarray:
+        if self._start is None:
+            self._start = len(tokens)
         said = [int(each) for each in tokens[self._start :]]
         spent = self._tokens
         if not self._opened:
@@ -58,17 +61,16 @@ class ReasoningBudget:
 
 
 def hold(turn: Turn, bridge: TokenizerBridge, tokens: int) -> None:
-    """Bound the reasoning of a turn."""
+    """Bound the reasoning of a turn; ApiError if it has none, or if its beginning may be dropped
+    meanwhile.
+    """
     plan = turn.plan
-    if plan.reasoning is not None:
-        bound = ReasoningBudget(
-            bridge,
-            plan.reasoning,
-            start=len(turn.prompt),
-            opened=plan.reasoning_opened,
-            tokens=tokens,
-        )
-        turn.options["processors"] = (bound,)
+    if plan.reasoning is None:
+        raise unsupported("thinking.budget_tokens", "the reply has no reasoning to bound")
+    if turn.options.get("context_shift"):
+        raise unsupported("context_shift", "cannot be had with thinking.budget_tokens")
+    bound = ReasoningBudget(bridge, plan.reasoning, opened=plan.reasoning_opened, tokens=tokens)
+    turn.options["processors"] = (bound,)
 
 
 def checked(tokens: int, most: int | None, *, param: str) -> int:

@@ -94,7 +94,7 @@ async def vectors(
             found = encoded(model, text, param=where, bounded=False)
             most = model.engine.context_size
             if len(found) > most and truncate:
-                found = found[:most]
+                found = _shortened(found, most, model.vocabulary().vocabulary)
             if len(found) > most:
                 raise ApiError(
                     400,
@@ -124,6 +124,14 @@ async def vectors(
     if dimensions is not None:
         found = [_cut(each, dimensions, normalize) for each in found]
     return found, counts[0]
+
+
+def _shortened(ids: list[int], most: int, vocabulary: Any) -> list[int]:
+    """The first of a text's ids, and the tokens that the vocabulary puts after a text, which some
+    models take the vector from.
+    """
+    end = len(ids) - vocabulary.add_sep - vocabulary.add_eos
+    return [*ids[: max(0, end - (len(ids) - most))], *ids[end:]][:most]
 
 
 def _cut(vector: np.ndarray, size: int, normalize: bool) -> np.ndarray:

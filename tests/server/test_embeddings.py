@@ -1,9 +1,12 @@
 """Vectors are those of the engine, in every dialect, in batches of unequal lengths too."""
 
 import base64
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from oxillama.server.embeddings import _shortened
 
 PATH = "/v1/embeddings"
 TEXTS = ["a dog", "Once upon a time there was a very long sentence about a fox", "x"]
@@ -75,3 +78,12 @@ def test_the_other_dialects_have_the_same_vectors(server, engine):
 def test_a_text_is_cut_only_where_that_is_asked_for(server):
     body = {"model": "oxillama-embedded", "input": "word " * 3000}
     server.refused("/api/embed", body)
+
+
+def test_a_text_that_is_cut_keeps_the_tokens_after_it():
+    words = SimpleNamespace(add_sep=True, add_eos=False)
+    assert _shortened([1, 5, 6, 7, 8, 2], 4, words) == [1, 5, 6, 2]
+    both, none = (SimpleNamespace(add_sep=each, add_eos=each) for each in (True, False))
+    assert _shortened([1, 5, 6, 7, 2, 3], 4, both) == [1, 5, 2, 3]
+    assert _shortened([1, 5, 6, 7], 3, none) == [1, 5, 6]
+    assert _shortened([1, 5, 2, 3], 1, both) == [2]

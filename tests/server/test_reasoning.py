@@ -150,3 +150,14 @@ def test_a_budget_of_thinking_is_held(thinker):
     wrong = {**body, "thinking": {"type": "enabled", "budget_tokens": 60}}
     error = thinker.refused("/v1/messages", wrong)
     assert error["message"].startswith("thinking.budget_tokens: found 60, wanted less than")
+    more = {"thinking": {"type": "enabled", "budget_tokens": 3}, "context_shift": True}
+    error = thinker.refused("/v1/messages", {**body, **more})
+    assert error["message"].startswith("context_shift: ")
+
+
+def test_a_budget_of_thinking_is_held_after_a_prompt_that_is_cut(thinker, engine):
+    long = [{"role": "user", "content": "word " * engine.context_size}]
+    body = {"messages": long, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    more = {"thinking": {"type": "enabled", "budget_tokens": 4}, "truncate_prompt": True}
+    thought, text = thinker.ok("/v1/messages", {**body, **more})["content"]
+    assert (thought["type"], text["type"]) == ("thinking", "text") and text["text"]
