@@ -35,6 +35,7 @@ from oxillama.errors import ConfigError, EngineError
 from oxillama.grammar import ClosedSchema, Grammar
 from oxillama.sampling import Sampler
 from oxillama.stores import located
+from oxillama.tokenizer import TextOffsets
 
 __all__ = [
     "Llama",
@@ -443,8 +444,11 @@ class Llama:
         begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self.token_bos()
         return data[1:] if begins and data.startswith(b" ") else data
 
+    def _data(self, token: int) -> bytes:
+        return self.detokenize([token], prev_tokens=[0], special=True)
+
     def _spelled(self, token: int) -> str:
-        return self.detokenize([token], prev_tokens=[0], special=True).decode("utf-8", "replace")
+        return self._data(token).decode("utf-8", "replace")
 
     # ---- completions
 
@@ -519,7 +523,7 @@ class Llama:
                 else self.detokenize(ids).decode("utf-8", "replace")
             )
         if stream:
-            return self._pieces(frame, ids, text, logprobs, stopping, options)
+            return self._pieces(frame, ids, text if echo else None, logprobs, stopping, options)
         with self.engine.stream(ids, **options) as pieces:
             if stopping is not None:
                 stopping.watch(pieces.request)
@@ -527,45 +531,49 @@ class Llama:
         self._follow()
         found = None
         if logprobs is not None:
-            found = self._logprobs(done, ids if echo else None, logprobs)
+            offsets = TextOffsets(self._bridge, before=() if echo else ids)
+            found = shapes.joined(
+                shapes.prompt_logprobs(
+                    ids if echo else (), done.prompt_logprobs, self._spelled, offsets
+                ),
+                shapes.text_logprobs(done.logprobs, self._spelled, offsets, top=logprobs),
+            )
         rest = self._held_back(ids, done, len(done.text))
         reason = _reason(done.finish_reason)
         whole = frame(text=text + done.text + rest, logprobs=found, finish_reason=reason)
         return {**whole, "usage": shapes.usage(done)}
 
-    def _logprobs(self, done: Any, prompt: list[int] | None, top: int) -> dict[str, list[Any]]:
-        if prompt is None:
-            return shapes.text_logprobs(done.logprobs, self._spelled, top=top)
-        first, offset = shapes.prompt_logprobs(prompt, done.prompt_logprobs, self._spelled)
-        later = shapes.text_logprobs(done.logprobs, self._spelled, offset=offset, top=top)
-        return shapes.joined(first, later)
-
     def _pieces(
         self,
         frame: shapes.Frame,
         ids: list[int],
-        echoed: str,
+        echoed: str | None,
         logprobs: int | None,
         stopping: _Stopping | None,
         options: dict[str, Any],
     ) -> Iterator[dict[str, Any]]:
-        offset, shown = len(echoed), 0
-        if echoed:
+        shown, offsets = 0, TextOffsets(self._bridge, before=ids if echoed is None else ())
+        if echoed and logprobs is None:
             yield frame(text=echoed, logprobs=None, finish_reason=None)
         with self.engine.stream(ids, **options) as pieces:
             if stopping is not None:
                 stopping.watch(pieces.request)
             self._follow()
-            for piece in pieces:
+            for at, piece in enumerate(pieces):
+                if echoed is not None and logprobs is not None and not at:
+                    # all of them are known once it has begun to draw
+                    request: Any = pieces.request
+                    scores = tuple(request.prompt_logprobs)
+                    begun = shapes.prompt_logprobs(ids, scores, self._spelled, offsets)
+                    yield frame(text=echoed, logprobs=begun, finish_reason=None)
                 text, found = piece.text, None
                 shown += len(text)
                 if piece.finish_reason is not None:
                     text += self._held_back(ids, pieces.completion, shown)
                 if logprobs is not None:
                     found = shapes.text_logprobs(
-                        piece.logprobs, self._spelled, offset=offset, top=logprobs
+                        piece.logprobs, self._spelled, offsets, top=logprobs
                     )
-                    offset += sum(map(len, found["tokens"]))
                 yield frame(text=text, logprobs=found, finish_reason=_reason(piece.finish_reason))
 
     def _held_back(self, ids: list[int], done: Any, shown: int) -> str:
@@ -574,6 +582,8 @@ class Llama:
         """
         if done.finish_reason != "cancelled":
             return ""
+        if all(map(self._bridge.is_special, ids)):
+            return self._bridge.decode(done.tokens)[shown:]
         return self.detokenize(done.tokens, prev_tokens=ids).decode("utf-8", "replace")[shown:]
 
     def create_chat_completion(
@@ -633,6 +643,10 @@ class Llama:
             grammar=grammar,
             logit_bias=logit_bias,
         )
+        if top_logprobs and not logprobs:
+            raise ConfigError(
+                f"top_logprobs: found {top_logprobs!r} without logprobs=True, wanted both"
+            )
         if functions is not None:
             _refuse("tools", tools, None)
             tools = [{"type": "function", "function": dict(each)} for each in functions]
@@ -663,7 +677,7 @@ class Llama:
                 message["function_call"] = message["tool_calls"][0]["function"]
         if done.reasoning:
             message["reasoning_content"] = done.reasoning
-        found = shapes.chat_logprobs(done.logprobs, self._spelled, top=top) if logprobs else None
+        found = shapes.chat_logprobs(done.logprobs, self._data, top=top) if logprobs else None
         reason = _chat_reason(done.finish_reason, legacy)
         return {
             **frame(message=message, logprobs=found, finish_reason=reason),
@@ -685,7 +699,7 @@ class Llama:
             for event in events:
                 found = None
                 if event.logprobs:
-                    found = shapes.chat_logprobs(event.logprobs, self._spelled, top=top)
+                    found = shapes.chat_logprobs(event.logprobs, self._data, top=top)
                 delta = _delta(event, legacy)
                 reason = _chat_reason(event.finish_reason, legacy)
                 if delta or reason or found:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from oxillama.engine.request import Completion
+from oxillama.tokenizer import TextOffsets
 from oxillama.toolcalls import ToolCall
 
 Spell = Callable[[int], str]
+Bytes = Callable[[int], bytes]
 
 
 def usage(done: Completion) -> dict[str, int]:
@@ -39,9 +41,9 @@ class Frame:
 
 
 def text_logprobs(
-    reports: Sequence[Any], spell: Spell, *, offset: int = 0, top: int = 0
+    reports: Sequence[Any], spell: Spell, offsets: TextOffsets, *, top: int = 0
 ) -> dict[str, list[Any]]:
-    """Log-probabilities of a completion's tokens; offset: characters before the first of them."""
+    """Log-probabilities of a completion's tokens, the next ones of `offsets`."""
     out: dict[str, list[Any]] = {
         "tokens": [],
         "text_offset": [],
@@ -52,35 +54,33 @@ def text_logprobs(
         text = spell(report.token)
         likeliest = dict(zip(map(spell, report.raw_ids[:top]), report.raw_values))
         out["tokens"].append(text)
-        out["text_offset"].append(offset)
+        out["text_offset"].append(offsets.add(report.token))
         out["token_logprobs"].append(report.raw)
         out["top_logprobs"].append({**likeliest, text: report.raw})
-        offset += len(text)
     return out
 
 
 def prompt_logprobs(
-    ids: Sequence[int], reports: Iterable[tuple[Any, ...]], spell: Spell
-) -> tuple[dict[str, list[Any]], int]:
-    """(log-probabilities of a prompt's tokens, of which the first has none, characters in all)."""
+    ids: Sequence[int], reports: Iterable[tuple[Any, ...]], spell: Spell, offsets: TextOffsets
+) -> dict[str, list[Any]]:
+    """Log-probabilities of a prompt's tokens, of which the first has none."""
     out: dict[str, list[Any]] = {
         "tokens": [],
         "text_offset": [],
         "token_logprobs": [],
         "top_logprobs": [],
     }
-    offset = 0
     for at, (token, report) in enumerate(zip(ids, (None, *reports))):
         text = spell(token)
         out["tokens"].append(text)
-        out["text_offset"].append(offset)
+        out["text_offset"].append(offsets.add(token))
         out["token_logprobs"].append(None if report is None else report[0])
         likeliest = None
         if report is not None:
             likeliest = {**dict(zip(map(spell, report[1]), report[2])), text: report[0]}
         out["top_logprobs"].append(likeliest if at else None)
-        offset += len(text)
-    return out, offset
+    offsets.begin()
+    return out
 
 
 def joined(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -88,12 +88,13 @@ def joined(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[st
     return {name: [*first[name], *second[name]] for name in first}
 
 
-def chat_logprobs(reports: Sequence[Any], spell: Spell, *, top: int) -> dict[str, Any]:
-    """Log-probabilities of a chat's reply."""
+def chat_logprobs(reports: Sequence[Any], data: Bytes, *, top: int) -> dict[str, Any]:
+    """Log-probabilities of a chat's reply; data: the bytes of a token."""
 
     def entry(token: int, value: float) -> dict[str, Any]:
-        text = spell(token)
-        return {"token": text, "bytes": list(text.encode()), "logprob": value}
+        found = data(token)
+        text = found.decode("utf-8", "replace")
+        return {"token": text, "bytes": list(found), "logprob": value}
 
     content = [
         {

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from oxillama.tokenizer import TokenizerBridge
+from oxillama.tokenizer import TextOffsets, TokenizerBridge
 
 # what a token that cannot be drawn has: JSON has no infinity
 LOWEST = -9999.0
@@ -64,14 +64,7 @@ class LegacyLogprobs:
     ) -> None:
         """before: the tokens that the text follows; None for some that are not known."""
         self._bridge, self._top = bridge, top
-        self._offset = 0
-        self._text = bridge.stream()
-        # as the text itself, which leaves out the vocabulary's space before it
-        self._at_start = (
-            before is not None
-            and bridge.vocabulary.add_space_prefix
-            and all(map(bridge.is_special, before))
-        )
+        self._offsets = TextOffsets(bridge, before=before)
         self.lists: dict[str, list[Any]] = self._empty()
 
     def add(
@@ -90,15 +83,11 @@ class LegacyLogprobs:
             if self._top:
                 likely.setdefault(name, finite(logprob))
             self.lists["top_logprobs"].append(likely)
-        self.lists["text_offset"].append(self._offset)
-        text = self._text.feed(token) if token < self._bridge.vocab_size else ""
-        if self._at_start and text:
-            text, self._at_start = text.removeprefix(" "), False
-        self._offset += len(text)
+        self.lists["text_offset"].append(self._offsets.add(token))
 
     def begin(self) -> None:
         """The tokens so far were the prompt's; the completion is a text of its own."""
-        self._offset += len(self._text.flush())
+        self._offsets.begin()
 
     def take(self) -> dict[str, list[Any]]:
         """What was added since the last time."""

@@ -21,6 +21,7 @@ from oxillama.compat.llama_cpp import (
 )
 from oxillama.errors import ConfigError, EngineError
 from tests.lora.made import random_pair, write_lora
+from tests.tokenizer.test_bridge import spm
 
 MODEL = str(oxillama.embedded_path())
 ASKED = [{"role": "user", "content": "Hello!"}]
@@ -109,8 +110,15 @@ def test_log_probabilities_of_prompt_and_text(llm, engine):
         assert abs(found["token_logprobs"][at] - value) < 1e-4
     greedy = found["top_logprobs"][len(ids)]
     assert max(greedy.values()) == found["token_logprobs"][len(ids)] and len(greedy) == 2
-    sizes = np.cumsum([0, *map(len, found["tokens"])])[:-1]
-    assert found["text_offset"] == sizes.tolist()
+    text = done["choices"][0]["text"]
+    assert found["text_offset"][:2] == [0, 0]  # no text of a control token
+    for token, offset in zip(found["tokens"][1:], found["text_offset"][1:]):
+        assert text[offset:].startswith(token)
+    ask = {"max_tokens": 4, "temperature": 0, "logprobs": 2, "echo": True, "stream": True}
+    pieces = [each["choices"][0] for each in llm("Once upon a time", **ask)]
+    assert "".join(each["text"] for each in pieces) == text
+    for name, values in found.items():
+        assert [value for each in pieces for value in each["logprobs"][name]] == values
 
 
 def test_a_chat_and_its_stream(llm, engine):
@@ -136,6 +144,16 @@ def test_log_probabilities_of_a_chat(llm):
     for each in content:
         assert bytes(each["bytes"]).decode() == each["token"] and len(each["top_logprobs"]) == 3
         assert each["top_logprobs"][0]["logprob"] == each["logprob"]  # greedy
+
+
+def test_bytes_of_a_chats_tokens_are_the_tokens_own(llm, engine):
+    (token,) = engine.tokenize("\xe9", add_special=False)[:1]  # the first of two bytes
+    done = llm.create_chat_completion(
+        ASKED, max_tokens=1, logprobs=True, logit_bias={token: 1e6}, temperature=0
+    )
+    assert done["choices"][0]["logprobs"]["content"][0]["bytes"] == [0xC3]
+    with pytest.raises(ConfigError, match="top_logprobs: found 3 without logprobs=True"):
+        llm.create_chat_completion(ASKED, max_tokens=1, top_logprobs=3)
 
 
 def test_tools_are_called_as_openais_are(llm):
@@ -232,6 +250,15 @@ def test_stopping_criteria_end_a_text(llm):
     assert pieces[-1]["choices"][0]["finish_reason"] == "stop"
     at_once = llm(ids, stopping_criteria=lambda input_ids, logits: True, **plain)
     assert at_once["choices"][0]["text"] == ""
+
+
+def test_what_was_held_back_begins_where_the_text_ends():
+    """With a vocabulary that puts a space before a text, which a text after <s> leaves out."""
+    bridge = spm({"▁a": 0.0, "b": 0.0})
+    done = SimpleNamespace(finish_reason="cancelled", tokens=(259, 260))
+    llm = SimpleNamespace(_bridge=bridge, detokenize=lambda ids, **_: b" ab")
+    assert Llama._held_back(llm, [1], done, 1) == "b"
+    assert Llama._held_back(llm, [1, 260], done, 2) == "b"
 
 
 def test_stopping_criteria_leave_out_nothing(llm):
