@@ -476,10 +476,10 @@ class InferenceEngine:
 
         A prompt of None continues the session used last: that of `prefill`, or of the last
         `generate` or `stream` with a single prompt. With `best_of` that is the session of the
-        completion returned; after several completions there is none.
+        completion returned; after several completions there is none. A session takes one prompt.
         """
-        found, many = separated(prompt)
-        if many and (found or session is None):
+        found, many = separated(prompt, in_session=session is not None)
+        if many:
             return all_finished(self.submit_each(found, session=session, **options))
         return finished(self._begin(found, resumable=True, session=session, **options))
 

@@ -139,8 +139,8 @@ class AsyncEngine:
         """The completion of a prompt, or of each prompt of a list; an error of one cancels the
         others. If the engine's queue is full, prompts of a list wait until one of them has ended.
         """
-        prompt, many = separated(prompt)
-        if many and session is None:
+        prompt, many = separated(prompt, in_session=session is not None)
+        if many:
             requests: list[Request | Siblings] = []
             # what is an iterator counts for every prompt
             read = {
@@ -149,7 +149,7 @@ class AsyncEngine:
             }
             try:
                 for each in prompt:
-                    requests.append(await self._begun(each, requests, read))
+                    requests.append(await self._begun(each, requests, session, read))
                 return list(await asyncio.gather(*requests))
             except BaseException:  # gather leaves the others running
                 for request in requests:
@@ -158,12 +158,16 @@ class AsyncEngine:
         return await self.engine.submit(prompt, resumable=True, session=session, **options)
 
     async def _begun(
-        self, prompt: Any, before: list[Request | Siblings], options: dict[str, Any]
+        self,
+        prompt: Any,
+        before: list[Request | Siblings],
+        session: Session | None,
+        options: dict[str, Any],
     ) -> Request | Siblings:
         """A request; if the queue is full, this waits until an earlier request has ended."""
         while True:
             try:
-                return self.engine.submit(prompt, **options)
+                return self.engine.submit(prompt, session=session, **options)
             except QueueFull:
                 running = next((each for each in before if not each.done), None)
                 if running is None:

@@ -125,6 +125,25 @@ def test_generate_none_goes_on_with_the_last_session(engine):
     engine.reset()
 
 
+def test_a_session_takes_one_prompt(engine):
+    asking = oxillama.AsyncEngine(engine)
+
+    def in_a_loop(prompt, **options):
+        return asyncio.run(asking.generate(prompt, **options))
+
+    for generate in (engine.generate, in_a_loop):
+        session = engine.session()
+        with pytest.raises(
+            oxillama.ConfigError, match="found 2 prompts for one session, wanted one"
+        ):
+            generate(["a", "b"], session=session, max_tokens=2)
+        assert len(session) == 0
+        (done,) = generate(["Once"], session=session, max_tokens=2, temperature=0)
+        assert done.tokens == engine.generate("Once", max_tokens=2, temperature=0).tokens
+        # no tokens more: it goes on
+        assert len(generate([], session=session, max_tokens=2).tokens) == 2
+
+
 def test_sessions_fork_and_go_their_own_ways(engine):
     ids = engine.tokenize("Once upon a time, there was a")
     base = engine.session()

@@ -134,12 +134,12 @@ def seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def separated(prompt: Any) -> tuple[Any, bool]:
+def separated(prompt: Any, *, in_session: bool = False) -> tuple[Any, bool]:
     """(a prompt or a list of prompts, whether it is a list).
 
     Lists, tuples, arrays, Series and iterators of texts or of lists are prompts; those of integers
-    are the token ids of one prompt. An empty one is a list of no prompts. ConfigError for a None
-    among prompts.
+    are the token ids of one prompt. An empty one is a list of no prompts, but no tokens of one
+    prompt in a session. ConfigError for a None among prompts, and for several in one session.
     """
     if (
         prompt is None
@@ -156,4 +156,9 @@ def separated(prompt: Any) -> tuple[Any, bool]:
             f"prompt: found None in a list of {len(items)}, wanted texts or token ids (None alone "
             "continues the last session)"
         )
-    return items, True
+    if in_session and len(items) > 1:
+        raise ConfigError(
+            f"prompt: found {len(items)} prompts for one session, wanted one; `Session.fork` gives "
+            "a session for each"
+        )
+    return items, bool(items) or not in_session
