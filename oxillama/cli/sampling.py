@@ -294,7 +294,8 @@ def read(path: str, *, instead: str = "") -> str:
     """
     try:
         data = _standard_input(instead) if path == "-" else Path(path).read_bytes()
-        return data.decode("utf-8")
+        # a mark of the encoding is no text
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
     except UnicodeDecodeError as error:

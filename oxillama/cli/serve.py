@@ -149,7 +149,7 @@ def _keys(arguments: argparse.Namespace) -> list[str]:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text("utf-8")
+        return Path(path).read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "is not UTF-8"
         raise ConfigError(f"{path}: {why}, wanted a readable text file") from error
