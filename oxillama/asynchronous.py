@@ -273,7 +273,7 @@ class AsyncEngine:
         in await engine.chat(..., stream=True)`.
         """
         request = self.engine.submit_chat(messages, resumable=True, session=session, **options)
-        return aiter(request) if stream else await request
+        return _Events(request) if stream else await request
 
     async def embed(
         self,
@@ -298,3 +298,30 @@ class AsyncEngine:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
+
+
+class _Events:
+    """The events of a chat's request. Closing or dropping them stops it, even if they were never
+    iterated over: the code of a generator that was not begun does not run.
+    """
+
+    __slots__ = ("_events", "_request")
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._events: Any = aiter(request)
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> ChatEvent:
+        event: ChatEvent = await self._events.__anext__()
+        return event
+
+    async def aclose(self) -> None:
+        """Stop; the engine ends the request within a few milliseconds."""
+        self._request.cancel()
+        await self._events.aclose()
+
+    def __del__(self) -> None:
+        self._request.cancel()

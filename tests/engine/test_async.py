@@ -153,3 +153,21 @@ def test_a_loop_over_pieces_that_is_left_stops_the_work(engine):
         return (await request).finish_reason, [piece async for piece in request][-1].finish_reason
 
     assert asyncio.run(main()) == ("cancelled", "cancelled")
+
+
+@pytest.mark.parametrize("leave", ["drop", "close"])
+def test_events_of_a_chat_that_nobody_reads_stop_the_work(leave):
+    async def main(engine):
+        asked = [{"role": "user", "content": "Hello!"}]
+        events = await AsyncEngine(engine).chat(
+            asked, stream=True, ignore_eos=True, context_shift=True, max_tokens=10**9
+        )
+        if leave == "close":
+            await events.aclose()
+        del events
+        while not engine.metrics().requests_cancelled_total:
+            await asyncio.sleep(0.001)
+        return engine.metrics().requests_cancelled_total
+
+    with oxillama.load() as engine:
+        assert asyncio.run(asyncio.wait_for(main(engine), 20)) == 1
