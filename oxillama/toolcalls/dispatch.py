@@ -10,18 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import enum
 import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from oxillama.errors import ConfigError, RoundsExhausted
 from oxillama.toolcalls.events import ToolCall, call_id
-from oxillama.toolcalls.tools import Tool, arguments_schema, faults, tool_from_function, tool_of
+from oxillama.toolcalls.tools import (
+    Tool,
+    arguments_schema,
+    faults,
+    fits,
+    hinted,
+    tool_from_function,
+    tool_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ class ToolDispatcher:
     is called.
     """
 
-    def __init__(self, functions: Mapping[str, Callable] | typing.Iterable[Callable] = ()) -> None:
+    def __init__(self, functions: Mapping[str, Callable] | Iterable[Callable] = ()) -> None:
         self._tools: dict[str, tuple[Tool, Callable]] = {}
         pairs = (
             functions.items()
@@ -136,7 +147,14 @@ class ToolDispatcher:
         if inspect.iscoroutinefunction(tool):
             return failed(call, "failed", f"{call.name}: has to be awaited, wanted dispatch_async")
         try:
-            return _result(call, tool(**_typed(tool, arguments)))
+            value = tool(**_typed(tool, arguments))
+            if inspect.isawaitable(value):
+                if inspect.iscoroutine(value):
+                    value.close()
+                return failed(
+                    call, "failed", f"{call.name}: has to be awaited, wanted dispatch_async"
+                )
+            return _result(call, value)
         # a tool is somebody else's code: whatever it raises is its answer
         except Exception as error:
             return _raised(call, error)
@@ -153,7 +171,8 @@ class ToolDispatcher:
             arguments = _typed(tool, arguments)
             if inspect.iscoroutinefunction(tool):
                 return _result(call, await tool(**arguments))
-            return _result(call, await asyncio.to_thread(tool, **arguments))
+            value = await asyncio.to_thread(tool, **arguments)
+            return _result(call, await value if inspect.isawaitable(value) else value)
         except Exception as error:
             return _raised(call, error)
 
@@ -197,14 +216,22 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in the types of the function's hints: dataclasses, enums and tuples are made
-    from their JSON form.
+    """The arguments in the types of the function's hints: dataclasses, enums, tuples, dates and
+    UUIDs are made from their JSON form.
     """
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(hinted(function))
     except (NameError, TypeError):  # a function with a schema of its own needs no hints
         return dict(arguments)
     return {key: _as(hints.get(key), value) for key, value in arguments.items()}
+
+
+_FROM_TEXT: dict[Any, Callable[[str], Any]] = {
+    datetime.date: datetime.date.fromisoformat,
+    datetime.datetime: datetime.datetime.fromisoformat,
+    datetime.time: datetime.time.fromisoformat,
+    uuid.UUID: uuid.UUID,
+}
 
 
 def _as(hint: Any, value: Any) -> Any:
@@ -215,16 +242,32 @@ def _as(hint: Any, value: Any) -> Any:
         hints = typing.get_type_hints(hint)
         return hint(**{key: _as(hints.get(key), inner) for key, inner in value.items()})
     if origin in (typing.Union, types.UnionType):
-        wanted = [arg for arg in args if arg is not type(None)]
-        return value if value is None or len(wanted) != 1 else _as(wanted[0], value)
+        return value if value is None else _of_union(args, value)
     if origin in (list, set, frozenset, tuple) and isinstance(value, list) and args:
         inner = args if origin is tuple and args[-1] is not Ellipsis else (args[0],) * len(value)
         return origin(_as(kind, item) for kind, item in zip(inner, value))
-    return (
-        float(value)
-        if hint is float and isinstance(value, int) and not isinstance(value, bool)
-        else value
-    )
+    if args and isinstance(value, list) and origin in (Sequence, Iterable):
+        return [_as(args[0], item) for item in value]
+    if args and isinstance(value, Mapping) and origin in (dict, Mapping):
+        return {key: _as(args[1], item) for key, item in value.items()}
+    if isinstance(value, str):
+        return _FROM_TEXT[hint](value) if hint in _FROM_TEXT else value
+    if isinstance(value, bool):
+        return value
+    if hint is float and isinstance(value, int):
+        return float(value)
+    # JSON has one kind of numbers, and 2.0 is an integer
+    return int(value) if hint is int and isinstance(value, float) else value
+
+
+def _of_union(kinds: Sequence[Any], value: Any) -> Any:
+    """The value in the first of several types that takes it."""
+    wanted = [kind for kind in kinds if kind is not type(None)]
+    for kind in wanted:
+        with suppress(ValueError):
+            if len(wanted) == 1 or fits(value, kind):
+                return _as(kind, value)
+    return value
 
 
 @dataclass(frozen=True, slots=True)

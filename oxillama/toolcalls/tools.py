@@ -11,6 +11,7 @@ import json
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from oxillama.errors import ConfigError
@@ -90,9 +91,14 @@ def tool_from_function(function: Callable, *, name: str | None = None) -> Tool:
     The first paragraph describes the tool. Lines `name: text` under `Args:`, or a text in
     `Annotated`, describe parameters.
     """
-    name = name or function.__name__
+    name = name or getattr(function, "__name__", None)
+    if name is None:
+        raise ConfigError(
+            f"tool: found a {type(function).__name__} without a name, wanted a function, or a name "
+            "for it (ToolDispatcher.register)"
+        )
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(hinted(function), include_extras=True)
     except NameError as error:
         raise ConfigError(f"tool {name}: {error}") from None
     fields = []
@@ -120,6 +126,24 @@ def tool_from_function(function: Callable, *, name: str | None = None) -> Tool:
         for key, value in parameters["properties"].items()
     }
     return Tool(name, described, parameters)
+
+
+def hinted(function: Callable) -> Callable:
+    """The function that has the type hints of one: that of a partial, the `__call__` of an
+    object.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    if inspect.isroutine(function) or isinstance(function, type):
+        return function
+    return type(function).__call__
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is one of a type."""
+    return not faults(
+        {"value": value}, _object_schema(dataclasses.make_dataclass("Value", [("value", kind)]))
+    )
 
 
 def _object_schema(kind: type) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 import asyncio
 import dataclasses
+import datetime
 import enum
+import functools
 import typing
+import uuid
 from dataclasses import dataclass
 
 import jsonschema
@@ -102,6 +105,57 @@ def test_a_call_reaches_its_function_with_the_types_of_its_hints():
         "name": "weather",
         "content": result.content,
     }
+
+
+DAY, MARK = "2024-02-29", "12345678-1234-5678-1234-567812345678"
+
+
+@pytest.mark.parametrize(
+    "hint, given, wanted",
+    [
+        (dict[str, Place], {"a": {"city": "Ulm"}}, {"a": Place("Ulm")}),
+        (typing.Mapping[str, Unit], {"a": "C"}, {"a": Unit.CELSIUS}),
+        (typing.Sequence[Place], [{"city": "Ulm"}], [Place("Ulm")]),
+        (Unit | Place, {"city": "Ulm"}, Place("Ulm")),
+        (Place | Unit | None, "F", Unit.FAHRENHEIT),
+        (int | str, "5", "5"),
+        (datetime.date | str, DAY, datetime.date(2024, 2, 29)),
+        (datetime.date | str, "soon", "soon"),
+        (datetime.datetime, f"{DAY}T10:00:00", datetime.datetime(2024, 2, 29, 10)),
+        (datetime.time, "10:00:00", datetime.time(10)),
+        (uuid.UUID, MARK, uuid.UUID(MARK)),
+        (list[int], [2.0, 3], [2, 3]),
+        (float, 2, 2.0),
+    ],
+)
+def test_an_argument_has_the_type_of_its_hint(hint, given, wanted):
+    def tool(value):
+        return value
+
+    tool.__annotations__["value"] = hint
+    found = ToolDispatcher([tool]).dispatch(ToolCall("tool", {"value": given})).value
+    assert found == wanted
+    assert repr(found) == repr(wanted)  # 2 and 2.0 are equal
+
+
+def test_what_has_to_be_awaited_is_not_taken_for_a_result():
+    async def later(x: int) -> int:
+        return x + 1
+
+    class Tool:
+        async def __call__(self, x: int) -> int:
+            return x + 1
+
+    tools = ToolDispatcher({"plain": lambda x: later(x)})
+    tools.register(Tool(), name="object")
+    tools.register(functools.partial(later, x=1), name="part")
+    assert tools.tools[1]["function"]["parameters"]["properties"] == {"x": {"type": "integer"}}
+    for name in ("plain", "object", "part"):
+        call = ToolCall(name, {"x": 1})
+        assert tools.dispatch(call).error == f"{name}: has to be awaited, wanted dispatch_async"
+        assert asyncio.run(tools.dispatch_async(call)).value == 2
+    with pytest.raises(ConfigError, match="tool: found a Tool without a name, wanted"):
+        ToolDispatcher([Tool()])
 
 
 @pytest.mark.parametrize(
