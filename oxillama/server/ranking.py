@@ -17,10 +17,11 @@ from oxillama.server.work import Job
 
 
 async def scores(
-    call: Call, model: Model, pairs: Sequence[tuple[str, str]]
+    call: Call, model: Model, pairs: Sequence[tuple[str, str]], param: str
 ) -> tuple[list[float], int]:
     """(the relevance of each pair's second text to its first, tokens in all); 400 for a model
-    without a classifier, and for a pair longer than the context.
+    without a classifier, and for a pair longer than the context. param: the field of the second
+    texts.
     """
     counts: list[int] = []
     numbers: list[int] = []
@@ -42,9 +43,9 @@ async def scores(
             if len(found) > engine.context_size:
                 raise ApiError(
                     400,
-                    f"documents[{at}]: {len(found)} tokens with the query, "
+                    f"{param}[{at}]: {len(found)} tokens with the query, "
                     f"the context holds {engine.context_size}",
-                    param=f"documents[{at}]",
+                    param=f"{param}[{at}]",
                     code="context_length_exceeded",
                 )
             ids.append(found)
@@ -59,7 +60,7 @@ async def scores(
             raise
         return Batch(begun)
 
-    async with Job(call, model, param="documents") as job:
+    async with Job(call, model, param=param) as job:
         await job.begin(begin)
         found = await job.results()
     return [float(each[numbers[0]]) for each in found], counts[0]

@@ -13,7 +13,7 @@ from oxillama.errors import OxillamaError
 from oxillama.server import adapters, ranking
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import EXCEPTIONS
-from oxillama.server.errors import ApiError
+from oxillama.server.errors import ApiError, unsupported
 from oxillama.server.ids import new_id
 from oxillama.server.metrics import CONTENT_TYPE, exposition
 from oxillama.server.schema import (
@@ -38,7 +38,8 @@ RERANK_BODY: Schema = obj(
         "top_n": integer(1),
         "return_documents": BOOLEAN,
         "return_text": BOOLEAN,
-        "raw_scores": BOOLEAN,
+        # scores are the classifier's own
+        "raw_scores": {"type": "boolean", "const": True},
         "lora": adapters.LORA,
     },
     ("query",),
@@ -82,10 +83,14 @@ async def rerank(call: Call) -> Response:
             param="documents" if not given else "texts",
             code="missing_required_parameter" if not given else None,
         )
+    others = ("return_text", "raw_scores") if given == ["documents"] else ("return_documents",)
+    for name in others:
+        if body.get(name) is not None:
+            raise unsupported(name, f"is of no use with {given[0]}")
     texts = [each if isinstance(each, str) else each["text"] for each in body[given[0]]]
     async with call.state.models.use(body.get("model")) as model:
         found, tokens = await call.race(
-            ranking.scores(call, model, [(body["query"], text) for text in texts])
+            ranking.scores(call, model, [(body["query"], text) for text in texts], given[0])
         )
         order = sorted(range(len(texts)), key=lambda at: -found[at])
         order = order[: int(body.get("top_n") or len(order))]
@@ -124,7 +129,7 @@ async def score(call: Call) -> Response:
         )
     pairs = list(zip(one * len(other) if len(one) == 1 else one, other))
     async with call.state.models.use(body.get("model")) as model:
-        found, tokens = await call.race(ranking.scores(call, model, pairs))
+        found, tokens = await call.race(ranking.scores(call, model, pairs, "text_2"))
         return json_response(
             {
                 "id": new_id("score-"),

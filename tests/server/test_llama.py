@@ -7,6 +7,7 @@ import oxillama
 PATH = "/completion"
 ASK = {"prompt": "Once upon a time", "n_predict": 8, "seed": 3}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+RETURNED = "return_documents"
 PICTURED = {"role": "user", "content": [PICTURE]}
 
 
@@ -154,6 +155,9 @@ def test_a_slot_is_saved_and_restored(server):
         ),
         ("/rerank", {"query": "a"}, "documents", 400),
         ("/rerank", {"query": "a", "documents": ["b"]}, "model", 400),
+        ("/rerank", {"query": "a", "texts": ["b"], "raw_scores": False}, "raw_scores", 400),
+        ("/rerank", {"query": "a", "texts": ["b"], "return_documents": True}, RETURNED, 400),
+        ("/rerank", {"query": "a", "documents": ["b"], "return_text": True}, "return_text", 400),
         ("/v1/score", {"text_1": "a"}, "text_2", 400),
         ("/v1/score", {"text_1": "a", "text_2": ["b"]}, "model", 400),
         ("/v1/load_lora_adapter", {"lora_name": "a"}, "lora_path", 400),
