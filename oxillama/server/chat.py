@@ -37,7 +37,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.sessions import NAME_PATTERN, go_on_with
+from oxillama.server.sessions import NAME_PATTERN, go_on_with, kept_on_error
 from oxillama.server.work import Job, reason_of, stopped_by, timings_json, usage_of
 from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.toolcalls.events import call_id
@@ -265,9 +265,10 @@ def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
         named = state.sessions.get(
             asked.session, model, create=True, lora=asked.options.get("lora")
         )
-        ids = go_on_with(named.session, turn.prompt)
+        with kept_on_error(named):
+            ids = go_on_with(named.session, turn.prompt)
+            made = model.engine.submit(ids, session=named.session, **turn.options)
         named.changed, named.messages = True, asked.messages
-        made = model.engine.submit(ids, session=named.session, **turn.options)
     else:
         made = model.engine.submit(turn.prompt, **turn.options)
     each: Any

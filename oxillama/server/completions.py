@@ -189,13 +189,17 @@ def _in_session(
             raise unsupported(name, "cannot be had in a session")
     if n > 1:
         raise bad("n", n, "1 in a session")
-    named = call.state.sessions.get(
-        body["session"], model, create=True, lora=asked.options.get("lora")
-    )
-    begun = bool(len(named.session))
     texts = prompts_of(body["prompt"]) if body.get("prompt") else []
     if len(texts) > 1:
         raise ApiError(400, "prompt: found a list in a session, wanted one", param="prompt")
+    sessions, name = call.state.sessions, body["session"]
+    # a name that is only asked for makes no session
+    named = (
+        sessions.get(name, model, create=True, lora=asked.options.get("lora"))
+        if texts or sessions.knows(name)
+        else None
+    )
+    begun = named is not None and len(named.session) > 0
     ids = encoded(model, texts[0], special=special and not begun) if texts else []
     if not ids and not begun:
         raise ApiError(

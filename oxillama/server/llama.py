@@ -622,15 +622,20 @@ def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int
     """Submit a prompt: in a named session, after the tokens of a slot, or by itself."""
     name, slot = call.body.get("session"), call.body.get("id_slot")
     if name is not None:
-        named = call.state.sessions.get(name, model, create=True, lora=asked.options.get("lora"))
-        named.changed = True
-        if not ids and not len(named.session):
+        sessions = call.state.sessions
+        named = (
+            sessions.get(name, model, create=True, lora=asked.options.get("lora"))
+            if ids or sessions.knows(name)
+            else None
+        )
+        if named is None or not (ids or len(named.session)):
             raise ApiError(
                 400,
                 "prompt: is required, the session is new",
                 param="prompt",
                 code="missing_required_parameter",
             )
+        named.changed = True
         return model.engine.submit(ids or None, session=named.session, **asked.options)
     if slot is not None and slot >= 0:
         held = call.state.slot_sessions.get(int(slot))

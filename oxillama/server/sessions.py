@@ -11,8 +11,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,10 @@ class Sessions:
     def on_disk(self, name: str) -> bool:
         """Whether there is a snapshot of that name."""
         return self._folder is not None and (self._folder / (name + _SNAPSHOT)).is_file()
+
+    def knows(self, name: str) -> bool:
+        """Whether there is a session of that name, in memory or in the folder."""
+        return checked_name(name) in self._named or self.on_disk(name)
 
     def model_of(self, name: str) -> str | None:
         """The model of a session, None for an unknown session."""
@@ -371,6 +375,19 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return next(
         (at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other))
     )
+
+
+@contextmanager
+def kept_on_error(named: NamedSession) -> Iterator[None]:
+    """A context manager: a request that is refused leaves the session as it was."""
+    before = named.session.fork()
+    try:
+        yield
+    except BaseException:
+        named.session, before = before, named.session
+        raise
+    finally:
+        _closed(before)
 
 
 def go_on_with(session: Session, ids: Sequence[int]) -> list[int]:

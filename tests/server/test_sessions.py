@@ -82,6 +82,30 @@ def test_sessions_are_made_listed_saved_and_deleted(tmp_path):
             assert server.refused(f"/v1/sessions/x/{action}", {}, 404)["param"] == "session"
 
 
+def test_a_request_that_is_refused_leaves_its_session_as_it_was(server):
+    def chat(*messages, **more):
+        return {"session": "kept", "max_tokens": 8, "temperature": 0, "messages": messages, **more}
+
+    path, first = "/v1/chat/completions", {"role": "user", "content": "Tell me a story"}
+    said = server.ok(path, chat(first))["choices"][0]["message"]["content"]
+    before = server.get("/v1/sessions/kept").json()
+    assert [each["content"] for each in before["messages"]] == ["Tell me a story", said]
+    other = {"role": "user", "content": "word " * 2000}
+    refused = [chat(first, other), chat(other), chat({**first, "content": "x"}, min_tokens=9)]
+    for body in refused:
+        server.refused(path, body)
+        assert server.get("/v1/sessions/kept").json() == before
+    go_on = {"session": "kept", "max_tokens": 4, "temperature": 0}
+    rest = text(server.ok(PATH, go_on))
+    again = server.ok(path, {**chat(first), "session": "whole", "max_tokens": 12})
+    assert again["choices"][0]["message"]["content"] == said + rest
+    for where in (PATH, "/completion"):
+        body = {"session": "unheard", "max_tokens": 4, **({} if where == PATH else {"prompt": []})}
+        server.refused(where, body)
+        server.refused(where, {**body, "prompt": ""} if where == PATH else body)
+        assert server.get("/v1/sessions/unheard").status_code == 404
+
+
 @pytest.mark.parametrize("name", ["..", ".hidden", "a b", "-x", "x" * 65, "é", "x.session.json"])
 def test_bad_names_are_refused(server, name):
     for path in (f"/v1/sessions/{name}", f"/v1/sessions/{name}/save"):
