@@ -87,13 +87,20 @@ class ImageBuilder(Builder):
             self.fail(self.keys.name(key), scale, wanted)
         return scale
 
-    def kernels(self, name: str) -> Tensor:
-        """The kernels of a convolution over patches, a row each."""
-        shape = (self.hidden, 3, self.patch, self.patch)
-        info = self._info(name)
+    def kernels(self, name: str, rows: int, channels: int, side: int) -> Tensor:
+        """The kernels of a convolution over squares that do not overlap, a row each."""
+        shape, info = (rows, channels, side, side), self._info(name)
         if tuple(info.shape) != shape:
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.kind} needs {shape}")
-        return Tensor(name, info.type_name, (self.hidden, self.columns))
+        return Tensor(name, info.type_name, (rows, channels * side * side))
+
+    def convolved(self, x: Value, name: str, rows: int, channels: int, side: int) -> Value:
+        """x, a square of `side` x `side` channel by channel, times the kernels `name.weight`, plus
+        `name.bias` if there is one.
+        """
+        weight = self.kernels(name + ".weight", rows, channels, side)
+        bias = self.optional_vector(name + ".bias", rows)
+        return self.record("linear", (x,), width=rows, weight=weight, bias=bias)
 
     def turned(self, x: Value, name: str, rows: int) -> Value:
         """x times the matrix `name.weight` (x.width, rows) as it stands in the file."""
@@ -105,12 +112,10 @@ class ImageBuilder(Builder):
         """The embedding of each patch; of the two frames of a clip, where the file has kernels for
         both, the same image.
         """
-        bias = self.optional_vector("v.patch_embd.bias", self.hidden)
         x = self.features(0, self.columns)
-        weight = self.kernels("v.patch_embd.weight")
-        made = self.record("linear", (x,), width=self.hidden, weight=weight, bias=bias)
+        made = self.convolved(x, "v.patch_embd", self.hidden, 3, self.patch)
         if self.has("v.patch_embd.weight.1"):
-            weight = self.kernels("v.patch_embd.weight.1")
+            weight = self.kernels("v.patch_embd.weight.1", self.hidden, 3, self.patch)
             made = made + self.record("linear", (x,), width=self.hidden, weight=weight, bias=None)
         return made
 
@@ -125,6 +130,18 @@ class ImageBuilder(Builder):
                 f"{self.image} pixels in patches of {self.patch}"
             )
         return super().position_embed(name)
+
+    def grid_positions(self, name: str = "v.position_embd.weight") -> Value:
+        """What the batch brings after each patch: learned positions of a square grid in the file,
+        at as many places as the image has patches.
+        """
+        rows, width = self.shape(name, 2)
+        if width != self.hidden or round(rows**0.5) ** 2 != rows:
+            raise ModelError(
+                f"{name}: file has {(rows, width)}, {self.kind} needs a square number of rows of "
+                f"{self.hidden}"
+            )
+        return self.features(self.columns, self.hidden)
 
     def class_row(self) -> Value:
         """`v.class_embd` in the row of the class token, zeros in the others."""
@@ -151,11 +168,20 @@ class ImageBuilder(Builder):
         style: str = "neox",
         spans: bool = False,
     ) -> Value:
-        """A layer of a transformer whose norms come first; a feed-forward network with a gate, and
-        what both halves add scaled (`ls1`, `ls2`), where the file has that.
+        """A layer of a transformer whose norms come first; norms of the heads of queries and keys,
+        a feed-forward network with a gate, and what both halves add scaled (`ls1`, `ls2`), where
+        the file has that.
         """
-        y = layer.norm(x, "ln1", kind=kind)
-        y = attention(self, layer, y, style=style, rope=rope, spans=spans, output="attn_out")
+        y = attention(
+            self,
+            layer,
+            layer.norm(x, "ln1", kind=kind),
+            style=style,
+            qk_norm="heads" if layer.has("attn_q_norm.weight") else None,
+            rope=rope,
+            spans=spans,
+            output="attn_out",
+        )
         x = x + self._scaled(layer, "ls1.weight", y)
         y = layer.norm(x, "ln2", kind=kind)
         up, down = "ffn_up", "ffn_down"

@@ -74,7 +74,7 @@ class Vision:
     @property
     def positioned(self) -> bool:
         """Whether features have their own rows and columns (M-RoPE)."""
-        return isinstance(self.processor, DynamicResolution)
+        return isinstance(self.processor, DynamicResolution) and self.processor.placed
 
     @property
     def image_tokens(self) -> ImageTokens:

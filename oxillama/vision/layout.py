@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import numpy as np
 
 from oxillama.model.image_encoder import ImageRows
+
+# learned positions, float32 (rows * columns, width), of a grid of (rows, columns) patches
+Positions = Callable[[int, int], np.ndarray]
 
 
 def patches_of(pixels: np.ndarray, patch: int) -> np.ndarray:
@@ -56,13 +62,13 @@ def merged_rows(
     *,
     merge: int,
     window: int = 0,
-    grid: np.ndarray | None = None,
+    positions: Positions | None = None,
 ) -> ImageRows:
     """Patches in squares of `merge` x `merge`, each of which makes a feature, with row and column.
 
     window: squares of a window's side, 0 where all patches see each other; patches of a window
-    follow one another, and features leave line by line all the same. grid: learned positions (side,
-    side, width), interpolated and appended to the patches.
+    follow one another, and features leave line by line all the same. positions: what is appended to
+    the patches.
     """
     rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
     squares = blocks_of(rows, columns, merge)
@@ -79,8 +85,8 @@ def merged_rows(
         spans = np.stack([np.repeat(ends - sizes, sizes), np.repeat(ends, sizes)]).astype(np.int32)
     numbers = squares[order].reshape(-1)
     patches = patches_of(pixels, patch)[numbers]
-    if grid is not None:
-        patches = np.concatenate([patches, interpolated(grid, rows, columns)[numbers]], axis=1)
+    if positions is not None:
+        patches = np.concatenate([patches, positions(rows, columns)[numbers]], axis=1)
     where = np.stack(np.divmod(numbers, columns)).astype(np.int32)
     groups = np.empty((len(squares), merge * merge), np.int64)
     groups[order] = np.arange(len(numbers)).reshape(-1, merge * merge)
@@ -109,3 +115,37 @@ def interpolated(grid: np.ndarray, rows: int, columns: int) -> np.ndarray:
         + grid[bottom][:, right] * (down * over)
     )
     return made.reshape(rows * columns, -1).astype(np.float32)
+
+
+def resampled(
+    grid: np.ndarray, rows: int, columns: int, *, kernel: Literal["linear", "cubic"]
+) -> np.ndarray:
+    """float32 (rows * columns, width): a square grid of learned positions (side, side, width)
+    resized like a picture, its edges repeated beyond them. linear: over all places that a new one
+    covers, where there are fewer of these (antialiasing); cubic: over the four nearest along a side
+    (Keys 1981, with a = -0.75).
+    """
+    down, over = (_weights(len(grid), count, kernel) for count in (rows, columns))
+    made = np.einsum("yh,xw,hwc->yxc", down, over, grid, optimize=True)
+    return np.ascontiguousarray(made, np.float32).reshape(rows * columns, -1)
+
+
+def _weights(side: int, count: int, kernel: str) -> np.ndarray:
+    """(count, side): how much each old place along a side is worth in each new one."""
+    step = side / count
+    wide = max(step, 1.0) if kernel == "linear" else 1.0
+    reach = wide if kernel == "linear" else 2.0
+    centres = (np.arange(count) + 0.5) * step - 0.5
+    low = np.floor(centres - reach).astype(int)
+    taken = low[:, None] + np.arange(2 * int(np.ceil(reach)) + 2)
+    away = np.abs(taken - centres[:, None]) / wide
+    if kernel == "linear":
+        worth = np.clip(1 - away, 0, None) * ((taken >= 0) & (taken < side))
+        worth /= worth.sum(axis=1, keepdims=True)
+    else:
+        near = (1.25 * away - 2.25) * away**2 + 1
+        far = -0.75 * (((away - 5) * away + 8) * away - 4)
+        worth = np.where(away <= 1, near, np.where(away < 2, far, 0.0))
+    made = np.zeros((count, side))
+    np.add.at(made, (np.arange(count)[:, None], np.clip(taken, 0, side - 1)), worth)
+    return made

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -18,7 +19,14 @@ import numpy as np
 from oxillama.errors import ImageError, ModelError
 from oxillama.model.image_encoder import ImageEncoder, ImageRows
 from oxillama.vision.features import ImageFeatures
-from oxillama.vision.layout import axial_rows, merged_rows, plain_rows
+from oxillama.vision.layout import (
+    Positions,
+    axial_rows,
+    interpolated,
+    merged_rows,
+    plain_rows,
+    resampled,
+)
 from oxillama.vision.reading import pillow
 
 Fit = Literal["stretch", "pad"]
@@ -95,6 +103,23 @@ def _cut(sheet: Any, side: int) -> list[Any]:
         for y in range(0, sheet.height, side)
         for x in range(0, sheet.width, side)
     ]
+
+
+def nearest_grid(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
+    """(tiles across, tiles down), `least` to `most` in all, whose ratio is nearest to that of an
+    image's sides; of several the last one that has less than twice as many pixels as the image
+    (Chen et al. 2024, InternVL 1.5, section 3.2).
+    """
+    best, nearest = (1, 1), math.inf
+    numbers = range(1, most + 1)
+    grids = [(x, y) for x in numbers for y in numbers if least <= x * y <= most]
+    for grid in sorted(grids, key=math.prod):
+        off = abs(width / height - grid[0] / grid[1])
+        if off < nearest:
+            best, nearest = grid, off
+        elif off == nearest and width * height > 0.5 * side**2 * math.prod(grid):
+            best = grid
+    return best
 
 
 @dataclass(frozen=True)
@@ -195,7 +220,10 @@ def _unpadded(sheet: np.ndarray, height: int, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DynamicResolution:
-    """An image of about its own size, sides rounded to whole features: Qwen2-VL, 2.5 and 3."""
+    """An image of about its own size, sides rounded to whole features: Qwen2-VL, 2.5 and 3.
+
+    lowest: what a side is at least before the area is held against the limits.
+    """
 
     image_tokens: ImageTokens
     patch: int
@@ -204,18 +232,21 @@ class DynamicResolution:
     most: int
     fit: Fit
     window: int = 0
-    grid: np.ndarray | None = None
+    positions: Positions | None = None
+    filter: str = "bicubic"
+    placed: bool = True
+    lowest: int = 0
 
     def tiles(self, image: Any) -> list[Any]:
         """The image at the size of `sides`."""
-        return [resized(image, self.sides(image.width, image.height), "bicubic", fit=self.fit)]
+        return [resized(image, self.sides(image.width, image.height), self.filter, fit=self.fit)]
 
     def sides(self, width: int, height: int) -> tuple[int, int]:
         """The nearest multiples of a feature's side whose area is within the limits (Wang et al.
         2024, Qwen2-VL, published code `smart_resize`).
         """
         unit = self.patch * self.merge
-        wide, high = round(width / unit) * unit, round(height / unit) * unit
+        wide, high = (max(self.lowest, round(s / unit) * unit) for s in (width, height))
         if wide * high > self.most:
             beta = math.sqrt(width * height / self.most)
             wide, high = (max(unit, math.floor(s / beta / unit) * unit) for s in (width, height))
@@ -231,7 +262,13 @@ class DynamicResolution:
             raise ImageError(
                 f"pixels: found {pixels.shape[2]} x {pixels.shape[1]}, wanted multiples of {unit}"
             )
-        return merged_rows(pixels, self.patch, merge=self.merge, window=self.window, grid=self.grid)
+        return merged_rows(
+            pixels,
+            self.patch,
+            merge=self.merge,
+            window=self.window,
+            positions=self.positions,
+        )
 
     def pieces(
         self,
@@ -239,7 +276,9 @@ class DynamicResolution:
         features: Sequence[np.ndarray],
         grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
-        """The features, each at its row and column."""
+        """The features, each at its row and column where they are placed so (M-RoPE)."""
+        if not self.placed:
+            return [ImageFeatures(features[0])]
         down, across = (each // self.merge for each in grids[0])
         row, column = np.divmod(np.arange(down * across, dtype=np.int32), np.int32(across))
         where = np.stack([np.zeros_like(row), row, column])
@@ -247,9 +286,67 @@ class DynamicResolution:
 
 
 @dataclass(frozen=True)
+class EnlargedFirst(DynamicResolution):
+    """The same, of an image whose sides are first made as long as a feature: GLM-4.1V."""
+
+    def sides(self, width: int, height: int) -> tuple[int, int]:
+        """The (width, height) of the picture (published image processor of GLM-4.1V)."""
+        short, unit = min(width, height), self.patch * self.merge
+        if short < unit:
+            width, height = (int(each * (unit / short)) for each in (width, height))
+        return super().sides(width, height)
+
+
+@dataclass(frozen=True)
+class TiledWhenLarge(DynamicResolution):
+    """LFM2-VL (Liquid AI 2025, published image processor): an image of about its own size, and
+    before it, if it has more than twice the pixels of the largest, 2 to 10 tiles of `side` pixels,
+    each after a text that says which it is.
+    """
+
+    side: int = 512
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The tiles, line by line, and last the image whole."""
+        whole = resized(image, self.sides(image.width, image.height), self.filter, fit=self.fit)
+        if not self.is_large(image.width, image.height):
+            return [whole]
+        across, down = nearest_grid(image.width, image.height, self.side, 2, 10)
+        sheet = resized(image, (across * self.side, down * self.side), self.filter, fit=self.fit)
+        return [*_cut(sheet, self.side), whole]
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches square by square, without rows and columns: SigLIP rotates nothing."""
+        return replace(super().rows(pixels), rope=None)
+
+    def is_large(self, width: int, height: int) -> bool:
+        """Whether an image is cut into tiles."""
+        unit = self.patch * self.merge
+        wide, high = (max(self.patch, round(s / unit) * unit) for s in (width, height))
+        return wide * high > 2 * self.most
+
+    def pieces(
+        self,
+        image: tuple[int, int],
+        features: Sequence[np.ndarray],
+        grids: Sequence[tuple[int, int]],
+    ) -> list[str | ImageFeatures]:
+        """Each tile after its row and column, the whole image after a marker of its own."""
+        if len(features) == 1:
+            return [ImageFeatures(features[0])]
+        across, _ = nearest_grid(*image, self.side, 2, 10)
+        out = list[str | ImageFeatures]()
+        for at, rows in enumerate(features[:-1]):
+            down, right = divmod(at, across)
+            out += [f"<|img_row_{down + 1}_col_{right + 1}|>", ImageFeatures(rows)]
+        return [*out, "<|img_thumbnail|>", ImageFeatures(features[-1])]
+
+
+@dataclass(frozen=True)
 class RowSeparated:
     """An image of at most `size`, sides rounded up to whole features of `merge` x `merge` patches,
-    with a separator row after each line of features except the last: Pixtral and Mistral Small 3.1.
+    with a separator row after each line of features except the last: Pixtral and Mistral Small 3.1;
+    without separators (`line` None): LightOnOCR.
     """
 
     image_tokens: ImageTokens
@@ -257,7 +354,7 @@ class RowSeparated:
     patch: int
     merge: int
     fit: Fit
-    line: np.ndarray
+    line: np.ndarray | None
 
     def tiles(self, image: Any) -> list[Any]:
         """The image, made smaller where it is larger."""
@@ -285,6 +382,8 @@ class RowSeparated:
         grids: Sequence[tuple[int, int]],
     ) -> list[str | ImageFeatures]:
         """The lines of features, each ended but the last."""
+        if self.line is None:
+            return [ImageFeatures(features[0])]
         down, across = (each // self.merge for each in grids[0])
         sheet = features[0].reshape(down, across, -1)
         ends = np.broadcast_to(self.line, (down, 1, sheet.shape[2]))
@@ -316,20 +415,8 @@ class DynamicTiles:
         return [*_cut(sheet, side), resized(image, (side, side), "bicubic", fit=self.fit)]
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """(tiles across, tiles down) whose ratio is nearest to that of the sides; of several the
-        last one that has less than twice as many pixels as the image (Chen et al. 2024, InternVL
-        1.5, section 3.2).
-        """
-        best, least = (1, 1), math.inf
-        numbers = range(1, self.most + 1)
-        grids = [(x, y) for x in numbers for y in numbers if self.least <= x * y <= self.most]
-        for grid in sorted(grids, key=math.prod):
-            off = abs(width / height - grid[0] / grid[1])
-            if off < least:
-                best, least = grid, off
-            elif off == least and width * height > 0.5 * self.size**2 * math.prod(grid):
-                best = grid
-        return best
+        """(tiles across, tiles down)."""
+        return nearest_grid(width, height, self.size, self.least, self.most)
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches line by line, after the class token."""
@@ -436,6 +523,16 @@ _INTERN = ImageTokens(
 )
 
 
+_GLM = ImageTokens(
+    ("<|begin_of_image|><|image|><|end_of_image|>", "<|image|>"),
+    "<|image|>",
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+)
+_LFM = ImageTokens(("<image>",), "<image>", "<|image_start|>", "<|image_end|>")
+_LIGHTON = ImageTokens(("<|image_pad|>",), "<|image_pad|>")
+
+
 def _llava(e: ImageEncoder, fit: Fit | None) -> Processor:
     square = FixedSize(
         _LLAVA,
@@ -480,12 +577,14 @@ def _merged(e: ImageEncoder, fit: Fit | None) -> Processor:
     area = (e.patch * merge) ** 2
     least = e.keys.integer("image_min_pixels", default=8 * area, minimum=1)
     most = e.keys.integer("image_max_pixels", default=4096 * area, minimum=least)
-    window, grid = 0, None
+    window, positions = 0, None
     if e.spanned:
         window = e.keys.integer("window_size", default=112) // (e.patch * merge)
     if e.kind == "qwen3vl_merger":
-        grid = e.table("v.position_embd.weight", e.hidden)
-    return DynamicResolution(_QWEN, e.patch, merge, least, most, fit or "stretch", window, grid)
+        positions = partial(interpolated, e.table("v.position_embd.weight", e.hidden))
+    return DynamicResolution(
+        _QWEN, e.patch, merge, least, most, fit or "stretch", window, positions
+    )
 
 
 def _pixtral(e: ImageEncoder, fit: Fit | None) -> Processor:
@@ -493,6 +592,43 @@ def _pixtral(e: ImageEncoder, fit: Fit | None) -> Processor:
     if line is None:
         raise ModelError("v.token_embd.img_break: the file has no such tensor, pixtral needs it")
     return RowSeparated(_PIXTRAL, e.image, e.patch, round(e.group**0.5), fit or "stretch", line)
+
+
+def _glm4v(e: ImageEncoder, fit: Fit | None) -> Processor:
+    merge = round(e.group**0.5)
+    area = (e.patch * merge) ** 2
+    least = e.keys.integer("image_min_pixels", default=8 * area, minimum=1)
+    most = e.keys.integer("image_max_pixels", default=6144 * area, minimum=least)
+    positions = None
+    if "v.position_embd.weight" in e.reader.tensors:
+        table = e.table("v.position_embd.weight", e.hidden)
+        positions = partial(resampled, table, kernel="cubic")
+    return EnlargedFirst(_GLM, e.patch, merge, least, most, fit or "stretch", positions=positions)
+
+
+def _lightonocr(e: ImageEncoder, fit: Fit | None) -> Processor:
+    longest = e.keys.integer("preproc_image_size", default=e.image, minimum=1, maximum=1 << 14)
+    merge = round(e.group**0.5)
+    return RowSeparated(_LIGHTON, longest, e.patch, merge, fit or "stretch", None)
+
+
+def _lfm2(e: ImageEncoder, fit: Fit | None) -> Processor:
+    merge = round(e.group**0.5)
+    unit = e.patch * merge
+    least = e.keys.integer("image_min_pixels", default=64 * unit**2, minimum=1)
+    most = e.keys.integer("image_max_pixels", default=256 * unit**2, minimum=least)
+    return TiledWhenLarge(
+        _LFM,
+        e.patch,
+        merge,
+        least,
+        most,
+        fit or "stretch",
+        positions=partial(resampled, e.table("v.position_embd.weight", e.hidden), kernel="linear"),
+        filter="bilinear",
+        placed=False,
+        lowest=unit,
+    )
 
 
 def _internvl(e: ImageEncoder, fit: Fit | None) -> Processor:
@@ -511,7 +647,10 @@ _MAKERS: dict[str, Callable[[ImageEncoder, Fit | None], Processor]] = {
     "gemma3": _gemma3,
     "idefics3": _idefics3,
     "pixtral": _pixtral,
+    "glm4v": _glm4v,
     "internvl": _internvl,
+    "lfm2": _lfm2,
+    "lightonocr": _lightonocr,
     "qwen2vl_merger": _merged,
     "qwen2.5vl_merger": _merged,
     "qwen2.5o": _merged,

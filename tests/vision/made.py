@@ -17,7 +17,15 @@ _KEYS: dict[str, dict[str, Any]] = {
         "vision.preproc_image_size": 112,
     },
     "pixtral": {"use_silu": True},
+    "glm4v": {"use_silu": True},
     "internvl": {"use_gelu": True, "vision.projector.scale_factor": 2},
+    "lfm2": {
+        "use_gelu": True,
+        "vision.projector.scale_factor": 2,
+        "vision.patch_size": 16,
+        "vision.image_size": 256,
+    },
+    "lightonocr": {"use_silu": True, "vision.attention.layer_norm_epsilon": 1e-5},
     "qwen2vl_merger": {},
     "qwen2.5vl_merger": {"use_silu": True, "vision.n_wa_pattern": 2},
     "qwen3vl_merger": {
@@ -30,13 +38,26 @@ KINDS = tuple(_KEYS)
 
 
 def write_mmproj(
-    path: Path, kind: str = "mlp", *, width: int, image: int = 56, seed: int = 0, **more: Any
+    path: Path,
+    kind: str = "mlp",
+    *,
+    width: int,
+    image: int = 56,
+    seed: int = 0,
+    variant: str = "",
+    **more: Any,
 ) -> Path:
-    """An encoder whose features have `width` floats; more: further keys, under `clip.vision.`. Of
-    Pixtral with a `spatial_merge_size` (2) squares of patches are merged.
+    """An encoder whose features have `width` floats; more: further keys, under `clip.vision.`;
+    variant: "ocr" for what GLM-OCR has in place of what GLM-4.1V has. Of
+    Pixtral and LightOnOCR with a `spatial_merge_size` (2) squares of patches are merged.
     """
     rng = np.random.default_rng(seed)
-    qwen, rms = kind.startswith("qwen"), kind in ("pixtral", "qwen2.5vl_merger")
+    pixtral = kind in ("pixtral", "lightonocr")
+    glm, ocr = kind == "glm4v", variant == "ocr"
+    qwen, rms = kind.startswith("qwen"), pixtral or glm or kind == "qwen2.5vl_merger"
+    biased = not (pixtral or glm) or ocr
+    patch = _KEYS[kind].get("vision.patch_size", PATCH)
+    image = _KEYS[kind].get("vision.image_size", image)
     tensors: dict[str, np.ndarray] = {}
 
     def put(name: str, *shape: int, scale: float = 0.2) -> None:
@@ -52,33 +73,47 @@ def write_mmproj(
         if bias:
             put(name + ".bias", rows)
 
-    put("v.patch_embd.weight", HIDDEN, 3, PATCH, PATCH, scale=0.05)
-    if qwen:
-        put("v.patch_embd.weight.1", HIDDEN, 3, PATCH, PATCH, scale=0.05)
-    grid = (image // PATCH) ** 2
+    put("v.patch_embd.weight", HIDDEN, 3, patch, patch, scale=0.05)
+    if qwen or glm:
+        put("v.patch_embd.weight.1", HIDDEN, 3, patch, patch, scale=0.05)
+    if glm or kind == "lfm2":
+        put("v.patch_embd.bias", HIDDEN)
+    grid = (image // patch) ** 2
     if kind in ("mlp", "internvl"):
         put("v.class_embd", HIDDEN)
         if kind == "mlp":
             norm("v.pre_ln")
         put("v.position_embd.weight", grid + 1, HIDDEN)
-    elif kind in ("gemma3", "idefics3", "qwen3vl_merger"):
+    elif kind in ("gemma3", "idefics3", "lfm2", "qwen3vl_merger"):
         put("v.position_embd.weight", grid, HIDDEN)
         norm("v.post_ln")
-    elif kind == "pixtral":
+    elif pixtral:
         norm("v.pre_ln")
-        put("v.token_embd.img_break", width)
+        if kind == "pixtral":
+            put("v.token_embd.img_break", width)
     else:
         norm("v.post_ln")
+        if glm and not ocr:
+            norm("v.norm_embd")
+            put("v.position_embd.weight", grid, HIDDEN)
     for layer in range(LAYERS):
         at = f"v.blk.{layer}."
         norm(at + "ln1")
         norm(at + "ln2")
-        for part in ("q", "k", "v", "out"):
-            linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=kind != "pixtral")
-        linear(at + "ffn_up", FFN, HIDDEN, bias=kind != "pixtral")
-        linear(at + "ffn_down", HIDDEN, FFN, bias=kind != "pixtral")
+        if glm:
+            linear(at + "attn_qkv", 3 * HIDDEN, HIDDEN, bias=biased)
+            linear(at + "attn_out", HIDDEN, HIDDEN, bias=biased)
+        else:
+            for part in ("q", "k", "v", "out"):
+                linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=biased)
+        if ocr:
+            norm(at + "attn_q_norm", HIDDEN // HEADS)
+            norm(at + "attn_k_norm", HIDDEN // HEADS)
+        inner = width if glm and not ocr else FFN
+        linear(at + "ffn_up", inner, HIDDEN, bias=biased)
+        linear(at + "ffn_down", HIDDEN, inner, bias=biased)
         if rms:
-            linear(at + "ffn_gate", FFN, HIDDEN, bias=kind != "pixtral")
+            linear(at + "ffn_gate", inner, HIDDEN, bias=biased)
         if kind == "internvl":
             put(at + "ls1.weight", HIDDEN, scale=1)
             put(at + "ls2.weight", HIDDEN, scale=1)
@@ -94,12 +129,26 @@ def write_mmproj(
         norm("mm.model.mlp.0", 4 * HIDDEN)
         linear("mm.model.mlp.1", width, 4 * HIDDEN)
         linear("mm.model.mlp.3", width, width)
-    elif kind == "pixtral":
+    elif glm:
+        linear("mm.model.fc", width, width, bias=False)
+        put("mm.patch_merger.weight", width, HIDDEN, 2, 2)
+        put("mm.patch_merger.bias", width)
+        norm("mm.post_norm", width)
+        put("mm.post_norm.bias", width)
+        inner = 3 * width if ocr else FFN
+        linear("mm.gate", inner, width, bias=False)
+        linear("mm.up", inner, width, bias=False)
+        linear("mm.down", width, inner, bias=False)
+    elif kind == "lfm2":
+        norm("mm.input_norm", 4 * HIDDEN)
+        linear("mm.1", 2 * width, 4 * HIDDEN)
+        linear("mm.2", width, 2 * width)
+    elif pixtral:
         if "spatial_merge_size" in more:
             tensors["mm.input_norm.weight"] = rng.normal(1, 0.1, HIDDEN).astype(np.float32)
             put("mm.patch_merger.weight", HIDDEN, 4 * HIDDEN)
-        linear("mm.1", width, HIDDEN)
-        linear("mm.2", width, width)
+        linear("mm.1", width, HIDDEN, bias=kind == "pixtral")
+        linear("mm.2", width, width, bias=kind == "pixtral")
     else:
         linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
         linear("mm.2", width, 4 * HIDDEN)
@@ -114,7 +163,7 @@ def write_mmproj(
         "projector_type": kind,
         "has_vision_encoder": True,
         "vision.image_size": image,
-        "vision.patch_size": PATCH,
+        "vision.patch_size": patch,
         "vision.embedding_length": HIDDEN,
         "vision.feed_forward_length": FFN,
         "vision.projection_dim": width,

@@ -11,7 +11,7 @@ from PIL import Image
 from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.vision import ImageFeatures, Vision
-from oxillama.vision.layout import blocks_of, interpolated, merged_rows
+from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
 from oxillama.vision.processors import AnyResolution, DynamicResolution, DynamicTiles
 from tests.vision.made import KINDS, write_mmproj
 
@@ -195,6 +195,83 @@ def test_sides_of_qwen_are_whole_features_within_the_limits():
     assert wide % 28 == high % 28 == 0 and wide * high <= 4096 * 784
 
 
+@pytest.mark.parametrize(
+    "kind, sizes",
+    (
+        (
+            "lfm2",
+            {
+                (256, 256): (256, 256),
+                (61, 143): (192, 416),
+                (1500, 900): (640, 384),
+                (3000, 40): (3008, 32),
+                (31, 2500): (32, 2496),
+                (40, 40): (256, 256),
+            },
+        ),
+        (
+            "glm4v",
+            {
+                (61, 143): (56, 140),
+                (3000, 40): (2996, 28),
+                (10, 700): (28, 1960),
+                (90, 91): (84, 84),
+                (40, 40): (84, 84),
+                (4000, 4000): (2184, 2184),
+            },
+        ),
+    ),
+)
+def test_sides_are_those_of_transformers(tmp_path, kind, sizes):
+    held = Vision(write_mmproj(tmp_path / "m.gguf", kind, width=48)).processor
+    assert {size: held.sides(*size) for size in sizes} == sizes
+
+
+def test_large_images_of_lfm2_are_tiles_that_say_where_they_are(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "lfm2", width=48))
+    assert not vision.positioned
+    # as of transformers: 2 * 256 features are the most of an image that is sent whole
+    assert len(vision.pixels(picture(724, 720))) == 1
+    pieces = vision.pieces(picture(724, 725))
+    assert [each if isinstance(each, str) else len(each) for each in pieces] == [
+        "<|image_start|>",
+        *("<|img_row_1_col_1|>", 256, "<|img_row_1_col_2|>", 256),
+        *("<|img_row_2_col_1|>", 256, "<|img_row_2_col_2|>", 256),
+        *("<|img_thumbnail|>", 240, "<|image_end|>"),
+    ]
+
+
+def test_features_of_glm_are_at_their_rows_and_columns(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "glm4v", width=48))
+    assert vision.positioned
+    before, made, after = vision.pieces(picture(112, 56))
+    assert (before, after) == ("<|begin_of_image|>", "<|end_of_image|>")
+    where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
+    assert made.positions.tolist() == where
+
+
+def test_lightonocr_writes_nothing_around_its_features(tmp_path):
+    path = write_mmproj(tmp_path / "m.gguf", "lightonocr", width=48, spatial_merge_size=2)
+    (made,) = Vision(path).pieces(picture(56, 56))
+    assert made.rows.shape == (4, 48)
+
+
+@pytest.mark.parametrize(
+    "kernel, places, values",
+    (
+        ("linear", 2, [0.71428573, 2.2857144]),
+        ("linear", 6, [0.0, 0.5, 1.1666666, 1.8333334, 2.5, 3.0]),
+        ("cubic", 2, [0.40625, 2.59375]),
+        ("cubic", 6, [-0.0868056, 0.40625, 1.212963, 1.787037, 2.59375, 3.0868058]),
+    ),
+)
+def test_positions_are_resized_as_by_torch(kernel, places, values):
+    """values: of torch's interpolate, "linear" with antialiasing, of 0 to 3 along a side."""
+    line = np.arange(4, dtype=np.float32)
+    found = resampled(np.tile(line, (4, 1))[..., None], 3, places, kernel=kernel)
+    assert np.allclose(found.reshape(3, places), values, atol=1e-6)
+
+
 def test_squares_and_windows_cover_every_patch_once():
     assert blocks_of(4, 4, 2).tolist()[1] == [2, 3, 6, 7]
     pixels = np.zeros((3, 14 * 6, 14 * 14), np.float32)
@@ -220,20 +297,28 @@ def test_positions_on_the_grid_itself_stay():
 
 @pytest.mark.parametrize(
     "name, kind, more",
-    (("mistral3", "pixtral", {"spatial_merge_size": 2}), ("internvl", "internvl", {})),
+    (
+        ("mistral3", "pixtral", {"spatial_merge_size": 2}),
+        ("internvl", "internvl", {}),
+        ("lfm2", "lfm2", {}),
+        ("lightonocr", "lightonocr", {"spatial_merge_size": 2, "image": 112}),
+        ("glm4v", "glm4v", {}),
+        ("glmocr", "glm4v", {"variant": "ocr"}),
+    ),
 )
 def test_features_are_those_of_transformers(tmp_path, name, kind, more):
-    """transformers_features.npz: what Mistral3 and InternVL of transformers 5.23 made of the
-    weights of `made` and of our pixels.
+    """transformers_features.npz: what these models of transformers 5.23 made of the weights of
+    `made` and of our pixels; of many features every so many.
     """
     vision = Vision(write_mmproj(tmp_path / "m.gguf", kind, width=48, **more))
     with np.load(Path(__file__).parent / "transformers_features.npz") as facts:
-        held = {key: facts[key] for key in facts.files if key.startswith(name)}
-    assert len(held) == 3
+        held = {key: facts[key] for key in facts.files if key.startswith(f"{name}_")}
+    assert held
     for key, wanted in held.items():
         size, tile = key.split("_")[1:]
         width, height = map(int, size.split("x"))
         found = vision.features(vision.pixels(picture(width, height))[int(tile)])
+        found = found[:: -(-len(found) // len(wanted))]
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 

@@ -1,14 +1,14 @@
-"""Pixtral (Agrawal et al. 2024) and Mistral Small 3.1: Llama's block over patches, rotated by row
-and column.
+"""Pixtral (Agrawal et al. 2024), Mistral Small 3.1 and LightOnOCR: Llama's block over patches,
+rotated by row and column.
 """
 
 from oxillama.model.image_builder import ImageBuilder, encoder
 
 
-@encoder("pixtral")
+@encoder("pixtral", "lightonocr")
 def pixtral(b: ImageBuilder) -> None:
-    """A row of the file, `v.token_embd.img_break`, follows every row of features but the last. With
-    `mm.patch_merger` squares of patches become one first, channel by channel.
+    """A row of the file, `v.token_embd.img_break`, follows every row of features but the last, in
+    LightOnOCR none. With `mm.patch_merger` squares of patches become one first, channel by channel.
     """
     merges = b.has("mm.patch_merger.weight")
     x = b.norm(b.patches(), "v.pre_ln", kind="rms")
@@ -16,7 +16,9 @@ def pixtral(b: ImageBuilder) -> None:
     for layer in b.blocks():
         x = b.block(layer, x, kind="rms", act=b.activation(), rope=rope, style="norm")
     if merges:
-        x = b.norm(x, "mm.input_norm", kind="rms")
+        # the language model's epsilon, which the file lacks: Mistral's is that of the encoder,
+        # LightOnOCR's is Qwen 3's
+        x = b.norm(x, "mm.input_norm", kind="rms", eps=1e-6 if b.kind == "lightonocr" else None)
     b.mark_embedding(x)
     side = b.keys.integer("spatial_merge_size", default=1, minimum=1, maximum=16)
     if side > 1 and not merges:
@@ -27,4 +29,5 @@ def pixtral(b: ImageBuilder) -> None:
     y = p.activate(p.linear(y, "mm.1", p.shape("mm.1.weight", 2)[0]), "gelu_erf")
     y = p.linear(y, "mm.2", p.shape("mm.2.weight", 2)[0])
     p.mark_embedding(y)
-    b.used.add("v.token_embd.img_break")
+    if b.kind == "pixtral":
+        b.used.add("v.token_embd.img_break")

@@ -2,7 +2,6 @@
 2025): images of any size, squares of 2 x 2 patches become a feature.
 """
 
-from oxillama.errors import ModelError
 from oxillama.model.builder import Value
 from oxillama.model.image_builder import ImageBuilder, encoder
 
@@ -45,13 +44,7 @@ def qwen3vl(b: ImageBuilder) -> None:
     becomes features of its own, which the language model adds after its first layers (deepstack).
     """
     deep = b.keys.flags("is_deepstack_layers", count=b.n_layers)
-    grid = b.shape("v.position_embd.weight", 2)
-    if grid[1] != b.hidden or round(grid[0] ** 0.5) ** 2 != grid[0]:
-        raise ModelError(
-            f"v.position_embd.weight: file has {grid}, {b.kind} needs a square number of rows of "
-            f"{b.hidden}"
-        )
-    x, rope = b.patches() + b.features(b.columns, b.hidden), b.axial_rope()
+    x, rope = b.patches() + b.grid_positions(), b.axial_rope()
     kept = []
     for layer in b.blocks():
         x = b.block(layer, x, kind="layer", act=b.activation(), rope=rope)
