@@ -61,6 +61,7 @@ ctypedef struct AttendArgs:
     const float *relative     # of each query head: a bias for each distance from -reach to reach, or NULL
     int reach
     int spans                 # rows see the keys of their spans alone
+    int strict                # no key after a row's own, whatever the batch says
     int symmetric             # the window looks ahead as far as it looks back
     int view                  # values are a view of the keys
 
@@ -121,7 +122,7 @@ cdef inline int first_key(const AttendArgs *a, const Step *step, int row) noexce
 
 cdef inline int key_limit(const AttendArgs *a, const Step *step, int row) noexcept nogil:
     """Keys that a row may see: the first one after them."""
-    cdef int most = step.limits[row]
+    cdef int most = step.positions[row] + 1 if a.strict else step.limits[row]
     if a.spans:
         return min(most, step.spans[step.rows + row])
     if a.symmetric and a.window and most - step.positions[row] > a.window:
@@ -424,7 +425,7 @@ cdef class AttendOp(Op):
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None,
-                      relative=None, causal=True, chunk=0, spans=False, most=0)
+                      relative=None, causal=True, chunk=0, spans=False, strict=False, most=0)
         cdef AttendArgs *a = &self.a
         a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x = p["x"]
@@ -440,6 +441,9 @@ cdef class AttendOp(Op):
         if a.spans and (p["causal"] or a.window or a.chunk):
             raise plan.fail("spans beside a window, a chunk or causal attention, wanted one of them")
         plan.spanned |= a.spans
+        a.strict = bool(p["strict"])
+        if a.strict and not p["causal"]:
+            raise plan.fail("strict beside attention that is not causal, wanted one of them")
         self.sinks = plan.floats(p["sinks"], "sinks", a.q_heads)
         a.sinks = NULL if self.sinks is None else &self.sinks[0]
         self.slopes = plan.floats(p["slopes"], "slopes", a.q_heads)

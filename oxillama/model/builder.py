@@ -622,6 +622,7 @@ class Builder:
         relative: np.ndarray | None = None,
         chunk: int = 0,
         spans: bool = False,
+        strict: bool = False,
         most: int = 0,
     ) -> Value:
         """Attention of q over the k and v stored so far: per-head norm, rope, store, softmax(scale
@@ -634,7 +635,8 @@ class Builder:
         of each head where rotation begins. norm_last: the norms come after it. temper: (rate, span,
         offset), the growth of queries with their position (see the op `rope_store`). chunk: rows
         see the keys from its last multiple on. spans: if attention is not causal, rows see only the
-        keys of their span in the batch. most: the positions a sequence may have, if the model
+        keys of their span in the batch. strict: no key after a row's own, even if a batch says that
+        rows of an image see each other. most: the positions a sequence may have, if the model
         attends differently beyond; 0 for any.
         """
         if self.causal is None:
@@ -649,6 +651,7 @@ class Builder:
             temper=temper,
             chunk=chunk or None,
             spans=spans or None,
+            strict=strict or None,
             most=most or None,
         )
         more = {name: value for name, value in asked.items() if value is not None}
@@ -688,6 +691,7 @@ class Builder:
         window: int = 0,
         q_norm: np.ndarray | None = None,
         eps: float = 0.0,
+        strict: bool = False,
     ) -> Value:
         """Causal attention of q over keys that an earlier attention stored; layer: its number among
         those that keep pages (`len(b.pages) - 1` after it). The other parameters are those of
@@ -715,6 +719,7 @@ class Builder:
             k_norm=None,
             eps=float(eps),
             keep=False,
+            **({"strict": True} if strict else {}),
         )
 
     def attend_latent(

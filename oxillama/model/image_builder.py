@@ -108,6 +108,14 @@ class ImageBuilder(Builder):
         weight = Tensor(held.name, held.format, (rows, x.width), turned=True)
         return self.record("linear", (x,), width=rows, weight=weight, bias=None)
 
+    def mean(self, x: Value, count: int) -> Value:
+        """The mean of `count` parts of a row."""
+        width = x.width // count
+        total = x.columns(0, width)
+        for i in range(1, count):
+            total = total + x.columns(i * width, (i + 1) * width)
+        return total * (1.0 / count)
+
     def patches(self) -> Value:
         """The embedding of each patch; of the two frames of a clip, where the file has kernels for
         both, the same image.
@@ -208,9 +216,12 @@ class ImageBuilder(Builder):
             return "silu"
         return gelu if uses_gelu else "gelu_quick"
 
-    def axial_rope(self, style: str = "halves") -> Rope:
+    def axial_rope(
+        self, style: str = "halves", *, base: float = 10000.0, column_first: bool = False
+    ) -> Rope:
         """The rotation by row and by column of a patch (Wang et al. 2024, Qwen2-VL, section 2.1):
-        the first half of the pairs of a head by its row, the second by its column.
+        the first half of the pairs of a head by its row, the second by its column, or the other way
+        round. base: where the file says none.
 
         halves: both with the same frequencies; "alternating": with every other one (Agrawal et al.
         2024, Pixtral 12B, section 2.2).
@@ -221,14 +232,15 @@ class ImageBuilder(Builder):
                 f"clip.vision.attention.head_count: found heads of {head}, {self.kind} needs a "
                 "multiple of 4"
             )
-        base, quarter = self.keys.number("rope.freq_base", default=10000.0), head // 4
+        base, quarter = self.keys.number("rope.freq_base", default=base), head // 4
         if style == "halves":
             each = base ** (-np.arange(quarter) / quarter)
             both = np.concatenate([each, each])
         else:
             all_of_them = base ** (-np.arange(2 * quarter) / (2 * quarter))
             both = np.concatenate([all_of_them[::2], all_of_them[1::2]])
-        sections = np.repeat(np.arange(2, dtype=np.int32), quarter)
+        order = np.array([1, 0] if column_first else [0, 1], np.int32)
+        sections = np.repeat(order, quarter)
         return Rope(head, both.astype(np.float32), 1.0, sections=sections)
 
     def projector(

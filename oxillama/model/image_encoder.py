@@ -88,14 +88,18 @@ class ImageEncoder:
             raise ModelError(f"{name}: file has {tuple(info.shape)}, wanted ({size},)")
         return unpacked(self.reader, Tensor(name, info.type_name, (1, size)))[0]
 
-    def table(self, name: str, width: int) -> np.ndarray:
-        """A table of the file that is not part of the tapes, a square of rows: float32 (side, side,
-        width).
-        """
+    def array(self, name: str) -> np.ndarray:
+        """A tensor of the file that is not part of the tapes, float32."""
         info = self.reader.tensors[name]
-        rows = unpacked(self.reader, Tensor(name, info.type_name, (int(info.shape[0]), width)))
+        rows, width = int(np.prod(info.shape[:-1])), int(info.shape[-1])
+        held = unpacked(self.reader, Tensor(name, info.type_name, (rows, width)))
+        return held.reshape(tuple(info.shape))
+
+    def grid(self, name: str) -> np.ndarray:
+        """A table whose rows are a square: float32 (side, side, width)."""
+        rows = self.array(name)
         side = round(len(rows) ** 0.5)
-        return rows.reshape(side, side, width)
+        return rows.reshape(side, side, -1)
 
     def encode(self, image: ImageRows) -> np.ndarray:
         """The features of an image, float32 (len(image.groups), width)."""
@@ -209,7 +213,10 @@ def load_encoder(
     if found != "clip":
         raise ModelError(f"general.architecture: found {found!r}, wanted 'clip', an mmproj file")
     root = Keys(reader.metadata, "clip")
-    kind = root.text("projector_type", default="mlp")
+    # a file with encoders of several kinds says it of each
+    kind = root.text("projector_type", default="") or root.text(
+        "vision.projector_type", default="mlp"
+    )
     sound = root.flag("has_audio_encoder", default=False)
     if sound and kind not in _WITH_SOUND:
         raise ModelError(
@@ -285,7 +292,7 @@ def _columns(tape: Tape) -> int:
 
 
 # Files of these kinds hold an encoder of sound beside that of images, which takes no part.
-_WITH_SOUND = ("qwen2.5o",)
+_WITH_SOUND = ("qwen2.5o", "gemma4v")
 # What is said of the file, or of the pictures before they are patches (`oxillama/vision`).
 _SAID = (
     *("has_text_encoder", "has_vision_encoder", "has_audio_encoder", "has_llava_projector"),

@@ -492,7 +492,7 @@ class _Lowering:
         more = {} if slopes is None else {"slopes": slopes}
         more |= {
             name: p.pop(name)
-            for name in ("relative", "causal", "chunk", "spans", "most")
+            for name in ("relative", "causal", "chunk", "spans", "strict", "most")
             if name in p
         }
         table = self.read(rope[0], index) if rope else None

@@ -424,8 +424,9 @@ class Attend(Op, name="attend"):
     causal False: a row sees all keys of its sequence, and a window extends as far ahead as back.
     relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and for larger
     distances the bias of the last one (Raffel et al. 2020, section 2.1). spans: a row sees only the
-    keys that the batch assigns to the same span. most: the positions a batch may have, if the model
-    attends differently beyond; 0 for any.
+    keys that the batch assigns to the same span. strict: a row sees no key after its own, even if
+    the batch says that it does. most: the positions a batch may have, if the model attends
+    differently beyond; 0 for any.
     """
 
     state = True
@@ -450,6 +451,7 @@ class Attend(Op, name="attend"):
         causal=True,
         chunk=0,
         spans=False,
+        strict=False,
         most=0,
     ) -> None:
         n = len(f.positions)
@@ -472,7 +474,7 @@ class Attend(Op, name="attend"):
             added = relative[:, np.clip(-distance, -reach, reach) + reach].astype(np.float64)
             scores = scores + added.transpose(1, 0, 2).reshape(scores.shape)
         if causal:
-            limit = f.positions + 1 if f.visible is None else f.visible
+            limit = f.positions + 1 if f.visible is None or strict else f.visible
         else:
             limit = np.full(n, len(keys))
         far = distance if causal else np.abs(distance)

@@ -298,6 +298,36 @@ class EnlargedFirst(DynamicResolution):
 
 
 @dataclass(frozen=True)
+class Fitted(DynamicResolution):
+    """Gemma 4 (Google 2026, published image processor): an image at the largest size of about its
+    ratio that has at most `most` pixels, sides rounded down to whole features.
+    """
+
+    together: bool = False
+
+    def sides(self, width: int, height: int) -> tuple[int, int]:
+        """The (width, height) of the picture."""
+        unit = self.patch * self.merge
+        factor = math.sqrt(self.most / (width * height))
+        wide, high = (math.floor(factor * each / unit) * unit for each in (width, height))
+        longest = self.most // unit**2 * unit
+        if not high:
+            return min(width // height * unit, longest), unit
+        if not wide:
+            return unit, min(height // width * unit, longest)
+        return wide, high
+
+    def pieces(
+        self,
+        image: tuple[int, int],
+        features: Sequence[np.ndarray],
+        grids: Sequence[tuple[int, int]],
+    ) -> list[str | ImageFeatures]:
+        """The features, line by line."""
+        return [ImageFeatures(features[0], together=self.together)]
+
+
+@dataclass(frozen=True)
 class TiledWhenLarge(DynamicResolution):
     """LFM2-VL (Liquid AI 2025, published image processor): an image of about its own size, and
     before it, if it has more than twice the pixels of the largest, 2 to 10 tiles of `side` pixels,
@@ -529,6 +559,7 @@ _GLM = ImageTokens(
     "<|begin_of_image|>",
     "<|end_of_image|>",
 )
+_GEMMA_4 = ImageTokens(("<|image|>",), "<|image|>", "<|image>", "<image|>")
 _LFM = ImageTokens(("<image>",), "<image>", "<|image_start|>", "<|image_end|>")
 _LIGHTON = ImageTokens(("<|image_pad|>",), "<|image_pad|>")
 
@@ -581,7 +612,7 @@ def _merged(e: ImageEncoder, fit: Fit | None) -> Processor:
     if e.spanned:
         window = e.keys.integer("window_size", default=112) // (e.patch * merge)
     if e.kind == "qwen3vl_merger":
-        positions = partial(interpolated, e.table("v.position_embd.weight", e.hidden))
+        positions = partial(interpolated, e.grid("v.position_embd.weight"))
     return DynamicResolution(
         _QWEN, e.patch, merge, least, most, fit or "stretch", window, positions
     )
@@ -601,9 +632,38 @@ def _glm4v(e: ImageEncoder, fit: Fit | None) -> Processor:
     most = e.keys.integer("image_max_pixels", default=6144 * area, minimum=least)
     positions = None
     if "v.position_embd.weight" in e.reader.tensors:
-        table = e.table("v.position_embd.weight", e.hidden)
+        table = e.grid("v.position_embd.weight")
         positions = partial(resampled, table, kernel="cubic")
     return EnlargedFirst(_GLM, e.patch, merge, least, most, fit or "stretch", positions=positions)
+
+
+def _gemma4(e: ImageEncoder, fit: Fit | None) -> Processor:
+    merge = round(e.group**0.5)
+    unit = e.patch * merge
+    most = e.keys.integer("image_max_pixels", default=280 * unit**2, minimum=unit**2)
+    # a side is at most as long as all features in one line
+    table = e.array("v.position_embd.weight")[:, : most // unit**2 * merge].copy()
+    if table.shape[1] < most // unit**2 * merge:
+        raise ModelError(
+            f"v.position_embd.weight: file has {table.shape[1]} places, an image of {most} pixels "
+            f"needs {most // unit**2 * merge}"
+        )
+
+    def positions(rows: int, columns: int) -> np.ndarray:
+        return (table[0, None, :columns] + table[1, :rows, None]).reshape(rows * columns, -1)
+
+    return Fitted(
+        _GEMMA_4,
+        e.patch,
+        merge,
+        1,
+        most,
+        fit or "stretch",
+        positions=positions,
+        placed=False,
+        # the rows of an image see each other but in E2B and E4B, which no key tells
+        together=e.width not in (1536, 2560),
+    )
 
 
 def _lightonocr(e: ImageEncoder, fit: Fit | None) -> Processor:
@@ -624,7 +684,7 @@ def _lfm2(e: ImageEncoder, fit: Fit | None) -> Processor:
         least,
         most,
         fit or "stretch",
-        positions=partial(resampled, e.table("v.position_embd.weight", e.hidden), kernel="linear"),
+        positions=partial(resampled, e.grid("v.position_embd.weight"), kernel="linear"),
         filter="bilinear",
         placed=False,
         lowest=unit,
@@ -647,6 +707,7 @@ _MAKERS: dict[str, Callable[[ImageEncoder, Fit | None], Processor]] = {
     "gemma3": _gemma3,
     "idefics3": _idefics3,
     "pixtral": _pixtral,
+    "gemma4v": _gemma4,
     "glm4v": _glm4v,
     "internvl": _internvl,
     "lfm2": _lfm2,

@@ -97,6 +97,21 @@ def test_rows_see_as_far_as_their_limit(model, spans):
     assert not np.array_equal(found, run(model))
 
 
+def test_strict_layers_see_no_further_than_their_own_row(tmp_path):
+    model = load_model(invent(tmp_path / "m.gguf", "gemma4"))
+    visible = EVERY + 1
+    visible[5:12] = 12
+    strict = [op.params.get("strict", False) for op in model.tape.ops if op.name == "attend"]
+    assert set(strict) == {False, True}
+    reference = Reference(model.tape, model.reader, kv_type="f32")
+    frame = reference.frame(IDS)
+    frame.visible = visible
+    for _ in reference.steps(frame):
+        pass
+    found, wanted = run(model, visible=visible), frame.slots[-1]
+    assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
+
+
 def test_a_limit_beyond_what_is_stored_is_refused(model):
     for limit in (40, 42):
         visible = EVERY + 1

@@ -17,6 +17,7 @@ _KEYS: dict[str, dict[str, Any]] = {
         "vision.preproc_image_size": 112,
     },
     "pixtral": {"use_silu": True},
+    "gemma4v": {"vision.patch_size": 16},
     "glm4v": {"use_silu": True},
     "internvl": {"use_gelu": True, "vision.projector.scale_factor": 2},
     "lfm2": {
@@ -54,8 +55,9 @@ def write_mmproj(
     rng = np.random.default_rng(seed)
     pixtral = kind in ("pixtral", "lightonocr")
     glm, ocr = kind == "glm4v", variant == "ocr"
-    qwen, rms = kind.startswith("qwen"), pixtral or glm or kind == "qwen2.5vl_merger"
-    biased = not (pixtral or glm) or ocr
+    qwen, rms = kind.startswith("qwen"), pixtral or glm or kind in ("qwen2.5vl_merger", "gemma4v")
+    gemma = kind == "gemma4v"
+    biased = not (pixtral or glm or gemma) or ocr
     patch = _KEYS[kind].get("vision.patch_size", PATCH)
     image = _KEYS[kind].get("vision.image_size", image)
     tensors: dict[str, np.ndarray] = {}
@@ -91,6 +93,10 @@ def write_mmproj(
         norm("v.pre_ln")
         if kind == "pixtral":
             put("v.token_embd.img_break", width)
+    elif gemma:
+        put("v.position_embd.weight", 2, 840, HIDDEN)
+        put("v.std_bias", HIDDEN)
+        put("v.std_scale", HIDDEN, scale=1)
     else:
         norm("v.post_ln")
         if glm and not ocr:
@@ -106,7 +112,7 @@ def write_mmproj(
         else:
             for part in ("q", "k", "v", "out"):
                 linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=biased)
-        if ocr:
+        if ocr or gemma:
             norm(at + "attn_q_norm", HIDDEN // HEADS)
             norm(at + "attn_k_norm", HIDDEN // HEADS)
         inner = width if glm and not ocr else FFN
@@ -114,6 +120,21 @@ def write_mmproj(
         linear(at + "ffn_down", HIDDEN, inner, bias=biased)
         if rms:
             linear(at + "ffn_gate", inner, HIDDEN, bias=biased)
+        if gemma:
+            norm(at + "attn_post_norm")
+            norm(at + "ffn_post_norm")
+            for part in (
+                "attn_q",
+                "attn_k",
+                "attn_v",
+                "attn_out",
+                "ffn_up",
+                "ffn_gate",
+                "ffn_down",
+            ):
+                for side in ("input", "output"):
+                    for end, value in (("min", -1.5), ("max", 1.25)):
+                        tensors[f"{at}{part}.{side}_{end}"] = np.full(1, value, np.float32)
         if kind == "internvl":
             put(at + "ls1.weight", HIDDEN, scale=1)
             put(at + "ls2.weight", HIDDEN, scale=1)
@@ -129,6 +150,8 @@ def write_mmproj(
         norm("mm.model.mlp.0", 4 * HIDDEN)
         linear("mm.model.mlp.1", width, 4 * HIDDEN)
         linear("mm.model.mlp.3", width, width)
+    elif gemma:
+        linear("mm.input_projection", width, HIDDEN, bias=False)
     elif glm:
         linear("mm.model.fc", width, width, bias=False)
         put("mm.patch_merger.weight", width, HIDDEN, 2, 2)
@@ -160,7 +183,7 @@ def write_mmproj(
     if "mm_patch_merge_type" in more:
         put("model.image_newline", width)
     keys: dict[str, Any] = {
-        "projector_type": kind,
+        "vision.projector_type" if gemma else "projector_type": kind,
         "has_vision_encoder": True,
         "vision.image_size": image,
         "vision.patch_size": patch,

@@ -220,6 +220,16 @@ def test_sides_of_qwen_are_whole_features_within_the_limits():
                 (4000, 4000): (2184, 2184),
             },
         ),
+        (
+            "gemma4v",
+            {
+                (256, 256): (768, 768),
+                (61, 143): (480, 1200),
+                (3000, 40): (6912, 48),
+                (10, 700): (96, 6720),
+                (2000, 1200): (1008, 576),
+            },
+        ),
     ),
 )
 def test_sides_are_those_of_transformers(tmp_path, kind, sizes):
@@ -248,6 +258,21 @@ def test_features_of_glm_are_at_their_rows_and_columns(tmp_path):
     assert (before, after) == ("<|begin_of_image|>", "<|end_of_image|>")
     where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
     assert made.positions.tolist() == where
+
+
+@pytest.mark.parametrize("width, together", ((1536, False), (2560, False), (5376, True)))
+def test_rows_of_gemma_4_see_each_other_in_its_larger_models(tmp_path, width, together):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "gemma4v", width=width))
+    assert not vision.positioned
+    before, made, after = vision.pieces(picture(61, 143))
+    assert (before, len(made), after) == ("<|image>", 250, "<image|>")
+    assert made.together == together
+
+
+def test_a_table_of_positions_that_images_exceed_is_refused(tmp_path):
+    path = write_mmproj(tmp_path / "m.gguf", "gemma4v", width=48, image_max_pixels=281 * 48**2)
+    with pytest.raises(ModelError, match="file has 840 places, .* needs 843"):
+        Vision(path)
 
 
 def test_lightonocr_writes_nothing_around_its_features(tmp_path):
@@ -304,6 +329,7 @@ def test_positions_on_the_grid_itself_stay():
         ("lightonocr", "lightonocr", {"spatial_merge_size": 2, "image": 112}),
         ("glm4v", "glm4v", {}),
         ("glmocr", "glm4v", {"variant": "ocr"}),
+        ("gemma4v", "gemma4v", {}),
     ),
 )
 def test_features_are_those_of_transformers(tmp_path, name, kind, more):
@@ -339,14 +365,17 @@ def test_tiles_come_nearest_to_the_ratio_of_the_sides(size, grid):
     assert DynamicTiles(None, 448, 14, 4, 1, 12, "stretch").grid(*size) == grid
 
 
-def test_the_encoder_of_sound_of_an_omni_file_takes_no_part(tmp_path):
-    plain = write_mmproj(tmp_path / "a.gguf", "qwen2.5vl_merger", width=48)
+@pytest.mark.parametrize(
+    "kind, said",
+    (
+        ("qwen2.5vl_merger", {"clip.projector_type": "qwen2.5o"}),
+        ("gemma4v", {"clip.audio.projector_type": "gemma4a"}),
+    ),
+)
+def test_the_encoder_of_sound_of_an_omni_file_takes_no_part(tmp_path, kind, said):
+    plain = write_mmproj(tmp_path / "a.gguf", kind, width=48)
     sound = {"a.blk.0.ln1.weight": np.ones(4, np.float32), "mm.a.fc.weight": np.ones(4, np.float32)}
-    keys = {
-        "clip.projector_type": "qwen2.5o",
-        "clip.has_audio_encoder": True,
-        "clip.audio.embedding_length": 4,
-    }
+    keys = {**said, "clip.has_audio_encoder": True, "clip.audio.embedding_length": 4}
     omni = rewritten(plain, tmp_path / "b.gguf", keys=keys, add=sound)
     a, b = (features_of(Vision(path), picture(70, 50))[0].rows for path in (plain, omni))
     assert np.array_equal(a, b)

@@ -4,6 +4,7 @@ them.
 
 import base64
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ import oxillama
 from oxillama.errors import ConfigError, ContextError, EngineError, ImageError, ModelError
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
+from tests.conftest import CASES
+from tests.vision.made import write_mmproj
 from tests.vision.test_cases import NAMES, VISION, pictures, png
+from tests.vision.test_encoders import picture
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PARTS = (
@@ -89,6 +93,29 @@ def test_bits_do_not_depend_on_chunks_companions_or_stored_prefixes(engines, nam
     together = [request.result().tokens for request in each]
     assert again.tokens == cached.tokens == together[1] == together[3] == alone.tokens
     assert together[0] == engine.generate([7, 8, 9], max_tokens=12, temperature=0).tokens
+
+
+def test_logits_of_gemma_4_are_those_of_transformers(cases, tmp_path):
+    """transformers_features.npz: the last logits of transformers 5.23 with this encoder, where the
+    rows of an image see each other in windowed layers, and in the others no further than a text's.
+    """
+    path = write_mmproj(tmp_path / "m.gguf", "gemma4v", width=32, image_max_pixels=24 * 48**2)
+    with oxillama.load(
+        CASES / "arch_more" / "gemma4" / "f32.gguf", mmproj=path, kv_type="f32"
+    ) as engine:
+        (features,) = (
+            each
+            for each in engine.opened.images.vision.pieces(picture(200, 84))
+            if isinstance(each, ImageFeatures)
+        )
+        prompt = ImagePrompt([2, 17, 33, 101, 255])
+        prompt.add(features, 5)
+        prompt.extend([7, 9, 300, 12])
+        found = engine.logits(prompt)[-2:]
+    with np.load(Path(__file__).parent / "transformers_features.npz") as held:
+        wanted = held["logits_gemma4"]
+    assert len(features) == 21
+    assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
 
 
 def test_images_are_part_of_the_prefix_key(engines):

@@ -74,6 +74,8 @@ def _attention(b: Builder, layer: Layer, x: Value, *, near: bool, source: int | 
     how: dict[str, Any] = dict(
         heads=heads, rope=rope, style="neox", scale=1.0, window=window, eps=b.epsilon()
     )
+    if not near:
+        how["strict"] = True  # rows of an image see each other in windowed layers alone
     if source is not None:
         y = b.attend_stored(q, layer=source, q_norm=q_norm, **how)
     else:

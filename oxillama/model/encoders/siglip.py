@@ -17,11 +17,7 @@ def gemma3(b: ImageBuilder) -> None:
     _siglip(b)
     scale = b.scale_factor(4)
     p, (y,) = b.projector(scale * scale)
-    parts = [y.columns(i * b.hidden, (i + 1) * b.hidden) for i in range(scale * scale)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    y = p.norm(total * (1.0 / len(parts)), "mm.soft_emb_norm")
+    y = p.norm(p.mean(y, scale * scale), "mm.soft_emb_norm")
     name = "mm.input_projection"
     p.mark_embedding(p.turned(y, name, p.shape(name + ".weight", 2)[1]))
 

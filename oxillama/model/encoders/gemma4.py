@@ -1,0 +1,86 @@
+"""The encoder of Gemma 4 (Google 2026, published code, modeling_gemma4.py): images of any size,
+norms around each branch, products within limits that the file says.
+"""
+
+import numpy as np
+
+from oxillama.errors import ModelError
+from oxillama.model.blocks import heads_of
+from oxillama.model.builder import Layer, Value
+from oxillama.model.image_builder import ImageBuilder, encoder
+from oxillama.model.rope import Rope
+
+_MOST = float(np.finfo(np.float32).max)  # what an infinite limit becomes
+
+
+@encoder("gemma4v")
+def gemma4v(b: ImageBuilder) -> None:
+    """Colours run from -1 to 1. A patch has a learned vector for its column and one for its row,
+    whose sum the batch brings; the mean of a square of patches becomes a feature.
+    """
+    colours = b.features(0, b.columns) * 2.0 + np.full(b.columns, -1.0, np.float32)
+    x = b.convolved(colours, "v.patch_embd", b.hidden, 3, b.patch)
+    table, places = "v.position_embd.weight", b.shape("v.position_embd.weight", 3)
+    if (places[0], places[2]) != (2, b.hidden):
+        raise ModelError(f"{table}: file has {places}, gemma4v needs (2, any, {b.hidden})")
+    x = x + b.features(b.columns, b.hidden)
+    rope = b.axial_rope(base=100.0, column_first=True)
+    for layer in b.blocks():
+        y = _attention(b, layer, layer.norm(x, "ln1"), rope)
+        x = x + layer.norm(y, "attn_post_norm")
+        y = layer.norm(x, "ln2")
+        width = b.shape(layer.name("ffn_up.weight"), 2)[0]
+        gate, up = (_limited(layer, y, name, width) for name in ("ffn_gate", "ffn_up"))
+        y = _limited(layer, b.gate(gate, up, act="gelu_tanh"), "ffn_down", b.hidden)
+        x = x + layer.norm(y, "ffn_post_norm")
+    b.mark_embedding(x)
+    scale = b.keys.integer("projector.scale_factor", default=3, minimum=1, maximum=16)
+    p, (y,) = b.projector(scale * scale)
+    y = p.mean(y, scale * scale) * b.hidden**0.5
+    if p.has("v.std_bias"):
+        y = (y + -p.vector("v.std_bias", b.hidden)) * p.vector("v.std_scale", b.hidden)
+    width = p.shape("mm.input_projection.weight", 2)[0]
+    p.mark_embedding(p.linear(p.norm(y, None), "mm.input_projection", width))
+
+
+def _attention(b: ImageBuilder, layer: Layer, x: Value, rope: Rope) -> Value:
+    """Scores are not scaled, and values have a norm without a weight. Each half of a head is
+    rotated by halves: the second and the third quarter change places, after which the whole is.
+    """
+    heads = heads_of(b, layer)
+    part = heads.key_dim // 4
+
+    def placed(y: Value) -> Value:
+        quarters = [y.columns(i * part, (i + 1) * part, heads=heads.query) for i in (0, 2, 1, 3)]
+        return b.concat(*quarters, heads=heads.query)
+
+    def weight(name: str) -> np.ndarray:
+        held = layer.vector(name, heads.key_dim)
+        return np.ascontiguousarray(held.reshape(4, part)[[0, 2, 1, 3]]).reshape(-1)
+
+    q, k, v = (_limited(layer, x, f"attn_{name}", b.hidden) for name in "qkv")
+    y = b.attend(
+        placed(q),
+        placed(k),
+        b.norm(v, None, heads=heads.kv),
+        heads=heads,
+        rope=rope,
+        style="neox",
+        scale=1.0,
+        q_norm=weight("attn_q_norm.weight"),
+        k_norm=weight("attn_k_norm.weight"),
+        eps=b.epsilon(),
+    )
+    return _limited(layer, y, "attn_out", b.hidden)
+
+
+def _limited(layer: Layer, x: Value, name: str, rows: int) -> Value:
+    """A product whose rows and results are kept within the limits of the file, where it has any."""
+
+    def within(y: Value, side: str) -> Value:
+        low, high = (layer.optional_vector(f"{name}.{side}_{end}", 1) for end in ("min", "max"))
+        if low is None or high is None or np.isinf([low[0], high[0]]).all():
+            return y
+        return layer.builder.clamp(y, *np.clip([low[0], high[0]], -_MOST, _MOST))
+
+    return within(layer.linear(within(x, "input"), name, rows), "output")
