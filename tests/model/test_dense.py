@@ -80,3 +80,13 @@ def test_sections_take_turns_or_follow_one_another(tmp_path):
         table = next(op for op in tape.ops if op.name == "rope_table")
         found[arch] = table.params["sections"].tolist()
     assert found == {"qwen2vl": [0, 0, 1, 1, 1, 2, 2, 2], "qwen3vl": [0, 1, 2, 0, 1, 2, 0, 1]}
+
+
+def test_glm_4_of_a_vision_model_turns_halves_by_three_positions(tmp_path, monkeypatch):
+    monkeypatch.setitem(invented.OWN, "glm4", {"rope.dimension_sections": [3, 3, 2, 0]})
+    model = load_model(invent(tmp_path / "m.gguf", "glm4"))
+    assert model.program.sections == 3
+    (table,) = (op.params for op in model.tape.ops if op.name == "rope_table")
+    assert list(table["sections"]) == [0, 0, 0, 1, 1, 1, 2, 2]
+    styles = {op.params["style"] for op in model.tape.ops if op.name == "rope_store"}
+    assert styles == {"neox"}
