@@ -16,11 +16,12 @@ their file names, the most important first (CELLS below).
 
 A `--peer` is called with the options of `oxillama bench` (-p -n -t -d -b -r --kv-type --json) and
 prints one JSON object; `peer_depth.cpp` beside this file makes one of llama.cpp and of ik_llama.cpp
-that reaches great depths quickly. A `--llama-bench` program is run with every set of `--flags`; the
-first round finds the best set for each number, later rounds run only those. `--batched-bench` is
-the program for several sequences of a peer of the same name. One round is one turn of every engine
-over all work; rounds go on until `--rounds` are done or `--minutes` are over, and a cell is the
-median of its rounds.
+that reaches great depths quickly. A `--llama-bench` program is run with every set of `--flags`: of
+those given as "NAME=FLAGS" for its name, or of those for all. The default is for ik_llama.cpp;
+llama.cpp wants "NAME=-fa 1", because it has no `-rtr`. The first round finds the best set for each
+number, later rounds run only those. `--batched-bench` is the program for several sequences of a
+peer of the same name. One round is one turn of every engine over all work; rounds go on until
+`--rounds` are done or `--minutes` are over, and a cell is the median of its rounds.
 
 Plain reads of memory by as many threads are measured before every run and after the last of a
 round, because a shared machine has better and worse minutes. With `--least-reads GB/S` a round
@@ -84,6 +85,7 @@ CELLS = {
         ("1b-Q4_0", "n32 d4096"),
     ),
 }
+IK_FLAGS = ("-fa 1 -rtr 0", "-fa 1 -rtr 1")  # what llama-bench is told unless --flags says more
 CORES = (
     sorted(os.sched_getaffinity(0))
     if hasattr(os, "sched_getaffinity")
@@ -227,7 +229,11 @@ def arguments() -> argparse.Namespace:
         "--flags",
         action="append",
         default=[],
-        help="a set of flags for llama-bench (default: '-fa 1 -rtr 0' and '-fa 1 -rtr 1')",
+        metavar="[NAME=]FLAGS",
+        help=(
+            "a set of flags for llama-bench, or for the one of that name "
+            f"(default: {' and '.join(map(repr, IK_FLAGS))})"
+        ),
     )
     parser.add_argument(
         "--ours",
@@ -295,6 +301,15 @@ def arguments() -> argparse.Namespace:
     return options
 
 
+def flags_of(name: str, texts: list[str]) -> list[str]:
+    """The sets of flags of a program: those given for its name, else those for all, else those of
+    ik_llama.cpp.
+    """
+    named = [re.match(r"(?:([\w.][\w.-]*)=)?(.*)", text).groups() for text in texts]
+    own = [flags for who, flags in named if who == name]
+    return own or [flags for who, flags in named if who is None] or list(IK_FLAGS)
+
+
 def engines_of(options: argparse.Namespace) -> list[Harness | LlamaBench]:
     """Ours, then the peers in the order given."""
     script = "serve_bench.py" if options.served else "first_token.py" if options.load else None
@@ -330,10 +345,12 @@ def engines_of(options: argparse.Namespace) -> list[Harness | LlamaBench]:
     for kind, texts in (("bench", options.llama_bench), ("batched", options.batched_bench)):
         for text in texts:
             name, _, program = text.rpartition("=")
-            flags = options.flags or ["-fa 1 -rtr 0", "-fa 1 -rtr 1"]
+            name = name or "llama-bench"
             tool = tools.setdefault(
-                name or "llama-bench",
-                LlamaBench(name or "llama-bench", options.runs, flags, served=options.served),
+                name,
+                LlamaBench(
+                    name, options.runs, flags_of(name, options.flags), served=options.served
+                ),
             )
             setattr(tool, kind, program)
     return [*engines, *tools.values()]

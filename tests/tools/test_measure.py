@@ -94,6 +94,13 @@ def test_the_best_flags_of_the_first_round_run_alone_later(tools, tmp_path):
     ]
 
 
+def test_flags_of_one_program_are_no_other_s(tools):
+    texts = ["-fa 1 --opt=2", "llama.cpp=-fa 1", "llama.cpp=-fa 0"]
+    assert tools.measure.flags_of("llama.cpp", texts) == ["-fa 1", "-fa 0"]
+    assert tools.measure.flags_of("ik", texts) == ["-fa 1 --opt=2"]
+    assert tools.measure.flags_of("ik", texts[1:]) == ["-fa 1 -rtr 0", "-fa 1 -rtr 1"]
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_several_sequences_come_from_the_table_of_batched_bench(tools, tmp_path, stream):
     row = (
