@@ -18,7 +18,25 @@ def product(
     right: np.ndarray,
     keep: int,
     limit: int,
+) -> tuple[np.ndarray, np.ndarray] | None: ...
+def tagged(
+    a: np.ndarray,
+    tags: np.ndarray,
+    start_a: int,
+    b: np.ndarray,
+    accept_b: np.ndarray,
+    start_b: int,
+    left: np.ndarray,
+    right: np.ndarray,
+    limit: int,
 ) -> tuple[np.ndarray, np.ndarray]: ...
+def trimmed(
+    table: np.ndarray, accepts: np.ndarray, start: int
+) -> tuple[np.ndarray, np.ndarray, int] | None: ...
+def size(
+    table: np.ndarray, accepts: np.ndarray, start: int, widths: np.ndarray, most: int
+) -> int: ...
+def trie(words: list[str], most: int) -> tuple[list[int], np.ndarray, np.ndarray] | None: ...
 def merged(table: np.ndarray, accepts: np.ndarray) -> tuple[np.ndarray, int]: ...
 def determinise(
     skips: list[Any], eats: list[Any], members: list[Any], final: int, classes: int, limit: int
@@ -32,6 +50,17 @@ def spans(
     table: np.ndarray, accepts: np.ndarray, least: int, most: int
 ) -> list[tuple[tuple[int, int], ...]]: ...
 def grouped(table: np.ndarray) -> list[list[tuple[int, tuple[int, ...]]]]: ...
+
+@disjoint_base
+class Reader:
+    def __new__(
+        cls,
+        table: np.ndarray,
+        accepts: np.ndarray,
+        start: int,
+        symbols: list[tuple[tuple[int, int], ...]],
+    ) -> Reader: ...
+    def reads(self, text: str) -> bool: ...
 
 @disjoint_base
 class Moves:

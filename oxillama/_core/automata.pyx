@@ -3,13 +3,14 @@
 A table is int32 (states, symbols): the next state, -1 where there is none; `accepts` is uint8 per state. What the symbols mean is the
 caller's (`oxillama.grammar.regular`: ranges of code points). Everything is bounded: `limit` states, and `GrammarError` beyond.
 """
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.stdint cimport int32_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from oxillama._core.sequences cimport Ints, Sequences, ascending, close_sequences, drop, intern, open_sequences, put
+from oxillama._core.sequences cimport Ints, Sequences, ascending, close_sequences, drop, intern, open_sequences, put, reserve
 
 from oxillama.errors import GrammarError
 
@@ -27,10 +28,88 @@ cdef object table_of(Ints *flat, Py_ssize_t states, Py_ssize_t width):
     return out
 
 
+cdef object live_part(const int32_t *flat, const uint8_t *accepts, Py_ssize_t states, Py_ssize_t width, Py_ssize_t start):
+    """(table, accepts, start) of the states from which something can be accepted, in their order; None if that is not so of the start."""
+    cdef int32_t *place = <int32_t *>calloc(2 * states + 2, sizeof(int32_t))   # per state: 1 where it is live, then its number
+    cdef int32_t *first = NULL                  # the moves to state t come from into[first[t]:first[t + 1]]
+    cdef int32_t *into = NULL
+    cdef int32_t *todo
+    cdef Py_ssize_t s, k, n = 0, at = 0, moves = 0
+    cdef int32_t t
+    cdef uint8_t[::1] accepting
+    cdef int32_t[:, ::1] view
+    if place == NULL:
+        raise MemoryError()
+    todo = place + states + 1
+    try:
+        for s in range(states):
+            if accepts[s]:
+                place[s] = 1
+                todo[n] = <int32_t>s
+                n += 1
+        if n < states:
+            first = <int32_t *>calloc(states + 2, sizeof(int32_t))
+            into = <int32_t *>malloc((states * width + 1) * sizeof(int32_t))
+            if first == NULL or into == NULL:
+                raise MemoryError()
+            for at in range(states * width):
+                if flat[at] >= 0:
+                    first[flat[at] + 2] += 1
+            for s in range(states):
+                first[s + 2] += first[s + 1]
+            for s in range(states):              # first[t + 1] runs up to where the moves to t end
+                for k in range(width):
+                    t = flat[s * width + k]
+                    if t >= 0:
+                        into[first[t + 1]] = <int32_t>s
+                        first[t + 1] += 1
+            at = 0
+            while at < n and n < states:
+                t = todo[at]
+                at += 1
+                for k in range(first[t], first[t + 1]):
+                    if not place[into[k]]:
+                        place[into[k]] = 1
+                        todo[n] = into[k]
+                        n += 1
+        if not place[start]:
+            return None
+        at = 0
+        for s in range(states):
+            if place[s]:
+                place[s] = <int32_t>at
+                at += 1
+            else:
+                place[s] = -1
+        out, good = np.empty((n, width), np.int32), np.empty(n, np.uint8)
+        accepting = good
+        if width:
+            view = out
+        for s in range(states):
+            if place[s] < 0:
+                continue
+            accepting[place[s]] = accepts[s]
+            for k in range(width):
+                t = flat[s * width + k]
+                view[place[s], k] = place[t] if t >= 0 else -1
+        return out, good, place[start]
+    finally:
+        free(place)
+        free(first)
+        free(into)
+
+
+def trimmed(const int32_t[:, ::1] table, const uint8_t[::1] accepts, int start):
+    """(table, accepts, start) without the states from which nothing can be accepted; None if the start is one of them."""
+    cdef Py_ssize_t states = table.shape[0], width = table.shape[1]
+    return live_part(&table[0, 0] if width else NULL, &accepts[0], states, width, start)
+
+
 def product(const int32_t[:, ::1] a, const uint8_t[::1] accept_a, int start_a, const int32_t[:, ::1] b, const uint8_t[::1] accept_b,
             int start_b, const int32_t[::1] left, const int32_t[::1] right, int keep, Py_ssize_t limit):
     """The automaton that runs both: symbol k is `left[k]` of a and `right[k]` of b (-1: none). Bit 2x + y of `keep`: accepted where a says
-    x and b says y; a dead side stays at -1. Returns (table, accepts), start 0."""
+    x and b says y; a dead side stays at -1. Returns (table, accepts), start 0, without states from which nothing can be accepted; None
+    where there are no others."""
     cdef Sequences known
     cdef Ints flat
     cdef int32_t[2] pair
@@ -58,10 +137,174 @@ def product(const int32_t[:, ::1] a, const uint8_t[::1] accept_a, int start_a, c
                 if known.count > limit:
                     raise GrammarError(f"regular: needs more than {limit} states")
                 put(&flat, found)
-        return table_of(&flat, at, width), np.frombuffer(accepts, np.uint8)
+        found_live = live_part(flat.data, <const uint8_t *>PyByteArray_AS_STRING(accepts), at, width, 0)
+        return None if found_live is None else found_live[:2]
     finally:
         close_sequences(&known)
         drop(&flat)
+
+
+def tagged(const int32_t[:, ::1] a, const int32_t[::1] tags, int start_a, const int32_t[:, ::1] b, const uint8_t[::1] accept_b, int start_b,
+           const int32_t[::1] left, const int32_t[::1] right, Py_ssize_t limit):
+    """The automaton that runs both over all texts that a reads, as in `product`: (table, tags), start 0. A state's tag is 2t + y where a has
+    the tag t and b says y; -1, where a has -1."""
+    cdef Sequences known
+    cdef Ints flat, out
+    cdef int32_t[2] pair
+    cdef int32_t x, y, u, v
+    cdef Py_ssize_t k, width = left.shape[0], at = 0
+    memset(&flat, 0, sizeof(Ints)); memset(&out, 0, sizeof(Ints))
+    open_sequences(&known)
+    try:
+        pair[0], pair[1] = start_a, start_b
+        intern(&known, pair, 2)
+        while at < known.count:
+            x, y = known.pool.data[2 * at], known.pool.data[2 * at + 1]
+            at += 1
+            put(&out, 2 * tags[x] + (y >= 0 and accept_b[y]) if tags[x] >= 0 else -1)
+            for k in range(width):
+                u = a[x, left[k]] if left[k] >= 0 else -1
+                if u < 0:
+                    put(&flat, -1)
+                    continue
+                v = b[y, right[k]] if y >= 0 and right[k] >= 0 else -1
+                pair[0], pair[1] = u, v
+                put(&flat, intern(&known, pair, 2))
+                if known.count > limit:
+                    raise GrammarError(f"regular: needs more than {limit} states")
+        return table_of(&flat, at, width), row_of(&out)
+    finally:
+        close_sequences(&known)
+        drop(&flat); drop(&out)
+
+
+def size(const int32_t[:, ::1] table, const uint8_t[::1] accepts, int start, const int32_t[::1] widths, long long most):
+    """How many texts are accepted if symbol k is `widths[k]` letters: `most + 1` if they are more, or endlessly many. The table must be
+    trimmed."""
+    cdef Py_ssize_t n = table.shape[0], width = table.shape[1], k
+    cdef long long *texts = <long long *>malloc((n + 1) * sizeof(long long))      # from a state on; -1: not met, -2: not known yet
+    cdef Ints todo
+    cdef long long whole
+    cdef int32_t s, t
+    cdef bint waits
+    if texts == NULL:
+        raise MemoryError()
+    memset(texts, 0xFF, (n + 1) * sizeof(long long))
+    memset(&todo, 0, sizeof(Ints))
+    try:
+        put(&todo, start)
+        while todo.n:
+            s = todo.data[todo.n - 1]
+            if texts[s] >= 0:
+                todo.n -= 1
+                continue
+            if texts[s] == -1:
+                texts[s] = -2
+                waits = False
+                for k in range(width):
+                    t = table[s, k]
+                    if t < 0 or texts[t] >= 0:
+                        continue
+                    if texts[t] == -2:
+                        return most + 1          # a loop, and every state of it can accept
+                    put(&todo, t)
+                    waits = True
+                if waits:
+                    continue
+            todo.n -= 1
+            whole = accepts[s]
+            for k in range(width):
+                if table[s, k] >= 0:
+                    whole = min(whole + widths[k] * texts[table[s, k]], most + 1)
+            texts[s] = whole
+        return texts[start]
+    finally:
+        drop(&todo)
+        free(texts)
+
+
+def trie(list words, Py_ssize_t most):
+    """The automaton of these texts: (code points in ascending order, table, accepts), start 0; None if the table has more than `most`
+    moves."""
+    cdef Ints flat
+    cdef int32_t[128] ascii
+    cdef dict others = {}
+    cdef bytearray accepts = bytearray(1)
+    cdef Py_ssize_t width, k, at, place
+    cdef int32_t t, states = 1
+    cdef str word
+    cdef Py_UCS4 c
+    letters = sorted(set("".join(words)))
+    width = len(letters)
+    for k in range(width):
+        c = letters[k]
+        if c < 128:
+            ascii[<int32_t>c] = <int32_t>k
+        else:
+            others[c] = k
+    memset(&flat, 0, sizeof(Ints))
+    try:
+        reserve(&flat, width)
+        memset(flat.data, 0xFF, width * sizeof(int32_t))
+        flat.n = width
+        for word in words:
+            at = 0
+            for c in word:
+                k = ascii[<int32_t>c] if c < 128 else <Py_ssize_t>others[c]
+                place = at * width + k
+                t = flat.data[place]
+                if t < 0:
+                    if flat.n + width > most:
+                        return None
+                    t = flat.data[place] = states
+                    states += 1
+                    reserve(&flat, width)
+                    memset(flat.data + flat.n, 0xFF, width * sizeof(int32_t))
+                    flat.n += width
+                    accepts.append(0)
+                at = t
+            accepts[at] = 1
+        return [ord(letter) for letter in letters], table_of(&flat, states, width), np.frombuffer(accepts, np.uint8)
+    finally:
+        drop(&flat)
+
+
+cdef class Reader:
+    """Reads texts with an automaton; `symbols` are the ranges of each symbol."""
+
+    cdef const int32_t[:, ::1] table
+    cdef const uint8_t[::1] accepts
+    cdef Range *ranges
+    cdef Py_ssize_t n
+    cdef int32_t start
+
+    def __cinit__(self, const int32_t[:, ::1] table, const uint8_t[::1] accepts, int start, list symbols):
+        self.ranges = ranges_of(symbols, &self.n)
+        self.table, self.accepts, self.start = table, accepts, start
+
+    def __dealloc__(self):
+        free(self.ranges)
+
+    def reads(self, str text):
+        """Whether the text is accepted."""
+        cdef int32_t at = self.start, letter
+        cdef Py_ssize_t low, high, middle
+        cdef Py_UCS4 c
+        for c in text:
+            letter = <int32_t>c
+            low, high = 0, self.n                # the first range that does not end before the letter
+            while low < high:
+                middle = (low + high) >> 1
+                if self.ranges[middle].high < letter:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low == self.n or self.ranges[low].low > letter:
+                return False
+            at = self.table[at, self.ranges[low].symbol]
+            if at < 0:
+                return False
+        return self.accepts[at] != 0
 
 
 cdef class Moves:

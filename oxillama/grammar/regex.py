@@ -238,8 +238,11 @@ def search_automaton(text: str) -> Dfa:
     return parse_regex(text).search()
 
 
+@functools.lru_cache(maxsize=512)
 def few_matches(text: str, limit: int) -> list[str] | None:
-    """The texts in which an expression matches, if there are at most `limit`, else None."""
+    """The texts in which an expression matches, if there are at most `limit`, else None.
+    Remembered.
+    """
     if parse_regex(text).lengths()[1] is None:
         return None
     return search_automaton(text).finite(limit)

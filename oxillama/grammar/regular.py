@@ -9,8 +9,9 @@ text, and lookahead as edges that add an obligation (another automaton that the 
 must satisfy). `Nfa.determinise` turns all that into a `Dfa`.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -19,12 +20,13 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import ANY, NETWORK, ONE, TAKE, Ranges, merge, seq
 
 MAX_STATES = 6000
+MAX_SPLIT = 8 * MAX_STATES  # states of the automaton from which those of a few kinds are taken
 MAX_NETWORK = 20_000  # states of one array's, object's or number's network
 MAX_TABLE = 16_000_000  # moves of one trie of words
 MAX_COUNTING = 100_000_000  # moves looked at for the lengths of one language
 OPEN_END = 1 << 30  # no longest text
+_LONE = re.compile("[\ud800-\udfff]")  # halves of surrogate pairs, which no text has
 MANY = 1 << 24  # different words: more than one text holds
-END = 0x110000  # beyond all code points
 
 
 class Dfa:
@@ -32,52 +34,51 @@ class Dfa:
     next state, -1 without one.
     """
 
-    __slots__ = ("symbols", "moves", "accepts", "start", "_known", "_ranges", "_live")
+    __slots__ = ("symbols", "moves", "accepts", "start", "_reader", "_live")
 
     def __init__(self, symbols: list[Ranges], moves, accepts, start: int = 0):
         self.symbols, self.start = symbols, start
         self.moves = np.asarray(moves, np.int32).reshape(len(moves), len(symbols))
         self.accepts = np.asarray(accepts, np.uint8)
-        # for `accepts_text`: symbol by code point, and all ranges with their symbols
-        self._known: dict[str, int] = {}
-        self._ranges: list[tuple[int, int, int]] | None = None
+        self._reader: automata.Reader | None = None
         # whether any text is accepted, once known
         self._live: bool | None = None
 
     @classmethod
-    def everything(cls) -> "Dfa":
-        """Every text."""
-        return cls([ANY], [[0]], [True])
+    def _of_tables(
+        cls, symbols: list[Ranges], moves: np.ndarray, accepts: np.ndarray, start: int
+    ) -> "Dfa":
+        """A trimmed automaton of tables of the right types, which accepts something."""
+        out = object.__new__(cls)
+        out.symbols, out.moves, out.accepts, out.start = symbols, moves, accepts, start
+        out._reader, out._live = None, True
+        return out
 
     @classmethod
+    @functools.cache
+    def everything(cls) -> "Dfa":
+        """Every text."""
+        return cls([ANY], [[0]], [True]).trimmed()
+
+    @classmethod
+    @functools.cache
     def nothing(cls) -> "Dfa":
         """No text at all."""
-        return cls([ANY], [[-1]], [False])
+        out = cls([ANY], [[-1]], [False])
+        out._live = False
+        return out
 
     @classmethod
     def words(cls, words: Iterable[str]) -> "Dfa":
         """Exactly these texts, as a trie."""
-        words = [word for word in words if not any(0xD800 <= ord(c) <= 0xDFFF for c in word)]
-        letters = sorted({c for word in words for c in word})
-        index = {c: k for k, c in enumerate(letters)}
-        edges: dict[tuple[int, int], int] = {}
-        ends = set()
-        for word in words:
-            at = 0
-            for c in word:
-                at = edges.setdefault((at, index[c]), len(edges) + 1)
-            ends.add(at)
-        if (len(edges) + 1) * len(letters) > MAX_TABLE:
+        listed = [word for word in words if word.isascii() or not _LONE.search(word)]
+        found = automata.trie(listed, MAX_TABLE)
+        if found is None:
             raise GrammarError(
-                f"regular: {len(words)} words need a table of more than {MAX_TABLE} moves"
+                f"regular: {len(listed)} words need a table of more than {MAX_TABLE} moves"
             )
-        moves = np.full((len(edges) + 1, len(letters)), -1, np.int32)
-        if edges:
-            ends_of = np.array(list(edges), np.int64)
-            moves[ends_of[:, 0], ends_of[:, 1]] = list(edges.values())
-        accepts = np.zeros(len(edges) + 1, np.uint8)
-        accepts[list(ends)] = 1
-        return cls([((ord(c), ord(c)),) for c in letters], moves, accepts)
+        letters, moves, accepts = found
+        return cls([((code, code),) for code in letters], moves, accepts)
 
     @classmethod
     def lengths(cls, least: int, most: int | None) -> "Dfa":
@@ -93,27 +94,16 @@ class Dfa:
 
     def accepts_text(self, text: str) -> bool:
         """Whether the text is in the language."""
-        if self._ranges is None:
-            self._ranges = sorted(
-                (a, b, k) for k, ranges in enumerate(self.symbols) for a, b in ranges
-            )
-        at, known, ranges = self.start, self._known, self._ranges
-        for c in text:
-            k = known.get(c)
-            if k is None:
-                i = bisect_right(ranges, (ord(c), END, END)) - 1
-                k = known[c] = ranges[i][2] if i >= 0 and ord(c) <= ranges[i][1] else -1
-            at = int(self.moves[at, k]) if k >= 0 else -1
-            if at < 0:
-                return False
-        return bool(self.accepts[at])
+        if self._reader is None:
+            self._reader = automata.Reader(self.moves, self.accepts, self.start, self.symbols)
+        return self._reader.reads(text)
 
     def product(self, other: "Dfa", keep: int) -> "Dfa":
         """The automaton that runs both and accepts where bit 2x + y of `keep` says so (x, y:
         whether each accepts).
         """
         symbols, left, right = _refined(self.symbols, other.symbols)
-        moves, accepts = automata.product(
+        found = automata.product(
             self.moves,
             self.accepts,
             self.start,
@@ -125,7 +115,7 @@ class Dfa:
             keep,
             MAX_STATES,
         )
-        return Dfa(symbols, moves, accepts).trimmed()
+        return Dfa.nothing() if found is None else Dfa._of_tables(symbols, *found, 0)
 
     def both(self, other: "Dfa") -> "Dfa":
         """Intersection."""
@@ -147,19 +137,8 @@ class Dfa:
         """Without moves into states from which nothing can be accepted."""
         if self._live is not None:
             return self
-        live = automata.nearest(self.moves, self.accepts) != automata.UNREACHABLE
-        if not live[self.start]:
-            out = Dfa.nothing()
-            out._live = False
-            return out
-        if live.all():
-            self._live = True
-            return self
-        ids = np.full(len(live) + 1, -1, np.int32)  # the last: where -1 leads
-        ids[np.flatnonzero(live)] = np.arange(int(live.sum()), dtype=np.int32)
-        out = Dfa(self.symbols, ids[self.moves[live]], self.accepts[live], int(ids[self.start]))
-        out._live = True
-        return out
+        found = automata.trimmed(self.moves, self.accepts, self.start)
+        return Dfa.nothing() if found is None else Dfa._of_tables(self.symbols, *found)
 
     @property
     def empty(self) -> bool:
@@ -202,23 +181,8 @@ class Dfa:
         if dfa.empty:
             return 0
         widths = [sum(high - low + 1 for low, high in ranges) for ranges in dfa.symbols]
-        moves = dfa.moves.tolist()
-        texts: dict[int, int] = {}  # from a state on
-        entered, todo = set(), [dfa.start]
-        while todo:
-            s = todo[-1]
-            follow = [(width, t) for width, t in zip(widths, moves[s]) if t >= 0]
-            if s not in entered:
-                entered.add(s)
-                waiting = [t for _, t in follow if t not in texts]
-                if not entered.isdisjoint(waiting):
-                    return None  # a loop, and every state of it can accept
-                todo += waiting
-                continue
-            todo.pop()
-            whole = int(dfa.accepts[s]) + sum(width * texts[t] for width, t in follow)
-            texts[s] = min(whole, MANY + 1)
-        return texts[dfa.start] if texts[dfa.start] <= MANY else None
+        found = automata.size(dfa.moves, dfa.accepts, dfa.start, np.array(widths, np.int32), MANY)
+        return found if found <= MANY else None
 
     def minimal(self) -> "Dfa":
         """The smallest automaton of the same language."""
@@ -235,14 +199,12 @@ class Dfa:
         place[order] = np.arange(count, dtype=np.int32)
         place[count] = -1
         fresh = np.append(place[numbers], np.int32(-1))
-        out = Dfa(
+        return Dfa._of_tables(
             dfa.symbols,
             fresh[dfa.moves[first[order]]],
             dfa.accepts[first[order]],
             int(fresh[dfa.start]),
         )
-        out._live = True
-        return out
 
     def spans(self, least: int, most: int | None) -> list[tuple[tuple[int, int], ...]]:
         """Per state the lengths (as ranges) of what may have been read when a text of least to most
@@ -308,6 +270,39 @@ def meet(dfa: Dfa | None, other: Dfa, sign: bool) -> Dfa:
     if dfa is None:
         return other if sign else other.inverse()
     return dfa.both(other) if sign else dfa.without(other)
+
+
+def split(start: Dfa, others: Sequence[Dfa], limit: int) -> list[tuple[frozenset[int], Dfa]] | None:
+    """The texts of an automaton by which of the others accept them: (indices of the others, texts)
+    wherever there are such texts; None if these are more than `limit`. One product of all automata
+    whose states know who accepts: a product for each of the sets would repeat most of it.
+    """
+    start = start.trimmed()
+    if start.empty:
+        return []
+    symbols, moves, at = start.symbols, start.moves, start.start
+    tags = np.where(start.accepts, np.int32(0), np.int32(-1))
+    kinds: list[frozenset[int]] = [frozenset()]
+    for number, dfa in enumerate(others):
+        symbols, left, right = _refined(symbols, dfa.symbols)
+        moves, tags = automata.tagged(
+            moves, tags, at, dfa.moves, dfa.accepts, dfa.start, left, right, MAX_SPLIT
+        )
+        at = 0
+        met = sorted(set(tags.tolist()) - {-1})
+        if len(met) > limit:
+            return None
+        place = np.full(2 * len(kinds) + 1, -1, np.int32)  # the last: where -1 leads
+        place[met] = range(len(met))
+        kinds = [kinds[tag >> 1] | {number} if tag & 1 else kinds[tag >> 1] for tag in met]
+        tags = place[tags]
+    out = []
+    for tag in reversed(range(len(kinds))):
+        part = Dfa(symbols, moves, tags == tag, at).trimmed()
+        if len(part.moves) > MAX_STATES:
+            raise GrammarError(f"regular: needs more than {MAX_STATES} states")
+        out.append((kinds[tag], part))
+    return out
 
 
 def _refined(a: list[Ranges], b: list[Ranges]) -> tuple[list[Ranges], np.ndarray, np.ndarray]:

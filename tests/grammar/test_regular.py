@@ -11,7 +11,7 @@ from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar
 from oxillama.grammar.nodes import CLASS
 from oxillama.grammar.regex import parse_regex, search_automaton
-from oxillama.grammar.regular import Dfa
+from oxillama.grammar.regular import Dfa, split
 from oxillama.grammar.schema.formats import FORMATS, format_automaton
 
 PATTERNS = [
@@ -252,3 +252,55 @@ def test_the_refinement_of_partitions_splits_where_either_does():
         (1, 1): ((50, 57),),
         (-1, 1): ((58, 60),),
     }
+
+
+@pytest.mark.parametrize("start", [None, "^[a-b]*$", "^a?$", "^(?!.*1)"])
+def test_a_split_puts_every_text_where_all_automata_agree_about_it(start):
+    rng = random.Random(7)
+    for _ in range(30):
+        base = Dfa.everything() if start is None else search_automaton(start)
+        others = [search_automaton(rng.choice(PATTERNS)) for _ in range(rng.randrange(5))]
+        kinds = dict(split(base, others, 64))
+        assert not any(dfa.empty for dfa in kinds.values())
+        for word in WORDS:
+            own = frozenset(i for i, dfa in enumerate(others) if dfa.accepts_text(word))
+            wanted = [own] if base.accepts_text(word) else []
+            assert [kind for kind, dfa in kinds.items() if dfa.accepts_text(word)] == wanted
+
+
+def test_a_split_of_too_many_kinds_is_none():
+    others = [Dfa.words([letter]) for letter in "abc"]
+    assert len(split(Dfa.everything(), others, 4)) == 4
+    assert split(Dfa.everything(), others, 3) is None
+    assert split(Dfa.nothing(), others, 0) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_words_are_accepted_counted_and_listed(seed):
+    rng = random.Random(seed)
+    words = {
+        "".join(rng.choice("ab\x7fé漢\U0001f600") for _ in range(rng.randrange(4)))
+        for _ in range(rng.randrange(9))
+    }
+    dfa = Dfa.words([*words, "\ud800"])
+    assert dfa.size() == len(words)
+    assert dfa.finite(20) == sorted(words)
+    assert {word for word in [*WORDS, *words] if dfa.accepts_text(word)} == words
+    assert dfa.minimal().size() == len(words)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size"),
+    [
+        ("^(a|bc?)$", 3),
+        ("^[a-d]{3}$", 64),
+        ("^[0-9]{1,7}$", 11_111_110),
+        ("^[0-9]{8}$", None),
+        ("^[^a]{9}$", None),
+        ("^a*$", None),
+        ("^(ab)*c$", None),
+        ("^a(?!a)a$", 0),
+    ],
+)
+def test_the_size_is_how_many_texts_there_are_unless_they_are_too_many(pattern, size):
+    assert search_automaton(pattern).size() == size

@@ -10,7 +10,7 @@ met by one of them, their names are distinct.
 import functools
 import json
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 
 from oxillama._core.finishing import capacity
 from oxillama.errors import GrammarError
@@ -29,11 +29,13 @@ from oxillama.grammar.nodes import (
     seq,
 )
 from oxillama.grammar.regex import few_matches, parse_regex, search_automaton
-from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
+from oxillama.grammar.regular import MAX_NETWORK, Dfa, split
 from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import FALSE, TRUE, contradicts
 from oxillama.grammar.schema.expander import MAX_NAMES
 from oxillama.grammar.schema.spelling import lone
+
+MAX_KINDS = 64  # kinds of names that the patterns of one object tell apart
 
 
 def object_(em, case: Case) -> tuple:
@@ -301,24 +303,26 @@ def split_names(em, sources: list[str], demanded: tuple) -> list[tuple[frozenset
     if groups:
         named = Dfa.words([name for names in groups.values() for name in names])
         start = (start or Dfa.everything()).without(named)
-    classes: list[tuple[frozenset, Dfa | None]] = [(frozenset(), start)]
-    for source in others:
-        dfa = search_automaton(source)
-        split: list[tuple[frozenset, Dfa | None]] = []
-        for matched, left in classes:
-            for sign in (True, False):
-                part = meet(left, dfa, sign)
-                if not part.empty:
-                    split.append((matched | {source} if sign else matched, part))
-        classes = split
-        if len(classes) + len(groups) > 64:
-            break
-    if len(classes) + len(groups) > 64:
-        raise GrammarError("more than 64 kinds of names")
-    return [
-        *((kind, Dfa.words(own)) for kind, own in groups.items()),
-        *((matched, dfa or Dfa.everything()) for matched, dfa in classes),
-    ]
+    classes = None
+    if len(groups) <= MAX_KINDS:
+        classes = kinds(tuple(others)) if start is None else kinds_of(start, others)
+    if classes is None or len(classes) + len(groups) > MAX_KINDS:
+        raise GrammarError(f"more than {MAX_KINDS} kinds of names")
+    return [*((kind, Dfa.words(own)) for kind, own in groups.items()), *classes]
+
+
+def kinds_of(start: Dfa, sources: Sequence[str]) -> list[tuple[frozenset, Dfa]] | None:
+    """The texts of an automaton by the patterns that they match; None: of too many kinds."""
+    found = split(start, [search_automaton(source) for source in sources], MAX_KINDS)
+    if found is None:
+        return None
+    return [(frozenset(sources[i] for i in matched), dfa) for matched, dfa in found]
+
+
+@functools.lru_cache(maxsize=64)
+def kinds(sources: tuple[str, ...]) -> list[tuple[frozenset, Dfa]] | None:
+    """`kinds_of` all texts, remembered."""
+    return kinds_of(Dfa.everything(), sources)
 
 
 def few_names(source: str) -> list[str] | None:
