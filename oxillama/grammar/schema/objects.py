@@ -341,30 +341,44 @@ def names_but(em, known: Set[str]) -> tuple:
     """Any quoted name that is not known, as a network along the known names' letters."""
     if not known:
         return seq(literal('"'), repeat(em.block("key-char")), literal('"'))
-    children: list[dict[str, int]] = [{}]
-    ends = {0: "" in known}
+    # a trie: in the order of the names the first child of a state is always the next state
+    letters: list[str] = [""]  # by state the letter of that child; none where there is no child
+    further: dict[int, list[tuple[str, int]]] = {}  # of some states: their other children
+    ends, path, before = set(), [0], ""
     for name in sorted(known):
-        at = 0
-        for c in name:
-            if c not in children[at]:
-                children[at][c] = len(children)
-                children.append({})
-            at = children[at][c]
-        ends[at] = True
+        shared = 0
+        for old, new in zip(before, name):
+            if old != new:
+                break
+            shared += 1
+        before = name
+        del path[shared + 1 :]
+        if shared < len(name):
+            at, fresh = path[shared], len(letters)
+            if letters[at]:
+                further.setdefault(at, []).append((name[shared], fresh))
+            else:
+                letters[at] = name[shared]
+            letters += name[shared + 1 :]
+            letters.append("")
+            path += range(fresh, len(letters))
+        ends.add(path[-1])
+    last = len(letters)
+    split = {letter: em.spell_split(letter) for letter in set(letters) if letter}
+    leave = {letter: (others, last) for letter, (_, others) in split.items()}
     states: list[tuple] = []
-    last = len(children)
     edges: tuple[tuple[tuple, int], ...]
-    for at, follow in enumerate(children):
-        if len(follow) == 1:
-            ((letter, target),) = follow.items()
-            own, others = em.spell_split(letter)
-            edges = ((own, target), (others, last)) if own else ((others, last),)
+    for at, letter in enumerate(letters):
+        if letter and at not in further:
+            own = split[letter][0]
+            edges = ((own, at + 1), leave[letter]) if own else (leave[letter],)
         else:
+            follow = [(letter, at + 1), *further.get(at, ())] if letter else []
             edges = (
                 # a surrogate alone has no spelling
-                *((em.spell_letter(c), target) for c, target in follow.items() if not lone(c)),
-                (em.spell_others(tuple(sorted(follow))), last),
+                *((em.spell_letter(c), target) for c, target in follow if not lone(c)),
+                (em.spell_others(tuple([c for c, _ in follow])), last),
             )
-        states.append((not ends.get(at, False), edges))
+        states.append((at not in ends, edges))
     states.append((True, ((em.block("key-char"), last),)))
     return seq(literal('"'), (NETWORK, 0, tuple(states)), literal('"'))

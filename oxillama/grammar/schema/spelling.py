@@ -199,6 +199,8 @@ class Spelling:
                 return NEVER
         if not value.isascii() and any(map(lone, value)):
             return NEVER
+        if not UNSAFE.search(value):
+            return literal(f'"{value}"')
         parts = [literal('"')]
         for run in RUNS.findall(value):
             if len(run) > 1 or not UNSAFE.match(run):
