@@ -152,16 +152,22 @@ def seq(*nodes) -> tuple:
     """One after the other; neighbouring literals are joined."""
     out: list[tuple] = []
     for node in nodes:
-        if node == EMPTY:
-            continue
-        if node == NEVER:
+        kind = node[0]
+        if kind == SEQUENCE:
+            parts = node[1]
+            if out and out[-1][0] == LITERAL and parts[0][0] == LITERAL:
+                out[-1] = (LITERAL, out[-1][1] + parts[0][1])
+                parts = parts[1:]
+            out += parts
+        elif kind == LITERAL:
+            if out and out[-1][0] == LITERAL:
+                out[-1] = (LITERAL, out[-1][1] + node[1])
+            elif node[1]:
+                out.append(node)
+        elif kind == CLASS and not node[1]:
             return NEVER
-        parts = node[1] if node[0] == SEQUENCE else (node,)
-        for part in parts:
-            if out and part[0] == LITERAL and out[-1][0] == LITERAL:
-                out[-1] = (LITERAL, out[-1][1] + part[1])
-            else:
-                out.append(part)
+        else:
+            out.append(node)
     if not out:
         return EMPTY
     return out[0] if len(out) == 1 else (SEQUENCE, tuple(out))

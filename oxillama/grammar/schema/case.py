@@ -357,35 +357,41 @@ class Branch:
     def __init__(self, actions: list[Action]):
         self.actions = actions
         self.known = True
-        self.types: list[str] = []
-        self.within: list[frozenset[str]] = []
-        self.names: list[str] = []
-        self.absent: list[str] = []
-        self.members: list[tuple[str, tuple[int, bool]]] = []
-        self.optional: list[tuple[str, tuple[int, bool]]] = []
-        self.some: list[tuple] = []
-        self.literals: list[tuple[int, bool]] = []
+        # most branches ask for one or two things: nothing is made for the other kinds
+        self.types: tuple[str, ...] = ()
+        self.within: tuple[frozenset[str], ...] = ()
+        self.names: tuple[str, ...] = ()
+        self.absent: tuple[str, ...] = ()
+        self.members: tuple[tuple[str, tuple[int, bool]], ...] = ()
+        self.optional: tuple[tuple[str, tuple[int, bool]], ...] = ()
+        self.some: tuple[tuple, ...] = ()
+        self.literals: tuple[tuple[int, bool], ...] = ()
+        self.alone: Action | None = None
+        others = 0
         for act in actions:
             if isinstance(act, Only):
-                self.types.append(act.kind)
-            elif isinstance(act, Within):
-                self.within.append(act.kinds)
-            elif isinstance(act, (Require, Member)):
-                self.names.append(act.name)
-                if isinstance(act, Member):
-                    self.members.append((act.name, act.literal))
-            elif isinstance(act, IfThere):
-                self.optional.append((act.name, act.literal))
-            elif isinstance(act, SomeMember):
-                self.some.append(act.extra)
-            elif isinstance(act, Forbid):
-                self.absent.append(act.name)
+                self.types += (act.kind,)
+                if act.kind == "object":
+                    continue
             elif isinstance(act, Demand):
-                self.literals.append(act.literal)
+                self.literals += (act.literal,)
+            elif isinstance(act, Member):
+                self.names += (act.name,)
+                self.members += ((act.name, act.literal),)
+            elif isinstance(act, Require):
+                self.names += (act.name,)
+            elif isinstance(act, Forbid):
+                self.absent += (act.name,)
+            elif isinstance(act, IfThere):
+                self.optional += ((act.name, act.literal),)
+            elif isinstance(act, Within):
+                self.within += (act.kinds,)
+            elif isinstance(act, SomeMember):
+                self.some += (act.extra,)
             else:
                 self.known = False
-        rest = [act for act in actions if not (isinstance(act, Only) and act.kind == "object")]
-        self.alone = rest[0] if len(rest) == 1 else None
+            others += 1
+            self.alone = act if others == 1 else None
 
 
 def branches_of(branches: "tuple[Branch, ...] | list[list[Action]]") -> tuple["Branch", ...]:

@@ -131,6 +131,10 @@ WELL_FORMED = {
 }
 
 
+_FORMED = frozenset(WELL_FORMED)
+_LEADING = HOLDING | NAMING | {"$ref"}  # what leads to other schemas, or others to this one
+
+
 def contradicts(literals: Set[tuple[int, bool]]) -> bool:
     """Whether literals exclude each other at first sight."""
     return FALSE in literals or any((node, not sign) in literals for node, sign in literals if node)
@@ -156,9 +160,10 @@ class Document:
         self.alike: dict[tuple, int] = {}
         self.merged: dict[int, int] = {}
         self.logical = False  # whether some schema has a keyword of `LOGIC`
-        # the nodes that some value reaches without a reference, and those of them with keywords
-        # that apply to the same value
+        # the nodes that some value reaches without a reference; of these the ones with keywords
+        # whose values may be malformed, and the ones with keywords that apply to the same value
         self.direct: list[int] = []
+        self.checked: list[int] = []
         self.linked: list[int] = []
         # what `keywords` gives, once looked at
         self.effective: dict[int, dict] = {}
@@ -192,7 +197,7 @@ class Document:
         value reaches the root.
         """
         todo = [(root, pointer, base, draft, direct)]
-        reached, linked = self.direct, self.linked
+        reached, checked, linked = self.direct, self.checked, self.linked
         while todo:
             schema, pointer, base, draft, direct = todo.pop()
             if schema is True or schema is False:
@@ -202,12 +207,20 @@ class Document:
                     f"schema {pointer or '/'}: {kind_of(schema)} found, an object or a boolean "
                     "wanted"
                 )
+            if _LEADING.isdisjoint(schema):  # most schemas
+                number = self._add(schema, pointer, base, draft)
+                if direct:
+                    reached.append(number)
+                    if not _FORMED.isdisjoint(schema):
+                        checked.append(number)
+                continue
             if NAMING.isdisjoint(schema):
                 number = self._add(schema, pointer, base, draft)
             else:
                 number, base, draft = self._identify(schema, pointer, base, draft)
             if direct:
                 reached.append(number)
+                checked.append(number)
             holds = not HOLDING.isdisjoint(schema)
             if direct and (holds or "$ref" in schema) and not _LINKS.isdisjoint(schema):
                 linked.append(number)
@@ -347,7 +360,13 @@ class Document:
         if not _BRANCHING.isdisjoint(schema):
             return None
         # by their text: 1, True and "1" are three
-        return tuple([(keyword, repr(schema[keyword])) for keyword in schema if keyword in LEAF])
+        return tuple(
+            [
+                (keyword, value) if type(value) is str else (keyword, repr(value), "")
+                for keyword, value in schema.items()
+                if keyword in LEAF
+            ]
+        )
 
     def number(self, schema) -> int:
         """A schema's node."""
@@ -373,18 +392,23 @@ class Document:
         if known is not None:
             return known
         schema = self.schemas[node]
-        if self.drafts[node] < 2019 and isinstance(schema.get("$ref"), str):
-            schema = {"$ref": schema["$ref"]}
-        elif node:
-            for keyword, value in schema.items():
-                formed = WELL_FORMED.get(keyword)
-                if formed is not None and not formed(value):
-                    raise GrammarError(
-                        f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: malformed "
-                        f"value {str(value)[:80]!r}"
-                    )
+        if node and not _FORMED.isdisjoint(schema):
+            if self.drafts[node] < 2019 and isinstance(schema.get("$ref"), str):
+                schema = {"$ref": schema["$ref"]}
+            else:
+                self._check(node, schema)
         self.effective[node] = schema
         return schema
+
+    def _check(self, node: int, schema: dict) -> None:
+        """Raises where a keyword has a value that it cannot have."""
+        for keyword, value in schema.items():
+            formed = WELL_FORMED.get(keyword)
+            if formed is not None and not formed(value):
+                raise GrammarError(
+                    f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: malformed "
+                    f"value {str(value)[:80]!r}"
+                )
 
     def several(self, keyword: str, reference: str) -> str:
         """Why it is not known what a reference means that depends on where one comes from; empty
@@ -489,7 +513,7 @@ class Document:
         """
         out: dict[int, list[int]] = {}
         reached, todo = set(self.direct), []
-        for node in self.direct:
+        for node in self.checked:
             if node not in self.effective:
                 self.keywords(node)
         for node in self.linked:
@@ -529,8 +553,7 @@ class Document:
     def _in_place(self, node: int, schema: dict) -> list[int]:
         """The nodes that apply to the same value as this one."""
         subs: list = []
-        for keyword in schema:
-            value = schema[keyword]
+        for keyword, value in schema.items():
             if keyword not in _LINKS or keyword == "$ref":
                 continue
             if keyword in ("allOf", "anyOf", "oneOf"):

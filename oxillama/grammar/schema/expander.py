@@ -10,7 +10,7 @@ fail, and `disjoint` what distinguishes the branches of a `oneOf`.
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import few_matches, search_automaton
@@ -73,6 +73,8 @@ class Expander:
         self.failing: dict[int, tuple[Branch, ...]] = {}
         self.applied: dict[int, list[tuple]] = {}
         self.declared: dict[int, tuple[dict, tuple, tuple[int, bool]]] = {}
+        # by literal, what a member must satisfy that must satisfy it alone
+        self.alone: dict[tuple[int, bool], frozenset | None] = {}
         self.texts: dict[tuple[Branch, ...], tuple[Case, ...] | None] = {}
         # by rules for names, the names that they leave, where those are few
         self.names: dict[tuple, list[str] | None] = {}
@@ -596,12 +598,49 @@ class Expander:
                 one for source, one in patterns if search_automaton(source).accepts_text(name)
             ]
             out.update(matched or [rest])
-        if FALSE in out:
+        return self._together(out)
+
+    def properties(self, case: Case, names: Collection[str]) -> list[frozenset | None]:
+        """`property_literals` of several names: only those objects are looked at for each of them
+        that say something of every member.
+        """
+        objects = case.objects
+        if len(objects) < 3:
+            return [self.property_literals(case, name) for name in names]
+        said: dict[str, set] = {name: set() for name in names}
+        wide = []
+        for entry in objects:
+            properties, patterns, rest = entry
+            if patterns or rest != TRUE:
+                wide.append(entry)
+                continue
+            for name, literal in properties.items():
+                if name in said:
+                    said[name].add(literal)
+        if wide or case.names:
+            part = case.copy()
+            part.objects = tuple(wide)
+            for name, out in said.items():
+                found = self.property_literals(part, name)
+                out.update((FALSE,) if found is None else found)
+        return [
+            None if name in case.forbidden else self._together(out) for name, out in said.items()
+        ]
+
+    def _together(self, literals: set) -> frozenset | None:
+        """Literals of one value; None where they exclude each other at first sight."""
+        if len(literals) == 1:
+            (literal,) = literals
+            if literal not in self.alone:
+                one = frozenset() if literal == TRUE else frozenset(literals)
+                self.alone[literal] = None if literal == FALSE else one
+            return self.alone[literal]
+        if FALSE in literals:
             return None
-        out.discard(TRUE)
-        if len(out) > 1 and any((node, not sign) in out for node, sign in out):
+        literals.discard(TRUE)
+        if len(literals) > 1 and any((node, not sign) in literals for node, sign in literals):
             return None
-        return frozenset(out)
+        return frozenset(literals)
 
 
 def language(case: Case) -> Dfa:

@@ -53,22 +53,20 @@ def members(em, case: Case) -> tuple:
     """One or more members with their commas. A declared one is a pair of nodes: first of all, or
     after a comma.
     """
-    declared = list(
-        dict.fromkeys(
-            [*(name for properties, _, _ in case.objects for name in properties), *case.required]
-        )
+    named_by_schema = dict.fromkeys(
+        [name for properties, _, _ in case.objects for name in properties]
     )
-    known = set(declared) | case.forbidden
+    declared = dict.fromkeys([*named_by_schema, *case.required])
+    known = {*declared, *case.forbidden}
     # loose: demanded, but not declared: these come last, in any order
     named, loose = [], []
-    for name in declared:
-        literals = em.expander.property_literals(case, name)
+    for name, literals in zip(declared, em.expander.properties(case, declared), strict=True):
         if literals is None or (name in case.forbidden):
             if name in case.required:
                 return NEVER
             continue
         entry = em.member(name, literals)
-        if any(name in properties for properties, _, _ in case.objects):
+        if name in named_by_schema:
             named.append((entry, name in case.required))
         else:
             loose.append(entry)

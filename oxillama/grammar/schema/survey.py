@@ -262,8 +262,7 @@ def _object(em, case: Case) -> Needs | None:
     if len(declared) > MANY or not all(_writable(name) for name in declared):
         return None
     must: list[int] = []
-    for name in declared:
-        literals = em.expander.property_literals(case, name)
+    for name, literals in zip(declared, em.expander.properties(case, declared), strict=True):
         if literals is None:
             if name in case.required:
                 return []
