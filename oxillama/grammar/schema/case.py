@@ -60,11 +60,11 @@ class Case:
     def only_todo(self) -> bool:
         """Whether it says nothing yet but what is to do."""
         blank = BLANK.__dict__
-        return all(
-            value == blank[name]
-            for name, value in self.__dict__.items()
-            if name not in ("todo", "done", "past")
-        )
+        for name, value in self.__dict__.items():
+            same = value is blank[name] or value == blank[name]
+            if not same and name not in ("todo", "done", "past"):
+                return False
+        return True
 
     def add(self, name: str, item) -> None:
         """One more item in one of the tuples."""

@@ -5,13 +5,25 @@ for each other. `ex` is the `Expander`.
 import math
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.schema.case import Action, Case, Demand, Within
+from oxillama.grammar.schema.case import Action, Branch, Case, Demand, Within, branches_of
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema.values import canonical
 
 
-def one_branches(ex, context: Case, literals) -> list[list[Action]]:
+def one_branches(ex, context: Case, literals: tuple) -> tuple[Branch, ...]:
     """For each branch: it holds, and no branch that could hold with it does."""
+    key = (literals, context.types, context.required)
+    known = ex.apart.get(key)
+    if known is None:
+        circles = ex.circles
+        known = branches_of(_told_apart(ex, context, literals))
+        if ex.circles == circles:  # else more may be known next time
+            ex.apart[key] = known
+    return known
+
+
+def _told_apart(ex, context: Case, literals: tuple) -> list[list[Action]]:
+    """The actions of each branch, made of the types and the required members of the context."""
     summaries = [_summary(ex, literal, context) for literal in literals]
     # not where members have an order: ways to fail that are left out may have given them others
     whole = [_whole(summary) if ex.loose else frozenset() for summary in summaries]
@@ -67,12 +79,19 @@ def _summary(ex, literal, context: Case):
 
 def _disjoint(ex, a, b) -> bool:
     """Whether two literals provably have no value in common."""
-    try:
-        return not [case for case in ex.cases(frozenset([a, b])) if not _hopeless(ex, case, 2)]
-    except GrammarError as error:
-        if "depends on itself" in str(error) or "cases" in str(error):
-            return False
-        raise
+    both = frozenset((a, b))
+    known = ex.disjoint.get(both)
+    if known is None:
+        circles = ex.circles
+        try:
+            known = all(_hopeless(ex, case, 2) for case in ex.cases(both))
+        except GrammarError as error:
+            if "depends on itself" in str(error) or "cases" in str(error):
+                return False
+            raise
+        if ex.circles == circles:
+            ex.disjoint[both] = known
+    return known
 
 
 def _hopeless(ex, case: Case, depth: int) -> bool:

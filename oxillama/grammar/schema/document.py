@@ -135,6 +135,11 @@ _FORMED = frozenset(WELL_FORMED)
 _LEADING = HOLDING | NAMING | {"$ref"}  # what leads to other schemas, or others to this one
 
 
+# Nodes that a value reaches together, without references: all, those with keywords whose values may
+# be malformed, and those with keywords that apply to the same value.
+Group = tuple[list[int], list[int], list[int]]
+
+
 def contradicts(literals: Set[tuple[int, bool]]) -> bool:
     """Whether literals exclude each other at first sight."""
     return FALSE in literals or any((node, not sign) in literals for node, sign in literals if node)
@@ -160,11 +165,9 @@ class Document:
         self.alike: dict[tuple, int] = {}
         self.merged: dict[int, int] = {}
         self.logical = False  # whether some schema has a keyword of `LOGIC`
-        # the nodes that some value reaches without a reference; of these the ones with keywords
-        # whose values may be malformed, and the ones with keywords that apply to the same value
-        self.direct: list[int] = []
-        self.checked: list[int] = []
-        self.linked: list[int] = []
+        # by node that only references lead to, what is reached with it; and the same of the root
+        self.groups: dict[int, Group] = {}
+        self.direct: Group = ([], [], [])
         # what `keywords` gives, once looked at
         self.effective: dict[int, dict] = {}
         self.drafts: list[int] = [2020]
@@ -173,7 +176,7 @@ class Document:
             self.roots.setdefault(uri, self.number(schema))
         draft = _draft(root, 2020)
         base = self._identifier(root, draft) or ""
-        self._index(root, "", base, draft, direct=True)
+        self._index(root, "", base, draft, self.direct)
         self.root = self.number(root)
         self.roots.setdefault(base, self.root)
         self.roots.setdefault("", self.root)
@@ -191,15 +194,16 @@ class Document:
         found = schema.get("id" if draft == 4 else "$id")
         return found if isinstance(found, str) else None
 
-    def _index(self, root, pointer: str, base: str, draft: int, *, direct: bool = False) -> None:
+    def _index(
+        self, root, pointer: str, base: str, draft: int, group: "Group | None" = None
+    ) -> None:
         """Numbers every schema below root and notes identifiers and anchors. A schema with an
-        identifier and a `$schema` of its own is of that draft, with all below it. direct: some
-        value reaches the root.
+        identifier and a `$schema` of its own is of that draft, with all below it. group: what is
+        reached with the root; None where only references lead to it.
         """
-        todo = [(root, pointer, base, draft, direct)]
-        reached, checked, linked = self.direct, self.checked, self.linked
+        todo = [(root, pointer, base, draft, group)]
         while todo:
-            schema, pointer, base, draft, direct = todo.pop()
+            schema, pointer, base, draft, group = todo.pop()
             if schema is True or schema is False:
                 continue
             if not isinstance(schema, dict):
@@ -209,22 +213,23 @@ class Document:
                 )
             if _LEADING.isdisjoint(schema):  # most schemas
                 number = self._add(schema, pointer, base, draft)
-                if direct:
-                    reached.append(number)
-                    if not _FORMED.isdisjoint(schema):
-                        checked.append(number)
+                if group is None:
+                    group = self.groups[number] = ([], [], [])
+                group[0].append(number)
+                if not _FORMED.isdisjoint(schema):
+                    group[1].append(number)
                 continue
             if NAMING.isdisjoint(schema):
                 number = self._add(schema, pointer, base, draft)
             else:
                 number, base, draft = self._identify(schema, pointer, base, draft)
-            if direct:
-                reached.append(number)
-                checked.append(number)
-            holds = not HOLDING.isdisjoint(schema)
-            if direct and (holds or "$ref" in schema) and not _LINKS.isdisjoint(schema):
-                linked.append(number)
-            if not holds:
+            if group is None:
+                group = self.groups[number] = ([], [], [])
+            group[0].append(number)
+            group[1].append(number)
+            if not _LINKS.isdisjoint(schema):
+                group[2].append(number)
+            if HOLDING.isdisjoint(schema):
                 continue
             self.logical = self.logical or not LOGIC.isdisjoint(schema)
             if draft < 2019 and "$ref" in schema:
@@ -236,7 +241,7 @@ class Document:
                     continue
                 value, at = schema[key], f"{pointer}/{key}"
                 if key in MAPS and isinstance(value, dict):
-                    here = direct and key not in DEFINITIONS
+                    here = None if key in DEFINITIONS else group
                     todo.extend(
                         [
                             (v, f"{at}/{escape(k)}", base, draft, here)
@@ -245,11 +250,9 @@ class Document:
                         ]
                     )
                 elif key in LISTS and isinstance(value, list):
-                    todo.extend(
-                        [(v, f"{at}/{i}", base, draft, direct) for i, v in enumerate(value)]
-                    )
+                    todo.extend([(v, f"{at}/{i}", base, draft, group) for i, v in enumerate(value)])
                 elif key in SINGLES and isinstance(value, (dict, bool)):
-                    todo.append((value, at, base, draft, direct))
+                    todo.append((value, at, base, draft, group))
 
     def _identify(self, schema: dict, pointer: str, base: str, draft: int) -> tuple[int, str, int]:
         """Numbers a schema and notes its identifier and anchors; its number, and the base and draft
@@ -381,7 +384,7 @@ class Document:
 
     def synthetic(self, schema: dict, pointer: str, base: str = "") -> int:
         """A node for a schema that is not in the document's text."""
-        self._index(schema, pointer, base, 2020)
+        self._index(schema, pointer, base, 2020, self.direct)
         return self.numbers[id(schema)]
 
     def keywords(self, node: int) -> dict:
@@ -512,19 +515,28 @@ class Document:
         the nodes that apply to the same value; only those that have any.
         """
         out: dict[int, list[int]] = {}
-        reached, todo = set(self.direct), []
-        for node in self.checked:
-            if node not in self.effective:
-                self.keywords(node)
-        for node in self.linked:
-            targets = self._in_place(node, self.keywords(node))
-            if targets:
-                out[node] = targets
-                todo += targets
+        reached: set[int] = set()
+        groups: list[Group] = [self.direct]
+        todo: list[int] = []
         numbers = self.numbers
-        while todo:
+        while groups or todo:
+            if groups:
+                nodes, checked, linked = groups.pop()
+                reached.update(nodes)
+                for node in checked:
+                    if node not in self.effective:
+                        self.keywords(node)
+                for node in linked:
+                    targets = self._in_place(node, self.keywords(node))
+                    if targets:
+                        out[node] = targets
+                        todo += targets
+                continue
             node = todo.pop()
             if node in reached:
+                continue
+            if node in self.groups:
+                groups.append(self.groups[node])
                 continue
             reached.add(node)
             schema = self.keywords(node)

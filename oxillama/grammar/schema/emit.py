@@ -46,7 +46,7 @@ from oxillama.grammar.schema.formats import format_pattern
 from oxillama.grammar.schema.numbers import numeric
 from oxillama.grammar.schema.objects import names_but
 from oxillama.grammar.schema.objects import object_ as object_node
-from oxillama.grammar.schema.survey import endless, living, survey
+from oxillama.grammar.schema.survey import FREE, endless, living, survey
 
 MAX_AUTOMATA = 30_000  # states of all automata of one schema
 MAX_PRODUCT = 1000  # states times length up to which both make one automaton
@@ -125,7 +125,7 @@ class Emitter:
             key = self.keys[index]
             if index and (isinstance(key, frozenset) or key[0] in ("language", "names")):
                 self.lazy[index] = 1
-                self.needs[index] = survey(self, key) if isinstance(key, frozenset) else [[]]
+                self.needs[index] = survey(self, key) if isinstance(key, frozenset) else FREE
                 if self.needs[index] is not None:
                     continue
             self.rules[index] = self.written(key)

@@ -78,7 +78,13 @@ class Expander:
         self.texts: dict[tuple[Branch, ...], tuple[Case, ...] | None] = {}
         # by rules for names, the names that they leave, where those are few
         self.names: dict[tuple, list[str] | None] = {}
+        # for `disjoint`: by literals, types and required members, the branches of a `oneOf`
+        self.apart: dict[tuple, tuple[Branch, ...]] = {}
+        self.disjoint: dict[frozenset, bool] = {}  # pairs of literals
+        # by literal and value, whether the value meets it
+        self.verdicts: dict[tuple[int, bool], dict] = {}
         self.working: set[frozenset] = set()
+        self.circles = 0  # how often an expansion has come back to itself
         self.scopes = self.steps = 0
         self.most_steps = MAX_STEPS
 
@@ -87,6 +93,7 @@ class Expander:
         known = self.memo.get(literals)
         if known is None:
             if literals in self.working:
+                self.circles += 1
                 raise GrammarError(
                     f"schema {self.where(next(iter(literals))[0])}: depends on itself without "
                     "consuming anything"
@@ -323,7 +330,11 @@ class Expander:
                 node, sign = literal
                 listed = self._listed(node)
                 if listed is None:
-                    left = {k: v for k, v in left.items() if holds(self.document, literal, v)}
+                    verdicts = self.verdicts.setdefault(literal, {})
+                    for k, v in left.items():
+                        if k not in verdicts:
+                            verdicts[k] = holds(self.document, literal, v)
+                    left = {k: v for k, v in left.items() if verdicts[k]}
                 else:
                     values, inside = listed
                     left = {k: v for k, v in left.items() if (k in values) == (inside == sign)}
@@ -370,13 +381,17 @@ class Expander:
             schema = self.document.keywords(node)
             if sign:
                 case.scope = scope
-                self._open_scopes(case, node, schema, scope)
                 applied = self.applied.get(node)
                 if applied is None:
                     applied = [(k, value, APPLY[k]) for k, value in schema.items() if k in APPLY]
                     self.applied[node] = applied
+                if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+                    self._open_scopes(case, node, schema, scope)
                 for keyword, value, handler in applied:
-                    self._apply(case, node, schema, keyword, value, handler)
+                    try:
+                        handler(self, case, node, schema, value)
+                    except (GrammarError, TypeError, ValueError, AttributeError) as error:
+                        self._fail(node, keyword, value, error)
                     if case.dead:
                         return
             else:
@@ -565,18 +580,16 @@ class Expander:
 
     # ------------------------------------------------------------------ keywords that must hold
 
-    def _apply(self, case: Case, node: int, schema: dict, keyword: str, value, handler) -> None:
-        try:
-            handler(self, case, node, schema, value)
-        except GrammarError as error:
-            if str(error).startswith("schema "):
-                raise
-            self.refuse(self.where(node), keyword, str(error))
-        except (TypeError, ValueError, AttributeError):
+    def _fail(self, node: int, keyword: str, value, error: Exception) -> None:
+        """Refuses a keyword that cannot be enforced; raises for a value that it cannot have."""
+        if not isinstance(error, GrammarError):
             raise GrammarError(
                 f"schema {self.where(node)}: keyword {keyword!r}: malformed value "
                 f"{str(value)[:80]!r}"
             ) from None
+        if str(error).startswith("schema "):
+            raise error
+        self.refuse(self.where(node), keyword, str(error))
 
     def literal(self, schema, sign: bool = True):
         return self.document.literal(schema, sign)

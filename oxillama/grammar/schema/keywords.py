@@ -281,7 +281,7 @@ def _any_of(ex, case, node, schema, value):
 
 
 def _one_of(ex, case, node, schema, value):
-    literals = [ex.literal(sub) for sub in value]
+    literals = tuple([ex.literal(sub) for sub in value])
     if len(literals) == 1:
         Demand(literals[0])(case)
         return

@@ -48,7 +48,8 @@ MANY = 2000
 # deep such stand in each other
 BRANCHES, NESTED = 100, 8
 
-Needs = list[list[int]]
+Needs = Sequence[Sequence[int]]
+FREE: Needs = ((),)  # needs nothing: one object for the many rules of scalars
 
 
 def survey(em, key: frozenset) -> Needs | None:
@@ -56,7 +57,7 @@ def survey(em, key: frozenset) -> Needs | None:
     needs = glance(em, key)
     if needs is not None:
         return needs
-    out: Needs = []
+    out: list[Sequence[int]] = []
     for case in em.expander.cases(key):
         found = foresee(em, case)
         if found is None:
@@ -71,7 +72,7 @@ def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
     """
     if not key:
         em.number(key)
-        return [[]]
+        return FREE
     if len(key) != 1:
         return None
     ((node, sign),) = key
@@ -81,7 +82,7 @@ def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
     schema = em.document.keywords(node)
     applied = [k for k in schema if k in APPLY]
     if len(applied) == 1 and schema.get("type") in SCALARS:
-        return [[]]
+        return FREE
     if len(applied) == 1 and applied[0] in ("anyOf", "oneOf"):
         return glance_choice(em, schema[applied[0]], applied[0] == "oneOf", depth)
     types = types_of(schema)
@@ -91,12 +92,12 @@ def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
     if "enum" in schema:
         listed = schema["enum"]
         good = listed and "string" in types and all(isinstance(v, str) for v in listed)
-        return [[]] if good and len(applied) == 1 and all(map(_writable, listed)) else None
+        return FREE if good and len(applied) == 1 and all(map(_writable, listed)) else None
     if not set(applied) <= set().union(*(GLANCED[kind] for kind in types)):
         return None
-    out: Needs = []
+    out: list[Sequence[int]] = []
     for kind in types:
-        needs: Needs | None = [[]]
+        needs: Needs | None = FREE
         if kind == "object":
             needs = glance_object(em, schema)
         elif kind == "array":
@@ -132,7 +133,7 @@ def glance_choice(em, branches, apart: bool, depth: int) -> Needs | None:
     """The needs of plain branches; where they must be apart, each has types of its own."""
     if not isinstance(branches, list) or len(branches) > BRANCHES or depth == NESTED:
         return None
-    out: Needs = []
+    out: list[Sequence[int]] = []
     seen: set[str] = set()
     for branch in branches:
         if not isinstance(branch, dict):
@@ -183,7 +184,7 @@ def glance_array(em, schema: dict) -> Needs | None:
         return None
     literal = em.document.literal(items)
     if literal == FALSE or most == 0 or (most is not None and least > most):
-        return [[]] if least == 0 else None
+        return FREE if least == 0 else None
     child = em.number(frozenset([literal] if literal != TRUE else ()))
     return [[child] if least else []]
 
@@ -226,8 +227,8 @@ def glance_object(em, schema: dict) -> Needs | None:
 def foresee(em, case: Case) -> Needs | None:
     """The needs of one case; None where it has to be written to be sure."""
     if case.values is not None:
-        return [[]] if case.values and all(_writable(v) for v in case.values) else None
-    out: Needs = []
+        return FREE if case.values and all(_writable(v) for v in case.values) else None
+    out: list[Sequence[int]] = []
     for kind in TYPES:
         if kind in case.types:
             found = FORESEEN[kind](em, case)
@@ -259,7 +260,8 @@ def _object(em, case: Case) -> Needs | None:
     declared = dict.fromkeys(
         [*(name for properties, _, _ in case.objects for name in properties), *case.required]
     )
-    if len(declared) > MANY or not all(_writable(name) for name in declared):
+    plain = all(map(str.isascii, declared))
+    if len(declared) > MANY or not (plain or all(map(_writable, declared))):
         return None
     must: list[int] = []
     for name, literals in zip(declared, em.expander.properties(case, declared), strict=True):
@@ -309,7 +311,7 @@ def _string(em, case: Case) -> Needs | None:
         and not case.min_length
         and case.max_length is None
     )
-    return [[]] if plain else None
+    return FREE if plain else None
 
 
 def _number(em, case: Case) -> Needs | None:
@@ -320,11 +322,11 @@ def _number(em, case: Case) -> Needs | None:
         or any(not isinstance(v, (str, bool)) for v in case.banned)
     ):
         return None
-    return [[]] if case.low is None or case.high is None or case.high - case.low > 2 else None
+    return FREE if case.low is None or case.high is None or case.high - case.low > 2 else None
 
 
 def _boolean(em, case: Case) -> Needs | None:
-    return None if any(isinstance(v, bool) for v in case.banned) else [[]]
+    return None if any(isinstance(v, bool) for v in case.banned) else FREE
 
 
 FORESEEN: dict[str, Callable] = {
@@ -333,7 +335,7 @@ FORESEEN: dict[str, Callable] = {
     "string": _string,
     "number": _number,
     "boolean": _boolean,
-    "null": lambda em, case: [[]],
+    "null": lambda em, case: FREE,
 }
 
 
