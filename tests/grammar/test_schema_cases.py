@@ -221,8 +221,22 @@ def test_equal_schemas_that_hold_others_are_one():
     first, twin, other, named = member(1), member(1), member(2), member(1)
     named["required"] = ["y"]
     document = Document({"anyOf": [first, twin, other, named]})
+    document.prepare()
     assert document.literal(first) == document.literal(twin)
     assert len({document.literal(schema) for schema in (first, other, named)}) == 3
+
+
+def test_equal_schemas_that_only_references_lead_to_are_one():
+    def shape() -> dict:
+        return {"properties": {"x": {"minimum": 1}}, "required": ["x"]}
+
+    first, twin, unused = shape(), shape(), {"required": 1}
+    references = [{"$ref": "#/shapes/first"}, {"$ref": "#/shapes/twin"}]
+    document = Document(
+        {"anyOf": references, "shapes": {"first": first, "twin": twin}, "$defs": {"unused": unused}}
+    )
+    document.prepare()
+    assert len({document.literal(schema) for schema in (first, twin, *references)}) == 1
 
 
 def test_the_cases_of_a_split_exclude_each_other():

@@ -90,7 +90,7 @@ class SchemaCompiler:
         source = schema_of(schema)
         closed = isinstance(source, ClosedSchema) if self.closed is None else self.closed
         document = Document(load(source), self.resources)
-        document.refuse_loops()
+        document.prepare()
         emitter = Emitter(
             document,
             Expander(document, refuse, loose=self.order == "free" and not closed),

@@ -180,8 +180,6 @@ class Document:
         self.root = self.number(root)
         self.roots.setdefault(base, self.root)
         self.roots.setdefault("", self.root)
-        if self.logical:
-            self._merge()
 
     def draft_of(self, node: int) -> int:
         """The draft that a node is written in: that of the `$schema` nearest above it."""
@@ -322,15 +320,15 @@ class Document:
         leaf = self._leaf(schema) if node else None
         return (node if leaf is None else self.alike.setdefault(leaf, node)), truth
 
-    def _merge(self) -> None:
-        """Finds equal schemas of a document with logic: what one of two branches demands and the
-        other forbids, or what both demand, is then seen without a look inside.
+    def _merge(self, nodes: Iterable[int]) -> None:
+        """Finds equal schemas among those that a document with logic uses: what one of two branches
+        demands and the other forbids, or what both demand, is then seen without a look inside.
 
         Schemas have higher numbers than those that hold them, so that all that one holds is known
         by its number when its own turn comes. What a reference means depends on base and draft.
         """
         numbers = {id(True): -1, id(False): -2}
-        for node in range(len(self.schemas) - 1, 0, -1):
+        for node in sorted(nodes, reverse=True):
             schema = self.schemas[node]
             key = self._leaf(schema)
             if key is None:
@@ -487,11 +485,18 @@ class Document:
             self._index(at, fragment, base, draft)
         return (self.numbers[id(at)], True)
 
-    def refuse_loops(self) -> None:
-        """Raises if a schema refers to itself at the same position of the value, so that it could
-        never be decided.
+    def prepare(self) -> None:
+        """Follows all references from the root and finds equal schemas. Raises if a keyword has a
+        value that it cannot have, or if a schema refers to itself at the same position of the
+        value, so that it could never be decided.
         """
-        edges = self._reached()
+        nodes, edges = self._reached()
+        self._refuse_loops(edges)
+        if self.logical:
+            self._merge(nodes)
+
+    def _refuse_loops(self, edges: dict[int, list[int]]) -> None:
+        """Raises if nodes that apply to the same value lead back to each other."""
         colour: dict[int, int] = {}  # 1: on the path, 2: done
         for first in sorted(edges):
             path = [(first, iter(edges[first]))] if first not in colour else []
@@ -510,9 +515,9 @@ class Document:
                     colour[node] = 2
                     path.pop()
 
-    def _reached(self) -> dict[int, list[int]]:
-        """The nodes that some value may reach (definitions only if they are referred to), each with
-        the nodes that apply to the same value; only those that have any.
+    def _reached(self) -> tuple[set[int], dict[int, list[int]]]:
+        """The nodes that some value may reach (definitions only if they are referred to); and those
+        of them that have any, each with the nodes that apply to the same value.
         """
         out: dict[int, list[int]] = {}
         reached: set[int] = set()
@@ -560,7 +565,7 @@ class Document:
                         found = numbers.get(id(sub))
                         if found is not None and found not in reached:
                             todo.append(found)
-        return out
+        return reached, out
 
     def _in_place(self, node: int, schema: dict) -> list[int]:
         """The nodes that apply to the same value as this one."""
