@@ -98,3 +98,26 @@ def test_a_grammar_is_freed_without_the_collector(collector, deep):
         del grammar
         assert gc.collect() == 0
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "array", "items": {"type": ["string", "null"]}, "uniqueItems": True}, '["a"]'),
+        ({"type": "object", "minProperties": 2}, '{"a":1,"b":2}'),
+        (
+            {"type": "object", "patternProperties": {"^[a-c]": {}}, "minProperties": 2},
+            '{"a":1,"b":2}',
+        ),
+    ],
+)
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_grammar_of_distinct_values_is_freed_without_the_collector(collector, schema, text, deep):
+    if deep:
+        schema, text = {"properties": {"a": schema}, "required": ["a"]}, f'{{"a":{text}}}'
+    gc.collect()
+    gc.disable()
+    grammar = JsonSchemaCompiler().compile(schema)
+    assert grammar.matches(text)
+    del grammar
+    assert gc.collect() == 0

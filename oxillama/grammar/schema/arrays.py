@@ -210,7 +210,7 @@ def fresh(em, item: frozenset) -> tuple:
         if not kinds.isdisjoint(("array", "object")):
             raise GrammarError("items must be scalars, or have few possible values (an enum)")
 
-    def without(words: frozenset[bytes]) -> tuple | None:
+    def without(em, words: frozenset[bytes]) -> tuple | None:
         left = [without_values(case, list(map(load, words))) for case in cases]
         node = choice(*(em.case_node(case) for case in left if case is not None))
         return None if node == NEVER else em.inlined(node)

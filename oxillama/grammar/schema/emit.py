@@ -9,7 +9,9 @@ widened.
 import functools
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
+from typing import cast
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
@@ -95,10 +97,11 @@ class Emitter:
         self.members: dict = {}
         self.texts: dict = {}
         self.where = "/"
+        self.asked = False  # whether machines ask what registers leave of a language
 
     def run(self, root: frozenset) -> bool:
-        """Writes the root's rule and all rules it needs except deferred ones; returns whether any
-        were deferred.
+        """Writes the root's rule and all rules it needs except deferred ones; returns whether
+        machines will ask for more.
         """
         self.number(root)
         self.spelling = sp.Spelling(
@@ -116,7 +119,7 @@ class Emitter:
                 self.rules[index] = NEVER
                 self.lazy[index] = self.done[index] = 0
             self.rules[:] = [node and living(node, self.done) for node in self.rules]
-        return any(self.lazy)
+        return self.asked or any(self.lazy)
 
     def settle(self) -> None:
         """Writes the waiting rules, or defers them."""
@@ -272,45 +275,47 @@ class Emitter:
         """A node without references to rules: what a machine asks for while it runs. Only for
         scalars, whose rules are not recursive.
         """
-        memo: dict[int, tuple] = {}
+        return self._inlined(node, {})
 
-        def visit(node: tuple) -> tuple:
-            known = memo.get(id(node))
-            if known is not None:
-                return known[1]
-            kind = node[0]
-            out = node
-            if kind == RULE:
-                self.write(node[1])
-                out = visit(self.rules[node[1]])
-            elif kind in (SEQUENCE, CHOICE):
-                out = (kind, tuple(map(visit, node[1])))
-            elif kind in (REPEAT, REGISTER):
-                out = (kind, visit(node[1]), *node[2:])
-            elif kind == NETWORK:
-                states = tuple(
-                    (accept, tuple((visit(part), target) for part, target in edges))
-                    for accept, edges in node[2]
-                )
-                out = (NETWORK, node[1], states)
-            memo[id(node)] = node, out
-            return out
-
-        return visit(node)
+    def _inlined(self, node: tuple, memo: dict[int, tuple]) -> tuple:
+        known = memo.get(id(node))
+        if known is not None:
+            return known[1]
+        kind = node[0]
+        out = node
+        if kind == RULE:
+            self.write(node[1])
+            out = self._inlined(cast(tuple, self.rules[node[1]]), memo)
+        elif kind in (SEQUENCE, CHOICE):
+            out = (kind, tuple(self._inlined(part, memo) for part in node[1]))
+        elif kind in (REPEAT, REGISTER):
+            out = (kind, self._inlined(node[1], memo), *node[2:])
+        elif kind == NETWORK:
+            states = tuple(
+                (accept, tuple((self._inlined(part, memo), target) for part, target in edges))
+                for accept, edges in node[2]
+            )
+            out = (NETWORK, node[1], states)
+        memo[id(node)] = node, out
+        return out
 
     def fresh(
         self,
         node: tuple,
-        without: Callable[[frozenset[bytes]], tuple | None],
+        without: Callable[["Emitter", frozenset[bytes]], tuple | None],
         size: int | None,
     ) -> tuple:
         """A node of `size` words (None: more than a text holds) but for those that a register
         holds. What is left of it, None if nothing is, machines ask for while they run.
         """
+        self.asked = True
+        # the rules hold this node: it must not hold them, or only the garbage collector frees them
+        holder = weakref.ref(self)
 
         def left(words: frozenset[bytes]) -> tuple | None:
-            with self.lock:
-                return without(words)
+            em = cast(Emitter, holder())  # the machine that asks keeps it
+            with em.lock:
+                return without(em, words)
 
         return (FRESH, node, left, size)
 

@@ -248,7 +248,9 @@ def name_classes(
             node = rule(em.number(("names", frozenset(known))))
             if not distinct:
                 return node
-            return em.fresh(node, lambda used: em.inlined(names_but(em, known | texts(used))), None)
+            return em.fresh(
+                node, lambda em, used: em.inlined(names_but(em, known | texts(used))), None
+            )
 
         return [(frozenset(), any_name)]
     if (
@@ -272,7 +274,7 @@ def name_classes(
         dfa, node = em.classes[key]
         if not distinct:
             return node
-        return em.fresh(node, lambda used: em.language_without(dfa, texts(used)), dfa.size())
+        return em.fresh(node, lambda em, used: em.language_without(dfa, texts(used)), dfa.size())
 
     key = (tuple(sources), frozenset(names))
     if key not in em.splits:
