@@ -3,9 +3,10 @@
 //
 //     g++ -O2 -o depth peer_depth.cpp -I LLAMA/include -I LLAMA/ggml/include -L LIBRARIES -lllama -lggml -lggml-base -Wl,-rpath,LIBRARIES
 //     g++ -O2 -DIK -o depth peer_depth.cpp -I IK/include -I IK/ggml/include -L LIBRARIES -lllama -lggml -Wl,-rpath,LIBRARIES
-//     depth MODEL.gguf [-p 512] [-n 64] [-t 2] [-d 0] [-r 3] [--kv-type f16|q8_0] [--no-repack] [--json]
+//     depth MODEL.gguf [-p 512] [-n 64] [-t 2] [-d 0] [-r 3] [--kv-type f16|q8_0] [--no-repack] [--json] [--slices]
 //
-// Flash attention is on. A rate is the median of the runs; a number of 1 is not measured. Prints one JSON object.
+// Flash attention is on. A rate is the median of the runs; a number of 1 is not measured. Prints one JSON object. With --slices (tools/slices.py) it
+// stays: for each line that it reads it computes the prompt, or generates where there is none, and prints the seconds that took.
 #include "llama.h"
 #include <sys/resource.h>
 #include <algorithm>
@@ -115,7 +116,7 @@ int main(int count, char **words)
 {
     enum { FILLED = 1024, STEP = 2048 };
     std::string file, kv = "f16";
-    int prompt = 512, generate = 64, threads = 2, depth = 0, runs = 3, repack = 1;
+    int prompt = 512, generate = 64, threads = 2, depth = 0, runs = 3, repack = 1, slices = 0;
     for (int i = 1; i < count; i++) {
         const std::string word = words[i];
         int *number = word == "-p" ? &prompt : word == "-n" ? &generate : word == "-t" ? &threads : word == "-d" ? &depth : word == "-r" ? &runs : nullptr;
@@ -127,10 +128,12 @@ int main(int count, char **words)
             kv = words[++i];
         else if (word == "--no-repack")
             repack = 0;
+        else if (word == "--slices")
+            slices = 1;
         else if (word[0] != '-')
             file = word;
         else if (word != "--json")
-            fail("found " + word + ", wanted MODEL -p -n -t -d -r --kv-type --no-repack --json, and one sequence");
+            fail("found " + word + ", wanted MODEL -p -n -t -d -r --kv-type --no-repack --json --slices, and one sequence");
     }
     if (kv != "f16" && kv != "q8_0")
         fail("--kv-type: found " + kv + ", wanted f16 or q8_0");
@@ -185,6 +188,21 @@ int main(int count, char **words)
         return rates[rates.size() / 2];
     };
     decode(0, 64);                      // warms up
+    if (slices) {
+        std::puts("ready");
+        for (std::fflush(stdout); std::getchar() != EOF; std::fflush(stdout)) {
+            clear(context);
+            if (prompt <= 1)
+                decode(0, 1);
+            const double begun = seconds();
+            for (int i = 1; prompt <= 1 && i <= generate; i++)
+                decode(i, 1);
+            if (prompt > 1)
+                decode(0, prompt);
+            std::printf("%.6f\n", seconds() - begun);
+        }
+        return 0;
+    }
     std::printf("{");
     std::vector<double> rates;
     for (int run = 0; prompt > 1 && run < runs; run++) {

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Measures oxillama beside peers in slices of a fraction of a second, with plain reads of memory
+beside each.
+
+    slices.py MODEL.gguf --peer "llama.cpp=PROGRAM" --peer "ik=PROGRAM" [-n 12 | -p 128] [-t 2]
+    [--rounds 40] [--json OUT.jsonl]
+
+Memory of a shared machine changes its speed within seconds, so runs of many seconds, one engine
+after the other (measure.py), meet different memory. Here all engines are loaded at once and take
+turns: a round is one slice of each, in random order, between two readings of plain reads. A slice
+generates `-n` tokens after one, or computes a prompt of `-p` tokens. PROGRAM is `peer_depth.cpp`,
+built for the peer, which is run with --slices.
+
+The table has, for each engine, the median of its rates, the median over rounds of our rate divided
+by its rate, and for generation the GB/s of weights that its rate means and the median over rounds
+of their share of the plain reads beside them. Every slice is appended to the file of JSON lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import oxillama
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "asv_benchmarks"))
+from machine import read_bandwidth  # noqa: E402  (the benchmark folder is no package)
+
+READ_SECONDS = 0.1  # of plain reads at a time
+Slice = Callable[[], float]
+
+
+def peer(command: str, options: argparse.Namespace) -> Slice:
+    """Starts a peer; the function returned lets it compute one slice and gives its seconds."""
+    process = subprocess.Popen(
+        [
+            *shlex.split(command),
+            str(options.model),
+            *("-p", str(options.p or 1), "-n", str(options.n), "-t", str(options.t), "--slices"),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if process.stdout.readline() != "ready\n":
+        raise SystemExit(f"{command}: did not start")
+
+    def one() -> float:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return float(process.stdout.readline())
+
+    return one
+
+
+def own(loop: oxillama.engine.RawLoop, vocab: int, options: argparse.Namespace) -> Slice:
+    """The same of our step loop."""
+    tokens = [(7 * j + 11) % vocab for j in range(max(options.p, options.n + 1))]
+
+    def one() -> float:
+        loop.rewind(0, 0)
+        if not options.p:
+            loop.prefill(0, tokens[:1])
+        start = time.perf_counter()
+        if options.p:
+            loop.prefill(0, tokens[: options.p])
+        else:
+            for token in tokens[1 : options.n + 1]:
+                loop.decode([token])
+        return time.perf_counter() - start
+
+    loop.prefill(0, tokens[:1])
+    return one
+
+
+def measure(slices: dict[str, Slice], tokens: int, options: argparse.Namespace) -> list[dict]:
+    """The rounds: tokens/s of each engine, and GB/s of plain reads before and after."""
+    for one in slices.values():
+        one()
+    rounds = []
+    before = read_bandwidth(options.t, READ_SECONDS)
+    for _ in range(options.rounds):
+        rates = {name: tokens / slices[name]() for name in random.sample([*slices], len(slices))}
+        after = read_bandwidth(options.t, READ_SECONDS)
+        rounds.append({"tps": rates, "reads": [before, after]})
+        before = after
+    return rounds
+
+
+def table(name: str, rounds: list[dict], size: int) -> str:
+    """A Markdown table; size: the bytes that a token of generation reads, 0 for prompts."""
+    lines = [
+        "| model | engine | tokens/s | ours to it | GB/s | of plain reads |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for who in sorted(rounds[0]["tps"], key="ours".__ne__):
+        rate = statistics.median(each["tps"][who] for each in rounds)
+        ratio = statistics.median(each["tps"]["ours"] / each["tps"][who] for each in rounds)
+        share = statistics.median(
+            each["tps"][who] * size / 1e9 / statistics.mean(each["reads"]) for each in rounds
+        )
+        reads = f"{rate * size / 1e9:.1f} | {100 * share:.0f} %" if size else " | "
+        lines.append(f"| {name} | {who} | {rate:,.1f} | {ratio:.2f} | {reads} |")
+    reads = sorted(statistics.mean(each["reads"]) for each in rounds)
+    lines += ["", f"{len(rounds)} rounds, plain reads of {reads[0]:.0f} to {reads[-1]:.0f} GB/s"]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PROGRAM")
+    parser.add_argument("-p", type=int, default=0, help="tokens of a prompt, in place of -n")
+    parser.add_argument(
+        "-n", type=int, default=12, help="tokens to generate (default: %(default)s)"
+    )
+    parser.add_argument("-t", type=int, default=2, help="threads (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument(
+        "--json", type=Path, help="the file that a line with every slice is appended to"
+    )
+    options = parser.parse_args()
+    slices = {
+        name: peer(command, options)
+        for name, _, command in (text.partition("=") for text in options.peer)
+    }
+    with (
+        oxillama.load(options.model, n_threads=options.t) as engine,
+        engine.raw_loop() as loop,
+    ):
+        slices["ours"] = own(loop, engine.config.vocab_size, options)
+        rounds = measure(slices, options.p or options.n, options)
+        print(table(options.model.stem, rounds, 0 if options.p else engine.model_bytes))
+    if options.json:
+        line = {"model": options.model.stem, "p": options.p, "n": options.n, "rounds": rounds}
+        with options.json.open("a") as file:
+            print(json.dumps(line), file=file)
+
+
+if __name__ == "__main__":
+    main()
