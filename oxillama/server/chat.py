@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -262,13 +263,11 @@ def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
     """(the turn, what the engine made of it): a request, or the siblings of several."""
     turn = prepare(model, asked)
     if asked.session is not None:
-        named = state.sessions.get(
-            asked.session, model, create=True, lora=asked.options.get("lora")
-        )
-        with kept_on_error(named):
-            ids = go_on_with(named.session, turn.prompt)
-            made = model.engine.submit(ids, session=named.session, **turn.options)
-        named.changed, named.messages = True, asked.messages
+        with state.sessions.held(asked.session, model, lora=asked.options.get("lora")) as named:
+            with kept_on_error(named.session, partial(setattr, named, "session")):
+                ids = go_on_with(named.session, turn.prompt)
+                made = model.engine.submit(ids, session=named.session, **turn.options)
+            named.changed, named.messages = True, asked.messages
     else:
         made = model.engine.submit(turn.prompt, **turn.options)
     each: Any

@@ -193,13 +193,7 @@ def _in_session(
     if len(texts) > 1:
         raise ApiError(400, "prompt: found a list in a session, wanted one", param="prompt")
     sessions, name = call.state.sessions, body["session"]
-    # a name that is only asked for makes no session
-    named = (
-        sessions.get(name, model, create=True, lora=asked.options.get("lora"))
-        if texts or sessions.knows(name)
-        else None
-    )
-    begun = named is not None and len(named.session) > 0
+    begun = sessions.knows(name) and len(sessions.get(name, model).session) > 0
     ids = encoded(model, texts[0], special=special and not begun) if texts else []
     if not ids and not begun:
         raise ApiError(
@@ -218,9 +212,10 @@ def _submit(
     name = body.get("session")
     if name is None:
         return model.engine.submit(ids, **asked.options)
-    named = call.state.sessions.get(name, model)
-    named.changed = True
-    return model.engine.submit(ids, session=named.session, **asked.options)
+    with call.state.sessions.held(name, model, lora=asked.options.get("lora")) as named:
+        made = model.engine.submit(ids, session=named.session, **asked.options)
+        named.changed = True
+        return made
 
 
 async def _whole(

@@ -47,8 +47,8 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.sessions import checked_name, go_on_with
-from oxillama.server.work import Job, reason_of, stopped_by, timings_json, usage_of
+from oxillama.server.sessions import checked_name, go_on_with, kept_on_error
+from oxillama.server.work import TIMINGS, Job, reason_of, stopped_by, timings_json, usage_of
 from oxillama.vision.messages import split_images
 
 _MIXED = array(one_of(integer(0), STRING), 1, 1 << 20)
@@ -348,7 +348,7 @@ async def slot_action(call: Call) -> Response:
         began = loop.time()
         try:
             if action == "save":
-                await call.offload(session.snapshot_to_file, path)
+                await call.offload(state.sessions.store, name, model, session)
             else:
                 session = await call.offload(model.engine.restore_from_file, path)
                 state.slot_sessions[slot] = (model, session)
@@ -622,21 +622,17 @@ def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int
     """Submit a prompt: in a named session, after the tokens of a slot, or by itself."""
     name, slot = call.body.get("session"), call.body.get("id_slot")
     if name is not None:
-        sessions = call.state.sessions
-        named = (
-            sessions.get(name, model, create=True, lora=asked.options.get("lora"))
-            if ids or sessions.knows(name)
-            else None
-        )
-        if named is None or not (ids or len(named.session)):
-            raise ApiError(
-                400,
-                "prompt: is required, the session is new",
-                param="prompt",
-                code="missing_required_parameter",
-            )
-        named.changed = True
-        return model.engine.submit(ids or None, session=named.session, **asked.options)
+        with call.state.sessions.held(name, model, lora=asked.options.get("lora")) as named:
+            if not (ids or len(named.session)):
+                raise ApiError(
+                    400,
+                    "prompt: is required, the session is new",
+                    param="prompt",
+                    code="missing_required_parameter",
+                )
+            made = model.engine.submit(ids or None, session=named.session, **asked.options)
+            named.changed = True
+            return made
     if slot is not None and slot >= 0:
         held = call.state.slot_sessions.get(int(slot))
         wanted = model.engine.loras.resolve(asked.options.get("lora"))
@@ -644,7 +640,13 @@ def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int
             wanted = model.engine.loras.current
         if held is not None and held[0] is model and _fits(held[1], wanted):
             session = held[1]
-            return model.engine.submit(go_on_with(session, ids), session=session, **asked.options)
+
+            def keep(before: Any) -> None:
+                call.state.slot_sessions[int(slot)] = (model, before)
+
+            with kept_on_error(session, keep):
+                more = go_on_with(session, ids)
+                return model.engine.submit(more, session=session, **asked.options)
     return model.engine.submit(ids, **asked.options)
 
 

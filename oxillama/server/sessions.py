@@ -11,7 +11,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,6 +193,24 @@ class Sessions:
             named.used_at = time.monotonic()
             return named
 
+    @contextmanager
+    def held(self, name: str, model: Model, *, lora: Any = None) -> Iterator[NamedSession]:
+        """A context manager: the session of a request, made new if there is none of that name. If
+        the request is refused, a session that was made for it is gone again.
+        """
+        with self._lock:
+            made = not self.knows(name)
+            named = self.get(name, model, create=True, lora=lora)
+        try:
+            yield named
+        except BaseException:
+            with self._lock:
+                unused = not len(named.session) and not named.session.busy
+                if made and unused and self._named.get(name) is named:
+                    del self._named[name]
+                    _closed(named.session)
+            raise
+
     def restore(self, name: str, model: Model) -> NamedSession:
         """The session from the folder, replacing the one in memory."""
         path = self.path(name)
@@ -226,7 +244,7 @@ class Sessions:
         self._write(named, path)
         return {**named.info(), "bytes": path.stat().st_size}
 
-    def _write(self, named: NamedSession, path: Path) -> None:
+    def _write(self, named: NamedSession, path: Path, *, param: str = "session") -> None:
         try:
             named.session.snapshot_to_file(path)
             metadata = {
@@ -239,7 +257,7 @@ class Sessions:
                 [json.dumps(metadata, ensure_ascii=False).encode()],
             )
         except OxillamaError as error:
-            raise from_engine(error, param="session") from error
+            raise from_engine(error, param=param) from error
         except OSError as error:
             raise ApiError(
                 507,
@@ -247,6 +265,18 @@ class Sessions:
                 code="session_not_written",
             ) from error
         named.changed = False
+
+    def store(self, name: str, model: Model, session: Session) -> None:
+        """Write the session of a slot to the folder, under a name that no session in memory has."""
+        with self._lock:
+            if name in self._named:
+                raise ApiError(
+                    409,
+                    f"filename: {name} is a session in memory, wanted another name",
+                    param="filename",
+                    code="exists",
+                )
+            self._write(NamedSession(name, model, session), self.path(name), param="filename")
 
     def fork(self, name: str, to: str, model: Model) -> NamedSession:
         """An independent copy under another name."""
@@ -378,13 +408,14 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 @contextmanager
-def kept_on_error(named: NamedSession) -> Iterator[None]:
-    """A context manager: a request that is refused leaves the session as it was."""
-    before = named.session.fork()
+def kept_on_error(session: Session, keep: Callable[[Session], None]) -> Iterator[None]:
+    """A context manager: if a request is refused, `keep` gets a copy of its session from before."""
+    before = session.fork()
     try:
         yield
     except BaseException:
-        named.session, before = before, named.session
+        keep(before)
+        before = session
         raise
     finally:
         _closed(before)

@@ -103,6 +103,29 @@ def test_prompts_of_several_kinds(server, engine):
     ]
 
 
+def test_a_slot_does_not_replace_a_session_in_memory(server):
+    server.ok(PATH, {**ASK, "id_slot": 4})
+    server.ok("/v1/sessions/slotted", {})
+    answer = server.post("/slots/4?action=save", {"filename": "slotted"})
+    assert answer.status_code == 409
+    assert answer.json()["error"]["param"] == "filename"
+    server.client.delete("/v1/sessions/slotted")
+    saved = server.ok("/slots/4?action=save", {"filename": "slotted"})
+    about = server.get("/v1/sessions/slotted").json()
+    assert (about["tokens"], about["loaded"]) == (saved["n_saved"], False)
+    assert about["model"] == "oxillama-embedded"
+    server.client.delete("/v1/sessions/slotted")
+
+
+def test_a_refused_request_leaves_its_slot_as_it_was(server):
+    begun = server.ok(PATH, {**ASK, "id_slot": 3})
+    held = server.ok("/slots/3?action=save", {"filename": "before"})["n_saved"]
+    server.refused(PATH, {**ASK, "prompt": "Another", "min_tokens": 9, "id_slot": 3})
+    assert server.ok("/slots/3?action=save", {"filename": "after"})["n_saved"] == held
+    again = server.ok(PATH, {**ASK, "id_slot": 3})
+    assert again["content"] == begun["content"]
+
+
 def test_what_runs_is_shown_in_slots(server):
     slots = server.get("/slots").json()
     assert len(slots) == oxillama.SchedulerConfig().max_sequences

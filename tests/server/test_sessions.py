@@ -99,6 +99,13 @@ def test_a_request_that_is_refused_leaves_its_session_as_it_was(server):
     rest = text(server.ok(PATH, go_on))
     again = server.ok(path, {**chat(first), "session": "whole", "max_tokens": 12})
     assert again["choices"][0]["message"]["content"] == said + rest
+    for body in refused:
+        server.refused(path, {**body, "session": "unheard"})
+        assert server.get("/v1/sessions/unheard").status_code == 404
+    for where in (PATH, "/completion"):
+        body = {"session": "unheard", "prompt": "word " * 300, "max_tokens": 8, "min_tokens": 9}
+        server.refused(where, body)
+        assert server.get("/v1/sessions/unheard").status_code == 404
     for where in (PATH, "/completion"):
         body = {"session": "unheard", "max_tokens": 4, **({} if where == PATH else {"prompt": []})}
         server.refused(where, body)
