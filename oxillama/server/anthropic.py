@@ -200,6 +200,13 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, 
         if block["type"] == "text":
             texts.append(block["text"])
             continue
+        if texts or parts:
+            raise ApiError(
+                400,
+                f"{where}.content[{at}]: found a tool_result after other blocks, wanted the "
+                "message's tool_result blocks first",
+                param=f"{where}.content[{at}]",
+            )
         content = block.get("content") or ""
         if not isinstance(content, str):
             if any(each["type"] == "image" for each in content):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -235,6 +235,28 @@ async def props(call: Call) -> Response:
                 "sessions": call.state.config.sessions_dir is not None,
             }
         )
+
+
+# the members of a completion's answer, for `response_fields`
+_ANSWER = (
+    "index",
+    "content",
+    "tokens",
+    "id_slot",
+    "stop",
+    "model",
+    "tokens_predicted",
+    "tokens_evaluated",
+    "tokens_cached",
+    "generation_settings",
+    "prompt",
+    "has_new_line",
+    "truncated",
+    "stop_type",
+    "stopping_word",
+    "timings",
+    "completion_probabilities",
+)
 
 
 def _settings(
@@ -523,7 +545,27 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     slot = body.get("id_slot")
     if slot is not None and slot >= model.slots:
         raise bad("id_slot", slot, f"-1 to {model.slots - 1}")
+    _check_fields(model, body, asked)
     return asked
+
+
+def _check_fields(model: Model, body: Mapping[str, Any], asked: table.RequestOptions) -> None:
+    """Refuse `response_fields` that the answer will not have."""
+    for at, field in enumerate(body.get("response_fields") or ()):
+        name, slash, inner = field.partition("/")
+        within: Collection[str] = ()
+        if name == "generation_settings":
+            within = _settings(model, asked.sampler, asked.options, asked.stops)
+        elif name == "timings":
+            within = TIMINGS
+        known = name in _ANSWER and (not slash or inner in within)
+        if not known or (name == "completion_probabilities" and not body.get("n_probs")):
+            raise bad(
+                f"response_fields[{at}]",
+                field,
+                f"one of {', '.join(_ANSWER)} (the last with n_probs), or a member of "
+                "generation_settings or timings, like timings/prompt_n",
+            )
 
 
 async def completion(call: Call) -> Response:
@@ -700,13 +742,7 @@ def _answer(
         out: dict[str, Any] = {}
         for field in fields:
             name, _, inner = field.partition("/")
-            if name in answer:
-                value = answer[name]
-                if inner:
-                    if isinstance(value, dict) and inner in value:
-                        out[inner] = value[inner]
-                else:
-                    out[name] = value
+            out[inner or name] = answer[name][inner] if inner else answer[name]
         return out
     return answer
 

@@ -256,6 +256,20 @@ def usage_of(done: Sequence[Completion]) -> dict[str, int]:
     }
 
 
+# the members of `timings_json`
+TIMINGS = (
+    "cache_n",
+    "prompt_n",
+    "prompt_ms",
+    "prompt_per_token_ms",
+    "prompt_per_second",
+    "predicted_n",
+    "predicted_ms",
+    "predicted_per_token_ms",
+    "predicted_per_second",
+)
+
+
 def timings_json(requests: Sequence[Request], usage: Mapping[str, int]) -> dict[str, Any]:
     """Times and rates of one prompt's completions so far, in llama-server's form: milliseconds and
     tokens per second. usage: as of `usage_of`.

@@ -145,6 +145,9 @@ def test_results_of_tools_go_back(server):
     assert server.ok(PATH, {**ASK, **body})["content"]
     wrong = [*HI, {"role": "user", "content": [result]}]
     assert server.refused(PATH, {**ASK, "messages": wrong})["type"] == "invalid_request_error"
+    late = [*messages[:2], {"role": "user", "content": [{"type": "text", "text": "so?"}, result]}]
+    message = server.refused(PATH, {**ASK, "messages": late})["message"]
+    assert message.startswith("messages[2].content[1]: found a tool_result after other blocks")
 
 
 def test_tokens_are_counted_as_they_are_used(server):

@@ -3,6 +3,7 @@
 import pytest
 
 import oxillama
+from oxillama.server.work import TIMINGS
 
 PATH = "/completion"
 ASK = {"prompt": "Once upon a time", "n_predict": 8, "seed": 3}
@@ -97,10 +98,23 @@ def test_prompts_of_several_kinds(server, engine):
     many = server.ok(PATH, {**ASK, "prompt": ["Once upon a time", ids]})
     assert [each["index"] for each in many] == [0, 1]
     assert many[0]["content"] == many[1]["content"]
-    assert list(server.ok(PATH, {**ASK, "response_fields": ["content", "timings/prompt_n"]})) == [
-        "content",
-        "prompt_n",
-    ]
+
+
+def test_response_fields_are_members_of_the_answer(server):
+    whole = server.ok(PATH, {**ASK, "n_probs": 1})
+    everything = server.ok(PATH, {**ASK, "n_probs": 1, "response_fields": list(whole)})
+    assert everything.keys() == whole.keys()
+    assert set(TIMINGS) == whole["timings"].keys()
+    inner = [f"timings/{name}" for name in whole["timings"]]
+    inner += [f"generation_settings/{name}" for name in whole["generation_settings"]]
+    found = server.ok(PATH, {**ASK, "n_probs": 1, "response_fields": ["content", *inner]})
+    settings = whole["generation_settings"]
+    assert found.keys() == {"content", *whole["timings"], *settings}
+    assert {name: found[name] for name in settings} == settings
+    for name in ("nope", "content/x", "timings/x", "timings/", "completion_probabilities"):
+        error = server.refused(PATH, {**ASK, "response_fields": ["content", name]})
+        assert error["param"] == "response_fields[1]"
+        assert error["message"].startswith(f"response_fields[1]: found {name!r}, wanted one of")
 
 
 def test_a_slot_does_not_replace_a_session_in_memory(server):
