@@ -139,10 +139,10 @@ def _check_object(value: Mapping[str, Any], schema: Schema, path: str) -> None:
 
 def _check_variants(value: Any, variants: Any, path: str, schema: Schema) -> None:
     """The first variant that fits; the error is that of the variant whose type is the value's, of
-    several that of the one that fits more items of an array.
+    several that of the one that fits more items of an array, or more of the item that does not fit.
     """
     close: ApiError | None = None
-    fitting = -1
+    fitting = (-1, False)
     for variant in variants:
         try:
             check(value, variant, path)
@@ -153,9 +153,20 @@ def _check_variants(value: Any, variants: Any, path: str, schema: Schema) -> Non
             if not any(_is(value, kind) for kind in kinds) or not _tagged(value, variant):
                 continue
             item = re.match(r"\[(\d+)\]", (error.param or "").removeprefix(path))
-            if close is None or (item and int(item[1]) > fitting):
-                close, fitting = error, int(item[1]) if item else -1
+            fits = (-1, False)
+            if item:
+                fits = int(item[1]), _takes(value[int(item[1])], variant.get("items", {}))
+            if close is None or fits > fitting:
+                close, fitting = error, fits
     raise close or _untagged(value, variants, path) or bad(path, value, _wanted(schema))
+
+
+def _takes(value: Any, schema: Schema) -> bool:
+    """Whether a value has a type that a schema names."""
+    kinds = schema.get("type", ())
+    return any(_takes(value, each) for each in schema.get("anyOf", ())) or any(
+        _is(value, kind) for kind in ((kinds,) if isinstance(kinds, str) else kinds)
+    )
 
 
 def _untagged(value: Any, variants: Any, path: str) -> ApiError | None:

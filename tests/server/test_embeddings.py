@@ -53,6 +53,7 @@ def test_dimensions_cut_and_normalise_again(server, engine):
         ({"input": ["x", [5], "y", {}]}, "input[3]"),
         ({"input": ["x", [5, "y"]]}, "input[1][1]"),
         ({"input": [5, "x"]}, "input[1]"),
+        ({"input": [[-1]]}, "input[0][0]"),
         ({"input": [[5], 5]}, "input[1]"),
         ({"input": [True]}, "input[0]"),
         ({"input": [5] * 1025}, "input"),
@@ -64,6 +65,11 @@ def test_dimensions_cut_and_normalise_again(server, engine):
 )
 def test_what_cannot_be_honoured_is_a_400_with_param(server, body, param):
     assert server.refused(PATH, body)["param"] == param
+
+
+def test_the_error_of_an_empty_array_of_ids_says_that_it_is_empty(server):
+    message = server.refused(PATH, {"input": [[5], []]})["message"]
+    assert message.startswith("input[1]: found 0 items, wanted 1 to ")
 
 
 def test_the_other_dialects_have_the_same_vectors(server, engine):
