@@ -58,7 +58,8 @@ def checked_scale(value: Any) -> float:
     """A finite scale of any number type; ConfigError otherwise."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, _NUMBERS):
         raise ConfigError(f"scale: found {value!r:.50}, wanted a number")
-    scale = float(np.float32(value))
+    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+        scale = float(np.float32(value))
     if not math.isfinite(scale):
         raise ConfigError(f"scale: found {value!r}, wanted a finite number")
     return scale
@@ -216,7 +217,10 @@ class LoraStack:
         with self._lock:
             if isinstance(lora, str) and lora in self._loaded:
                 return self._loaded[lora]
-            if isinstance(lora, (str, os.PathLike)) and not Path(lora).exists():
+            # a Path of no characters is the current folder
+            if isinstance(lora, (str, os.PathLike)) and not (
+                os.fspath(lora) and Path(lora).exists()
+            ):
                 known = ", ".join(sorted(self._loaded)) or "none"
                 raise LoraError(
                     f"lora: {str(lora)!r}: found no adapter of that name (loaded: {known}) and no "

@@ -64,6 +64,8 @@ def located(
                 "folder or a name on the hub"
             )
         return source
+    if not source:  # a Path of no characters is the current folder
+        raise ConfigError("model: found '', wanted a file, a folder or a name")
     if source.startswith("~"):
         source = os.path.expanduser(source)
     path = Path(source)

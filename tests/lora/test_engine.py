@@ -170,6 +170,8 @@ def test_what_no_adapter_is_is_named(made, engine):
         (3, ConfigError, "lora: found int"),
         ([("one", "two")], ConfigError, "scale: found 'two'"),
         ([("one", float("nan"))], ConfigError, "scale: found nan"),
+        ([("one", 1e300)], ConfigError, "scale: found 1e.300"),
+        ("", LoraError, "lora: '': found no adapter"),
         ([3], ConfigError, "lora: found 3"),
     ):
         with pytest.raises(error, match=told):

@@ -382,3 +382,10 @@ def test_the_client_of_the_hub_pulls_lists_and_removes(tmp_path):
     assert "removed owner/name, 4 MB" in out and "rm: owner/name: found no such model" in err
     out, err = said("pull owner/name")
     assert len(err.splitlines()) == 1 and "could not be fetched from the Hugging Face hub" in err
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "only.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="^model: found '', wanted a file"):
+        stores.located("")
