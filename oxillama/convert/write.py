@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -48,6 +48,7 @@ _OTHER_PARTS = re.compile(
     r"model\.(image_newline|view_seperator)\Z|"  # spelled so
     r".*\.parametrizations\.weight\.\d+\.lora_[AB]\Z"  # adapters, files of their own too
 )
+_LAYER = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.")
 _PREFIXES = (("model.language_model.", "model."), ("language_model.", ""))
 
 # what generation_config.json says of sampling: our name, its type, theirs
@@ -163,6 +164,7 @@ def _write(
     beyond: list[str] = []
     keys = Keys(family.arch)
     planned = list(_plan(folder, family, hyper, wanted, left_out, keys))
+    _check_layers(folder, hyper, planned)
     with _read_from(hyper):
         family.keys(hyper, keys)
     with GgufWriter(target, family.arch) as writer:
@@ -284,6 +286,17 @@ def _plan(
         make = lambda array=array, kind=kind: _as_type(StoredTensor("F32", array), kind)  # noqa: E731
         yield _Planned(target, array.shape, kind, make)
     gathered.write(hyper.layers, keys)
+
+
+def _check_layers(folder: ModelFolder, hyper: Hyper, planned: Sequence[_Planned]) -> None:
+    """Refuse a folder that holds no tensor of a layer that its configuration counts."""
+    found = {int(match[1]) for one in planned if (match := _LAYER.match(one.name))}
+    for layer in range(hyper.layers):
+        if layer not in found:
+            raise ConvertError(
+                f"{folder.path}: found no tensors of layer {layer}, wanted those of the "
+                f"{hyper.layers} layers that config.json counts"
+            )
 
 
 def _plain(name: str, family: Family) -> str:

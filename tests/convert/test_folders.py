@@ -292,6 +292,14 @@ def test_what_is_missing_is_named(folder, tmp_path):
     places["lm_head.weight"] = places["nobody.weight"] = "model-00001-of-00002.safetensors"
     index.write_text(json.dumps({"weight_map": places}))
     refused(folder, tmp_path, "nobody.weight")
+    index.unlink()
+    (folder / "model-00001-of-00002.safetensors").rename(folder / "model.safetensors")
+    tensors = tensors_of(folder)
+    write(
+        folder / "model.safetensors",
+        {name: value for name, value in tensors.items() if "layers.0" not in name},
+    )
+    refused(folder, tmp_path, "no tensors of layer 0", "the 1 layers")
 
 
 def test_pickled_weights_are_never_opened(folder, tmp_path):
