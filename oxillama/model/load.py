@@ -180,10 +180,20 @@ def record(
     return config, tape
 
 
+# files that are used beside a model, and how
+_NOT_MODELS = {
+    "adapter": "a LoRA adapter is given beside its base model, with --lora or lora=",
+    "imatrix": "an importance matrix is given to `oxillama quantize --imatrix`",
+}
+
+
 def _recorded(
     reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED
 ) -> tuple[ModelConfig, Tape, Classifier | None]:
     """`record`, and the model's classifier if it has one."""
+    kind = reader.metadata.get("general.type")
+    if kind in _NOT_MODELS:
+        raise ModelError(f"general.type: found {kind!r}, wanted a model: {_NOT_MODELS[kind]}")
     name = reader.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(

@@ -45,6 +45,7 @@ CASES = (
         (dict(keys={"llama.rope.scaling.type": "other"}), ("rope.scaling.type", "'other'")),
         (dict(keys={"llama.feed_forward_length": 95}), ("95",)),
         (dict(keys={"llama.context_length": "long"}), ("context_length", "'long'")),
+        (dict(keys={"general.type": "adapter"}), ("general.type", "'adapter'", "--lora")),
     ],
 )
 def test_an_inconsistent_file_is_refused_by_name(change, words, tmp_path):
