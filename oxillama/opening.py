@@ -229,7 +229,7 @@ def _bridge(
             tokenizer_json = bytes(tokenizer_json).decode("utf-8")
         except UnicodeDecodeError as error:
             raise TokenizerError(
-                f"tokenizer_json: found byte {error.start} to be no UTF-8, wanted the text of a "
+                f"tokenizer_json: byte {error.start} is not UTF-8, wanted the text of a "
                 "tokenizer.json"
             ) from None
     source = path if tokenizer_json is None else tokenizer_json

@@ -277,7 +277,7 @@ class _Base:
         if wrong.any():
             window, at = np.argwhere(wrong)[0]
             raise QuantError(
-                f"{path}: token {at} of window {window} is another than the text's: it was made "
+                f"{path}: token {at} of window {window} differs from the text's: it was made "
                 "from another text"
             )
         scales = np.ndarray((len(windows) * self.kept, 2), "<f4", data, self.start, (self.size, 4))

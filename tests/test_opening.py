@@ -32,5 +32,5 @@ def test_bytes_beside_a_path_are_refused(data, options, message):
 
 
 def test_a_tokenizer_of_broken_text_is_refused(data):
-    with pytest.raises(TokenizerError, match="^tokenizer_json: found byte 1 to be no UTF-8"):
+    with pytest.raises(TokenizerError, match="^tokenizer_json: byte 1 is not UTF-8"):
         oxillama.load_model_from_bytes(data, b"{\xff}")

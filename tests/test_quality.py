@@ -146,7 +146,7 @@ def test_a_base_that_llama_cpp_wrote_holds_the_text_s_own_tokens_where_a_window_
         == 1.0
     )
     path.write_bytes(foreign[0][:24] + struct.pack("<i", 7) + foreign[0][28:])
-    with pytest.raises(QuantError, match="token 1 of window 0 is another than the text's"):
+    with pytest.raises(QuantError, match="token 1 of window 0 differs from the text's"):
         oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=3, kl_base=path)
 
 

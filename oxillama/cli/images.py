@@ -24,7 +24,7 @@ def add_encoder(command: argparse.ArgumentParser) -> None:
         "--image-fit",
         choices=("stretch", "pad"),
         default=None,
-        help="what is done to an image of other sides (default: what the model's family does)",
+        help="how an image is fitted to another aspect ratio (default: as the model's family does)",
     )
 
 

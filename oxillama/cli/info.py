@@ -30,7 +30,7 @@ def add_commands(commands) -> None:
     command.add_argument(
         "model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out"
     )
-    command.add_argument("-m", "--model", dest="named", metavar="MODEL", help="the same")
+    command.add_argument("-m", "--model", dest="named", metavar="MODEL", help="MODEL as an option")
     command.add_argument("--tensors", action="store_true", help="list every tensor")
     command.add_argument("--metadata", action="store_true", help="list every metadata key")
     command.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -28,7 +28,13 @@ def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
         "the embedded model when left out",
     )
     command.add_argument(
-        "-m", "--model", "-hf", "--hf-repo", dest="named", metavar="MODEL", help="the same"
+        "-m",
+        "--model",
+        "-hf",
+        "--hf-repo",
+        dest="named",
+        metavar="MODEL",
+        help="MODEL as an option",
     )
     command.add_argument(
         "-t",
@@ -98,7 +104,9 @@ def offload_policy(arguments: argparse.Namespace) -> OffloadPolicy:
 
 
 def _add_rope(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("rotation of positions, in place of what the file says")
+    group = command.add_argument_group(
+        "rotary position embedding (RoPE), by default as in the file"
+    )
     group.add_argument(
         "--rope-scaling", choices=KINDS, default=None, help="how positions are stretched"
     )

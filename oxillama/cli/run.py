@@ -50,7 +50,7 @@ def add_commands(commands: Any) -> None:
         metavar="MODEL",
         help="a GGUF file (vocabulary-only files too); the embedded model when left out",
     )
-    tokenize.add_argument("-m", "--model", dest="named", metavar="MODEL", help="the same")
+    tokenize.add_argument("-m", "--model", dest="named", metavar="MODEL", help="MODEL as an option")
     tokenize.add_argument(
         "-p", "--prompt", default="-", help="the text; '-' reads standard input (default)"
     )
@@ -113,7 +113,7 @@ def add_chat_template(command: argparse.ArgumentParser) -> None:
         "--chat-template-file",
         default=None,
         metavar="FILE",
-        help="the same, from a file",
+        help="write conversations by the template in this file",
     )
 
 

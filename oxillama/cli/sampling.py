@@ -301,7 +301,7 @@ def read(path: str, *, instead: str = "") -> str:
     except UnicodeDecodeError as error:
         place = "standard input" if path == "-" else path
         raise oxillama.ConfigError(
-            f"{place}: found byte {error.start} to be no UTF-8, wanted a text"
+            f"{place}: byte {error.start} is not UTF-8, wanted text in UTF-8"
         ) from None
 
 

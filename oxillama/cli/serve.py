@@ -15,6 +15,25 @@ from oxillama.cli.parsing import number
 from oxillama.cli.run import add_chat_template, chat_template_of
 from oxillama.errors import ConfigError
 
+# (option, default, help). The defaults are those of `ServerConfig`, which the server's extra
+# dependencies must not be needed for to show.
+LIMITS: tuple[tuple[str, int | float, str], ...] = (
+    ("max-queue", 512, "requests that may wait, then 429"),
+    ("per-key", 0, "requests of one key at once, 0 for no limit"),
+    ("header-bytes", 1 << 15, "largest head of a request"),
+    ("body-bytes", 1 << 23, "largest body"),
+    ("image-body-bytes", 1 << 26, "largest body of a route that takes images"),
+    ("json-depth", 64, "deepest nesting of a body"),
+    ("schema-bytes", 1 << 18, "largest schema, grammar or set of tools"),
+    ("header-timeout", 15.0, "seconds for a request's head"),
+    ("body-timeout", 60.0, "seconds for a request's body"),
+    ("idle-timeout", 30.0, "seconds that a connection may stay without a request"),
+    ("write-timeout", 60.0, "seconds that a client may not read"),
+    ("max-connections", 2048, "connections at once"),
+    ("grace", 30.0, "seconds that SIGTERM gives to running requests"),
+    ("stall-timeout", 60.0, "seconds without a step after which /health fails"),
+)
+
 
 def add_commands(commands: Any) -> None:
     """Add `serve`."""
@@ -68,23 +87,14 @@ def add_commands(commands: Any) -> None:
         metavar="FOLDER",
         help="where named sessions are saved (default: nowhere)",
     )
-    for name, kind, text in (
-        ("max-queue", int, "requests that may wait, then 429"),
-        ("per-key", int, "requests of one key at once, 0 for no limit"),
-        ("header-bytes", int, "largest head of a request"),
-        ("body-bytes", int, "largest body"),
-        ("image-body-bytes", int, "largest body of a route that takes images"),
-        ("json-depth", int, "deepest nesting of a body"),
-        ("schema-bytes", int, "largest schema, grammar or set of tools"),
-        ("header-timeout", float, "seconds for a request's head"),
-        ("body-timeout", float, "seconds for a request's body"),
-        ("idle-timeout", float, "seconds that a connection may stay without a request"),
-        ("write-timeout", float, "seconds that a client may not read"),
-        ("max-connections", int, "connections at once"),
-        ("grace", float, "seconds that SIGTERM gives to running requests"),
-        ("stall-timeout", float, "seconds without a step after which /health fails"),
-    ):
-        add(f"--{name}", type=number(kind), default=None, metavar="N", help=text)
+    for name, default, text in LIMITS:
+        add(
+            f"--{name}",
+            type=number(type(default)),
+            default=None,
+            metavar="N",
+            help=f"{text} (default: {default:.12g})",
+        )
     add(
         "--cors-origin",
         action="append",

@@ -421,7 +421,9 @@ class Llama:
         try:
             words = bytes(text).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ConfigError(f"tokenize: found byte {error.start} to be no UTF-8") from None
+            raise ConfigError(
+                f"tokenize: byte {error.start} is not UTF-8, wanted text in UTF-8"
+            ) from None
         return self._bridge.encode(words, add_special=add_bos, parse_special=special)
 
     def detokenize(

@@ -245,7 +245,10 @@ def _rearranged(b: np.ndarray, rule: Rule, hyper: Hyper, label: str) -> list[np.
     if rule.change is None or rule.change is transposed:
         return [b]
     if rule.values:
-        raise LoraError(f"{label}: the weight is computed anew in a GGUF file, factors cannot be")
+        raise LoraError(
+            f"{label}: a GGUF file stores values computed from this weight, to which "
+            "low-rank factors cannot be added"
+        )
     rows = np.arange(len(b), dtype=np.float32)
     try:
         probe = rule.change(np.stack([rows, rows + np.float32(0.5)], axis=1), hyper)
@@ -255,5 +258,8 @@ def _rearranged(b: np.ndarray, rule: Rule, hyper: Hyper, label: str) -> list[np.
     probes, parts = (list(x) if isinstance(x, tuple) else [x] for x in (probe, made))
     for each in probes:
         if each.ndim != 2 or each.shape[1] != 2 or (each[:, 1] - each[:, 0] != 0.5).any():
-            raise LoraError(f"{label}: is rearranged by more than rows, which factors cannot be")
+            raise LoraError(
+                f"{label}: a GGUF file rearranges more than the rows of this weight, "
+                "which low-rank factors cannot follow"
+            )
     return [np.ascontiguousarray(part) for part in parts]

@@ -163,7 +163,7 @@ def quantize_file(
     (`dst` may be None). `recipe`: its name in any case, or its file type's number ("15"); `COPY`
     changes nothing but what an override names. `src` may be split in parts; `dst` is one file.
     Norms, vectors and other small tensors stay as they are. Raises QuantError for a request that
-    cannot be kept: an unknown recipe or format, a pattern or an importance that meets no tensor,
+    cannot be kept: an unknown recipe or format, a pattern or an importance that matches no tensor,
     rows that do not fit, numbers that are not finite, a `dst` that is read; ModelError for keys
     that tell no sizes; GgufError for a `dst` where no file can be.
     """
@@ -317,7 +317,7 @@ def _check_met(
         named = [info for info in reader.tensors.values() if regex.search(info.name)]
         able = [info for info in named if _is_matrix(info)]
         if not named:
-            raise QuantError(f"override {pattern!r}: meets no tensor's name")
+            raise QuantError(f"override {pattern!r}: matches no tensor's name")
         name = (able or named)[0].name
         earlier = [one for one, before, _ in patterns[:index] if before.search(name)]
         why = (
@@ -326,7 +326,7 @@ def _check_met(
             else "never changes (one axis, or integers)"
         )
         raise QuantError(
-            f"override {pattern!r}: meets no tensor that it could change: {name} {why}"
+            f"override {pattern!r}: matches no tensor that it can change: {name} {why}"
         )
 
 

@@ -215,7 +215,7 @@ def load(model: ServedModel, name: str, path: str, *, replace: bool, taken: Sequ
     if "\0" in path or not (Path(path).is_file() or Path(path).is_dir()):
         raise ApiError(
             404,
-            f"lora_path: {shown(path)} is no file and no folder",
+            f"lora_path: {shown(path)} is not a file or folder of the server's machine",
             param="lora_path",
             code="adapter_not_found",
         )

@@ -68,7 +68,9 @@ def hold(turn: Turn, bridge: TokenizerBridge, tokens: int) -> None:
     if plan.reasoning is None:
         raise unsupported("thinking.budget_tokens", "the reply has no reasoning to bound")
     if turn.options.get("context_shift"):
-        raise unsupported("context_shift", "cannot be had with thinking.budget_tokens")
+        raise unsupported(
+            "context_shift", "found together with thinking.budget_tokens, wanted one of them"
+        )
     bound = ReasoningBudget(bridge, plan.reasoning, opened=plan.reasoning_opened, tokens=tokens)
     turn.options["processors"] = (bound,)
 

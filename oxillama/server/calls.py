@@ -132,7 +132,7 @@ class Call:
         except TimeoutError:
             raise ApiError(
                 408,
-                f"body: did not come whole within {timeout:g} seconds",
+                f"body: was not complete within {timeout:g} seconds",
                 code="timeout",
                 headers={"Connection": "close"},
             ) from None

@@ -253,7 +253,7 @@ def _unparsed(turn: Turn) -> Turn:
     if plan.format is not None and (plan.reasoning is not None or plan.format is HARMONY):
         raise unsupported(
             "reasoning_format",
-            "'none' cannot be had with tools, or of a model that reasons on a channel, wanted "
+            "'none' is not possible with tools, or with a model that reasons on a channel, wanted "
             "'auto'",
         )
     return replace(turn, plan=replace(plan, reasoning=None, reasoning_opened=False))
@@ -543,7 +543,10 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
         asked.options["n"] = int(body["n"])
     messages, prefill = conversation_of(body)
     if body.get("add_generation_prompt") is False and not body.get("continue_final_message"):
-        raise unsupported("add_generation_prompt", "false is of use with continue_final_message")
+        raise unsupported(
+            "add_generation_prompt",
+            "found false without continue_final_message: true, wanted both",
+        )
     session = body.get("session")
     if session is not None and asked.options.get("n", 1) > 1:
         raise ApiError(400, "n: found more than 1 in a session, wanted 1", param="n")

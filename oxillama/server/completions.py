@@ -186,7 +186,7 @@ def _in_session(
 ) -> tuple[list[list[int] | None], table.RequestOptions]:
     for name in ("suffix", "best_of", "echo"):
         if body.get(name):
-            raise unsupported(name, "cannot be had in a session")
+            raise unsupported(name, "found together with session, wanted one of them")
     if n > 1:
         raise bad("n", n, "1 in a session")
     texts = prompts_of(body["prompt"]) if body.get("prompt") else []

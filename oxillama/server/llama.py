@@ -541,7 +541,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     if body.get("n_probs"):
         asked.options["logprobs"] = int(body["n_probs"])
     elif body.get("post_sampling_probs"):
-        raise unsupported("post_sampling_probs", "is of use with n_probs alone, wanted both")
+        raise unsupported("post_sampling_probs", "found without n_probs, wanted both")
     slot = body.get("id_slot")
     if slot is not None and slot >= model.slots:
         raise bad("id_slot", slot, f"-1 to {model.slots - 1}")

@@ -199,7 +199,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     if most is not None and most >= 0:
         asked.options["max_tokens"] = int(most)
     if (given.get("num_keep") or 0) > 0:
-        raise unsupported("options.num_keep", "is of use with a shifted context alone")
+        raise unsupported("options.num_keep", "contexts are not shifted here, wanted 0")
     format = body.get("format")
     if format:
         if asked.constraint:
@@ -477,16 +477,18 @@ async def generate(call: Call) -> Response:
     async with call.state.models.use(body.get("model")) as model:
         loaded = time.perf_counter_ns()
         if body.get("images") and (body.get("raw") or body.get("suffix") or model.builder is None):
-            raise unsupported("images", "are of use with the chat template alone, not with raw")
+            raise unsupported(
+                "images", "found in a prompt without the chat template, wanted text alone"
+            )
         if not body.get("prompt") and not body.get("suffix"):
             return await _only_load(call, model, body, {"response": ""})
         raw = body.get("raw") or body.get("suffix") or model.builder is None
         if raw and body.get("system"):
-            raise unsupported("system", "is of use with the chat template alone, not with raw")
+            raise unsupported("system", "found in a prompt without the chat template, wanted none")
         if body.get("context") and not raw:
-            raise unsupported("context", "is of use with raw alone")
+            raise unsupported("context", "found without raw: true, wanted both")
         if raw and body.get("think"):
-            raise unsupported("think", "is of use with the chat template alone")
+            raise unsupported("think", "found in a prompt without the chat template, wanted none")
 
         def read() -> tuple[table.RequestOptions, Any]:
             asked, prompt = _read(model, body), body.get("prompt") or ""

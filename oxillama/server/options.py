@@ -272,7 +272,7 @@ def read(
     if options.get("keep") == 0 and not options.get("context_shift"):
         del options["keep"]
     if "keep" in options and not options.get("context_shift"):
-        raise unsupported(by["keep"], "is of use with context_shift alone, wanted both")
+        raise unsupported(by["keep"], "found without context_shift, wanted both")
     try:
         whole = default.replace(**sampler)
     except ValueError as error:

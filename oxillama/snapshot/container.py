@@ -345,7 +345,7 @@ class Envelope:
     def _verify(self, section: Section, hashed: bytes) -> None:
         if hashed != section.digest:
             raise self.kind.refuse(
-                f"section {section.name}: its BLAKE3 hash is another than the header says"
+                f"section {section.name}: its BLAKE3 hash differs from that in the header"
             )
 
     def _take(
@@ -426,7 +426,7 @@ class Envelope:
             )
         lines = bytes(self._take(least, header_length - least, "header"))
         if blake3(head[:-32] + lines).digest() != wanted:
-            raise refuse("header: its BLAKE3 hash is another than it says")
+            raise refuse("header: its BLAKE3 hash differs from the stored one")
         return version, self._table(lines, header_length)
 
     def _table(self, lines: bytes, offset: int) -> dict[str, Section]:
@@ -445,7 +445,7 @@ class Envelope:
                 )
             text = name.decode("ascii")
             if text in sections:
-                raise refuse(f"section {text}: is there twice")
+                raise refuse(f"section {text}: found twice, wanted once")
             sections[text] = Section(text, encoding, offset, stored, plain, hashed)
             offset += stored
         if offset != self.length:

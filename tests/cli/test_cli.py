@@ -47,7 +47,7 @@ def test_what_is_piped_in_is_the_prompt(capsys, tmp_path, monkeypatch):
         assert run(b"The dog was\n", *options) == wanted
         assert run(b"\xef\xbb\xbfThe dog was\n", *options) == wanted  # a mark of UTF-8
     assert run(b"")[1].startswith("Once upon a time")
-    refused = "oxillama: standard input: found byte 3 to be no UTF-8, wanted a text\n"
+    refused = "oxillama: standard input: byte 3 is not UTF-8, wanted text in UTF-8\n"
     assert run(b"caf\xe9") == (1, "", refused)
     empty = run(b"", "-p", "-")
     for options, out in (((), run(b"")), (("-p", "-"), empty)):

@@ -14,6 +14,8 @@ import pytest
 
 import oxillama
 from oxillama.cli import main
+from oxillama.cli.serve import LIMITS
+from oxillama.server.settings import ServerConfig
 
 
 def start(*args, **more):
@@ -122,3 +124,15 @@ def test_a_folder_is_served_whatever_cannot_be_loaded_of_it(tmp_path):
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def test_help_shows_the_limits_of_server_config(capsys):
+    config = ServerConfig()
+    assert {name: default for name, default, _ in LIMITS} == {
+        name: getattr(config, name.replace("-", "_")) for name, _, _ in LIMITS
+    }
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "largest body (default: 8388608)" in shown
+    assert "seconds for a request's head (default: 15)" in shown

@@ -128,15 +128,15 @@ def test_overrides_decide_and_the_first_match_wins(model, tmp_path):
 @pytest.mark.parametrize(
     "rules, why",
     [
-        ({"nothing": "Q8_0"}, "override 'nothing': meets no tensor's name"),
+        ({"nothing": "Q8_0"}, "override 'nothing': matches no tensor's name"),
         (
             {"attn_norm": "Q8_0"},
-            "override 'attn_norm': meets no tensor that it could change: blk.0.attn_norm.weight "
+            "override 'attn_norm': matches no tensor that it can change: blk.0.attn_norm.weight "
             "never changes",
         ),
         (
             {"blk": "Q8_0", "attn": "Q6_K"},
-            "override 'attn': meets no tensor that it could change: blk.0.attn_v.weight is decided "
+            "override 'attn': matches no tensor that it can change: blk.0.attn_v.weight is decided "
             "by 'blk' before it",
         ),
         ({"(": "Q8_0"}, "override '(': no regular expression"),

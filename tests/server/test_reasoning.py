@@ -62,7 +62,7 @@ def test_reasoning_may_not_stay_in_the_content_beside_tools(thinker):
     body = {**CHAT, "reasoning_format": "none", "tools": tools}
     error = thinker.refused("/v1/chat/completions", body)
     assert error["param"] == "reasoning_format"
-    assert error["message"].startswith("reasoning_format: 'none' cannot be had with tools")
+    assert error["message"].startswith("reasoning_format: 'none' is not possible with tools")
     assert thinker.ok("/v1/chat/completions", {**body, "tool_choice": "none"})["choices"]
     error = thinker.refused("/v1/chat/completions", {**CHAT, "reasoning_format": "markdown"})
     assert "wanted one of none, auto, deepseek" in error["message"]

@@ -179,7 +179,7 @@ def test_a_file_that_changes_after_it_was_opened_is_refused(tmp_path):
 
 def test_a_table_holds_each_name_once_and_only_good_ones():
     for entry, wanted in (
-        (b"facts".ljust(16, b"\0"), "is there twice"),
+        (b"facts".ljust(16, b"\0"), "found twice, wanted once"),
         (b"Empty".ljust(16, b"\0"), "wanted a known encoding"),
         (bytes(16), "wanted a known encoding"),
     ):

@@ -108,7 +108,7 @@ class Gateway:
         except TimeoutError:
             raise ApiError(
                 408,
-                f"body: did not come whole within {config.body_timeout:g} seconds",
+                f"body: was not complete within {config.body_timeout:g} seconds",
                 code="timeout",
             ) from None
         return b"".join(parts)[: most + 1]
