@@ -30,7 +30,9 @@ from oxillama.vision.layout import (
 from oxillama.vision.reading import pillow
 
 Fit = Literal["stretch", "pad"]
-Grids = Sequence[tuple[int, int]]
+Size = tuple[int, int]  # (width, height)
+Features = Sequence[np.ndarray]  # of each picture, float32 (features, width)
+Grids = Sequence[tuple[int, int]]  # of each picture, (rows, columns) of patches
 Colour = tuple[int, int, int]
 CLIP_MEAN: Colour = (122, 116, 104)  # of the colours CLIP was trained with
 
@@ -61,12 +63,7 @@ class Processor(Protocol):
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Normalised pixels, float32 (3, height, width), laid out."""
 
-    def pieces(
-        self,
-        image: tuple[int, int],
-        features: Sequence[np.ndarray],
-        grids: Sequence[tuple[int, int]],
-    ) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
         """The pieces of the prompt for an image of (width, height), given the features of its tiles
         and the number of patches of each, (rows, columns).
         """
@@ -146,12 +143,7 @@ class FixedSize:
         _expect(pixels, self.size)
         return plain_rows(pixels, self.patch, group=self.group, classed=self.classed)
 
-    def pieces(
-        self,
-        image: tuple[int, int],
-        features: Sequence[np.ndarray],
-        grids: Sequence[tuple[int, int]],
-    ) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
         """The features of the square."""
         return [ImageFeatures(features[0], together=self.together)]
 
@@ -185,12 +177,7 @@ class AnyResolution(FixedSize):
 
         return max(self.pinpoints, key=worth)
 
-    def pieces(
-        self,
-        image: tuple[int, int],
-        features: Sequence[np.ndarray],
-        grids: Sequence[tuple[int, int]],
-    ) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
         """The features of the whole, then those of the tiles as one picture."""
         width, height = image
         best = self.best((height, width))
@@ -236,6 +223,7 @@ class DynamicResolution:
     filter: str = "bicubic"
     placed: bool = True
     lowest: int = 0
+    together: bool = False
 
     def tiles(self, image: Any) -> list[Any]:
         """The image at the size of `sides`."""
@@ -257,11 +245,7 @@ class DynamicResolution:
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches square by square, window by window."""
-        unit = self.patch * self.merge
-        if pixels.shape[1] % unit or pixels.shape[2] % unit:
-            raise ImageError(
-                f"pixels: found {pixels.shape[2]} x {pixels.shape[1]}, wanted multiples of {unit}"
-            )
+        _expect_multiples(pixels, self.patch * self.merge)
         return merged_rows(
             pixels,
             self.patch,
@@ -270,15 +254,10 @@ class DynamicResolution:
             positions=self.positions,
         )
 
-    def pieces(
-        self,
-        image: tuple[int, int],
-        features: Sequence[np.ndarray],
-        grids: Sequence[tuple[int, int]],
-    ) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
         """The features, each at its row and column where they are placed so (M-RoPE)."""
         if not self.placed:
-            return [ImageFeatures(features[0])]
+            return [ImageFeatures(features[0], together=self.together)]
         down, across = (each // self.merge for each in grids[0])
         row, column = np.divmod(np.arange(down * across, dtype=np.int32), np.int32(across))
         where = np.stack([np.zeros_like(row), row, column])
@@ -303,8 +282,6 @@ class Fitted(DynamicResolution):
     ratio that has at most `most` pixels, sides rounded down to whole features.
     """
 
-    together: bool = False
-
     def sides(self, width: int, height: int) -> tuple[int, int]:
         """The (width, height) of the picture."""
         unit = self.patch * self.merge
@@ -316,15 +293,6 @@ class Fitted(DynamicResolution):
         if not wide:
             return unit, min(height // width * unit, longest)
         return wide, high
-
-    def pieces(
-        self,
-        image: tuple[int, int],
-        features: Sequence[np.ndarray],
-        grids: Sequence[tuple[int, int]],
-    ) -> list[str | ImageFeatures]:
-        """The features, line by line."""
-        return [ImageFeatures(features[0], together=self.together)]
 
 
 @dataclass(frozen=True)
@@ -355,12 +323,7 @@ class TiledWhenLarge(DynamicResolution):
         wide, high = (max(self.patch, round(s / unit) * unit) for s in (width, height))
         return wide * high > 2 * self.most
 
-    def pieces(
-        self,
-        image: tuple[int, int],
-        features: Sequence[np.ndarray],
-        grids: Sequence[tuple[int, int]],
-    ) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
         """Each tile after its row and column, the whole image after a marker of its own."""
         if len(features) == 1:
             return [ImageFeatures(features[0])]
@@ -398,19 +361,10 @@ class RowSeparated:
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches line by line, with row and column."""
-        unit = self.patch * self.merge
-        if pixels.shape[1] % unit or pixels.shape[2] % unit:
-            raise ImageError(
-                f"pixels: found {pixels.shape[2]} x {pixels.shape[1]}, wanted multiples of {unit}"
-            )
+        _expect_multiples(pixels, self.patch * self.merge)
         return axial_rows(pixels, self.patch, merge=self.merge)
 
-    def pieces(
-        self,
-        image: tuple[int, int],
-        features: Sequence[np.ndarray],
-        grids: Sequence[tuple[int, int]],
-    ) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
         """The lines of features, each ended but the last."""
         if self.line is None:
             return [ImageFeatures(features[0])]
@@ -453,12 +407,7 @@ class DynamicTiles:
         _expect(pixels, self.size)
         return plain_rows(pixels, self.patch, group=self.group, classed=True)
 
-    def pieces(
-        self,
-        image: tuple[int, int],
-        features: Sequence[np.ndarray],
-        grids: Sequence[tuple[int, int]],
-    ) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
         """The features of all pictures in one stretch."""
         return [ImageFeatures(np.concatenate(features))]
 
@@ -508,12 +457,7 @@ class SplitImage:
         _expect(pixels, self.size)
         return plain_rows(pixels, self.patch, group=self.group, classed=False)
 
-    def pieces(
-        self,
-        image: tuple[int, int],
-        features: Sequence[np.ndarray],
-        grids: Sequence[tuple[int, int]],
-    ) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
         """Each tile after its row and column, the whole image after a marker of its own."""
         wide, high = self.sides(*image)
         across = wide // self.size
@@ -536,6 +480,13 @@ def _expect(pixels: np.ndarray, side: int) -> None:
         )
 
 
+def _expect_multiples(pixels: np.ndarray, unit: int) -> None:
+    if pixels.shape[1] % unit or pixels.shape[2] % unit:
+        raise ImageError(
+            f"pixels: found {pixels.shape[2]} x {pixels.shape[1]}, wanted multiples of {unit}"
+        )
+
+
 _LLAVA = ImageTokens(("<image>",), "<image>")
 _QWEN = ImageTokens(
     ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
@@ -551,8 +502,6 @@ _PIXTRAL = ImageTokens(("[IMG]",), "[IMG]", "", "[IMG_END]")
 _INTERN = ImageTokens(
     ("<img><IMG_CONTEXT></img>", "<IMG_CONTEXT>", "<image>"), "<IMG_CONTEXT>", "<img>", "</img>"
 )
-
-
 _GLM = ImageTokens(
     ("<|begin_of_image|><|image|><|end_of_image|>", "<|image|>"),
     "<|image|>",
