@@ -55,8 +55,6 @@ class ImageBuilder(Builder):
         self.vocab_size = 1  # the class token, where there is one
         self.patch = self.keys.integer("patch_size", minimum=1, maximum=256)
         self.image = self.keys.integer("image_size", minimum=self.patch, maximum=1 << 14)
-        # patches along a side of what becomes one feature, where images have any size
-        self.merge = self.keys.integer("spatial_merge_size", default=2, minimum=1, maximum=16)
         self.group, self.parts, self.by_channel = 1, 1, False
 
     def fail(self, key: str, found: Any, wanted: str) -> NoReturn:
@@ -72,6 +70,11 @@ class ImageBuilder(Builder):
     def columns(self) -> int:
         """Numbers of a patch: its three colours."""
         return 3 * self.patch * self.patch
+
+    @property
+    def merge(self) -> int:
+        """Patches along a side of what becomes one feature, where images have any size."""
+        return self.keys.integer("spatial_merge_size", default=2, minimum=1, maximum=16)
 
     @property
     def side(self) -> int:

@@ -76,8 +76,15 @@ class ImageEncoder:
     by_channel: bool
     columns: int
     spanned: bool
+    _read: set[str] = field(repr=False)
     _programs: tuple[Program, Program] = field(repr=False)
     _lock: Any = field(default_factory=threading.Lock, repr=False)
+
+    def check_keys(self) -> None:
+        """Raise ModelError for a key of the file that neither the encoder nor its processor, which
+        is made by now, has read.
+        """
+        check_keys(self.reader.metadata, "clip", self._read)
 
     def vector(self, name: str, size: int) -> np.ndarray | None:
         """A vector of the file that is not part of the tapes, None without one."""
@@ -246,7 +253,7 @@ def load_encoder(
         raise ModelError(
             f"{unused[0]}: {kind} has no use for this tensor ({len(unused)} such in the file)"
         )
-    check_keys(reader.metadata, "clip", body.read)
+    check_keys(reader.metadata, "clip", body.read | {f"clip.{key}" for key in _OF_PICTURES})
     tapes = [lower(part, None, act_of, act_width) for part in (body, head)]
     tensors = {t.key: t for tape in tapes for op in tape.ops for t in op.params.get("weights", ())}
     weights = {
@@ -279,6 +286,7 @@ def load_encoder(
         body.by_channel,
         max(_columns(tapes[0]), 1),
         any(op.params.get("spans") for op in tapes[0].ops),
+        body.read,
         (programs[0], programs[1]),
     )
 
@@ -293,16 +301,19 @@ def _columns(tape: Tape) -> int:
 
 # Files of these kinds hold an encoder of sound beside that of images, which takes no part.
 _WITH_SOUND = ("qwen2.5o", "gemma4v")
-# What is said of the file, or of the pictures before they are patches (`oxillama/vision`).
+# What is said of the file, or again by its tensors.
 _SAID = (
     *("has_text_encoder", "has_vision_encoder", "has_audio_encoder", "has_llava_projector"),
     *("projector_type", "vision.projector_type", "use_gelu", "use_silu"),
     *("vision.projection_dim", "vision.feed_forward_length", "vision.image_size"),
-    *("vision.image_mean", "vision.image_std", "vision.preproc_image_size"),
-    *("vision.image_grid_pinpoints", "vision.mm_patch_merge_type", "vision.image_crop_resolution"),
-    *("vision.image_aspect_ratio", "vision.image_min_pixels", "vision.image_max_pixels"),
+    *("vision.image_mean", "vision.image_std", "vision.image_crop_resolution"),
+    *("vision.image_aspect_ratio", "vision.attention.layer_norm_epsilon"),
+)
+# What is said of pictures before they are patches: for a processor (`oxillama/vision`) to read.
+_OF_PICTURES = (
+    *("vision.image_min_pixels", "vision.image_max_pixels", "vision.preproc_image_size"),
     *("vision.preproc_min_tiles", "vision.preproc_max_tiles"),
-    *("vision.spatial_merge_size", "vision.attention.layer_norm_epsilon"),
+    *("vision.image_grid_pinpoints", "vision.mm_patch_merge_type"),
 )
 
 

@@ -55,6 +55,7 @@ class Vision:
         self.limits = limits or ImageLimits()
         self.encoder: ImageEncoder = load_encoder(reader, num_threads=num_threads)
         self.processor: Processor = processor_of(self.encoder, fit)
+        self.encoder.check_keys()
         self._mean, self._std = (
             np.array(self.encoder.keys.numbers(f"image_{name}", count=3), np.float32)
             for name in ("mean", "std")

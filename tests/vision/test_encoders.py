@@ -15,6 +15,9 @@ from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampl
 from oxillama.vision.processors import AnyResolution, DynamicResolution, DynamicTiles
 from tests.vision.made import KINDS, write_mmproj
 
+# the numpy definition of attention takes seconds for the 2520 patches of a whole image
+SMALLER = {"gemma4v": {"image_max_pixels": 24 * 48**2}}
+
 
 def picture(width, height):
     rng = np.random.default_rng(width * 1000 + height)
@@ -27,7 +30,8 @@ def features_of(vision, image):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_encoders_are_what_their_tapes_mean(tmp_path, kind):
-    vision = Vision(write_mmproj(tmp_path / "m.gguf", kind, width=48), num_threads=3)
+    path = write_mmproj(tmp_path / "m.gguf", kind, width=48, **SMALLER.get(kind, {}))
+    vision = Vision(path, num_threads=3)
     for size in ((56, 56), (200, 84), (61, 143)):
         for pixels in vision.pixels(picture(*size))[:2]:
             rows = vision.processor.rows(pixels)
@@ -46,7 +50,8 @@ def test_features_are_the_same_bits_whatever_the_threads(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_op_agrees_with_its_meaning(tmp_path, kind):
-    vision = Vision(write_mmproj(tmp_path / "m.gguf", kind, width=48))
+    path = write_mmproj(tmp_path / "m.gguf", kind, width=48, **SMALLER.get(kind, {}))
+    vision = Vision(path)
     found = list(vision.diagnose(picture(120, 80)))
     assert len(found) == len(vision.encoder.body.ops) + len(vision.encoder.head.ops)
     assert all(each.agrees and each.error < 1e-4 for each in found)
@@ -101,6 +106,35 @@ def test_what_does_not_describe_an_encoder_is_refused_by_name(tmp_path, change, 
     source = write_mmproj(tmp_path / "a.gguf", width=48)
     with pytest.raises(ModelError, match=said):
         Vision(rewritten(source, tmp_path / "b.gguf", **change))
+
+
+@pytest.mark.parametrize(
+    "kind, key, value, said",
+    (
+        ("lightonocr", "vision.image_max_pixels", 784, "found 784, which clip does not use"),
+        ("lfm2", "vision.spatial_merge_size", 4, "found 4, which clip does not use"),
+        ("gemma4v", "use_silu", True, "found True, wanted False: gemma4v has the tanh GELU"),
+    ),
+)
+def test_keys_that_a_family_does_not_follow_are_refused(tmp_path, kind, key, value, said):
+    source = write_mmproj(tmp_path / "a.gguf", kind, width=48)
+    with pytest.raises(ModelError, match=f"clip.{key}: {said}"):
+        Vision(rewritten(source, tmp_path / "b.gguf", keys={f"clip.{key}": value}))
+
+
+def test_a_limit_of_gemma_4_may_have_one_end(tmp_path):
+    source = write_mmproj(tmp_path / "a.gguf", "gemma4v", width=48)
+    name, rows = "v.blk.0.ffn_up.output_min", []
+    for at, least in enumerate((None, -np.inf, -1.5)):
+        add = {} if least is None else {name: np.full(1, least, np.float32)}
+        path = rewritten(source, tmp_path / f"{at}.gguf", drop=(name,), add=add)
+        rows.append(features_of(Vision(path), picture(40, 40))[0].rows)
+    absent, infinite, whole = rows
+    assert np.array_equal(absent, infinite)
+    assert not np.array_equal(absent, whole)
+    add = {name: np.full(1, 2, np.float32)}
+    with pytest.raises(ModelError, match=f"{name}: found 2.0, wanted at most 1.25"):
+        Vision(rewritten(source, tmp_path / "b.gguf", drop=(name,), add=add))
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "idefics3", "internvl"])

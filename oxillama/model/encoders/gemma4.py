@@ -10,14 +10,18 @@ from oxillama.model.builder import Layer, Value
 from oxillama.model.image_builder import ImageBuilder, encoder
 from oxillama.model.rope import Rope
 
-_MOST = float(np.finfo(np.float32).max)  # what an infinite limit becomes
+_MOST = 3.4e38  # what an infinite limit becomes: the largest of the op
+_ENDS = (("min", -np.inf), ("max", np.inf))  # of a limit, and what a file without it means
 
 
 @encoder("gemma4v")
 def gemma4v(b: ImageBuilder) -> None:
-    """Colours run from -1 to 1. A patch has a learned vector for its column and one for its row,
+    """The published models' GELU and their squares of 3 x 3 patches, which a file need not say.
+    Colours run from -1 to 1. A patch has a learned vector for its column and one for its row,
     whose sum the batch brings; the mean of a square of patches becomes a feature.
     """
+    if b.root.flag("use_silu", default=False):
+        b.fail("clip.use_silu", True, "False: gemma4v has the tanh GELU")
     colours = b.features(0, b.columns) * 2.0 + np.full(b.columns, -1.0, np.float32)
     x = b.convolved(colours, "v.patch_embd", b.hidden, 3, b.patch)
     table, places = "v.position_embd.weight", b.shape("v.position_embd.weight", 3)
@@ -77,10 +81,17 @@ def _attention(b: ImageBuilder, layer: Layer, x: Value, rope: Rope) -> Value:
 def _limited(layer: Layer, x: Value, name: str, rows: int) -> Value:
     """A product whose rows and results are kept within the limits of the file, where it has any."""
 
+    def limit(tensor: str, default: float) -> float:
+        held = layer.optional_vector(tensor, 1)
+        return default if held is None else float(held[0])
+
     def within(y: Value, side: str) -> Value:
-        low, high = (layer.optional_vector(f"{name}.{side}_{end}", 1) for end in ("min", "max"))
-        if low is None or high is None or np.isinf([low[0], high[0]]).all():
+        low, high = (limit(f"{name}.{side}_{end}", most) for end, most in _ENDS)
+        if not low <= high:
+            start = layer.name(f"{name}.{side}")
+            raise ModelError(f"{start}_min: found {low}, wanted at most {high}, {start}_max")
+        if (low, high) == (-np.inf, np.inf):
             return y
-        return layer.builder.clamp(y, *np.clip([low[0], high[0]], -_MOST, _MOST))
+        return layer.builder.clamp(y, *np.clip([low, high], -_MOST, _MOST))
 
     return within(layer.linear(within(x, "input"), name, rows), "output")

@@ -22,6 +22,7 @@ def glm4v(b: ImageBuilder) -> None:
     p, (y,) = b.projector(b.merge * b.merge, by_channel=True)
     width = p.shape("mm.model.fc.weight", 2)[0]
     y = p.convolved(y, "mm.patch_merger", width, b.hidden, b.merge)
+    # 1e-5 is the epsilon of a LayerNorm that is given none; the file has that of the encoder
     y = p.norm(p.linear(y, "mm.model.fc", width), "mm.post_norm", kind="layer", eps=1e-5)
     y = p.activate(y, "gelu_erf")
     inner = p.shape("mm.up.weight", 2)[0]
