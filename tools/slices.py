@@ -88,8 +88,9 @@ def measure(slices: dict[str, Slice], tokens: int, options: argparse.Namespace) 
     rounds = []
     before = read_bandwidth(options.t, READ_SECONDS)
     for _ in range(options.rounds):
-        rates = {name: tokens / slices[name]() for name in random.sample([*slices], len(slices))}
-        after = read_bandwidth(options.t, READ_SECONDS)
+        order = random.sample([*slices], len(slices))
+        rates = {name: round(tokens / slices[name](), 2) for name in order}
+        after = round(read_bandwidth(options.t, READ_SECONDS), 2)
         rounds.append({"tps": rates, "reads": [before, after]})
         before = after
     return rounds
