@@ -111,6 +111,11 @@ class ImageBuilder(Builder):
         weight = Tensor(held.name, held.format, (rows, x.width), turned=True)
         return self.record("linear", (x,), width=rows, weight=weight, bias=None)
 
+    def two_layers(self, x: Value, first: str, second: str, *, act: str = "gelu_erf") -> Value:
+        """x through two products with an activation between them, as wide as the file has them."""
+        x = self.activate(self.linear(x, first, self.shape(first + ".weight", 2)[0]), act)
+        return self.linear(x, second, self.shape(second + ".weight", 2)[0])
+
     def mean(self, x: Value, count: int) -> Value:
         """The mean of `count` parts of a row."""
         width = x.width // count
@@ -178,10 +183,11 @@ class ImageBuilder(Builder):
         rope: Rope | None = None,
         style: str = "neox",
         spans: bool = False,
+        second: str = "ln2",
     ) -> Value:
         """A layer of a transformer whose norms come first; norms of the heads of queries and keys,
         a feed-forward network with a gate, and what both halves add scaled (`ls1`, `ls2`), where
-        the file has that.
+        the file has that. second: the norm before that network.
         """
         y = attention(
             self,
@@ -194,7 +200,7 @@ class ImageBuilder(Builder):
             output="attn_out",
         )
         x = x + self._scaled(layer, "ls1.weight", y)
-        y = layer.norm(x, "ln2", kind=kind)
+        y = layer.norm(x, second, kind=kind)
         up, down = "ffn_up", "ffn_down"
         if self.shape(layer.name(up + ".weight"), 2)[1] != self.hidden:
             up, down = down, up  # older files name them the other way round

@@ -45,14 +45,21 @@ def plain_rows(pixels: np.ndarray, patch: int, *, group: int, classed: bool) -> 
     return ImageRows(patches, tokens, groups + classed)
 
 
-def axial_rows(pixels: np.ndarray, patch: int, *, merge: int = 1) -> ImageRows:
+def axial_rows(
+    pixels: np.ndarray, patch: int, *, merge: int = 1, class_last: bool = False
+) -> ImageRows:
     """Patches line by line, each with its row and column; squares of `merge` x `merge` make a
-    feature.
+    feature. class_last: before a class token at row and column 0, where those of patches begin at
+    1.
     """
     patches = patches_of(pixels, patch)
     rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
     where = np.stack(np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns)))
-    tokens = np.full(len(patches), -1, np.int32)
+    tokens = np.full(len(patches) + class_last, -1, np.int32)
+    if class_last:
+        patches = np.pad(patches, ((0, 1), (0, 0)))
+        where = np.pad(where + 1, ((0, 0), (0, 1)))
+        tokens[-1] = 0
     return ImageRows(patches, tokens, blocks_of(rows, columns, merge), rope=where)
 
 

@@ -88,8 +88,13 @@ def resized(
         return image.resize(size, how)
     scale = min(size[0] / image.width, size[1] / image.height)
     inner = tuple(min(most, math.ceil(each * scale)) for most, each in zip(size, image.size))
-    ground = module.new("RGB", size, colour)
-    ground.paste(image.resize(inner, how), tuple((a - b) // 2 for a, b in zip(size, inner)))
+    return _centred(image.resize(inner, how), size, colour)
+
+
+def _centred(image: Any, size: Size, colour: Colour) -> Any:
+    """An image in the middle of a background of (width, height)."""
+    ground = pillow().new("RGB", size, colour)
+    ground.paste(image, tuple((a - b) // 2 for a, b in zip(size, image.size)))
     return ground
 
 
@@ -146,6 +151,91 @@ class FixedSize:
     def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
         """The features of the square."""
         return [ImageFeatures(features[0], together=self.together)]
+
+
+@dataclass(frozen=True)
+class Centred(FixedSize):
+    """The same, of sides that are rounded to whole pixels and at least `lowest`: Janus-Pro."""
+
+    lowest: int = 14
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The image as a square, its longer side as long as that (published image processor)."""
+        if self.fit == "stretch":
+            return super().tiles(image)
+        scale = self.size / max(image.size)
+        wide, high = (max(round(each * scale), self.lowest) for each in image.size)
+        square = (self.size, self.size)
+        return [_centred(resized(image, (wide, high), self.filter), square, self.colour)]
+
+
+@dataclass(frozen=True)
+class CanvasTiles(FixedSize):
+    """Llama 4 (Meta 2025, published image processor): tiles of a canvas, at whose upper left the
+    image is as large as fits, and after them, if there are several, the image as a square.
+
+    most: tiles of the largest canvas.
+    """
+
+    most: int = 16
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The tiles, line by line, and last the image whole."""
+        side = self.size
+        across, down = self.canvas(image.width, image.height)
+        size = across * side, down * side
+        if self.fit == "stretch":
+            sheet = resized(image, size, self.filter)
+        else:
+            sheet = pillow().new("RGB", size, self.colour)
+            sheet.paste(resized(image, self.inner(image.width, image.height), self.filter))
+        if across * down == 1:
+            return [sheet]
+        return [*_cut(sheet, side), resized(image, (side, side), self.filter)]
+
+    def canvas(self, width: int, height: int) -> tuple[int, int]:
+        """(tiles across, tiles down): where an image is enlarged the least or, if none holds it,
+        made smaller the least; of several the fewest tiles.
+        """
+        numbers = range(1, self.most + 1)
+        # at the precision of the reference, which holds for equal what is equal at 32 bits
+        whole = np.array([width, height], np.float32)
+        scales = {
+            (x, y): float((np.array([x, y], np.float32) * self.size / whole).min())
+            for x in numbers
+            for y in numbers
+            if x * y <= self.most
+        }
+        larger = [scale for scale in scales.values() if scale >= 1]
+        wanted = min(larger) if larger else max(scales.values())
+        return min((grid for grid in scales if scales[grid] == wanted), key=math.prod)
+
+    def inner(self, width: int, height: int) -> Size:
+        """The (width, height) of the image on its canvas: no side is enlarged beyond a tile's."""
+        across, down = self.canvas(width, height)
+        wide, high = (
+            min(max(each, self.size), tiles * self.size)
+            for each, tiles in ((width, across), (height, down))
+        )
+        by_width, by_height = wide / width, high / height
+        if by_width < by_height:
+            return wide, max(1, min(math.floor(height * by_width), high))
+        return max(1, min(math.floor(width * by_height), wide)), high
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches line by line, with row and column, before the class token."""
+        _expect(pixels, self.size)
+        return axial_rows(pixels, self.patch, merge=round(self.group**0.5), class_last=True)
+
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+        """A separator after each tile, another one after the last of a line; the whole image after
+        a marker of its own.
+        """
+        across, _ = self.canvas(*image)
+        out = list[str | ImageFeatures]()
+        for at, rows in enumerate(features[:-1], 1):
+            out += [ImageFeatures(rows), f"<|tile_{'x' if at % across else 'y'}_separator|>"]
+        return [*out, "<|image|>", ImageFeatures(features[-1])]
 
 
 @dataclass(frozen=True)
@@ -510,6 +600,13 @@ _GLM = ImageTokens(
 )
 _GEMMA_4 = ImageTokens(("<|image|>",), "<|image|>", "<|image>", "<image|>")
 _LFM = ImageTokens(("<image>",), "<image>", "<|image_start|>", "<|image_end|>")
+_LLAMA_4 = ImageTokens(("<|image|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
+_JANUS = ImageTokens(
+    ("<begin_of_image><image_placeholder><end_of_image>", "<image_placeholder>"),
+    "<image_placeholder>",
+    "<begin_of_image>",
+    "<end_of_image>",
+)
 _LIGHTON = ImageTokens(("<|image_pad|>",), "<|image_pad|>")
 
 
@@ -550,6 +647,15 @@ def _gemma3(e: ImageEncoder, fit: Fit | None) -> Processor:
     return FixedSize(
         _GEMMA, e.image, e.patch, e.group, "bilinear", fit or "stretch", (0, 0, 0), together=True
     )
+
+
+def _llama4(e: ImageEncoder, fit: Fit | None) -> Processor:
+    return CanvasTiles(_LLAMA_4, e.image, e.patch, e.group, "bilinear", fit or "pad", (0, 0, 0))
+
+
+def _janus_pro(e: ImageEncoder, fit: Fit | None) -> Processor:
+    red, green, blue = (int(each * 255) for each in e.keys.numbers("image_mean", count=3))
+    return Centred(_JANUS, e.image, e.patch, 1, "bicubic", fit or "pad", (red, green, blue))
 
 
 def _merged(e: ImageEncoder, fit: Fit | None) -> Processor:
@@ -659,8 +765,10 @@ _MAKERS: dict[str, Callable[[ImageEncoder, Fit | None], Processor]] = {
     "gemma4v": _gemma4,
     "glm4v": _glm4v,
     "internvl": _internvl,
+    "janus_pro": _janus_pro,
     "lfm2": _lfm2,
     "lightonocr": _lightonocr,
+    "llama4": _llama4,
     "qwen2vl_merger": _merged,
     "qwen2.5vl_merger": _merged,
     "qwen2.5o": _merged,

@@ -26,6 +26,12 @@ _KEYS: dict[str, dict[str, Any]] = {
         "vision.patch_size": 16,
         "vision.image_size": 256,
     },
+    "janus_pro": {"use_gelu": True},
+    "llama4": {
+        "use_gelu": True,
+        "vision.projector.scale_factor": 2,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+    },
     "lightonocr": {"use_silu": True, "vision.attention.layer_norm_epsilon": 1e-5},
     "qwen2vl_merger": {},
     "qwen2.5vl_merger": {"use_silu": True, "vision.n_wa_pattern": 2},
@@ -75,18 +81,23 @@ def write_mmproj(
         if bias:
             put(name + ".bias", rows)
 
-    put("v.patch_embd.weight", HIDDEN, 3, patch, patch, scale=0.05)
+    if kind == "llama4":
+        put("v.patch_embd.weight", HIDDEN, 3 * patch * patch, scale=0.05)
+    else:
+        put("v.patch_embd.weight", HIDDEN, 3, patch, patch, scale=0.05)
     if qwen or glm:
         put("v.patch_embd.weight.1", HIDDEN, 3, patch, patch, scale=0.05)
-    if glm or kind == "lfm2":
+    if glm or kind in ("lfm2", "janus_pro"):
         put("v.patch_embd.bias", HIDDEN)
     grid = (image // patch) ** 2
-    if kind in ("mlp", "internvl"):
+    if kind in ("mlp", "internvl", "llama4"):
         put("v.class_embd", HIDDEN)
-        if kind == "mlp":
+        if kind != "internvl":
             norm("v.pre_ln")
+        if kind == "llama4":
+            norm("v.post_ln")
         put("v.position_embd.weight", grid + 1, HIDDEN)
-    elif kind in ("gemma3", "idefics3", "lfm2", "qwen3vl_merger"):
+    elif kind in ("gemma3", "idefics3", "janus_pro", "lfm2", "qwen3vl_merger"):
         put("v.position_embd.weight", grid, HIDDEN)
         norm("v.post_ln")
     elif pixtral:
@@ -115,7 +126,7 @@ def write_mmproj(
         if ocr or gemma:
             norm(at + "attn_q_norm", HIDDEN // HEADS)
             norm(at + "attn_k_norm", HIDDEN // HEADS)
-        inner = width if glm and not ocr else FFN
+        inner = width if glm and not ocr else 4 * HIDDEN if kind == "llama4" else FFN
         linear(at + "ffn_up", inner, HIDDEN, bias=biased)
         linear(at + "ffn_down", HIDDEN, inner, bias=biased)
         if rms:
@@ -162,6 +173,13 @@ def write_mmproj(
         linear("mm.gate", inner, width, bias=False)
         linear("mm.up", inner, width, bias=False)
         linear("mm.down", width, inner, bias=False)
+    elif kind == "janus_pro":
+        linear("mm.0", width, HIDDEN)
+        linear("mm.1", width, width)
+    elif kind == "llama4":
+        linear("mm.model.mlp.1", 40, 4 * HIDDEN, bias=False)
+        linear("mm.model.mlp.2", 40, 40, bias=False)
+        put("mm.model.fc.weight", width, 40)
     elif kind == "lfm2":
         norm("mm.input_norm", 4 * HIDDEN)
         linear("mm.1", 2 * width, 4 * HIDDEN)

@@ -271,6 +271,62 @@ def test_sides_are_those_of_transformers(tmp_path, kind, sizes):
     assert {size: held.sides(*size) for size in sizes} == sizes
 
 
+def test_either_name_of_a_norm_of_llama_4_is_read(tmp_path):
+    source = write_mmproj(tmp_path / "a.gguf", "llama4", width=48)
+    held = GgufReader(source)
+    names = [name for name in held.tensors if ".ln2." in name]
+    add = {
+        name.replace("ln2", "attn_post_norm"): np.array(held.data(name)).view(np.float32)
+        for name in names
+    }
+    other = rewritten(source, tmp_path / "b.gguf", drop=names, add=add)
+    a, b = (features_of(Vision(path), picture(56, 56))[0].rows for path in (source, other))
+    assert len(names) == 6 and np.array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "size, canvas, inner",
+    (
+        ((56, 56), (1, 1), (56, 56)),
+        ((10, 30), (1, 1), (18, 56)),
+        ((57, 56), (2, 1), (57, 56)),
+        ((200, 84), (4, 2), (200, 84)),
+        ((30, 300), (1, 6), (30, 300)),
+        ((2000, 1200), (5, 3), (280, 168)),
+        ((5000, 40), (16, 1), (896, 7)),
+    ),
+)
+def test_canvases_are_those_of_llama_4(tmp_path, size, canvas, inner):
+    """As transformers has them for tiles of 56 pixels."""
+    held = Vision(write_mmproj(tmp_path / "m.gguf", "llama4", width=48)).processor
+    assert (held.canvas(*size), held.inner(*size)) == (canvas, inner)
+
+
+def test_tiles_of_llama_4_are_separated_and_followed_by_the_whole_image(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "llama4", width=48))
+    image = picture(100, 60)
+    x, y = "<|tile_x_separator|>", "<|tile_y_separator|>"
+    assert [each if isinstance(each, str) else len(each) for each in vision.pieces(image)] == [
+        *("<|image_start|>", 4, x, 4, y, 4, x, 4, y, "<|image|>", 4, "<|image_end|>")
+    ]
+    # the image is at the upper left of its canvas, which is black
+    sheet = vision.processor.tiles(image)[3]
+    assert sheet.getpixel((43, 3)) == image.getpixel((99, 59))
+    assert sheet.getpixel((44, 3)) == sheet.getpixel((43, 4)) == (0, 0, 0)
+    few = [each if isinstance(each, str) else len(each) for each in vision.pieces(picture(40, 50))]
+    assert few == ["<|image_start|>", "<|image|>", 4, "<|image_end|>"]
+
+
+def test_images_of_janus_pro_are_padded_with_the_mean_of_the_file(tmp_path):
+    path = write_mmproj(tmp_path / "m.gguf", "janus_pro", width=48, image_mean=[0.5, 0.25, 0.75])
+    vision = Vision(path)
+    before, made, after = vision.pieces(picture(10, 700))
+    assert (before, len(made), after) == ("<begin_of_image>", 16, "<end_of_image>")
+    (square,) = vision.processor.tiles(picture(10, 700))
+    line = [square.getpixel((at, 30)) == (127, 63, 191) for at in range(56)]
+    assert line == [True] * 21 + [False] * 14 + [True] * 21
+
+
 def test_large_images_of_lfm2_are_tiles_that_say_where_they_are(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "lfm2", width=48))
     assert not vision.positioned
@@ -364,6 +420,8 @@ def test_positions_on_the_grid_itself_stay():
         ("glm4v", "glm4v", {}),
         ("glmocr", "glm4v", {"variant": "ocr"}),
         ("gemma4v", "gemma4v", {}),
+        ("janus_pro", "janus_pro", {}),
+        ("llama4", "llama4", {}),
     ),
 )
 def test_features_are_those_of_transformers(tmp_path, name, kind, more):
@@ -375,7 +433,7 @@ def test_features_are_those_of_transformers(tmp_path, name, kind, more):
         held = {key: facts[key] for key in facts.files if key.startswith(f"{name}_")}
     assert held
     for key, wanted in held.items():
-        size, tile = key.split("_")[1:]
+        size, tile = key.split("_")[-2:]
         width, height = map(int, size.split("x"))
         found = vision.features(vision.pixels(picture(width, height))[int(tile)])
         found = found[:: -(-len(found) // len(wanted))]

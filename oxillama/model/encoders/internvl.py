@@ -16,7 +16,5 @@ def internvl(b: ImageBuilder) -> None:
     b.mark_embedding(x)
     scale = b.scale_factor(2)
     p, (y,) = b.projector(scale * scale)
-    first, second = "mm.model.mlp.1", "mm.model.mlp.3"
     y = p.norm(y, "mm.model.mlp.0", kind="layer", eps=1e-5)
-    y = p.activate(p.linear(y, first, p.shape(first + ".weight", 2)[0]), "gelu_erf")
-    p.mark_embedding(p.linear(y, second, p.shape(second + ".weight", 2)[0]))
+    p.mark_embedding(p.two_layers(y, "mm.model.mlp.1", "mm.model.mlp.3"))

@@ -26,8 +26,6 @@ def pixtral(b: ImageBuilder) -> None:
     p, (y,) = b.projector(side * side, by_channel=True)
     if merges:
         y = p.linear(y, "mm.patch_merger", b.hidden)
-    y = p.activate(p.linear(y, "mm.1", p.shape("mm.1.weight", 2)[0]), "gelu_erf")
-    y = p.linear(y, "mm.2", p.shape("mm.2.weight", 2)[0])
-    p.mark_embedding(y)
+    p.mark_embedding(p.two_layers(y, "mm.1", "mm.2"))
     if b.kind == "pixtral":
         b.used.add("v.token_embd.img_break")

@@ -2,13 +2,7 @@
 2025): images of any size, squares of 2 x 2 patches become a feature.
 """
 
-from oxillama.model.builder import Value
 from oxillama.model.image_builder import ImageBuilder, encoder
-
-
-def _merged(p: ImageBuilder, y: Value, first: str, second: str) -> Value:
-    y = p.activate(p.linear(y, first, p.shape(f"{first}.weight", 2)[0]), "gelu_erf")
-    return p.linear(y, second, p.shape(f"{second}.weight", 2)[0])
 
 
 @encoder("qwen2vl_merger")
@@ -19,7 +13,7 @@ def qwen2vl(b: ImageBuilder) -> None:
         x = b.block(layer, x, kind="layer", act=b.activation(), rope=rope)
     b.mark_embedding(b.norm(x, "v.post_ln", kind="layer"))
     p, (y,) = b.projector(b.merge * b.merge)
-    p.mark_embedding(_merged(p, y, "mm.0", "mm.2"))
+    p.mark_embedding(p.two_layers(y, "mm.0", "mm.2"))
 
 
 @encoder("qwen2.5vl_merger", "qwen2.5o")
@@ -35,7 +29,7 @@ def qwen25vl(b: ImageBuilder) -> None:
         x = b.block(layer, x, kind="rms", act=b.activation(), rope=rope, spans=within)
     b.mark_embedding(b.norm(x, "v.post_ln", kind="rms"))
     p, (y,) = b.projector(b.merge * b.merge)
-    p.mark_embedding(_merged(p, y, "mm.0", "mm.2"))
+    p.mark_embedding(p.two_layers(y, "mm.0", "mm.2"))
 
 
 @encoder("qwen3vl_merger")
@@ -53,9 +47,9 @@ def qwen3vl(b: ImageBuilder) -> None:
     x = b.norm(x, "v.post_ln", kind="layer")
     b.mark_embedding(b.concat(x, *(each for _, each in kept)) if kept else x)
     p, (main, *others) = b.projector(b.merge * b.merge, 1 + len(kept))
-    made = [_merged(p, main, "mm.0", "mm.2")]
+    made = [p.two_layers(main, "mm.0", "mm.2")]
     for (index, _), y in zip(kept, others):
         name = f"v.deepstack.{index}"
         y = p.norm(y, f"{name}.norm", kind="layer")
-        made.append(_merged(p, y, f"{name}.fc1", f"{name}.fc2"))
+        made.append(p.two_layers(y, f"{name}.fc1", f"{name}.fc2"))
     p.mark_embedding(p.concat(*made) if kept else made[0])

@@ -1,13 +1,17 @@
-"""SigLIP (Zhai et al. 2023) under the projectors of Gemma 3, of Idefics 3 and of LFM2-VL."""
+"""SigLIP (Zhai et al. 2023) under the projectors of Gemma 3, of Idefics 3, of LFM2-VL and of
+Janus-Pro.
+"""
 
 from oxillama.model.image_builder import ImageBuilder, encoder
 
 
-def _siglip(b: ImageBuilder, *, sized: bool = False) -> None:
-    """sized: images of any size, whose positions the batch brings."""
+def _siglip(b: ImageBuilder, *, sized: bool = False, gelu: str = "gelu_tanh") -> None:
+    """sized: images of any size, whose positions the batch brings. gelu: which one the file's
+    `clip.use_gelu` means.
+    """
     x = b.patches() + (b.grid_positions() if sized else b.position_embed())
     for layer in b.blocks():
-        x = b.block(layer, x, kind="layer", act=b.activation())
+        x = b.block(layer, x, kind="layer", act=b.activation(gelu))
     b.mark_embedding(b.norm(x, "v.post_ln", kind="layer"))
 
 
@@ -44,5 +48,15 @@ def lfm2(b: ImageBuilder) -> None:
     p, (y,) = b.projector(scale * scale)
     if p.has("mm.input_norm.weight"):
         y = p.norm(y, "mm.input_norm", kind="layer", eps=1e-5)
-    y = p.activate(p.linear(y, "mm.1", p.shape("mm.1.weight", 2)[0]), "gelu_erf")
-    p.mark_embedding(p.linear(y, "mm.2", p.shape("mm.2.weight", 2)[0]))
+    p.mark_embedding(p.two_layers(y, "mm.1", "mm.2"))
+
+
+@encoder("janus_pro")
+def janus_pro(b: ImageBuilder) -> None:
+    """Janus-Pro (Chen et al. 2025): each patch through two layers with the encoder's activation,
+    in published models the exact
+    GELU (erf).
+    """
+    _siglip(b, gelu="gelu_erf")
+    p, (y,) = b.projector(1)
+    p.mark_embedding(p.two_layers(y, "mm.0", "mm.1", act=p.activation("gelu_erf")))
