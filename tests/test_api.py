@@ -597,6 +597,18 @@ def test_embeddings_have_length_one_and_need_text(engine):
         engine.embed_with("x", "sum")
 
 
+def test_a_session_whose_context_was_shifted_goes_on_with_other_options(engine):
+    greedy = dict(temperature=0.0, repetition_penalty=1.0, ignore_eos=True, context_shift=True)
+    session = engine.session()
+    engine.generate(
+        "Once", session=session, max_tokens=engine.context_size, top_k=5, seed=1, **greedy
+    )
+    assert len(session) < session.sampler.generated
+    wanted = engine.generate(list(session.tokens), max_tokens=4, **greedy).tokens
+    for each in (session.fork(), session):
+        assert engine.generate(None, session=each, max_tokens=4, **greedy).tokens == wanted
+
+
 def test_text_goes_to_ids_and_back(engine):
     ids = engine.tokenize("Once upon a time", add_special=True, parse_special=True)
     assert ids[0] == engine.tokenizer.bos_id and engine.detokenize(ids) == "Once upon a time"

@@ -251,18 +251,15 @@ class Sampler:
             self._tokens.extend(tokens.tolist())
 
     def set_history(self, ids: Sequence[int] | np.ndarray, *, generated: int) -> None:
-        """Replace the history with `ids` (prompt and generated, oldest first), the last `generated`
-        of them generated.
+        """Replace the history with `ids` (prompt and generated, oldest first). generated: how many
+        tokens were generated, for min_tokens; more than `ids` if a context shift has removed some.
 
-        For a session that was truncated. The random stream and mirostat's mu do not go back (keep a
-        `fork` or a `state` for that).
+        For a session that was truncated or shifted. The random stream and mirostat's mu do not go
+        back (keep a `fork` or a `state` for that).
         """
         tokens = token_array("set_history", ids, self.vocab_size)
-        if not 0 <= generated <= len(tokens):
-            raise SamplingError(
-                f"set_history: found generated {generated}, wanted 0 to {len(tokens)}, the number "
-                "of tokens"
-            )
+        if generated < 0:
+            raise SamplingError(f"set_history: found generated {generated}, wanted 0 or more")
         keep = self._core.chain.keep
         self._core.load(
             self._core.rng,

@@ -281,8 +281,8 @@ def test_token_ids_are_never_rounded_or_wrapped():
         with pytest.raises(SamplingError, match="recent: found"):
             SamplerChain(seed=1).sample(rows(1)[0], bad)
     s.accept_prompt([])
-    with pytest.raises(SamplingError, match="set_history: found generated 3"):
-        s.set_history([1, 2], generated=3)
+    with pytest.raises(SamplingError, match="set_history: found generated -1, wanted 0"):
+        s.set_history([1, 2], generated=-1)
 
 
 @pytest.mark.parametrize("samplers", [(), ("top_k",)])
