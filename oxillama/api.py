@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -58,7 +58,14 @@ from oxillama.engine.request import (
 )
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
-from oxillama.errors import ConfigError, EngineError, QueueFull
+from oxillama.errors import (
+    ConfigError,
+    ContextError,
+    EmptySequence,
+    EngineError,
+    QueueFull,
+    TokenizerError,
+)
 from oxillama.image_prompts import no_encoder
 from oxillama.loaded import Loaded, Prompt, PromptList, SinglePrompt
 from oxillama.lora.fit import Lora
@@ -923,10 +930,16 @@ class InferenceEngine:
             )
             pooler_of(model, asked, normalize)
             return [] if wanted is PoolingMode.NONE else np.empty((0, width), np.float32)
-        vectors = all_pooled(
-            self.submit_embedding(text, pooling=wanted, normalize=normalize, lora=lora)
-            for text in texts
-        )
+
+        def begun() -> Iterator[tuple[Request, Pooler]]:
+            for at, text in enumerate(texts):
+                with _naming(f"texts[{at}]"):
+                    work = self.submit_embedding(
+                        text, pooling=wanted, normalize=normalize, lora=lora
+                    )
+                yield work
+
+        vectors = all_pooled(begun())
         return vectors if wanted is PoolingMode.NONE else np.stack(vectors)
 
     def submit_embedding(
@@ -978,14 +991,28 @@ class InferenceEngine:
 
     def score(self, query: str, document: str, *, label: str | None = None) -> float:
         """How relevant a document is to a query; see `rerank`."""
+        if not isinstance(document, str):
+            raise TokenizerError(f"document: found {type(document).__name__}, wanted str")
         return float(self._scores(query, [document], label)[0])
 
     def _scores(self, query: str, documents: Iterable[str], label: str | None) -> list[np.floating]:
         model, bridge = self._loaded.model, self.tokenizer
         number, metadata = scored_label(model, label), model.reader.metadata
+        documents = list(documents)
+        for at, document in enumerate(documents):
+            if not isinstance(document, str):
+                raise TokenizerError(
+                    f"documents[{at}]: found {type(document).__name__}, wanted str"
+                )
         pairs = [pair_ids(bridge, metadata, query, document) for document in documents]
-        found = all_pooled(self.submit_embedding(ids, pooling=PoolingMode.RANK) for ids in pairs)
-        return [scores[number] for scores in found]
+
+        def begun() -> Iterator[tuple[Request, Pooler]]:
+            for at, ids in enumerate(pairs):
+                with _naming(f"documents[{at}]"):
+                    work = self.submit_embedding(ids, pooling=PoolingMode.RANK)
+                yield work
+
+        return [scores[number] for scores in all_pooled(begun())]
 
     # ---- looking inside
     # ----------------------------------------------------------------------------------------------
@@ -1067,6 +1094,16 @@ class InferenceEngine:
         loaded = getattr(self, "_loaded", None)
         if loaded is not None:
             loaded.stop()
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """A context manager that adds which text of a list it is to an error about the text."""
+    try:
+        yield
+    except (ContextError, EmptySequence, TokenizerError) as error:
+        error.args = (f"{place}: {error}",)
+        raise
 
 
 def _single(made: Request | Siblings) -> Request:

@@ -593,6 +593,11 @@ def test_embeddings_have_length_one_and_need_text(engine):
     for nothing in ("", []):
         with pytest.raises(oxillama.EmptySequence):
             engine.embed(nothing)
+        with pytest.raises(oxillama.EmptySequence, match=r"^texts\[1\]: embed: found no tokens"):
+            engine.embed_batch(["a", nothing])
+    with pytest.raises(oxillama.ContextError, match=r"^texts\[2\]: prompt: ") as caught:
+        engine.embed_batch(["a", "b", "word " * 3000])
+    assert caught.value.tokens > caught.value.limit == engine.context_size
     with pytest.raises(oxillama.ConfigError, match="sum"):
         engine.embed_with("x", "sum")
 

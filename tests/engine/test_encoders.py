@@ -222,8 +222,12 @@ def test_arguments_of_rerank_are_checked(cases):
             engine.rerank("a", "b")
         with pytest.raises(ConfigError, match="top_n: found 0"):
             engine.rerank("a", ["b"], top_n=0)
-        with pytest.raises(TokenizerError, match="document: found int, wanted str"):
+        with pytest.raises(TokenizerError, match=r"^documents\[1\]: found int, wanted str"):
             engine.rerank("a", ["b", 3])
+        with pytest.raises(TokenizerError, match="^document: found list, wanted str"):
+            engine.score("a", ["b"])
+        with pytest.raises(ContextError, match=r"^documents\[1\]: prompt: "):
+            engine.rerank("a", ["b", "word " * 300])
 
 
 def test_texts_that_nothing_would_separate_are_no_pair(cases):
