@@ -471,6 +471,7 @@ def test_what_cannot_draft_is_refused_by_name(target, cases):
     for asked, words in (
         (7, "speculative: found 7"),
         ("no such file", "speculative: found 'no such file'"),
+        ("", "speculative: found ''"),
     ):
         with pytest.raises(oxillama.ConfigError, match=words):
             target.generate("Once", max_tokens=4, speculative=asked)
