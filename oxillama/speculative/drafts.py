@@ -93,7 +93,7 @@ class DraftModels:
         """What a file, a folder or "early_exit" is known by, None for anything else."""
         if isinstance(asked, str) and exit_depth(asked, self.model.config.layers) is not None:
             return asked
-        if asked and isinstance(asked, (str, Path)) and Path(asked).exists():
+        if isinstance(asked, (str, Path)) and asked != "" and Path(asked).exists():
             return str(Path(asked).resolve())
         return None
 
