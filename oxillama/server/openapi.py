@@ -111,7 +111,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     media = {route.media: {"schema": {} if route.media == "application/json" else _TEXT}}
     if route.streams:
-        media[route.streams] = {"schema": _TEXT}
+        # no schema: one of a sequential media type is of its items, and OpenAPI 3.1 has no place
+        # for their kinds
+        media[route.streams] = {}
     if route.path.endswith("_lora_adapter"):
         media = {"text/plain": {"schema": _TEXT}}
     answers: dict[str, Any] = {

@@ -32,6 +32,16 @@ def test_the_schemas_are_schemas():
     jsonschema.Draft202012Validator.check_schema({"allOf": list(members.values())})
 
 
+def test_no_schema_says_that_a_stream_is_a_text():
+    paths, streams = document(ROUTES)["paths"], 0
+    for route in ROUTES:
+        if route.streams and not route.hidden:
+            operation = paths[route.path.replace(":path}", "}")][route.method.lower()]
+            assert operation["responses"]["200"]["content"][route.streams] == {}
+            streams += 1
+    assert streams
+
+
 def test_bodies_that_are_served_fit_the_document():
     paths = document(ROUTES)["paths"]
     schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"][
