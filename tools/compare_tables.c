@@ -82,7 +82,7 @@ static void lanes(const ox_lanes *fast)
             for (int t = 0; t < m; t++)
                 plain->tile[i](a + 32 * t, 32, panel, NULL, x + t * row, row, COLUMNS, 1),
                 plain->tile[i](a + 32 * t + 16, 32, panel, NULL, x + t * row, row, COLUMNS, 1);
-            fast->beside[i](b, panel, panel, x, row, COLUMNS, m);
+            fast->beside[i](b, panel, panel, x, row, COLUMNS, 512, m);
             same("beside", fast->name, form->name, a, b, sizeof(float) * 32 * (size_t)m);
         }
         free(panel), free(x), free(y);
