@@ -1,9 +1,12 @@
-"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`."""
+"""Anthropic's `/v1/messages`, with conversations that the server holds (`thread`), and
+`/v1/messages/count_tokens`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -135,6 +138,13 @@ BODY: Schema = obj(
         "max_tokens": integer(1),
         "stream": BOOLEAN,
         "service_tier": enum("auto", "standard_only"),
+        "thread": one_of(
+            obj({"type": enum("create")}, ("type",)),
+            obj(
+                {"type": enum("continue"), "previous_message_id": NAME},
+                ("type", "previous_message_id"),
+            ),
+        ),
         "chat_template_kwargs": OBJECT,
         "session": SESSION,
         "lora": adapters.LORA,
@@ -147,12 +157,72 @@ COUNT_BODY: Schema = obj(
 )
 
 
+# ---- threads
+
+
+@dataclass(frozen=True, slots=True)
+class StoredThread:
+    """A conversation up to one reply, and the fields that hold for all of its turns."""
+
+    messages: list[dict[str, Any]]
+    fields: dict[str, Any]
+
+
+_OF_THREAD = ("system", "tools")
+
+
+def _continued(call: Call) -> tuple[dict[str, Any], int]:
+    """(the body with the whole conversation, how many messages of it the server held)."""
+    body = dict(call.body)
+    thread = body.get("thread") or {}
+    if thread.get("type") != "continue":
+        return body, 0
+    for name in _OF_THREAD:
+        if body.get(name) is not None:
+            raise ApiError(
+                400,
+                f"{name}: found together with a thread to continue, which keeps the {name} that "
+                "it was created with, wanted none",
+                param=name,
+            )
+    previous = thread["previous_message_id"]
+    stored = call.state.threads.get(previous)
+    if stored is None:
+        raise ApiError(
+            404,
+            f"thread.previous_message_id: {previous[:80]!r} is not stored here",
+            param="thread.previous_message_id",
+            code="thread_not_found",
+        )
+    body.update(stored.fields, messages=[*stored.messages, *body["messages"]])
+    return body, len(stored.messages)
+
+
+def _store(
+    call: Call, body: Mapping[str, Any], name: str, content: Sequence[Mapping[str, Any]]
+) -> None:
+    """Hold the conversation after a reply, if its request asks for that. A reply that continues the
+    assistant's last message is one message with it.
+    """
+    if body.get("thread") is None:
+        return
+    messages, blocks = list(body["messages"]), list(content)
+    if messages[-1]["role"] == "assistant":
+        begun = messages.pop()["content"]
+        if isinstance(begun, str):
+            begun = [{"type": "text", "text": begun}]
+        blocks = [*begun, *blocks]
+    messages.append({"role": "assistant", "content": blocks})
+    fields = {each: body[each] for each in _OF_THREAD if body.get(each) is not None}
+    call.state.store(call.state.threads, name, StoredThread(messages, fields))
+
+
 # ---- from blocks to messages
 
 
-def _messages(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
+def _messages(body: Mapping[str, Any], held: int) -> tuple[list[dict[str, Any]], str]:
     """(messages in the form of chat completions, the text with which the last one begins the
-    reply).
+    reply); held: how many of the messages are not the request's own.
     """
     out: list[dict[str, Any]] = []
     system = body.get("system")
@@ -161,23 +231,21 @@ def _messages(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
         out.append({"role": "system", "content": text})
     given = body["messages"]
     for at, message in enumerate(given):
-        where, content = f"messages[{at}]", message["content"]
+        where, content = f"messages[{at - held}]", message["content"]
         if isinstance(content, str):
             out.append({"role": message["role"], "content": content})
         elif message["role"] == "user":
             out += _of_user(content, where)
         else:
-            out.append(_of_assistant(content))
+            out += _of_assistant(content)
     prefill = ""
     if given[-1]["role"] == "assistant":
-        last = out[-1]
-        if last.get("tool_calls"):
+        where, content = f"messages[{len(given) - 1 - held}]", given[-1]["content"]
+        if not isinstance(content, str) and any(each["type"] == "tool_use" for each in content):
             raise ApiError(
-                400,
-                f"messages[{len(given) - 1}]: ends with tool_use, wanted its tool_result",
-                param=f"messages[{len(given) - 1}]",
+                400, f"{where}: found a tool_use, wanted its tool_result after it", param=where
             )
-        prefill = prefill_of(out, f"messages[{len(given) - 1}]")
+        prefill = prefill_of(out, where)
     return out, prefill
 
 
@@ -249,18 +317,14 @@ def _image(source: Mapping[str, Any], where: str) -> dict[str, Any]:
     )
 
 
-def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": "".join(each["text"] for each in blocks if each["type"] == "text"),
-    }
-    thought = "".join(each["thinking"] for each in blocks if each["type"] == "thinking")
-    if thought:
-        message["reasoning_content"] = thought
-    calls = [each for each in blocks if each["type"] == "tool_use"]
-    if calls:
-        message["tool_calls"] = [
-            {
+def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Templates write a message's text before its calls, so text or thinking after a call begins
+    a message of its own, which keeps the order.
+    """
+    out: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    for each in blocks:
+        if each["type"] == "tool_use":
+            call = {
                 "id": each["id"],
                 "type": "function",
                 "function": {
@@ -268,13 +332,20 @@ def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     "arguments": json.dumps(each["input"], ensure_ascii=False),
                 },
             }
-            for each in calls
-        ]
-    return message
+            out[-1].setdefault("tool_calls", []).append(call)
+            continue
+        kind = each["type"]
+        if not each[kind]:
+            continue
+        if "tool_calls" in out[-1]:
+            out.append({"role": "assistant", "content": ""})
+        name = "content" if kind == "text" else "reasoning_content"
+        out[-1][name] = out[-1].get(name, "") + each[kind]
+    return out
 
 
-def _read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
-    """The request of a body."""
+def _read(model: Model, body: Mapping[str, Any], held: int = 0) -> ChatRequest:
+    """The request of a body; held: how many of its messages are of the thread it continues."""
     engine = model.engine
     asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
     asked.options.update(adapters.asked(model, body))
@@ -282,7 +353,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
         asked.options["max_tokens"] = int(body["max_tokens"])
     output = body.get("output_config") or {}
     constrain(asked, output.get("format"), path="output_config.format")
-    messages, prefill = _messages(body)
+    messages, prefill = _messages(body, held)
     choice = body.get("tool_choice") or {}
     kinds = {"auto": "auto", "any": "required", "none": "none"}
     as_chat: dict[str, Any] = {
@@ -355,11 +426,11 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
 
 async def messages(call: Call) -> Response:
     """POST /v1/messages"""
-    body = call.body
+    body, held = _continued(call)
     async with call.state.models.use(body.get("model")) as model:
-        asked = await call.offload(_read, model, body)
+        asked = await call.offload(_read, model, body, held)
         if body.get("stream"):
-            frames = _stream(call, model, asked)
+            frames = _stream(call, model, asked, body)
 
             def failed(error: ApiError) -> bytes:
                 return sse.event("error", error.anthropic(call.id))
@@ -367,7 +438,9 @@ async def messages(call: Call) -> Response:
             return await sse.EventStream(call, frames, failed=failed).begin()
         _, replies, usage = await call.race(run(call, model, asked))
         name = adapters.served_as(model, body)
-        return json_response(_message(model, name, asked, replies[0], usage))
+        made = _message(model, name, asked, replies[0], usage)
+        _store(call, body, made["id"], made["content"])
+        return json_response(made)
 
 
 async def count_tokens(call: Call) -> Response:
@@ -384,26 +457,36 @@ async def count_tokens(call: Call) -> Response:
 def _message(
     model: Model, name: str, asked: ChatRequest, reply: Reply, usage: Mapping[str, int]
 ) -> dict[str, Any]:
-    content: list[dict[str, Any]] = []
-    if reply.reasoning:
-        content.append({"type": "thinking", "thinking": reply.thought, "signature": _signature()})
-    if reply.text:
-        content.append({"type": "text", "text": reply.text})
-    for each, given in reply.usable_calls():
-        content.append(
-            {"type": "tool_use", "id": _use_id(each), "name": each["name"], "input": given}
-        )
     reason, stop = _stop(model, asked, reply)
     return {
         "id": new_id("msg_"),
         "type": "message",
         "role": "assistant",
         "model": name,
-        "content": content,
+        "content": _content(reply),
         "stop_reason": reason,
         "stop_sequence": stop,
         "usage": _usage(usage["prompt"], usage["cached"], usage["generated"]),
     }
+
+
+def _content(reply: Reply) -> list[dict[str, Any]]:
+    """The blocks of a reply, in the order of its stream."""
+    content: list[dict[str, Any]] = []
+    usable = {call["id"]: given for call, given in reply.usable_calls()}
+    for part in reply.parts:
+        if part.kind == "reasoning":
+            block = {"type": "thinking", "thinking": part.text, "signature": _signature()}
+        elif part.call is None:
+            block = {"type": "text", "text": part.text}
+        elif part.call["id"] in usable:
+            given = usable[part.call["id"]]
+            name = part.call["name"]
+            block = {"type": "tool_use", "id": _use_id(part.call), "name": name, "input": given}
+        else:
+            continue
+        content.append(block)
+    return content
 
 
 def _usage(prompt: int, cached: int, generated: int) -> dict[str, int]:
@@ -433,9 +516,11 @@ def _signature() -> str:
     return new_id()
 
 
-async def _stream(call: Call, model: Model, asked: ChatRequest) -> AsyncIterator[bytes]:
+async def _stream(
+    call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]
+) -> AsyncIterator[bytes]:
     """The events of a message: its blocks one after another."""
-    index, kind = -1, ""
+    index, kind, name = -1, "", new_id("msg_")
     begun = False
     last: Any = None  # the reply, which every stream has
 
@@ -461,10 +546,10 @@ async def _stream(call: Call, model: Model, asked: ChatRequest) -> AsyncIterator
                     _event(
                         "message_start",
                         message={
-                            "id": new_id("msg_"),
+                            "id": name,
                             "type": "message",
                             "role": "assistant",
-                            "model": adapters.served_as(model, call.body),
+                            "model": adapters.served_as(model, body),
                             "content": [],
                             "stop_reason": None,
                             "stop_sequence": None,
@@ -506,6 +591,7 @@ async def _stream(call: Call, model: Model, asked: ChatRequest) -> AsyncIterator
             last = reply
         if frames:
             yield b"".join(frames)
+    _store(call, body, name, _content(last))
     usage = usage_of([last.completion])
     reason, stop = _stop(model, asked, last)
     yield b"".join(

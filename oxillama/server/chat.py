@@ -572,9 +572,26 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
 # ---- from events to a message
 
 
+@dataclass(slots=True)
+class ReplyPart:
+    """A text without calls in it, or one call: "reasoning", "content" or "call"."""
+
+    kind: str
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    call: dict[str, str] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of its pieces."""
+        return "".join(self.texts)
+
+
 class Reply:
     """One completion of a chat, event by event. A call that never finished is included with the
     arguments so far.
+
+    `parts` are its texts and calls in the order in which the model wrote them.
     """
 
     __slots__ = (
@@ -582,6 +599,7 @@ class Reply:
         "completion",
         "content",
         "logprobs",
+        "parts",
         "reasoning",
         "reasoning_tokens",
         "request",
@@ -592,6 +610,7 @@ class Reply:
         self.turn, self.request = turn, request
         self.content: list[str] = []
         self.reasoning: list[str] = []
+        self.parts: list[ReplyPart] = []
         self.calls: dict[int, dict[str, str]] = {}
         self.logprobs: list[Any] = []
         self.reasoning_tokens = 0
@@ -604,10 +623,12 @@ class Reply:
         kind = event.kind
         if kind == "reasoning":
             self.reasoning.append(event.reasoning)
+            self._text("reasoning", event.reasoning, ())
             self.reasoning_tokens += len(event.tokens)
             return [("reasoning", event.reasoning)]
         if kind == "content":
             self.content.append(event.text)
+            self._text("content", event.text, event.logprobs)
             self.logprobs.extend(event.logprobs)
             return [("content", event.text)]
         if kind == "call":
@@ -618,6 +639,7 @@ class Reply:
                 "arguments": "",
                 "number": str(number),
             }
+            self.parts.append(ReplyPart("call", call=self.calls[event.index]))
             return [("call", self.calls[event.index])]
         if kind == "arguments" and event.index in self.calls:
             call = self.calls[event.index]
@@ -631,11 +653,18 @@ class Reply:
                 return [("arguments", (call, rest))]
         if kind == "malformed" and event.index not in self.calls:
             self.content.append(event.malformed.text)
+            self._text("content", event.malformed.text, ())
             return [("content", event.malformed.text)]
         if kind == "end":
             self.logprobs.extend(event.logprobs if not self.calls else ())
             self.completion = event.completion
         return []
+
+    def _text(self, kind: str, text: str, logprobs: Sequence[Any]) -> None:
+        if not self.parts or self.parts[-1].kind != kind:
+            self.parts.append(ReplyPart(kind))
+        self.parts[-1].texts.append(text)
+        self.parts[-1].logprobs.extend(logprobs)
 
     @property
     def text(self) -> str:

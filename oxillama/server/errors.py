@@ -45,6 +45,8 @@ _ANTHROPIC = {
     500: "api_error",
     503: "overloaded_error",
 }
+# codes of Anthropic's own, by which its clients choose what to do
+_ANTHROPIC_CODES = {"thread_not_found"}
 _LLAMA = {
     401: "authentication_error",
     403: "permission_error",
@@ -93,11 +95,10 @@ class ApiError(Exception):
         message = self.message
         if self.param and not message.startswith(self.param):
             message = f"{self.param}: {message}"
-        return {
-            "type": "error",
-            "error": {"type": kind, "message": message},
-            "request_id": request_id,
-        }
+        error: dict[str, Any] = {"type": kind, "message": message}
+        if self.code in _ANTHROPIC_CODES:
+            error["details"] = {"error_code": self.code}
+        return {"type": "error", "error": error, "request_id": request_id}
 
     def llama(self) -> dict[str, Any]:
         """The error as llama-server writes it, with OpenAI's keys in addition (`code` is the

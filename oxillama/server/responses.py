@@ -438,6 +438,19 @@ class Items:
         self._open["arguments"] += text  # type: ignore[index]
         return [self._delta("response.function_call_arguments.delta", text)]
 
+    def take(self, reply: Reply) -> None:
+        """Add all of a finished reply, in its order."""
+        for part in reply.parts:
+            if part.call is None:
+                self.add(part.kind, part.text, part.logprobs)
+            else:
+                self.add("call", part.call)
+                self.add("arguments", (part.call, part.call["arguments"]))
+        if not reply.parts:
+            self.add("content", "")
+        self.rest(reply.logprobs[sum(len(part.logprobs) for part in reply.parts) :])
+        self.finish("incomplete" if reply.finish_reason == "length" else "completed")
+
     def rest(self, logprobs: Sequence[Any]) -> None:
         """Log-probabilities of the tokens after the last text."""
         if self._open is not None and self._open["type"] == "message":
@@ -594,12 +607,8 @@ def _store(
     if not made["store"]:
         return
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
-    kept = call.state.responses
-    kept[made["id"]] = StoredResponse(
-        made, items, [*conversation, message_of(reply, reasoning=True)]
-    )
-    while len(kept) > call.state.config.max_responses:
-        kept.popitem(last=False)
+    stored = StoredResponse(made, items, [*conversation, message_of(reply, reasoning=True)])
+    call.state.store(call.state.responses, made["id"], stored)
 
 
 # ---- routes
@@ -639,14 +648,7 @@ async def create(call: Call) -> Response:
         async def whole() -> dict[str, Any]:
             turn, replies, usage = await run(call, model, asked)
             reply, items = replies[0], Items(model, _top(body))
-            if reply.reasoning:
-                items.add("reasoning", reply.thought)
-            if reply.text or not (reply.calls or reply.reasoning):
-                items.add("content", reply.text, reply.logprobs)
-            for each in reply.calls.values():
-                items.add("call", each)
-                items.add("arguments", (each, each["arguments"]))
-            items.finish("incomplete" if reply.finish_reason == "length" else "completed")
+            items.take(reply)
             made = _finished(head, items.done, reply, usage)
             _store(call, made, body["input"], conversation, reply)
             return made

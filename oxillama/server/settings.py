@@ -112,7 +112,7 @@ class ServerConfig:
 
     - `sessions_dir`: where named sessions are saved, None refuses to save. `max_sessions`: how
       many are in memory.
-    - `max_responses`: how many stored responses are kept.
+    - `max_responses`: how many stored responses are kept, and how many replies of threads.
     - `log_prompts`: log the bodies of requests. `log_requests`: log a line for each request.
     """
 

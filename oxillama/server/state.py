@@ -70,7 +70,9 @@ class ServerState:
             config, self.offload, keep=self._keep, release=self.sessions.hand_over_all
         )
         self.metrics: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
+        # stored conversations, by the id of their last reply
         self.responses: OrderedDict[str, Any] = OrderedDict()
+        self.threads: OrderedDict[str, Any] = OrderedDict()
         self.jobs: dict[int, RunningJob] = {}  # by slot
         self.slot_sessions: dict[int, tuple[Model, Any]] = {}
         self.by_key: dict[str, Counter[str]] = defaultdict(Counter)  # jobs of a key, by request
@@ -137,6 +139,12 @@ class ServerState:
         """Run a function outside the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, partial(function, *args, **options))
+
+    def store(self, kept: OrderedDict[str, T], name: str, value: T) -> None:
+        """Add to `responses` or `threads`; the oldest leave beyond `max_responses`."""
+        kept[name] = value
+        while len(kept) > self.config.max_responses:
+            kept.popitem(last=False)
 
     # ---- jobs
 

@@ -1,6 +1,7 @@
 """The `anthropic` client as its users call it."""
 
 import asyncio
+from typing import Literal
 
 import anthropic
 import pytest
@@ -68,6 +69,32 @@ def test_a_loop_of_tools(client):
     counted = client.messages.count_tokens(model=MODEL, messages=messages, tools=[TOOL])
     usage = second.usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_client_runs_tools_over_a_thread(client, stream):
+    asked = []
+
+    @anthropic.beta_tool
+    def weather(city: Literal["Paris"]) -> str:
+        """The weather of a city."""
+        asked.append(city)
+        return "sunny"
+
+    runner = client.beta.messages.tool_runner(
+        model=MODEL,
+        messages=HI,
+        tools=[weather],
+        max_tokens=500,
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        max_iterations=3,
+        stream=stream,
+    )
+    said = [each.get_final_message() if stream else each for each in runner]
+    assert [each.stop_reason for each in said] == ["tool_use"] * 3
+    assert asked == ["Paris"] * 3
+    prompts = [each.usage.input_tokens + each.usage.cache_read_input_tokens for each in said]
+    assert prompts == sorted(set(prompts))  # each has the turns before it
 
 
 def test_errors_are_typed(client):

@@ -1,10 +1,15 @@
 """Anthropic's messages: blocks, the order of events, and its own form of errors."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from tests.server.conftest import MODEL
+from oxillama.server.anthropic import _content, _messages
+from oxillama.server.chat import Reply
+from oxillama.server.responses import Items
+from oxillama.toolcalls import ChatEventBuilder, ToolCallDetector
+from tests.server.conftest import MODEL, asking
 
 PATH = "/v1/messages"
 HI = [{"role": "user", "content": "Tell me a story"}]
@@ -23,12 +28,18 @@ THOUGHTFUL = {
     "role": "assistant",
     "content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Once"}],
 }
+CREATE = {"type": "create"}
 FORCED = {
     **ASK,
     "tools": [TOOL],
     "max_tokens": 400,
     "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
 }
+
+
+def sum_of(usage):
+    """Tokens of the prompt, cached or not, and of the reply."""
+    return usage["input_tokens"] + usage["cache_read_input_tokens"], usage["output_tokens"]
 
 
 def test_a_message_is_the_answer_of_a_chat(server, engine):
@@ -150,6 +161,139 @@ def test_results_of_tools_go_back(server):
     assert message.startswith("messages[2].content[1]: found a tool_result after other blocks")
 
 
+def test_text_after_a_call_keeps_its_place():
+    def use(name):
+        return {"type": "tool_use", "id": name, "name": "weather", "input": {}}
+
+    def call(name):
+        function = {"name": "weather", "arguments": "{}"}
+        return {"id": name, "type": "function", "function": function}
+
+    blocks = [
+        {"type": "thinking", "thinking": "Hm."},
+        {"type": "text", "text": "One."},
+        use("a"),
+        use("b"),
+        {"type": "text", "text": "Two."},
+        use("c"),
+    ]
+    results = [{"type": "tool_result", "tool_use_id": each, "content": each} for each in "abc"]
+    messages = [
+        *HI,
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": results},
+    ]
+    made, prefill = _messages({"messages": messages}, 0)
+    assert (made[0], prefill) == (HI[0], "")
+    assert made[1:3] == [
+        {
+            "role": "assistant",
+            "content": "One.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [call("a"), call("b")],
+        },
+        {"role": "assistant", "content": "Two.", "tool_calls": [call("c")]},
+    ]
+    assert [each["content"] for each in made[3:]] == ["a", "b", "c"]
+
+
+def test_a_call_without_its_result_begins_no_reply(server):
+    use = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
+    for blocks in ([use], [use, {"type": "text", "text": "So"}]):
+        messages = [*HI, {"role": "assistant", "content": blocks}]
+        message = server.refused(PATH, {**ASK, "messages": messages})["message"]
+        assert message == "messages[1]: found a tool_use, wanted its tool_result after it"
+
+
+def test_the_blocks_and_items_of_a_reply_are_in_its_order():
+    text = 'One.\n<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>\nTwo.'
+    detector, builder = ToolCallDetector("hermes"), ChatEventBuilder()
+    reply = Reply(None, None)
+    for event in builder.take(detector.feed(text) + detector.finish()) + builder.finish():
+        reply.take(event)
+    first, call, second = _content(reply)
+    assert first == {"type": "text", "text": "One."}
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {})
+    # the spaces around the call are of the texts, which joined are the content
+    assert second == {"type": "text", "text": "\n\nTwo."}
+    items = Items(SimpleNamespace(vocabulary=lambda: None), None)
+    items.take(reply)
+    assert [item["type"] for item in items.done] == ["message", "function_call", "message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thread_continues_with_new_messages_alone(server, stream):
+    """`client.beta.messages.tool_runner` sends `thread` unless it is told not to."""
+
+    def id_of(body):
+        if stream:
+            return server.events(PATH, body)[0][1]["message"]["id"]
+        return server.ok(PATH, body)["id"]
+
+    fields = {"system": "Be kind.", "tools": [TOOL]}
+    first = {**FORCED, **fields}
+    (use,) = server.ok(PATH, first)["content"]
+    thread = {"type": "continue", "previous_message_id": id_of({**first, "thread": CREATE})}
+    more = {"role": "user", "content": "so?"}
+    ask = {**ASK, "max_tokens": 4, "temperature": 0}
+    history = [*HI, {"role": "assistant", "content": [use]}, more]
+    whole = server.ok(PATH, {**ask, **fields, "messages": history})
+    for _ in range(2):  # a reply may be continued more than once
+        made = server.ok(PATH, {**ask, "messages": [more], "thread": thread})
+        assert made["content"] == whole["content"]
+        assert sum_of(made["usage"]) == sum_of(whole["usage"])
+    # and so may the reply to it
+    thread = {
+        "type": "continue",
+        "previous_message_id": id_of({**ask, "messages": [more], "thread": thread}),
+    }
+    history += [{"role": "assistant", "content": whole["content"]}, more]
+    whole = server.ok(PATH, {**ask, **fields, "messages": history})
+    made = server.ok(PATH, {**ask, "messages": [more], "thread": thread})
+    assert made["content"] == whole["content"]
+    assert sum_of(made["usage"]) == sum_of(whole["usage"])
+
+
+def test_a_reply_that_continues_a_message_is_one_message_with_it_in_a_thread(server):
+    ask = {**ASK, "max_tokens": 3, "temperature": 0}
+    begun = [*HI, {"role": "assistant", "content": "Once upon a"}]
+    made = server.ok(PATH, {**ask, "messages": begun, "thread": CREATE})
+    said = "Once upon a" + made["content"][0]["text"]
+    more = {"role": "user", "content": "and?"}
+    thread = {"type": "continue", "previous_message_id": made["id"]}
+    found = server.ok(PATH, {**ask, "messages": [more], "thread": thread})
+    history = [*HI, {"role": "assistant", "content": said}, more]
+    wanted = server.ok(PATH, {**ask, "messages": history})
+    assert found["content"] == wanted["content"]
+    assert sum_of(found["usage"]) == sum_of(wanted["usage"])
+
+
+def test_a_thread_that_cannot_be_continued_is_refused(server):
+    made = server.ok(PATH, {**ASK, "max_tokens": 1, "thread": CREATE})
+    unstored = server.ok(PATH, {**ASK, "max_tokens": 1})
+    thread = {"type": "continue", "previous_message_id": made["id"]}
+    error = server.refused(PATH, {**ASK, "thread": thread, "tools": [TOOL]})
+    assert error["message"].startswith("tools: found together with a thread to continue")
+    assert "details" not in error
+    wrong = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    message = server.refused(PATH, {**ASK, "messages": wrong, "thread": thread})["message"]
+    assert message.startswith("messages[0].content[0]")  # counted as in the request
+    thread["previous_message_id"] = unstored["id"]
+    error = server.refused(PATH, {**ASK, "thread": thread}, 404)
+    assert error == {
+        "type": "not_found_error",
+        "message": f"thread.previous_message_id: {unstored['id']!r} is not stored here",
+        "details": {"error_code": "thread_not_found"},  # by which clients send everything anew
+    }
+
+
+def test_the_oldest_replies_of_threads_are_forgotten():
+    with asking(max_responses=1) as server:
+        first, _ = (server.ok(PATH, {**ASK, "max_tokens": 1, "thread": CREATE}) for _ in "ab")
+        thread = {"type": "continue", "previous_message_id": first["id"]}
+        server.refused(PATH, {**ASK, "thread": thread}, 404)
+
+
 def test_tokens_are_counted_as_they_are_used(server):
     body = {"messages": HI, "system": [{"type": "text", "text": "Be kind."}]}
     count = server.ok(f"{PATH}/count_tokens", body)
@@ -177,6 +321,8 @@ def test_tokens_are_counted_as_they_are_used(server):
         ),
         ({"messages": [*HI, THOUGHTFUL]}, "messages[1]"),
         ({"nonsense": 1}, "nonsense"),
+        ({"thread": {"type": "continue"}}, "thread.previous_message_id"),
+        ({"thread": {"type": "resume"}}, "thread"),
         ({"stop_sequences": [""]}, "stop_sequences"),
     ],
 )
