@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 try:
-    from opentelemetry import trace as _trace
+    import opentelemetry.trace as _trace
 except ImportError:
     _trace = None  # type: ignore[assignment]
 
