@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,8 +25,12 @@ from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compile
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.safetensors import StoredTensor
 from oxillama.convert.vocabulary import KeyValues, vocabulary_keys
-from oxillama.errors import ConvertError
-from oxillama.gguf import GgufWriter
+from oxillama.errors import ConvertError, ModelError
+from oxillama.gguf import GgufReader, GgufWriter, TensorInfo
+from oxillama.gguf.types import type_by_name
+from oxillama.gguf.values import Cursor, encode_value, read_kind, read_value
+from oxillama.model.builder import recorders
+from oxillama.model.load import record
 from oxillama.quant import quantize_file
 from oxillama.quant.convert import QUANTIZATION_VERSION
 
@@ -167,11 +171,11 @@ def _write(
     _check_layers(folder, hyper, planned)
     with _read_from(hyper):
         family.keys(hyper, keys)
+    general = _general(folder, hyper, planned, wanted, name)
+    vocabulary = vocabulary_keys(folder, family, hyper, beyond)
+    _check_loads(folder, family.arch, {**general, **keys.found}, planned)
     with GgufWriter(target, family.arch) as writer:
-        for key, (value, kind) in _general(folder, hyper, planned, wanted, name).items():
-            writer.add(key, value, kind)
-        vocabulary = vocabulary_keys(folder, family, hyper, beyond)
-        for key, (value, kind) in {**keys.found, **vocabulary}.items():
+        for key, (value, kind) in {**general, **keys.found, **vocabulary}.items():
             writer.add(key, value, kind)
         for one in planned:
             writer.declare(one.name, one.type_name, one.shape)
@@ -297,6 +301,42 @@ def _check_layers(folder: ModelFolder, hyper: Hyper, planned: Sequence[_Planned]
                 f"{folder.path}: found no tensors of layer {layer}, wanted those of the "
                 f"{hyper.layers} layers that config.json counts"
             )
+
+
+class _PlannedFile:
+    """The file to be written, with as much of a `GgufReader` as recording a model needs."""
+
+    def __init__(self, arch: str, keys: KeyValues, planned: Sequence[_Planned]) -> None:
+        self.metadata: dict[str, Any] = {"general.architecture": arch}
+        for key, (value, kind) in keys.items():
+            stored = Cursor(memoryview(encode_value(value, kind, key)[1]), "the new file")
+            self.metadata[key] = read_value(stored, read_kind(stored, key), key)
+        self.tensors = {
+            one.name: TensorInfo(
+                one.name, one.shape, type_by_name(one.type_name).id, one.type_name, 0, 0
+            )
+            for one in planned
+        }
+        self._planned = {one.name: one for one in planned}
+
+    def data(self, name: str) -> np.ndarray:
+        """The bytes of a tensor."""
+        return _bits(self._planned[name]).reshape(-1).view(np.uint8)
+
+
+def _check_loads(
+    folder: ModelFolder, arch: str, keys: KeyValues, planned: Sequence[_Planned]
+) -> None:
+    """Refuse a folder whose file could not be loaded: of a tensor that is missing or of another
+    shape than its configuration says. Only norms and the like are read for this. Files of
+    architectures that other programs run are not checked.
+    """
+    if arch not in recorders():
+        return
+    try:
+        record(cast(GgufReader, _PlannedFile(arch, keys, planned)))
+    except ModelError as error:
+        raise ConvertError(f"{folder.path}: its file could not be loaded: {error}") from error
 
 
 def _plain(name: str, family: Family) -> str:

@@ -302,6 +302,31 @@ def test_what_is_missing_is_named(folder, tmp_path):
     refused(folder, tmp_path, "no tensors of layer 0", "the 1 layers")
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("model.layers.0.self_attn.q_proj", "blk.0.attn_q"),
+        ("model.layers.0.mlp.down_proj", "blk.0.ffn_down"),
+        ("model.norm", "output_norm"),
+        ("model.embed_tokens", "token_embd"),
+    ],
+)
+def test_a_folder_without_a_tensor_is_refused_as_loading_would_refuse_it(
+    folder, tmp_path, theirs, ours
+):
+    tensors = tensors_of(folder)
+    del tensors[f"{theirs}.weight"]
+    write(folder / "model.safetensors", tensors)
+    refused(folder, tmp_path, f"{ours}.weight: the file has no such tensor, llama needs it")
+
+
+def test_a_tensor_of_another_size_than_the_configuration_says_is_refused(folder, tmp_path):
+    tensors = tensors_of(folder)
+    tensors["model.layers.0.mlp.down_proj.weight"] = np.ones((32, 16), np.float32)
+    write(folder / "model.safetensors", tensors)
+    refused(folder, tmp_path, "blk.0.ffn_down.weight: file has (32, 16), llama needs (32, 32)")
+
+
 def test_pickled_weights_are_never_opened(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     refused(folder, tmp_path, "no weights")
