@@ -10,6 +10,7 @@ import sys
 import numpy as np
 
 from oxillama.cli.loading import add_model, load
+from oxillama.cli.parsing import unicode_text
 
 
 def add_commands(commands) -> None:
@@ -19,7 +20,11 @@ def add_commands(commands) -> None:
     )
     add_model(command)
     command.add_argument(
-        "-p", "--prompt", default="Once upon a time", help="the text to run (default: %(default)r)"
+        "-p",
+        "--prompt",
+        type=unicode_text,
+        default="Once upon a time",
+        help="the text to run (default: %(default)r)",
     )
     command.add_argument("--dump", action="store_true", help="print the tape first")
     command.set_defaults(function=_doctor)

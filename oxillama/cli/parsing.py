@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -98,6 +99,27 @@ def _unknown(argument: str, options: Iterable[str]) -> str:
         return f"found the argument {argument!r} too many"
     close = closest(name, options)
     return f"{name}: is not an option" + (f"; did you mean {close}?" if close else "")
+
+
+def unicode_text(given: str) -> str:
+    """The type of an argument that is a text, and no path. Python decodes arguments by the locale;
+    bytes that this does not decode are UTF-8, or refused.
+    """
+    try:
+        given.encode()
+        return given
+    except UnicodeEncodeError:
+        pass
+    try:
+        return os.fsencode(given).decode()
+    except UnicodeDecodeError as error:
+        raise argparse.ArgumentTypeError(
+            f"byte {error.start} is not UTF-8, wanted text in UTF-8"
+        ) from None
+    except UnicodeEncodeError as error:  # of a caller in Python: no bytes stand behind it
+        raise argparse.ArgumentTypeError(
+            f"character {error.start} is half of a surrogate pair, wanted valid Unicode"
+        ) from None
 
 
 def number(kind: type = float) -> Callable[[str], Any]:

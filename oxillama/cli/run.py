@@ -13,6 +13,7 @@ from typing import Any
 import oxillama
 from oxillama.cli import images, lora
 from oxillama.cli.loading import add_model, load, located_model
+from oxillama.cli.parsing import unicode_text
 from oxillama.cli.sampling import add_generation, generation, note, piped, read, timed
 
 PROMPT = "Once upon a time"
@@ -52,7 +53,11 @@ def add_commands(commands: Any) -> None:
     )
     tokenize.add_argument("-m", "--model", dest="named", metavar="MODEL", help="MODEL as an option")
     tokenize.add_argument(
-        "-p", "--prompt", default="-", help="the text; '-' reads standard input (default)"
+        "-p",
+        "--prompt",
+        type=unicode_text,
+        default="-",
+        help="the text; '-' reads standard input (default)",
     )
     tokenize.add_argument(
         "--no-special", action="store_true", help="add no special tokens and parse none in the text"
@@ -64,7 +69,9 @@ def add_commands(commands: Any) -> None:
 def add_prompt(command: argparse.ArgumentParser, text: str) -> None:
     """A prompt, as text or as a file."""
     either = command.add_mutually_exclusive_group()
-    either.add_argument("-p", "--prompt", default=None, metavar="TEXT", help=text)
+    either.add_argument(
+        "-p", "--prompt", type=unicode_text, default=None, metavar="TEXT", help=text
+    )
     either.add_argument(
         "-f",
         "--file",
@@ -82,6 +89,7 @@ def add_template(command: argparse.ArgumentParser) -> None:
         "--system-prompt",
         "--system",
         dest="system",
+        type=unicode_text,
         default=None,
         metavar="TEXT",
         help="the system message of a conversation",
@@ -102,6 +110,7 @@ def add_chat_template(command: argparse.ArgumentParser) -> None:
     either = command.add_mutually_exclusive_group()
     either.add_argument(
         "--chat-template",
+        type=unicode_text,
         default=None,
         metavar="NAME|TEXT",
         help=(

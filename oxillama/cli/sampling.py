@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import oxillama
-from oxillama.cli.parsing import closest, number
+from oxillama.cli.parsing import closest, number, unicode_text
 
 WIDTH = 80  # columns of a terminal
 PATIENCE = 1.0  # seconds until who waits is told what for
@@ -103,6 +103,7 @@ def add_generation(command: argparse.ArgumentParser) -> None:
         "--reverse-prompt",
         dest="stop",
         action="append",
+        type=unicode_text,
         default=[],
         metavar="TEXT",
         help="stop before this text; may be given more than once",
@@ -149,6 +150,7 @@ def add_generation(command: argparse.ArgumentParser) -> None:
         "--dry-sequence-breaker",
         dest="dry_sequence_breakers",
         action="append",
+        type=unicode_text,
         default=None,
         metavar="TEXT",
         help="DRY: text that a repeat does not cross, in place of the defaults; may be given again",
@@ -174,7 +176,9 @@ def add_generation(command: argparse.ArgumentParser) -> None:
         help="the stages that run, in their order",
     )
     group = command.add_argument_group("what the text must be (one of)")
-    group.add_argument("--grammar", default=None, metavar="TEXT", help="a GBNF grammar")
+    group.add_argument(
+        "--grammar", type=unicode_text, default=None, metavar="TEXT", help="a GBNF grammar"
+    )
     group.add_argument("--grammar-file", default=None, metavar="FILE", help="a file of one")
     group.add_argument(
         "-j",
@@ -186,7 +190,9 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-jf", "--json-schema-file", default=None, metavar="FILE", help="a file of one"
     )
-    group.add_argument("--regex", default=None, metavar="TEXT", help="a regular expression")
+    group.add_argument(
+        "--regex", type=unicode_text, default=None, metavar="TEXT", help="a regular expression"
+    )
 
 
 def generation(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -283,7 +289,12 @@ def _schema(given: str) -> str:
     text = given.strip()
     if text.startswith("@"):
         return read(text[1:])
-    return given if text.startswith("{") or text in ("true", "false") else read(given)
+    if text.startswith("{") or text in ("true", "false"):
+        try:
+            return unicode_text(given)
+        except argparse.ArgumentTypeError as error:
+            raise oxillama.ConfigError(f"--json-schema: {error}") from None
+    return read(given)
 
 
 def read(path: str, *, instead: str = "") -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import oxillama
 from oxillama.cli import lora
 from oxillama.cli.loading import add_model, located_model
-from oxillama.cli.parsing import number
+from oxillama.cli.parsing import number, unicode_text
 from oxillama.cli.run import add_chat_template, chat_template_of
 from oxillama.errors import ConfigError
 
@@ -56,7 +56,12 @@ def add_commands(commands: Any) -> None:
         default=8080,
         help="port, 0 for a free one (default: %(default)s)",
     )
-    add("--alias", default=None, help="the model's name to clients (default: the file's)")
+    add(
+        "--alias",
+        type=unicode_text,
+        default=None,
+        help="the model's name to clients (default: the file's)",
+    )
     add(
         "--api-key",
         action="append",

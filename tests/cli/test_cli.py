@@ -199,6 +199,44 @@ def test_what_cannot_be_done_is_one_line_and_code_1(
     assert all(word in err for word in words), err
 
 
+LATIN = "caf\udce9"  # what Python makes of b"caf\xe9"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "-p"),
+        ("run", "-sys"),
+        ("run", "--stop"),
+        ("run", "--grammar"),
+        ("run", "--regex"),
+        ("run", "--dry-sequence-breaker"),
+        ("chat", "--chat-template"),
+        ("tokenize", "-p"),
+        ("doctor", "-p"),
+        ("serve", "--alias"),
+    ],
+)
+def test_a_text_that_is_not_utf8_is_named_by_its_option(capsys, arguments):
+    with pytest.raises(SystemExit, match="^2$"):
+        main([*arguments, LATIN])
+    said = capsys.readouterr().err
+    assert f"{arguments[-1]}" in said and said.count("\n") == 1
+    assert "byte 3 is not UTF-8, wanted text in UTF-8" in said
+    schema = printed(capsys, "run", "--json-schema", f'{{"const": "{LATIN}"}}')
+    refused = "oxillama: --json-schema: byte 14 is not UTF-8, wanted text in UTF-8\n"
+    assert schema == (1, "", refused)
+
+
+@pytest.mark.parametrize("mode", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONUTF8": "1"}])
+def test_an_argument_in_utf8_is_taken_whatever_the_locale(mode):
+    command = [sys.executable, "-m", "oxillama", "tokenize", "--json", "-p", "é".encode()]
+    env = {**os.environ, **mode, "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    bridge = oxillama.TokenizerBridge.from_gguf(oxillama.embedded_path())
+    assert json.loads(done.stdout) == bridge.encode("é", add_special=True)
+
+
 def test_a_long_prompt_loses_its_beginning_where_asked_for(capsys):
     text = "one fox " * 9
     with oxillama.load() as engine:
