@@ -74,7 +74,7 @@ from oxillama.model.load import ModelConfig
 from oxillama.model.reference import Difference
 from oxillama.opening import Progress
 from oxillama.sampling import SamplerConfig
-from oxillama.snapshot.prefixes import spill, start
+from oxillama.snapshot.prefixes import load_prefixes, save_prefixes
 from oxillama.snapshot.session import EngineSnapshot
 from oxillama.stores import located
 from oxillama.tokenizer import TokenizerBridge
@@ -210,7 +210,7 @@ class InferenceEngine:
     @property
     def tokenizer(self) -> TokenizerBridge:
         """The vocabulary; EngineError if the file has none."""
-        return self._loaded.words.bridge
+        return self._loaded.required_vocabulary.bridge
 
     # ---- text
     # ----------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class InferenceEngine:
         any other value or an image beyond the limits; EngineError if the engine was loaded without
         mmproj.
         """
-        words, prompts = self._loaded.words, self._loaded.images
+        words, prompts = self._loaded.required_vocabulary, self._loaded.images
         if prompts is None:
             raise no_encoder("image_prompt")
         given = [
@@ -322,7 +322,7 @@ class InferenceEngine:
         make, wanted = self._asked(options)
         if not resumable:
             return self._submit(make, prompt, session, wanted)
-        return self._loaded.follow(
+        return self._loaded.set_last(
             self._submit(self._loaded.default_session.retaining(make), prompt, session, wanted)
         )
 
@@ -842,7 +842,9 @@ class InferenceEngine:
         snapshot is refused (SnapshotIncompatible, ModelFingerprintMismatch, PoolError), nothing has
         changed.
         """
-        session: Session = self._loaded.core.saved().restore(data, processors=processors)
+        session: Session = self._loaded.core.require_snapshots().restore(
+            data, processors=processors
+        )
         return session
 
     def restore_from_file(
@@ -855,7 +857,7 @@ class InferenceEngine:
         """Write the stored prefixes to a file for `load_prefixes` of another engine with the same
         model; returns how many.
         """
-        return spill(self._loaded.core.saved(), path)
+        return save_prefixes(self._loaded.core.require_snapshots(), path)
 
     def load_prefixes(self, path: str | Path, *, trust: bool = False) -> int:
         """Add the prefixes of a file to the cache as far as they fit; returns how many.
@@ -863,11 +865,11 @@ class InferenceEngine:
         Stored prefixes serve every request that begins with them. SnapshotIncompatible for a file
         that this user did not save, unless trust=True declares that its origin is known.
         """
-        return start(self._loaded.core.saved(), path, trust=trust)
+        return load_prefixes(self._loaded.core.require_snapshots(), path, trust=trust)
 
     def _last(self) -> Session:
         """The session that `snapshot` saves."""
-        return self._loaded.last("snapshot: there is no session to save")
+        return self._loaded.last_session("snapshot: there is no session to save")
 
     # ---- embeddings
     # ----------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Loaded:
     )
 
     def __init__(self) -> None:
-        # None also for a file without one; `words` wants one
+        # None also for a file without one; `required_vocabulary` wants one
         self.vocabulary: Vocabulary | None = None
         self._model: Model | None = None
         self._core: EngineCore | None = None
@@ -142,14 +142,14 @@ class Loaded:
         return loras
 
     @property
-    def words(self) -> Vocabulary:
+    def required_vocabulary(self) -> Vocabulary:
         """The vocabulary; EngineError if the file has none."""
-        _, words = self.model, self.vocabulary
-        if words is None:
+        _, vocabulary = self.model, self.vocabulary
+        if vocabulary is None:
             raise EngineError(
                 "tokenizer: the file has no vocabulary, wanted tokenizer_path or token ids"
             )
-        return words
+        return vocabulary
 
     @property
     def default_session(self) -> DefaultSession:
@@ -177,13 +177,17 @@ class Loaded:
     def _chat_over(self, metadata: Mapping[str, Any]) -> Chat:
         if self._template is not None:
             metadata = {**metadata, TEMPLATE_KEY: template_source(self._template)}
-        return Chat(metadata, self.words, self.images)
+        return Chat(metadata, self.required_vocabulary, self.images)
 
     @property
     def images(self) -> ImagePrompts | None:
         """Makes prompts with images; None if the engine was loaded without an image encoder."""
         vision = self._vision
-        return None if vision is None else ImagePrompts(vision, self.words.bridge, self.max_images)
+        return (
+            None
+            if vision is None
+            else ImagePrompts(vision, self.required_vocabulary.bridge, self.max_images)
+        )
 
     def sampler(self, given: SamplerConfig | None) -> SamplerConfig:
         """The sampler of requests without one: the config's, otherwise the file's, otherwise the
@@ -216,11 +220,13 @@ class Loaded:
     def ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
         """Token ids of a prompt, each within the vocabulary."""
         if isinstance(prompt, str):
-            return self.words.bridge.encode(prompt, add_special=add_special, parse_special=True)
+            return self.required_vocabulary.bridge.encode(
+                prompt, add_special=add_special, parse_special=True
+            )
         ids = checked_ids(prompt, self.model.config.vocab_size)
         return ImagePrompt(ids, images_of(prompt)) if isinstance(prompt, ImagePrompt) else ids
 
-    def last(self, purpose: str) -> Session:
+    def last_session(self, purpose: str) -> Session:
         """The session used last. EngineError names the purpose if there is none, as after several
         completions.
         """
@@ -230,7 +236,7 @@ class Loaded:
             raise EngineError(f"{purpose}, wanted a prompt first")
         return session
 
-    def follow(self, request: Request | Siblings) -> Request | Siblings:
+    def set_last(self, request: Request | Siblings) -> Request | Siblings:
         """Make a request's session the one that a prompt of None continues."""
         if self._default_session is not None:
             self._default_session.recent = (
@@ -255,7 +261,7 @@ class Loaded:
         if session is not None:
             core.check_session(session)
         if prompt is None and session is None:
-            session = self.last("generate(None): there is no session to continue")
+            session = self.last_session("generate(None): there is no session to continue")
         ids = (
             None
             if prompt is None
@@ -266,7 +272,7 @@ class Loaded:
         if vocabulary is not None:
             vocabulary.prepare(wanted)  # whatever takes long comes before the lock
         if session is not None:
-            core.settle(session)
+            core.wait_for_cancelled(session)
         with (
             nullcontext() if session is None else core.lock,
             nullcontext() if session is None else session.restored_on_error(),

@@ -15,7 +15,7 @@
 #endif
 
 /* What a stream asks for beyond what the processor's own prefetch brings: the lines `near` bytes further on, of any panel that follows; none if that
- * is 0. How far pays depends on the processor and on the form (`near_bytes` of kernels.pyx, docs/kernel-figures.md). */
+ * is 0. How far pays depends on the processor and on the form (`prefetch_distance` of kernels.pyx, docs/kernel-figures.md). */
 OX_INLINE ox_ahead near_of(const uint8_t *panel, int64_t near)
 {
     return (ox_ahead){ panel + near, (const uint8_t *)UINTPTR_MAX, near ? panel : NULL };

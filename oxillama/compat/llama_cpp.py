@@ -902,7 +902,7 @@ class Llama:
         config = oxillama.SamplerConfig(repetition_window=self._window, **fields)
         made = sampler_of(
             config,
-            self.engine.opened.words,
+            self.engine.opened.required_vocabulary,
             self.engine.config.vocab_size,
             seed=config.seed,
             processors=processors,
@@ -941,7 +941,9 @@ class Llama:
         _refuse("tfs_z", tfs_z, 1.0)
         _refuse("penalize_nl", penalize_nl, True)
         over, rules = _criteria(stopping_criteria), _grammar(grammar)
-        state = None if rules is None else self.engine.opened.words.masker.state(rules)
+        state = (
+            None if rules is None else self.engine.opened.required_vocabulary.masker.state(rules)
+        )
         if reset:
             self.reset()
         self.eval(tokens)
@@ -971,7 +973,7 @@ class Llama:
             token = sampler.sample(row, None if state is None else state.mask())
             sampler.accept(token)
             if state is not None:
-                self.engine.opened.words.masker.advance(state, token)
+                self.engine.opened.required_vocabulary.masker.advance(state, token)
             more = yield token
             sent = [] if more is None else [*more]
             sampler.accept_prompt(sent)
@@ -1002,7 +1004,10 @@ class Llama:
 
     def _follow(self) -> None:
         """Make the session of the last completion the current one."""
-        self._session, self._rows = self.engine.opened.last("Llama: there is no session"), None
+        self._session, self._rows = (
+            self.engine.opened.last_session("Llama: there is no session"),
+            None,
+        )
 
     @staticmethod
     def logits_to_logprobs(logits: Any, axis: int = -1) -> np.ndarray:

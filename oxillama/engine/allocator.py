@@ -133,7 +133,7 @@ class PageAllocator:
         prefix = None
         if entry.done == 0 and request.cache and not entry.every_row:
             prefix = self.prefix
-        if prefix is not None and self._follow(request, prefix):
+        if prefix is not None and self._joins_prefill(request, prefix):
             return False
         if self.scheduler.running and not self._fits(entry, prefix):
             return None
@@ -152,11 +152,13 @@ class PageAllocator:
     def reserve(self, entry: ScheduleEntry, length: int) -> bool:
         """Make an entry's positions below `length` writable; False if no page can be taken."""
         if entry.width:
-            return all(self.make(session.kv, length) for session in entry.owner.search.sessions)
+            return all(
+                self.make_writable(session.kv, length) for session in entry.owner.search.sessions
+            )
         kv = entry.owner.session.kv
-        return length <= kv.writable or self.make(kv, length)
+        return length <= kv.writable or self.make_writable(kv, length)
 
-    def make(self, kv: PagedKvCache, length: int, *, bare: int = 0) -> bool:
+    def make_writable(self, kv: PagedKvCache, length: int, *, bare: int = 0) -> bool:
         """Make positions below `length` of a sequence writable; False if no page can be taken.
         bare: see `PagedKvCache.reserve`.
         """
@@ -212,13 +214,13 @@ class PageAllocator:
                 shed=kv.shed,
             )
 
-    def takeable(self) -> int | None:
-        """How many pages `make` could provide, None if only memory is the limit."""
+    def available_pages(self) -> int | None:
+        """How many pages `make_writable` could provide, None if only memory is the limit."""
         self.collect()
         free = self.pool.pages_free
-        return None if free is None else free + self._held_idly(())
+        return None if free is None else free + self._reclaimable_pages(())
 
-    def _held_idly(self, but: Sequence[int]) -> int:
+    def _reclaimable_pages(self, but: Sequence[int]) -> int:
         """Whole pages, by their bytes, that only stored prefixes and idle sessions other than `but`
         share.
         """
@@ -251,7 +253,7 @@ class PageAllocator:
             known.update(self.prefix.shares)
         return self.pool.pages_used - len(known)
 
-    def away(self, request: Request) -> bool:
+    def pages_in_transit(self, request: Request) -> bool:
         """Whether pages are owned by something that is not scheduled and will let go of them: a
         session that is being restored, saved or freed, or one whose request is in the inbox. No
         other request than the given one has pages.
@@ -264,7 +266,7 @@ class PageAllocator:
             held.update(self.prefix.shares)
         return self.pool.pages_used > len(held)
 
-    def _follow(self, request: Request, prefix: PrefixKvCache) -> bool:
+    def _joins_prefill(self, request: Request, prefix: PrefixKvCache) -> bool:
         """Whether another request is computing a prefix of this one's tokens that is worth waiting
         for.
         """
@@ -307,10 +309,12 @@ class PageAllocator:
             length, mine = prefix.find(session.identities, key=session.cache_key)
             # a page that is filled in part is copied when it is written
             need = self.pool.whole_pages(pages - length // size, near)
-        return need <= free + self._idle_bound() and need <= free + self._held_idly(mine)
+        return need <= free + self._reclaimable_bound() and need <= free + self._reclaimable_pages(
+            mine
+        )
 
-    def _idle_bound(self) -> int:
-        """An upper bound of `_held_idly` that is quick to compute."""
+    def _reclaimable_bound(self) -> int:
+        """An upper bound of `_reclaimable_pages` that is quick to compute."""
         stored = 0 if self.prefix is None else self.prefix.pages_used
         return stored + sum(len(session.kv.pages) for session in self.sessions if not session.busy)
 

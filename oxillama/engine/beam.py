@@ -359,7 +359,7 @@ class BeamSearch:
             parent = parents[index]
             left[index] -= 1
             shared = left[index] or parent.session is self.root
-            session = made[at] = parent.session.twin() if shared else parent.session
+            session = made[at] = parent.session.fork_untracked() if shared else parent.session
             child = Beam(session, total, parent.text)
             stopped = child.take(token, self._masker, listen=listen)
             length = len(session.tokens) - len(self.root.tokens)
@@ -473,8 +473,8 @@ def make_beams(
         _greedy_but_for_rules(SamplerConfig.greedy(**options.sampling_fields))
     root = None
     if session is not None:
-        with core.change(session):
-            root = session.twin()
+        with core.exclusive(session):
+            root = session.fork_untracked()
     try:
         ready, _ = ready_session(
             core,

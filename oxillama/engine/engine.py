@@ -295,7 +295,7 @@ class EngineCore:
             self.allocator.sessions.remove(session)
             session.kv.release()
 
-    def saved(self) -> Any:
+    def require_snapshots(self) -> Any:
         """Saves sessions; SnapshotIncompatible for an engine without a model file to bind them
         to.
         """
@@ -317,7 +317,7 @@ class EngineCore:
             for path in core.snapshots.reader.paths
         )
 
-    def settle(self, session: Session) -> None:
+    def wait_for_cancelled(self, session: Session) -> None:
         """Wait for a cancelled request that still runs on the session; it ends within
         milliseconds.
         """
@@ -331,7 +331,7 @@ class EngineCore:
             request.wait()
 
     @contextmanager
-    def change(self, session: Session) -> Iterator[None]:
+    def exclusive(self, session: Session) -> Iterator[None]:
         """The lock that must be held to change an idle session; EngineError while a request runs on
         it.
         """
@@ -375,7 +375,7 @@ class EngineCore:
                     and not session.busy
                     and len(session) == before + len(ids)
                 ):
-                    session.cut(before)
+                    session.truncate_unchecked(before)
             raise
 
     def metrics(self) -> MetricsSnapshot:

@@ -5,11 +5,11 @@ sleeps when idle.
                                         |                     |
                                     [ plan -> step -> draw -> text ]     thread "oxillama engine"
 
-How a token is made: `_tick` plans a step, runs it and distributes its rows (`_deal`). `_take_rows`
-handles the rows of one request. `_advance` turns a row into a token and its text
-(`output.OutputProcessor`), `_after_draw` schedules the request's next row, and `_look_ahead` finds
-candidates for it. A request with candidates, or with Python functions of its caller, draws in
-`_turn`.
+How a token is made: `_run_step` plans a step, runs it and distributes its rows
+(`_distribute_rows`). `_take_rows` handles the rows of one request. `_advance` turns a row into a
+token and its text (`output.OutputProcessor`), `_after_draw` schedules the request's next row, and
+`_look_ahead` finds candidates for it. A request with candidates, or with Python functions of its
+caller, draws in `_turn`.
 
 Python functions of callers (logits processors, listeners, drafters) run in worker threads
 (`workers`). Their request waits for them, others do not.
@@ -235,9 +235,9 @@ class StepLoop:
         try:
             while True:
                 try:
-                    if not self._commands():
+                    if not self._take_commands():
                         return
-                    self._tick()
+                    self._run_step()
                 except (MemoryError, PagingError) as refused:
                     self._survive(refused)
         except BaseException as error:  # every request in flight learns of the end
@@ -245,7 +245,7 @@ class StepLoop:
         finally:
             self.abandon()
 
-    def _commands(self) -> bool:
+    def _take_commands(self) -> bool:
         """Handle the commands in the inbox, and wait there while nothing can be planned; False at
         the engine's end.
         """
@@ -265,7 +265,7 @@ class StepLoop:
             self._command = command = None
         return True
 
-    def _tick(self) -> None:
+    def _run_step(self) -> None:
         """One step, from the plan to the callers."""
         if self.tracker.undrafted:
             self._draft()
@@ -274,7 +274,7 @@ class StepLoop:
             plan = self._scheduler.schedule()
             if not plan:
                 starved = self._scheduler.starved
-                if starved is not None and self._allocator.away(starved.owner):
+                if starved is not None and self._allocator.pages_in_transit(starved.owner):
                     self._stall = AWAY_SECONDS
                     return
                 self.tracker.end_starved()
@@ -297,7 +297,7 @@ class StepLoop:
                 )
                 now = time.perf_counter()
                 with self._lock:
-                    self._deal(plan, out, began, start, now)
+                    self._distribute_rows(plan, out, began, start, now)
                     self._plan = []
         except Cancelled:
             with self._lock:
@@ -306,7 +306,9 @@ class StepLoop:
                 if getattr(self.memory, "slot_layers", ()):
                     self._evaluate_again(plan)
 
-    def _deal(self, plan: Plan, out: np.ndarray, began: float, start: float, now: float) -> None:
+    def _distribute_rows(
+        self, plan: Plan, out: np.ndarray, began: float, start: float, now: float
+    ) -> None:
         """Commit what a step wrote, and give its rows to the requests of the plan. The step was
         planned from `began` and ran from `start` to `now`.
         """

@@ -347,7 +347,7 @@ class Request:
             else:
                 self._worker_listeners = (*self._worker_listeners, listener)
 
-    def unlisten(self, listener: Callable[[], None]) -> None:
+    def stop_listening(self, listener: Callable[[], None]) -> None:
         """Stop calling `listener`."""
         with self._lock:
             self._listeners = tuple(each for each in self._listeners if each != listener)
@@ -364,7 +364,7 @@ class Request:
                     try:
                         listener()
                     except BaseException:
-                        self.unlisten(listener)
+                        self.stop_listening(listener)
                         raise
 
     def run_end_listeners(self) -> None:
@@ -481,7 +481,7 @@ class Request:
             self.cancel()
             raise
         finally:
-            self.unlisten(wake)
+            self.stop_listening(wake)
         return self._outcome()
 
     async def _astream(self) -> AsyncIterator[Any]:
@@ -507,7 +507,7 @@ class Request:
             for each in (piece,) if reader is None else reader.finish(piece, done):
                 yield each
         finally:
-            self.unlisten(wake)
+            self.stop_listening(wake)
             self.cancel()
 
 
@@ -594,7 +594,7 @@ class GenerateRequest(Request):
             try:
                 listener()
             except BaseException:
-                self.unlisten(listener)
+                self.stop_listening(listener)
                 raise
 
     def end(self, reason: str | None, error: BaseException | None = None) -> bool:
@@ -659,7 +659,7 @@ class PrefillRequest(Request):
 
     def roll_back(self) -> None:
         if self.value is None:
-            self.session.cut(self.before)
+            self.session.truncate_unchecked(self.before)
 
 
 class BeamSteps(Protocol):
@@ -848,4 +848,4 @@ class Stream(Generic[Item]):
 
     def _end(self) -> None:
         self._ended = True
-        self.request.unlisten(self._wake)
+        self.request.stop_listening(self._wake)

@@ -52,7 +52,7 @@ class Owner(Protocol):
     def new_session(self) -> Session:
         """An empty session."""
 
-    def change(self, session: Session) -> AbstractContextManager[None]:
+    def exclusive(self, session: Session) -> AbstractContextManager[None]:
         """The lock that must be held to change an idle session; EngineError for a busy one."""
 
     def keep(self, session: Session) -> Session:
@@ -61,7 +61,7 @@ class Owner(Protocol):
     def drop(self, session: Session) -> None:
         """Release its pages."""
 
-    def saved(self) -> Any:
+    def require_snapshots(self) -> Any:
         """Saves sessions (`snapshot.Snapshots`); SnapshotIncompatible for an engine without a model
         file.
         """
@@ -175,19 +175,19 @@ class Session:
         """An independent session in the same state. Pages are shared, and nothing is copied until
         one side writes.
         """
-        with self.owner.change(self):
-            return self.owner.keep(self.twin())
+        with self.owner.exclusive(self):
+            return self.owner.keep(self.fork_untracked())
 
-    def twin(self) -> Session:
+    def fork_untracked(self) -> Session:
         """A fork that the owner does not track, for callers that hold the engine's lock and release
         its pages themselves.
         """
         kv = None
         try:
             kv = self.kv.fork()
-            twin = Session(self.owner, kv, adapters=self.adapters)
-            twin.origin, twin.images = self.origin, self.images
-            twin.tokens, twin.start, twin.pending, twin.at_start = (
+            copy = Session(self.owner, kv, adapters=self.adapters)
+            copy.origin, copy.images = self.origin, self.images
+            copy.tokens, copy.start, copy.pending, copy.at_start = (
                 list(self.tokens),
                 self.start,
                 self.pending,
@@ -195,8 +195,8 @@ class Session:
             )
             for part in ("sampler", "grammar", "text", "stops"):
                 value = getattr(self, part)
-                setattr(twin, part, None if value is None else value.fork())
-            return twin
+                setattr(copy, part, None if value is None else value.fork())
+            return copy
         except BaseException:
             if kv is not None:
                 kv.release()
@@ -206,7 +206,7 @@ class Session:
         """Append tokens that are not yet evaluated. Sampler, grammar and text of an earlier
         generation end.
         """
-        with self.owner.change(self):
+        with self.owner.exclusive(self):
             images = moved(images_of(ids), len(self.tokens)) if isinstance(ids, list) else ()
             self.tokens.extend(checked_ids(ids, self.owner.program.vocab_size))
             self.images += images
@@ -217,7 +217,7 @@ class Session:
         """Remove tokens from `length` on. Sampler, grammar and text are dropped too, because they
         cannot go back.
         """
-        with self.owner.change(self):
+        with self.owner.exclusive(self):
             if (
                 isinstance(length, bool)
                 or not isinstance(length, int)
@@ -227,9 +227,9 @@ class Session:
                     f"truncate: found length {length!r}, wanted 0 to {len(self.tokens)}"
                 )
             check_boundary(self.images, length, "truncate")
-            self.cut(length)
+            self.truncate_unchecked(length)
 
-    def cut(self, length: int) -> None:
+    def truncate_unchecked(self, length: int) -> None:
         """`truncate` for the engine's loop, which may call it while the session is busy."""
         if length == len(self.tokens):
             return
@@ -258,7 +258,7 @@ class Session:
         """A contiguous float32 copy of the keys and values of the tokens evaluated so far;
         PoolError once windowed layers have given some back.
         """
-        with self.owner.change(self):
+        with self.owner.exclusive(self):
             return KvCache.of(self.kv)
 
     def snapshot(self, *, compress: Literal["zstd"] | None = None, full: bool = False) -> bytes:
@@ -269,7 +269,7 @@ class Session:
         EngineError while a request runs on the session, SnapshotIncompatible if the session cannot
         be saved completely.
         """
-        data: bytes = self.owner.saved().take(self, compress=compress, full=full)
+        data: bytes = self.owner.require_snapshots().to_bytes(self, compress=compress, full=full)
         return data
 
     def snapshot_to_file(
@@ -282,11 +282,11 @@ class Session:
         """Write `snapshot` to a file. Even after a failure, the file holds either its old
         content or the complete snapshot.
         """
-        self.owner.saved().save(self, path, compress=compress, full=full)
+        self.owner.require_snapshots().to_file(self, path, compress=compress, full=full)
 
     def close(self) -> None:
         """Release the pages for good; the tokens can still be read."""
-        with self.owner.change(self):
+        with self.owner.exclusive(self):
             self.owner.drop(self)
 
     @contextmanager

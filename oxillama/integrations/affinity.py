@@ -34,7 +34,7 @@ class _Known:
     """
 
     sent: OrderedDict[bytes, tuple[float, int]] = field(default_factory=OrderedDict)
-    told: object = None
+    report: object = None
     pages: frozenset[bytes] = frozenset()
     since: float = -math.inf
 
@@ -93,13 +93,13 @@ class Affinity(Generic[Name]):
         while len(sent) > _REMEMBERED:
             sent.popitem(last=False)
 
-    def told(self, name: Name, said: object, data: bytes, seconds: float) -> None:
-        """An engine has said what its `Publisher` tells; `said` is what it said it in, which counts
-        once.
+    def update(self, name: Name, report: object, data: bytes, seconds: float) -> None:
+        """Take what an engine's `Publisher` has published: pages in `data`, and how many seconds
+        its cache reaches back. report: the object that brought it, which counts once.
         """
         known = self._known.setdefault(name, _Known())
-        if known.told is not said:
-            known.told, known.pages = said, published(data)
+        if known.report is not report:
+            known.report, known.pages = report, published(data)
             known.since = self._clock() - seconds
 
     def keep(self, names: Collection[Name]) -> None:

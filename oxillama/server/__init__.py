@@ -1,21 +1,38 @@
 """The HTTP server over engines of this process: routes of OpenAI, Anthropic, llama-server, vLLM and
 Ollama, and a chat page. Needs the extra `server` (starlette, uvicorn).
 
-settings        ServerConfig: addresses, models and limits run             Server: the process;
-sockets, signals, shutdown protocol        time-outs and limits of connections app             from
-a request to its route and back: keys, origins, headers, log lines routes          the table of
-routes openapi         the OpenAPI document schema          checks bodies against schemas
-strict_json     parses untrusted JSON options         every name of every generation option errors
-errors, in each API's form calls           one HTTP request work            one generation waker
-notifications from the engine's thread to the event loop sse             server-sent events state
-what requests share; health models          models by name, loaded and unloaded prompts
-conversations as prompts, without control tokens from clients chat            chat completions, and
-what all chats share completions     completions embeddings      vectors responses       responses
-anthropic       Anthropic's messages llama           llama-server's routes vllm            vLLM's
-routes ollama          Ollama's routes sessions, session_routes   named sessions adapters, ranking
-adapters and rerankers budget          bounded reasoning infill          text in the middle logprobs
-log-probabilities in the form of the APIs metrics         counters in Prometheus' format logs
-log lines and spans ids             ids that cannot be guessed page, static    the page at /
+The server:
+
+- `settings`: `ServerConfig`: addresses, models and limits
+- `run`: `Server`: the process, sockets, signals, shutdown
+- `protocol`: time-outs and limits of connections
+- `app`: from a request to its route and back: keys, origins, headers, log lines
+- `routes`, `openapi`: the table of routes, and the OpenAPI document
+- `schema`, `strict_json`: check bodies against schemas; parse untrusted JSON
+- `calls`, `work`: one HTTP request; one generation
+- `waker`: notifications from the engine's thread to the event loop
+- `sse`: server-sent events
+- `state`, `models`: what requests share, health; models by name, loaded and unloaded
+- `errors`, `ids`: errors in each API's form; ids that cannot be guessed
+- `logs`, `metrics`: log lines and spans; counters in Prometheus' format
+
+What all APIs share:
+
+- `options`: every name of every generation option
+- `prompts`: conversations as prompts, without control tokens from clients
+- `logprobs`: log-probabilities in the form of the APIs
+- `budget`: bounded reasoning
+- `adapters`: LoRA adapters of a request
+- `sessions`, `session_routes`: named sessions
+
+The APIs:
+
+- `chat`: chat completions, and what all chats share
+- `completions`, `infill`: completions, and text in the middle
+- `embeddings`, `ranking`: vectors, rerankers
+- `responses`, `anthropic`, `ollama`: OpenAI's responses, Anthropic's messages, Ollama's routes
+- `llama`, `vllm`: routes of llama-server and vLLM
+- `page`, `static`: the page at /
 """
 
 from oxillama.server.app import App, create_app

@@ -504,7 +504,7 @@ def _stop(model: Model, asked: ChatRequest, reply: Reply) -> tuple[str, str | No
         return "max_tokens", None
     if reply.finish_reason == "tool_calls":
         return "tool_use", None
-    stop = reply.stopped_by(asked.stops, model.vocabulary())
+    stop = reply.stopped_by(asked.stops, model.tokenizer())
     return ("end_turn", None) if stop is None else ("stop_sequence", stop)
 
 

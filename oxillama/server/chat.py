@@ -777,7 +777,7 @@ def _model_of(call: Call, asked: ChatRequest) -> Model:
 
 async def _whole(call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]) -> dict:
     _, replies, usage = await run(call, model, asked)
-    bridge = model.vocabulary()
+    bridge = model.tokenizer()
     timings = {}
     if body.get("timings_per_token"):
         timings["timings"] = timings_json([reply.request for reply in replies], usage)
@@ -872,7 +872,7 @@ async def _stream(
     call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]
 ) -> AsyncIterator[bytes]:
     """The chunks of a chat completion."""
-    bridge = model.vocabulary()
+    bridge = model.tokenizer()
     head = {
         "id": new_id("chatcmpl-"),
         "object": "chat.completion.chunk",

@@ -92,7 +92,7 @@ def encoded(
     too long before it is encoded.
     """
     if isinstance(prompt, str):
-        bridge = model.vocabulary()
+        bridge = model.tokenizer()
         if bounded and model.too_long(prompt):
             raise too_long(model, param, len(prompt))
         return bridge.encode(prompt, add_special=special, parse_special=True)
@@ -312,13 +312,13 @@ def _entries(model: Model, ids: Sequence[int] | None, body: Mapping[str, Any]) -
     echoed.
     """
     return LegacyLogprobs(
-        model.vocabulary(), int(body["logprobs"]), before=() if body.get("echo") else ids
+        model.tokenizer(), int(body["logprobs"]), before=() if body.get("echo") else ids
     )
 
 
 def _echo(model: Model, ids: Sequence[int] | None) -> str:
     """The text of a prompt's ids; control tokens have none."""
-    return model.vocabulary().decode(ids or ())
+    return model.tokenizer().decode(ids or ())
 
 
 def _add_prompt(

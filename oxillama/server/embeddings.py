@@ -94,7 +94,7 @@ async def vectors(
             found = encoded(model, text, param=where, bounded=False)
             most = model.engine.context_size
             if len(found) > most and truncate:
-                found = _shortened(found, most, model.vocabulary().vocabulary)
+                found = _shortened(found, most, model.tokenizer().vocabulary)
             if len(found) > most:
                 raise ApiError(
                     400,

@@ -31,7 +31,7 @@ def fim_tokens(model: Model) -> tuple[int, int, int] | None:
     named = tuple(model.metadata.get(key) for key in FIM_KEYS)
     if all(isinstance(token, int) for token in named):
         return named  # type: ignore[return-value]
-    bridge = model.vocabulary()
+    bridge = model.tokenizer()
     for family in _FAMILIES:
         found = tuple(bridge.token_to_id(text) for text in family)
         if all(token is not None for token in found):
@@ -52,7 +52,7 @@ def infill_ids(
     `prompt` begins the middle.
     """
     found = fim_tokens(model)
-    bridge = model.vocabulary()
+    bridge = model.tokenizer()
     if found is None:
         raise ApiError(
             400,

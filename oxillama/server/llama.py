@@ -398,7 +398,7 @@ async def tokenize(call: Call) -> Response:
     """POST /tokenize"""
     body = call.body
     async with call.state.models.use(body.get("model")) as model:
-        bridge = model.vocabulary()
+        bridge = model.tokenizer()
 
         def work() -> list[Any]:
             ids = bridge.encode(
@@ -423,7 +423,7 @@ async def detokenize(call: Call) -> Response:
     body = call.body
     async with call.state.models.use(body.get("model")) as model:
         ids = encoded(model, body["tokens"], param="tokens")
-        text = await _worked(call, lambda: model.vocabulary().decode(map(int, ids)), "tokens")
+        text = await _worked(call, lambda: model.tokenizer().decode(map(int, ids)), "tokens")
         return json_response({"content": text})
 
 
@@ -706,7 +706,7 @@ def _answer(
     index: int,
 ) -> dict[str, Any]:
     """The complete answer of one prompt."""
-    body, bridge = job.call.body, model.vocabulary()
+    body, bridge = job.call.body, model.tokenizer()
     usage = usage_of([done])
     stop = stopped_by(done, asked.stops, bridge)
     kind = "limit" if reason_of(done) == "length" else "word" if stop is not None else "eos"
@@ -783,7 +783,7 @@ async def _stream(
     call: Call, model: Model, asked: table.RequestOptions, ids: list[int]
 ) -> AsyncIterator[bytes]:
     """The frames of a completion; the last one says stop: true, and no [DONE] follows."""
-    body, bridge = call.body, model.vocabulary()
+    body, bridge = call.body, model.tokenizer()
     async with _job(call, model, asked, body) as job:
         await job.begin(lambda: _submit(call, model, asked, ids, job))
         generated = 0

@@ -53,17 +53,17 @@ class Model:
         self.adapters = Adapters(engine)
         self.loaded_at = time.time()
         self.metadata: dict[str, Any] = _metadata(engine)
-        self.bridge = self.words = self.builder = None
+        self.bridge = self.vocabulary = self.builder = None
         self._most_bytes = 0
         try:
             self.bridge = engine.tokenizer
         except EngineError:
             return
-        self.words = Vocabulary(self.bridge, engine.config.vocab_size)
+        self.vocabulary = Vocabulary(self.bridge, engine.config.vocab_size)
         given = chat_template or engine.engine_config.chat_template
         source = template_source(given) if given else self.metadata.get("tokenizer.chat_template")
         if isinstance(source, str):
-            self.builder = PromptBuilder(source, self.words, engine.opened.images)
+            self.builder = PromptBuilder(source, self.vocabulary, engine.opened.images)
         if self.bridge.vocabulary.model == "gpt2":
             self._most_bytes = max(len(each.encode()) for each in self.bridge.vocabulary.tokens)
 
@@ -99,7 +99,7 @@ class Model:
             )
         return self.builder
 
-    def vocabulary(self) -> Any:
+    def tokenizer(self) -> Any:
         """Its tokenizer; a 400 for a file without one."""
         if self.bridge is None:
             raise ApiError(

@@ -355,7 +355,7 @@ async def _chat(
     shape: Any,
 ) -> Response:
     top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
-    bridge = model.vocabulary()
+    bridge = model.tokenizer()
     name = body["model"]
     if body.get("stream") is False:
         _, replies, _ = await call.race(run(call, model, asked))
@@ -526,7 +526,7 @@ async def _raw(
     loaded: int,
 ) -> Response:
     """A prompt continued without the chat template."""
-    name, bridge = body["model"], model.vocabulary()
+    name, bridge = body["model"], model.tokenizer()
     top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
 
     def last(job: Job, done: Completion) -> dict[str, Any]:

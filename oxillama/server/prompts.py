@@ -25,10 +25,12 @@ _GIVEN = ("messages", "tools", "add_generation_prompt")
 class PromptBuilder:
     """How one model is talked to; safe to share between threads."""
 
-    def __init__(self, source: str, words: Vocabulary, images: ImagePrompts | None = None) -> None:
+    def __init__(
+        self, source: str, vocabulary: Vocabulary, images: ImagePrompts | None = None
+    ) -> None:
         """images: how prompts hold images, None for a model that takes none."""
-        bridge, self.images = words.bridge, images
-        self.source, self.words, self.bridge = source, words, bridge
+        bridge, self.images = vocabulary.bridge, images
+        self.source, self.vocabulary, self.bridge = source, vocabulary, bridge
         self.writer = ChatWriter(source, bridge)
         self.planner, self.knows = self.writer.planner, self.writer.knows
 
@@ -87,7 +89,9 @@ class PromptBuilder:
             if name in asked
         }
         shown = asked.pop("shown_tokens", ())
-        answer: Grammar | None = self.words.grammar(Options.of(constraint)) if constraint else None
+        answer: Grammar | None = (
+            self.vocabulary.grammar(Options.of(constraint)) if constraint else None
+        )
         plan = self.planner.plan(
             rendered,
             tools=tools,

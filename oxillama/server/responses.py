@@ -398,7 +398,7 @@ class Items:
     """The items of a response, built event by event; `frames` are the stream's events."""
 
     def __init__(self, model: Model, top: int | None) -> None:
-        self._bridge, self._top = model.vocabulary(), top
+        self._bridge, self._top = model.tokenizer(), top
         self.done: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._call: Any = None

@@ -1,8 +1,8 @@
 """Stored prefixes in a file, so that a new engine starts with what an earlier one evaluated.
 
-    PrefixKvCache --spill--> facts, lengths, tokens, tables, kv
-                             (each page once, however many prefixes share it)
-    file --start--> the same prefixes, the most recently used first, as many as fit
+    PrefixKvCache --save_prefixes--> facts, lengths, tokens, tables, kv
+                                     (each page once, however many prefixes share it)
+    file --load_prefixes--> the same prefixes, the most recently used first, as many as fit
 
 The container is that of snapshots, kind "prefix", with the same rules for refusing and writing.
 Prefixes of sessions with adapters are left out, because nothing in a file could name their key, and
@@ -32,7 +32,7 @@ from oxillama.snapshot.session import KIND, Snapshots, whole
 _MOST = 1 << 30  # bytes of tokens, and of tables
 
 
-def spill(snapshots: Snapshots, path: str | os.PathLike) -> int:
+def save_prefixes(snapshots: Snapshots, path: str | os.PathLike) -> int:
     """Write the stored prefixes to a file, which must not be one of the model's; returns how many.
     The cache does not change, and no request waits.
     """
@@ -97,7 +97,7 @@ def spill(snapshots: Snapshots, path: str | os.PathLike) -> int:
     return len(found)
 
 
-def start(snapshots: Snapshots, path: str | os.PathLike, *, trust: bool = False) -> int:
+def load_prefixes(snapshots: Snapshots, path: str | os.PathLike, *, trust: bool = False) -> int:
     """Add the prefixes of a file to the stored ones; returns how many fitted into free pages and
     the cache's limits.
 

@@ -178,7 +178,7 @@ class Snapshots:
     __slots__ = (
         "_adapters",
         "_fingerprints",
-        "_marks",
+        "_identities",
         "_restore_constraint",
         "config",
         "core",
@@ -204,7 +204,7 @@ class Snapshots:
         self.naming, self.tokenizer = dict(naming), tokenizer
         self.reader, self._restore_constraint = reader, restore_constraint
         self._adapters = adapters
-        self._marks = [(path, _mark(path)) for path in reader.paths]
+        self._identities = [(path, _file_identity(path)) for path in reader.paths]
         self._fingerprints: dict[bool, ModelFingerprint] = {}
 
     def fingerprint(self, *, full: bool = False) -> ModelFingerprint:
@@ -212,8 +212,8 @@ class Snapshots:
         file was written to since it was loaded.
         """
         if full not in self._fingerprints:
-            for path, known in self._marks:
-                now = _mark(path)
+            for path, known in self._identities:
+                now = _file_identity(path)
                 if now is not None and known is not None and now[0] == known[0] and now != known:
                     raise SnapshotIncompatible(
                         f"model: {path} was changed since it was loaded, wanted the file as it was"
@@ -261,7 +261,9 @@ class Snapshots:
     # ---- saving
     # ----------------------------------------------------------------------------------------------
 
-    def take(self, session: Session, *, compress: str | None = None, full: bool = False) -> bytes:
+    def to_bytes(
+        self, session: Session, *, compress: str | None = None, full: bool = False
+    ) -> bytes:
         """The session as bytes. compress="zstd" makes its pages smaller; full=True binds them to
         every byte of the model's file.
 
@@ -272,7 +274,7 @@ class Snapshots:
             sections |= {name: copy.read() for name, copy in copies.items()}
         return b"".join(seal(KIND, sections, compress=copies if compress else ()))
 
-    def save(
+    def to_file(
         self,
         session: Session,
         path: str | os.PathLike,
@@ -299,9 +301,9 @@ class Snapshots:
         core, model = self.core, self.fingerprint(full=full)
         if session.owner is not core:
             raise EngineError("session: belongs to another engine, wanted one of this engine")
-        core.settle(session)
-        with core.change(session):
-            facts, sections = self._frozen(session)
+        core.wait_for_cancelled(session)
+        with core.exclusive(session):
+            facts, sections = self._serialised(session)
             whole_pages, bare = self._shared_pages(session)
         try:
             facts["model"] = model.to_dict()
@@ -323,7 +325,7 @@ class Snapshots:
                 whole_pages.release()
                 bare.release()
 
-    def _frozen(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    def _serialised(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """(facts, small sections) of an idle session, under the engine's lock."""
         if session.adapters and not hasattr(session.adapters, "describe"):
             raise SnapshotIncompatible(
@@ -412,8 +414,8 @@ class Snapshots:
             facts = recorded.facts
             self._check_engine(recorded)
             with typed(KIND, "snapshot"):
-                session = self._thawed(saved, facts, processors)
-            return self._housed(session, saved, facts["kv"])
+                session = self._deserialised(saved, facts, processors)
+            return self._with_pages(session, saved, facts["kv"])
 
     def _check_engine(self, recorded: EngineSnapshot) -> None:
         """Refuse a snapshot of another model, or of an engine whose work this one cannot
@@ -467,7 +469,7 @@ class Snapshots:
         except (LoraError, ConfigError) as error:
             raise SnapshotIncompatible(str(error)) from error
 
-    def _thawed(
+    def _deserialised(
         self, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]
     ) -> Session:
         """A session without pages, made from verified sections and checked to fit; the engine is
@@ -585,7 +587,7 @@ class Snapshots:
         if stops is not None:
             session.stops = _stops(stops)
 
-    def _housed(self, session: Session, saved: Envelope, kv: Mapping[str, Any]) -> Session:
+    def _with_pages(self, session: Session, saved: Envelope, kv: Mapping[str, Any]) -> Session:
         """The session with its pages filled, kept by the engine.
 
         Free pages are filled while they are verified. If others would have to give up pages, they
@@ -599,19 +601,19 @@ class Snapshots:
             raise PoolError(
                 f"page pool: the snapshot's {length} tokens need {need} pages, max_pages is {most}"
             )
-        with core.change(session):
+        with core.exclusive(session):
             # its pages are nobody's to take until they are filled
             session.busy = True
             core.keep(session)
         try:
-            held = self._reserved(session, length, shed)
+            held = self._reserve_free_pages(session, length, shed)
             if not held:
                 fill_pages(core.memory, [-1] * (pages - shed), saved, bare=[-1] * shed)
                 with core.lock:
-                    available = core.allocator.takeable()
-                    held = (available is None or need <= available) and core.allocator.make(
-                        session.kv, length, bare=shed
-                    )
+                    available = core.allocator.available_pages()
+                    held = (
+                        available is None or need <= available
+                    ) and core.allocator.make_writable(session.kv, length, bare=shed)
             if held and length:
                 table = session.kv.pages
                 fill_pages(core.memory, table[shed:], saved, bare=table[:shed])
@@ -626,7 +628,7 @@ class Snapshots:
             session.busy = False
         return session
 
-    def _reserved(self, session: Session, length: int, shed: int) -> bool:
+    def _reserve_free_pages(self, session: Session, length: int, shed: int) -> bool:
         """Whether this many positions fit into free pages."""
         with self.core.lock:
             try:
@@ -691,7 +693,7 @@ def _stops(recorded: Mapping[str, Any]) -> StopText:
     return made
 
 
-def _mark(path: os.PathLike) -> tuple[tuple[int, int], int, int] | None:
+def _file_identity(path: os.PathLike) -> tuple[tuple[int, int], int, int] | None:
     """Identifies the state of a file, to see whether it was written to; None if it no longer
     exists.
     """

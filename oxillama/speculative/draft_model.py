@@ -216,18 +216,20 @@ class ModelDrafter:
             held = common_prefix(state.held, session.tokens, most)
             if not held or core.snapshots is None:
                 return SavedDraft(b"", 0, sampler, state.remember())
-            part = drafted.twin()
+            part = drafted.fork_untracked()
             part.kv.truncate(held)
             held = part.kv.length  # 0 where windowed layers have given back what it looks at
             # a session ends in a token that is not evaluated; this one is never read
             part.tokens = [*self.alignment.ids(state.held[:held]).tolist(), 0]
             core.keep(part)
         try:
-            return SavedDraft(core.saved().take(part), held, sampler, state.remember())
+            return SavedDraft(
+                core.require_snapshots().to_bytes(part), held, sampler, state.remember()
+            )
         finally:
             core.drop(part)
 
-    def follow(
+    def resume(
         self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict
     ) -> None:
         """Continue from what `save` gave in another process: `drafted` holds the first `held`

@@ -185,8 +185,8 @@ class SpeculativeEngine:
         It can be taken after any end of a request; the resumed engine generates the same tokens.
         """
         opened = self.target.opened
-        session = opened.last(_NOTHING_TO_SAVE)
-        opened.core.settle(session)
+        session = opened.last_session(_NOTHING_TO_SAVE)
+        opened.core.wait_for_cancelled(session)
         if self._background is not None:
             self._background.settle()
         draft = self.drafter.save(session)
@@ -261,7 +261,7 @@ class SpeculativeEngine:
         opened = InferenceEngine.resume(saved.target, target)
         try:
             engine = cls._resumed(
-                replace(config, target=opened), opened.opened.last(_NOTHING_TO_SAVE), saved
+                replace(config, target=opened), opened.opened.last_session(_NOTHING_TO_SAVE), saved
             )
         except BaseException:
             opened.close()
@@ -296,11 +296,11 @@ class SpeculativeEngine:
             return
         try:
             drafted = (
-                drafter.core.saved().restore(saved.draft)
+                drafter.core.require_snapshots().restore(saved.draft)
                 if saved.draft
                 else drafter.core.new_session()
             )
-            drafter.follow(
+            drafter.resume(
                 session,
                 drafted,
                 held=saved.held,

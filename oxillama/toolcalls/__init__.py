@@ -11,7 +11,7 @@ quoted     a grammar of arguments with bare keys and special quotes
 grammar    constraints: ToolCallGrammar, TriggeredGrammar, ReplyGrammar
 dispatch   ToolDispatcher, run_until_answer
 messages   messages in the form a chat template expects
-words      tools and calls in the text of messages
+inline     tools and calls in the text of messages
 plan       ChatPlanner, ChatPlan: constraint and parsing of one chat
 writer     ChatWriter: a conversation as its chat template writes it
 """

@@ -2,8 +2,9 @@
 answer, or after reasoning.
 
 ToolCallGrammar      one or several calls: the whole reply, for tool_choice "required" or a name
-ReplyGrammar         a whole reply in the harmony notation with_reasoning       a grammar after a
-free reasoning region answer_or_calls      an answer under its own constraint, or calls
+ReplyGrammar         a whole reply in the harmony notation
+with_reasoning       a grammar after a free reasoning region
+answer_or_calls      an answer under its own constraint, or calls
 TriggeredGrammar     free text in which calls are constrained from their opening on ("auto")
 constraint_of, restore_state   constraints described as JSON, and states restored
 

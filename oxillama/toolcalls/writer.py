@@ -1,5 +1,5 @@
 """`ChatWriter`: conversations as one chat template writes them, with tools. A template that teaches
-no notation of calls gets tools, calls and results in words.
+no notation of calls gets tools, calls and results in the text of messages.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import jinja2.meta
 from oxillama.errors import TemplateError
 from oxillama.tokenizer import ChatTemplate, TemplateText, TokenizerBridge
 from oxillama.toolcalls.formats import HERMES, ToolCallFormat, format_of
+from oxillama.toolcalls.inline import inline_tools
 from oxillama.toolcalls.messages import MessageForm, check_messages
 from oxillama.toolcalls.plan import ChatPlanner
-from oxillama.toolcalls.words import in_words
 
 
 class ChatWriter:
@@ -47,9 +47,11 @@ class ChatWriter:
         """
         check_messages(messages)
         if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
-            kind = self._in_words(tool_format)
+            kind = self._inline_format(tool_format)
             if kind is not None:
-                messages = in_words(messages, tools, kind, system=not tools or self._takes_system)
+                messages = inline_tools(
+                    messages, tools, kind, system=not tools or self._takes_system
+                )
                 tools = None
         return self._rendered(
             self._form.formed(messages), tools=list(tools) if tools else None, **variables
@@ -59,9 +61,9 @@ class ChatWriter:
         """Whether the template reads a variable."""
         return variable in self._variables
 
-    def _in_words(self, tool_format: str | ToolCallFormat | None) -> ToolCallFormat | None:
-        """The notation of calls in words; None if the template writes tools and calls itself: it
-        teaches a notation, or lists tools for one that the caller names.
+    def _inline_format(self, tool_format: str | ToolCallFormat | None) -> ToolCallFormat | None:
+        """The notation of calls in the text of messages; None if the template writes tools and
+        calls itself: it teaches a notation, or lists tools for one that the caller names.
         """
         kind = self.planner.fallback if tool_format is None else format_of(tool_format)
         if self.planner.format is not None or (tool_format is not None and self.knows("tools")):

@@ -14,7 +14,7 @@ HELD = SamplerConfig.greedy(min_tokens=8)
 
 @pytest.fixture(scope="module")
 def words(engine):
-    return engine._loaded.words
+    return engine._loaded.required_vocabulary
 
 
 def test_a_dataclass_made_anew_under_its_old_name_has_its_own_schema(words):

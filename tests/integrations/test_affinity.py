@@ -104,7 +104,7 @@ def conversations(
                 for name, each in enumerate(every):
                     said = each.publisher.tell(each)
                     for router in asked:
-                        router.told(name, said, *said)
+                        router.update(name, said, *said)
             router, hashes = asked[chance.randrange(routers)], page_hashes(talk)
             loads = {name: each.load for name, each in enumerate(every)}
             to = router.order(loads, hashes)[0] if affinity else chance.randrange(engines)
@@ -167,7 +167,7 @@ def test_what_was_evicted_no_longer_draws_and_what_came_later_does():
         engine.answer(prompt)
         router.sent("a", page_hashes(prompt))
         _, reach = said = engine.publisher.tell(engine)
-        router.told("a", said, b"", reach)
+        router.update("a", said, b"", reach)
         assert reach == (math.inf if at < 2 else 20.0)
         assert router.order({"a": 1, "b": 0}, page_hashes(prompt))[0] == "a"
     firsts = [router.order({"a": 1, "b": 0}, page_hashes(each))[0] for each in prompts]

@@ -216,7 +216,7 @@ def test_the_blocks_and_items_of_a_reply_are_in_its_order():
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {})
     # the spaces around the call are of the texts, which joined are the content
     assert second == {"type": "text", "text": "\n\nTwo."}
-    items = Items(SimpleNamespace(vocabulary=lambda: None), None)
+    items = Items(SimpleNamespace(tokenizer=lambda: None), None)
     items.take(reply)
     assert [item["type"] for item in items.done] == ["message", "function_call", "message"]
 

@@ -77,7 +77,7 @@ def test_variables_may_not_stand_for_what_the_request_gives(talk):
         assert caught.value.param == f"chat_template_kwargs.{name}"
 
 
-def test_a_template_without_tools_gets_them_in_words(talk):
+def test_a_template_without_tools_gets_them_in_messages(talk):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     text = talk.render(
         [
@@ -107,7 +107,7 @@ def test_a_template_is_given_as_text_or_by_name_to_server_or_engine(given, of_en
         assert made == engine.render_chat(talk)
 
 
-def test_tools_in_words_are_the_same_over_http_and_in_python():
+def test_tools_in_messages_are_the_same_over_http_and_in_python():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     talk = [
         {"role": "user", "content": "go"},

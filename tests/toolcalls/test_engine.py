@@ -35,7 +35,9 @@ GREEDY = SamplerConfig.greedy()
 @pytest.fixture(scope="module")
 def engine(cases):
     with oxillama.load(cases / "stories260K" / "stories260K-f32.gguf") as loaded:
-        loaded._loaded._chat = Chat({"tokenizer.chat_template": TEMPLATE}, loaded._loaded.words)
+        loaded._loaded._chat = Chat(
+            {"tokenizer.chat_template": TEMPLATE}, loaded._loaded.required_vocabulary
+        )
         yield loaded
 
 

@@ -21,8 +21,8 @@ from oxillama.toolcalls import (
     detect_calls,
 )
 from oxillama.toolcalls.events import joined
+from oxillama.toolcalls.inline import written_calls
 from oxillama.toolcalls.reader import read_value
-from oxillama.toolcalls.words import written_calls
 
 FEW = settings(max_examples=60, deadline=None)
 PIECES = [

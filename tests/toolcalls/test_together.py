@@ -34,7 +34,7 @@ def engine(cases):
     with oxillama.load(cases / "stories260K" / "stories260K-f32.gguf") as loaded:
         loaded._loaded._chat = Chat(
             {"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
-            loaded._loaded.words,
+            loaded._loaded.required_vocabulary,
         )
         yield loaded
 

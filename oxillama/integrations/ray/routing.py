@@ -48,7 +48,7 @@ class PrefixRouter(RequestRouter):
         else:
             for each in candidate_replicas:
                 if stats := each.routing_stats:
-                    self._affinity.told(each.replica_id, stats, stats["pages"], stats["reach"])
+                    self._affinity.update(each.replica_id, stats, stats["pages"], stats["reach"])
         return [[by_id[each]] for each in self._affinity.order(loads, route.pages, owners=owners)]
 
     def on_request_routed(

@@ -1,5 +1,5 @@
-"""Tools, calls and results in the text of messages, for chat templates that teach no notation of
-calls.
+"""Tools, calls and results written into the text of messages, for chat templates that teach no
+notation of calls.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def in_words(
+def inline_tools(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Any] | None,
     kind: ToolCallFormat,

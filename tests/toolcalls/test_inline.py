@@ -1,4 +1,4 @@
-"""A template that teaches no notation of calls gets tools, calls and results in words."""
+"""A template that teaches no notation of calls gets tools, calls and results in messages."""
 
 import json
 
@@ -9,7 +9,7 @@ from oxillama.errors import ConfigError
 from oxillama.tokenizer.builtin_templates import BUILTIN_TEMPLATES
 from oxillama.toolcalls import FORMATS, ChatWriter, Custom, HarmonyReader, detect_calls, format_of
 from oxillama.toolcalls.events import CallFinished
-from oxillama.toolcalls.words import in_words, written_calls
+from oxillama.toolcalls.inline import inline_tools, written_calls
 
 TOOL = {"name": "weather", "description": "of a city", "parameters": {"type": "object"}}
 LISTED = json.dumps(TOOL)
@@ -42,7 +42,7 @@ def writer(engine):
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"harmony"}))
 def test_the_example_of_every_notation_reads_as_a_call(name):
-    (system, _) = in_words(ASKED, [TOOL], FORMATS[name], system=True)
+    (system, _) = inline_tools(ASKED, [TOOL], FORMATS[name], system=True)
     assert LISTED in system["content"]
     example = system["content"].partition("like this:\n")[2]
     text = {"properties": {"ARGUMENT": {"type": "string"}}}
@@ -69,7 +69,7 @@ def test_arguments_that_have_no_names_are_refused_where_each_is_named(name):
 
 
 def test_results_stand_together_in_one_message_of_the_user():
-    said = in_words(TALK, None, FORMATS["hermes"], system=True)
+    said = inline_tools(TALK, None, FORMATS["hermes"], system=True)
     assert [message["role"] for message in said] == ["user", "assistant", "user"]
     assert said[1]["content"] == (
         '<tool_call>\n{"name": "weather", "arguments": {"at": "Ulm"}}\n</tool_call>'
@@ -78,7 +78,7 @@ def test_results_stand_together_in_one_message_of_the_user():
         '<tool_response>\nrain\n</tool_response>\n<tool_response>\n{"wind": 3}\n</tool_response>'
     )
     parts = [{"type": "text", "text": "ra"}, {"type": "text", "text": "in"}]
-    (one,) = in_words([{"role": "tool", "content": parts}], None, FORMATS["qwen"], system=True)
+    (one,) = inline_tools([{"role": "tool", "content": parts}], None, FORMATS["qwen"], system=True)
     assert one["content"] == "<tool_response>\nrain\n</tool_response>"
 
 
@@ -106,7 +106,7 @@ def test_functions_are_tools_of_a_rendered_chat_too(engine):
 
 
 @pytest.mark.parametrize("format", ["llama3", "glm", Custom("<s>", "[/call]")])
-def test_a_notation_that_is_named_is_the_one_in_words(engine, format):
+def test_a_notation_that_is_named_is_the_one_in_messages(engine, format):
     text = engine.render_chat(TALK, tools=[TOOL], tool_format=format)
     assert text.count(format_of(format).open) == 2  # the example, and the call in the conversation
     assert "tool_call>{" not in text.replace("\n", "")
