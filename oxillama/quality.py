@@ -252,7 +252,8 @@ class _Base:
             data = np.memmap(path, np.uint8, "r")
         except (OSError, ValueError) as error:
             raise QuantError(
-                f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+                f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}, wanted "
+                "logits that an earlier run has saved"
             ) from error
         if bytes(data[:8]) != MAGIC or len(data) < 20:
             raise QuantError(

@@ -261,5 +261,11 @@ def _tokenize(arguments: argparse.Namespace) -> int:
         print(json.dumps(ids))
     else:
         for token in ids:
-            print(f"{token:>8}  {bridge.token_bytes(token).decode('utf-8', 'backslashreplace')!r}")
+            # a control token adds nothing to a text, and is shown by its name
+            text = (
+                bridge.token_text(token)
+                if bridge.is_special(token)
+                else bridge.token_bytes(token).decode("utf-8", "backslashreplace")
+            )
+            print(f"{token:>8}  {text!r}")
     return 0

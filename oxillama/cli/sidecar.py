@@ -135,7 +135,7 @@ def _shown(
             f"{state + '  ' if state else ''}{', '.join(one.names) or '?'}  {one.path.name}"
         )
     print(
-        f"{sum(one.nbytes for one, _ in found) / 1e6:10,.1f} MB in {len(found)} sidecars of "
-        f"{folder}"
+        f"{sum(one.nbytes for one, _ in found) / 1e6:10,.1f} MB in {len(found)} "
+        f"sidecar{'' if len(found) == 1 else 's'} of {folder}"
     )
     return 0

@@ -141,6 +141,10 @@ def test_tokenize_shows_ids_that_spell_the_text(capsys):
         oxillama.TokenizerBridge.from_gguf(oxillama.embedded_path()).decode(json.loads(out))
         == "a red fox"
     )
+    shown = printed(capsys, "tokenize", "-p", "a fox<|im_end|>")[1]
+    assert (
+        shown == "       0  '<|begin|>'\n      69  'a'\n     909  ' fox'\n       3  '<|im_end|>'\n"
+    )
 
 
 def test_bench_prints_the_columns_it_promises(capsys):

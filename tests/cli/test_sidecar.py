@@ -55,7 +55,7 @@ def test_a_damaged_sidecar_is_named_and_ends_in_an_exit_code(model, tmp_path, ca
     assert code == 1 and row["state"] == "damaged"
     assert main(["sidecar", "verify", "--folder", str(where[1])]) == 1
     out = capsys.readouterr().out
-    assert "damaged  tiny.gguf" in out and "in 1 sidecars of" in out
+    assert "damaged  tiny.gguf" in out and "in 1 sidecar of" in out
 
 
 @pytest.mark.parametrize("command", ("list", "verify", "clear", "write"))
