@@ -9,7 +9,7 @@ How a token is made: `_run_step` plans a step, runs it and distributes its rows
 (`_distribute_rows`). `_take_rows` handles the rows of one request. `_advance` turns a row into a
 token and its text (`output.OutputProcessor`), `_after_draw` schedules the request's next row, and
 `_look_ahead` finds candidates for it. A request with candidates, or with Python functions of its
-caller, draws in `_turn`.
+caller, draws in `_draw_tokens`.
 
 Python functions of callers (logits processors, listeners, drafters) run in worker threads
 (`workers`). Their request waits for them, others do not.
@@ -224,7 +224,7 @@ class StepLoop:
         self._scheduler.park(request.entry)
 
         def answer(value: Any, error: BaseException | None) -> None:
-            self.post(self._returned, request, then, value, error)
+            self.post(self._call_returned, request, then, value, error)
 
         return answer
 
@@ -239,7 +239,7 @@ class StepLoop:
                         return
                     self._run_step()
                 except (MemoryError, PagingError) as refused:
-                    self._survive(refused)
+                    self._end_failed_step(refused)
         except BaseException as error:  # every request in flight learns of the end
             self._fail(error)
         finally:
@@ -397,9 +397,9 @@ class StepLoop:
         if draft:
             draft, entry.draft = draft[: len(rows) - 1], ()
         if request.has_callbacks:
-            self._resume(request, self._turn(request, rows.copy(), draft))
+            self._resume(request, self._draw_tokens(request, rows.copy(), draft))
         elif draft:
-            self._resume(request, self._turn(request, rows, draft))
+            self._resume(request, self._draw_tokens(request, rows, draft))
         elif self._after_draw(request, self._advance(request, rows[0], now)):
             self._look_ahead(request)
 
@@ -440,7 +440,7 @@ class StepLoop:
                 return
             request.admitted_at = time.perf_counter()
             if request.has_callbacks:
-                self._resume(request, self._turn(request, pending[None], ()))
+                self._resume(request, self._draw_tokens(request, pending[None], ()))
             elif self._after_draw(request, self._advance(request, pending, request.admitted_at)):
                 self._look_ahead(request)
         except BaseException as error:
@@ -489,7 +489,7 @@ class StepLoop:
         elif speculation.wants(request, len(self._scheduler.decoding)):
             self.tracker.undrafted[request] = None
 
-    def _turn(
+    def _draw_tokens(
         self, request: GenerateRequest, rows: np.ndarray, draft: Sequence[int]
     ) -> Generator[Call, Any, None]:
         """Draw from the row after the last token, then from the row after each candidate as long as
@@ -629,7 +629,7 @@ class StepLoop:
 
         self.workers.run(work)
 
-    def _returned(
+    def _call_returned(
         self,
         request: Request,
         then: Callable[[Any], None],
@@ -661,7 +661,7 @@ class StepLoop:
                 self._allocator.release(entry)
                 self.tracker.restart(entry.owner)
 
-    def _survive(self, refused: MemoryError | PagingError) -> None:
+    def _end_failed_step(self, refused: MemoryError | PagingError) -> None:
         """An allocation failed or weights could not be read: end the requests that needed it. Those
         are the requests of a command or a plan; before there is a plan, the one that pages are
         taken for, otherwise all running requests, or all waiting ones if none runs.
@@ -671,7 +671,7 @@ class StepLoop:
             asking, plan = scheduler.asking, self._plan
             scheduler.asking, self._plan, self._command = None, [], None
             if isinstance(refused, PagingError):
-                self._forget(plan)
+                self._release_states(plan)
             if command is not None:
                 self.tracker.end_step(command[1:2], refused)
                 return
@@ -681,7 +681,7 @@ class StepLoop:
                 [each.owner for each in entries or list(scheduler.waiting)], refused
             )
 
-    def _forget(self, plan: Plan) -> None:
+    def _release_states(self, plan: Plan) -> None:
         """An unfinished step left the recurrent state of its requests undefined."""
         if getattr(self.memory, "slot_layers", ()):
             for entry, _ in plan:

@@ -100,7 +100,7 @@ def _forced(request: GenerateRequest) -> int | None:
     if token is None or token in request.stop_ids or not session.sampler.pass_over(token):
         return None
     if request.speculation is not None and request.speculation.judges:
-        request.speculation.passed(token)
+        request.speculation.token_forced(token)
     return token
 
 

@@ -280,7 +280,7 @@ class Scheduler:
         self._arrivals += 1
         entry.arrival, entry.state = self._arrivals, State.WAITING
         entry.rank = (entry.priority, entry.arrival)
-        self._wait(entry)
+        self._enqueue(entry)
 
     def finish(self, entry: ScheduleEntry, *, everywhere: bool = False) -> None:
         """Remove an entry; the caller frees its pages. Does nothing for an entry that is already
@@ -345,17 +345,17 @@ class Scheduler:
                 rows = 1
                 if entry.draft:
                     rows = min(1 + len(entry.draft), self.config.max_batch_tokens)
-                if self._reserved(entry, entry.done + rows):
+                if self._try_reserve(entry, entry.done + rows):
                     return [(entry, rows)]
         if self.waiting:
-            self._admissions()
-        hidden = self._kind()
+            self._admit_waiting()
+        hidden = self._wants_hidden_rows()
         plan: list[tuple[ScheduleEntry, int]] = []
         if not hidden:
             self._plan_decoding(plan)
         self._plan_prefill(plan, hidden)
         if not plan and self.running:
-            self._rescue(plan, hidden)
+            self._plan_oldest(plan, hidden)
         return plan
 
     def observe(self, *, prefill_rows: int, seconds: float, decode_rows: int = 1) -> None:
@@ -402,7 +402,7 @@ class Scheduler:
             self.decoding.append(entry)
             entry.state = State.DECODING
 
-    def _admissions(self) -> None:
+    def _admit_waiting(self) -> None:
         passed, most = 0, 4 * self.config.max_sequences
         for entry in list(islice(self.waiting, most + self.config.max_sequences)):
             if passed == most:
@@ -410,11 +410,11 @@ class Scheduler:
             if entry.parked:
                 passed += 1
                 continue
-            if self.running >= self.config.max_sequences and not self._outrank(entry):
+            if self.running >= self.config.max_sequences and not self._preempt_for(entry):
                 return
             self.asking = entry
             admitted = self._admit(entry)
-            while admitted is None and self._outrank(entry):
+            while admitted is None and self._preempt_for(entry):
                 admitted = self._admit(entry)
             self.asking = None
             if not admitted:
@@ -427,7 +427,7 @@ class Scheduler:
             self.waiting.remove(entry)
             entry.state = State.PREFILLING
 
-    def _outrank(self, entry: ScheduleEntry) -> bool:
+    def _preempt_for(self, entry: ScheduleEntry) -> bool:
         """Preempt the running entry of the lowest rank if its priority number is higher than that
         of a waiting entry.
         """
@@ -437,13 +437,13 @@ class Scheduler:
         self._preempt(last)
         return True
 
-    def _reserved(self, entry: ScheduleEntry, length: int) -> bool:
+    def _try_reserve(self, entry: ScheduleEntry, length: int) -> bool:
         self.asking = entry
         found = self._reserve(entry, length)
         self.asking = None
         return found
 
-    def _wait(self, entry: ScheduleEntry) -> None:
+    def _enqueue(self, entry: ScheduleEntry) -> None:
         """Add an entry to the waiting ones, by its rank."""
         later: list[ScheduleEntry] = []
         while self.waiting and self.waiting[-1].rank > entry.rank:
@@ -451,7 +451,7 @@ class Scheduler:
         self.waiting.append(entry)
         self.waiting.extend(reversed(later))
 
-    def _kind(self) -> bool:
+    def _wants_hidden_rows(self) -> bool:
         """Whether this step gives hidden rows; if both kinds are wanted, they take turns."""
         hidden = any(entry.hidden and not entry.parked for entry in self.prefilling)
         if not hidden:
@@ -462,13 +462,13 @@ class Scheduler:
         return self._hidden_turn
 
     def _plan_decoding(self, plan: list[tuple[ScheduleEntry, int]]) -> None:
-        turn, first = self._turn()
+        turn, first = self._next_decoders()
         decoding = State.DECODING
         spare = self.config.max_batch_tokens - first  # rows beyond everybody's first
         for entry in sorted(turn, key=_rank):
             if entry.width:
                 if entry.state is decoding and self._make_room(entry, entry.done + 1, plan):
-                    plan.append((entry, self._abreast(entry)))
+                    plan.append((entry, self._sequences_of(entry)))
                 continue
             rows, more = entry.length - entry.done, 0
             if rows == 1 and not entry.draft:  # the common case, kept short
@@ -480,12 +480,12 @@ class Scheduler:
             if entry.state is decoding and self._make_room(entry, entry.done + rows, plan):
                 if entry.draft and entry.done + rows == entry.length:
                     more = min(len(entry.draft), 1 + spare - rows)
-                    if more and not self._reserved(entry, entry.length + more):
+                    if more and not self._try_reserve(entry, entry.length + more):
                         more = 0
                 plan.append((entry, rows + more))
                 spare -= rows + more - 1
 
-    def _turn(self) -> tuple[list[ScheduleEntry], int]:
+    def _next_decoders(self) -> tuple[list[ScheduleEntry], int]:
         """(the next decoders in rotation, the number of their sequences), as many as a step holds.
         An entry that needs more than are left is the first of the next step.
         """
@@ -503,7 +503,7 @@ class Scheduler:
         rest: list[ScheduleEntry] = []
         refused = False
         for entry in self.decoding:
-            need = self._abreast(entry)
+            need = self._sequences_of(entry)
             fits = not entry.parked and (need <= free or not (turn or refused))
             refused |= not (fits or entry.parked)
             (turn if fits else rest).append(entry)
@@ -511,7 +511,7 @@ class Scheduler:
         self.decoding = deque([*rest, *turn])
         return turn, most - free
 
-    def _abreast(self, entry: ScheduleEntry) -> int:
+    def _sequences_of(self, entry: ScheduleEntry) -> int:
         """The number of sequences of a decoding entry in its next step."""
         return (
             min(
@@ -570,11 +570,11 @@ class Scheduler:
         """Reserve pages. If necessary, take them from waiting entries, then from entries of a lower
         rank that are not in the plan.
         """
-        while not self._reserved(entry, length):
+        while not self._try_reserve(entry, length):
             # a session that went on, a sibling
             holding = next((each for each in reversed(self.waiting) if each.done), None)
             if holding is not None:
-                self._give_up(holding)
+                self._release_pages(holding)
                 continue
             planned = {each for each, _ in plan}
             younger = [
@@ -591,7 +591,7 @@ class Scheduler:
                 return False
         return True
 
-    def _rescue(self, plan: list[tuple[ScheduleEntry, int]], hidden: bool) -> None:
+    def _plan_oldest(self, plan: list[tuple[ScheduleEntry, int]], hidden: bool) -> None:
         """Nothing fitted: the oldest entry takes pages from all others, row by row if necessary. If
         it is alone and still lacks pages, it is `starved`.
         """
@@ -602,7 +602,7 @@ class Scheduler:
         if oldest.hidden != hidden and oldest.wants_output:
             return  # its turn is the next
         rows = (
-            self._abreast(oldest)
+            self._sequences_of(oldest)
             if oldest.width
             else min(oldest.length - oldest.done, oldest.length if oldest.whole else SMALLEST_CHUNK)
         )
@@ -613,15 +613,15 @@ class Scheduler:
         elif self.running <= 1:
             self.starved = oldest
 
-    def _give_up(self, entry: ScheduleEntry) -> None:
+    def _release_pages(self, entry: ScheduleEntry) -> None:
         self.asking = entry
         self._release(entry)
         self.asking, entry.done = None, 0
 
     def _preempt(self, entry: ScheduleEntry) -> None:
         (self.prefilling if entry.state is State.PREFILLING else self.decoding).remove(entry)
-        self._give_up(entry)
+        self._release_pages(entry)
         entry.width, entry.part, entry.draft, entry.state = 0, 0, (), State.PREEMPTED
         self.preemptions += 1
         # by its rank: before those of its priority that came later
-        self._wait(entry)
+        self._enqueue(entry)

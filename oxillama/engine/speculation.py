@@ -50,7 +50,7 @@ class RequestCandidates(Protocol):
     """The candidates of one request.
 
     rest: the number of steps in which the loop must not ask for any; the loop counts it down.
-    judges: whether its `draw` and `passed` are called: candidates may have been drawn from
+    judges: whether its `draw` and `token_forced` are called: candidates may have been drawn from
     distributions of their own.
     """
 
@@ -71,7 +71,7 @@ class RequestCandidates(Protocol):
     def draw(self, sampler: Sampler, row: np.ndarray, mask: np.ndarray | None) -> int:
         """The next token of the text, from its logits."""
 
-    def passed(self, token: int) -> None:
+    def token_forced(self, token: int) -> None:
         """A token was added without a draw, because its grammar forced it."""
 
     def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:

@@ -38,7 +38,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.sessions import NAME_PATTERN, go_on_with, kept_on_error
+from oxillama.server.sessions import NAME_PATTERN, copy_on_error, truncate_to_common_prefix
 from oxillama.server.work import Job, reason_of, stopped_by, timings_json, usage_of
 from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.toolcalls.events import call_id
@@ -264,8 +264,8 @@ def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
     turn = prepare(model, asked)
     if asked.session is not None:
         with state.sessions.held(asked.session, model, lora=asked.options.get("lora")) as named:
-            with kept_on_error(named.session, partial(setattr, named, "session")):
-                ids = go_on_with(named.session, turn.prompt)
+            with copy_on_error(named.session, partial(setattr, named, "session")):
+                ids = truncate_to_common_prefix(named.session, turn.prompt)
                 made = model.engine.submit(ids, session=named.session, **turn.options)
             named.changed, named.messages = True, asked.messages
     else:

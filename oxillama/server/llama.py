@@ -47,7 +47,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.sessions import checked_name, go_on_with, kept_on_error
+from oxillama.server.sessions import checked_name, copy_on_error, truncate_to_common_prefix
 from oxillama.server.work import TIMINGS, Job, reason_of, stopped_by, timings_json, usage_of
 from oxillama.vision.messages import split_images
 
@@ -686,8 +686,8 @@ def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int
             def keep(before: Any) -> None:
                 call.state.slot_sessions[int(slot)] = (model, before)
 
-            with kept_on_error(session, keep):
-                more = go_on_with(session, ids)
+            with copy_on_error(session, keep):
+                more = truncate_to_common_prefix(session, ids)
                 return model.engine.submit(more, session=session, **asked.options)
     return model.engine.submit(ids, **asked.options)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oxillama.durable import write_parts
+from oxillama.engine.allocator import common_prefix
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, OxillamaError
 from oxillama.server.errors import ApiError, from_engine, shown
@@ -289,10 +290,10 @@ class Sessions:
             named = self.get(name, model)
             self._make_room()
             try:
-                twin = named.session.fork()
+                copy = named.session.fork()
             except OxillamaError as error:
                 raise from_engine(error, param="session") from error
-            made = self._named[to] = NamedSession(to, named.model, twin, named.messages)
+            made = self._named[to] = NamedSession(to, named.model, copy, named.messages)
             return made
 
     def delete(self, name: str) -> None:
@@ -320,7 +321,7 @@ class Sessions:
         """A session in memory, None where it is not there."""
         return self._named.get(name)
 
-    def hand_over(self, name: str) -> None:
+    def save_and_release(self, name: str) -> None:
         """Save a session if it changed, and release it so that another process can continue it;
         does nothing for one that is not in memory.
         """
@@ -339,12 +340,12 @@ class Sessions:
             del self._named[name]
         _closed(named.session)
 
-    def hand_over_all(self, model: Model) -> None:
+    def save_and_release_all(self, model: Model) -> None:
         """The same for all sessions of a model; without a folder nothing is done."""
         if self._folder is not None:
             for named in list(self._named.values()):
                 if named.model is model:
-                    self.hand_over(named.name)
+                    self.save_and_release(named.name)
 
     def save_all(self) -> dict[str, str | None]:
         """Save every session that changed, if there is a folder: name -> error."""
@@ -400,15 +401,8 @@ def missing(name: str) -> ApiError:
     return ApiError(404, f"session {name}: is unknown", param="session", code="session_not_found")
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of equal tokens at the beginning of two sequences."""
-    return next(
-        (at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other))
-    )
-
-
 @contextmanager
-def kept_on_error(session: Session, keep: Callable[[Session], None]) -> Iterator[None]:
+def copy_on_error(session: Session, keep: Callable[[Session], None]) -> Iterator[None]:
     """A context manager: if a request is refused, `keep` gets a copy of its session from before."""
     before = session.fork()
     try:
@@ -421,13 +415,14 @@ def kept_on_error(session: Session, keep: Callable[[Session], None]) -> Iterator
         _closed(before)
 
 
-def go_on_with(session: Session, ids: Sequence[int]) -> list[int]:
+def truncate_to_common_prefix(session: Session, ids: Sequence[int]) -> list[int]:
     """Truncate a session to its common prefix with a prompt; returns the tokens to append, at least
     one.
     """
     images = images_of(ids)
     wanted = identities(ids, images) if images else ids
-    common = min(common_prefix(session.identities, wanted), len(ids) - 1)
+    held = session.identities
+    common = common_prefix(held, wanted, min(len(held), len(ids) - 1))
     # an image that differs, or ends the prompt, is taken again from its first row
     for each in (*session.images, *images):
         if each.start < common < each.end:

@@ -67,7 +67,7 @@ class ServerState:
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="oxillama health")
         self.sessions = Sessions(config)
         self.models = Registry(
-            config, self.offload, keep=self._keep, release=self.sessions.hand_over_all
+            config, self.offload, keep=self._keep, release=self.sessions.save_and_release_all
         )
         self.metrics: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
         # stored conversations, by the id of their last reply

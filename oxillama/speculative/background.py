@@ -110,7 +110,7 @@ class BackgroundDrafter:
         begun = [self._continue(request) or self._begin(request) for request in requests]
         return [self._take(request, at) for request, at in zip(requests, begun)]
 
-    def settle(self) -> None:
+    def wait_for_ended(self) -> None:
         """Wait until nothing is drawn any more for requests that have ended; at most for one step
         of the draft each.
         """
@@ -267,7 +267,7 @@ class BackgroundDrafter:
         any two.
         """
         inner, most = self.inner, min(CATCH_UP, self.inner.core.program.max_rows)
-        draft.refit() if draft.tokens else draft.cut_back()
+        draft.drop_lost_pages() if draft.tokens else draft.drop_rejected()
         while not state.stop and len(draft.tokens) < state.want:
             ids = draft.missing(most)
             row = inner.run([(draft, ids)])[0]

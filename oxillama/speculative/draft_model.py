@@ -80,7 +80,7 @@ class DraftState:
         self.offered: list[int] = []
         self.position = 0
 
-    def remember(self) -> dict:
+    def to_dict(self) -> dict:
         """What was learned, as JSON values."""
         acceptance = self.acceptance
         return {
@@ -95,8 +95,8 @@ class DraftState:
             "position": self.position,
         }
 
-    def recall(self, memory: dict) -> None:
-        """Restore the result of `remember`; ValueError for anything else."""
+    def load_dict(self, memory: dict) -> None:
+        """Restore the result of `to_dict`; ValueError for anything else."""
         (right, judged, reach), offered = memory["trust"], memory["offered"]
         counts = [reach, memory["idle"], memory["patience"], memory["position"], *offered]
         if any(type(each) is not int or each < 0 for each in counts) or not (
@@ -128,7 +128,7 @@ class DraftState:
 class SavedDraft:
     """A draft in a snapshot: its session as an OXISNAP1 snapshot (empty if it will be evaluated
     again), how many of the target's tokens that holds, the state of the draft's own sampler, and
-    `DraftState.remember()`.
+    `DraftState.to_dict()`.
     """
 
     session: bytes
@@ -215,7 +215,7 @@ class ModelDrafter:
             most = min(len(state.held), drafted.kv.length)
             held = common_prefix(state.held, session.tokens, most)
             if not held or core.snapshots is None:
-                return SavedDraft(b"", 0, sampler, state.remember())
+                return SavedDraft(b"", 0, sampler, state.to_dict())
             part = drafted.fork_untracked()
             part.kv.truncate(held)
             held = part.kv.length  # 0 where windowed layers have given back what it looks at
@@ -224,7 +224,7 @@ class ModelDrafter:
             core.keep(part)
         try:
             return SavedDraft(
-                core.require_snapshots().to_bytes(part), held, sampler, state.remember()
+                core.require_snapshots().to_bytes(part), held, sampler, state.to_dict()
             )
         finally:
             core.drop(part)
@@ -237,7 +237,7 @@ class ModelDrafter:
 
         Tokens at its end that the session does not hold are cut off: snapshots of earlier versions
         have rejected candidates there. ValueError, after which the pages are released, where
-        `drafted` holds more or fewer tokens, or `memory` is not what `DraftState.remember` gave.
+        `drafted` holds more or fewer tokens, or `memory` is not what `DraftState.to_dict` gave.
         """
         state = self._state_of(session, self.core.keep(drafted))
         try:
@@ -245,7 +245,7 @@ class ModelDrafter:
                 state.sampler.restore(sampler)
             if drafted.kv.length != held:
                 raise ValueError(f"held: found {drafted.kv.length} tokens, wanted {held}")
-            state.recall(memory)
+            state.load_dict(memory)
             wanted = self.alignment.ids(session.tokens[:held]).tolist()
             held = common_prefix(drafted.tokens, wanted, len(wanted))
             with self.core.lock:
@@ -315,7 +315,7 @@ class ModelDrafter:
         """Catch up with each session, then draw its candidates."""
         started, rounds = time.perf_counter(), 0
         for draft in drafts:
-            draft.cut_back()
+            draft.drop_rejected()
         most = min(CATCH_UP, self.core.program.max_rows)
         work = [(draft, draft.missing(most)) for draft in drafts]
         rows = self.run(work)
@@ -430,24 +430,24 @@ class SessionDraft:
         self.tokens: list[int] = []
         self.shares: list[Distribution] = []
 
-    def cut_back(self) -> None:
+    def drop_rejected(self) -> None:
         """Drop candidates that the session did not accept; its last token is run again if there are
         no logits otherwise.
         """
         state, tokens = self.state, self.prefix
-        self.refit()
+        self.drop_lost_pages()
         keep = common_prefix(state.held, tokens, min(len(state.held), len(tokens) - 1))
         if keep < len(state.held):
             del state.held[keep:]
             if keep < self.kv.floor:
                 self.kv.truncate(keep)
-                self.refit()
+                self.drop_lost_pages()
             else:
                 self.kv.length = keep
         if state.sampler is not None:
             self.sampler.set_history(tokens, generated=self.generated)
 
-    def refit(self) -> None:
+    def drop_lost_pages(self) -> None:
         """Drop tokens whose pages were taken."""
         if self.kv.length < len(self.state.held):
             del self.state.held[self.kv.length :]

@@ -188,7 +188,7 @@ class SpeculativeEngine:
         session = opened.last_session(_NOTHING_TO_SAVE)
         opened.core.wait_for_cancelled(session)
         if self._background is not None:
-            self._background.settle()
+            self._background.wait_for_ended()
         draft = self.drafter.save(session)
         return SpecSnapshot(
             target=session.snapshot(),

@@ -116,10 +116,10 @@ class Planner:
         groups: dict[int, tuple[Drafter, list[PendingDraft]]] = {}
         for request in requests:
             speculation = request.speculation
-            speculation.settle(self.costs, sequences, prefilled)
+            speculation.record_step_cost(self.costs, sequences, prefilled)
             query = speculation.draft_request(request, size, sequences, self.costs)
             if query is None:
-                speculation.again(request)
+                speculation.offer_drawn(request)
             else:
                 drafter = speculation.candidates.drafter
                 groups.setdefault(id(drafter), (drafter, []))[1].append((request, query))
@@ -148,7 +148,7 @@ class Planner:
             raise answer
         speculation = request.speculation
         speculation.offer(request, query, answer, self._core.program.vocab_size)
-        speculation.began(query, len(request.entry.draft), prefilled, started)
+        speculation.step_started(query, len(request.entry.draft), prefilled, started)
 
     def _draft_in_thread(
         self,

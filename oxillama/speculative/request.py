@@ -45,7 +45,7 @@ class CandidateCounts:
         """The next token of the text, from its logits."""
         return sampler.sample(row, mask)
 
-    def passed(self, token: int) -> None:
+    def token_forced(self, token: int) -> None:
         """A token was added without a draw: nothing depends on it."""
 
     def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
@@ -147,7 +147,7 @@ class RequestSpeculation(CandidateCounts):
             self._queue.clear()
         return taken
 
-    def passed(self, token: int) -> None:
+    def token_forced(self, token: int) -> None:
         """A token was added without a draw; drawn candidates that continue differently are
         dropped.
         """
@@ -156,7 +156,7 @@ class RequestSpeculation(CandidateCounts):
 
     # ---- called by the planner before a step
 
-    def settle(self, costs: StepCosts, sequences: int, prefilled: int) -> None:
+    def record_step_cost(self, costs: StepCosts, sequences: int, prefilled: int) -> None:
         """Count what the step since the drafter was last called has cost, and set `rest`."""
         cycle, self._cycle = self._cycle, None
         if cycle is None or self._ledger is None or cycle[:2] != (prefilled, sequences):
@@ -233,7 +233,9 @@ class RequestSpeculation(CandidateCounts):
         request.entry.draft = runnable(tokens, request.stop_ids)
         self.fallbacks += not tokens
 
-    def began(self, query: DraftRequest, candidates: int, prefilled: int, started: float) -> None:
+    def step_started(
+        self, query: DraftRequest, candidates: int, prefilled: int, started: float
+    ) -> None:
         """A step with this many candidates, requested at `started`, is about to run."""
         # of a step with forced tokens nothing is learned about plain steps
         if candidates or query.rows == query.sequences:
@@ -245,7 +247,7 @@ class RequestSpeculation(CandidateCounts):
                 time.perf_counter() - started,
             )
 
-    def again(self, request: Any) -> None:
+    def offer_drawn(self, request: Any) -> None:
         """Run the drawn candidates that are left."""
         request.entry.draft = runnable([token for token, _ in self._queue], request.stop_ids)
 

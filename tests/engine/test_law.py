@@ -76,7 +76,7 @@ def test_pairs_of_judged_candidates_follow_the_targets_own_chain(config, rules):
     for _ in range(PAIRS):
         token = draft.sample_from(others[0])
         shares = [others[0], others[1 + token]]
-        speculation.again(request)
+        speculation.offer_drawn(request)
         assert not request.entry.draft  # the last pair is judged to its end
         speculation.offer(
             request, ask, Draft([token, draft.sample_from(shares[1])], None, shares), VOCAB

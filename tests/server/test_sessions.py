@@ -39,10 +39,10 @@ def test_a_session_that_is_handed_over_goes_on_in_another_server(tmp_path):
     with asking(sessions_dir=tmp_path) as one, asking(sessions_dir=tmp_path) as other:
         one.ok(PATH, BEGIN)
         one.ok("/v1/sessions/a/fork", {"to": "b"})
-        one.app.state.sessions.hand_over("a")
+        one.app.state.sessions.save_and_release("a")
         assert one.app.state.sessions.named("a") is None and one.app.state.sessions.named("b")
         assert text(other.ok(PATH, GO_ON)) == text(one.ok(PATH, {**GO_ON, "session": "b"}))
-        one.app.state.sessions.hand_over("nobody")  # has nothing to give
+        one.app.state.sessions.save_and_release("nobody")  # has nothing to give
 
 
 def test_a_chat_keeps_its_messages_and_its_answer(tmp_path):

@@ -299,7 +299,7 @@ def test_rejected_candidates_in_a_snapshot_of_an_earlier_version_are_cut_off(tar
             target=target.snapshot(),
             draft=drafted.snapshot(),
             held=24,
-            memory=following.remember(),
+            memory=following.to_dict(),
             settings={"adaptive": False, "draft_sampler": None},
         ).encode()
         stayed = engine.generate(None, max_tokens=30)

@@ -113,7 +113,7 @@ class OxillamaReplica:
                 await self._state.offload(self._state.sessions.save, name)
 
     async def _hand_over(self, name: str) -> None:
-        await self._state.offload(self._state.sessions.hand_over, name)
+        await self._state.offload(self._state.sessions.save_and_release, name)
         self._state.log.event("session_handed_over", session=name)
 
     def _error_response(self, error: ApiError) -> list[Message]:
