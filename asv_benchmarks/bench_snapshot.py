@@ -22,7 +22,7 @@ _KIND = Kind(b"OXIBENCH", 1, SnapshotIncompatible)
 def filled(engine, tokens: int):
     """A session of so many tokens, its pages full of numbers that no evaluation was spent on."""
     core, session = engine._loaded.core, engine.session()
-    core.allocator.make(session.kv, tokens)
+    core.allocator.make_writable(session.kv, tokens)
     page = np.random.default_rng(7).standard_normal(core.memory.page_bytes // 2).astype(np.float16)
     for index, each in enumerate(session.kv.pages):
         core.memory.load(each, np.roll(page, index).view(np.uint8))
