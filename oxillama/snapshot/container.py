@@ -57,8 +57,8 @@ _PROLOGUE = struct.Struct("<8sIIQQ32s")
 _ENTRY = struct.Struct("<16sIIQQ32s")
 _NAME = re.compile(rb"[a-z][a-z0-9._-]{0,15}\Z")
 _PIECE = 4 << 20  # bytes that are read, hashed and written at a time
-# threads that hand pieces over: memory that is written for the first time keeps them waiting
-_HANDS = min(4, os.cpu_count() or 1)
+# threads that copy pieces: memory that is written for the first time keeps them waiting
+_COPY_THREADS = min(4, os.cpu_count() or 1)
 # bytes from which a hash is worth several threads, and how many it takes
 _MANY, _THREADS = 1 << 20, 8
 
@@ -308,11 +308,13 @@ class Envelope:
             self._verify(section, digest([stored]))
         else:
             out = np.empty(section.stored, np.uint8)
-            self._hand_over(section, lambda at, piece: np.copyto(out[at : at + len(piece)], piece))
+            self._pass_pieces(
+                section, lambda at, piece: np.copyto(out[at : at + len(piece)], piece)
+            )
             stored = out.data
         return stored if section.encoding == PLAIN else self._inflated(section, stored)
 
-    def pour(
+    def read_pieces(
         self, name: str, into: Callable[[int, memoryview], object], *, exactly: int, unit: int = 1
     ) -> None:
         """Pass the plain bytes of a section to `into(offset, piece)` while they are read, then
@@ -325,7 +327,7 @@ class Envelope:
         if section.encoding != PLAIN or section.stored < 2 * _PIECE:
             into(0, self.read(name, exactly=exactly))
         else:
-            self._hand_over(section, into, unit)
+            self._pass_pieces(section, into, unit)
 
     def close(self) -> None:
         """Close the file."""
@@ -360,17 +362,17 @@ class Envelope:
         self._fill(out, offset, what)
         return out
 
-    def _hand_over(
+    def _pass_pieces(
         self, section: Section, into: Callable[[int, memoryview], object], unit: int = 1
     ) -> None:
         """Pass the stored bytes to `into` in pieces, then verify them."""
         size, hasher, in_order, done = -(-_PIECE // unit) * unit, blake3(), threading.Lock(), 0
 
-        def hand() -> None:
+        def copy() -> None:
             nonlocal done
             buffer = np.empty(size, np.uint8).data if self._data is None else None
             while done < section.stored:
-                # one reads and hashes while the others hand over
+                # one reads and hashes while the others copy
                 with in_order:
                     at = done
                     piece = self._take(
@@ -384,8 +386,8 @@ class Envelope:
                 if len(piece):
                     into(at, piece)
 
-        with ThreadPoolExecutor(_HANDS) as pool:
-            for each in [pool.submit(hand) for _ in range(_HANDS)]:
+        with ThreadPoolExecutor(_COPY_THREADS) as pool:
+            for each in [pool.submit(copy) for _ in range(_COPY_THREADS)]:
                 each.result()
         self._verify(section, hasher.digest())
 

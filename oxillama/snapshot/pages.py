@@ -115,4 +115,4 @@ def _fill(
             if page >= 0:
                 memory.load(page, piece[index * size : (index + 1) * size], bare=bare)
 
-    saved.pour(name, into, exactly=len(pages) * size, unit=size)
+    saved.read_pieces(name, into, exactly=len(pages) * size, unit=size)

@@ -300,14 +300,14 @@ def test_a_section_is_poured_each_byte_once_in_pieces_of_whole_units(
             filled.append((at, len(piece)))
 
         with Envelope.open(KIND, source) as found:
-            found.pour("pages", into, exactly=size, unit=unit)
+            found.read_pieces("pages", into, exactly=size, unit=unit)
             assert (
                 np.array_equal(out, whole)
                 and sum(length for _, length in filled) == size
                 and not any(at % unit for at, _ in filled)
             )
             with pytest.raises(SnapshotIncompatible, match="section pages: found"):
-                found.pour("pages", into, exactly=size + 1)
+                found.read_pieces("pages", into, exactly=size + 1)
 
 
 @pytest.mark.parametrize("size", [777, 9_000_000])
@@ -319,7 +319,7 @@ def test_what_was_poured_is_refused_where_a_byte_is_another_and_what_the_taker_r
     path.write_bytes(data)
     for source in (path, bytes(data)):
         with Envelope.open(KIND, source) as found, pytest.raises(ZeroDivisionError):
-            found.pour("pages", lambda at, piece: 1 // at, exactly=size)
+            found.read_pieces("pages", lambda at, piece: 1 // at, exactly=size)
     data[-1] ^= 1
     path.write_bytes(data)
     for source in (path, bytes(data)):
@@ -327,7 +327,7 @@ def test_what_was_poured_is_refused_where_a_byte_is_another_and_what_the_taker_r
             Envelope.open(KIND, source) as found,
             pytest.raises(SnapshotIncompatible, match="section pages: its BLAKE3 hash"),
         ):
-            found.pour("pages", lambda at, piece: None, exactly=size)
+            found.read_pieces("pages", lambda at, piece: None, exactly=size)
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):
