@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -51,7 +50,6 @@ class Model:
         self.encoder: str | None = engine.opened.core.encoder
         self.slots = engine.engine_config.scheduling().max_sequences  # sequences that run at once
         self.adapters = Adapters(engine)
-        self.loaded_at = time.time()
         self.metadata: dict[str, Any] = _metadata(engine)
         self.bridge = self.vocabulary = self.builder = None
         self._most_bytes = 0

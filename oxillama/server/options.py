@@ -22,7 +22,6 @@ from oxillama.server.schema import (
     one_of,
 )
 
-MOST_TOKENS = 2**31 - 1
 _TOKEN = integer(0, 2**31 - 1)
 _STOPS = one_of(
     {"type": "string", "minLength": 1, "maxLength": 4096},
