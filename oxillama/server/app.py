@@ -71,7 +71,7 @@ class App:
         methods, params = self._table.find(path)
         wanted = "GET" if method == "HEAD" else method
         route = methods.get(wanted)
-        dialect = next(iter(methods.values())).dialect if methods else _dialect_of(path)
+        dialect = next(iter(methods.values())).dialect if methods else dialect_of(path)
         if route is not None:
             dialect = route.dialect
         if path.startswith("/v1/models") and "anthropic-version" in request.headers:
@@ -307,12 +307,7 @@ class App:
         ]
 
     def _error(self, call: Call, error: ApiError) -> Response:
-        made = {
-            "anthropic": lambda: error.anthropic(call.id),
-            "ollama": error.ollama,
-            "llama": error.llama,
-        }.get(call.dialect, error.openai)()
-        return json_response(made, error.status, error.headers)
+        return json_response(error.body(call.dialect, call.id), error.status, error.headers)
 
 
 # what programs that send JSON send by default; "" is nothing at all
@@ -358,7 +353,8 @@ def _path_of(scope: Scope) -> str:
     return slash + after if host.encode("utf-8", "replace") == named and slash else path
 
 
-def _dialect_of(path: str) -> str:
+def dialect_of(path: str) -> str:
+    """Whose form an error of a path has that no route gives another."""
     if path.startswith("/v1/messages"):
         return "anthropic"
     return "ollama" if path.startswith("/api/") else "openai"

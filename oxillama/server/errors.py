@@ -46,7 +46,7 @@ _ANTHROPIC = {
     503: "overloaded_error",
 }
 # codes of Anthropic's own, by which its clients choose what to do
-_ANTHROPIC_CODES = {"thread_not_found"}
+_ANTHROPIC_CODES = {"thread_not_found", "thread_unsupported_request"}
 _LLAMA = {
     401: "authentication_error",
     403: "permission_error",
@@ -74,6 +74,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
+
+    def body(self, dialect: str, request_id: str) -> dict[str, Any]:
+        """The error in the form of one API: "anthropic", "ollama", "llama" or "openai"."""
+        forms = {"ollama": self.ollama, "llama": self.llama, "openai": self.openai}
+        return self.anthropic(request_id) if dialect == "anthropic" else forms[dialect]()
 
     def openai(self) -> dict[str, Any]:
         """The error as OpenAI's API writes it; all four keys are always there."""

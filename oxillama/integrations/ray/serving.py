@@ -27,7 +27,9 @@ from oxillama.integrations.ray.prompts import PromptReader, body_of
 from oxillama.integrations.ray.replica import REPLICA, OxillamaReplica, sessions_of
 from oxillama.integrations.ray.routing import PrefixRouter
 from oxillama.server import ServerConfig
+from oxillama.server.app import dialect_of
 from oxillama.server.errors import ApiError
+from oxillama.server.ids import new_id
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -74,7 +76,8 @@ class Gateway:
             request = HttpRequest.of(scope, await self._body(receive))
             route = await self._route(request)
         except ApiError as error:
-            body = json.dumps(error.openai()).encode()
+            form = error.body(dialect_of(scope["path"]), new_id("req_"))
+            body = json.dumps(form).encode()
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": error.status, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -153,6 +156,15 @@ class Gateway:
                 "here; wanted the conversation as input, or x-oxillama-replica",
                 param="previous_response_id",
                 code="several_replicas",
+            )
+        if request.path == "/v1/messages" and body_of(request.body).get("thread") is not None:
+            # by this code Anthropic's client goes on without a thread
+            raise ApiError(
+                400,
+                "thread: is stored by one replica, and several serve here; wanted the conversation "
+                "as messages, or x-oxillama-replica",
+                param="thread",
+                code="thread_unsupported_request",
             )
 
     def _pages(self, request: HttpRequest) -> tuple[bytes, ...]:

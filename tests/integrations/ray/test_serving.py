@@ -164,6 +164,19 @@ def test_what_one_replica_keeps_to_itself_is_refused_by_name(served):
     ):
         got = served.request(method, path, json=body)
         assert got.status_code == 400 and got.json()["error"]["code"] == "several_replicas"
+    talk = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    got = served.post("/v1/messages", json={**talk, "thread": {"type": "create"}})
+    assert got.status_code == 400 and got.json()["error"] == {
+        "type": "invalid_request_error",
+        "message": "thread: is stored by one replica, and several serve here; wanted the "
+        "conversation as messages, or x-oxillama-replica",
+        "details": {"error_code": "thread_unsupported_request"},
+    }
+    home = {"x-oxillama-replica": served.get("/health").headers["x-oxillama-replica"]}
+    body = {**talk, "thread": {"type": "create"}}
+    made = served.post("/v1/messages", json=body, headers=home).json()
+    body["thread"] = {"type": "continue", "previous_message_id": made["id"]}
+    assert served.post("/v1/messages", json=body, headers=home).status_code == 200
     got = served.get("/health", headers={"x-oxillama-replica": "nobody"})
     assert got.status_code == 503 and "nobody" in got.json()["error"]["message"]
     assert served.get("/nowhere").status_code == 404
