@@ -743,7 +743,7 @@ class InferenceEngine:
 
     def load_lora(self, path: str | Path, *, name: str | None = None) -> Lora:
         """Load an adapter for requests that name it (`lora=`), without pushing it. name: None for
-        the file's name without its suffix.
+        the file's name without its suffix, or the folder's.
         """
         return self._loaded.loras.load(path, name=name)
 

@@ -106,8 +106,17 @@ def _check_keys(metadata: Mapping[str, Any], label: str) -> None:
         raise LoraError(f"{label}: {key}: this key of an adapter has no meaning here")
 
 
+def fits_float32(value: Any) -> bool:
+    """Whether a number is finite in float32, as the kernels hold scales."""
+    try:
+        with np.errstate(over="ignore"):
+            return math.isfinite(np.float32(value))
+    except OverflowError:  # an integer that no float holds
+        return False
+
+
 def _alpha(value: Any, label: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not fits_float32(value):
         raise LoraError(f"{label}: adapter.lora.alpha: found {value!r}, wanted a finite number")
     return float(value)
 

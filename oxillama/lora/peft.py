@@ -22,9 +22,10 @@ from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import transposed
 from oxillama.errors import ConvertError, LoraError
 from oxillama.gguf import GgufReader
-from oxillama.lora.file import LoraFile, checked_pairs
+from oxillama.lora.file import LoraFile, checked_pairs, fits_float32
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _NAME = re.compile(
     r"(?P<module>.+)\.(?P<half>lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.weight)?\Z"
@@ -47,6 +48,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "velora_config": (None,),
     "monteclora_config": (None,),
     "ensure_weight_tying": (False,),
+    # others (pissa, olora, corda, loftq) change the base's weights, and their factors are to be
+    # added to the changed ones
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 # of training, or found in the tensors themselves
 _INERT = frozenset(
@@ -58,7 +62,6 @@ _INERT = frozenset(
         "exclude_modules",
         "fan_in_fan_out",
         "inference_mode",
-        "init_lora_weights",
         "layers_pattern",
         "layers_to_transform",
         "loftq_config",
@@ -82,6 +85,12 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
     label = str(folder)
     config = _config(folder)
     arch = str(base.metadata.get("general.architecture"))
+    pickled = folder / PICKLED
+    if pickled.exists() and not (folder / WEIGHTS).exists():
+        raise LoraError(
+            f"{pickled}: pickled weights are not read, wanted {WEIGHTS} "
+            "(save_pretrained with safe_serialization=True)"
+        )
     try:
         stored = read_safetensors(folder / WEIGHTS)
     except ConvertError as error:
@@ -218,21 +227,34 @@ def _hyper(base: GgufReader, arch: str, label: str) -> Hyper:
     return Hyper({k: v for k, v in found.items() if isinstance(v, int)}, label)
 
 
-def _pattern(patterns: Any, module: str, default: Any) -> Any:
+def _pattern(config: Mapping[str, Any], name: str, module: str, default: Any, label: str) -> Any:
     """The value whose pattern matches the end of a module's name, as in PEFT."""
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+    patterns = config.get(name) or {}
+    if not isinstance(patterns, dict):
+        raise LoraError(
+            f"{label}: {name}: found {patterns!r:.80}, wanted an object of patterns and values"
+        )
+    for pattern, value in patterns.items():
+        try:
+            found = re.match(rf"(.*\.)?({pattern})$", module)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise LoraError(
+                f"{label}: {name}: {pattern!r:.80} is not a regular expression: {error}"
+            ) from None
+        if found:
             return value
     return default
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int, label: str) -> float:
-    wanted = _pattern(config.get("rank_pattern"), module, config.get("r"))
-    alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
+    wanted = _pattern(config, "rank_pattern", module, config.get("r"), label)
+    alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"), label)
     if wanted != rank:
         raise LoraError(f"{label}: {module}: factors of rank {rank}, {CONFIG} says {wanted!r:.40}")
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise LoraError(f"{label}: lora_alpha: found {alpha!r:.40}, wanted a finite number")
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not fits_float32(alpha):
+        raise LoraError(
+            f"{label}: {module}: lora_alpha: found {alpha!r:.40}, wanted a finite number"
+        )
     stable = config.get("use_rslora", False)
     if not isinstance(stable, bool):
         raise LoraError(f"{label}: use_rslora: found {stable!r:.40}, wanted true or false")

@@ -6,7 +6,6 @@ values depend on them.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,9 +17,9 @@ import numpy as np
 from oxillama._core.adapters import AdapterSet
 from oxillama.errors import ConfigError, EngineError, LoraError
 from oxillama.gguf import GgufReader
-from oxillama.lora.file import LoraFile, read_gguf_lora
+from oxillama.lora.file import LoraFile, fits_float32, read_gguf_lora
 from oxillama.lora.fit import Lora, fit
-from oxillama.lora.peft import read_peft_lora
+from oxillama.lora.peft import CONFIG, PICKLED, WEIGHTS, read_peft_lora
 from oxillama.model.load import Model
 
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -58,17 +57,19 @@ def checked_scale(value: Any) -> float:
     """A finite scale of any number type; ConfigError otherwise."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, _NUMBERS):
         raise ConfigError(f"scale: found {value!r:.50}, wanted a number")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-        scale = float(np.float32(value))
-    if not math.isfinite(scale):
-        raise ConfigError(f"scale: found {value!r}, wanted a finite number")
-    return scale
+    if not fits_float32(value):
+        raise ConfigError(f"scale: found {value!r:.50}, wanted a finite number")
+    return float(np.float32(value))
 
 
 def read_lora(path: str | os.PathLike[str], base: GgufReader) -> LoraFile:
     """The adapter of a GGUF file, or of a PEFT folder, for the model of an open file."""
     if Path(path).is_dir():
         return read_peft_lora(Path(path), base)
+    if Path(path).name in (CONFIG, WEIGHTS, PICKLED):
+        raise LoraError(
+            f"{path}: is a file of a PEFT folder, wanted the folder {Path(path).parent}"
+        )
     return read_gguf_lora(path)
 
 
@@ -124,8 +125,9 @@ class LoraStack:
         self, path: str | os.PathLike[str], *, name: str | None = None, replace: bool = False
     ) -> Lora:
         """Read, check and pack an adapter without using it yet; an adapter loaded before from the
-        same unchanged file is not read again. name: None for the file's name without its suffix.
-        replace: take the name from another adapter; the stack and sessions keep theirs.
+        same unchanged file is not read again. name: None for the file's name without its suffix, or
+        the folder's. replace: take the name from another adapter; the stack and sessions keep
+        theirs.
 
         LoraError or GgufError for a bad adapter, ConfigError for a name in use; then nothing has
         changed.
@@ -134,7 +136,8 @@ class LoraStack:
             raise ConfigError(f"lora: found {type(path).__name__}, wanted a path")
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigError(f"name: found {name!r}, wanted a text")
-        name = name if name is not None else (Path(path).stem or str(path))
+        if name is None:  # the dots of a folder's name, a version, are no suffix
+            name = (Path(path).name if Path(path).is_dir() else Path(path).stem) or str(path)
         mark = _mark(path)
         with self._lock:
             known = self._files.get((name, mark)) if mark is not None else None
@@ -145,7 +148,11 @@ class LoraStack:
             if held is not None and held.fingerprint != made.fingerprint:
                 if not replace:
                     raise ConfigError(
-                        f"lora: {name!r} is {held.path} already, wanted another name for {path}"
+                        f"lora: {path} has changed since it was loaded as {name!r}, wanted "
+                        "loras.load(..., replace=True) or another name"
+                        if held.path == str(path)
+                        else f"lora: {name!r} is {held.path} already, wanted another name for "
+                        f"{path}, or loras.load(..., replace=True)"
                     )
                 self._forget(held)
                 held = None
@@ -238,7 +245,7 @@ class LoraStack:
             return Adapters([(self.find(given), 1.0)])
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], _NUMBERS):
             given = [given]
-        if not isinstance(given, Sequence):
+        if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray, memoryview)):
             raise ConfigError(
                 f"lora: found {type(given).__name__}, wanted an adapter's name or path, or a list "
                 "of (name, scale)"
@@ -272,13 +279,15 @@ class LoraStack:
 
 
 def _mark(path: str | os.PathLike[str]) -> tuple | None:
-    """Identifies the state of a file, to see whether it was changed; None for a folder or a missing
-    file.
+    """Identifies the state of a file, or of the files of a PEFT folder, to see whether it was
+    changed; None if one is missing.
     """
+    folder = Path(path)
+    files = (folder / CONFIG, folder / WEIGHTS) if folder.is_dir() else (folder,)
+    if not all(map(os.path.isfile, files)):
+        return None
     try:
-        status = os.stat(path)
+        found = [os.stat(file) for file in files]
     except OSError:
         return None
-    if not os.path.isfile(path):
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found)

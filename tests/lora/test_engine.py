@@ -171,6 +171,8 @@ def test_what_no_adapter_is_is_named(made, engine):
         ([("one", "two")], ConfigError, "scale: found 'two'"),
         ([("one", float("nan"))], ConfigError, "scale: found nan"),
         ([("one", 1e300)], ConfigError, "scale: found 1e.300"),
+        ([("one", 10**400)], ConfigError, "scale: found 1000"),
+        (b"one", ConfigError, "lora: found bytes"),
         ("", LoraError, "lora: '': found no adapter"),
         ([3], ConfigError, "lora: found 3"),
     ):

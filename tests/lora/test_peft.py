@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama import LoraError
+from oxillama import ConfigError, LoraError
 from oxillama.convert import convert_folder
 from oxillama.convert.family import floats
 from oxillama.convert.folder import ModelFolder
@@ -96,7 +96,7 @@ def test_factors_of_every_module_equal_the_changed_model(name, cases, tmp_path):
         assert again.tobytes() == got.tobytes()
 
 
-def test_what_a_folder_asks_for_beyond_lora_is_refused_by_name(cases, tmp_path):
+def test_what_a_folder_asks_for_beyond_lora_is_refused_by_name(cases, tmp_path, monkeypatch):
     factors = made_of(cases / "hf" / "llama", tmp_path / "changed")
     q = "model.layers.0.self_attn.q_proj"
     a, b = factors[f"{q}.lora_A.weight"], factors[f"{q}.lora_B.weight"]
@@ -112,6 +112,11 @@ def test_what_a_folder_asks_for_beyond_lora_is_refused_by_name(cases, tmp_path):
             ({"r": 8}, pair, "factors of rank 4"),
             ({"lora_alpha": None}, pair, "lora_alpha: found None"),
             ({"some_new_option": 3}, pair, "some_new_option: found 3"),
+            ({"init_lora_weights": "pissa_niter_4"}, pair, "init_lora_weights: found 'pissa_ni"),
+            ({"rank_pattern": {"(": 4}}, pair, "rank_pattern: '\\(' is not a regular expression"),
+            ({"alpha_pattern": [4]}, pair, r"alpha_pattern: found \[4\], wanted an object"),
+            ({"lora_alpha": 1e39}, pair, "q_proj: lora_alpha: found 1e\\+39, wanted a finite"),
+            ({"lora_alpha": 10**400}, pair, "lora_alpha: found 1000"),
             ({}, {f"{q}.lora_A.weight": a}, "has only lora_A"),
             ({}, {**pair, f"{q}.weight": b}, "is not a factor of a module"),
             ({}, {"model.other.lora_A.weight": a, "model.other.lora_B.weight": b}, "model.other"),
@@ -130,3 +135,20 @@ def test_what_a_folder_asks_for_beyond_lora_is_refused_by_name(cases, tmp_path):
         plain = write_peft(tmp_path / "plain", pair)
         want = engine.logits(IDS, lora=plain)
         assert engine.logits(IDS, lora=folder).tobytes() == want.tobytes()
+        # an unchanged folder is not read again
+        assert engine.load_lora(plain) is engine.load_lora(plain)
+        with monkeypatch.context() as patch:
+            patch.setattr("oxillama.lora.stack.read_lora", None)
+            assert engine.logits(IDS, lora=plain).tobytes() == want.tobytes()
+        stem = tmp_path / "style-1.5"
+        for version in ("style-1.5", "style-1.6"):
+            assert engine.load_lora(write_peft(tmp_path / version, pair)).name == version
+        write_peft(stem, {f"{q}.lora_A.weight": 2 * a, f"{q}.lora_B.weight": b})
+        with pytest.raises(ConfigError, match="style-1.5 has changed since it was loaded as 'styl"):
+            engine.load_lora(stem)
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            with pytest.raises(LoraError, match=f"{name}: is a file of a PEFT folder, wanted the "):
+                engine.load_lora(stem / name)
+        (stem / "adapter_model.safetensors").rename(stem / "adapter_model.bin")
+        with pytest.raises(LoraError, match="bin: pickled weights are not read, wanted adapter_mo"):
+            engine.load_lora(stem, name="pickled")
