@@ -162,15 +162,27 @@ def replacing(
     """A descriptor for the new bytes; when the block ends they replace the file at `path` in one
     step. mode and keep_existing: see `Replacement`.
 
-    After any exception, from the block or the system (OSError), the old file is unchanged.
+    After any exception, from the block or the system (OSError), the old file is unchanged. An
+    OSError that names no file, or the temporary one, gets the name of this file.
     """
-    new = Replacement(path, mode=mode)
+    new = None
     try:
+        new = Replacement(path, mode=mode)
         yield new.fd
         new.keep(keep_existing=keep_existing)
-    except BaseException:
-        new.drop()
+    except BaseException as error:
+        if new is not None:
+            new.drop()
+        if isinstance(error, OSError) and error.errno is not None and not _named(error):
+            error.filename = os.fspath(path)
+            del error.filename2  # of a rename; None would be shown
         raise
+
+
+def _named(error: OSError) -> bool:
+    """Whether the error has the name of a file that is not a temporary one."""
+    name = error.filename
+    return isinstance(name, str) and not _TEMPORARY.fullmatch(os.path.basename(name))
 
 
 def write_parts(path: str | os.PathLike, parts: Sequence[bytes | memoryview]) -> None:

@@ -63,14 +63,17 @@ def test_parts_are_written_one_after_the_other_however_few_bytes_a_call_takes(ta
 
 
 @pytest.mark.parametrize("step", range(1, len(STEPS) + 1), ids=STEPS)
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()], ids=["full", "interrupt"]
-)
-def test_a_failure_at_any_step_leaves_the_old_file_or_the_new_one(target, monkeypatch, step, error):
+@pytest.mark.parametrize("kind", ["full", "full and named", "interrupt"])
+def test_a_failure_at_any_step_leaves_the_old_file_or_the_new_one(target, monkeypatch, step, kind):
+    error = OSError(errno.ENOSPC, "full") if kind != "interrupt" else KeyboardInterrupt()
+    if kind == "full and named":  # as of open and rename
+        error.filename, error.filename2 = f"/here/.saved.{os.getpid()}-0123456789ab.tmp", "saved"
     monkeypatch.setattr(durable, "os", Failing(step, error))
-    with pytest.raises(type(error)):
+    with pytest.raises(type(error)) as raised:
         write_parts(target, NEW)
     monkeypatch.undo()
+    if isinstance(error, OSError):
+        assert str(raised.value) == f"[Errno 28] full: {str(target)!r}"
     assert target.read_bytes() == (OLD if step <= 5 else b"".join(NEW))  # invariant 1
     assert os.listdir(target.parent) == ["saved"]  # invariant 2
 
