@@ -48,15 +48,15 @@ def choose(names: Iterable[str], wanted: str | None, *, place: str) -> str:
 
     ConfigError if several match equally well, GgufNotFound if there is none.
     """
-    found = [
-        name
-        for name in sorted(names)
-        if name.lower().endswith(".gguf")
-        and "mmproj" not in PurePosixPath(name).name.lower()
-        and _is_first(name)
-    ]
+    files = [name for name in sorted(names) if name.lower().endswith(".gguf")]
+    models = [name for name in files if "mmproj" not in PurePosixPath(name).name.lower()]
+    found = [name for name in models if _is_first(name)]
     if not found:
-        raise GgufNotFound(f"{place}: found no GGUF file")
+        if models:
+            shards = shard_names(PurePosixPath(models[0]).name) or models
+            raise GgufNotFound(f"{place}: found {_listed(models)}, wanted {shards[0]} too")
+        only = f", only {_listed(files)}, which encodes images" if files else ""
+        raise GgufNotFound(f"{place}: found no GGUF file of a model{only}")
     if wanted is not None:
         matching = [name for name in found if _matches(name, wanted)]
         if len(matching) == 1:

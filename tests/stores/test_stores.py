@@ -172,8 +172,16 @@ def test_nothing_is_guessed_among_files():
         choose(QUANTS, "Q4_K", place="here")
     with pytest.raises(ConfigError, match="wanted file= to name one: a.gguf, b.gguf"):
         choose(["a.gguf", "b.gguf"], None, place="here")
-    with pytest.raises(GgufNotFound, match="here: found no GGUF file"):
-        choose(["README.md"], None, place="here")
+    for names, told in (
+        (["README.md"], "found no GGUF file of a model"),
+        (["mmproj-F16.gguf"], "found no GGUF file of a model, only mmproj-F16.gguf, which encodes"),
+        (
+            ["Q8/m-00002-of-00003.gguf", "Q8/m-00003-of-00003.gguf"],
+            "found Q8/m-00002-of-00003.gguf, Q8/m-00003-of-00003.gguf, wanted m-00001-of-0000",
+        ),
+    ):
+        with pytest.raises(GgufNotFound, match=f"here: {told}"):
+            choose(names, None, place="here")
 
 
 def test_a_repository_of_the_hub_is_fetched_and_run(hub, capsys):
