@@ -44,7 +44,7 @@ _TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp", re.DOTALL)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
-def target_of(path: str | os.PathLike) -> str:
+def target_of(path: str | os.PathLike[str]) -> str:
     """The absolute path of the file that would be replaced or created; OSError if it is not, or
     cannot be, a regular file.
     """
@@ -71,7 +71,7 @@ class Replacement:
 
     __slots__ = ("_target", "_temporary", "fd")
 
-    def __init__(self, path: str | os.PathLike, *, mode: int = 0o666) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, mode: int = 0o666) -> None:
         self._target = target_of(path)
         folder, name = os.path.split(self._target)
         remove_abandoned(folder)
@@ -157,7 +157,7 @@ def _lock(fd: int) -> bool:
 
 @contextlib.contextmanager
 def replacing(
-    path: str | os.PathLike, *, mode: int = 0o666, keep_existing: bool = False
+    path: str | os.PathLike[str], *, mode: int = 0o666, keep_existing: bool = False
 ) -> Iterator[int]:
     """A descriptor for the new bytes; when the block ends they replace the file at `path` in one
     step. mode and keep_existing: see `Replacement`.
@@ -185,7 +185,7 @@ def _named(error: OSError) -> bool:
     return isinstance(name, str) and not _TEMPORARY.fullmatch(os.path.basename(name))
 
 
-def write_parts(path: str | os.PathLike, parts: Sequence[bytes | memoryview]) -> None:
+def write_parts(path: str | os.PathLike[str], parts: Sequence[bytes | memoryview]) -> None:
     """Make the file at `path` hold the parts, one after the other, in one step; OSError if the
     system refuses, with the old file unchanged.
     """

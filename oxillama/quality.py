@@ -114,8 +114,8 @@ def perplexity(
     *,
     context: int = 512,
     limit: int | None = None,
-    save_logits: str | os.PathLike | None = None,
-    kl_base: str | os.PathLike | None = None,
+    save_logits: str | os.PathLike[str] | None = None,
+    kl_base: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
     """The perplexity of `text` under the engine's model, over at most `limit` windows of `context`
@@ -217,7 +217,7 @@ def _encoded(log_p: np.ndarray) -> bytes:
 
 @contextmanager
 def _saved(
-    path: str | os.PathLike | None, windows: list[list[int]], context: int, vocab: int
+    path: str | os.PathLike[str] | None, windows: list[list[int]], context: int, vocab: int
 ) -> Iterator[Callable | None]:
     """A function that writes a row to the file of logits, which appears when it is complete; None
     if no file is asked for.
@@ -245,7 +245,7 @@ class _Base:
     """
 
     def __init__(
-        self, path: str | os.PathLike, windows: list[list[int]], vocab: int, *, begins: bool
+        self, path: str | os.PathLike[str], windows: list[list[int]], vocab: int, *, begins: bool
     ) -> None:
         context = len(windows[0])
         try:

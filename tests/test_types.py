@@ -41,6 +41,9 @@ engine.generate("x", max_tokens="three")
 engine.generate("x", no_such_option=1)
 oxillama.load(context_size="all")
 engine.stream("x", temprature=0)
+done = engine.chat([{"role": "user", "content": "x"}], logprobs=1)
+reveal_type(done.tool_calls[0].arguments)
+reveal_type(done.logprobs[0].raw)
 """
 
 
@@ -136,9 +139,41 @@ def test_a_checker_knows_the_types_and_refuses_what_would_be_refused(tmp_path):
         "Completion | list[Completion]",
         "Stream[ChatEvent]",
         "Piece",
+        "dict[str, Any]",
+        "float",
     ], done.stdout
     errors = {int(line.split(":")[0]) for line in said if " error: " in line}
     assert errors == {21, 22, 23, 24}, done.stdout
+
+
+GENERIC = re.compile(
+    r"\b(PathLike|Callable|Iterable|Iterator|Sequence|Mapping|list|dict|tuple|set)\b(?!\[)"
+)
+
+
+def test_no_public_signature_leaves_a_type_open():  # which strict pyright reports where it is used
+    left = []
+    for name in sorted(oxillama._HOME):
+        thing = getattr(oxillama, name)
+        members = vars(thing).items() if inspect.isclass(thing) else [("", thing)]
+        for member, value in members:
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            if not inspect.isfunction(function) or function.__module__ == "typing":
+                continue
+            if member.startswith("_") and member != "__init__":
+                continue
+            for taken in inspect.signature(function).parameters.values():
+                found = taken.annotation
+                if found is taken.empty and taken.name not in ("self", "cls"):
+                    left.append((name, member, taken.name))
+            for taken, found in function.__annotations__.items():
+                told = found.__name__ if isinstance(found, type) else str(found)
+                if GENERIC.search(re.sub(r"Literal\[[^]]*]", "", told)):
+                    left.append((name, member, taken))
+    assert left == [], left
+    for of in (oxillama.Completion, oxillama.Piece, oxillama.ChatEvent):
+        assert of.__annotations__["logprobs"] == "tuple[Logprobs, ...]"
+    assert oxillama.Completion.__annotations__["tool_calls"] == "tuple[ToolCall, ...]"
 
 
 def test_the_package_is_clean():

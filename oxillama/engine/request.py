@@ -32,6 +32,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from oxillama.engine.speculation import RequestCandidates, SpecStats
 from oxillama.errors import Cancelled, ConfigError, EngineError
+from oxillama.sampling import Logprobs
+from oxillama.toolcalls.events import CallMalformed, ToolCall
 
 Item = TypeVar("Item", covariant=True)  # of a stream: a piece, or an event of a chat
 
@@ -80,7 +82,7 @@ class Piece:
     text: str
     tokens: tuple[int, ...]
     finish_reason: str | None = None
-    logprobs: tuple[Any, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
     timings: Timings | None = field(default=None, compare=False)
 
 
@@ -97,15 +99,15 @@ class Completion:
     finish_reason: str
     usage: Usage
     seed: int | None = None
-    logprobs: tuple[Any, ...] = ()  # one `Logprobs` per token, where they were asked for
+    logprobs: tuple[Logprobs, ...] = ()  # one per token, where they were asked for
     # one (log-probability, ids, log-probabilities) per prompt token after the first, where asked
     # for
-    prompt_logprobs: tuple[Any, ...] = ()
+    prompt_logprobs: tuple[tuple[float, list[int], list[float]], ...] = ()
     # of a chat: the answer without reasoning and tool calls; `text` is all of it
     content: str | None = None
     reasoning: str = ""  # of a chat: what came before the answer
-    tool_calls: tuple[Any, ...] = ()  # of a chat: each a `ToolCall`
-    malformed_calls: tuple[Any, ...] = ()  # of a chat: texts that began like a call
+    tool_calls: tuple[ToolCall, ...] = ()  # of a chat
+    malformed_calls: tuple[CallMalformed, ...] = ()  # of a chat: what began like a call
     # what became of candidates, where the request speculated
     speculation: SpecStats | None = None
     timings: Timings = field(default=Timings(), compare=False)
@@ -147,7 +149,7 @@ class Completion:
         return f'<div style="white-space: pre-wrap">{body}</div><small>{head}</small>'
 
 
-def _likeliest(report: Any) -> str:
+def _likeliest(report: Logprobs) -> str:
     """The probabilities of a token and of the likeliest tokens, by id."""
     others = ", ".join(
         f"{token}: {math.exp(value):.3f}" for token, value in zip(report.raw_ids, report.raw_values)
@@ -563,8 +565,8 @@ class GenerateRequest(Request):
         self.shifted_prompt: list[int] | None = None  # the prompt, once a shift has cut it
         self.generated: list[int] = []
         self.pieces: list[tuple[str, int]] = []  # (text, tokens generated when it came)
-        self.logprobs: list[Any] = []
-        self.prompt_logprobs: list[Any] = []
+        self.logprobs: list[Logprobs] = []
+        self.prompt_logprobs: list[tuple[float, list[int], list[float]]] = []
         self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
         # makes a reader of the pieces of a chat's reply
         self.events: Callable[[], Any] | None = None

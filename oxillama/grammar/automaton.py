@@ -89,14 +89,14 @@ class Grammar:
     def __init__(
         self,
         names: Sequence[str],
-        rules: Sequence[tuple],
+        rules: Sequence[tuple[Any, ...]],
         *,
         tokens: Sequence[int | str] = (),
         limits: GrammarLimits | None = None,
         source: str | None = None,
         warnings: Sequence[str] = (),
         places: Sequence[tuple[int, int]] = (),
-        deferred=None,
+        deferred: Any = None,
         origin: Mapping[str, Any] | None = None,
     ):
         if deferred is None:
@@ -285,7 +285,7 @@ class Grammar:
         return tuple(self._names)
 
     @property
-    def rules(self) -> tuple[tuple, ...]:
+    def rules(self) -> tuple[tuple[Any, ...], ...]:
         """The rules' nodes (see `nodes`), the root first."""
         self._write_all()
         return tuple(self._rules)
@@ -332,7 +332,7 @@ class Grammar:
             self._machine = self._make()
         return self._machine
 
-    def state(self, masker=None) -> "GrammarState":
+    def state(self, masker: Any = None) -> "GrammarState":
         """A state at the beginning; with a `TokenMasker` it can also compute masks."""
         return GrammarState(self, masker=masker)
 
@@ -369,7 +369,7 @@ class Grammar:
             )
 
     def __repr__(self):
-        return f"<Grammar of {len(self.rules)} rules>"
+        return f"<Grammar of {len(self.rules)} rule{'' if len(self.rules) == 1 else 's'}>"
 
 
 class GrammarState:
@@ -381,9 +381,9 @@ class GrammarState:
 
     __slots__ = ("grammar", "masker", "_cursor", "_history", "_steps")
 
-    def __init__(self, grammar: Grammar, *, masker=None):
-        self.grammar = masker.resolve(grammar) if masker is not None else grammar
-        self.masker = masker
+    def __init__(self, grammar: Grammar, *, masker: Any = None) -> None:
+        self.grammar: Grammar = masker.resolve(grammar) if masker is not None else grammar
+        self.masker: Any = masker
         self._cursor = Cursor(self.grammar.current_machine())
         self._history = bytearray()
         # (length, token or -1) of each step; only with token terminals
@@ -503,7 +503,9 @@ class GrammarState:
             at += length
 
     @classmethod
-    def restore(cls, data: bytes, *, masker=None, grammar: Grammar | None = None) -> "GrammarState":
+    def restore(
+        cls, data: bytes, *, masker: Any = None, grammar: Grammar | None = None
+    ) -> "GrammarState":
         """The state saved by `serialise`. Pass a `grammar` with the same description to share its
         compiled form.
         """
@@ -528,9 +530,10 @@ class GrammarState:
         return state
 
     def __repr__(self):
+        count = len(self._history)
         return (
-            f"<GrammarState after {len(self._history)} "
-            f"bytes{', complete' if self.is_complete() else ''}>"
+            f"<GrammarState after {count} byte{'' if count == 1 else 's'}"
+            f"{', complete' if self.is_complete() else ''}>"
         )
 
 

@@ -126,7 +126,7 @@ def seal(
 
 
 def write_sealed(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     kind: Kind,
     sections: Mapping[str, Buffer | Sequence[Buffer] | Pieces | OfDigests],
     *,
@@ -240,7 +240,7 @@ class Envelope:
             raise
 
     @classmethod
-    def open(cls, kind: Kind, source: Buffer | str | os.PathLike) -> Envelope:
+    def open(cls, kind: Kind, source: Buffer | str | os.PathLike[str]) -> Envelope:
         """Open bytes, or the file at a path; the kind's error for anything but a complete container
         of this kind, OSError if there is no such file.
         """

@@ -32,7 +32,7 @@ from oxillama.snapshot.session import KIND, Snapshots, whole
 _MOST = 1 << 30  # bytes of tokens, and of tables
 
 
-def save_prefixes(snapshots: Snapshots, path: str | os.PathLike) -> int:
+def save_prefixes(snapshots: Snapshots, path: str | os.PathLike[str]) -> int:
     """Write the stored prefixes to a file, which must not be one of the model's; returns how many.
     The cache does not change, and no request waits.
     """
@@ -97,7 +97,7 @@ def save_prefixes(snapshots: Snapshots, path: str | os.PathLike) -> int:
     return len(found)
 
 
-def load_prefixes(snapshots: Snapshots, path: str | os.PathLike, *, trust: bool = False) -> int:
+def load_prefixes(snapshots: Snapshots, path: str | os.PathLike[str], *, trust: bool = False) -> int:
     """Add the prefixes of a file to the stored ones; returns how many fitted into free pages and
     the cache's limits.
 

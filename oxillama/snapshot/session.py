@@ -90,7 +90,7 @@ class EngineSnapshot:
     file_size: int
 
     @classmethod
-    def inspect(cls, source: Buffer | str | os.PathLike) -> EngineSnapshot:
+    def inspect(cls, source: Buffer | str | os.PathLike[str]) -> EngineSnapshot:
         """Read the header and the facts of a snapshot, without its pages; SnapshotIncompatible if
         they are malformed.
         """
@@ -277,7 +277,7 @@ class Snapshots:
     def to_file(
         self,
         session: Session,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         *,
         compress: str | None = None,
         full: bool = False,
@@ -399,7 +399,7 @@ class Snapshots:
     # ----------------------------------------------------------------------------------------------
 
     def restore(
-        self, source: Buffer | str | os.PathLike, *, processors: Sequence[Callable] = ()
+        self, source: Buffer | str | os.PathLike[str], *, processors: Sequence[Callable] = ()
     ) -> Session:
         """The session of a snapshot in bytes or in the file at a path, which this engine keeps like
         its own.
@@ -693,7 +693,7 @@ def _stops(recorded: Mapping[str, Any]) -> StopText:
     return made
 
 
-def _file_identity(path: os.PathLike) -> tuple[tuple[int, int], int, int] | None:
+def _file_identity(path: os.PathLike[str]) -> tuple[tuple[int, int], int, int] | None:
     """Identifies the state of a file, to see whether it was written to; None if it no longer
     exists.
     """

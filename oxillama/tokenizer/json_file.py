@@ -57,7 +57,7 @@ class JsonEncoder:
 
 
 def read_tokenizer_json(
-    source: str | os.PathLike, metadata: Mapping[str, Any]
+    source: str | os.PathLike[str], metadata: Mapping[str, Any]
 ) -> tuple[Vocabulary, JsonEncoder]:
     """The vocabulary and encoder of a `tokenizer.json`, given as its text or as a path. Raises
     TokenizerError for a file that cannot be read, is not UTF-8, or describes no tokenizer.

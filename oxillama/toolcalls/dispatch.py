@@ -87,8 +87,10 @@ class ToolDispatcher:
     is called.
     """
 
-    def __init__(self, functions: Mapping[str, Callable] | Iterable[Callable] = ()) -> None:
-        self._tools: dict[str, tuple[Tool, Callable]] = {}
+    def __init__(
+        self, functions: Mapping[str, Callable[..., Any]] | Iterable[Callable[..., Any]] = ()
+    ) -> None:
+        self._tools: dict[str, tuple[Tool, Callable[..., Any]]] = {}
         pairs = (
             functions.items()
             if isinstance(functions, Mapping)
@@ -99,7 +101,7 @@ class ToolDispatcher:
 
     def register(
         self,
-        function: Callable | None = None,
+        function: Callable[..., Any] | None = None,
         *,
         name: str | None = None,
         description: str | None = None,
@@ -176,7 +178,7 @@ class ToolDispatcher:
         except Exception as error:
             return _raised(call, error)
 
-    def _prepared(self, call: ToolCall) -> tuple[Callable, ToolResult | None]:
+    def _prepared(self, call: ToolCall) -> tuple[Callable[..., Any], ToolResult | None]:
         """(the function, the error of the call or None)."""
         if call.name not in self._tools:
             names = ", ".join(self._tools) or "none: there are no tools"
@@ -215,7 +217,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _typed(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments in the types of the function's hints: dataclasses, enums, tuples, dates and
     UUIDs are made from their JSON form.
     """

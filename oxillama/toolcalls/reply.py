@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from oxillama.sampling import Logprobs
 from oxillama.toolcalls.events import (
     CallArguments,
     CallFinished,
@@ -49,7 +50,7 @@ class ChatEvent:
     malformed: CallMalformed | None = None
     completion: Any = None
     tokens: tuple[int, ...] = ()
-    logprobs: tuple = ()
+    logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def finish_reason(self) -> str | None:

@@ -202,7 +202,7 @@ class PackedWeightCache:
             remove_abandoned(path)
 
 
-def sidecar_folder(setting: str | os.PathLike | bool) -> Path | None:
+def sidecar_folder(setting: str | os.PathLike[str] | bool) -> Path | None:
     """The folder of a setting: False none, "auto" the cache folder, any other text or path itself.
 
     The environment variable OXILLAMA_SIDECAR overrides the setting: "0" turns sidecars off, "auto"
@@ -224,7 +224,9 @@ def cache_folder() -> Path | None:
         return None
 
 
-def slot_of(reader: GgufReader, setting: str | os.PathLike | bool, nbytes: int) -> CacheSlot | None:
+def slot_of(
+    reader: GgufReader, setting: str | os.PathLike[str] | bool, nbytes: int
+) -> CacheSlot | None:
     """The file for a model's packed weights; None if its setting or size excludes one, or if it was
     loaded from memory.
     """

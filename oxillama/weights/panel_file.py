@@ -147,7 +147,7 @@ def open_panels(
     return MappedPanels(path, file, view, matrices, sections, whole)
 
 
-def verify(path: str | os.PathLike) -> bool:
+def verify(path: str | os.PathLike[str]) -> bool:
     """Whether every byte of a sidecar is what was written; reads all of it."""
     try:
         header, view, _ = _mapped(path)
@@ -159,7 +159,7 @@ def verify(path: str | os.PathLike) -> bool:
         return False
 
 
-def names_of(path: str | os.PathLike) -> tuple[str, ...]:
+def names_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """The names that the model's files had when the sidecar was written; empty if its header is
     damaged.
     """
@@ -170,7 +170,7 @@ def names_of(path: str | os.PathLike) -> tuple[str, ...]:
         return ()
 
 
-def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview, tuple[int, int]]:
+def _mapped(path: str | os.PathLike[str]) -> tuple[dict, memoryview, tuple[int, int]]:
     """The header and the bytes of a file with the right length, with its device and inode."""
     with _opened(path) as file:
         header, status = _header(file), os.fstat(file.fileno())
@@ -184,7 +184,7 @@ def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview, tuple[int, int]]
 
 
 @contextmanager
-def _opened(path: str | os.PathLike) -> Iterator[BinaryIO]:
+def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     with open(path, "rb", opener=open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no regular file")
