@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama import SamplerConfig
+from oxillama import MetricsSnapshot, SamplerConfig
+from oxillama.engine.metrics import HistogramSnapshot
 
 GREEDY = SamplerConfig.greedy()
 
@@ -496,6 +497,22 @@ def test_what_is_printed_says_what_is_asked_first(engine):
     with oxillama.load(num_threads=1) as closed:
         pass
     assert repr(closed) == "<InferenceEngine closed>"
+    assert repr(SamplerConfig()) == "SamplerConfig()"
+    assert repr(SamplerConfig(top_k=5, stop=["a"])) == "SamplerConfig(top_k=5, stop=('a',))"
+    assert repr(closed.engine_config) == "EngineConfig(num_threads=1)"
+    assert repr(engine.config).endswith(
+        "layers=5, states=(5 x Pages(heads=4, key=8, value=8, window=0)), causal=True, "
+        "generates=True, pooling=None, labels=(), rope_near=None)"
+    )
+    assert repr(engine.tokenizer) == "<TokenizerBridge llama, 512 tokens>"
+    told = repr(MetricsSnapshot(steps_total=2, queue_seconds=HistogramSnapshot((1, 2), 1.5)))
+    assert told == (
+        "MetricsSnapshot(steps_total=2, "
+        "queue_seconds=<HistogramSnapshot 3 durations, mean 0.500000 s>)"
+    )
+    grammar = oxillama.Grammar.parse('root ::= "a"')
+    assert repr(grammar) == "<Grammar of 1 rule>"
+    assert repr(grammar.state()) == "<GrammarState after 0 bytes>"
     assert unescape(closed._repr_html_()) == "<code><InferenceEngine closed></code>"
 
 
@@ -640,8 +657,15 @@ def test_a_closed_engine_says_so_and_holds_no_model(stories):
     engine = oxillama.load(stories)
     core = engine._loaded.core
     engine.generate("Once", max_tokens=2)
+    with engine.session() as session:
+        engine.prefill("Once", session=session)
+    assert repr(session) == f"<Session {len(session)} tokens, 0 evaluated, idle>"
+    other = engine.session()
     engine.close()
     engine.close()
+    session.close()
+    with other:  # nothing is left to release
+        pass
     for door in (
         lambda: engine.generate("Once"),
         lambda: engine.tokenize("x"),

@@ -15,6 +15,7 @@ from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.model.rope import RopeOverrides
 from oxillama.sampling import SamplerConfig
+from oxillama.sampling.config import changed_fields
 from oxillama.tokenizer import ChatTemplate
 from oxillama.tokenizer.builtin_templates import template_source
 from oxillama.weights.offload import Budget, OffloadPolicy, PinnedHotSet
@@ -215,6 +216,10 @@ class EngineConfig:
         for name, value in self.rope().given().items():
             # 10000 is 10000.0: equal configs are saved as equal bytes
             object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        """The fields that are not at their defaults."""
+        return changed_fields(self)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, function: str) -> EngineConfig:

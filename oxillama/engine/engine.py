@@ -134,6 +134,11 @@ class EngineCore:
         return program
 
     @property
+    def closed(self) -> bool:
+        """Whether it has been closed, which released the pages of every session."""
+        return self._loop.closed
+
+    @property
     def speculator(self) -> Speculator | None:
         """Drafts candidates for requests; None if nothing speculates."""
         return self._loop.speculator

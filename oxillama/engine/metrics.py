@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, fields
 
+from oxillama.sampling.config import changed_fields
+
 _HELP = {
     "requests_started_total": "Requests submitted.",
     "requests_completed_total": "Requests that ended by themselves.",
@@ -80,6 +82,11 @@ class HistogramSnapshot:
         """How many durations were counted."""
         return sum(self.counts)
 
+    def __repr__(self) -> str:
+        """How many durations, and their mean."""
+        mean = self.sum / self.count if self.count else 0.0
+        return f"<HistogramSnapshot {self.count} durations, mean {mean:.6f} s>"
+
     def quantile(self, share: float) -> float:
         """An upper bound (seconds) of the shortest `share` of the durations; 0 when none was
         counted.
@@ -130,6 +137,10 @@ class MetricsSnapshot:
     queue_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
     first_token_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
     inter_token_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
+
+    def __repr__(self) -> str:
+        """What was counted."""
+        return changed_fields(self)
 
     def to_prometheus(self, *, prefix: str = "oxillama") -> str:
         """The snapshot in Prometheus' text exposition format 0.0.4."""

@@ -49,6 +49,10 @@ class Owner(Protocol):
     context_size: int
     lock: Any
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, with the pages of all sessions released."""
+
     def new_session(self) -> Session:
         """An empty session."""
 
@@ -285,9 +289,19 @@ class Session:
         self.owner.require_snapshots().to_file(self, path, compress=compress, full=full)
 
     def close(self) -> None:
-        """Release the pages for good; the tokens can still be read."""
-        with self.owner.exclusive(self):
-            self.owner.drop(self)
+        """Release the pages for good; the tokens can still be read. Of an engine that is closed or
+        gone, nothing is left to release.
+        """
+        owner = self._owner()
+        if owner is not None and not owner.closed:
+            with owner.exclusive(self):
+                owner.drop(self)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:

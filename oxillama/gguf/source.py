@@ -100,7 +100,8 @@ def _view(source: Any) -> Shard:
         return Shard(view.cast("B").toreadonly(), "bytes", None)
     except TypeError:
         raise GgufError(
-            f"source: a {type(source).__name__}, wanted a path or a contiguous bytes-like object"
+            f"source: found {type(source).__name__}, wanted a path or a contiguous bytes-like "
+            "object"
         ) from None
 
 

@@ -8,7 +8,8 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -80,6 +81,18 @@ class ModelConfig:
     labels: tuple[str, ...] = ()
     # tokens beyond which sequences have other rope factors (LongRoPE), None where all have the same
     rope_near: int | None = None
+
+    def __repr__(self) -> str:
+        """Every field; layers in a row that keep the same are counted."""
+        parts = []
+        for each in fields(self):
+            told = repr(getattr(self, each.name))
+            if each.name == "states":
+                runs = [(state, len(list(run))) for state, run in groupby(self.states)]
+                told = ", ".join(f"{count} x {state!r}" for state, count in runs)
+                told = f"({told})"
+            parts.append(f"{each.name}={told}")
+        return f"ModelConfig({', '.join(parts)})"
 
     @property
     def kv_layers(self) -> tuple[tuple[int, int, int], ...]:
@@ -292,7 +305,7 @@ def load_model(
     num_threads: int = 0,
     max_rows: int = 512,
     progress: Progress | None = None,
-    sidecar: str | os.PathLike | Literal[False] = False,
+    sidecar: str | os.PathLike[str] | Literal[False] = False,
     rope: RopeOverrides = AS_FILED,
     offload: OffloadPolicy = None,
 ) -> Model:

@@ -7,7 +7,7 @@ honoured raises a ConfigError with the field, the value found and the values wan
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from oxillama.errors import ConfigError
@@ -122,6 +122,10 @@ class SamplerConfig:
             }
         )
 
+    def __repr__(self) -> str:
+        """The fields that are not at their defaults."""
+        return changed_fields(self)
+
     def replace(self, **changes: Any) -> "SamplerConfig":
         """A copy with some fields changed, checked again."""
         unknown = sorted(set(changes) - {f.name for f in fields(self)})
@@ -207,6 +211,17 @@ _RANGES: dict[str, tuple[float, float, type]] = {
     "dynatemp_exponent": (0, INF, float),
     "min_tokens": (0, 2**31 - 1, int),
 }
+
+
+def changed_fields(made: Any) -> str:
+    """A short `repr` of a dataclass: its fields that are not at their defaults."""
+    parts = []
+    for each in fields(made):
+        value = getattr(made, each.name)
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if value != default:
+            parts.append(f"{each.name}={value!r}")
+    return f"{type(made).__name__}({', '.join(parts)})"
 
 
 def _number(name: str, value: Any, low: float, high: float, kind: type) -> Any:

@@ -62,6 +62,10 @@ class TokenizerBridge:
         self._user_defined = SpecialTokens(added)
         self._bytes = _Bytes(self._spell)
 
+    def __repr__(self) -> str:
+        """The vocabulary's model and size."""
+        return f"<TokenizerBridge {self.vocabulary.model}, {len(self.vocabulary.tokens)} tokens>"
+
     @classmethod
     def from_metadata(
         cls, metadata: Mapping[str, Any], *, allow_unknown_pre: bool = False
@@ -81,7 +85,9 @@ class TokenizerBridge:
         return cls(vocabulary, encoder(vocabulary))
 
     @classmethod
-    def from_gguf(cls, path: str | PathLike, *, allow_unknown_pre: bool = False) -> TokenizerBridge:
+    def from_gguf(
+        cls, path: str | PathLike[str], *, allow_unknown_pre: bool = False
+    ) -> TokenizerBridge:
         """From a GGUF file, which may contain only a vocabulary."""
         from oxillama.gguf import GgufReader
 
@@ -90,7 +96,7 @@ class TokenizerBridge:
 
     @classmethod
     def from_tokenizer_json(
-        cls, source: str | PathLike, *, metadata: Mapping[str, Any] | None = None
+        cls, source: str | PathLike[str], *, metadata: Mapping[str, Any] | None = None
     ) -> TokenizerBridge:
         """From a `tokenizer.json` (its text, or a path to it). Special ids and flags come from
         `metadata` if it has them.
