@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, Unpack
@@ -33,6 +34,8 @@ _HEADERS = {
     "content-security-policy": "default-src 'self'",
 }
 _SAFE = ("GET", "HEAD", "OPTIONS")
+_CORS_HEADERS = ("authorization", "content-type", "x-api-key")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")  # the name of a header field
 
 
 class App:
@@ -276,9 +279,12 @@ class App:
         origin = call.request.headers.get("origin")
         if origin is not None and self._allowed(origin):
             headers["access-control-allow-methods"] = allow
-            headers["access-control-allow-headers"] = (
-                "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
+            # whatever is asked for: clients in browsers send fields of their own (x-stainless-*)
+            asked = call.request.headers.get("access-control-request-headers", "").lower()
+            names = dict.fromkeys(
+                [*_CORS_HEADERS, *filter(_TOKEN.fullmatch, map(str.strip, asked.split(",")))]
             )
+            headers["access-control-allow-headers"] = ", ".join(names)
             headers["access-control-max-age"] = "600"
         return Response(status_code=204, headers=headers)
 

@@ -223,7 +223,17 @@ def test_allowed_origins_are_named_and_have_no_credentials():
         assert answer.headers["access-control-allow-origin"] == "http://app.example"
         assert "access-control-allow-credentials" not in answer.headers
         preflight = server.client.request("OPTIONS", "/tokenize", headers=good)
-        assert "content-type" in preflight.headers["access-control-allow-headers"]
+        assert preflight.headers["access-control-allow-headers"] == (
+            "authorization, content-type, x-api-key"
+        )
+        # of OpenAI's and Anthropic's clients in browsers; what is no name of a field is left out
+        asked = "Content-Type, anthropic-version, X-Stainless-Lang, a b, "
+        preflight = server.client.request(
+            "OPTIONS", "/tokenize", headers={**good, "access-control-request-headers": asked}
+        )
+        assert preflight.headers["access-control-allow-headers"] == (
+            "authorization, content-type, x-api-key, anthropic-version, x-stainless-lang"
+        )
         refused = server.client.request("OPTIONS", "/tokenize", headers=bad)
         assert "access-control-allow-origin" not in refused.headers
 
