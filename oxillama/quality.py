@@ -93,7 +93,10 @@ def windows_of(
         raise ConfigError(f"limit: found {limit!r}, wanted None or an integer of 1 or more")
     count = len(ids) // context if limit is None else min(len(ids) // context, limit)
     if count < 1:
-        raise ConfigError(f"text: found {len(ids)} tokens, wanted at least one window of {context}")
+        raise ConfigError(
+            f"text: found {len(ids)} tokens, wanted at least one window of {context}; a smaller "
+            f"context (--window), down to {NARROWEST}, has shorter windows"
+        )
     windows = [ids[i * context : (i + 1) * context] for i in range(count)]
     bos = _beginning(engine)
     return windows if bos is None else [[bos, *window[1:]] for window in windows]
