@@ -3,7 +3,7 @@
 A table is int32 (states, symbols): the next state, -1 where there is none; `accepts` is uint8 per state. What the symbols mean is the
 caller's (`oxillama.grammar.regular`: ranges of code points). Everything is bounded: `limit` states, and `GrammarError` beyond.
 """
-from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytearray cimport PyByteArray_AsString
 from libc.stdint cimport int32_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memcpy, memset
@@ -137,7 +137,7 @@ def product(const int32_t[:, ::1] a, const uint8_t[::1] accept_a, int start_a, c
                 if known.count > limit:
                     raise GrammarError(f"regular: needs more than {limit} states")
                 put(&flat, found)
-        found_live = live_part(flat.data, <const uint8_t *>PyByteArray_AS_STRING(accepts), at, width, 0)
+        found_live = live_part(flat.data, <const uint8_t *>PyByteArray_AsString(accepts), at, width, 0)
         return None if found_live is None else found_live[:2]
     finally:
         close_sequences(&known)

@@ -1,5 +1,5 @@
 """Which grammar nodes can match something, given which rules can: what a schema's compiler asks of every rule that it has written."""
-from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytearray cimport PyByteArray_AsString
 from libc.math cimport INFINITY
 from libc.stdlib cimport calloc, free
 
@@ -12,19 +12,19 @@ cdef enum:
 
 def finishes(tuple node, bytearray done):
     """Whether a node can match something; `done[i]`: whether rule i can."""
-    return can_finish(node, <const unsigned char *>PyByteArray_AS_STRING(done))
+    return can_finish(node, <const unsigned char *>PyByteArray_AsString(done))
 
 
 def whole(tuple node, bytearray done):
     """Whether all rules that a node calls, wherever in it, can match something, and so can all of its classes."""
-    return all_finish(node, <const unsigned char *>PyByteArray_AS_STRING(done))
+    return all_finish(node, <const unsigned char *>PyByteArray_AsString(done))
 
 
 def capacity(tuple register, bytearray done=None):
     """How many a register can count: its members, and further words (`ONE`) while there are any; never so many that no word is left
     for a member that it needs. Infinite where words are unlimited. Without `done` every rule can match something.
     """
-    return counted(register, NULL if done is None else <const unsigned char *>PyByteArray_AS_STRING(done))
+    return counted(register, NULL if done is None else <const unsigned char *>PyByteArray_AsString(done))
 
 
 cdef bint can_finish(tuple node, const unsigned char *done) except -1:
