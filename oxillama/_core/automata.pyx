@@ -431,7 +431,8 @@ cdef class Partition:
 
 
 def merged(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
-    """Groups of states with equal futures: (group of each state, number of groups). The table must be trimmed.
+    """Groups of states with equal futures, in the order of their first states: (group of each state, first state of each group). The table
+    must be trimmed.
 
     Valmari, "Fast brief practical DFA minimization" (2012): states and moves are refined against each other, O(moves log states).
     """
@@ -440,7 +441,7 @@ def merged(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
     cdef Partition states = Partition(n)
     cdef Partition cords = Partition(moves.n)
     out = np.zeros(n, np.int32)
-    cdef int32_t[::1] found = out
+    cdef int32_t[::1] found = out, first, number
     for s in range(n):
         if accepts[s]:
             states.mark(<int32_t>s)
@@ -458,9 +459,18 @@ def merged(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
                     cords.mark(moves.into[at])
             cords.split()
             state_group += 1
+    firsts = np.empty(states.count, np.int32)
+    first, number = firsts, np.empty(states.count, np.int32)
+    number[:] = -1
+    at = 0
     for s in range(n):
-        found[s] = states.group[s]
-    return out, states.count
+        i = states.group[s]
+        if number[i] < 0:
+            number[i] = <int32_t>at
+            first[at] = <int32_t>s
+            at += 1
+        found[s] = number[i]
+    return out, firsts
 
 
 cdef class Subsets:

@@ -189,21 +189,12 @@ class Dfa:
         dfa = self.trimmed()
         if not dfa._live:
             return dfa
-        groups, count = automata.merged(dfa.moves, dfa.accepts)
-        if count == len(dfa.moves):
+        groups, first = automata.merged(dfa.moves, dfa.accepts)
+        if len(first) == len(dfa.moves):
             return dfa
-        _, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
-        # groups in the order of their first states
-        order = np.argsort(first)
-        place = np.empty(count + 1, np.int32)
-        place[order] = np.arange(count, dtype=np.int32)
-        place[count] = -1
-        fresh = np.append(place[numbers], np.int32(-1))
+        target = np.append(groups, np.int32(-1))  # the last: where -1 leads
         return Dfa._of_tables(
-            dfa.symbols,
-            fresh[dfa.moves[first[order]]],
-            dfa.accepts[first[order]],
-            int(fresh[dfa.start]),
+            dfa.symbols, target[dfa.moves[first]], dfa.accepts[first], int(groups[dfa.start])
         )
 
     def spans(self, least: int, most: int | None) -> list[tuple[tuple[int, int], ...]]:
