@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from oxillama._core.schemas import ENFORCED
 from oxillama.grammar import JsonSchemaCompiler
-from oxillama.grammar.schema.document import ENFORCED, Document
+from oxillama.grammar.schema.document import Document
 from oxillama.grammar.schema.expander import Expander
 from oxillama.grammar.schema.keywords import APPLY
 

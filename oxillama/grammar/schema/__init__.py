@@ -2,10 +2,10 @@
 
 compiler   SchemaCompiler: the steps in order
 classes    the schema of a Pydantic model, dataclass or TypedDict
-values     constants of a schema; document: its nodes, references resolved
-expander   logic into cases, with keywords (what holds), negation (what must fail), disjoint
-           (branches of oneOf), entailment (what a case meets already), validity (constants
-           against a schema) and case (one case)
+values     constants of a schema; document: its nodes, references resolved (the nodes themselves
+           are numbered in `_core.schemas`)
+expander   logic into cases (the loop is `_core.expansion`, one case `_core.cases`), with keywords
+           (what holds), negation (what must fail) and validity (constants against a schema)
 survey     which rules can be written later
 emit       cases into rules, with objects, arrays and numbers
 spelling   how JSON values are written; numerals: numbers within bounds

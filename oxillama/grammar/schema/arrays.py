@@ -4,6 +4,8 @@
 
 from fractions import Fraction
 
+from oxillama._core.cases import Case
+from oxillama._core.schemas import TRUE, canonical, kind_of
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     CHECK,
@@ -19,10 +21,9 @@ from oxillama.grammar.nodes import (
     seq,
 )
 from oxillama.grammar.regular import MANY, MAX_NETWORK
-from oxillama.grammar.schema.case import Case
-from oxillama.grammar.schema.document import TRUE, contradicts
+from oxillama.grammar.schema.document import contradicts
 from oxillama.grammar.schema.validity import holds
-from oxillama.grammar.schema.values import canonical, exact, kind_of, load
+from oxillama.grammar.schema.values import exact, load
 
 MAX_LISTED = 4096  # numbers tried one by one to know how many different items there are
 
@@ -332,5 +333,5 @@ def _loose(case: Case) -> Case:
 
 def _without_contains(case: Case) -> Case:
     other = case.copy()
-    other.contains = []
+    other.contains = ()
     return other

@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from oxillama._core.schemas import FALSE, TRUE
 from oxillama.errors import GrammarError
 from oxillama.grammar.schema.classes import ClosedSchema, schema_of
-from oxillama.grammar.schema.document import FALSE, TRUE, Document
+from oxillama.grammar.schema.document import Document
 from oxillama.grammar.schema.emit import Emitter
 from oxillama.grammar.schema.expander import Expander
 from oxillama.grammar.schema.values import load

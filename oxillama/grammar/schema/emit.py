@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import cast
 
+from oxillama._core.cases import Case
+from oxillama._core.expansion import MAX_CASES
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     ANY,
@@ -41,9 +43,8 @@ from oxillama.grammar.regular import Dfa, meet
 from oxillama.grammar.schema import numerals
 from oxillama.grammar.schema import spelling as sp
 from oxillama.grammar.schema.arrays import array as array_node
-from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.document import Document
-from oxillama.grammar.schema.expander import MAX_CASES, Expander, language
+from oxillama.grammar.schema.expander import Expander, language
 from oxillama.grammar.schema.formats import format_pattern
 from oxillama.grammar.schema.numbers import numeric
 from oxillama.grammar.schema.objects import names_but
@@ -112,6 +113,7 @@ class Emitter:
         self.settle()
         # what was put off splits into few cases, each of its own, whenever it is written
         self.expander.most_steps = 1 << 60
+        self.expander.forget(self.numbers)
         none = endless(self.rules, self.needs)
         if none:
             self.done = bytearray(b"\1" * len(self.rules))
@@ -172,7 +174,7 @@ class Emitter:
         if isinstance(key, tuple):
             return f"{key[0]}-{index}"
         node = min((n for n, _ in key), default=0)
-        tail = self.document.pointers[node].rpartition("/")[2] if node else "value"
+        tail = self.document.pointer(node).rpartition("/")[2] if node else "value"
         clean = "".join(c if c.isascii() and c.isalnum() else "-" for c in tail)[:24].strip("-")
         return f"{clean or 'schema'}-{index}"
 
@@ -244,7 +246,7 @@ class Emitter:
             return numerals.any_integer()
         if key == "number":
             return numerals.any_number()
-        self.where = self.document.pointers[min((n for n, _ in key), default=0)] or "/"
+        self.where = self.document.where(min((n for n, _ in key), default=0))
         return choice(*(self.case_node(case) for case in self.expander.cases(key)))
 
     def case_node(self, case: Case) -> tuple:

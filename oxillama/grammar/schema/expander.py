@@ -1,55 +1,41 @@
 """Turns a conjunction of schemas into a list of cases with no logic left in them.
 
 `Expander.cases(literals)` turns a set of literals (schema nodes that must or must not hold) into a
-disjunction of `Case`. Conjunctions add constraints to a case; `anyOf`, `oneOf`, `if`, `dependent*`
-and the negation of any keyword split it; contradictions drop it. Sub-schemas of items and
-properties stay literals, so recursion needs no unrolling: a grammar rule is a set of literals, and
-there are finitely many. `keywords` defines what a keyword adds to a case, `negation` how it can
-fail, and `disjoint` what distinguishes the branches of a `oneOf`.
+disjunction of `Case`; how it splits is `_core.expansion`'s. Sub-schemas of items and properties
+stay literals, so recursion needs no unrolling: a grammar rule is a set of literals, and there are
+finitely many. `keywords` defines what a keyword adds to a case, `negation` how it can fail. Here
+is the rest: values and texts that schemas list, demands for some member, and `unevaluated*`.
 """
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
+from oxillama._core.cases import INFINITE, Branch, Case, Member, branches_of
+from oxillama._core.expansion import Expansion
+from oxillama._core.schemas import FALSE, TRUE, canonical
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import few_matches, search_automaton
 from oxillama.grammar.regular import Dfa, meet
-from oxillama.grammar.schema.case import (
-    BLANK,
-    INFINITE,
-    Action,
-    Branch,
-    Case,
-    Demand,
-    Forbid,
-    IfThere,
-    Member,
-    Require,
-    branches_of,
-)
-from oxillama.grammar.schema.document import FALSE, MAX_HOPS, TRUE, Document, contradicts
-from oxillama.grammar.schema.entailment import met, never, silent
+from oxillama.grammar.schema.document import Document, contradicts
 from oxillama.grammar.schema.formats import format_automaton
-from oxillama.grammar.schema.keywords import APPLY, in_place
-from oxillama.grammar.schema.negation import negate
+from oxillama.grammar.schema.keywords import APPLY, declared, in_place, note_evaluated
+from oxillama.grammar.schema.negation import Act, negate
 from oxillama.grammar.schema.validity import holds
-from oxillama.grammar.schema.values import canonical
 
-MAX_CASES = 1500
 MAX_TEXTS = 8  # combinations of what a string may be that are cases of their own
 TEXT = frozenset(["string"])
-OBJECT = frozenset(["object"])
 MAX_SHARED = 3  # demands for members without a declared name, up to which one may meet several
 MAX_NAMES = 16  # names tried one by one for a demand that some member must meet, texts of a pattern
-MAX_STEPS = 30_000  # cases looked at for one schema, those that turned out impossible included
 
 
-class Expander:
+class Expander(Expansion):
     """Expands literals of one document. `refuse(pointer, keyword, why)` is called for a keyword
     that cannot be enforced (it raises, or warns). loose: members may come in any order, and
     whether a name is declared changes nothing.
     """
+
+    document: Document
 
     def __init__(
         self,
@@ -58,52 +44,17 @@ class Expander:
         *,
         loose: bool = False,
     ):
-        self.document, self.refuse, self.loose = document, refuse, loose
-        self.memo: dict[frozenset, list[Case]] = {}
-        # for `entailment`: by literals and one more, whether they imply it; by literals, their
-        # values; by node, the values that it lists; by node, what it says if that is plain
-        self.implied: dict[tuple[frozenset, tuple[int, bool]], bool] = {}
-        self.few: dict[frozenset, list | None] = {}
-        self.values: dict[int, dict | None] = {}
-        self.scalars: dict[int, bool] = {}
+        super().__init__(document, APPLY, loose=loose)
+        self.refuse = refuse
+        self.few: dict[frozenset, list | None] = {}  # by literals, their values
         self.listed: dict[int, tuple[set, bool] | None] = {}
-        self.plain: dict[int, tuple | None] = {}
-        # by node, the ways in which it can fail, the keywords that it applies, and what it says of
-        # members; by branches, the strings that meet them
-        self.failing: dict[int, tuple[Branch, ...]] = {}
-        self.applied: dict[int, list[tuple]] = {}
-        self.declared: dict[int, tuple[dict, tuple, tuple[int, bool]]] = {}
-        # by literal, what a member must satisfy that must satisfy it alone
-        self.alone: dict[tuple[int, bool], frozenset | None] = {}
+        # by branches, the strings that meet them
         self.texts: dict[tuple[Branch, ...], tuple[Case, ...] | None] = {}
         # by rules for names, the names that they leave, where those are few
         self.names: dict[tuple, list[str] | None] = {}
-        # for `disjoint`: by literals, types and required members, the branches of a `oneOf`
-        self.apart: dict[tuple, tuple[Branch, ...]] = {}
-        self.disjoint: dict[frozenset, bool] = {}  # pairs of literals
         # by literal and value, whether the value meets it
         self.verdicts: dict[tuple[int, bool], dict] = {}
-        self.working: set[frozenset] = set()
-        self.circles = 0  # how often an expansion has come back to itself
-        self.scopes = self.steps = 0
-        self.most_steps = MAX_STEPS
-
-    def cases(self, literals: frozenset) -> list[Case]:
-        """The cases of a conjunction; no cases: nothing satisfies it."""
-        known = self.memo.get(literals)
-        if known is None:
-            if literals in self.working:
-                self.circles += 1
-                raise GrammarError(
-                    f"schema {self.where(next(iter(literals))[0])}: depends on itself without "
-                    "consuming anything"
-                )
-            self.working.add(literals)
-            try:
-                known = self.memo[literals] = self._expand(literals)
-            finally:
-                self.working.discard(literals)
-        return known
+        self.scopes = 0
 
     def strings(self, literals: frozenset) -> Dfa:
         """The strings that satisfy a conjunction."""
@@ -116,144 +67,17 @@ class Expander:
         return out
 
     def where(self, node: int) -> str:
-        return self.document.pointers[node] or "/"
+        return self.document.where(node)
 
-    def _expand(self, literals: frozenset) -> list[Case]:
-        start = BLANK.copy()
-        if self.values_of(literals) is not None:
-            start.allow(self.few_values(literals) or [])
-            start.integer = self._whole(literals)
-            return [] if start.dead else [start]
-        for literal in sorted(literals):
-            Demand(literal)(start)
-        out, stack = [], [start]
-        # what needs no splitting is free: rules may be expanded after compilation
-        self.steps -= 1
-        while stack:
-            case = stack.pop()
-            self.steps += 1
-            if self.steps > self.most_steps:
-                raise GrammarError(
-                    f"schema {self.where(min(literals)[0])}: takes more than {MAX_STEPS} steps to "
-                    "split into cases"
-                )
-            if len(case.todo) == 1 and (known := self._expanded(case)) is not None:
-                stack.extend(known)
-                continue
-            if case.todo:
-                self._settle(case)
-            if case.touched or case.extras:
-                self._refute(case)
-            if case.dead or (case.past and met(self, case, case.past)):
-                continue
-            if case.values is not None:
-                # the rest of the case is about concrete values: ask the validator, all of the
-                # conjunction at once
-                case.values = [
-                    v for v in case.values if all(self.accepts(one, v) for one in literals)
-                ]
-                case.splits = ()
-                if not case.values:
-                    continue
-            if case.types == TEXT and len(case.splits) > (0 if case.patterns else 1):
-                self._join_texts(case)
-                if case.dead:
-                    continue
-            if not case.splits:
-                self._judge_unevaluated(case)
-            if case.extras and "object" in case.types:
-                self._choose_members(case)
-            if not case.splits:
-                out.append(case)
-                if len(out) > MAX_CASES:
-                    raise GrammarError(
-                        f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} "
-                        "cases"
-                    )
-                continue
-            quiet = True
-            while case.splits:
-                scope, branches = case.next_split()
-                # what a branch evaluates counts where a scope is open: all of them are followed
-                quiet = not scope and silent(self, case, branches)
-                if not (quiet and met(self, case, branches)):
-                    break
-            else:
-                stack.append(case)
-                continue
-            case.scope, made = scope, []
-            for branch in branches:
-                other = case.copy()
-                for act in branch.actions:
-                    act(other)
-                    if other.dead:
-                        break
-                else:
-                    made.append(other)
-                    if quiet and not self._exclude(case, branch):
-                        case.past += (branch,)
-                    if case.dead:
-                        break
-            stack.extend(reversed(made))
-            if len(stack) > MAX_CASES:
-                raise GrammarError(
-                    f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases"
-                )
-        return out
+    def lists_scalars(self, node: int) -> bool:
+        """Whether a few listed scalars are all that meets a node."""
+        schema = self.document.keywords(self.document.behind(node))
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list):
+            return not any(isinstance(v, (dict, list)) for v in values)
+        return self.texts_of(((node, True),)) is not None
 
-    def _exclude(self, case: Case, branch: Branch) -> bool:
-        """Makes a case of an object one without what meets a branch, where one demand on a member
-        says so; returns whether it did. Not where members have an order: what is said of a member
-        would give it a place.
-        """
-        act = branch.alone
-        if not self.loose or case.types != OBJECT:
-            return False
-        if isinstance(act, Forbid):
-            case.require(act.name)
-        elif isinstance(act, Require) or (isinstance(act, Member) and act.literal == TRUE):
-            if not case.declares(act.name):
-                return False
-            case.forbid(act.name)
-        elif isinstance(act, (Member, IfThere)) and self._lists_others(act.literal):
-            other = IfThere if isinstance(act, Member) else Member
-            other(act.name, (act.literal[0], True))(case)
-        else:
-            return False
-        self._refute(case)
-        return True
-
-    def _lists_others(self, literal: tuple[int, bool]) -> bool:
-        """Whether all but a few listed scalars meet a literal."""
-        node, sign = literal
-        if sign or not node:
-            return False
-        if node not in self.scalars:
-            schema = self.document.keywords(self._referred((node, True)))
-            values = [schema["const"]] if "const" in schema else schema.get("enum")
-            self.scalars[node] = (
-                not any(isinstance(v, (dict, list)) for v in values)
-                if isinstance(values, list)
-                else self.texts_of([(node, True)]) is not None
-            )
-        return self.scalars[node]
-
-    def _expanded(self, case: Case) -> list[Case] | None:
-        """The cases of a case that only has one literal to meet, where they are known."""
-        ((literal, scope),) = case.todo
-        known = self.memo.get(frozenset((literal,)))
-        if known is None or scope or not case.only_todo():
-            return None
-        if any(one.unevaluated for one in known):  # judged once, in the case that they are part of
-            return None
-        out = []
-        for one in reversed(known):
-            other = one.copy()
-            other.past = case.past
-            out.append(other)
-        return out
-
-    def _whole(self, literals) -> bool:
+    def whole(self, literals) -> bool:
         """Whether one of the literals, or what it refers to or is made of, wants its numbers to be
         integers.
         """
@@ -274,47 +98,17 @@ class Expander:
             todo += [other for other, sign in inside if sign]
         return False
 
-    def values_of(self, literals) -> dict | None:
-        """The values of a plain `enum` or `const` among the literals, by their canonical forms:
-        everything else then only filters them.
+    def texts_listed(self, node: int) -> dict | None:
+        """The strings that meet a plain `pattern`, by their canonical forms; None where it is none,
+        or more than `MAX_NAMES` match.
         """
-        for literal in literals:
-            node = self._referred(literal)
-            if node not in self.values:
-                schema = self.document.keywords(node) if node else {}
-                values = [schema["const"]] if "const" in schema else schema.get("enum")
-                listed = isinstance(values, list)
-                self.values[node] = {canonical(v): v for v in values or ()} if listed else None
-            if self.values[node] is not None:
-                return self.values[node]
+        schema = self.document.keywords(node)
+        if "pattern" in schema and schema.get("type") == "string":
+            with contextlib.suppress(GrammarError):  # raised where it is demanded
+                found = few_matches(schema["pattern"], MAX_NAMES)
+                if found is not None:
+                    return {canonical(text): text for text in found}
         return None
-
-    def texts_of(self, literals) -> dict | None:
-        """The same of a plain `pattern` that at most `MAX_NAMES` strings match."""
-        for literal in literals:
-            node = self._referred(literal)
-            schema = self.document.keywords(node) if node else {}
-            if "pattern" in schema and schema.get("type") == "string":
-                with contextlib.suppress(GrammarError):  # raised where it is demanded
-                    found = few_matches(schema["pattern"], MAX_NAMES)
-                    if found is not None:
-                        return {canonical(text): text for text in found}
-        return None
-
-    def _referred(self, literal: tuple[int, bool]) -> int:
-        """The node of a literal, behind references; 0 where it must not hold."""
-        node, sign = literal
-        if not sign:
-            return 0
-        for _ in range(MAX_HOPS):
-            schema = self.document.keywords(node) if node else {}
-            if "$ref" not in schema:
-                break
-            target, truth = self.document.resolve(node, schema["$ref"])
-            if not (truth and target):
-                break
-            node = target
-        return node
 
     def few_values(self, literals: frozenset) -> list | None:
         """The values that meet all of the literals, where one of them lists values or is a pattern
@@ -324,6 +118,7 @@ class Expander:
             left = self.values_of(literals)
             if left is None:
                 left = self.texts_of(literals)
+            excluded: set = set()
             for literal in literals:
                 if not left:
                     break
@@ -331,14 +126,20 @@ class Expander:
                 listed = self._listed(node)
                 if listed is None:
                     verdicts = self.verdicts.setdefault(literal, {})
+                    left = {k: v for k, v in left.items() if k not in excluded}
                     for k, v in left.items():
                         if k not in verdicts:
                             verdicts[k] = holds(self.document, literal, v)
                     left = {k: v for k, v in left.items() if verdicts[k]}
                 else:
                     values, inside = listed
-                    left = {k: v for k, v in left.items() if (k in values) == (inside == sign)}
-            self.few[literals] = None if left is None else list(left.values())
+                    if inside == sign:
+                        left = {k: v for k, v in left.items() if k in values}
+                    else:
+                        excluded |= values
+            self.few[literals] = (
+                None if left is None else [v for k, v in left.items() if k not in excluded]
+            )
         return self.few[literals]
 
     def accepts(self, literal: tuple[int, bool], value) -> bool:
@@ -367,54 +168,7 @@ class Expander:
             return None
         return {canonical(v) for v in values if holds(self.document, (node, True), v)}, True
 
-    def _settle(self, case: Case) -> None:
-        """Applies pending literals until only splits are left."""
-        while case.todo and not case.dead:
-            (literal, scope), case.todo = case.todo[0], case.todo[1:]
-            node, sign = literal
-            if (literal, scope) in case.done:
-                continue
-            case.done |= {(literal, scope), literal}
-            if (node, not sign) in case.done:
-                case.dead = True
-                return
-            schema = self.document.keywords(node)
-            if sign:
-                case.scope = scope
-                applied = self.applied.get(node)
-                if applied is None:
-                    applied = [(k, value, APPLY[k]) for k, value in schema.items() if k in APPLY]
-                    self.applied[node] = applied
-                if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
-                    self._open_scopes(case, node, schema, scope)
-                for keyword, value, handler in applied:
-                    try:
-                        handler(self, case, node, schema, value)
-                    except (GrammarError, TypeError, ValueError, AttributeError) as error:
-                        self._fail(node, keyword, value, error)
-                    if case.dead:
-                        return
-            else:
-                case.scope = frozenset()  # what fails evaluates nothing
-                branches = self.failing.get(node)
-                if branches is None:
-                    branches = self.failing[node] = branches_of(negate(self, node, schema))
-                if any(branch.literals for branch in branches):
-                    done = case.done
-                    branches = tuple(
-                        branch
-                        for branch in branches
-                        if not any((n, not truth) in done for n, truth in branch.literals)
-                    )
-                if len(branches) == 1:
-                    for act in branches[0].actions:
-                        act(case)
-                elif not branches:
-                    case.dead = True
-                else:
-                    case.split(branches, failing=True)
-
-    def _join_texts(self, case: Case) -> None:
+    def join_texts(self, case: Case) -> None:
         """Of a string, splits that would make many combinations are kept as they are: one automaton
         is the intersection of their unions, however many combinations there are.
         """
@@ -444,7 +198,7 @@ class Expander:
             case.types = TEXT
             for act in branch.actions:
                 act(case)
-            self._settle(case)
+            self.settle(case)
             for _, inner, _ in case.splits if not case.dead else ():
                 texts = self._texts(branches_of(inner(case)) if callable(inner) else inner)
                 if texts is None:
@@ -457,12 +211,12 @@ class Expander:
                 out.append(case)
         return tuple(out)
 
-    def _candidates(self, case: Case, extra) -> list[list[Action]]:
+    def _candidates(self, case: Case, extra) -> list[list[Act]]:
         """The members that can meet a demand for some member: each that fits of those declared and
         of the few other names there are, or one without a declared name.
         """
         excluded, must, must_not, literal, names = extra
-        out: list[list[Action]] = []
+        out: list[list[Act]] = []
         few = self._names_for(case, extra)
         declared = (n for properties, _, _ in case.objects for n in properties)
         for name in dict.fromkeys([*declared, *case.required, *(few or ())]):
@@ -507,7 +261,7 @@ class Expander:
             self.names[key] = None if allowed is None else allowed.finite(MAX_NAMES)
         return self.names[key]
 
-    def _choose_members(self, case: Case) -> None:
+    def choose_members(self, case: Case) -> None:
         """Splits by the members that can meet demands for some member: at once in a closed object,
         where no more will be declared, else one by one when nothing else is left to split. In
         any order those that few names can meet come first: they declare names.
@@ -524,24 +278,7 @@ class Expander:
             case.split(self._candidates(case, extras[at]), failing=True)
             left -= 1
 
-    def _refute(self, case: Case) -> None:
-        """Drops objects where a demanded member cannot be there: before its case is split further.
-        Looked at are demands for some member, and those members of which more is demanded.
-        """
-        if "object" not in case.types:
-            return
-        for excluded, *_ in case.extras:
-            for properties, patterns, rest in case.objects:
-                if rest == FALSE and not patterns and excluded.issuperset(properties):
-                    case.drop("object")
-                    return
-        for name in case.touched:
-            if name in case.required and never(self, case, name):
-                case.drop("object")
-                break
-        case.touched = ()
-
-    def _open_scopes(self, case: Case, node: int, schema: dict, scope) -> None:
+    def open_scopes(self, case: Case, node: int, schema: dict, scope) -> None:
         """Starts to note what is evaluated where a schema restricts what is not."""
         for keyword in ("unevaluatedProperties", "unevaluatedItems"):
             if keyword in schema and in_place(schema) and schema.get(keyword, True) is not True:
@@ -552,7 +289,7 @@ class Expander:
                     (self.scopes, keyword, self.literal(schema[keyword]), scope, node),
                 )
 
-    def _judge_unevaluated(self, case: Case) -> None:
+    def judge_unevaluated(self, case: Case) -> None:
         """Once a case is settled, what is left unevaluated in it is known: a constraint like
         `additionalProperties` or `items`.
         """
@@ -580,7 +317,7 @@ class Expander:
 
     # ------------------------------------------------------------------ keywords that must hold
 
-    def _fail(self, node: int, keyword: str, value, error: Exception) -> None:
+    def fail(self, node: int, keyword: str, value, error: Exception) -> None:
         """Refuses a keyword that cannot be enforced; raises for a value that it cannot have."""
         if not isinstance(error, GrammarError):
             raise GrammarError(
@@ -591,69 +328,22 @@ class Expander:
             raise error
         self.refuse(self.where(node), keyword, str(error))
 
-    def literal(self, schema, sign: bool = True):
-        return self.document.literal(schema, sign)
+    def negate(self, node: int, schema: dict) -> list[list[Act]]:
+        return negate(self, node, schema)
 
-    def property_literals(self, case: Case, name: str) -> frozenset | None:
-        """What a property of this name must satisfy; None where it cannot be there."""
-        if name in case.forbidden or (
-            case.names and not all(holds(self.document, literal, name) for literal in case.names)
-        ):
-            return None
-        out = set()
-        for properties, patterns, rest in case.objects:
-            literal = properties.get(name)
-            if not patterns:
-                out.add(rest if literal is None else literal)
-                continue
-            matched = [] if literal is None else [literal]
-            matched += [
-                one for source, one in patterns if search_automaton(source).accepts_text(name)
-            ]
-            out.update(matched or [rest])
-        return self._together(out)
+    def declare(self, node: int, schema: dict) -> tuple[dict, tuple, tuple[int, bool]]:
+        return declared(self, node, schema)
 
-    def properties(self, case: Case, names: Collection[str]) -> list[frozenset | None]:
-        """`property_literals` of several names: only those objects are looked at for each of them
-        that say something of every member.
-        """
-        objects = case.objects
-        if len(objects) < 3:
-            return [self.property_literals(case, name) for name in names]
-        said: dict[str, set] = {name: set() for name in names}
-        wide = []
-        for entry in objects:
-            properties, patterns, rest = entry
-            if patterns or rest != TRUE:
-                wide.append(entry)
-                continue
-            for name, literal in properties.items():
-                if name in said:
-                    said[name].add(literal)
-        if wide or case.names:
-            part = case.copy()
-            part.objects = tuple(wide)
-            for name, out in said.items():
-                found = self.property_literals(part, name)
-                out.update((FALSE,) if found is None else found)
-        return [
-            None if name in case.forbidden else self._together(out) for name, out in said.items()
-        ]
+    def note_evaluated(self, case: Case, schema: dict, entry: tuple) -> None:
+        note_evaluated(case, schema, entry)
 
-    def _together(self, literals: set) -> frozenset | None:
-        """Literals of one value; None where they exclude each other at first sight."""
-        if len(literals) == 1:
-            (literal,) = literals
-            if literal not in self.alone:
-                one = frozenset() if literal == TRUE else frozenset(literals)
-                self.alone[literal] = None if literal == FALSE else one
-            return self.alone[literal]
-        if FALSE in literals:
-            return None
-        literals.discard(TRUE)
-        if len(literals) > 1 and any((node, not sign) in literals for node, sign in literals):
-            return None
-        return frozenset(literals)
+    def matches(self, source: str, name: str) -> bool:
+        """Whether a pattern matches a name."""
+        return search_automaton(source).accepts_text(name)
+
+    def accepts_name(self, literal: tuple[int, bool], name: str) -> bool:
+        """Whether a name meets what is said of names."""
+        return holds(self.document, literal, name)
 
 
 def language(case: Case) -> Dfa:
@@ -672,11 +362,11 @@ def language(case: Case) -> Dfa:
     return dfa if dfa is not None else Dfa.everything()
 
 
-def _owing(case: Case, demand: tuple) -> list[list[Action]]:
+def _owing(case: Case, demand: tuple) -> list[list[Act]]:
     """The ways to meet a demand by a member without a declared name: one of its own, or one that
     another such demand has.
     """
-    alone: list[Action] = [lambda f: f.add("owed", demand)]
+    alone: list[Act] = [lambda f: f.add("owed", demand)]
     if sum(len(values) for *_, values, _ in case.owed) >= MAX_SHARED:
         return [alone]
     out = [alone]

@@ -2,34 +2,18 @@
 the table of what is enforced.
 """
 
+from oxillama._core.cases import INFINITE, Demand, Forbid, Only, Require
+from oxillama._core.expansion import apply_objects, apply_required, apply_type
+from oxillama._core.schemas import FALSE, IN_PLACE, REFERENCES, TRUE, escape, kind_of
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import parse_regex
-from oxillama.grammar.schema.case import INFINITE, Demand, Forbid, Only, Require
-from oxillama.grammar.schema.disjoint import one_branches
-from oxillama.grammar.schema.document import FALSE, IN_PLACE, REFERENCES, TRUE, TYPES, escape
 from oxillama.grammar.schema.formats import FORMATS
-from oxillama.grammar.schema.values import exact, kind_of
+from oxillama.grammar.schema.values import exact
 
-OPENING = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties"))
 # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at
 # it
 MAX_SUBSETS = 5
 _ELSEWHERE = IN_PLACE.union(REFERENCES)
-
-
-def _type(ex, case, node, schema, value):
-    names = value if isinstance(value, list) else [value]
-    if not names:
-        case.dead = True
-        return
-    for name in names:
-        if name not in TYPES and name != "integer":
-            raise GrammarError(f"schema {ex.where(node)}: keyword 'type': {name!r} is not a type")
-    case.only(*("number" if name == "integer" else name for name in names))
-    if "number" in case.types and "number" not in names:
-        case.integer = True
-        if case.fraction:
-            case.drop("number")
 
 
 def _fraction(ex, case, node, schema, value):
@@ -136,6 +120,8 @@ def _arrays(ex, case, node, schema, value):
         return
     prefix, rest = array_schemas(ex, node, schema)
     case.add("arrays", (tuple(ex.literal(s) for s in prefix), ex.literal(rest)))
+    if not case.scope:
+        return
     whole = "items" in schema and (
         "additionalItems" in schema or not isinstance(schema["items"], list)
     )
@@ -175,43 +161,23 @@ def in_place(schema: dict) -> bool:
 
 def _contains(ex, case, node, schema, value):
     least, most = schema.get("minContains", 1), schema.get("maxContains")
-    case.add("spans", (case.scope, -1 if ex.document.draft_of(node) >= 2020 else 0))
+    if case.scope:
+        case.add("spans", (case.scope, -1 if ex.document.draft_of(node) >= 2020 else 0))
     if least == 0 and most is None:
         return
     case.add("contains", (ex.literal(value), int(least), None if most is None else int(most), 0))
 
 
-def _objects(ex, case, node, schema, value):
-    """`properties`, `patternProperties` and `additionalProperties` together, when the first of them
-    is met.
-    """
-    first = next(
-        k
-        for k in schema
-        if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
+def note_evaluated(case, schema, entry):
+    """Notes the members that a schema evaluates, where a scope is open."""
+    properties, patterns, _ = entry
+    whole = "additionalProperties" in schema or (
+        "unevaluatedProperties" in schema and not in_place(schema)
     )
-    if schema[first] is not value:
-        return
-    if node not in ex.declared:
-        ex.declared[node] = _declared(ex, node, schema)
-    properties, patterns, rest = ex.declared[node]
-    case.add("objects", (properties, patterns, rest))
-    case.touched += case.required
-    case.opened = case.opened or not OPENING.isdisjoint(schema)
-    case.add(
-        "seen",
-        (
-            case.scope,
-            frozenset(properties),
-            tuple(source for source, _ in patterns),
-            "additionalProperties" in schema
-            or "unevaluatedProperties" in schema
-            and not in_place(schema),
-        ),
-    )
+    case.add("seen", (case.scope, frozenset(properties), tuple(s for s, _ in patterns), whole))
 
 
-def _declared(ex, node, schema) -> tuple[dict, tuple, tuple[int, bool]]:
+def declared(ex, node, schema) -> tuple[dict, tuple, tuple[int, bool]]:
     """What a schema says of members: by name, by patterns of names, and of all others."""
     rest = schema.get("additionalProperties", True)
     if "additionalProperties" not in schema and not in_place(schema):
@@ -230,11 +196,6 @@ def _declared(ex, node, schema) -> tuple[dict, tuple, tuple[int, bool]]:
             continue
         patterns.append((source, ex.literal(sub)))
     return properties, tuple(patterns), ex.literal(rest)
-
-
-def _required(ex, case, node, schema, value):
-    for name in value or ():
-        case.require(name)
 
 
 def _names(ex, case, node, schema, value):
@@ -285,7 +246,7 @@ def _one_of(ex, case, node, schema, value):
     if len(literals) == 1:
         Demand(literals[0])(case)
         return
-    case.split(lambda context: one_branches(ex, context, literals))
+    case.split(lambda context: ex.one_branches(context, literals))
 
 
 def _not(ex, case, node, schema, value):
@@ -332,7 +293,7 @@ def _unique(ex, case, node, schema, value):
 
 
 APPLY = {
-    "type": _type,
+    "type": apply_type,
     "enum": _enum,
     "const": lambda ex, f, n, s, v: f.allow([v]),
     "$banned": _banned,
@@ -357,11 +318,11 @@ APPLY = {
     "maxItems": lambda ex, f, n, s, v: f.items(0, int(v)),
     "contains": _contains,
     "uniqueItems": _unique,
-    "properties": _objects,
-    "patternProperties": _objects,
-    "additionalProperties": _objects,
-    "unevaluatedProperties": _objects,
-    "required": _required,
+    "properties": apply_objects,
+    "patternProperties": apply_objects,
+    "additionalProperties": apply_objects,
+    "unevaluatedProperties": apply_objects,
+    "required": apply_required,
     "propertyNames": _names,
     "minProperties": lambda ex, f, n, s, v: f.properties(int(v)),
     "maxProperties": lambda ex, f, n, s, v: f.properties(0, int(v)),

@@ -6,10 +6,10 @@ applied as made-up ones; keywords whose names begin with `$` and that no draft k
 `$fraction`, `$notMultiple`, `$notPattern`, `$notFormat`) exist only there.
 """
 
-from oxillama.errors import GrammarError
-from oxillama.grammar.regex import parse_regex
-from oxillama.grammar.schema.case import (
-    Action,
+from collections.abc import Callable
+
+from oxillama._core.cases import (
+    Case,
     Demand,
     Forbid,
     IfThere,
@@ -18,15 +18,19 @@ from oxillama.grammar.schema.case import (
     Require,
     SomeMember,
 )
-from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
+from oxillama._core.schemas import FALSE, TRUE, TYPES
+from oxillama.errors import GrammarError
+from oxillama.grammar.regex import parse_regex
 from oxillama.grammar.schema.formats import FORMATS
 from oxillama.grammar.schema.keywords import APPLY, array_schemas
 from oxillama.grammar.schema.values import exact
 
+Act = Callable[[Case], object]  # an action, or a function where nobody asks what it does
 
-def negate(ex, node: int, schema: dict) -> list[list[Action]]:
+
+def negate(ex, node: int, schema: dict) -> list[list[Act]]:
     """The ways in which a schema can fail to hold, one per keyword that can fail."""
-    out: list[list[Action]] = []
+    out: list[list[Act]] = []
     for keyword, value in schema.items():
         if keyword not in APPLY:
             continue
@@ -40,7 +44,7 @@ def negate(ex, node: int, schema: dict) -> list[list[Action]]:
     return _joined(out)
 
 
-def _joined(ways: list[list[Action]]) -> list[list[Action]]:
+def _joined(ways: list[list[Act]]) -> list[list[Act]]:
     """The same ways to fail, where a member's absence and its bad values are one: what it must be
     if it is there.
     """
@@ -49,7 +53,7 @@ def _joined(ways: list[list[Action]]) -> list[list[Action]]:
     both = absent & bad
     if not both:
         return ways
-    out: list[list[Action]] = []
+    out: list[list[Act]] = []
     for way in ways:
         act = way[1] if len(way) == 2 else None
         if isinstance(act, Member) and act.name in both:
@@ -59,7 +63,7 @@ def _joined(ways: list[list[Action]]) -> list[list[Action]]:
     return out
 
 
-def positive(ex, node: int, schema: dict) -> list[Action]:
+def positive(ex, node: int, schema: dict) -> list[Act]:
     """The action that applies a made-up schema."""
     return [Demand((ex.document.synthetic(schema, ex.where(node)), True))]
 

@@ -5,11 +5,11 @@ work.
 from fractions import Fraction
 from math import ceil, floor, gcd, lcm
 
+from oxillama._core.cases import Case
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import NETWORK, NEVER, choice, literal, repeat, seq
 from oxillama.grammar.regular import MAX_NETWORK
 from oxillama.grammar.schema import numerals
-from oxillama.grammar.schema.case import Case
 from oxillama.grammar.schema.values import exact
 
 MAX_ENUMERATED = 4096  # multiples listed one by one
@@ -80,7 +80,7 @@ def unmultiplied(em, case: Case, banned: list[Fraction]) -> tuple:
     parts = []
     if not case.integer:
         other = case.copy()
-        other.broken, other.fraction = [], True
+        other.broken, other.fraction = (), True
         parts.append(bounded(em, other, banned))
     if case.low is not None and case.high is not None:
         first = floor(case.low) + 1 if case.low_strict else ceil(case.low)

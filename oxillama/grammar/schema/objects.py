@@ -12,7 +12,9 @@ import json
 import math
 from collections.abc import Callable, Sequence, Set
 
+from oxillama._core.cases import Case
 from oxillama._core.finishing import capacity
+from oxillama._core.schemas import FALSE, TRUE
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     CHECK,
@@ -30,8 +32,7 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.regex import few_matches, parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_NETWORK, Dfa, split
-from oxillama.grammar.schema.case import Case
-from oxillama.grammar.schema.document import FALSE, TRUE, contradicts
+from oxillama.grammar.schema.document import contradicts
 from oxillama.grammar.schema.expander import MAX_NAMES
 from oxillama.grammar.schema.spelling import lone
 

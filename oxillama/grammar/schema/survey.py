@@ -10,7 +10,9 @@ alternatives: lists of rules that must all finish.
 import math
 from collections.abc import Callable, Sequence
 
+from oxillama._core.cases import Case
 from oxillama._core.finishing import capacity, finishes, whole
+from oxillama._core.schemas import FALSE, TRUE, TYPES
 from oxillama.grammar.nodes import (
     CHECK,
     CHOICE,
@@ -25,8 +27,7 @@ from oxillama.grammar.nodes import (
     seq,
 )
 from oxillama.grammar.schema.arrays import item_at
-from oxillama.grammar.schema.case import Case
-from oxillama.grammar.schema.document import FALSE, TRUE, TYPES, contradicts
+from oxillama.grammar.schema.document import contradicts
 from oxillama.grammar.schema.formats import FORMATS
 from oxillama.grammar.schema.keywords import APPLY
 
@@ -76,7 +77,7 @@ def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
     if len(key) != 1:
         return None
     ((node, sign),) = key
-    node, sign = plain(em, node, sign)
+    node, sign = em.document.plain(node, sign)
     if not (node and sign):
         return None
     schema = em.document.keywords(node)
@@ -93,7 +94,10 @@ def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
         listed = schema["enum"]
         good = listed and "string" in types and all(isinstance(v, str) for v in listed)
         return FREE if good and len(applied) == 1 and all(map(_writable, listed)) else None
-    if not set(applied) <= set().union(*(GLANCED[kind] for kind in types)):
+    glanced = (
+        GLANCED[types[0]] if len(types) == 1 else set().union(*(GLANCED[kind] for kind in types))
+    )
+    if not glanced.issuperset(applied):
         return None
     out: list[Sequence[int]] = []
     for kind in types:
@@ -110,20 +114,11 @@ def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
     return out
 
 
-def plain(em, node: int, sign: bool) -> tuple[int, bool]:
-    """The schema behind references that have no other keywords next to them."""
-    for _ in range(8):
-        schema = em.document.keywords(node) if node else {}
-        if "$ref" not in schema or any(k in APPLY and k != "$ref" for k in schema):
-            break
-        node, truth = em.document.resolve(node, schema["$ref"])
-        sign = sign == truth
-    return node, sign
-
-
 def types_of(schema: dict) -> list[str] | None:
     """The types of a schema, all of them if it names none; None if one is not a type."""
     kinds = schema.get("type", ALL)
+    if isinstance(kinds, str):
+        return [kinds] if kinds in GLANCED else None
     kinds = kinds if isinstance(kinds, list) else [kinds]
     good = kinds and all(isinstance(kind, str) and kind in GLANCED for kind in kinds)
     return kinds if good else None
@@ -140,7 +135,7 @@ def glance_choice(em, branches, apart: bool, depth: int) -> Needs | None:
             return None
         literal = em.document.literal(branch)
         if apart:
-            node, sign = plain(em, *literal)
+            node, sign = em.document.plain(*literal)
             types = types_of(em.document.keywords(node)) if node and sign else None
             own = {"number" if kind == "integer" else kind for kind in types or ()}
             if not own or not own.isdisjoint(seen):
@@ -221,7 +216,7 @@ def glance_object(em, schema: dict) -> Needs | None:
         if child is None:
             return None
         must.append(child)
-    return [must]
+    return [must or ()]
 
 
 def foresee(em, case: Case) -> Needs | None:
@@ -229,8 +224,9 @@ def foresee(em, case: Case) -> Needs | None:
     if case.values is not None:
         return FREE if case.values and all(_writable(v) for v in case.values) else None
     out: list[Sequence[int]] = []
-    for kind in TYPES:
-        if kind in case.types:
+    types = case.types
+    for kind in TYPES if len(types) > 1 else types:
+        if kind in types:
             found = FORESEEN[kind](em, case)
             if found is None:
                 return None
@@ -248,38 +244,41 @@ def _writable(value) -> bool:
 
 
 def _object(em, case: Case) -> Needs | None:
+    required = case.required
     if (
         case.names
         or case.extras
         or any(must or must_not or names for _, must, must_not, _, names in case.owed)
         or case.max_properties is not None
-        or case.min_properties > len(case.required)
-        or any(patterns for _, patterns, _ in case.objects)
+        or case.min_properties > len(required)
     ):
         return None
-    declared = dict.fromkeys(
-        [*(name for properties, _, _ in case.objects for name in properties), *case.required]
-    )
-    plain = all(map(str.isascii, declared))
-    if len(declared) > MANY or not (plain or all(map(_writable, declared))):
+    declared: dict[str, object] = {}
+    rest = set()
+    for properties, patterns, others in case.objects:
+        if patterns:
+            return None
+        declared.update(properties)
+        rest.add(others)
+    declared.update(dict.fromkeys(required))
+    if len(declared) > MANY or not ("".join(declared).isascii() or all(map(_writable, declared))):
         return None
     must: list[int] = []
-    for name, literals in zip(declared, em.expander.properties(case, declared), strict=True):
-        if literals is None:
-            if name in case.required:
-                return []
-            continue
-        child = em.number(literals)
-        if name in case.required:
-            must.append(child)
-    rest = {rest for _, _, rest in case.objects}
+    number = em.number
+    for name, literals in zip(declared, em.expander.properties(case, declared)):
+        if literals is not None:
+            child = number(literals)
+            if name in required:
+                must.append(child)
+        elif name in required:
+            return []
     if not contradicts(rest):
         em.number(frozenset(rest - {TRUE}))
     for *_, values, _ in case.owed:
         if contradicts(values | rest):
             return []
         must.append(em.number((values | rest) - {TRUE}))
-    return [must]
+    return [must or ()]
 
 
 def _array(em, case: Case) -> Needs | None:

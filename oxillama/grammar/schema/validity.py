@@ -4,11 +4,12 @@ grammar.
 
 from fractions import Fraction
 
+from oxillama._core.schemas import REFERENCES, canonical, kind_of
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import search_automaton
-from oxillama.grammar.schema.document import REFERENCES, Document
+from oxillama.grammar.schema.document import Document
 from oxillama.grammar.schema.formats import FORMATS, format_automaton
-from oxillama.grammar.schema.values import canonical, exact, kind_of
+from oxillama.grammar.schema.values import exact
 
 REFERRING = frozenset(REFERENCES)
 
@@ -22,7 +23,7 @@ def holds(document: Document, literal: tuple[int, bool], value, depth: int = 0) 
 def _valid(document: Document, node: int, value, depth: int) -> bool:
     if depth > 200:
         raise GrammarError(
-            f"schema {document.pointers[node] or '/'}: references recur without end on a constant"
+            f"schema {document.where(node)}: references recur without end on a constant"
         )
     schema, kind = document.keywords(node), kind_of(value)
 

@@ -9,36 +9,9 @@ from fractions import Fraction
 from oxillama.errors import GrammarError
 
 
-def kind_of(value) -> str:
-    """The JSON type of a value."""
-    if isinstance(value, str):
-        return "string"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, dict):
-        return "object"
-    if isinstance(value, list):
-        return "array"
-    return "number"
-
-
 def exact(value) -> Fraction:
     """A number of the schema as a fraction."""
     return Fraction(value)
-
-
-def canonical(value):
-    """A hashable form in which equal JSON values are equal: 1 and 1.0 are, 1 and true are not."""
-    kind = kind_of(value)
-    if kind == "string":
-        return kind, value
-    if kind == "object":
-        return kind, frozenset((k, canonical(v)) for k, v in value.items())
-    if kind == "array":
-        return kind, tuple(canonical(v) for v in value)
-    return kind, exact(value) if kind == "number" else value
 
 
 def load(schema, where: str = "schema"):
