@@ -393,6 +393,15 @@ def test_random_schemas_accept_only_valid_texts_and_all_canonical_ones(block):
         (
             {
                 "$schema": "http://json-schema.org/draft-07/schema#",
+                "allOf": [{"$ref": "#here"}, {"$ref": "#/definitions/n"}],
+                "definitions": {"i": {"$id": "#here", "minimum": 1}, "n": {"type": "integer"}},
+            },
+            ["1"],
+            ["0", '"a"'],
+        ),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-07/schema#",
                 "$ref": "#/definitions/i",
                 "type": "string",
                 "definitions": {"i": {"const": 1}},

@@ -57,7 +57,7 @@ class Document(Schemas):
                 self.anchors[f"{self.bases[base]}#{fragment}"] = node
             else:
                 base = self.base_number(uri)
-            self.roots[self.bases[base]] = node
+                self.roots[uri] = node
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(schema.get(keyword), str):
                 self.anchors[f"{self.bases[base]}#{schema[keyword]}"] = node
