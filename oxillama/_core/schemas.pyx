@@ -338,7 +338,7 @@ cdef class Schemas:
             name = task.index
         if not isinstance(found, dict):
             pointer = self._pointer(task.parent, keyword, name) or "/"
-            raise GrammarError(f"schema {pointer}: {kind_of(found)} found, an object or a boolean wanted")
+            raise GrammarError(f"schema {pointer}: found {kind_of(found)}, wanted an object or a boolean")
         schema = found
         kinds = kinds_of(schema)
         node = self._add(schema, kinds, keyword, name, task.parent, task.base, task.draft)
@@ -379,7 +379,7 @@ cdef class Schemas:
         if schema is False:
             return self.synthetic({"not": True}, "")
         if not isinstance(schema, dict):
-            raise GrammarError(f"schema: {kind_of(schema)} found, an object or a boolean wanted")
+            raise GrammarError(f"schema: found {kind_of(schema)}, wanted an object or a boolean")
         node = self.find(schema)
         return node if node >= 0 else self.synthetic(schema, "")
 

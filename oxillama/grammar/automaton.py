@@ -61,7 +61,7 @@ class GrammarLimits:
         for name, value in asdict(self).items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise GrammarError(
-                    f"GrammarLimits.{name}: {value!r} found, a positive integer wanted"
+                    f"GrammarLimits.{name}: found {value!r}, wanted a positive integer"
                 )
 
 
@@ -150,7 +150,7 @@ class Grammar:
         limits = limits or GrammarLimits()
         if isinstance(source, str) and len(source) > limits.max_source:
             raise GrammarError(
-                f"grammar: {len(source)} characters long, at most {limits.max_source} wanted "
+                f"grammar: found {len(source)} characters, wanted at most {limits.max_source} "
                 "(max_source)"
             )
         parsed = gbnf.parse(
@@ -171,13 +171,13 @@ class Grammar:
     ) -> "Grammar":
         """Exactly one of the given texts."""
         if isinstance(choices, (str, bytes)):
-            raise GrammarError("choices: one text found, a list of texts wanted")
+            raise GrammarError("choices: found one text, wanted a list of texts")
         texts = list(choices)
         if not texts:
-            raise GrammarError("choices: none found, at least one wanted")
+            raise GrammarError("choices: found none, wanted at least one")
         for text in texts:
             if not isinstance(text, (str, bytes)):
-                raise GrammarError(f"choices: {type(text).__name__} found, text wanted")
+                raise GrammarError(f"choices: found {type(text).__name__}, wanted text")
             try:
                 text.encode() if isinstance(text, str) else text.decode("utf-8")
             except UnicodeDecodeError:
@@ -268,13 +268,13 @@ class Grammar:
         # "closed" came later: grammars described before are without it
         if not kind or options.keys() - ({"closed"} if wanted else set()) != wanted:
             raise GrammarError(
-                f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or "
-                "schema) wanted"
+                f"grammar: found {str(description)[:80]}, wanted a description (gbnf, regex, "
+                "choices or schema)"
             )
         if not isinstance(description[kind], list if kind == "choices" else str):
             raise GrammarError(
-                f"grammar: {kind}: {type(description[kind]).__name__} found, "
-                f"{'a list' if kind == 'choices' else 'text'} wanted"
+                f"grammar: {kind}: found {type(description[kind]).__name__}, "
+                f"wanted {'a list' if kind == 'choices' else 'text'}"
             )
         return makers[kind](description[kind], limits=limits, **options)
 
@@ -514,7 +514,7 @@ class GrammarState:
         if isinstance(found, str):  # as states were saved at first
             found = {"gbnf": found}
         if not isinstance(found, dict):
-            raise GrammarError(f"grammar: {str(found)[:80]} found, a description wanted")
+            raise GrammarError(f"grammar: found {str(found)[:80]}, wanted a description")
         if "schema" in found:  # without "closed" as described before there was such an option
             found = {**found, "closed": found.get("closed", False)}
         if grammar is None:
@@ -552,5 +552,5 @@ def read_saved(data: bytes, what: str, version: int) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise GrammarError(f"{what}: malformed, found {type(saved).__name__}, wanted an object")
     if saved.get("version") != version:
-        raise GrammarError(f"{what}: version {saved.get('version')!r} found, {version} wanted")
+        raise GrammarError(f"{what}: found version {saved.get('version')!r}, wanted {version}")
     return saved

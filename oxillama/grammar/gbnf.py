@@ -115,7 +115,7 @@ class _Reader:
         start = self.at
         match = NAME.match(self.text, self.at)
         if not match:
-            raise self.fail(f"a rule name is expected, found {self.found()}")
+            raise self.fail(f"found {self.found()}, wanted a rule name")
         number = self.number(match.group())
         if number in self.bodies:
             raise self.fail(
@@ -127,14 +127,12 @@ class _Reader:
         self.at = match.end()
         self.skip(False)
         if not self.text.startswith("::=", self.at):
-            raise self.fail(
-                f"'::=' is expected after rule name {match.group()!r}, found {self.found()}"
-            )
+            raise self.fail(f"found {self.found()} after rule name {match.group()!r}, wanted '::='")
         self.at += 3
         self.skip(True)
         self.bodies[number] = self.alternatives(0)
         if self.at < len(self.text) and self.text[self.at] not in "\r\n":
-            raise self.fail(f"the end of the line is expected, found {self.found()}")
+            raise self.fail(f"found {self.found()}, wanted the end of the line")
 
     def alternatives(self, depth: int) -> tuple:
         if depth > self.max_nesting:
@@ -187,7 +185,7 @@ class _Reader:
             self.skip(True)
             if not self.text.startswith(")", self.at):
                 raise self.fail(
-                    f"')' is expected, found {self.found()} (the group opens at line "
+                    f"found {self.found()}, wanted ')' (the group opens at line "
                     f"{self.place(start)[0]}, column {self.place(start)[1]})"
                 )
             self.at += 1
@@ -216,7 +214,7 @@ class _Reader:
             most = -1 if self.text.startswith("}", self.at) else self.count()
             self.skip(True)
         if not self.text.startswith("}", self.at):
-            raise self.fail(f"'}}' or ',' is expected, found {self.found()}")
+            raise self.fail(f"found {self.found()}, wanted '}}' or ','")
         self.at += 1
         if max(least, most) > self.max_repetition:
             raise self.fail(
@@ -233,7 +231,7 @@ class _Reader:
     def count(self) -> int:
         match = COUNT.match(self.text, self.at)
         if not match:
-            raise self.fail(f"a number is expected, found {self.found()}")
+            raise self.fail(f"found {self.found()}, wanted a number")
         self.at = match.end()
         return int(match.group()) if len(match.group()) < 12 else 10**12
 
@@ -318,7 +316,9 @@ class _Reader:
         self.at += negated
         match = TOKEN.match(self.text, self.at)
         if not match:
-            raise self.fail("a token terminal is expected: <[id]> or <text>", start)
+            raise self.fail(
+                f"found {self.found()}, wanted a token terminal: <[id]> or <text>", start
+            )
         self.at = match.end()
         key = int(match.group(1)) if match.group(1) else match.group()
         symbol = self.tokens.setdefault(key, len(self.tokens) + OTHER + 1)
@@ -333,7 +333,7 @@ def parse(text: str, *, max_repetition: int = 4096, max_nesting: int = 200) -> P
     undefined rules and exceeded limits.
     """
     if not isinstance(text, str):
-        raise GrammarError(f"grammar: text is wanted, found {type(text).__name__}")
+        raise GrammarError(f"grammar: found {type(text).__name__}, wanted text")
     return _Reader(text, max_repetition=max_repetition, max_nesting=max_nesting).parse()
 
 

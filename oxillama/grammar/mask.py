@@ -198,5 +198,8 @@ def apply_grammar_mask(logits: np.ndarray, state: GrammarState) -> int:
     infinity; returns how many may.
     """
     if not isinstance(logits, np.ndarray) or logits.dtype != np.float32 or logits.ndim != 1:
-        raise GrammarError("logits: one float32 row wanted")
+        raise GrammarError(
+            f"logits: found {getattr(logits, 'dtype', type(logits).__name__)} of shape "
+            f"{np.shape(logits)}, wanted one float32 row"
+        )
     return apply_bits(logits, state.mask())

@@ -224,7 +224,7 @@ def parse_regex(text: str) -> Regex:
     regular or not supported.
     """
     if not isinstance(text, str):
-        raise GrammarError(f"pattern: {type(text).__name__} found, text wanted")
+        raise GrammarError(f"pattern: found {type(text).__name__}, wanted text")
     reader = Reader(text)
     tree = reader.alternatives(0)
     if reader.at < len(text):

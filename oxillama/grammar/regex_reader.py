@@ -185,7 +185,7 @@ class Reader:
     def hexadecimal(self, digits: int, start: int) -> int:
         text = self.text[self.at : self.at + digits]
         if len(text) < digits or any(c not in "0123456789abcdefABCDEF" for c in text):
-            raise self.fail(f"{digits} hexadecimal digits are expected", start)
+            raise self.fail(f"found {text!r}, wanted {digits} hexadecimal digits", start)
         self.at += digits
         return int(text, 16)
 
@@ -236,7 +236,9 @@ class Reader:
                 or any(c not in "0123456789abcdefABCDEF" for c in digits)
                 or int(digits, 16) > 0x10FFFF
             ):
-                raise self.fail("a code point is expected", start)
+                raise self.fail(
+                    f"found {digits!r}, wanted the hexadecimal digits of a code point", start
+                )
             self.at = end + 1
             return self.one(int(digits, 16), start)
         code = self.hexadecimal(4, start)

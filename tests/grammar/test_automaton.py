@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from oxillama.errors import GrammarError
-from oxillama.grammar import Grammar, GrammarLimits, GrammarState, TokenMasker, apply_grammar_mask
+from oxillama.grammar import (
+    Grammar,
+    GrammarLimits,
+    GrammarState,
+    JsonSchemaCompiler,
+    TokenMasker,
+    apply_grammar_mask,
+)
 from oxillama.grammar.gbnf import parse, render
 from tests.grammar.slow_recogniser import Reference
 
@@ -303,3 +310,86 @@ def test_choices_are_exactly_the_choices():
     for bad in ([], "yes", [1], [b"\xff"], ["\ud800"]):
         with pytest.raises(GrammarError, match="^choices: "):
             Grammar.from_choices(bad)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: Grammar.parse("= x"), "line 1, column 1: found '=', wanted a rule name"),
+        (
+            lambda: Grammar.parse("root = x"),
+            "line 1, column 6: found '=' after rule name 'root', wanted '::='",
+        ),
+        (
+            lambda: Grammar.parse('root ::= "a" )'),
+            "line 1, column 14: found ')', wanted the end of the line",
+        ),
+        (
+            lambda: Grammar.parse('root ::= ("a"'),
+            "line 1, column 14: found the end of the text, wanted ')' "
+            "(the group opens at line 1, column 10)",
+        ),
+        (
+            lambda: Grammar.parse('root ::= "a"{1;2}'),
+            "line 1, column 15: found ';', wanted '}' or ','",
+        ),
+        (lambda: Grammar.parse('root ::= "a"{x}'), "line 1, column 14: found 'x', wanted a number"),
+        (
+            lambda: Grammar.parse("root ::= <a"),
+            "line 1, column 10: found '<', wanted a token terminal: <[id]> or <text>",
+        ),
+        (lambda: Grammar.parse(3), "found int, wanted text"),
+        (
+            lambda: Grammar.parse("x" * 5, limits=GrammarLimits(max_source=4)),
+            "found 5 characters, wanted at most 4 (max_source)",
+        ),
+        (lambda: Grammar.rebuild({"regex": 1}), "regex: found int, wanted text"),
+        (
+            lambda: Grammar.rebuild({"x": 1}),
+            "found {'x': 1}, wanted a description (gbnf, regex, choices or schema)",
+        ),
+    ],
+)
+def test_errors_of_grammars_say_what_was_found_and_wanted(call, error):
+    with pytest.raises(GrammarError) as raised:
+        call()
+    assert str(raised.value) == f"grammar: {error}"
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: Grammar.from_regex(3), "pattern: found int, wanted text"),
+        (
+            lambda: Grammar.from_regex(r"\xg1"),
+            r"pattern '\\xg1', position 1: found 'g1', wanted 2 hexadecimal digits",
+        ),
+        (lambda: Grammar.from_choices("a"), "choices: found one text, wanted a list of texts"),
+        (lambda: Grammar.from_choices([]), "choices: found none, wanted at least one"),
+        (lambda: Grammar.from_choices([3]), "choices: found int, wanted text"),
+        (
+            lambda: JsonSchemaCompiler(order="any"),
+            "order: found 'any', wanted one of ('declared', 'free')",
+        ),
+        (
+            lambda: JsonSchemaCompiler(closed=2),
+            "closed: found 2, wanted None, True or False",
+        ),
+        (
+            lambda: GrammarLimits(max_depth=0),
+            "GrammarLimits.max_depth: found 0, wanted a positive integer",
+        ),
+        (
+            lambda: Grammar.from_json_schema({"properties": {"a": 1}}),
+            "schema /properties/a: found number, wanted an object or a boolean",
+        ),
+        (
+            lambda: apply_grammar_mask(np.zeros((2, 2)), None),
+            "logits: found float64 of shape (2, 2), wanted one float32 row",
+        ),
+    ],
+)
+def test_other_errors_say_what_was_found_and_wanted(call, error):
+    with pytest.raises(GrammarError) as raised:
+        call()
+    assert str(raised.value) == error

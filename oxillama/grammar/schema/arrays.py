@@ -293,7 +293,7 @@ def distinct_prefix(em, case: Case, comma: tuple, head: int) -> tuple:
     values = list({canonical(v): v for pool in pools for v in pool}.values())
     keys = [canonical(v) for v in values]
     if len(values) > 10:
-        raise GrammarError(f"{len(values)} possible values, at most 10 wanted")
+        raise GrammarError(f"found {len(values)} possible values, wanted at most 10")
     allowed = [{keys.index(canonical(v)) for v in pool} for pool in pools]
     nodes = [em.spelling.value(v) for v in values]
     start: frozenset[int] = frozenset()

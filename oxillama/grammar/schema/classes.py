@@ -91,7 +91,7 @@ def _schema(kind, definitions: dict, where: str) -> dict:
     if mapping:
         if args[0] is not str:
             raise GrammarError(
-                f"{where}: a mapping with {args[0]} keys has no JSON form, str keys wanted"
+                f"{where}: a mapping has no JSON form: found {args[0]} keys, wanted str"
             )
         return {"type": "object", "additionalProperties": _schema(args[1], definitions, where)}
     raise GrammarError(f"{where}: type {kind!r} has no JSON form")

@@ -62,9 +62,9 @@ class SchemaCompiler:
             ("order", order, typing.get_args(Order)),
         ):
             if value not in wanted:
-                raise GrammarError(f"{name}: {value!r} found, one of {wanted} wanted")
+                raise GrammarError(f"{name}: found {value!r}, wanted one of {wanted}")
         if closed not in (None, True, False):
-            raise GrammarError(f"closed: {closed!r} found, None, True or False wanted")
+            raise GrammarError(f"closed: found {closed!r}, wanted None, True or False")
         self.whitespace, self.order, self.closed = whitespace, order, closed
         self.resources = {
             uri.rstrip("#"): load(schema, f"resource {uri}")
