@@ -107,6 +107,8 @@ shared = "oxillama._core._cyutility"
 macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)]
 if abi3:
     macros.append(("Py_LIMITED_API", "0x030B0000"))
+    # Cython's locks differ between modules of the limited API and others; these are all of one kind
+    macros.append(("CYTHON_UNSAFE_IGNORE_PYMUTEX_ABI_COMPATIBILITY", "1"))
     flags.append("-Werror=implicit-function-declaration")  # what the limited API lacks
 about = dict(
     include_dirs=["csrc", "oxillama/include", numpy.get_include()],
