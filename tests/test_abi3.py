@@ -1,4 +1,4 @@
-"""The wheel for the limited API of CPython 3.11: what Cython wrote of every module compiles for it."""
+"""Wheels for the limited API of CPython 3.11: every module, as Cython wrote it, compiles for it."""
 
 import re
 import shlex

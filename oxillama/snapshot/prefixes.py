@@ -97,7 +97,9 @@ def save_prefixes(snapshots: Snapshots, path: str | os.PathLike[str]) -> int:
     return len(found)
 
 
-def load_prefixes(snapshots: Snapshots, path: str | os.PathLike[str], *, trust: bool = False) -> int:
+def load_prefixes(
+    snapshots: Snapshots, path: str | os.PathLike[str], *, trust: bool = False
+) -> int:
     """Add the prefixes of a file to the stored ones; returns how many fitted into free pages and
     the cache's limits.
 
