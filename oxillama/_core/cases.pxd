@@ -30,34 +30,34 @@ cdef class Member(Action):
     cdef tuple entry
 
 
-cdef class IfThere(Action):
+cdef class IfPresent(Action):
     cdef readonly str name
     cdef readonly tuple literal
     cdef tuple entry
 
 
 cdef class SomeMember(Action):
-    cdef readonly tuple extra
+    cdef readonly tuple demand
 
 
 cdef class Branch:
     cdef readonly list actions
-    cdef readonly bint known
-    cdef readonly object alone
-    cdef readonly tuple types, within, names, absent, members, optional, some, literals
+    cdef readonly bint complete
+    cdef readonly object sole_action
+    cdef readonly tuple types, within, names, absent, members, optional, demands, literals
 
 
 cdef class Case:
-    cdef public frozenset types, forbidden, done, scope
-    cdef public bint integer, fraction, unique, dead, opened, low_strict, high_strict
+    cdef public frozenset types, forbidden, applied, scope
+    cdef public bint integer, fraction, unique, dead, describes_others, low_strict, high_strict
     cdef public object low, high, max_length, max_items, max_properties, min_length, min_items, min_properties
     cdef public list values
-    cdef public tuple multiples, broken, banned, patterns, formats, arrays, contains, objects, required, names, extras, either, touched
-    cdef public tuple todo, splits, past, seen, spans, unevaluated, owed
+    cdef public tuple multiples, not_multiples, banned, patterns, formats, arrays, contains, objects, required, names, member_demands, text_choices, changed_members
+    cdef public tuple pending, splits, taken_branches, evaluated_members, evaluated_items, unevaluated, undeclared
 
     cpdef Case copy(self)
     cdef tuple _said(self)
-    cdef bint only_todo(self) except -1
+    cdef bint only_pending(self) except -1
     cdef int _check_bounds(self) except -1
     cpdef int split(self, branches, bint failing=*) except -1
     cpdef frozenset whole_types(self)
@@ -65,7 +65,7 @@ cdef class Case:
     cpdef int only(self, types) except -1
     cpdef int drop(self, str kind) except -1
     cpdef int require(self, str name) except -1
-    cdef int want(self, str name, tuple entry) except -1
+    cdef int constrain_member(self, str name, tuple entry) except -1
     cpdef bint declares(self, str name) except -1
     cpdef int forbid(self, str name) except -1
     cpdef int properties(self, least=*, most=*) except -1

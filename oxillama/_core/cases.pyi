@@ -13,13 +13,13 @@ _Literal = tuple[int, bool]
 class Case:
     types: frozenset[str]
     forbidden: frozenset[str]
-    done: frozenset[Any]
+    applied: frozenset[Any]
     scope: frozenset[int]
     integer: bool
     fraction: bool
     unique: bool
     dead: bool
-    opened: bool
+    describes_others: bool
     low: Any
     high: Any
     low_strict: bool
@@ -32,7 +32,7 @@ class Case:
     max_items: int | None
     max_properties: int | None
     multiples: tuple[Fraction, ...]
-    broken: tuple[Fraction, ...]
+    not_multiples: tuple[Fraction, ...]
     banned: tuple[Any, ...]
     patterns: tuple[Any, ...]
     formats: tuple[Any, ...]
@@ -41,15 +41,15 @@ class Case:
     objects: tuple[tuple[dict[str, _Literal], tuple[tuple[str, _Literal], ...], _Literal], ...]
     required: tuple[str, ...]
     names: tuple[_Literal, ...]
-    extras: tuple[Any, ...]
-    owed: tuple[Any, ...]
-    either: tuple[tuple[Case, ...], ...]
-    touched: tuple[str, ...]
-    todo: tuple[Any, ...]
+    member_demands: tuple[Any, ...]
+    undeclared: tuple[Any, ...]
+    text_choices: tuple[tuple[Case, ...], ...]
+    changed_members: tuple[str, ...]
+    pending: tuple[Any, ...]
     splits: tuple[Any, ...]
-    past: tuple[Branch, ...]
-    seen: tuple[Any, ...]
-    spans: tuple[Any, ...]
+    taken_branches: tuple[Branch, ...]
+    evaluated_members: tuple[Any, ...]
+    evaluated_items: tuple[Any, ...]
     unevaluated: tuple[Any, ...]
     def __new__(cls) -> Case: ...
     def copy(self) -> Case: ...
@@ -108,28 +108,28 @@ class Member(Action):
     def __new__(cls, name: str, literal: _Literal) -> Member: ...
 
 @disjoint_base
-class IfThere(Action):
+class IfPresent(Action):
     name: str
     literal: _Literal
-    def __new__(cls, name: str, literal: _Literal) -> IfThere: ...
+    def __new__(cls, name: str, literal: _Literal) -> IfPresent: ...
 
 @disjoint_base
 class SomeMember(Action):
-    extra: tuple[Any, ...]
-    def __new__(cls, extra: tuple[Any, ...]) -> SomeMember: ...
+    demand: tuple[Any, ...]
+    def __new__(cls, demand: tuple[Any, ...]) -> SomeMember: ...
 
 @disjoint_base
 class Branch:
     actions: list[Callable[[Case], object]]
-    known: bool
-    alone: Callable[[Case], object] | None
+    complete: bool
+    sole_action: Callable[[Case], object] | None
     types: tuple[str, ...]
     within: tuple[frozenset[str], ...]
     names: tuple[str, ...]
     absent: tuple[str, ...]
     members: tuple[tuple[str, _Literal], ...]
     optional: tuple[tuple[str, _Literal], ...]
-    some: tuple[Any, ...]
+    demands: tuple[Any, ...]
     literals: tuple[_Literal, ...]
     def __new__(cls, actions: Sequence[Callable[[Case], object]]) -> Branch: ...
 

@@ -20,54 +20,56 @@ cdef tuple FALSE_LITERAL = FALSE, TRUE_LITERAL = TRUE
 cdef class Case:
     """One case: all of it must hold at once. Collections are tuples and frozensets, so that copies share them.
 
-    - opened: whether some schema says what members without a declared name may be.
-    - broken: no multiples of these.
-    - either: each a tuple of cases of strings, of which one must hold.
-    - touched: members of which more was demanded since it was last looked at whether they can be there.
-    - past: branches that stand in a case's way: one with all of this and one of them is a case too.
-    - todo, done: literals; where a scope is open, (literal, scope) to do, and done both that and the literal.
-    - scope, seen, spans, unevaluated: for `unevaluated*`, the scopes (numbers of schemas that hold such a keyword) being worked in, and what
-      each scope evaluated.
-    - extras, owed: demands for some member (names not excluded, patterns the name must and must not match, value literal, name literals).
-      First any member may meet them (extras); once every declared member was tried, those in `owed` (with several value literals) are for
-      members without a declared name, a member for each.
+    - not_multiples: numbers that are multiples of none of these.
+    - text_choices: each a tuple of cases of strings, of which one must hold.
+    - objects: (literals by declared name, (pattern, literal) pairs, literal of all other members), one for each schema that says so.
+    - describes_others: whether some schema says what members without a declared name may be.
+    - changed_members: members of which more was demanded since it was last looked at whether they can be there.
+    - member_demands, undeclared: demands for some member, whatever its name: (names not excluded, patterns the name must and must not
+      match, value literal, name literals). First any member may meet them; once every declared member was tried, those in `undeclared`
+      (with several value literals) are for members without a declared name, a member for each.
+    - pending, applied: literals; where a scope is open, (literal, scope) is pending, and both that and the literal are applied.
+    - splits: (scope, branches or what makes them of the case, whether they are ways to fail).
+    - taken_branches: branches that other cases follow; a case that meets one of them is a part of those.
+    - scope, evaluated_members, evaluated_items, unevaluated: for `unevaluated*`, the scopes (numbers of schemas that hold such a keyword) that
+      are open, and what each scope evaluated.
     """
 
     def __cinit__(self):
         self.types = ALL_TYPES
-        self.forbidden = self.done = self.scope = NONE
+        self.forbidden = self.applied = self.scope = NONE
         self.min_length = self.min_items = self.min_properties = 0
-        self.multiples = self.broken = self.banned = self.patterns = self.formats = ()
-        self.arrays = self.contains = self.objects = self.required = self.names = self.extras = self.either = self.touched = ()
-        self.todo = self.splits = self.past = self.seen = self.spans = self.unevaluated = self.owed = ()
+        self.multiples = self.not_multiples = self.banned = self.patterns = self.formats = ()
+        self.arrays = self.contains = self.objects = self.required = self.names = self.member_demands = self.text_choices = self.changed_members = ()
+        self.pending = self.splits = self.taken_branches = self.evaluated_members = self.evaluated_items = self.unevaluated = self.undeclared = ()
 
     cpdef Case copy(self):
         """A copy to continue with."""
         cdef Case other = Case.__new__(Case)
-        other.types, other.forbidden, other.done, other.scope = self.types, self.forbidden, self.done, self.scope
+        other.types, other.forbidden, other.applied, other.scope = self.types, self.forbidden, self.applied, self.scope
         other.integer, other.fraction, other.unique, other.dead = self.integer, self.fraction, self.unique, self.dead
-        other.opened, other.low_strict, other.high_strict = self.opened, self.low_strict, self.high_strict
+        other.describes_others, other.low_strict, other.high_strict = self.describes_others, self.low_strict, self.high_strict
         other.low, other.high, other.values = self.low, self.high, self.values
         other.max_length, other.max_items, other.max_properties = self.max_length, self.max_items, self.max_properties
         other.min_length, other.min_items, other.min_properties = self.min_length, self.min_items, self.min_properties
-        other.multiples, other.broken, other.banned = self.multiples, self.broken, self.banned
-        other.patterns, other.formats, other.either = self.patterns, self.formats, self.either
+        other.multiples, other.not_multiples, other.banned = self.multiples, self.not_multiples, self.banned
+        other.patterns, other.formats, other.text_choices = self.patterns, self.formats, self.text_choices
         other.arrays, other.contains, other.objects = self.arrays, self.contains, self.objects
-        other.required, other.names, other.extras, other.touched = self.required, self.names, self.extras, self.touched
-        other.todo, other.splits, other.past, other.owed = self.todo, self.splits, self.past, self.owed
-        other.seen, other.spans, other.unevaluated = self.seen, self.spans, self.unevaluated
+        other.required, other.names, other.member_demands, other.changed_members = self.required, self.names, self.member_demands, self.changed_members
+        other.pending, other.splits, other.taken_branches, other.undeclared = self.pending, self.splits, self.taken_branches, self.undeclared
+        other.evaluated_members, other.evaluated_items, other.unevaluated = self.evaluated_members, self.evaluated_items, self.unevaluated
         return other
 
     cdef tuple _said(self):
         """All that it says but what is to do."""
         return (
-            self.types, self.forbidden, self.scope, self.integer, self.fraction, self.unique, self.dead, self.opened, self.low_strict,
+            self.types, self.forbidden, self.scope, self.integer, self.fraction, self.unique, self.dead, self.describes_others, self.low_strict,
             self.high_strict, self.low, self.high, self.values, self.max_length, self.max_items, self.max_properties, self.min_length,
-            self.min_items, self.min_properties, self.multiples, self.broken, self.banned, self.patterns, self.formats, self.either,
-            self.arrays, self.contains, self.objects, self.required, self.names, self.extras, self.touched, self.splits, self.owed, self.seen,
-            self.spans, self.unevaluated)
+            self.min_items, self.min_properties, self.multiples, self.not_multiples, self.banned, self.patterns, self.formats, self.text_choices,
+            self.arrays, self.contains, self.objects, self.required, self.names, self.member_demands, self.changed_members, self.splits, self.undeclared, self.evaluated_members,
+            self.evaluated_items, self.unevaluated)
 
-    cdef bint only_todo(self) except -1:
+    cdef bint only_pending(self) except -1:
         """Whether it says nothing yet but what is to do."""
         return self._said() == BLANK_SAID
 
@@ -88,14 +90,14 @@ cdef class Case:
 
     cpdef frozenset whole_types(self):
         """The types of which it allows all values but, perhaps, objects."""
-        if self.values is not None or self.todo or self.splits or self.unevaluated:
+        if self.values is not None or self.pending or self.splits or self.unevaluated:
             return NONE
         bound = {"object"}
         for value in self.banned:
             bound.add(kind_of(value))
-        if self.patterns or self.formats or self.either or self.min_length or self.max_length is not None:
+        if self.patterns or self.formats or self.text_choices or self.min_length or self.max_length is not None:
             bound.add("string")
-        if self.integer or self.fraction or self.multiples or self.broken or self.low is not None or self.high is not None:
+        if self.integer or self.fraction or self.multiples or self.not_multiples or self.low is not None or self.high is not None:
             bound.add("number")
         if self.arrays or self.contains or self.unique or self.min_items or self.max_items is not None:
             bound.add("array")
@@ -105,18 +107,18 @@ cdef class Case:
         """All that it says of strings: equal keys are equal languages."""
         return (
             self.patterns, self.formats, self.min_length, self.max_length, tuple(sorted(self.banned_texts())),
-            tuple([tuple([case.text_key() for case in cases]) for cases in self.either]))
+            tuple([tuple([case.text_key() for case in cases]) for cases in self.text_choices]))
 
     def combinations(self):
         """In how many ways one of each of `either` can be chosen."""
-        return math.prod([sum([case.combinations() for case in cases]) for cases in self.either])
+        return math.prod([sum([case.combinations() for case in cases]) for cases in self.text_choices])
 
     def meet_texts(self, Case other):
         """Adds all that another case says of strings."""
         self.patterns += other.patterns
         self.formats += other.formats
         self.banned += other.banned
-        self.either += other.either
+        self.text_choices += other.text_choices
         self.length(other.min_length, other.max_length)
 
     cdef tuple next_split(self):
@@ -193,17 +195,17 @@ cdef class Case:
         """Objects with this member."""
         if name not in self.required:
             self.required = (*self.required, name)
-            self.touched = (*self.touched, name)
+            self.changed_members = (*self.changed_members, name)
         if name in self.forbidden:
             self.drop("object")
         if self.max_properties is not None:
             self.properties()
         return 0
 
-    cdef int want(self, str name, tuple entry) except -1:
+    cdef int constrain_member(self, str name, tuple entry) except -1:
         """A member of this name must meet a literal, where there is one. entry: what `entry_of` makes of both."""
         self.objects = (*self.objects, entry)
-        self.touched = (*self.touched, name)
+        self.changed_members = (*self.changed_members, name)
         return 0
 
     cpdef bint declares(self, str name) except -1:
@@ -259,10 +261,10 @@ cdef class Demand(Action):
         self.literal = literal
 
     cdef int apply(self, Case case) except -1:
-        if self.literal == FALSE_LITERAL or (self.literal[0], not self.literal[1]) in case.done:
+        if self.literal == FALSE_LITERAL or (self.literal[0], not self.literal[1]) in case.applied:
             case.dead = True
         elif self.literal != TRUE_LITERAL:
-            case.todo = (*case.todo, (self.literal, case.scope) if case.scope else self.literal)
+            case.pending = (*case.pending, (self.literal, case.scope) if case.scope else self.literal)
         return 0
 
 
@@ -324,42 +326,42 @@ cdef class Member(Action):
 
     cdef int apply(self, Case case) except -1:
         case.require(self.name)
-        return case.want(self.name, self.entry)
+        return case.constrain_member(self.name, self.entry)
 
 
 @cython.no_gc
-cdef class IfThere(Action):
+cdef class IfPresent(Action):
     """The action that wants a literal of a member, where there is such a member."""
 
     def __cinit__(self, str name, tuple literal):
         self.name, self.literal, self.entry = name, literal, entry_of(name, literal)
 
     cdef int apply(self, Case case) except -1:
-        return case.want(self.name, self.entry)
+        return case.constrain_member(self.name, self.entry)
 
 
 @cython.no_gc
 cdef class SomeMember(Action):
     """The action that demands some member: see `Case`."""
 
-    def __cinit__(self, tuple extra):
-        self.extra = extra
+    def __cinit__(self, tuple demand):
+        self.demand = demand
 
     cdef int apply(self, Case case) except -1:
-        case.extras = (*case.extras, self.extra)
+        case.member_demands = (*case.member_demands, self.demand)
         return 0
 
 
 cdef class Branch:
-    """A branch of a split: its actions, and by kind what they ask for. known: whether that is all they do; other actions are functions of
-    the case. alone: the action of a branch with no other (but the one that leaves objects).
+    """A branch of a split: its actions, and by kind what they ask for. complete: whether that is all they do; other actions are functions of
+    the case. sole_action: that of a branch with no other (but the one that leaves objects).
     """
 
     def __cinit__(self, list actions):
         cdef int others = 0
         self.actions = actions
-        self.known = True
-        self.types = self.within = self.names = self.absent = self.members = self.optional = self.some = self.literals = ()
+        self.complete = True
+        self.types = self.within = self.names = self.absent = self.members = self.optional = self.demands = self.literals = ()
         for act in actions:
             if isinstance(act, Demand):
                 self.literals = (*self.literals, (<Demand>act).literal)
@@ -374,16 +376,16 @@ cdef class Branch:
                 self.names = (*self.names, (<Require>act).name)
             elif isinstance(act, Forbid):
                 self.absent = (*self.absent, (<Forbid>act).name)
-            elif isinstance(act, IfThere):
-                self.optional = (*self.optional, ((<IfThere>act).name, (<IfThere>act).literal))
+            elif isinstance(act, IfPresent):
+                self.optional = (*self.optional, ((<IfPresent>act).name, (<IfPresent>act).literal))
             elif isinstance(act, Within):
                 self.within = (*self.within, (<Within>act).kinds)
             elif isinstance(act, SomeMember):
-                self.some = (*self.some, (<SomeMember>act).extra)
+                self.demands = (*self.demands, (<SomeMember>act).demand)
             else:
-                self.known = False
+                self.complete = False
             others += 1
-            self.alone = act if others == 1 else None
+            self.sole_action = act if others == 1 else None
 
 
 cpdef tuple branches_of(branches):

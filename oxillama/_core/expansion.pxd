@@ -19,12 +19,12 @@ cdef class Expansion:
     cdef dict handlers
     cdef dict memo
     cdef set working
-    cdef readonly Py_ssize_t circles, steps
+    cdef readonly Py_ssize_t cycles, steps
     cdef dict implied, plain, failing, values, texts_listed_by, scalars, declared, alone, told_apart, disjoint
 
     cpdef list cases(self, frozenset literals)
     cdef list _expand(self, frozenset literals)
-    cdef int _limit(self, frozenset literals, Py_ssize_t count, bint steps) except -1
+    cdef object _too_many(self, frozenset literals, str what)
     cdef list _expanded(self, Case case)
     cpdef int settle(self, Case case) except -1
     cdef int _apply(self, Case case, int node, dict schema, frozenset scope) except -1
@@ -43,7 +43,7 @@ cdef class Expansion:
     cdef frozenset _together(self, set literals)
     cdef bint _met(self, Case case, tuple branches) except -1
     cdef bint _meets(self, Case case, Branch branch) except -1
-    cdef bint _is_some(self, Case case, str name, tuple extra) except -1
+    cdef bint _is_some(self, Case case, str name, tuple demand) except -1
     cdef bint _silent(self, Case case, tuple branches) except -1
     cdef bint _declares_nothing(self, tuple literal) except -1
     cdef bint _plainly(self, Case case, int node) except -1
@@ -55,4 +55,4 @@ cdef class Expansion:
     cdef list _summary(self, tuple literal, Case context)
     cdef dict _tags(self, Summary part)
     cdef bint _disjoint(self, tuple one, tuple other) except -1
-    cdef bint _hopeless(self, Case case, int depth) except -1
+    cdef bint _unsatisfiable(self, Case case, int depth) except -1

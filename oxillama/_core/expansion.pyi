@@ -17,7 +17,7 @@ class Expansion:
     loose: bool
     most_steps: int
     steps: int
-    circles: int
+    cycles: int
     def __new__(cls, document: Schemas, *args: object, **kwargs: object) -> Expansion: ...
     def __init__(
         self, document: Schemas, handlers: dict[str, Callable[..., Any]], *, loose: bool = False

@@ -6,7 +6,7 @@ before it is a part of that one. What decides so is a sufficient condition: fals
 """
 import math
 
-from oxillama._core.cases cimport Action, Branch, Case, Demand, Forbid, IfThere, Member, Require, Within, branches_of, entry_of
+from oxillama._core.cases cimport Action, Branch, Case, Demand, Forbid, IfPresent, Member, Require, Within, branches_of, entry_of
 from oxillama._core.schemas cimport Schemas, canonical
 
 from oxillama.errors import GrammarError
@@ -85,7 +85,7 @@ cdef bint apart(Expansion ex, list one, list other) except -1:
     return True
 
 
-cdef frozenset whole(list summary):
+cdef frozenset taken_whole(list summary):
     """The types of which a branch takes all values but, perhaps, objects: then no other branch can have values of them."""
     if not summary:
         return NONE
@@ -121,7 +121,7 @@ cdef class Expansion:
         known = self.memo.get(literals)
         if known is None:
             if literals in self.working:
-                self.circles += 1
+                self.cycles += 1
                 raise GrammarError(
                     f"schema {self.document.where(next(iter(literals))[0])}: depends on itself without consuming anything")
             self.working.add(literals)
@@ -145,7 +145,7 @@ cdef class Expansion:
         cdef bint quiet, done
         if self.values_of(literals) is not None:
             case.allow(self.few_values(literals) or [])
-            case.integer = self.whole(literals)
+            case.integer = self.wants_integers(literals)
             return [] if case.dead else [case]
         for literal in sorted(literals):
             Demand(literal).apply(case)
@@ -156,17 +156,17 @@ cdef class Expansion:
             case = stack.pop()
             self.steps += 1
             if self.steps > self.most_steps:
-                self._limit(literals, self.steps, True)
-            if len(case.todo) == 1:
+                raise self._too_many(literals, f"takes more than {MOST_STEPS} steps to split into cases")
+            if len(case.pending) == 1:
                 made = self._expanded(case)
                 if made is not None:
                     stack.extend(made)
                     continue
-            if case.todo:
+            if case.pending:
                 self.settle(case)
-            if case.touched or case.extras:
+            if case.changed_members or case.member_demands:
                 self._refute(case)
-            if case.dead or (case.past and self._met(case, case.past)):
+            if case.dead or (case.taken_branches and self._met(case, case.taken_branches)):
                 continue
             if case.values is not None:
                 # the rest of the case is about concrete values: ask the validator, all of the conjunction at once
@@ -180,12 +180,13 @@ cdef class Expansion:
                     continue
             if not case.splits and case.unevaluated:
                 self.judge_unevaluated(case)
-            if case.extras and "object" in case.types:
+            if case.member_demands and "object" in case.types:
                 self.choose_members(case)
             if not case.splits:
-                case.past = ()              # only counts where there is more to split
+                case.taken_branches = ()    # only counts where there is more to split
                 out.append(case)
-                self._limit(literals, len(out), False)
+                if len(out) > MOST_CASES:
+                    raise self._too_many(literals, f"expands to more than {MOST_CASES} cases")
                 continue
             done = True
             quiet = True
@@ -212,22 +213,18 @@ cdef class Expansion:
                 else:
                     made.append(other)
                     if quiet and not self._exclude(case, branch):
-                        case.past = (*case.past, branch)
+                        case.taken_branches = (*case.taken_branches, branch)
                     if case.dead:
                         break
             made.reverse()
             stack.extend(made)
-            self._limit(literals, len(stack), False)
+            if len(stack) > MOST_CASES:
+                raise self._too_many(literals, f"expands to more than {MOST_CASES} cases")
         return out
 
-    cdef int _limit(self, frozenset literals, Py_ssize_t count, bint steps) except -1:
-        """Raises where a conjunction takes too many steps, or has too many cases."""
-        if not steps and count <= MOST_CASES:
-            return 0
-        where = self.document.where(min(literals)[0])
-        if steps:
-            raise GrammarError(f"schema {where}: takes more than {MOST_STEPS} steps to split into cases")
-        raise GrammarError(f"schema {where}: expands to more than {MOST_CASES} cases")
+    cdef object _too_many(self, frozenset literals, str what):
+        """The error of a conjunction that exceeds a limit."""
+        return GrammarError(f"schema {self.document.where(min(literals)[0])}: {what}")
 
     def meets_all(self, frozenset literals, value):
         """Whether a value meets all of the literals."""
@@ -240,16 +237,16 @@ cdef class Expansion:
         """The cases of a case that only has one literal to meet, where they are known."""
         cdef list known, out = []
         cdef Case one, other
-        if isinstance((<tuple>case.todo[0])[0], tuple):     # a scope is open
+        if isinstance((<tuple>case.pending[0])[0], tuple):     # a scope is open
             return None
-        known = self.memo.get(frozenset(case.todo))
-        if known is None or not case.only_todo():
+        known = self.memo.get(frozenset(case.pending))
+        if known is None or not case.only_pending():
             return None
         for one in reversed(known):
             if one.unevaluated:             # judged once, in the case that they are part of
                 return None
             other = one.copy()
-            other.past = case.past
+            other.taken_branches = case.taken_branches
             out.append(other)
         return out
 
@@ -257,17 +254,17 @@ cdef class Expansion:
         """Applies pending literals until only splits are left."""
         cdef tuple literal, pending
         cdef int node
-        while case.todo and not case.dead:
-            literal = pending = case.todo[0]
-            case.todo = case.todo[1:]
-            if pending in case.done:
+        while case.pending and not case.dead:
+            literal = pending = case.pending[0]
+            case.pending = case.pending[1:]
+            if pending in case.applied:
                 continue
             scope = NONE
             if isinstance(pending[0], tuple):
                 literal, scope = pending
             node, sign = literal
-            case.done = case.done.union((pending, literal))
-            if (node, not sign) in case.done:
+            case.applied = case.applied.union((pending, literal))
+            if (node, not sign) in case.applied:
                 case.dead = True
                 return 0
             if sign:
@@ -319,7 +316,7 @@ cdef class Expansion:
         """Makes a case of an object one without what meets a branch, where one demand on a member says so; returns whether it did. Not where
         members have an order: what is said of a member would give it a place.
         """
-        act = branch.alone
+        act = branch.sole_action
         if not self.loose or act is None or case.types != OBJECT:
             return False
         if isinstance(act, Forbid):
@@ -330,9 +327,9 @@ cdef class Expansion:
             case.forbid(act.name)
         elif isinstance(act, Member) and self._lists_others((<Member>act).literal):
             self._want(case, (<Member>act).name, (<Member>act).literal)
-        elif isinstance(act, IfThere) and self._lists_others((<IfThere>act).literal):
-            case.require((<IfThere>act).name)
-            self._want(case, (<IfThere>act).name, (<IfThere>act).literal)
+        elif isinstance(act, IfPresent) and self._lists_others((<IfPresent>act).literal):
+            case.require((<IfPresent>act).name)
+            self._want(case, (<IfPresent>act).name, (<IfPresent>act).literal)
         else:
             return False
         self._refute(case)
@@ -350,7 +347,7 @@ cdef class Expansion:
 
     cdef int _want(self, Case case, str name, tuple literal) except -1:
         """Wants of a member what a negative literal excludes."""
-        return case.want(name, entry_of(name, self.document.inverse(literal)))
+        return case.constrain_member(name, entry_of(name, self.document.inverse(literal)))
 
     cdef int _refute(self, Case case) except -1:
         """Drops objects where a demanded member cannot be there: before its case is split further. Looked at are demands for some member, and
@@ -358,16 +355,16 @@ cdef class Expansion:
         """
         if "object" not in case.types:
             return 0
-        for extra in case.extras:
+        for demand in case.member_demands:
             for properties, patterns, rest in case.objects:
-                if rest == FALSE_LITERAL and not patterns and (<frozenset>extra[0]).issuperset(properties):
+                if rest == FALSE_LITERAL and not patterns and (<frozenset>demand[0]).issuperset(properties):
                     case.drop("object")
                     return 0
-        for name in case.touched:
+        for name in case.changed_members:
             if name in case.required and self._never(case, name):
                 case.drop("object")
                 break
-        case.touched = ()
+        case.changed_members = ()
         return 0
 
     # ---------------------------------------------------------------- values
@@ -528,7 +525,7 @@ cdef class Expansion:
         """Whether a case meets one of the branches as it is."""
         cdef Branch branch
         for branch in branches:
-            if branch.known and self._meets(case, branch):
+            if branch.complete and self._meets(case, branch):
                 return True
         return False
 
@@ -547,14 +544,14 @@ cdef class Expansion:
             if not case.types.issubset(kinds):
                 return False
         for literal in branch.literals:
-            if not (literal == TRUE_LITERAL or literal in case.done or (literal[1] and self._plainly(case, literal[0]))):
+            if not (literal == TRUE_LITERAL or literal in case.applied or (literal[1] and self._plainly(case, literal[0]))):
                 return False
         for name, literal in branch.optional:
             if name not in case.forbidden and not self._has(case, name, literal):
                 return False
-        for extra in branch.some:
+        for demand in branch.demands:
             for name in case.required:
-                if self._is_some(case, name, extra):
+                if self._is_some(case, name, demand):
                     break
             else:
                 return False
@@ -563,9 +560,9 @@ cdef class Expansion:
                 return False
         return True
 
-    cdef bint _is_some(self, Case case, str name, tuple extra) except -1:
+    cdef bint _is_some(self, Case case, str name, tuple demand) except -1:
         """Whether a required member is one that is demanded, whatever its name."""
-        excluded, must, must_not, literal, names = extra
+        excluded, must, must_not, literal, names = demand
         if name in excluded or must or must_not or names:
             return False
         return literal == TRUE_LITERAL or self._has(case, name, literal)
@@ -578,7 +575,7 @@ cdef class Expansion:
         if self.loose:
             return True
         for branch in branches:
-            if not branch.known or branch.some:
+            if not branch.complete or branch.demands:
                 return False
             for name in branch.names:
                 if not case.declares(name):
@@ -651,12 +648,12 @@ cdef class Expansion:
 
     def one_branches(self, Case context, tuple literals):
         """For each branch: it holds, and no branch that could hold with it does."""
-        cdef Py_ssize_t circles = self.circles
+        cdef Py_ssize_t cycles = self.cycles
         key = (literals, context.types, context.required)
         known = self.told_apart.get(key)
         if known is None:
             known = branches_of(self._tell_apart(context, literals))
-            if self.circles == circles:     # else more may be known next time
+            if self.cycles == cycles:     # else more may be known next time
                 self.told_apart[key] = known
         return known
 
@@ -665,7 +662,7 @@ cdef class Expansion:
         cdef Py_ssize_t i, j, n = len(literals)
         cdef list summaries = [self._summary(literal, context) for literal in literals], out = [], actions, own
         # not where members have an order: ways to fail that are left out may have given them others
-        cdef list wholes = [whole(summary) if self.loose else NONE for summary in summaries]
+        cdef list wholes = [taken_whole(summary) if self.loose else NONE for summary in summaries]
         cdef frozenset taken
         cdef set same = set()               # pairs of branches that a value may fit both of
         for i in range(n):
@@ -725,25 +722,25 @@ cdef class Expansion:
 
     cdef bint _disjoint(self, tuple one, tuple other) except -1:
         """Whether two literals provably have no value in common."""
-        cdef Py_ssize_t circles = self.circles
+        cdef Py_ssize_t cycles = self.cycles
         cdef frozenset both = frozenset((one, other))
         known = self.disjoint.get(both)
         if known is None:
             try:
                 known = True
                 for case in self.cases(both):
-                    if not self._hopeless(case, 2):
+                    if not self._unsatisfiable(case, 2):
                         known = False
                         break
             except GrammarError as error:
                 if "depends on itself" in str(error) or "cases" in str(error):
                     return False
                 raise
-            if self.circles == circles:
+            if self.cycles == cycles:
                 self.disjoint[both] = known
         return known
 
-    cdef bint _hopeless(self, Case case, int depth) except -1:
+    cdef bint _unsatisfiable(self, Case case, int depth) except -1:
         """Whether a case with only the type object demands a property that nothing can satisfy (looked at `depth` levels deep)."""
         if depth == 0 or case.values is not None or case.types != OBJECT:
             return False
@@ -753,7 +750,7 @@ cdef class Expansion:
                 return True
             if child:
                 for inner in self.cases(child):
-                    if not self._hopeless(inner, depth - 1):
+                    if not self._unsatisfiable(inner, depth - 1):
                         break
                 else:
                     return True
@@ -763,7 +760,7 @@ cdef class Expansion:
 cdef bint excluded(Case case, Branch branch) except -1:
     """Whether a literal of a branch is known not to hold."""
     for node, sign in branch.literals:
-        if (node, not sign) in case.done:
+        if (node, not sign) in case.applied:
             return True
     return False
 
@@ -817,7 +814,7 @@ def apply_objects(Expansion ex, Case case, int node, dict schema, value):
         entry = ex.declared[node] = ex.declare(node, schema)
     case.objects = (*case.objects, entry)
     if case.required:
-        case.touched = case.touched + case.required
-    case.opened = case.opened or not OPENING.isdisjoint(schema)
+        case.changed_members = case.changed_members + case.required
+    case.describes_others = case.describes_others or not OPENING.isdisjoint(schema)
     if case.scope:
         ex.note_evaluated(case, schema, entry)

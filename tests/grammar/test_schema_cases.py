@@ -141,7 +141,7 @@ def some_of(*patterns: str) -> dict:
 def test_what_a_string_may_be_is_not_multiplied():
     schema = {"type": "string", "allOf": [some_of("a", "b", "c"), some_of("1", "2", "3", "4")]}
     (case,) = cases_of(schema)
-    assert [len(texts) for texts in case.either] == [3, 4]
+    assert [len(texts) for texts in case.text_choices] == [3, 4]
     assert case.combinations() == 12
     schema["allOf"].append({"not": some_of("^x", "y$")})
     (case,) = cases_of(schema)
@@ -155,7 +155,7 @@ def test_what_a_string_may_be_is_not_multiplied():
 
 def test_few_combinations_of_a_string_stay_cases():
     schema = {"type": "string", "allOf": [some_of("a", "b"), some_of("1", "2")]}
-    assert [(case.either, len(case.patterns)) for case in cases_of(schema)] == [((), 2)] * 4
+    assert [(case.text_choices, len(case.patterns)) for case in cases_of(schema)] == [((), 2)] * 4
 
 
 def test_alternatives_inside_alternatives_of_a_string_are_one_case():
@@ -206,7 +206,7 @@ def test_a_member_that_a_closed_object_cannot_have_ends_its_case():
         for i in range(7)
     ]
     cases = cases_of({"type": "object", "oneOf": branches})
-    assert all(not case.owed for case in cases)
+    assert all(not case.undeclared for case in cases)
     assert len(cases) == 49  # of 7 * 2 ** 6 combinations
     grammar = free({"type": "object", "oneOf": branches})
     assert grammar.matches('{"own3":1,"shared":3}')
@@ -321,3 +321,16 @@ def test_one_member_meets_what_several_branches_demand(order):
         assert grammar.matches(compact(value)), value
     for value in ({}, {"c": 1}, {"a": "v"}):
         assert not grammar.matches(compact(value)), value
+
+
+def test_only_the_cases_of_rules_are_kept_once_a_schema_is_compiled():
+    schema = {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}
+    document = Document(schema)
+    expander = Expander(document, lambda *_: None, loose=True)
+    rule = frozenset([(document.root, True)])
+    other = frozenset([document.literal(schema["properties"]["a"])])
+    kept, dropped = expander.cases(rule), expander.cases(other)
+    expander.forget({rule: 0})
+    assert expander.cases(rule) is kept
+    assert expander.cases(other) is not dropped
+    assert [case.types for case in expander.cases(other)] == [case.types for case in dropped]

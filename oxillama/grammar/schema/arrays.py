@@ -224,7 +224,10 @@ def scalars(em, item: frozenset, cases: list[Case]) -> int | None:
     holds. Of numbers with more than `MAX_LISTED` steps in their bounds at most so many.
     """
     plain = [c for c in cases if c.values is None and "string" in c.types]
-    if any(not (c.patterns or c.formats or c.either) and c.max_length not in (0, 1) for c in plain):
+    if any(
+        not (c.patterns or c.formats or c.text_choices) and c.max_length not in (0, 1)
+        for c in plain
+    ):
         return None
     try:
         texts = em.expander.strings(item).size()

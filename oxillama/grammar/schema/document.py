@@ -66,7 +66,7 @@ class Document(Schemas):
             self.dynamic[anchor] = -1 if anchor in self.dynamic else node
         return base, draft
 
-    def several(self, keyword: str, reference: str) -> str:
+    def ambiguity(self, keyword: str, reference: str) -> str:
         """Why it is not known what a reference means that depends on where one comes from; empty
         where it is known.
         """
@@ -88,7 +88,7 @@ class Document(Schemas):
         which several may be meant.
         """
         for keyword in REFERENCES:
-            if keyword in schema and (why := self.several(keyword, schema[keyword])):
+            if keyword in schema and (why := self.ambiguity(keyword, schema[keyword])):
                 raise GrammarError(f"schema {self.where(node)}: keyword {keyword!r}: {why}")
         return [self.resolve(node, schema[keyword]) for keyword in REFERENCES if keyword in schema]
 

@@ -341,12 +341,14 @@ class Emitter:
     def string(self, case: Case) -> tuple:
         quote = literal('"')
         banned = case.banned_texts()
-        if not (case.patterns or case.formats or banned or case.either):
+        if not (case.patterns or case.formats or banned or case.text_choices):
             if case.min_length == 0 and case.max_length is None:
                 return self.block("string")
             return seq(quote, repeat(self.block("char"), case.min_length, case.max_length), quote)
         plain = seq(quote, repeat(self.block("char"), case.min_length, case.max_length), quote)
-        keyword = "pattern" if case.patterns or case.either else "format" if case.formats else "not"
+        keyword = (
+            "pattern" if case.patterns or case.text_choices else "format" if case.formats else "not"
+        )
         return self.guard(keyword, lambda: self.content(case, banned), plain)
 
     def content(self, case: Case, banned: list[str]) -> tuple:
@@ -355,7 +357,7 @@ class Emitter:
         sources = list(case.patterns) + [
             (format_pattern(name), sign) for name, sign in case.formats
         ]
-        if len(sources) == 1 and sources[0][1] and not banned and not case.either:
+        if len(sources) == 1 and sources[0][1] and not banned and not case.text_choices:
             node = self.direct(sources[0][0], case.min_length, case.max_length)
             if node is not None:
                 return seq(quote, node, quote)
@@ -364,7 +366,7 @@ class Emitter:
             try:
                 self.strings[key] = self.bounded(case)
             except GrammarError:
-                if not case.either:
+                if not case.text_choices:
                     raise
                 self.strings[key] = self.combined(case)
         return self.strings[key]
@@ -376,9 +378,9 @@ class Emitter:
         if case.combinations() > MAX_CASES:
             raise GrammarError(f"expands to more than {MAX_CASES} cases")
         out = []
-        for chosen in itertools.product(*case.either):
+        for chosen in itertools.product(*case.text_choices):
             one = case.copy()
-            one.either = ()
+            one.text_choices = ()
             for part in chosen:
                 one.meet_texts(part)
             if not one.dead:

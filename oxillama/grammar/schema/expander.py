@@ -77,7 +77,7 @@ class Expander(Expansion):
             return not any(isinstance(v, (dict, list)) for v in values)
         return self.texts_of(((node, True),)) is not None
 
-    def whole(self, literals) -> bool:
+    def wants_integers(self, literals) -> bool:
         """Whether one of the literals, or what it refers to or is made of, wants its numbers to be
         integers.
         """
@@ -187,7 +187,7 @@ class Expander(Expansion):
         if combinations == 0:
             case.dead = True
         elif combinations > MAX_TEXTS:
-            case.either += tuple(joined)
+            case.text_choices += tuple(joined)
             case.splits = tuple(left)
 
     def _texts(self, branches: tuple[Branch, ...]) -> tuple[Case, ...] | None:
@@ -203,21 +203,21 @@ class Expander(Expansion):
                 texts = self._texts(branches_of(inner(case)) if callable(inner) else inner)
                 if texts is None:
                     return None
-                case.either += (texts,)
+                case.text_choices += (texts,)
             case.splits = ()
             if case.values is not None and not case.dead:
                 return None
-            if not case.dead and () not in case.either:
+            if not case.dead and () not in case.text_choices:
                 out.append(case)
         return tuple(out)
 
-    def _candidates(self, case: Case, extra) -> list[list[Act]]:
+    def _candidates(self, case: Case, demand) -> list[list[Act]]:
         """The members that can meet a demand for some member: each that fits of those declared and
         of the few other names there are, or one without a declared name.
         """
-        excluded, must, must_not, literal, names = extra
+        excluded, must, must_not, literal, names = demand
         out: list[list[Act]] = []
-        few = self._names_for(case, extra)
+        few = self._names_for(case, demand)
         declared = (n for properties, _, _ in case.objects for n in properties)
         for name in dict.fromkeys([*declared, *case.required, *(few or ())]):
             if (
@@ -228,12 +228,14 @@ class Expander(Expansion):
             ):
                 out.append([Member(name, literal)])
         if few is None:
-            out += _owing(case, (excluded, must, must_not, frozenset((literal,)), names))
+            out += _undeclared_branches(
+                case, (excluded, must, must_not, frozenset((literal,)), names)
+            )
         return out
 
-    def _names_for(self, case: Case, extra) -> list[str] | None:
+    def _names_for(self, case: Case, demand) -> list[str] | None:
         """The names that can meet a demand for some member but those declared; None: too many."""
-        _, must, _, _, names = extra
+        _, must, _, _, names = demand
         try:
             return [] if _closed(case) else self._few_names(case, must, names)
         except GrammarError:
@@ -266,16 +268,16 @@ class Expander(Expansion):
         where no more will be declared, else one by one when nothing else is left to split. In
         any order those that few names can meet come first: they declare names.
         """
-        left = len(case.extras) if _closed(case) else 0 if case.splits else 1
+        left = len(case.member_demands) if _closed(case) else 0 if case.splits else 1
         case.scope = frozenset()
         while left:
-            extras = case.extras
-            at = len(extras) - 1
-            if self.loose and len(extras) > 1:
-                few = [i for i, e in enumerate(extras) if self._names_for(case, e) is not None]
+            demands = case.member_demands
+            at = len(demands) - 1
+            if self.loose and len(demands) > 1:
+                few = [i for i, e in enumerate(demands) if self._names_for(case, e) is not None]
                 at = few[-1] if few else at
-            case.extras = extras[:at] + extras[at + 1 :]
-            case.split(self._candidates(case, extras[at]), failing=True)
+            case.member_demands = demands[:at] + demands[at + 1 :]
+            case.split(self._candidates(case, demands[at]), failing=True)
             left -= 1
 
     def open_scopes(self, case: Case, node: int, schema: dict, scope) -> None:
@@ -298,7 +300,7 @@ class Expander(Expansion):
                 number in outer and other == keyword for _, other, _, outer, _ in case.unevaluated
             )
             if keyword == "unevaluatedProperties":
-                seen = [entry for entry in case.seen if number in entry[0]]
+                seen = [entry for entry in case.evaluated_members if number in entry[0]]
                 if nested or any(everything for *_, everything in seen):
                     continue
                 names = {name: TRUE for _, declared, _, _ in seen for name in declared}
@@ -307,7 +309,7 @@ class Expander(Expansion):
                 if rules not in case.objects:  # known of a case whose members were chosen since
                     case.add("objects", rules)
             else:
-                spans = [span for scopes, span in case.spans if number in scopes]
+                spans = [span for scopes, span in case.evaluated_items if number in scopes]
                 if nested or INFINITE in spans:
                     continue
                 if -1 in spans:
@@ -353,7 +355,7 @@ def language(case: Case) -> Dfa:
         dfa = meet(dfa, search_automaton(source), sign)
     for name, sign in case.formats:
         dfa = meet(dfa, format_automaton(name), sign)
-    for cases in case.either:
+    for cases in case.text_choices:
         dfa = meet(dfa, functools.reduce(Dfa.either, map(language, cases)).minimal(), True)
     if case.min_length or case.max_length is not None:
         dfa = meet(dfa, Dfa.lengths(case.min_length, case.max_length), True)
@@ -362,25 +364,25 @@ def language(case: Case) -> Dfa:
     return dfa if dfa is not None else Dfa.everything()
 
 
-def _owing(case: Case, demand: tuple) -> list[list[Act]]:
+def _undeclared_branches(case: Case, demand: tuple) -> list[list[Act]]:
     """The ways to meet a demand by a member without a declared name: one of its own, or one that
     another such demand has.
     """
-    alone: list[Act] = [lambda f: f.add("owed", demand)]
-    if sum(len(values) for *_, values, _ in case.owed) >= MAX_SHARED:
+    alone: list[Act] = [lambda f: f.add("undeclared", demand)]
+    if sum(len(values) for *_, values, _ in case.undeclared) >= MAX_SHARED:
         return [alone]
     out = [alone]
-    for at, other in enumerate(case.owed):
-        both = _both(other, demand)
+    for at, other in enumerate(case.undeclared):
+        both = _joined(other, demand)
         if both == other:  # whatever meets the other one meets this one
             return [[]]
         if not contradicts(both[3]):
-            owed = (*case.owed[:at], both, *case.owed[at + 1 :])
-            out.append([functools.partial(_owe, owed=owed)])
+            undeclared = (*case.undeclared[:at], both, *case.undeclared[at + 1 :])
+            out.append([functools.partial(_set_undeclared, undeclared=undeclared)])
     return out
 
 
-def _both(one: tuple, other: tuple) -> tuple:
+def _joined(one: tuple, other: tuple) -> tuple:
     """The demand that a member meets which meets two."""
 
     def listed(at: int) -> tuple:
@@ -389,8 +391,8 @@ def _both(one: tuple, other: tuple) -> tuple:
     return one[0] | other[0], listed(1), listed(2), one[3] | other[3], listed(4)
 
 
-def _owe(case: Case, owed: tuple) -> None:
-    case.owed = owed
+def _set_undeclared(case: Case, undeclared: tuple) -> None:
+    case.undeclared = undeclared
 
 
 def _closed(case: Case) -> bool:

@@ -129,7 +129,7 @@ def _arrays(ex, case, node, schema, value):
         "unevaluatedItems" in schema
         and (schema["unevaluatedItems"] is True or not in_place(schema))
     )
-    case.add("spans", (case.scope, INFINITE if whole else len(prefix)))
+    case.add("evaluated_items", (case.scope, INFINITE if whole else len(prefix)))
 
 
 def array_schemas(ex, node, schema) -> tuple[list, object]:
@@ -162,7 +162,7 @@ def in_place(schema: dict) -> bool:
 def _contains(ex, case, node, schema, value):
     least, most = schema.get("minContains", 1), schema.get("maxContains")
     if case.scope:
-        case.add("spans", (case.scope, -1 if ex.document.draft_of(node) >= 2020 else 0))
+        case.add("evaluated_items", (case.scope, -1 if ex.document.draft_of(node) >= 2020 else 0))
     if least == 0 and most is None:
         return
     case.add("contains", (ex.literal(value), int(least), None if most is None else int(most), 0))
@@ -174,7 +174,10 @@ def note_evaluated(case, schema, entry):
     whole = "additionalProperties" in schema or (
         "unevaluatedProperties" in schema and not in_place(schema)
     )
-    case.add("seen", (case.scope, frozenset(properties), tuple(s for s, _ in patterns), whole))
+    case.add(
+        "evaluated_members",
+        (case.scope, frozenset(properties), tuple(s for s, _ in patterns), whole),
+    )
 
 
 def declared(ex, node, schema) -> tuple[dict, tuple, tuple[int, bool]]:
@@ -214,7 +217,7 @@ def _by_place(keyword: str):
     """A reference whose meaning may depend on where one comes from."""
 
     def handler(ex, case, node, schema, value):
-        why = ex.document.several(keyword, value)
+        why = ex.document.ambiguity(keyword, value)
         if why:
             ex.refuse(ex.where(node), keyword, why)
         else:
@@ -303,7 +306,7 @@ APPLY = {
     "exclusiveMinimum": _exclusive_minimum,
     "exclusiveMaximum": _exclusive_maximum,
     "multipleOf": _multiple,
-    "$notMultiple": lambda ex, f, n, s, v: f.add("broken", exact(v)),
+    "$notMultiple": lambda ex, f, n, s, v: f.add("not_multiples", exact(v)),
     "minLength": lambda ex, f, n, s, v: f.length(int(v)),
     "maxLength": lambda ex, f, n, s, v: f.length(0, int(v)),
     "pattern": _pattern,

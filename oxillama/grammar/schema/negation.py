@@ -12,7 +12,7 @@ from oxillama._core.cases import (
     Case,
     Demand,
     Forbid,
-    IfThere,
+    IfPresent,
     Member,
     Only,
     Require,
@@ -57,7 +57,7 @@ def _joined(ways: list[list[Act]]) -> list[list[Act]]:
     for way in ways:
         act = way[1] if len(way) == 2 else None
         if isinstance(act, Member) and act.name in both:
-            out.append([way[0], IfThere(act.name, act.literal)])
+            out.append([way[0], IfPresent(act.name, act.literal)])
         elif not (isinstance(act, Forbid) and act.name in both):
             out.append(way)
     return out
@@ -158,9 +158,9 @@ def _no_arrays(ex, node, schema, value):
                     lambda f, literals=literals: f.add("arrays", (literals, TRUE)),
                 ]
             )
-    broken = ex.literal(rest, False)
-    if broken != FALSE:
-        out.append([Only("array"), lambda f: f.add("contains", (broken, 1, None, len(prefix)))])
+    violated = ex.literal(rest, False)
+    if violated != FALSE:
+        out.append([Only("array"), lambda f: f.add("contains", (violated, 1, None, len(prefix)))])
     return out
 
 
@@ -286,14 +286,6 @@ def _no_dependencies(ex, node, schema, value):
     return out
 
 
-_short = _no_bound("string", "maxLength", -1)
-_long = _no_bound("string", "minLength", 1)
-_few = _no_bound("array", "maxItems", -1)
-_many = _no_bound("array", "minItems", 1)
-_poor = _no_bound("object", "maxProperties", -1)
-_rich = _no_bound("object", "minProperties", 1)
-
-
 def _refuse_unique(ex, node):
     raise GrammarError(
         f"schema {ex.where(node)}: keyword 'uniqueItems' cannot be enforced under 'not'"
@@ -309,15 +301,15 @@ NEGATE = {
     "exclusiveMinimum": _no_exclusive_minimum,
     "exclusiveMaximum": _no_exclusive_maximum,
     "multipleOf": _no_multiple,
-    "minLength": _short,
-    "maxLength": _long,
+    "minLength": _no_bound("string", "maxLength", -1),
+    "maxLength": _no_bound("string", "minLength", 1),
     "pattern": _no_pattern,
     "format": _no_format,
     "prefixItems": _no_arrays,
     "items": _no_arrays,
     "additionalItems": _no_arrays,
-    "minItems": _few,
-    "maxItems": _many,
+    "minItems": _no_bound("array", "maxItems", -1),
+    "maxItems": _no_bound("array", "minItems", 1),
     "contains": _no_contains,
     "uniqueItems": lambda ex, node, schema, value: (
         [] if value is not True else _refuse_unique(ex, node)
@@ -327,8 +319,8 @@ NEGATE = {
     "additionalProperties": _no_objects,
     "propertyNames": _no_names,
     "required": _no_required,
-    "minProperties": _poor,
-    "maxProperties": _rich,
+    "minProperties": _no_bound("object", "maxProperties", -1),
+    "maxProperties": _no_bound("object", "minProperties", 1),
     "$ref": _no_reference,
     "allOf": _no_all,
     "anyOf": _no_any,

@@ -20,7 +20,7 @@ def numeric(em, case: Case) -> tuple:
     plain = (
         case.low is None
         and case.high is None
-        and not (case.multiples or case.broken or banned or case.fraction)
+        and not (case.multiples or case.not_multiples or banned or case.fraction)
     )
     if plain:
         return em.block("integer" if case.integer else "number")
@@ -28,7 +28,7 @@ def numeric(em, case: Case) -> tuple:
         "multipleOf"
         if case.multiples
         else "not"
-        if banned or case.fraction or case.broken
+        if banned or case.fraction or case.not_multiples
         else "minimum"
     )
     fallback = em.block("integer" if case.integer else "number")
@@ -37,14 +37,14 @@ def numeric(em, case: Case) -> tuple:
 
 def bounded(em, case: Case, banned: list[Fraction]) -> tuple:
     """Numbers under any constraint."""
-    if any(step.denominator != 1 for step in case.broken) or (
-        case.multiples and (case.broken or case.fraction)
+    if any(step.denominator != 1 for step in case.not_multiples) or (
+        case.multiples and (case.not_multiples or case.fraction)
     ):
         raise GrammarError(
             "'multipleOf' under 'not' is supported for integers, and without another 'multipleOf'"
         )
-    if case.broken and not case.fraction:
-        return unmultiplied(em, case, banned)
+    if case.not_multiples and not case.fraction:
+        return non_multiples(em, case, banned)
     low, low_strict, high, high_strict = case.low, case.low_strict, case.high, case.high_strict
     step = _common([*case.multiples, *([Fraction(1)] if case.integer else [])])
     places = numerals.MAX_FRACTION
@@ -67,20 +67,20 @@ def bounded(em, case: Case, banned: list[Fraction]) -> tuple:
         if (low is None or cut > low or (cut == low and not low_strict)) and (
             high is None or cut <= high
         ):
-            parts.append(interval(low, low_strict, cut, True, places, broken=case.fraction))
+            parts.append(interval(low, low_strict, cut, True, places, fractional=case.fraction))
             low, low_strict = cut, True
-    parts.append(interval(low, low_strict, high, high_strict, places, broken=case.fraction))
+    parts.append(interval(low, low_strict, high, high_strict, places, fractional=case.fraction))
     return choice(*parts)
 
 
-def unmultiplied(em, case: Case, banned: list[Fraction]) -> tuple:
+def non_multiples(em, case: Case, banned: list[Fraction]) -> tuple:
     """Numbers that are not multiples of some integers: integers listed or by remainders, and
     whatever is no integer.
     """
     parts = []
     if not case.integer:
         other = case.copy()
-        other.broken, other.fraction = (), True
+        other.not_multiples, other.fraction = (), True
         parts.append(bounded(em, other, banned))
     if case.low is not None and case.high is not None:
         first = floor(case.low) + 1 if case.low_strict else ceil(case.low)
@@ -90,16 +90,18 @@ def unmultiplied(em, case: Case, banned: list[Fraction]) -> tuple:
         parts += [
             numerals.number_literal(Fraction(k), integer=case.integer)
             for k in range(first, last + 1)
-            if k not in banned and all(k % step for step in case.broken)
+            if k not in banned and all(k % step for step in case.not_multiples)
         ]
-    elif case.low is None and case.high is None and not banned and len(case.broken) == 1:
-        parts.append(seq(repeat(literal("-"), 0, 1), remainders(case.broken[0], 1, inverse=True)))
+    elif case.low is None and case.high is None and not banned and len(case.not_multiples) == 1:
+        parts.append(
+            seq(repeat(literal("-"), 0, 1), remainders(case.not_multiples[0], 1, inverse=True))
+        )
     else:
         raise GrammarError("'multipleOf' under 'not' needs two bounds, or none")
     return choice(*parts)
 
 
-def interval(low, low_strict, high, high_strict, places: int, *, broken: bool = False) -> tuple:
+def interval(low, low_strict, high, high_strict, places: int, *, fractional: bool = False) -> tuple:
     """An interval; a strict bound of fractional numbers moves by one unit of the 15th digit, so
     that doubles keep it strict.
     """
@@ -121,7 +123,7 @@ def interval(low, low_strict, high, high_strict, places: int, *, broken: bool = 
             high = -_round_up(-high, places)
         if low is not None and high is not None and low > high:
             return NEVER
-    return numerals.interval(low, low_strict, high, high_strict, places, broken=broken)
+    return numerals.interval(low, low_strict, high, high_strict, places, fractional=fractional)
 
 
 def multiples(em, case: Case, step: Fraction, banned: set[Fraction]) -> tuple:

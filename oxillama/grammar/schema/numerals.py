@@ -244,16 +244,16 @@ def magnitudes(
     high_strict: bool,
     places: int,
     *,
-    broken: bool = False,
+    fractional: bool = False,
 ) -> tuple:
     """Decimals of at least low (>= 0) and at most high, with at most `places` fraction digits (0:
-    integers; broken: no integers).
+    integers; fractional: no integers).
     """
     whole_low, part_low = _split(low)
     whole_high, part_high = _split(high) if high is not None else (None, "")
     if high is not None and (low > high or (low == high and (low_strict or high_strict))):
         return NEVER
-    from_low = low_strict or (broken and not part_low)
+    from_low = low_strict or (fractional and not part_low)
     if whole_high == whole_low:
         zero = not part_low and not from_low and not (high_strict and not part_high)
         return seq(
@@ -267,17 +267,17 @@ def magnitudes(
         )
     ]
     if whole_high is None or whole_high - whole_low > 1:
-        between = _with_point(_above("", broken, places), places, not broken)
+        between = _with_point(_above("", fractional, places), places, not fractional)
         parts.append(
             seq(naturals(whole_low + 1, None if whole_high is None else whole_high - 1), between)
         )
-    if whole_high is not None and (part_high or not (high_strict or broken)):
+    if whole_high is not None and (part_high or not (high_strict or fractional)):
         tail = (
             _between("", True, part_high, high_strict, places)
-            if broken
+            if fractional
             else _below(part_high, high_strict, places)
         )
-        parts.append(seq(literal(str(whole_high)), _with_point(tail, places, not broken)))
+        parts.append(seq(literal(str(whole_high)), _with_point(tail, places, not fractional)))
     return choice(*parts)
 
 
@@ -288,10 +288,10 @@ def interval(
     high_strict: bool,
     places: int,
     *,
-    broken: bool = False,
+    fractional: bool = False,
 ) -> tuple:
-    """Decimals between two bounds (None: unbounded), with at most `places` fraction digits (broken:
-    no integers).
+    """Decimals between two bounds (None: unbounded), with at most `places` fraction digits
+    (fractional: no integers).
     """
     parts = []
     zero = Fraction(0)
@@ -302,7 +302,7 @@ def interval(
             parts.append(
                 seq(
                     literal("-"),
-                    magnitudes(-high, high_strict, top, low_strict, places, broken=broken),
+                    magnitudes(-high, high_strict, top, low_strict, places, fractional=fractional),
                 )
             )
         else:
@@ -310,11 +310,16 @@ def interval(
                 seq(
                     literal("-"),
                     magnitudes(
-                        zero, high == 0 and high_strict, top, low_strict, places, broken=broken
+                        zero,
+                        high == 0 and high_strict,
+                        top,
+                        low_strict,
+                        places,
+                        fractional=fractional,
                     ),
                 )
             )
     if high is None or high > 0 or (high == 0 and not high_strict):
         start, strict = (zero, False) if low is None or low < 0 else (low, low_strict)
-        parts.append(magnitudes(start, strict, high, high_strict, places, broken=broken))
+        parts.append(magnitudes(start, strict, high, high_strict, places, fractional=fractional))
     return choice(*parts)

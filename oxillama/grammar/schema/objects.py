@@ -43,7 +43,7 @@ def object_(em, case: Case) -> tuple:
     space = em.spelling.space
     inner = members(em, case)
     parts = []
-    if not case.required and case.min_properties == 0 and not case.owed:
+    if not case.required and case.min_properties == 0 and not case.undeclared:
         parts.append(seq(literal("{"), space, space, literal("}")))
     if inner != NEVER:
         parts.append(seq(literal("{"), space, inner, space, literal("}")))
@@ -72,10 +72,10 @@ def members(em, case: Case) -> tuple:
         else:
             loose.append(entry)
     undeclared = UndeclaredMembers(em, case, known)
-    if NEVER in undeclared.owed:
+    if NEVER in undeclared.demanded:
         return NEVER
     most, least = case.max_properties, case.min_properties
-    if em.free_order and (named or loose or undeclared.owed):
+    if em.free_order and (named or loose or undeclared.demanded):
         return registered(
             em, [*named, *((entry, True) for entry in loose)], undeclared, least, most
         )
@@ -83,8 +83,8 @@ def members(em, case: Case) -> tuple:
 
 
 class UndeclaredMembers:
-    """The members of an object without a declared name: `extra`, any of them; `owed`, one node for
-    each demand for some member; `distinct`, like `extra` with distinct names.
+    """The members of an object without a declared name: `extra`, any of them; `demanded`, one node
+    for each demand for some member; `distinct`, like `extra` with distinct names.
     """
 
     def __init__(self, em, case: Case, known: set[str]):
@@ -92,12 +92,14 @@ class UndeclaredMembers:
             em, case, known, demand, distinct
         )
         declared = {name for properties, _, _ in case.objects for name in properties}
-        shut = em.closed and declared and not case.opened
+        shut = em.closed and declared and not case.describes_others
         if shut and case.min_properties <= len(declared):
             self.extra = NEVER
         else:
             self.extra = em.guard("additionalProperties", self._further, NEVER)
-        self.owed = [em.guard("not", lambda e=e: self._further(e, True), NEVER) for e in case.owed]
+        self.demanded = [
+            em.guard("not", lambda e=e: self._further(e, True), NEVER) for e in case.undeclared
+        ]
         self._em = em
 
     @functools.cached_property
@@ -112,7 +114,7 @@ def ordered(em, named, undeclared: UndeclaredMembers, least: int, most: int | No
     """Members in declared order, then further ones: a network over (index, members so far up to
     what must be counted).
     """
-    demanded = len(loose) + len(undeclared.owed)
+    demanded = len(loose) + len(undeclared.demanded)
     required = sum(needed for _, needed in named) + demanded
     if most is not None and undeclared.extra == NEVER and len(named) + demanded <= most:
         most = None
@@ -156,11 +158,11 @@ def tail(
     """What may follow after `count` declared members: nothing, if that is enough and not empty."""
     missing = max(least - count, 0)
     remaining = None if most is None else most - count
-    if loose or undeclared.owed or missing > 1:
+    if loose or undeclared.demanded or missing > 1:
         node = registered(em, [(entry, True) for entry in loose], undeclared, missing, remaining)
         if count and node != NEVER:
             node = seq(em.comma, node)
-        return node if loose or undeclared.owed or missing or not count else choice(EMPTY, node)
+        return node if loose or undeclared.demanded or missing or not count else choice(EMPTY, node)
     if undeclared.extra == NEVER or remaining == 0:
         return EMPTY if missing == 0 and count else NEVER
     some = seq(
@@ -173,19 +175,19 @@ def tail(
 
 
 def registered(em, named, undeclared: UndeclaredMembers, least: int, most: int | None) -> tuple:
-    """One or more members in any order: a register holds which of the named and owed ones have been
-    written, how many members there are, and, where they are counted, the further names. Where names
-    run out, there are at most as many members as leave one for each demand.
+    """One or more members in any order: a register holds which of the named and demanded ones have
+    been written, how many members there are, and, where they are counted, the further names. Where
+    names run out, there are at most as many members as leave one for each demand.
     """
     needed = [i for i, (_, must) in enumerate(named) if must]
-    needed += range(len(named), len(named) + len(undeclared.owed))
+    needed += range(len(named), len(named) + len(undeclared.demanded))
     extra = undeclared.extra
-    if least > max(1, len(needed)) or undeclared.owed:
+    if least > max(1, len(needed)) or undeclared.demanded:
         extra = undeclared.distinct
     least = 0 if least <= max(1, len(needed)) else least
     edges = [(seq((TAKE, i, None), node[0]), 1) for i, (node, _) in enumerate(named)]
     edges += [
-        (seq((TAKE, i + len(named), None), node), 1) for i, node in enumerate(undeclared.owed)
+        (seq((TAKE, i + len(named), None), node), 1) for i, node in enumerate(undeclared.demanded)
     ]
     if extra != NEVER:
         edges.append((seq((TAKE, ONE, None), extra), 1))

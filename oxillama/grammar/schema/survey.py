@@ -247,8 +247,8 @@ def _object(em, case: Case) -> Needs | None:
     required = case.required
     if (
         case.names
-        or case.extras
-        or any(must or must_not or names for _, must, must_not, _, names in case.owed)
+        or case.member_demands
+        or any(must or must_not or names for _, must, must_not, _, names in case.undeclared)
         or case.max_properties is not None
         or case.min_properties > len(required)
     ):
@@ -274,7 +274,7 @@ def _object(em, case: Case) -> Needs | None:
             return []
     if not contradicts(rest):
         em.number(frozenset(rest - {TRUE}))
-    for *_, values, _ in case.owed:
+    for *_, values, _ in case.undeclared:
         if contradicts(values | rest):
             return []
         must.append(em.number((values | rest) - {TRUE}))
@@ -302,7 +302,7 @@ def _array(em, case: Case) -> Needs | None:
 
 
 def _string(em, case: Case) -> Needs | None:
-    if case.patterns or case.either or case.banned_texts():
+    if case.patterns or case.text_choices or case.banned_texts():
         return None
     plain = not case.formats or (
         len(case.formats) == 1
@@ -316,7 +316,7 @@ def _string(em, case: Case) -> Needs | None:
 def _number(em, case: Case) -> Needs | None:
     if (
         case.multiples
-        or case.broken
+        or case.not_multiples
         or case.fraction
         or any(not isinstance(v, (str, bool)) for v in case.banned)
     ):
