@@ -20,6 +20,8 @@ from oxillama.grammar.automaton import Grammar, GrammarState
 # what can end two JSON scalars: a number and one more sign, or three quotes
 PAIRED = re.compile(rb"[0-9a-z]\s*,\s*-?[0-9a-z]|\".*\".*\"", re.DOTALL)
 
+_ENTRY = 380  # bytes of a memoised mask besides its words: array, key and place in the cache
+
 
 class TokenMasker:
     """A vocabulary prepared for masks; one serves every grammar and state over that vocabulary.
@@ -54,7 +56,7 @@ class TokenMasker:
         self.trie = TokenTrie(self.vocab_bytes)
         self.words = self.trie.words
         self.vocab_size = size
-        self._capacity = max(16, cache_bytes // max(1, 4 * self.words))
+        self._capacity = max(16, cache_bytes // (4 * self.words + _ENTRY))
         self._masks: OrderedDict[tuple, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()  # of `_masks`: without a GIL its links need one before 3.14
         self._end = self._bits(self.eog_ids)

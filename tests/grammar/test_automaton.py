@@ -3,6 +3,7 @@ bounded memory.
 """
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -256,6 +257,22 @@ def test_states_fork_serialise_and_restore():
     ):
         with pytest.raises(GrammarError):
             GrammarState.restore(junk)
+
+
+def test_masks_take_no_more_memory_than_they_may():
+    most = 100_000
+    masker = TokenMasker([bytes([b]) for b in range(256)], cache_bytes=most)
+    state = masker.state(Grammar.parse("root ::= [a-z]{0,2000}"))
+    tracemalloc.start()
+    for _ in range(1500):
+        state.mask()
+        masker.advance(state, ord("q"))
+    held = masker.cached_masks
+    before = tracemalloc.get_traced_memory()[0]
+    masker._masks.clear()
+    freed = before - tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held == 242 and most / 2 < freed <= most
 
 
 def test_memory_is_bounded_and_positions_survive_eviction():
