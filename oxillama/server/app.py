@@ -55,7 +55,10 @@ class App:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
-            message = await receive()
+            try:
+                message = await receive()
+            except asyncio.CancelledError:  # of a server that ends at once, by a second SIGINT
+                return
             if message["type"] == "lifespan.startup":
                 try:
                     await self.state.start()

@@ -60,6 +60,28 @@ def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, n
         process.stderr.close()
 
 
+def test_a_second_interrupt_ends_the_server_at_once_and_shows_no_stack():
+    process, url = start()
+    try:
+        ask(f"{url}/v1/completions", {"prompt": "Once", "max_tokens": 1})
+        endless = {"prompt": "Once", "max_tokens": 10**6, "ignore_eos": True, "stream": True}
+        endless["context_shift"] = True
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(endless).encode())
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.readline().startswith(b"data: ")
+            process.send_signal(signal.SIGINT)
+            for _ in range(200):
+                answer.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        lines = [json.loads(line) for line in process.stderr.read().splitlines()]
+        assert lines[-1]["event"] == "stopped" and not any("trace" in each for each in lines)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 @pytest.mark.parametrize(
     "args, why",
     [
