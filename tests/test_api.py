@@ -442,6 +442,17 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
         oxillama.load(kv_typ="f16")
     with pytest.raises(oxillama.ConfigError, match="not an option of generate; did you mean max"):
         engine.generate("Once", max_tokns=3)
+    for name, told in (
+        ("do_sample", "temperature=0 takes the likeliest"),
+        ("stop_strings", "stop= ends at these texts"),
+        ("num_beams", "beam_generate searches"),
+    ):
+        with pytest.raises(
+            oxillama.ConfigError, match=f"{name}: is not an option of gen.*; {told}"
+        ):
+            engine.generate("Once", **{name: 1})
+    with pytest.raises(oxillama.ConfigError, match="verbose: is not an argument of load; nothing"):
+        oxillama.load(verbose=False)
     with pytest.raises(oxillama.ConfigError, match="num_threads: found -1.*None for the cores"):
         oxillama.load(num_threads=-1)
     with pytest.raises(oxillama.ConfigError, match="keep: found -1"):

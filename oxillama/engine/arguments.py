@@ -48,6 +48,32 @@ _MINUS_ONE = {
     "timeout": "None for no limit",
 }
 
+# what does here what an argument of another library does
+_ELSEWHERE = {
+    "assistant_model": "speculative= takes a draft model",
+    "beam_width": "BeamSearchConfig of beam_generate has it",
+    "device": "everything runs on the CPU",
+    "device_map": "everything runs on the CPU",
+    "do_sample": "temperature=0 takes the likeliest tokens, any other draws",
+    "dtype": "weights have the types of the file, kv_type= sets that of keys and values",
+    "eos_token_id": "stop_token_ids= ends at these tokens",
+    "guided_json": "json_schema= constrains the text",
+    "guided_regex": "regex= constrains the text",
+    "logits_processor": "processors= takes functions over tokens and logits",
+    "max_length": "max_tokens= bounds the answer without its prompt",
+    "max_model_len": "context_size= (n_ctx=) is the length of the context",
+    "n_gpu_layers": "everything runs on the CPU",
+    "num_beams": "beam_generate searches with beams",
+    "num_return_sequences": "n= asks for several answers",
+    "stop_strings": "stop= ends at these texts",
+    "stopping_criteria": "stop= ends at texts, or leave the loop over stream(...)",
+    "stream": "stream(...) is a method of its own",
+    "streamer": "stream(...) gives the text while it is generated",
+    "tensor_parallel_size": "everything runs on the CPU",
+    "torch_dtype": "weights have the types of the file, kv_type= sets that of keys and values",
+    "verbose": "nothing is printed",
+}
+
 
 # the annotation of `**options`, as text
 _UNPACKED = re.compile(r"Unpack\[(\w+)\]")
@@ -106,7 +132,9 @@ def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 
 def unknown(name: str, known: Iterable[str], *, place: str) -> ConfigError:
-    """The error for an unknown name, with the most similar known one."""
+    """The error for an unknown name, with the most similar known one, or what stands for it."""
+    if name in _ELSEWHERE:
+        return ConfigError(f"{name}: is not {place}; {_ELSEWHERE[name]}")
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     if close:
