@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from html import escape
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
@@ -163,6 +164,11 @@ class InferenceEngine:
         self, gguf_bytes: bytes, tokenizer_json: str | bytes | None = None
     ) -> InferenceEngine:
         """Load a model from the bytes of a GGUF file; returns the engine."""
+        if isinstance(gguf_bytes, (str, PathLike)):
+            raise ConfigError(
+                f"gguf_bytes: found {type(gguf_bytes).__name__}, wanted the bytes of a GGUF file "
+                "(load takes a path)"
+            )
         self._loaded.open(self.engine_config, gguf_bytes, tokenizer_json=tokenizer_json)
         return self
 

@@ -451,6 +451,8 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
             oxillama.ConfigError, match=f"{name}: is not an option of gen.*; {told}"
         ):
             engine.generate("Once", **{name: 1})
+    with pytest.raises(oxillama.ConfigError, match="gguf_bytes: found str, wanted the bytes of a"):
+        oxillama.load_model_from_bytes("model.gguf")
     with pytest.raises(oxillama.ConfigError, match="verbose: is not an argument of load; nothing"):
         oxillama.load(verbose=False)
     with pytest.raises(oxillama.ConfigError, match="num_threads: found -1.*None for the cores"):
