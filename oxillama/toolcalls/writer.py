@@ -12,12 +12,15 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
-from oxillama.errors import TemplateError
+from oxillama.errors import ConfigError, TemplateError
 from oxillama.tokenizer import ChatTemplate, TemplateText, TokenizerBridge
+from oxillama.tokenizer.provenance import plain
 from oxillama.toolcalls.formats import HERMES, ToolCallFormat, format_of
 from oxillama.toolcalls.inline import inline_tools
 from oxillama.toolcalls.messages import MessageForm, check_messages
 from oxillama.toolcalls.plan import ChatPlanner
+
+_OTHER = "other"  # makes another content of one
 
 
 class ChatWriter:
@@ -53,9 +56,41 @@ class ChatWriter:
                     messages, tools, kind, system=not tools or self._takes_system
                 )
                 tools = None
-        return self._rendered(
-            self._form.formed(messages), tools=list(tools) if tools else None, **variables
-        )
+        variables = {**variables, "tools": list(tools) if tools else None}
+        formed = self._form.formed(messages)
+        text = self._rendered(formed, **variables)
+        self._check_written(formed, text, variables)
+        return text
+
+    def _check_written(
+        self, messages: list[dict[str, Any]], text: TemplateText, variables: Mapping[str, Any]
+    ) -> None:
+        """ConfigError for a message that the template leaves out, as some do with roles that they
+        do not know. Of replies a template may leave out anything, such as reasoning.
+        """
+        written, at = plain(text), 0
+        for index, message in enumerate(messages):
+            content = message["content"]
+            if message["role"] == "assistant" or not isinstance(content, str):
+                continue
+            said = content.strip()
+            found = written.find(said, at)  # most often in order
+            if found >= 0:
+                at = found
+            elif said not in written:
+                # changed by the template, unless another text gives the same
+                other = {**message, "content": f"{_OTHER} {content}"}
+                try:
+                    again = self._rendered(
+                        [*messages[:index], other, *messages[index + 1 :]], **variables
+                    )
+                except TemplateError:
+                    continue
+                if plain(again) == written:
+                    raise ConfigError(
+                        f"messages[{index}]: the chat template writes nothing of a message with "
+                        f"the role {message['role']!r}"
+                    )
 
     def knows(self, variable: str) -> bool:
         """Whether the template reads a variable."""
@@ -72,13 +107,17 @@ class ChatWriter:
 
     @cached_property
     def _takes_system(self) -> bool:
-        """Whether the template takes a system message."""
-        messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-        try:
-            self._rendered(messages, tools=None, add_generation_prompt=True)
-        except TemplateError:
-            return False
-        return True
+        """Whether the template takes a system message: neither refuses it nor leaves it out."""
+        texts = []
+        for content in ("a", "c"):
+            messages = [{"role": "system", "content": content}, {"role": "user", "content": "b"}]
+            try:
+                texts.append(
+                    plain(self._rendered(messages, tools=None, add_generation_prompt=True))
+                )
+            except TemplateError:
+                return False
+        return texts[0] != texts[1]
 
     @cached_property
     def _variables(self) -> frozenset[str]:

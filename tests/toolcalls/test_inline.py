@@ -145,7 +145,27 @@ def test_what_is_no_tool_is_refused(engine, tools):
 
 
 def test_a_variable_of_a_template_may_have_the_name_of_an_option(writer):
-    text = writer("{{ tool_format }} {{ variables }}").write(
+    source = "{{ tool_format }} {{ variables }} {% for m in messages %}{{ m.content }}{% endfor %}"
+    text = writer(source).write(
         ASKED, tools=[TOOL], variables={"tool_format": ["x"], "variables": 1}
     )
-    assert text == "['x'] 1"
+    assert text.startswith("['x'] 1 ")
+
+
+def test_a_message_that_the_template_leaves_out_is_refused(writer):
+    chat = writer(
+        "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content | upper }}"
+        "{% elif m.role == 'assistant' %}A:{{ m.content.split('</think>')[-1] }}"
+        "{% elif m.role == 'note' %}(a note){% endif %}{% endfor %}"
+    )
+    ours, reply = {"role": "user", "content": "x y"}, {"role": "assistant", "content": "x</think>"}
+    blank = {"role": "system", "content": " \n"}
+    assert chat.write([ours, reply, blank, ours], variables={}) == "U:X YA:U:X Y"
+    for role in ("system", "developer", "usr", "note"):
+        told = (
+            rf"messages\[1\]: the chat template writes nothing of a message with the role '{role}'"
+        )
+        with pytest.raises(ConfigError, match=told):
+            chat.write([ours, {"role": role, "content": "Be brief."}, ours], variables={})
+    # tools go where they are written
+    assert LISTED.upper() in chat.write([ours], tools=[TOOL], variables={})
