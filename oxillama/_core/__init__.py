@@ -13,7 +13,8 @@ grammar positions.
              cuts, stages (their table), chain, sampler; xorshift (the random stream)
   grammar    networks, emission, dstates, pushdown: one automaton in four layers; cover, cursor,
              trie (masks); sequences (interning); finishing (which rules can match something);
-             automata (regular languages as tables)
+             automata (regular languages as tables); schemas, cases, expansion (the inner loops of
+             the JSON schema compiler)
   candidates lookup (an index of texts, the costs of steps by rows)
   text       bpe
   C programs capi: the table of include/oxillama.h

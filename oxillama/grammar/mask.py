@@ -20,7 +20,9 @@ from oxillama.grammar.automaton import Grammar, GrammarState
 # what can end two JSON scalars: a number and one more sign, or three quotes
 PAIRED = re.compile(rb"[0-9a-z]\s*,\s*-?[0-9a-z]|\".*\".*\"", re.DOTALL)
 
-_ENTRY = 380  # bytes of a memoised mask besides its words: array, key and place in the cache
+# bytes that a memoised mask takes at most besides its words: array, key and place in the cache,
+# whose table grows by doubling
+_ENTRY = 512
 
 
 class TokenMasker:
