@@ -247,6 +247,7 @@ cdef class Action:
     """What adds a constraint to a case. Actions hold names and literals, so that the garbage collector need not look at them."""
 
     cdef int apply(self, Case case) except -1:
+        """Each kind of action has its own."""
         raise NotImplementedError
 
     def __call__(self, Case case):

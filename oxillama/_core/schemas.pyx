@@ -389,9 +389,11 @@ cdef class Schemas:
         return self.find(schema)
 
     def _identify(self, node, schema, base, draft):
+        """The subclass has it, see above."""
         raise NotImplementedError
 
     def _resolve(self, node, reference):
+        """The subclass has it, see above."""
         raise NotImplementedError
 
     cpdef tuple resolve(self, int node, str reference):

@@ -5,7 +5,6 @@ its draft.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from oxillama._core.threads import default_threads
@@ -21,11 +20,10 @@ class CancellationToken:
     time, more than once.
     """
 
-    __slots__ = ("_actions", "_cancelled", "_lock", "_requests")
+    __slots__ = ("_cancelled", "_lock", "_requests")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._actions: list[Callable[[], None]] = []
         self._requests: list[Request] = []
         self._cancelled = False
 
@@ -38,18 +36,9 @@ class CancellationToken:
         """Stop now, and stop later requests with this token at once."""
         with self._lock:
             self._cancelled = True
-            actions, self._actions = [*self._actions, *(each.cancel for each in self._requests)], []
-            self._requests = []
-        for action in actions:
-            action()
-
-    def on_cancel(self, action: Callable[[], None]) -> None:
-        """Call `action()` on cancellation, or now if it is already cancelled."""
-        with self._lock:
-            if not self._cancelled:
-                self._actions.append(action)
-                return
-        action()
+            requests, self._requests = self._requests, []
+        for request in requests:
+            request.cancel()
 
     def stops(self, request: Request) -> None:
         """Cancel a request on cancellation, or now if it is already cancelled. Ended requests are
