@@ -3,10 +3,11 @@
 //
 //     g++ -O2 -o depth peer_depth.cpp -I LLAMA/include -I LLAMA/ggml/include -L LIBRARIES -lllama -lggml -lggml-base -Wl,-rpath,LIBRARIES
 //     g++ -O2 -DIK -o depth peer_depth.cpp -I IK/include -I IK/ggml/include -L LIBRARIES -lllama -lggml -Wl,-rpath,LIBRARIES
-//     depth MODEL.gguf [-p 512] [-n 64] [-t 2] [-d 0] [-r 3] [--kv-type f16|q8_0] [--no-repack] [--json] [--slices]
+//     depth MODEL.gguf [-p 512] [-n 64] [-t 2] [-d 0] [-r 3] [--kv-type f16|q8_0] [--no-repack] [--json] [--slices [-b 1]]
 //
 // Flash attention is on. A rate is the median of the runs; a number of 1 is not measured. Prints one JSON object. With --slices (tools/slices.py) it
-// stays: for each line that it reads it computes the prompt, or generates where there is none, and prints the seconds that took.
+// stays: for each line that it reads it computes the prompt, or generates where there is none, `-b` sequences side by side, and prints the seconds
+// that took.
 #include "llama.h"
 #include <sys/resource.h>
 #include <algorithm>
@@ -20,6 +21,7 @@
 
 #ifdef IK
 static void clear(llama_context *context) { llama_kv_cache_clear(context); }
+static void cut(llama_context *context, int sequence, int length) { llama_kv_cache_seq_rm(context, sequence, length, -1); }
 static std::vector<uint8_t> state_of(llama_context *context)
 {
     std::vector<uint8_t> state(llama_state_seq_get_size(context, 0, 0));
@@ -32,6 +34,7 @@ static bool restore(llama_context *context, const std::vector<uint8_t> &state)
 }
 #else
 static void clear(llama_context *context) { llama_memory_clear(llama_get_memory(context), true); }
+static void cut(llama_context *context, int sequence, int length) { llama_memory_seq_rm(llama_get_memory(context), sequence, length, -1); }
 static std::vector<uint8_t> state_of(llama_context *context)
 {
     std::vector<uint8_t> state(llama_state_seq_get_size(context, 0));
@@ -116,14 +119,12 @@ int main(int count, char **words)
 {
     enum { FILLED = 1024, STEP = 2048 };
     std::string file, kv = "f16";
-    int prompt = 512, generate = 64, threads = 2, depth = 0, runs = 3, repack = 1, slices = 0;
+    int prompt = 512, generate = 64, threads = 2, depth = 0, runs = 3, repack = 1, slices = 0, sequences = 1;
     for (int i = 1; i < count; i++) {
         const std::string word = words[i];
-        int *number = word == "-p" ? &prompt : word == "-n" ? &generate : word == "-t" ? &threads : word == "-d" ? &depth : word == "-r" ? &runs : nullptr;
+        int *number = word == "-p" ? &prompt : word == "-n" ? &generate : word == "-t" ? &threads : word == "-d" ? &depth : word == "-r" ? &runs : word == "-b" ? &sequences : nullptr;
         if (number && i + 1 < count)
             *number = std::atoi(words[++i]);
-        else if (word == "-b" && i + 1 < count && std::string(words[i + 1]) == "1")
-            i++;
         else if (word == "--kv-type" && i + 1 < count)
             kv = words[++i];
         else if (word == "--no-repack")
@@ -133,8 +134,10 @@ int main(int count, char **words)
         else if (word[0] != '-')
             file = word;
         else if (word != "--json")
-            fail("found " + word + ", wanted MODEL -p -n -t -d -r --kv-type --no-repack --json --slices, and one sequence");
+            fail("found " + word + ", wanted MODEL -p -n -t -d -r -b --kv-type --no-repack --json --slices");
     }
+    if (sequences < 1 || (sequences > 1 && (!slices || depth > FILLED)))
+        fail("-b: found " + std::to_string(sequences) + ", wanted 1, or with --slices more at a depth of 1024 or less");
     if (kv != "f16" && kv != "q8_0")
         fail("--kv-type: found " + kv + ", wanted f16 or q8_0");
     if (depth > FILLED && depth % FILLED)
@@ -156,18 +159,18 @@ int main(int count, char **words)
     const double load = seconds() - start;
     if (!model)
         fail(file + ": does not load");
-    with.n_ctx = (std::max(prompt, depth) + generate + 320) / 256 * 256;
+    with.n_ctx = (std::max(prompt, depth) + generate + 320) / 256 * 256 * sequences;
     with.n_batch = STEP;
     with.n_ubatch = 512;
     with.n_threads = with.n_threads_batch = threads;
-    with.n_seq_max = 1;
+    with.n_seq_max = sequences;
     with.type_k = with.type_v = kv == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
     auto *context = llama_init_from_model(model, with);
     if (!context)
         fail("no context");
 
     auto batch = llama_batch_init(STEP, 0, 1);
-    auto decode = [&](int from, int tokens) {
+    auto decode = [&](int from, int tokens, int sequence = 0) {
         for (int done = 0; done < tokens; done += batch.n_tokens) {
             batch.n_tokens = std::min<int>(STEP, tokens - done);
             for (int i = 0; i < batch.n_tokens; i++) {
@@ -175,7 +178,7 @@ int main(int count, char **words)
                 batch.token[i] = 10 + position * 7 % 1000;
                 batch.pos[i] = position;
                 batch.n_seq_id[i] = 1;
-                batch.seq_id[i][0] = 0;
+                batch.seq_id[i][0] = sequence;
                 batch.logits[i] = done + i == tokens - 1;
             }
             if (llama_decode(context, batch))
@@ -183,20 +186,48 @@ int main(int count, char **words)
             llama_synchronize(context);
         }
     };
+    auto step = [&](int position) {     // a token of every sequence
+        batch.n_tokens = sequences;
+        for (int i = 0; i < sequences; i++) {
+            batch.token[i] = 10 + (position * 7 + i) % 1000;
+            batch.pos[i] = position;
+            batch.n_seq_id[i] = 1;
+            batch.seq_id[i][0] = i;
+            batch.logits[i] = true;
+        }
+        if (llama_decode(context, batch))
+            fail("llama_decode failed");
+        llama_synchronize(context);
+    };
+    auto fill = [&] {                   // the context of the first sequence, as deep as asked
+        clear(context);
+        decode(0, std::max(1, std::min<int>(depth, FILLED)));
+        std::vector<uint8_t> state = state_of(context);
+        if (depth > FILLED) {
+            clear(context);
+            state = repeated(state, FILLED, depth / FILLED);
+            if (!restore(context, state))
+                fail("the state was refused");
+        }
+        return state;
+    };
     auto rate = [](std::vector<double> rates) {
         std::sort(rates.begin(), rates.end());
         return rates[rates.size() / 2];
     };
     decode(0, 64);                      // warms up
     if (slices) {
+        const int filled = std::max(1, depth);
+        fill();
+        for (int sequence = 1; sequence < sequences; sequence++)
+            decode(0, filled, sequence);
         std::puts("ready");
         for (std::fflush(stdout); std::getchar() != EOF; std::fflush(stdout)) {
-            clear(context);
-            if (prompt <= 1)
-                decode(0, 1);
+            for (int sequence = 0; sequence < sequences; sequence++)
+                cut(context, sequence, prompt > 1 ? 0 : filled);
             const double begun = seconds();
-            for (int i = 1; prompt <= 1 && i <= generate; i++)
-                decode(i, 1);
+            for (int i = 0; prompt <= 1 && i < generate; i++)
+                step(filled + i);
             if (prompt > 1)
                 decode(0, prompt);
             std::printf("%.6f\n", seconds() - begun);
@@ -215,14 +246,7 @@ int main(int count, char **words)
         std::printf("\"pp_tps\": %.3f, ", rate(rates));
     rates.clear();
     if (generate > 1) {
-        clear(context);
-        std::vector<uint8_t> state;
-        if (depth) {
-            decode(0, std::min<int>(depth, FILLED));
-            state = state_of(context);
-            if (depth > FILLED)
-                state = repeated(state, FILLED, depth / FILLED);
-        }
+        const std::vector<uint8_t> state = fill();
         for (int run = 0; run < runs; run++) {
             clear(context);
             if (depth && !restore(context, state))

@@ -2,18 +2,20 @@
 """Measures oxillama beside peers in slices of a fraction of a second, with plain reads of memory
 beside each.
 
-    slices.py MODEL.gguf --peer "llama.cpp=PROGRAM" --peer "ik=PROGRAM" [-n 12 | -p 128] [-t 2]
-    [--rounds 40] [--json OUT.jsonl]
+    slices.py MODEL.gguf --peer "llama.cpp=PROGRAM" --peer "ik=PROGRAM" [-n 12 | -p 128] [-d 0]
+    [-b 1] [--kv-type f16] [-t 2] [--rounds 40] [--json OUT.jsonl]
 
 Memory of a shared machine changes its speed within seconds, so runs of many seconds, one engine
 after the other (measure.py), meet different memory. Here all engines are loaded at once and take
 turns: a round is one slice of each, in random order, between two readings of plain reads. A slice
-generates `-n` tokens after one, or computes a prompt of `-p` tokens. PROGRAM is `peer_depth.cpp`,
-built for the peer, which is run with --slices.
+generates `-n` tokens after `-d` (after one, if that is 0), for each of `-b` sequences side by side,
+or computes a prompt of `-p` tokens. PROGRAM is `peer_depth.cpp`, built for the peer, which is run
+with --slices.
 
 The table has, for each engine, the median of its rates, the median over rounds of our rate divided
 by its rate, and for generation the GB/s of weights that its rate means and the median over rounds
-of their share of the plain reads beside them. Every slice is appended to the file of JSON lines.
+of their share of the plain reads beside them (a step of several sequences reads them once). Every
+slice is appended to the file of JSON lines.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def peer(command: str, options: argparse.Namespace) -> Slice:
         [
             *shlex.split(command),
             str(options.model),
-            *("-p", str(options.p or 1), "-n", str(options.n), "-t", str(options.t), "--slices"),
+            *("-p", str(options.p or 1), "-n", str(options.n), "-d", str(options.d)),
+            *("-b", str(options.b), "--kv-type", options.kv_type, "-t", str(options.t), "--slices"),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -63,21 +66,22 @@ def peer(command: str, options: argparse.Namespace) -> Slice:
 
 def own(loop: oxillama.engine.RawLoop, vocab: int, options: argparse.Namespace) -> Slice:
     """The same of our step loop."""
-    tokens = [(7 * j + 11) % vocab for j in range(max(options.p, options.n + 1))]
+    filled = max(1, options.d)
+    tokens = [(7 * j + 11) % vocab for j in range(max(options.p, filled + options.n))]
 
     def one() -> float:
-        loop.rewind(0, 0)
-        if not options.p:
-            loop.prefill(0, tokens[:1])
+        for sequence in range(options.b):
+            loop.rewind(sequence, 0 if options.p else filled)
         start = time.perf_counter()
         if options.p:
             loop.prefill(0, tokens[: options.p])
         else:
-            for token in tokens[1 : options.n + 1]:
-                loop.decode([token])
+            for token in tokens[filled : filled + options.n]:
+                loop.decode([token] * options.b)
         return time.perf_counter() - start
 
-    loop.prefill(0, tokens[:1])
+    for sequence in range(options.b):
+        loop.prefill(sequence, tokens[:filled])
     return one
 
 
@@ -96,7 +100,7 @@ def measure(slices: dict[str, Slice], tokens: int, options: argparse.Namespace) 
     return rounds
 
 
-def table(name: str, rounds: list[dict], size: int) -> str:
+def table(name: str, rounds: list[dict], size: float) -> str:
     """A Markdown table; size: the bytes that a token of generation reads, 0 for prompts."""
     lines = [
         "| model | engine | tokens/s | ours to it | GB/s | of plain reads |",
@@ -125,25 +129,32 @@ def main() -> None:
     parser.add_argument(
         "-n", type=int, default=12, help="tokens to generate (default: %(default)s)"
     )
+    parser.add_argument("-d", type=int, default=0, help="tokens of context before those")
+    parser.add_argument("-b", type=int, default=1, help="sequences that generate side by side")
+    parser.add_argument("--kv-type", default="f16", choices=("f16", "q8_0"))
     parser.add_argument("-t", type=int, default=2, help="threads (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument(
         "--json", type=Path, help="the file that a line with every slice is appended to"
     )
     options = parser.parse_args()
+    if options.p and (options.d or options.b > 1):
+        parser.error("-p: found -d or -b with it, wanted a prompt of one sequence, from its start")
     slices = {
         name: peer(command, options)
         for name, _, command in (text.partition("=") for text in options.peer)
     }
     with (
-        oxillama.load(options.model, n_threads=options.t) as engine,
+        oxillama.load(options.model, n_threads=options.t, kv_type=options.kv_type) as engine,
         engine.raw_loop() as loop,
     ):
         slices["ours"] = own(loop, engine.config.vocab_size, options)
-        rounds = measure(slices, options.p or options.n, options)
-        print(table(options.model.stem, rounds, 0 if options.p else engine.model_bytes))
+        rounds = measure(slices, options.p or options.n * options.b, options)
+        size = 0 if options.p else engine.model_bytes / options.b
+        print(table(options.model.stem, rounds, size))
     if options.json:
-        line = {"model": options.model.stem, "p": options.p, "n": options.n, "rounds": rounds}
+        kept = {name: getattr(options, name) for name in ("p", "n", "d", "b", "kv_type")}
+        line = {"model": options.model.stem, **kept, "rounds": rounds}
         with options.json.open("a") as file:
             print(json.dumps(line), file=file)
 

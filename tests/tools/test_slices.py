@@ -24,7 +24,9 @@ def slices(monkeypatch):
 
 @pytest.fixture
 def options(tmp_path):
-    return argparse.Namespace(model=tmp_path / "m.gguf", p=0, n=3, t=1, rounds=2)
+    return argparse.Namespace(
+        model=tmp_path / "m.gguf", p=0, n=3, d=0, b=1, kv_type="f16", t=1, rounds=2
+    )
 
 
 def resident(path: Path, first: str) -> str:
@@ -43,7 +45,7 @@ def test_a_peer_computes_a_slice_for_each_line(slices, options, tmp_path):
     one = slices.peer(f"{program} --no-repack", options)
     assert [one(), one()] == [0.5, 0.5]
     asked = Path(program + ".asked").read_text()
-    assert asked == f"--no-repack {options.model} -p 1 -n 3 -t 1 --slices"
+    assert asked == (f"--no-repack {options.model} -p 1 -n 3 -d 0 -b 1 --kv-type f16 -t 1 --slices")
 
 
 def test_a_peer_that_does_not_start_ends_the_run(slices, options, tmp_path):
@@ -52,14 +54,17 @@ def test_a_peer_that_does_not_start_ends_the_run(slices, options, tmp_path):
         slices.peer(program, options)
 
 
-@pytest.mark.parametrize(("prompt", "length"), [(0, 4), (5, 5)])
-def test_our_slices_are_of_one_length(slices, options, prompt, length):
-    options.p = prompt
+@pytest.mark.parametrize(
+    ("prompt", "depth", "sequences", "lengths"),
+    [(0, 0, 1, [4]), (5, 0, 1, [5]), (0, 6, 1, [9]), (0, 6, 2, [9, 9])],
+)
+def test_our_slices_are_of_one_length(slices, options, prompt, depth, sequences, lengths):
+    options.p, options.d, options.b = prompt, depth, sequences
     with oxillama.load(n_threads=1) as engine, engine.raw_loop() as loop:
         one = slices.own(loop, engine.config.vocab_size, options)
         for _ in range(2):
             assert one() > 0
-            assert loop._lengths[0] == length
+            assert [loop._lengths[each] for each in range(sequences)] == lengths
 
 
 def test_every_engine_runs_in_every_round(slices, options, monkeypatch):
