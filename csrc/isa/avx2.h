@@ -33,6 +33,7 @@ OX_INLINE ox_f32x16 f32_abs(ox_f32x16 x)
 { __m256 s = _mm256_set1_ps(-0.0f); return OX_F2(_mm256_andnot_ps(s, x.a), _mm256_andnot_ps(s, x.b)); }
 OX_INLINE ox_f32x16 f32_neg(ox_f32x16 x)
 { __m256 s = _mm256_set1_ps(-0.0f); return OX_F2(_mm256_xor_ps(x.a, s), _mm256_xor_ps(x.b, s)); }
+OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 x) { return OX_F2(_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)); }
 OX_INLINE ox_f32x16 f32_select_lt(ox_f32x16 p, ox_f32x16 q, ox_f32x16 x, ox_f32x16 y)
 {
     return OX_F2(_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(p.a, q.a, _CMP_LT_OQ)),

@@ -26,6 +26,7 @@ OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { return _mm512_max_ps(a, 
 OX_INLINE ox_f32x16 f32_min(ox_f32x16 a, ox_f32x16 b) { return _mm512_min_ps(a, b); }
 OX_INLINE ox_f32x16 f32_abs(ox_f32x16 a) { return _mm512_abs_ps(a); }
 OX_INLINE ox_f32x16 f32_neg(ox_f32x16 a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 a) { return _mm512_sqrt_ps(a); }
 OX_INLINE ox_f32x16 f32_select_lt(ox_f32x16 a, ox_f32x16 b, ox_f32x16 x, ox_f32x16 y)
 { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
 OX_INLINE __mmask16 ox_first(int n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }

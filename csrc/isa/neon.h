@@ -32,6 +32,7 @@ OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { OX_F1(ox_choose(vcgtq_f3
 OX_INLINE ox_f32x16 f32_min(ox_f32x16 a, ox_f32x16 b) { OX_F1(ox_choose(vcltq_f32(a.v[q], b.v[q]), a.v[q], b.v[q])); }
 OX_INLINE ox_f32x16 f32_abs(ox_f32x16 a) { OX_F1(vabsq_f32(a.v[q])); }
 OX_INLINE ox_f32x16 f32_neg(ox_f32x16 a) { OX_F1(vnegq_f32(a.v[q])); }
+OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 a) { OX_F1(vsqrtq_f32(a.v[q])); }
 OX_INLINE ox_f32x16 f32_select_lt(ox_f32x16 a, ox_f32x16 b, ox_f32x16 x, ox_f32x16 y)
 { OX_F1(ox_choose(vcltq_f32(a.v[q], b.v[q]), x.v[q], y.v[q])); }
 OX_INLINE ox_f32x16 f32_load_n(const float *p, int n)

@@ -29,6 +29,7 @@ OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] 
 OX_INLINE ox_f32x16 f32_min(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
 OX_INLINE ox_f32x16 f32_abs(ox_f32x16 a) { OX_EACH a.v[i] = fabsf(a.v[i]); return a; }
 OX_INLINE ox_f32x16 f32_neg(ox_f32x16 a) { OX_EACH a.v[i] = -a.v[i]; return a; }
+OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 a) { OX_EACH a.v[i] = sqrtf(a.v[i]); return a; }
 OX_INLINE ox_f32x16 f32_select_lt(ox_f32x16 a, ox_f32x16 b, ox_f32x16 x, ox_f32x16 y)   /* a < b ? x : y (false on NaN) */
 { OX_EACH x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i]; return x; }
 OX_INLINE ox_f32x16 f32_load_n(const float *p, int n) { ox_f32x16 r; OX_EACH r.v[i] = i < n ? p[i] : 0.0f; return r; }

@@ -15,11 +15,12 @@ enum {
     OX_ACT_SOFTPLUS,
     OX_ACT_EXP_EXCESS,
     OX_ACT_EXP,
+    OX_ACT_SIGNED_ROOT,
     OX_ACT_COUNT
 };
 
 /* OX_ACT_NAMES[OX_ACT_SILU] is "silu" */
 #define OX_ACT_NAMES { "none", "silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2", "sigmoid", "tanh", "softplus", "exp_excess", \
-    "exp" }
+    "exp", "signed_root" }
 
 #endif

@@ -133,6 +133,14 @@ OX_INLINE ox_f32x16 vec_exp_excess(ox_f32x16 x)
     return f32_select_lt(x, f32_set1(-0.5f), far, f32_mul(f32_mul(p, x), x));
 }
 
+/* sign(x) sqrt(max(|x|, 1e-6)), and 0 at 0: the scores of Qwen 4's hashed embeddings before their sigmoid. */
+OX_INLINE ox_f32x16 vec_signed_root(ox_f32x16 x)
+{
+    ox_f32x16 a = f32_abs(x), least = f32_set1(1e-6f), root = f32_sqrt(f32_select_lt(a, least, least, a));
+    root = f32_select_lt(x, f32_zero(), f32_neg(root), root);
+    return f32_select_lt(f32_zero(), a, root, x); /* 0 and a NaN stay */
+}
+
 /* Every activation by number, numbered in vec/acts.h. */
 OX_INLINE ox_f32x16 vec_activate(int kind, ox_f32x16 x)
 {
@@ -148,6 +156,7 @@ OX_INLINE ox_f32x16 vec_activate(int kind, ox_f32x16 x)
     case OX_ACT_SOFTPLUS: return vec_softplus(x);
     case OX_ACT_EXP_EXCESS: return vec_exp_excess(x);
     case OX_ACT_EXP: return vec_exp(x);
+    case OX_ACT_SIGNED_ROOT: return vec_signed_root(x);
     default: return x;
     }
 }

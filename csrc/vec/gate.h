@@ -62,6 +62,7 @@ static void activate_row(float *out, const float *x, int kind, int64_t n)
         OX_ACTIVATE(OX_ACT_SOFTPLUS)
         OX_ACTIVATE(OX_ACT_EXP_EXCESS)
         OX_ACTIVATE(OX_ACT_EXP)
+        OX_ACTIVATE(OX_ACT_SIGNED_ROOT)
     default:
         if (out != x) memcpy(out, x, (size_t)n * sizeof *x);
     }

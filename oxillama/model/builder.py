@@ -467,7 +467,7 @@ class Builder:
 
     def activate(self, x: Value, act: str) -> Value:
         """An activation, elementwise: silu, gelu_tanh, gelu_erf, gelu_quick, relu, relu2, sigmoid,
-        tanh, softplus, exp_excess or exp.
+        tanh, softplus, exp_excess, exp or signed_root.
         """
         return self.op("activate", x, kind=act)
 

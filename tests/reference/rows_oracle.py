@@ -30,6 +30,7 @@ ACTIVATIONS = {
     "softplus": lambda x: np.logaddexp(0, x),
     "exp_excess": lambda x: np.where(x > 0, 0.0, np.expm1(np.minimum(x, 0)) - x),
     "exp": np.exp,
+    "signed_root": lambda x: np.sign(x) * np.sqrt(np.maximum(np.abs(x), 1e-6)),
 }
 
 
