@@ -9,7 +9,7 @@ nothing is left after a failure. Anything that the reader would refuse is refuse
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +163,7 @@ class GgufWriter:
         """Supply the bytes of a declared tensor, a numpy array or bytes. The first call writes the
         header; nothing can be added afterwards.
         """
-        info = self._infos.get(name)
-        if info is None:
-            raise GgufError(f"tensor {name!r} was not declared")
-        if name in self._written or name in self._data:
-            raise GgufError(f"tensor {name}: its data was given already")
+        info = self._declared(name)
         stored = _stored(
             name, _array(name, data), type_by_name(info.type_name), info.shape, info.nbytes
         )
@@ -176,6 +172,26 @@ class GgufWriter:
             self._put(info, stored)
         except OSError as error:
             raise self._failed(error) from error
+        self._written.add(name)
+
+    def write_pieces(self, name: str, pieces: Iterable[Any]) -> None:
+        """`write` for a tensor that need not fit into memory: its bytes in order, cut anywhere."""
+        info, at = self._declared(name), 0
+        try:
+            self._begin()
+            for piece in pieces:
+                stored = np.ascontiguousarray(_array(name, piece)).reshape(-1).view(np.uint8)
+                if at + stored.nbytes <= info.nbytes:
+                    self._put(info, stored, at)
+                at += stored.nbytes
+        except OSError as error:
+            raise self._failed(error) from error
+        if at != info.nbytes:
+            raise GgufError(
+                f"tensor {name}: data of {at} bytes, {info.type_name} of shape {info.shape} needs "
+                f"{info.nbytes}"
+            )
+        self._written.add(name)
 
     def finish(self) -> Path:
         """Write the rest, rename the file and return its path; GgufError if a declared tensor has
@@ -222,6 +238,15 @@ class GgufWriter:
         finally:
             self.abort()
 
+    def _declared(self, name: str) -> TensorInfo:
+        """The tensor of that name, whose data is missing."""
+        info = self._infos.get(name)
+        if info is None:
+            raise GgufError(f"tensor {name!r} was not declared")
+        if name in self._written or name in self._data:
+            raise GgufError(f"tensor {name}: its data was given already")
+        return info
+
     def _must_be_adding(self) -> None:
         if self._state != "adding":
             what = {"writing": "the header is written already"}.get(
@@ -257,10 +282,10 @@ class GgufWriter:
         write_at(self._file.fd, 0, [header])
         self._start = aligned(len(header), self.alignment)
 
-    def _put(self, info: TensorInfo, stored: np.ndarray) -> None:
+    def _put(self, info: TensorInfo, stored: np.ndarray, at: int = 0) -> None:
+        """Write a tensor's bytes from byte `at` on."""
         # what is skipped reads as zeros
-        write_at(self._file.fd, self._start + info.offset, [stored.data])
-        self._written.add(info.name)
+        write_at(self._file.fd, self._start + info.offset + at, [stored.data])
 
     def _failed(self, error: OSError) -> GgufError:
         self.abort()

@@ -287,6 +287,35 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path):
         writer.finish()
 
 
+def test_a_tensor_in_pieces_is_the_same_tensor(tmp_path):
+    data = np.arange(60, dtype=np.float32).reshape(5, 12)
+    for name, cuts in (("a", [0, 5]), ("b", [0, 1, 1, 4, 5])):
+        with GgufWriter(tmp_path / f"{name}.gguf", "llama") as writer:
+            writer.declare("t", "F32", (5, 12))
+            writer.declare("u", "F32", (12,))
+            writer.write("u", data[0])
+            writer.write_pieces("t", (data[at:to] for at, to in zip(cuts, cuts[1:])))
+            with pytest.raises(GgufError, match="data was given already"):
+                writer.write_pieces("t", [data])
+    with GgufReader(tmp_path / "b.gguf") as reader:
+        assert reader.data("t").tobytes() == data.tobytes()
+        assert reader.data("u").tobytes() == data[0].tobytes()
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("pieces", (2, 4))
+def test_pieces_that_are_not_the_tensor_are_refused_and_leave_no_file(pieces, tmp_path):
+    data = np.zeros((1, 12), np.float32)
+    said = f"t: data of {48 * pieces} bytes, F32 .* needs 144"
+    with (
+        pytest.raises(GgufError, match=said),
+        GgufWriter(tmp_path / "a.gguf", "llama") as writer,
+    ):
+        writer.declare("t", "F32", (3, 12))
+        writer.write_pieces("t", [data] * pieces)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_path_where_no_file_can_be_is_refused_before_anything_is_added(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
