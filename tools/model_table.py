@@ -69,12 +69,19 @@ DeepSeek V3.2, GLM 5, GLM 5.3 Flash, Hy4 and dots3-note choose the keys that a r
 `attention.indexer.block_size`. A sequence of at most so many tokens sees all keys, and its results
 here are exact. Longer sequences are refused: the context of such a model is that long.
 
+Qwen 4 experimental chooses `attention.indexer.top_k` keys too, in whole blocks of
+`attention.compress_ratios`, and rows see the keys behind the last whole block in any case. So
+sequences may have up to `top_k` tokens and a block, less one token. With 0 for the size of a block
+they have `top_k` at most. llama.cpp's converter writes 0 for folders that transformers 5.24 saved;
+llama.cpp then lets rows see all keys, however long a sequence is.
+
 ## What is not here
 
-Of the decoders that llama.cpp runs, three need an operation that oxillama does not have, and are
-refused by name: `deepseek4` (blocks of compressed keys beside a window), `qwen4exp` (a table by
-hashes of the last tokens) and `graniteswitch` (adapters switched within a text). So are models that
-fill in masks, draft for another model, or write with a decoder behind an encoder.
+Of the decoders that llama.cpp runs, two need an operation that oxillama does not have, and are
+refused by name: `deepseek4` (blocks of compressed keys beside a window) and `graniteswitch`
+(adapters switched within a text). So are models that fill in masks, draft for another model, or
+write with a decoder behind an encoder, and files of `qwen4exp` with a table of hashed tokens in
+several layers.
 
 ## Differences from llama.cpp
 
@@ -100,6 +107,8 @@ whose gate and up are one matrix |
 | `nemotron_h`, `nemotron_h_moe` | has no shortest time step (published code: 0.001): 1e-3 |
 | `phi3` | ignores the window |
 | `phimoe` | weighs experts by a softmax instead of SparseMixer |
+| `qwen35`, `qwen35moe`, `qwen3next`, `qwen4exp` | uses the file's epsilon for the lengths of \
+queries and keys of the delta rule (published code: 1e-6); with 1e-3 in the file, 4e-4 |
 | `qwen2vl` | does not read the epsilon of the norms: 1e-3 |
 | `rwkv7`, `arwkv7` | is wrong for heads narrower than a vector register; those \
 of real models are wide enough |
@@ -230,6 +239,7 @@ NAMES = {
     "qwen3next": "Qwen3-Next",
     "qwen3vl": "text part of Qwen3-VL",
     "qwen3vlmoe": "text part of Qwen3-VL with experts",
+    "qwen4exp": "Qwen 4 experimental, Qwen 3.8 Flash",
     "refact": "Refact",
     "rwkv6": "RWKV 6 Finch",
     "rwkv6qwen2": "QRWKV 6",
@@ -254,7 +264,7 @@ FEATURES = {
     "experts": r"^route ",
     "latent": r"attn_v_b\.weight",
     "windows": r"^attend .* (?:window|chunk)=[1-9]",
-    "state": r"^(?:conv|scan|delta|wkv) ",
+    "state": r"^(?:conv|scan|delta|wkv|ngram_embed) ",
 }
 
 

@@ -1,14 +1,17 @@
 """Ops whose layer keeps a state of fixed size for each sequence: a short causal convolution, the scan of a selective state space, the
-gated delta rule, the time mix of RWKV.
+gated delta rule, the time mix of RWKV, rows of a table by the last tokens.
 
 A sequence's rows lie side by side in a step, in order, so an op takes them in one go: work is cut by sequences and channels, never by rows, and
 any cut of a prompt into steps gives the same bits. A sequence that begins at position 0 begins from a state of zeros, whatever its slot holds.
 """
 import numpy as np
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from oxillama._core.batch cimport Batch as Rows
+from oxillama._core.elementwise cimport EmbeddingTable
+from oxillama._core.pager cimport Pager
 from oxillama._core.step cimport Common, Op, Plan, Step, row_of
 from oxillama._core.threads cimport ox_team, ox_team_take
 from oxillama._core.vectors cimport activation, ox_delta, ox_scan, ox_wkv
@@ -307,4 +310,119 @@ cdef class WkvOp(Op):
         self.begin(plan, &a.common, "wkv", wkv_part, p)
 
 
-OPS = {"conv": ConvOp, "scan": ScanOp, "delta": DeltaOp, "wkv": WkvOp}
+# ---- ngram_embed -----------------------------------------------------------------------------------------------------
+
+ctypedef struct NgramArgs:
+    Common common
+    int out, heads, per, past, stop, filler   # per: heads of each length of n-grams, from 2 on; past: tokens before a row's own that count
+    int64_t columns
+    size_t state              # int32 [head][past]: the last tokens; every head has its own, so that none waits for another
+    size_t row_bytes
+    const uint8_t *raw
+    const uint8_t *fetched    # (rows of the step, heads, row_bytes): what was read for it; NULL: the table is in memory
+    const uint64_t *multipliers
+    const uint64_t *sizes     # of each head's part of the table
+    const uint64_t *offsets   # its first row
+    void (*unpack)(float *dst, const void *src, int64_t columns) noexcept nogil
+
+
+cdef inline int32_t ngram_token(const NgramArgs *a, const Step *step, int first, int at, const int32_t *before) noexcept nogil:
+    """The token of a row of a sequence whose step begins with row `first`, or of one before that; before: its state, NULL for none."""
+    if at < first:
+        return a.stop if before == NULL else before[at - first + a.past]
+    return a.filler if step.tokens[at] < 0 else step.tokens[at]
+
+
+cdef int64_t ngram_row(const NgramArgs *a, const Step *step, int first, int at, int head, const int32_t *before) noexcept nogil:
+    """The row of the table that a head takes. A token that stops n-grams is the end of those that follow it, and stands for what they lack."""
+    cdef uint64_t mixed = <uint64_t>ngram_token(a, step, first, at, before) * a.multipliers[0]
+    cdef int32_t token = -1
+    cdef int back
+    for back in range(1, head // a.per + 2):
+        if token != a.stop:
+            token = ngram_token(a, step, first, at - back, before)
+        mixed ^= <uint64_t>token * a.multipliers[back]
+    return <int64_t>(mixed % a.sizes[head] + a.offsets[head])
+
+
+cdef inline int32_t *ngram_state(const NgramArgs *a, const Step *step, int first, int head) noexcept nogil:
+    return <int32_t *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + head * a.past
+
+
+cdef void ngram_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const NgramArgs *a = <const NgramArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int chunk = ox_team_take(team), first, last, head, t
+    cdef int32_t *state
+    cdef const uint8_t *row
+    while chunk < step.sequences * a.heads:
+        first, last, head = step.begins[chunk // a.heads], step.begins[chunk // a.heads + 1], chunk % a.heads
+        state = ngram_state(a, step, first, head)
+        if step.positions[first] == 0:
+            for t in range(a.past):
+                state[t] = a.stop
+        for t in range(first, last):
+            if a.fetched == NULL:
+                row = a.raw + <size_t>ngram_row(a, step, first, t, head, state) * a.row_bytes
+            else:
+                row = a.fetched + (<size_t>t * a.heads + head) * a.row_bytes
+            a.unpack(<float *>row_of(step, a.out, t) + head * a.columns, row, a.columns)
+        for t in range(a.past):
+            state[t] = ngram_token(a, step, first, last - a.past + t, state)
+        chunk = ox_team_take(team)
+
+
+cdef class NgramEmbedOp(Op):
+    cdef NgramArgs a
+    cdef EmbeddingTable table
+    cdef const uint64_t[::1] multipliers
+    cdef const uint64_t[:, ::1] parts
+    cdef uint8_t[::1] fetched
+    cdef int32_t[::1] wanted
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "out", "table", "multipliers", "sizes", "offsets", "stop", "filler", "state")
+        cdef NgramArgs *a = &self.a
+        if not isinstance(p["table"], EmbeddingTable):
+            raise plan.fail(f"table is a {type(p['table']).__name__}, wanted an EmbeddingTable")
+        cdef EmbeddingTable rows = p["table"]
+        a.past, a.heads = len(p["multipliers"]) - 1, len(p["sizes"])
+        if a.past < 1 or a.heads < 1 or a.heads % a.past or len(p["offsets"]) != a.heads:
+            raise plan.fail(f"{a.past + 1} multipliers, {a.heads} sizes and {len(p['offsets'])} offsets, wanted as many sizes as offsets for "
+                            "each multiplier but one")
+        for size, offset in zip(p["sizes"], p["offsets"]):
+            if size < 1 or offset < 0 or size + offset > rows.rows:
+                raise plan.fail(f"rows {offset} to {offset + size - 1} of a table of {rows.rows}")
+        if min(p["multipliers"]) < 1 or max(p["multipliers"]) * (plan.vocab_size - 1) >= 1 << 63:
+            raise plan.fail("a multiplier is 0, or its product with a token has more than 63 bits")
+        self.multipliers = np.asarray(p["multipliers"], np.uint64)
+        self.parts = np.asarray([p["sizes"], p["offsets"]], np.uint64)
+        a.multipliers, a.sizes, a.offsets = &self.multipliers[0], &self.parts[0, 0], &self.parts[1, 0]
+        a.per, a.stop, a.filler = a.heads // a.past, plan.number(p, "stop", 0, plan.vocab_size - 1), plan.number(p, "filler", 0, plan.vocab_size - 1)
+        a.state = plan.state(p, (a.heads, a.past))
+        self.table, a.columns, a.row_bytes, a.unpack = rows, rows.cols, rows.row_bytes, rows.unpack
+        a.raw, a.fetched, self.fetches = NULL, NULL, rows.pager is not None
+        if self.fetches:
+            self.fetched, self.wanted = np.empty(plan.max_rows * a.heads * rows.row_bytes, np.uint8), np.empty(plan.max_rows * a.heads, np.int32)
+            a.fetched = &self.fetched[0]
+        else:
+            a.raw = &rows.raw[0]
+        a.out = plan.writes(p["out"], a.heads * a.columns)
+        self.begin(plan, &a.common, "ngram_embed", ngram_part, p)
+
+    cdef int fetch(self, Rows batch) except -1:
+        """The rows of a step's tokens, for each head."""
+        cdef const Step *step = self.a.common.step
+        cdef const int32_t *before
+        cdef int s, first, t, head
+        for s in range(step.sequences):
+            first = step.begins[s]
+            for head in range(self.a.heads):
+                before = NULL if step.positions[first] == 0 else ngram_state(&self.a, step, first, head)
+                for t in range(first, step.begins[s + 1]):
+                    self.wanted[t * self.a.heads + head] = <int32_t>ngram_row(&self.a, step, first, t, head, before)
+        return (<Pager>self.table.pager).fetch(self.table.file, self.table.offset, self.a.row_bytes, &self.wanted[0], batch.rows * self.a.heads,
+                                               &self.fetched[0], self.table.name)
+
+
+OPS = {"conv": ConvOp, "scan": ScanOp, "delta": DeltaOp, "wkv": WkvOp, "ngram_embed": NgramEmbedOp}

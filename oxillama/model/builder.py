@@ -287,6 +287,31 @@ class Builder:
         table = self.matrix(name, rows, width)
         return self.record("embed", (), width=width, table=table, scale=float(scale), filler=0)
 
+    def ngram_embed(
+        self,
+        name: str,
+        *,
+        multipliers: Sequence[int],
+        sizes: Sequence[int],
+        offsets: Sequence[int],
+        stop: int,
+        filler: int,
+    ) -> Value:
+        """Rows of the table `name` by hashes of the last tokens; the parameters are those of the
+        op.
+        """
+        rows, width = self.shape(name, 2)
+        return self.op(
+            "ngram_embed",
+            table=self.matrix(name, rows, width),
+            multipliers=list(multipliers),
+            sizes=list(sizes),
+            offsets=list(offsets),
+            stop=stop,
+            filler=filler,
+            state=self.keeps(Slot((len(sizes), len(multipliers) - 1))),
+        )
+
     def epsilon(self, kind: str = "rms") -> float:
         """The epsilon of the file for norms of this kind, or that of the other kind if it has only
         that. Some files give both for norms of one kind.
@@ -844,10 +869,14 @@ class Builder:
         if the file has no `output.weight`.
         """
         x = self.norm(x, norm, kind=kind)
+        return self.softcap(self.head(x) * scale, softcap)
+
+    def head(self, x: Value) -> Value:
+        """The output projection of `logits` alone; its rows are marked as the embedding."""
         if self.embedding is None:
             self.mark_embedding(x)
         name = "output" if self.has("output.weight") else "token_embd"
-        return self.softcap(self.linear(x, name, self.vocab_size) * scale, softcap)
+        return self.linear(x, name, self.vocab_size)
 
 
 class _Head(Builder):

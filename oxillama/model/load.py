@@ -284,7 +284,6 @@ NOT_GENERATING = {
 NOT_COMPUTED = {
     "deepseek4": "attends to blocks of compressed keys beside its window",
     "graniteswitch": "switches adapters within a text",
-    "qwen4exp": "adds rows of a table that hashes of the last tokens choose",
 }
 
 

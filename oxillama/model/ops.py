@@ -799,6 +799,42 @@ class Wkv(Op, name="wkv"):
         f.slots[out] = y.reshape(len(v), -1).astype(np.float32)
 
 
+class NgramEmbed(Op, name="ngram_embed"):
+    """Rows of a table by hashes of the last tokens, one for each head side by side: `offsets` +
+    (the exclusive or of the tokens, the row's own first, times `multipliers`) mod `sizes`.
+
+    With n multipliers the first 1 / (n - 1) of the heads hash two tokens, the next ones three, and
+    so on. A token `stop` before a row's own ends what is seen of the sequence and stands for every
+    token that is missing; a token of -1 counts as `filler`. The n - 1 tokens before a step are
+    state `state`.
+    """
+
+    reads = ()
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return len(params["sizes"]) * params["table"].shape[1]
+
+    @staticmethod
+    def meaning(f: Frame, *, table, multipliers, sizes, offsets, stop, filler, state, out) -> None:
+        past, n = len(multipliers) - 1, len(f.tokens)
+        fresh = f.positions[0] == 0 or state not in f.states
+        before = np.full(past, stop) if fresh else f.states[state]
+        seen = np.concatenate([before, np.where(f.tokens < 0, filler, f.tokens)]).astype(np.int64)
+        f.states[state] = seen[n:]
+        mixed, ended, parts = seen[past:] * multipliers[0], np.zeros(n, bool), []
+        per = len(sizes) // past
+        for back in range(1, past + 1):
+            earlier = seen[past - back : past - back + n]
+            ended = ended | (earlier == stop)
+            mixed = mixed ^ np.where(ended, stop, earlier) * multipliers[back]
+            for head in range((back - 1) * per, back * per):
+                parts.append(f.weights(table)[mixed % sizes[head] + offsets[head]])
+        f.slots[out] = np.concatenate(parts, axis=1)
+
+
 class HeadScale(Op, name="head_scale"):
     """x with each of `heads` parts of its rows times a number: the dot product of the same parts of
     p and q, or without q the number of p for that part.

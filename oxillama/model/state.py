@@ -43,7 +43,9 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Recurrent or convolution state: float32 of one shape, whatever the number of tokens."""
+    """Recurrent or convolution state, or the last tokens: float32 or int32 of one shape, whatever
+    the number of tokens.
+    """
 
     shape: tuple[int, ...]
 

@@ -246,6 +246,25 @@ OWN: dict[str, dict] = {
         "rope.freq_base_swa": 5000.0,
         "swiglu_clamp_exp": [0.5, 0.0, 0.5, 0.0],
     },
+    "qwen4exp": {
+        "attention.layer_norm_rms_epsilon": 1e-2,  # as for qwen3next
+        "rope.dimension_sections": [3, 3, 2],
+        "leading_dense_block_count": None,
+        "hyper_connection.count": 3,
+        "hyper_connection.low_rank": 32,
+        **INDEXER,
+        "attention.compress_ratios": [0, 0, 0, 4],
+        "embedding_length_per_layer_input": 32,
+        "ple.layers": [1],
+        "ple.ngram_size": 3,
+        "ple.heads_per_ngram": 2,
+        "ple.conv_kernel": 3,
+        "ple.eos_token_id": 37,  # the second token of the tests' texts
+        "ple.image_token_id": 5,
+        "ple.layer_multipliers": [83558512331482385, 78689173079975349, 112960188720221647],
+        "ple.head_offsets": [0, 23, 52, 83],
+        "ple.head_vocab_sizes": [23, 29, 31, 37],
+    },
     "minimax-01": {"full_attention_interval": 4, "residual_scale": 3.5},
     "minimax-m3": {
         **INDEXER,
@@ -368,6 +387,9 @@ WANTED: dict[str, tuple[str, ...]] = {
     + _each(_ALL, *(f"ffn_{n}_exps.bias" for n in ("gate", "up", "down"))),
     "qwen3next": _each(_SPARSE, "ffn_up_shexp.weight", "ffn_gate_inp_shexp.weight"),
     "qwen35moe": _each(_SPARSE, "ffn_up_shexp.weight", "ffn_gate_inp_shexp.weight"),
+    "qwen4exp": _each(_ALL, "ffn_up_shexp.weight", "ffn_gate_inp_shexp.weight")
+    + _each((3,), *(f"indexer.{part}_{kind}.weight" for part in "qk" for kind in ("proj", "norm")))
+    + ("output.weight",),
     "bailingmoe": _each(_SPARSE, "ffn_up_shexp.weight"),
     "bailingmoe2": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
     "granitemoe": _each(_ALL, "ffn_up_shexp.weight"),
@@ -444,8 +466,9 @@ SHAPES = {
 KNOWN = {
     # a gate beside the queries of each head
     arch: {"blk.3.attn_q.weight": (256, HIDDEN)}
-    for arch in ("qwen3next", "qwen35", "qwen35moe")
+    for arch in ("qwen3next", "qwen35", "qwen35moe", "qwen4exp")
 }
+KNOWN["qwen4exp"]["per_layer_token_embd.weight"] = (128, 32)
 # a gate for each head in some layers, for each float in others
 KNOWN["step35"] = {f"blk.{i}.attn_gate.weight": (4, HIDDEN) for i in range(4)}
 KNOWN["laguna"] = {"blk.0.attn_gate.weight": (4, HIDDEN), "blk.1.attn_gate.weight": (2, HIDDEN)}

@@ -3,7 +3,7 @@
 `models/qwen3_5`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oxillama.model.blocks import (
@@ -54,33 +54,41 @@ def _hybrid(
     sections: list[int] | None,
     **params: Any,
 ) -> Value:
-    """Which layers are recurrent the file says by flags, or by the interval of those that are
-    not.
-    """
-    keys = b.keys
-    every = keys.integer("full_attention_interval", minimum=1, default=4)
-    recurrent = keys.flags(
-        "attention.recurrent_layers",
-        count=b.n_layers,
-        default=[(i + 1) % every != 0 for i in range(b.n_layers)],
-    )
+    recurrent = recurrent_layers(b)
     x = b.embed()
     for layer in trunk(b):
         y = layer.norm(x, "attn_norm")
         if recurrent[layer.index]:
-            x = x + _delta_net(b, layer, y, tiled)
+            x = x + delta_net(b, layer, y, tiled=tiled)
         else:
-            dims = rope_dims(b, heads_of(b, layer))
-            # the sections are those of a whole head, of which the first pairs turn
-            rope = b.rope(dims, sections=sections and sections[: dims // 2])
-            x = x + attention(b, layer, y, style="neox", qk_norm="heads", rope=rope)
+            x = x + gated_attention(b, layer, y, sections)
         x = x + network(b, layer, layer.norm(x, "post_attention_norm"), **params)
     return b.logits(x)
 
 
-def _delta_net(b: Builder, layer: Layer, x: Value, tiled: bool) -> Value:
+def recurrent_layers(b: Builder) -> Sequence[bool]:
+    """Whether each layer is recurrent."""
+    every = b.keys.integer("full_attention_interval", minimum=1, default=4)
+    return b.keys.flags(
+        "attention.recurrent_layers",
+        count=b.n_layers,
+        default=[(i + 1) % every != 0 for i in range(b.n_layers)],
+    )
+
+
+def gated_attention(
+    b: Builder, layer: Layer, x: Value, sections: list[int] | None, *, most: int = 0
+) -> Value:
+    """Attention whose gate is beside the queries of each head; most: see `Builder.attend`."""
+    dims = rope_dims(b, heads_of(b, layer))
+    # the sections are those of a whole head, of which the first pairs turn
+    rope = b.rope(dims, sections=sections and sections[: dims // 2])
+    return attention(b, layer, x, style="neox", qk_norm="heads", rope=rope, most=most)
+
+
+def delta_net(b: Builder, layer: Layer, x: Value, *, tiled: bool, act: str = "silu") -> Value:
     """q, k and v go through the convolution; q and k have length 1 then; a norm over each head of
-    the result is gated by a projection of its own (Gated Delta Networks, section 3.3).
+    the result is gated by a projection of its own, under act (Gated Delta Networks, section 3.3).
     """
     keys = b.keys
     inner = keys.integer("ssm.inner_size", minimum=1, maximum=1 << 20)
@@ -109,5 +117,5 @@ def _delta_net(b: Builder, layer: Layer, x: Value, tiled: bool) -> Value:
         tiled=tiled,
         scale=1.0 / width,
     )
-    y = b.gate(z, layer.norm(y, "ssm_norm", heads=heads), act="silu")
+    y = b.gate(z, layer.norm(y, "ssm_norm", heads=heads), act=act)
     return layer.linear(y, "ssm_out", b.hidden)
