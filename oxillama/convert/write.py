@@ -39,7 +39,7 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38}
 # matrices that are float32 in every file
 _KEPT = re.compile(
     r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
-    r"ssm_conv1d(_[qkv])?\.weight|shortconv\.conv\.weight|altup_(correct|predict)_coef\.weight|"
+    r"(ssm|ple)_conv1d(_[qkv])?\.weight|shortconv\.conv\.weight|altup_(correct|predict)_coef\.weight|"
     r"time_mix_(first|lerp_fused|(decay_)?w[12])\.weight|indexer\.([qk]_)?proj\.weight|"
     r"(hc_(attn|ffn)|output_hc)_fn\.weight|indexer_compressor_(ape|gate)\.weight)\Z"
 )
@@ -102,6 +102,8 @@ class _Planned:
     shape: tuple[int, ...]
     type_name: str
     make: Callable[[], np.ndarray]  # the bytes, as an array of the type's numbers
+    # the same in pieces, for what need not fit into memory
+    pieces: Callable[[], Iterator[np.ndarray]] | None = None
 
 
 def convertible() -> dict[str, tuple[str, ...]]:
@@ -167,10 +169,10 @@ def _write(
     left_out: list[str] = []
     beyond: list[str] = []
     keys = Keys(family.arch)
-    planned = list(_plan(folder, family, hyper, wanted, left_out, keys))
-    _check_layers(folder, hyper, planned)
     with _read_from(hyper):
         family.keys(hyper, keys)
+    planned = list(_plan(folder, family, hyper, wanted, left_out, keys))
+    _check_layers(folder, hyper, planned)
     general = _general(folder, hyper, planned, wanted, name)
     vocabulary = vocabulary_keys(folder, family, hyper, beyond)
     _check_loads(folder, family.arch, {**general, **keys.found}, planned)
@@ -182,7 +184,10 @@ def _write(
         for done, one in enumerate(planned):
             if progress is not None:
                 progress(done, len(planned), one.name)
-            writer.write(one.name, _bits(one))
+            if one.pieces is None:
+                writer.write(one.name, _bits(one))
+            else:
+                writer.write_pieces(one.name, map(_as_bits, one.pieces()))
         writer.finish()
     return Converted(
         target,
@@ -209,8 +214,13 @@ def _read_from(hyper: Hyper) -> Iterator[None]:
 
 
 def _bits(one: _Planned) -> np.ndarray:
-    made = np.ascontiguousarray(one.make())
-    return made.view(np.uint8) if one.type_name == "BF16" else made
+    return _as_bits(one.make())
+
+
+def _as_bits(made: np.ndarray) -> np.ndarray:
+    """Numbers as a writer takes them; numpy has no bfloat16."""
+    made = np.ascontiguousarray(made)
+    return made.view(np.uint8) if made.dtype == np.uint16 else made
 
 
 # ---- tensors -------------------------------------------------------------------------------------
@@ -228,6 +238,7 @@ def _plan(
     gathered = _Gathered(folder, family)
     packed = _Packed(folder, family)
     stacks: dict[str, dict[int, StoredTensor]] = {}
+    joined: set[str] = set()
     order: list[str] = []
     made: dict[str, str] = {}
     singles: dict[str, list[_Planned]] = {}
@@ -265,6 +276,8 @@ def _plan(
         if expert is not None:
             if targets[0] not in stacks:
                 order.append(targets[0])
+            if rule.joined:
+                joined.add(targets[0])
             if stacks.setdefault(targets[0], {}).setdefault(int(expert), tensor) is not tensor:
                 raise ConvertError(f"{folder.path}: {original}: a second one of its number")
             continue
@@ -281,7 +294,8 @@ def _plan(
         if target in singles:
             yield from singles[target]
         else:
-            yield _stack(folder, target, stacks[target], wanted)
+            put = _join if target in joined else _stack
+            yield put(folder, target, stacks[target], wanted)
     yield from packed.planned()
     with _read_from(hyper):
         extra = family.extra(hyper)
@@ -517,6 +531,26 @@ def _stack(
         return np.stack([_as_type(one, kind) for one in ordered])
 
     return _Planned(target, shape, kind, make)
+
+
+def _join(
+    folder: ModelFolder, target: str, parts: dict[int, StoredTensor], wanted: str
+) -> _Planned:
+    ordered = [parts[at] for at in sorted(parts)]
+    columns = {one.data.shape[1:] for one in ordered}
+    dtypes = {one.dtype for one in ordered}
+    if sorted(parts) != list(range(len(parts))) or len(columns) != 1 or len(dtypes) != 1:
+        raise ConvertError(
+            f"{folder.path}: {target}: parts {sorted(parts)[:8]} of rows of {sorted(columns)[:2]}, "
+            "wanted all of them, of one width and type"
+        )
+    shape = (sum(len(one.data) for one in ordered), *columns.pop())
+    kind = _type_of(target, shape, dtypes.pop(), wanted)
+
+    def pieces() -> Iterator[np.ndarray]:
+        return (_as_type(one, kind) for one in ordered)
+
+    return _Planned(target, shape, kind, lambda: np.concatenate([*pieces()]), pieces)
 
 
 def _type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:

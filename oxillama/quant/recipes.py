@@ -347,7 +347,7 @@ _EXACT = {
 _ROLE = re.compile(r"(attn_(?:qkv|kv_b|v|k|q|output))\.weight|(ffn_(?:up|gate|down))")
 _VALUES = {"attn_qkv": "attn_v", "attn_kv_b": "attn_v"}
 _KEPT = re.compile(
-    r"_norm\.weight|ffn_gate_(?:inp|tid2eid)\.weight|ssm_conv1d|shortconv\.conv\.weight|attn_rel_b\.weight|indexer\.[kq]_proj\.weight"
+    r"_norm\.weight|ffn_gate_(?:inp|tid2eid)\.weight|(?:ssm|ple)_conv1d|shortconv\.conv\.weight|attn_rel_b\.weight|indexer\.[kq]_proj\.weight"
     r"|^(?:position_embd|token_types)\.weight$|\.position_embd|altup|laurel|per_layer_model_proj"
     r"|time_mix_(?:first|lerp_fused|[wva][012]|g[12]|decay_w[12])\.weight"
     r"|sam\.(?:pos_embd|neck\.|net_)|\.rel_pos|\.patch_embd|\.patch_merger|a\.rvq\.codebook|mm\.a\.code_embd"

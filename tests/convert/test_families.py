@@ -3,8 +3,9 @@ tiny folder (golden/NAME.json), and the laws by which numbers are rearranged.
 
 golden/NAME.json: `config` and `folder` are what a folder of `save_pretrained` holds, `keys` and
 `tensors` what its file says. A tensor is [name, shape, layers, experts]: `{b}` stands for each of
-the layers, `{e}` for each of the experts. `types` names the tensors that are not float32; `values`
-is the SHA-256 of all names and numbers, in the order of the names, where they need no rounding.
+the layers, `{e}` for each of the experts. `integers` are tensors of I64, by name. `types` names the
+tensors that are not float32; `values` is the SHA-256 of all names and numbers, in the order of the
+names, where they need no rounding.
 """
 
 import hashlib
@@ -39,7 +40,7 @@ def spread(listed):
 def save(path, tensors):
     about, data, at = {}, [], 0
     for name, array in tensors.items():
-        kind = {"f4": "F32", "u1": "U8"}[array.dtype.str[1:]]
+        kind = {"f4": "F32", "u1": "U8", "i8": "I64"}[array.dtype.str[1:]]
         offsets = [at, at + array.nbytes]
         about[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": offsets}
         data.append(array.tobytes())
@@ -61,6 +62,8 @@ def folder_of(golden, place, **config):
             tensors[name] = random.normal(size=shape).astype(np.float32)
         if name.endswith(".act_fn.eps"):
             tensors[name] *= 1e-6  # as an epsilon is
+    for name, values in golden.get("integers", {}).items():
+        tensors[name] = np.asarray(values, np.int64)
     if "output.weight" not in dict(spread(golden.get("tensors", []))):
         # a head that the file does not have repeats the embedding
         embedding = [one for name, one in tensors.items() if name.endswith("embed_tokens.weight")]
@@ -502,6 +505,62 @@ def test_configurations_without_a_place_in_the_file_are_refused(name, config, wo
     assert not (tmp_path / "made.gguf").exists()
 
 
+def test_the_table_of_qwen4_is_joined_in_the_order_of_its_parts(tmp_path):
+    tensors, values = converted("qwen4_exp", tmp_path)
+    place = "model.language_model.layers.1.ple.ple_embedding."
+    parts = [tensors[f"{place}ngram_embedding.shard_{i}.weight"] for i in range(4)]
+    assert np.array_equal(values("per_layer_token_embd.weight"), np.concatenate(parts))
+    # a folder may hold it whole, and each type is written piece by piece too
+    whole = {n: one for n, one in tensors.items() if ".shard_" not in n}
+    whole[f"{place}ngram_embedding.weight"] = np.concatenate(parts)
+    for kind in ("F32", "BF16"):
+        found = []
+        for held in (whole, tensors):
+            save(tmp_path / "model" / "model.safetensors", held)
+            made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", kind).path
+            found.append(bytes(GgufReader(made).data("per_layer_token_embd.weight")))
+        assert found[0] == found[1] and len(found[0]) == 256 * 16 * (4 if kind == "F32" else 2)
+
+
+def test_the_hash_of_qwen4_stops_at_the_first_end_of_the_text_part(tmp_path):
+    """As in its published code, whatever the whole configuration says beside it."""
+    text = golden_of("qwen4_exp")["config"]["text_config"] | {"eos_token_id": [7, 3]}
+    converted("qwen4_exp", tmp_path, text_config=text, eos_token_id=3)
+    assert GgufReader(tmp_path / "made.gguf").metadata["qwen4exp.ple.eos_token_id"] == 7
+
+
+def test_layers_of_qwen4_are_called_as_checkpoints_or_as_transformers_call_them(tmp_path):
+    golden = golden_of("qwen4_exp")
+    kinds = ["linear_attention"] * 3 + ["indexed_attention"]
+    text = golden["config"]["text_config"] | {"layer_types": kinds}
+    converted("qwen4_exp", tmp_path, text_config=text)
+    keys = GgufReader(tmp_path / "made.gguf").metadata
+    for key in ("recurrent_layers", "compress_ratios"):
+        whole = f"qwen4exp.attention.{key}"
+        assert plain(keys[whole]) == golden["keys"][whole]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"output_gate_type": None}, "output_gate_type: found 'silu', wanted 'sigmoid'"),
+        ({"hidden_act": "gelu"}, "hidden_act: found 'gelu', wanted 'silu'"),
+        ({"norm_topk_prob": False}, "norm_topk_prob: found False, wanted True"),
+        ({"indexer_kv_heads": 2}, "indexer_kv_heads: found 2, wanted 1"),
+        ({"indexer_budget": None}, "indexer_budget is missing"),
+        ({"ple_layer_ids": [2, 3]}, "ple_layer_ids: found [2, 3], wanted one layer from 1 to 4"),
+        ({"ple_layer_ids": [3]}, "layers.2.ple.ple_embedding.layer_multipliers: missing"),
+        ({"eos_token_id": None}, "eos_token_id is missing"),
+    ],
+)
+def test_what_a_file_of_qwen4_has_no_place_for_is_refused(config, said, tmp_path):
+    text = golden_of("qwen4_exp")["config"]["text_config"] | config
+    folder_of(golden_of("qwen4_exp"), tmp_path / "model", text_config=text)
+    with pytest.raises(ConvertError) as caught:
+        convert_folder(tmp_path / "model", tmp_path / "made.gguf")
+    assert said in str(caught.value)
+
+
 def changed(name, tmp_path, change):
     """The error of a folder whose tensors were changed."""
     tensors = folder_of(golden_of(name), tmp_path / "model")
@@ -510,6 +569,12 @@ def changed(name, tmp_path, change):
     with pytest.raises(ConvertError) as caught:
         convert_folder(tmp_path / "model", tmp_path / "made.gguf")
     return str(caught.value)
+
+
+def test_a_table_without_one_of_its_parts_is_refused(tmp_path):
+    name = "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_1.weight"
+    error = changed("qwen4_exp", tmp_path, lambda held: held.pop(name))
+    assert "per_layer_token_embd.weight: parts [0, 2, 3]" in error
 
 
 def test_a_score_of_residuals_without_its_projection_is_refused(tmp_path):

@@ -1,9 +1,9 @@
 """The families that can be converted; importing this package registers all of them.
 
 `dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and `hybrid`
-models, `rwkv`, `older` decoders with fused projections, `encoders`, text parts of models of
-`pictures`; `single`, `routed` and `latent`: decoders and mixtures whose names or layers are their
-own.
+models, `qwen4`, `rwkv`, `older` decoders with fused projections, `encoders`, text parts of models
+of `pictures`; `single`, `routed` and `latent`: decoders and mixtures whose names or layers are
+their own.
 """
 
 from oxillama.convert.families import (
@@ -15,6 +15,7 @@ from oxillama.convert.families import (
     latent,
     older,
     pictures,
+    qwen4,
     recurrent,
     routed,
     rwkv,
@@ -30,6 +31,7 @@ __all__ = [
     "latent",
     "older",
     "pictures",
+    "qwen4",
     "recurrent",
     "routed",
     "rwkv",

@@ -236,6 +236,7 @@ def delta_keys(h: Hyper, k: Keys) -> None:
     interval = h.integer("full_attention_interval", default=4)
     if kinds is None:
         kinds = ["full_attention" if (i + 1) % interval == 0 else "" for i in range(h.layers)]
-    k.flags("attention.recurrent_layers", [kind != "full_attention" for kind in kinds])
+    full = ("full_attention", "indexed_attention")
+    k.flags("attention.recurrent_layers", [kind not in full for kind in kinds])
     k.u32("full_attention_interval", interval)
     k.u32("rope.dimension_count", partial_rotation(h))
