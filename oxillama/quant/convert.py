@@ -1,15 +1,15 @@
 """Converts a file from any format to any other: `quantize_file` plans a format for every tensor,
 then streams the tensors through the codecs.
 
-`_plan` decides (recipe, overrides, importances). `_convert` turns one tensor's bytes into another
-format, some rows at a time, so that only one stored tensor and one buffer of floats are in memory.
+`_plan` decides (recipe, overrides, importances). `_converted` turns one tensor's bytes into another
+format, some rows at a time, so that only these and one buffer of floats are in memory.
 `Conversion` describes what was done, or with `dry_run` would be. The new file gets its name only
 when it is complete (`GgufWriter`): an error, a full disk or Ctrl-C leaves nothing.
 """
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,8 @@ def _write(
     buffer = np.empty(_SLAB, np.float32)
     for plan in plans:
         weights = importances.get(plan.name) if plan.importance else None
-        writer.write(plan.name, _convert(reader.data(plan.name), plan, weights, buffer, threads))
+        stored = reader.data(plan.name)
+        writer.write_pieces(plan.name, _converted(stored, plan, weights, buffer, threads))
         done += plan.bytes_before
         if progress is not None:
             progress(done, total, plan.name)
@@ -352,22 +353,22 @@ def _matrices(values: np.ndarray, info: TensorInfo) -> np.ndarray:
     return flat.reshape(-1, columns)
 
 
-def _convert(
+def _converted(
     stored: np.ndarray,
     plan: TensorPlan,
     weights: np.ndarray | None,
     buffer: np.ndarray,
     num_threads: int,
-) -> np.ndarray:
-    """One tensor's bytes in its new format; `buffer` holds a slab of floats; a single row may be
-    larger.
+) -> Iterator[np.ndarray]:
+    """One tensor's bytes in its new format, slab by slab; `buffer` holds a slab of floats; a single
+    row may be larger.
     """
     if plan.source == plan.target:
-        return stored
+        yield stored
+        return
     columns = plan.shape[-1] if plan.shape else 1
     before, after = format_named(plan.source), format_named(plan.target)
     rows = stored.reshape(-1, before.row_bytes(columns))
-    out = np.empty((len(rows), after.row_bytes(columns)), np.uint8)
     per_matrix = plan.shape[-2] if len(plan.shape) > 1 else 1
     importances = None if weights is None else np.asarray(weights, np.float32).reshape(-1, columns)
     shared = importances is None or len(importances) == 1
@@ -383,10 +384,10 @@ def _convert(
             numbers = buffer[: (slab.stop - first) * columns].reshape(-1, columns)
             unpack_rows(rows[slab], before.name, numbers, num_threads)
             try:
-                out[slab] = quantize(numbers, after.name, importance, num_threads=num_threads)
+                made = quantize(numbers, after.name, importance, num_threads=num_threads)
             except QuantError as error:
                 raise QuantError(f"{plan.name}: from row {first} on: {error}") from None
-    return out
+            yield made
 
 
 def _copy_keys(

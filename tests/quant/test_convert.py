@@ -417,7 +417,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(model, tmp_path, monkeypa
     target = tmp_path / "new.gguf"
     target.write_bytes(b"old")
 
-    def full(self, info, stored):
+    def full(self, info, stored, at=0):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(GgufWriter, "_put", full)
@@ -447,6 +447,21 @@ def test_scalars_vectors_and_integers_survive(tmp_path):
     assert wide["scalar"] == ("F32", (), np.float32(1.5).tobytes())
     assert wide["vector.weight"] == ("F32", (7,), np.arange(7, dtype=np.float32).tobytes())
     assert wide["ids.weight"] == before["ids.weight"]
+
+
+def test_a_tensor_is_written_slab_by_slab(model, tmp_path, monkeypatch):
+    """None is whole in memory: each piece that a writer gets is one slab's."""
+    monkeypatch.setattr("oxillama.quant.convert._SLAB", 1 << 12)
+    plain, sizes = GgufWriter._put, []
+
+    def counted(self, info, stored, at=0):
+        if info.type_name == "Q4_0":
+            sizes.append(stored.nbytes)
+        plain(self, info, stored, at)
+
+    monkeypatch.setattr(GgufWriter, "_put", counted)
+    quantize_file(model, tmp_path / "new.gguf", "Q4_0")
+    assert max(sizes) == (1 << 12) // 32 * 18
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba2", "deepseek_v2", "gpt_oss", "lfm2"])
