@@ -88,19 +88,20 @@ OX_INLINE void value_tile(int mq, int nv, int kind, const float *p, const void *
             if (next)
                 OX_FETCH(at), at += 16 * nv;    /* as many bytes as the scales */
         }
-        for (; t < end; t++, row += kept_bytes(kind, ldv)) {
+        for (int u = t - 16 * g, n = end - 16 * g; u < n; u++, row += kept_bytes(kind, ldv)) {     /* key u of the group */
             ox_f32x16 value[OX_VALUE_G];
             load_values(nv, kind, value, row, column);
             if (next) {
-                if (kind != OX_KV_Q4_0 || t % 2)
+                if (kind != OX_KV_Q4_0 || u % 2)
                     OX_UNROLL for (int b = 0; b < kept_bytes(kind, 16 * nv); b += 64)
                         OX_FETCH(at + b);
                 at += kept_bytes(kind, 16 * nv);
             }
             OX_UNROLL for (int i = 0; i < mq; i++)
                 OX_UNROLL for (int j = 0; j < nv; j++)
-                    a[i][j] = f32_fma(f32_set1(coded ? scaled[j / 2][i][t % 16] : p[OX_SPLIT_KEYS * i + t]), value[j], a[i][j]);
+                    a[i][j] = f32_fma(f32_set1(coded ? scaled[j / 2][i][u] : p[OX_SPLIT_KEYS * i + 16 * g + u]), value[j], a[i][j]);
         }
+        t = end;
     }
     OX_UNROLL for (int i = 0; i < mq; i++)
         OX_UNROLL for (int j = 0; j < nv; j++)
