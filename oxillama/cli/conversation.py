@@ -32,7 +32,8 @@ from oxillama.cli.sampling import add_generation, bracketed, generation, note, r
 from oxillama.durable import write_parts
 from oxillama.toolcalls import check_messages
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+_SYSTEM = ("system", "developer")
+_ROLES = (*_SYSTEM, "user", "assistant", "tool")
 
 
 def add_commands(commands: Any) -> None:
@@ -118,7 +119,7 @@ class Conversation:
     def system(self) -> str | None:
         """The system message, None for none."""
         first = self.messages[0] if self.messages else {}
-        return first.get("content") if first.get("role") == "system" else None
+        return first.get("content") if first.get("role") in _SYSTEM else None
 
     @system.setter
     def system(self, text: str | None) -> None:
@@ -250,7 +251,7 @@ class Conversation:
         limit = options.get("max_tokens")
         if limit is not None and limit >= 0:
             reserve = min(reserve, limit)
-        head = [each for each in self.messages[:1] if each["role"] == "system"]
+        head = [each for each in self.messages[:1] if each["role"] in _SYSTEM]
         turns = self.messages[len(head) :]
         starts = [at for at, each in enumerate(turns) if each["role"] == "user"] or [0]
         size = 0

@@ -321,7 +321,7 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
     for at, message in enumerate(given):
         where = message.get("at") or f"messages[{at}]"
         made: dict[str, Any] = {
-            "role": "system" if message["role"] == "developer" else message["role"],
+            "role": message["role"],
             "content": _content(message.get("content"), f"{where}.content"),
         }
         if message.get("refusal"):

@@ -162,7 +162,7 @@ def _teach(
             if isinstance(content, str)
             else [{"type": "text", "text": f"{preamble}\n\n"}, *content]
         )
-    elif messages and messages[0]["role"] == "system":
+    elif messages and messages[0]["role"] in ("system", "developer"):
         before = _said(messages[0]["content"])
         messages[0] = {**messages[0], "content": f"{before}\n\n{preamble}".strip()}
     else:

@@ -21,6 +21,7 @@ from oxillama.toolcalls.messages import MessageForm, check_messages
 from oxillama.toolcalls.plan import ChatPlanner
 
 _OTHER = "other"  # makes another content of one
+_DEVELOPER = re.compile(r"""(['"])developer\1""")  # the role, as a template compares with it
 
 
 class ChatWriter:
@@ -32,6 +33,7 @@ class ChatWriter:
         self.template = ChatTemplate(source)
         self.planner = ChatPlanner(source, bridge, fallback=HERMES)
         self._form = MessageForm(source, self._rendered)
+        self._taken: dict[str, bool] = {}
         ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
         self._special = {
             name: bridge.token_text(token) for name, token in ends if token is not None
@@ -49,24 +51,33 @@ class ChatWriter:
         `ChatPlanner.plan`; variables: what the template may read besides.
         """
         check_messages(messages)
+        given, messages = messages, [self._in_known_role(message) for message in messages]
+        places: Sequence[int] = range(len(messages))
         if tools or any(each["role"] == "tool" or each.get("tool_calls") for each in messages):
             kind = self._inline_format(tool_format)
             if kind is not None:
                 messages = inline_tools(
-                    messages, tools, kind, system=not tools or self._takes_system
+                    messages, tools, kind, system=not tools or self._takes("system")
                 )
+                places = _places(given, len(messages))
                 tools = None
         variables = {**variables, "tools": list(tools) if tools else None}
         formed = self._form.formed(messages)
         text = self._rendered(formed, **variables)
-        self._check_written(formed, text, variables)
+        left_out = self._left_out(formed, text, variables)
+        if left_out is not None:
+            at = places[left_out]
+            raise ConfigError(
+                f"messages[{at}]: the chat template writes nothing of a message with the role "
+                f"{given[at]['role']!r}"
+            )
         return text
 
-    def _check_written(
+    def _left_out(
         self, messages: list[dict[str, Any]], text: TemplateText, variables: Mapping[str, Any]
-    ) -> None:
-        """ConfigError for a message that the template leaves out, as some do with roles that they
-        do not know. Of replies a template may leave out anything, such as reasoning.
+    ) -> int | None:
+        """The first message that the template leaves out, as some do with roles that they do not
+        know. Of replies a template may leave out anything, such as reasoning.
         """
         written, at = plain(text), 0
         for index, message in enumerate(messages):
@@ -87,10 +98,8 @@ class ChatWriter:
                 except TemplateError:
                     continue
                 if plain(again) == written:
-                    raise ConfigError(
-                        f"messages[{index}]: the chat template writes nothing of a message with "
-                        f"the role {message['role']!r}"
-                    )
+                    return index
+        return None
 
     def knows(self, variable: str) -> bool:
         """Whether the template reads a variable."""
@@ -105,12 +114,27 @@ class ChatWriter:
             return None
         return kind
 
-    @cached_property
-    def _takes_system(self) -> bool:
-        """Whether the template takes a system message: neither refuses it nor leaves it out."""
+    def _in_known_role(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A developer's message as one of the system, unless the template knows developers. One
+        that only writes every role's name does not.
+        """
+        if message["role"] != "developer":
+            return message
+        named = _DEVELOPER.search(self.template.source) is not None
+        return message if named and self._takes("developer") else {**message, "role": "system"}
+
+    def _takes(self, role: str) -> bool:
+        """Whether the template takes a first message of a role: neither refuses it nor leaves it
+        out.
+        """
+        if role not in self._taken:
+            self._taken[role] = self._tried(role)
+        return self._taken[role]
+
+    def _tried(self, role: str) -> bool:
         texts = []
         for content in ("a", "c"):
-            messages = [{"role": "system", "content": content}, {"role": "user", "content": "b"}]
+            messages = [{"role": role, "content": content}, {"role": "user", "content": "b"}]
             try:
                 texts.append(
                     plain(self._rendered(messages, tools=None, add_generation_prompt=True))
@@ -134,3 +158,12 @@ class ChatWriter:
     def _rendered(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> TemplateText:
         """The template's text for messages as they are."""
         return self.template.render(messages, **{**self._special, **variables})
+
+
+def _places(given: Sequence[Mapping[str, Any]], count: int) -> list[int]:
+    """Where each of `count` messages that `inline_tools` made stood before: results in a row became
+    one message, and one of the system may be new.
+    """
+    roles = [message["role"] for message in given]
+    kept = [at for at, role in enumerate(roles) if roles[at - 1 : at + 1] != ["tool", "tool"]]
+    return [0] * (count - len(kept)) + kept

@@ -101,6 +101,17 @@ def test_a_full_context_leaves_out_the_oldest_turns_and_says_so_once(talk, asked
     assert 1 < len(last) < 16
 
 
+def test_a_developers_message_is_the_system_message_of_a_talk(talk, asked, tmp_path):
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps({"messages": [{"role": "developer", "content": "Be kind."}]}))
+    lines = [f"Tell me of the fox number {at}, and of its friends." for at in range(8)]
+    options = ("-c", 160, "-n", 40, "--temp", 0, "--no-timings")
+    out, err, _ = talk(f"/load {path}", *lines, "/system", "/system Hm.", "Go", options=options)
+    assert "oldest turns are left out" in err and "Be kind." in out + err
+    assert roles(asked[7])[:2] == ["developer", "user"]
+    assert asked[8][0] == {"role": "system", "content": "Hm."} and roles(asked[8])[1] == "user"
+
+
 def test_a_message_that_no_context_holds_is_refused_and_the_talk_goes_on(talk, asked):
     out, err, _ = talk("fox " * 400, "Hello!", options=("-c", 128, "-n", 8, "--no-timings"))
     assert "takes at most 127" in err and "the conversation continues" in err

@@ -122,3 +122,18 @@ def test_tools_in_messages_are_the_same_over_http_and_in_python():
         own = engine.chat(talk, tools=[TOOL], max_tokens=8, temperature=0)
         assert found["usage"]["prompt_tokens"] == own.usage.prompt_tokens
         assert found["choices"][0]["message"]["content"] == own.content
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_developers_message_is_written_as_python_writes_it(known):
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    if known:
+        source += "{% if messages[0].role == 'developer' %}!{% endif %}"
+    talk = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    with asking(chat_template=source) as server:
+        prompt = server.ok("/apply-template", {"messages": talk})["prompt"]
+        usage = server.ok("/v1/responses", {"input": talk, "max_output_tokens": 1})["usage"]
+    with oxillama.load(chat_template=source) as engine:
+        assert engine.render_chat(talk) == prompt
+        assert engine.chat(talk, max_tokens=1).usage.prompt_tokens == usage["input_tokens"]
+    assert prompt == ("[developer]Be brief.[user]Hi!" if known else "[system]Be brief.[user]Hi")

@@ -169,3 +169,33 @@ def test_a_message_that_the_template_leaves_out_is_refused(writer):
             chat.write([ours, {"role": role, "content": "Be brief."}, ours], variables={})
     # tools go where they are written
     assert LISTED.upper() in chat.write([ours], tools=[TOOL], variables={})
+    result = {"role": "tool", "content": "rain", "tool_call_id": "c"}
+    talk = [*ASKED, TALK[1], result, result, {"role": "note", "content": "b"}, ours]
+    with pytest.raises(ConfigError, match=r"^messages\[4\]: .*'note'"):
+        chat.write(talk, variables={})
+    with pytest.raises(ConfigError, match=r"^messages\[1\]: .*'note'"):  # behind one of tools
+        told = chat.template.source.replace("'user'", "'system' or m.role == 'user'")
+        writer(told).write([ours, {"role": "note", "content": "b"}], tools=[TOOL], variables={})
+
+
+def test_developers_are_of_the_system_where_the_template_does_not_know_them(writer):
+    def written(source, messages, tools=None):
+        return writer(source).write(messages, tools=tools, variables={})
+
+    talk = [{"role": "developer", "content": "d"}, *ASKED]
+    by_system = [{"role": "system", "content": "d"}, *ASKED]
+    # a template that writes whichever role, one that takes system messages, one that refuses
+    each = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+    first = "{% if messages[0].role == 'system' %}<<{{ messages[0].content }}>> {% endif %}go"
+    wary = "{% if messages[0].role == 'developer' %}{{ raise_exception('no') }}{% endif %}" + each
+    blind = "{# 'developer' #}" + first
+    for source in (each, first, wary, blind, *BUILTIN_TEMPLATES.values()):
+        assert written(source, talk) == written(source, by_system)
+        assert talk[0]["role"] == "developer"
+    assert written(each, talk) == "[system] d [user] go "
+    knows = "{# 'developer' #}" + each
+    assert written(knows, talk) == "[developer] d [user] go "
+    assert written(knows, by_system) == "[system] d [user] go "
+    # tools in words stand with it, not in a second message before it
+    assert written(knows, talk, [TOOL]).startswith("[developer] d\n\nYou can call functions.")
+    assert written(each, talk, [TOOL]) == written(each, by_system, [TOOL])
