@@ -7,6 +7,7 @@ from it, so existing `except ValueError` clauses keep working.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -197,3 +198,9 @@ class ModelFingerprintMismatch(OxillamaError, ValueError):
 
     def __str__(self) -> str:
         return self.detail
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """The first names of several, and the number of the others, for a message."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oxillama.convert.safetensors import StoredTensor, read_safetensors
-from oxillama.errors import ConvertError
+from oxillama.errors import ConvertError, listed
 
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -99,9 +99,14 @@ class ModelFolder:
     def tensors(self) -> dict[str, StoredTensor]:
         """Every tensor by name, in the order of the files."""
         found: dict[str, StoredTensor] = {}
-        for path in self._shards():
-            if not path.is_file():
-                raise ConvertError(f"{path}: missing, {INDEX} names it")
+        paths = self._shards()
+        absent = [path.name for path in paths if not path.is_file()]
+        if absent:
+            more = (
+                f" ({len(absent)} of {len(paths)}: {listed(absent, 4)})" if len(absent) > 1 else ""
+            )
+            raise ConvertError(f"{self.path / absent[0]}: missing, {INDEX} names it{more}")
+        for path in paths:
             for name, tensor in read_safetensors(path).items():
                 if name in found:
                     raise ConvertError(f"{path}: {name} is in another file too")
@@ -133,6 +138,10 @@ class ModelFolder:
 
     def check_complete(self) -> None:
         """ConvertError where the index names a tensor that no file holds."""
-        for name in self.json(INDEX).get("weight_map", {}):
-            if name not in self.tensors:
-                raise ConvertError(f"{self.path}: {name}: named by {INDEX}, found in no file")
+        named = self.json(INDEX).get("weight_map", {})
+        absent = [name for name in named if name not in self.tensors]
+        if absent:
+            more = f" ({len(absent)} such: {listed(absent, 4)})" if len(absent) > 1 else ""
+            raise ConvertError(
+                f"{self.path}: {absent[0]}: named by {INDEX}, found in no file{more}"
+            )

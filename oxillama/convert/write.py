@@ -25,7 +25,7 @@ from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compile
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.safetensors import StoredTensor
 from oxillama.convert.vocabulary import KeyValues, vocabulary_keys
-from oxillama.errors import ConvertError, ModelError
+from oxillama.errors import ConvertError, ModelError, listed
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo
 from oxillama.gguf.types import type_by_name
 from oxillama.gguf.values import Cursor, encode_value, read_kind, read_value
@@ -309,12 +309,13 @@ def _plan(
 def _check_layers(folder: ModelFolder, hyper: Hyper, planned: Sequence[_Planned]) -> None:
     """Refuse a folder that holds no tensor of a layer that its configuration counts."""
     found = {int(match[1]) for one in planned if (match := _LAYER.match(one.name))}
-    for layer in range(hyper.layers):
-        if layer not in found:
-            raise ConvertError(
-                f"{folder.path}: found no tensors of layer {layer}, wanted those of the "
-                f"{hyper.layers} layers that config.json counts"
-            )
+    absent = [str(layer) for layer in range(hyper.layers) if layer not in found]
+    if absent:
+        which = f"layer{'s' * (len(absent) > 1)} {listed(absent, 4)}"
+        raise ConvertError(
+            f"{folder.path}: found no tensors of {which}, wanted those of the "
+            f"{hyper.layers} layers that config.json counts"
+        )
 
 
 class _PlannedFile:

@@ -9,20 +9,22 @@ tensor's name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from oxillama._core.recurrent import scan_blocks
-from oxillama.errors import ModelError
-from oxillama.gguf import GgufReader
+from oxillama.errors import ModelError, listed
+from oxillama.gguf import GgufReader, TensorInfo
 from oxillama.gguf.keys import Keys
 from oxillama.model.ops import OPS
 from oxillama.model.rope import AS_FILED, BASE, SCALING, Rope, RopeOverrides, rope_from_keys
 from oxillama.model.state import Latent, LayerState, Pages, Slot
 from oxillama.model.tensors import Tensor, unpacked
 
+_MOST_MISSING = 1024  # tensors, after which a file is refused at once
 _ARCHITECTURES: dict[str, Callable[[Builder], Value | None]] = {}
 
 
@@ -147,6 +149,7 @@ class Builder:
         # the graph of what is done to a pooled row of the embedding
         self.projection: Builder | None = None
         self.used: set[str] = set()
+        self.missing: list[str] = []
         self.hidden = self.keys.integer("embedding_length", minimum=1, maximum=1 << 20)
         self.n_layers = self.keys.integer("block_count", minimum=1, maximum=1 << 14)
         # layers that are recorded: the first ones
@@ -164,12 +167,48 @@ class Builder:
         """Whether the file has a tensor of this full name."""
         return name in self.reader.tensors
 
-    def _info(self, name: str):
+    def _info(self, name: str, *shape: int) -> TensorInfo:
+        """What the file says of a tensor. Where it has none, recording goes on with one of the
+        wanted shape, so that the error at the end names all that are missing; without a shape it
+        ends here.
+        """
         info = self.reader.tensors.get(name)
         if info is None:
-            raise ModelError(f"{name}: the file has no such tensor, {self.arch} needs it")
+            if name not in self.missing:
+                self.missing.append(name)
+            if not shape or len(self.missing) == _MOST_MISSING:
+                raise self._lacking()
+            return TensorInfo(name, shape, 0, "F32", 0, 0)
         self.used.add(name)
         return info
+
+    def _lacking(self) -> ModelError:
+        count = len(self.missing)
+        counted = f"at least {count}" if count == _MOST_MISSING else f"{count}"
+        return ModelError(
+            f"{self.missing[0]}: the file has no such tensor, {self.arch} needs it"
+            + (f" ({counted} such: {listed(self.missing, 4)})" if count > 1 else "")
+        )
+
+    @contextmanager
+    def complete(self) -> Iterator[None]:
+        """Around recording: ModelError names all tensors that are missing, whatever else is
+        wrong.
+        """
+        try:
+            yield
+        except ModelError:
+            if self.missing:
+                raise self._lacking() from None
+            raise
+        if self.missing:
+            raise self._lacking()
+
+    def _floats(self, tensor: Tensor) -> np.ndarray:
+        """The float32 (rows, columns) of a tensor, ones where it is missing."""
+        if tensor.name in self.missing:
+            return np.broadcast_to(np.float32(1), tensor.shape)
+        return unpacked(self.reader, tensor)
 
     def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
         """The shape of a tensor in the file, outermost first, for sizes that no key gives."""
@@ -181,7 +220,7 @@ class Builder:
         return shape
 
     def _matrix_rows(self, name: str) -> int:
-        shape = self._info(name).shape
+        shape = self._info(name, 1, self.hidden).shape
         if len(shape) != 2 or shape[1] != self.hidden:
             raise ModelError(
                 f"{name}: file has {tuple(shape)}, {self.arch} needs (vocabulary, {self.hidden})"
@@ -192,7 +231,7 @@ class Builder:
         """`count` matrices (rows, columns) of one tensor (count, rows, columns), in the file's
         format.
         """
-        info = self._info(name)
+        info = self._info(name, count, rows, columns)
         if tuple(info.shape) != (count, rows, columns):
             raise ModelError(
                 f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(count, rows, columns)}"
@@ -206,15 +245,15 @@ class Builder:
 
     def array(self, name: str, *shape: int) -> np.ndarray:
         """The weight of that name as float32 of this shape, for weights that no product reads."""
-        info = self._info(name)
+        info = self._info(name, *shape)
         if tuple(info.shape) != shape:
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.arch} needs {shape}")
         rows = int(np.prod(shape[:-1], dtype=np.int64))
-        return unpacked(self.reader, Tensor(name, info.type_name, (rows, shape[-1]))).reshape(shape)
+        return self._floats(Tensor(name, info.type_name, (rows, shape[-1]))).reshape(shape)
 
     def matrix(self, name: str, rows: int, columns: int, *, take: slice | None = None) -> Tensor:
         """The (rows, columns) weight of that name, or rows `take` of it, in the file's format."""
-        info = self._info(name)
+        info = self._info(name, rows, columns)
         if tuple(info.shape) != (rows, columns):
             raise ModelError(
                 f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(rows, columns)}"
@@ -224,10 +263,10 @@ class Builder:
 
     def vector(self, name: str, size: int) -> np.ndarray:
         """The weight of that name as float32 (size,)."""
-        info = self._info(name)
+        info = self._info(name, size)
         if tuple(info.shape) != (size,):
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(size,)}")
-        return unpacked(self.reader, Tensor(name, info.type_name, (1, size)))[0]
+        return self._floats(Tensor(name, info.type_name, (1, size)))[0]
 
     def optional_vector(self, name: str, size: int) -> np.ndarray | None:
         """The weight of that name as float32 (size,), or None when the file has none."""
@@ -342,7 +381,7 @@ class Builder:
         if name is not None:
             # some files leave the suffix out
             full = name if self.has(name) else name + ".weight"
-            shape = tuple(self._info(full).shape)
+            shape = tuple(self._info(full, x.width // heads).shape)
             wide = (heads, x.width // heads)
             if shape == wide:
                 weight = self.array(full, *shape).reshape(-1)

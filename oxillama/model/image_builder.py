@@ -50,6 +50,7 @@ class ImageBuilder(Builder):
         self.embedding = self.classifier = self.projection = None
         self.causal = False
         self.used: set[str] = set()
+        self.missing: list[str] = []
         self.hidden = self.keys.integer("embedding_length", minimum=1, maximum=1 << 16)
         self.n_layers = self.depth = self.keys.integer("block_count", minimum=1, maximum=1 << 12)
         self.vocab_size = 1  # the class token, where there is one
@@ -92,7 +93,8 @@ class ImageBuilder(Builder):
 
     def kernels(self, name: str, rows: int, channels: int, side: int) -> Tensor:
         """The kernels of a convolution over squares that do not overlap, a row each."""
-        shape, info = (rows, channels, side, side), self._info(name)
+        shape = (rows, channels, side, side)
+        info = self._info(name, *shape)
         if tuple(info.shape) != shape:
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.kind} needs {shape}")
         return Tensor(name, info.type_name, (rows, channels * side * side))

@@ -244,7 +244,8 @@ def load_encoder(
     if sound:
         body.read |= {key for key in reader.metadata if key.startswith("clip.audio.")}
         body.used |= {name for name in reader.tensors if name.startswith(("a.", "mm.a."))}
-    encoders()[kind](body)
+    with body.complete():
+        encoders()[kind](body)
     head = body.projection
     if not isinstance(head, ImageBuilder) or head.embedding is None or body.embedding is None:
         raise ModelError(f"{kind}: the encoder recorded no projector")

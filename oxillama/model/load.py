@@ -226,7 +226,8 @@ def _recorded(
     b = Builder(reader, name, depth=depth, rope=rope)
     own = Keys(reader.metadata, name, read=b.read)
     context = context_in_force(own, b.keys if rope.given() else own)
-    result = recorders()[name](b)
+    with b.complete():
+        result = recorders()[name](b)
     pooling = own.integer("pooling_type", default=None, minimum=0, maximum=len(POOLINGS) - 1)
     if pooling is not None and POOLINGS[pooling] == "rank" and b.classifier is None:
         raise ModelError(

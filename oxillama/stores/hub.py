@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from oxillama.errors import ConfigError, GgufError, GgufNotFound
+from oxillama.errors import ConfigError, GgufError, GgufNotFound, listed
 from oxillama.gguf.source import shard_names
 from oxillama.stores.converted import converted_file
 
@@ -54,28 +54,23 @@ def choose(names: Iterable[str], wanted: str | None, *, place: str) -> str:
     if not found:
         if models:
             shards = shard_names(PurePosixPath(models[0]).name) or models
-            raise GgufNotFound(f"{place}: found {_listed(models)}, wanted {shards[0]} too")
-        only = f", only {_listed(files)}, which encodes images" if files else ""
+            raise GgufNotFound(f"{place}: found {listed(models)}, wanted {shards[0]} too")
+        only = f", only {listed(files)}, which encodes images" if files else ""
         raise GgufNotFound(f"{place}: found no GGUF file of a model{only}")
     if wanted is not None:
         matching = [name for name in found if _matches(name, wanted)]
         if len(matching) == 1:
             return matching[0]
         if not matching:
-            raise GgufNotFound(f"{place}: no file for {wanted!r}, it has {_listed(found)}")
-        raise ConfigError(f"{place}: several files for {wanted!r}: {_listed(matching)}")
+            raise GgufNotFound(f"{place}: no file for {wanted!r}, it has {listed(found)}")
+        raise ConfigError(f"{place}: several files for {wanted!r}: {listed(matching)}")
     if len(found) == 1:
         return found[0]
     for kind in PREFERRED:
         matching = [name for name in found if _is_of(name, kind)]
         if len(matching) == 1:
             return matching[0]
-    raise ConfigError(f"{place}: several files, wanted file= to name one: {_listed(found)}")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(names[:12]) + more
+    raise ConfigError(f"{place}: several files, wanted file= to name one: {listed(found)}")
 
 
 def _is_first(name: str) -> bool:

@@ -299,7 +299,34 @@ def test_what_is_missing_is_named(folder, tmp_path):
         folder / "model.safetensors",
         {name: value for name, value in tensors.items() if "layers.0" not in name},
     )
-    refused(folder, tmp_path, "no tensors of layer 0", "the 1 layers")
+    refused(folder, tmp_path, "no tensors of layer 0,", "the 1 layers")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 7}))
+    refused(folder, tmp_path, "no tensors of layers 0, 1, 2, 3 and 3 more, wanted those of the 7")
+
+
+def test_all_that_is_missing_is_counted(folder, tmp_path):
+    tensors = tensors_of(folder)
+    whole = folder / "model.safetensors"
+    kinds = ("self_attn.q_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm")
+    absent = [f"model.layers.0.{kind}.weight" for kind in kinds]
+    write(whole, {name: value for name, value in tensors.items() if name not in absent})
+    told = (
+        "blk.0.attn_norm.weight: the file has no such tensor, llama needs it (4 such: "
+        "blk.0.attn_norm.weight, blk.0.attn_q.weight, blk.0.ffn_up.weight, blk.0.ffn_down.weight)"
+    )
+    refused(folder, tmp_path, told)
+    del tensors["model.norm.weight"]
+    write(whole, {name: value for name, value in tensors.items() if name not in absent})
+    refused(folder, tmp_path, "(5 such: blk.0.attn_norm.weight, ", " and 1 more)")
+    parts = [f"model-0000{at}-of-00003.safetensors" for at in (1, 2, 3)]
+    whole.rename(folder / parts[0])
+    index = folder / "model.safetensors.index.json"
+    places = dict.fromkeys(tensors, parts[0])
+    index.write_text(json.dumps({"weight_map": places}))
+    refused(folder, tmp_path, f"{absent[3]}: named by", "found in no file (4 such: ", absent[0])
+    index.write_text(json.dumps({"weight_map": {**places, "a": parts[1], "b": parts[2]}}))
+    refused(folder, tmp_path, f"{parts[1]}: missing", f"(2 of 3: {parts[1]}, {parts[2]})")
 
 
 @pytest.mark.parametrize(

@@ -532,11 +532,11 @@ class _Learner(Builder):
         self.new = False
         super().__init__(reader, arch)
 
-    def _info(self, name: str) -> _Info:
+    def _info(self, name: str, *shape: int) -> _Info:
         if name not in self.reader.tensors:
             self.reader.tensors[name] = _Info(_shape_of(name))
             self.new = True
-        return super()._info(name)
+        return super()._info(name, *shape)
 
     def _ask(self, name: str, shape: tuple[int, ...]) -> None:
         info = self._info(name)

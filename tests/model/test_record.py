@@ -31,6 +31,26 @@ CASES = (
     [
         (dict(tensors={"blk.1.attn_q.weight": None}), ("blk.1.attn_q.weight", "no such tensor")),
         (
+            dict(
+                tensors=dict.fromkeys(
+                    ["blk.0.ffn_norm.weight", "blk.1.attn_q.weight", "blk.1.ffn_up.weight"]
+                )
+            ),
+            (
+                "blk.0.ffn_norm.weight: the file has no such tensor, llama needs it (3 such: "
+                "blk.0.ffn_norm.weight, blk.1.attn_q.weight, blk.1.ffn_up.weight)",
+            ),
+        ),
+        # whatever else is wrong
+        (
+            dict(tensors={"blk.0.attn_k.weight": None, "output_norm.weight": (65,)}),
+            ("blk.0.attn_k.weight: the file has no such tensor, llama needs it",),
+        ),
+        (
+            dict(tensors={"token_embd.weight": None, "output_norm.weight": None}),
+            ("token_embd.weight: the file has no such tensor", "2 such"),
+        ),
+        (
             dict(tensors={"blk.1.attn_q.weight": (tiny.HIDDEN, 96)}),
             ("blk.1.attn_q.weight", "(64, 96)", "(128, 64)"),
         ),
