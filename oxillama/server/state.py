@@ -39,6 +39,7 @@ class RunningJob(Protocol):
     call: Any
     model: Model
     requests: tuple[Any, ...]
+    abandoned: bool
 
     @property
     def prompt_tokens(self) -> int:
@@ -189,6 +190,9 @@ class ServerState:
         if not others:
             del self.by_key[job.call.key]
         if not job.requests:
+            if job.abandoned:  # nothing else is known of it
+                self.metrics[job.model.name].finished["abort"] += 1
+                job.call.log_fields.update(model=job.model.name, finish_reason="abort")
             return
         first, times = job.requests[0], job.times()
         reason = next(

@@ -37,6 +37,7 @@ class Job:
     __slots__ = (
         "_closed",
         "_made",
+        "abandoned",
         "call",
         "constraint",
         "first_at",
@@ -69,6 +70,7 @@ class Job:
         self.slot = -1
         self._made: Work | None = None
         self._closed = False
+        self.abandoned = False  # by its client, before it was prepared
 
     async def __aenter__(self) -> Job:
         self.state.enter(self)
@@ -87,6 +89,7 @@ class Job:
         try:
             made = await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
+            self.abandoned = True
             if not future.cancel():  # it runs already, or has run
                 future.add_done_callback(_cancel_made)
             raise

@@ -211,6 +211,51 @@ def test_a_client_that_leaves_before_its_prompt_is_prepared_is_forgotten(listeni
     assert idle(listening)
 
 
+@pytest.fixture
+def alone():
+    """A server that no other test's requests still come to."""
+    made = Listening()
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_while_its_prompt_is_prepared_is_counted(
+    alone, monkeypatch, path, stream
+):
+    (model,), state = alone.app.state.models.loaded(), alone.app.state
+    engine, asked, go_on, made = type(model.engine), threading.Event(), threading.Event(), []
+    prompt = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else GEN
+    original = engine.submit
+
+    def slow(self, *given, **options):
+        asked.set()
+        assert go_on.wait(20)
+        made.append(original(self, *given, **options))
+        return made[0]
+
+    monkeypatch.setattr(engine, "submit", slow)
+    with dial(alone) as connection:
+        connection.sendall(request("POST", path, {**prompt, "stream": stream}))
+        assert asked.wait(20)
+        assert state.waiting(model.name) == 1
+    assert idle(alone, 20)
+    go_on.set()
+    end = time.monotonic() + 20
+    while not made:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    # what was made all the same is ended, and not counted again
+    made[0].wait()
+    assert made[0].finish_reason == "cancelled"
+    assert state.metrics[model.name].finished == {"abort": 1}
+    # what is refused while it is prepared was no request of the engine
+    monkeypatch.setattr(engine, "submit", lambda *given, **options: original(given))
+    assert status(answer(alone, request("POST", path, prompt, Connection="close"))) >= 400
+    assert state.metrics[model.name].finished == {"abort": 1}
+
+
 def test_a_client_that_does_not_read_is_given_up(listening):
     body = {
         "prompt": ["Once"] * 60,
