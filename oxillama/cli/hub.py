@@ -12,6 +12,7 @@ from typing import Any
 from oxillama.errors import ConfigError, GgufNotFound
 from oxillama.stores import (
     cached_files,
+    cached_folder,
     converted_files,
     fetch,
     lm_studio_files,
@@ -96,7 +97,8 @@ def _remove(arguments: argparse.Namespace) -> int:
             print(f"removed {name}, {freed / 1e6:,.0f} MB")
             return 0
     repo, _, file = name.removeprefix("hf://").removeprefix("hf.co/").partition(":")
-    if any(one.repo == repo for one in cached_files()):
+    named = any(one.repo == repo for one in cached_files())
+    if named or (not file and repo.count("/") == 1 and cached_folder(repo) is not None):
         print(f"removed {name}, {remove_cached(repo, file or None) / 1e6:,.0f} MB")
         return 0
     if ollama_file(name) is not None:

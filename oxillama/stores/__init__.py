@@ -14,11 +14,12 @@ from typing import Any
 
 from oxillama.errors import ConfigError, GgufNotFound
 from oxillama.stores.converted import converted_file, converted_files, is_model_folder
-from oxillama.stores.hub import cached_files, choose, fetch, remove_cached
+from oxillama.stores.hub import cached_files, cached_folder, choose, fetch, remove_cached
 from oxillama.stores.others import lm_studio_file, lm_studio_files, ollama_file, ollama_files
 
 __all__ = [
     "cached_files",
+    "cached_folder",
     "choose",
     "converted_file",
     "converted_files",

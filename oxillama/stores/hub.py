@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 import re
+import shutil
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,6 +34,12 @@ PREFERRED = (
     "BF16",
     "F16",
     "F32",
+)
+_UNFINISHED = ".incomplete"
+_STALE = 60  # seconds without a write, after which a download has ended
+_NOT_STORED = (
+    *(errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.ENOTDIR),
 )
 # of a folder of weights what a conversion reads
 _PARTS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
@@ -123,19 +136,77 @@ def fetch(
         return [_one(hub, repo, each) for each in wanted][0]
     if "config.json" not in names:
         raise GgufNotFound(f"{repo}: found neither GGUF files nor a config.json")
-    try:
-        where = hub.snapshot_download(repo, allow_patterns=list(_PARTS))
-    except Exception as error:
-        raise _failed(repo, error) from error
+    where = _whole(repo, repo, lambda: hub.snapshot_download(repo, allow_patterns=list(_PARTS)))
+    # where the connection is lost, the client gives what an earlier download may have left
+    parts = [name for name in names if any(fnmatchcase(name, part) for part in _PARTS)]
+    absent = [name for name in parts if not (where / name).is_file()]
+    if absent:
+        raise GgufError(
+            f"{repo}: {listed(absent)}: did not come from the Hugging Face hub, wanted all "
+            f"{len(parts)} files that are converted"
+        )
     return converted_file(where, progress=progress)
 
 
 def _one(hub: Any, repo: str, name: str) -> Path:
+    return _whole(repo, f"{repo}: {name}", lambda: hub.hf_hub_download(repo, name))
+
+
+def _whole(repo: str, what: str, download: Callable[[], str]) -> Path:
+    """What a download stored. The hub's client compares sizes alone: the hashes of files that came
+    are compared here, and what killed downloads of them left is removed.
+    """
+    folder = cached_folder(repo)
+    before = {path.name for path in _blobs(folder)}
     try:
-        return Path(hub.hf_hub_download(repo, name))
+        path = Path(download())
     # the hub's own errors have no common root; each one means: this file did not come
     except Exception as error:
-        raise _failed(f"{repo}: {name}", error) from error
+        raise _failed(what, error) from error
+    folder = cached_folder(repo)
+    for blob in _blobs(folder):
+        if blob.name not in before:
+            _check_hash(what, blob)
+    _remove_unfinished(folder)
+    return path
+
+
+def _blobs(folder: Path | None) -> list[Path]:
+    """The complete files of a repository's folder, each named after its hash."""
+    found = [] if folder is None else sorted((folder / "blobs").glob("*"))
+    return [path for path in found if path.suffix != _UNFINISHED]
+
+
+def _check_hash(what: str, blob: Path) -> None:
+    """GgufError, with the file removed, if its SHA-256 is not its name, as that of large files is;
+    small ones are named after a hash of Git.
+    """
+    if re.fullmatch("[0-9a-f]{64}", blob.name) is None:
+        return
+    with blob.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found == blob.name:
+        return
+    for link in (blob.parent.parent / "snapshots").glob("**/*"):
+        if link.is_symlink() and link.resolve() == blob:
+            what = f"{what.partition(':')[0]}: {link.name}"
+            link.unlink()
+    blob.unlink()
+    raise GgufError(
+        f"{what}: damaged on its way from the Hugging Face hub: found SHA-256 {found[:16]}..., "
+        f"wanted {blob.name[:16]}...; the file is removed"
+    )
+
+
+def _remove_unfinished(folder: Path | None) -> None:
+    """Remove what downloads that were killed left of files that are complete now. One that still
+    runs writes all the time.
+    """
+    for blob in _blobs(folder):
+        for path in blob.parent.glob(f"{escape(blob.name)}*{_UNFINISHED}"):
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE:
+                    path.unlink()
 
 
 def _names(hub: Any, repo: str) -> list[str]:
@@ -158,6 +229,13 @@ def _failed(what: str, error: Exception) -> GgufError:
             f"{what}: no such file or folder here, and no such repository on the Hugging Face hub "
             "(or a private one, which needs `hf auth login`)"
         )
+    if isinstance(error, OSError) and error.errno in _NOT_STORED:
+        from huggingface_hub import constants
+
+        return GgufError(
+            f"{what}: cannot be stored in {error.filename or constants.HF_HUB_CACHE}: "
+            f"{os.strerror(error.errno)}"
+        )
     said = (str(error).splitlines() or [type(error).__name__])[0]
     return GgufError(f"{what}: could not be fetched from the Hugging Face hub: {said}")
 
@@ -171,6 +249,17 @@ def _hub(repo: str) -> Any:
             f"huggingface_hub, wanted the extra oxillama[hub]"
         ) from None
     return huggingface_hub
+
+
+def cached_folder(repo: str) -> Path | None:
+    """The folder of a repository in the hub's cache, complete or not; None where there is none."""
+    try:
+        from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
+    except ImportError:
+        return None
+    folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
+    return folder if folder.is_dir() else None
 
 
 def cached_files() -> list[CachedFile]:
@@ -215,6 +304,11 @@ def remove_cached(repo: str, wanted: str | None = None) -> int:
         if one.repo_id == repo and one.repo_type == "model"
         for revision in one.revisions
     ]
+    folder = cached_folder(repo)
+    if not revisions and folder is not None and wanted is None:  # nothing came completely
+        freed = sum(path.lstat().st_size for path in folder.glob("**/*") if path.is_file())
+        shutil.rmtree(folder)
+        return freed
     if not revisions:
         return 0
     kept = {each.name for each in cached_files() if each.repo == repo}

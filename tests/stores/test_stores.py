@@ -4,9 +4,12 @@ import hashlib
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
@@ -210,6 +213,11 @@ def test_a_repository_of_weights_is_fetched_and_converted(hub, folder):  # noqa:
         ("owner/whole", "at"): str(folder),
     }
     assert stores.located("owner/whole") == stores.converted_files()[0]
+    # a file that an earlier download did not bring, though the model converts without it
+    hub.files["owner/whole"].append("generation_config.json")
+    told = "owner/whole: generation_config.json: did not come from .* wanted all "
+    with pytest.raises(GgufError, match=told):
+        stores.located("owner/whole")
 
 
 def test_without_the_extra_the_name_and_the_extra_are_said(monkeypatch):
@@ -307,6 +315,9 @@ class HubServer(BaseHTTPRequestHandler):
 
     protocol_version, commit = "HTTP/1.1", "0123456789abcdef" * 2 + "01234567"
     repositories: dict = {}
+    # what happens to bodies of files, one after the other; then they are sent whole
+    faults: list = []
+    ranges: list = []
 
     def do_GET(self):
         _, *parts = unquote(urlsplit(self.path).path).split("/")
@@ -318,25 +329,45 @@ class HubServer(BaseHTTPRequestHandler):
         elif parts[2:3] == ["resolve"]:
             data = self.repositories["/".join(parts[:2])]["/".join(parts[4:])]
             tag = f'"{hashlib.sha256(data).hexdigest()}"'
-            self.answer(data, {"ETag": tag, "X-Repo-Commit": self.commit})
+            fields = {"ETag": tag, "X-Repo-Commit": self.commit}
+            fault = self.faults.pop(0) if self.command == "GET" and self.faults else None
+            wanted = self.headers.get("Range") if self.command == "GET" else None
+            if self.command == "GET":
+                self.ranges.append(wanted)
+            if wanted:
+                start = int(wanted.removeprefix("bytes=").rstrip("-"))
+                fields["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+                return self.answer(data[start:], fields, 206)
+            if fault == "damaged":
+                data = data[:-2] + b"no"
+            self.answer(data, fields, fault=fault)
         else:
             self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, 404)
 
     do_HEAD = do_GET
 
-    def answer(self, body, headers=(), code=200):
+    def answer(self, body, headers=(), code=200, fault=None):
         self.send_response(code)
         for name, value in dict(headers).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command == "GET" and fault in ("cut", "stalled"):
+            self.wfile.write(body[: len(body) // 2])
+            self.wfile.flush()
+            if fault == "stalled":
+                stalled.set()
+                go_on.wait(30)
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+        elif self.command == "GET":
             self.wfile.write(body)
 
     def log_message(self, *_):
         pass
 
 
+stalled, go_on = threading.Event(), threading.Event()
 CODE = """
 import sys
 from oxillama.cli import main
@@ -390,6 +421,129 @@ def test_the_client_of_the_hub_pulls_lists_and_removes(tmp_path):
     assert "removed owner/name, 4 MB" in out and "rm: owner/name: found no such model" in err
     out, err = said("pull owner/name")
     assert len(err.splitlines()) == 1 and "could not be fetched from the Hugging Face hub" in err
+
+
+@pytest.fixture
+def pull(tmp_path):
+    """Runs a line of the command with the hub's real client, over a server with one model; what is
+    pulled is in `pull.cache`.
+    """
+    pytest.importorskip("huggingface_hub")
+    data = oxillama.embedded_path().read_bytes()
+    HubServer.repositories, HubServer.faults, HubServer.ranges = (
+        {"owner/name": {"m-Q8_0.gguf": data}, "owner/set": {}},
+        [],
+        [],
+    )
+    for at in (1, 2):
+        HubServer.repositories["owner/set"][f"m-0000{at}-of-00002.gguf"] = data + b" " * at
+    stalled.clear()
+    go_on.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    class Pull:
+        cache = tmp_path / "hf/hub"
+        blobs = cache / "models--owner--name/blobs"
+
+        def start(self, line, **options):
+            return subprocess.Popen(
+                [sys.executable, "-c", CODE.replace("sys.stdin.read()", repr(line))],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={
+                    **os.environ,
+                    "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+                    "HF_HOME": str(tmp_path / "hf"),
+                    "HF_HUB_DISABLE_TELEMETRY": "1",
+                    "HF_HUB_DOWNLOAD_TIMEOUT": "20",
+                },
+                **options,
+            )
+
+        def __call__(self, line, *faults, **options):
+            HubServer.faults[:] = faults
+            out, err = self.start(line, **options).communicate(timeout=60)
+            return out, err
+
+        def interrupted(self, line, signal_number):
+            """Ended by a signal while half of the file has come."""
+            HubServer.faults[:] = ["stalled"]
+            stalled.clear()
+            process = self.start(line)
+            assert stalled.wait(30)
+            end = time.monotonic() + 20
+            while not list(self.cache.glob("*/blobs/*.incomplete")):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            process.send_signal(signal_number)
+            out, err = process.communicate(timeout=30)
+            go_on.set()
+            return out, err
+
+    yield Pull()
+    go_on.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_file_that_came_damaged_is_refused_and_removed(pull):
+    _, err = pull("pull owner/name", "damaged")
+    assert len(err.splitlines()) == 1 and "m-Q8_0.gguf: damaged on its way" in err
+    assert "found SHA-256 " in err and "wanted " in err and "the file is removed" in err
+    assert list(pull.blobs.glob("*")) == [] and "no models here" in pull("list")[1]
+    out, err = pull("pull owner/name")
+    assert "/m-Q8_0.gguf\n$ pull owner/name: 0" in out and not err
+    _, err = pull("pull owner/set", None, "damaged")  # of a set each part is looked at
+    assert "owner/set: m-00002-of-00002.gguf: damaged on its way" in err
+    names = [path.name for path in pull.cache.glob("models--owner--set/snapshots/*/*")]
+    assert names == ["m-00001-of-00002.gguf"]
+
+
+def test_a_download_goes_on_where_the_connection_was_lost(pull):
+    data = HubServer.repositories["owner/name"]["m-Q8_0.gguf"]
+    out, _ = pull("pull owner/name", "cut")
+    (blob,) = pull.blobs.glob("*")
+    assert blob.read_bytes() == data and out.endswith("$ pull owner/name: 0\n")
+    assert len(HubServer.ranges) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_download_that_was_interrupted_is_no_model_and_begins_again(pull, number):
+    out, err = pull.interrupted("pull owner/name", number)
+    assert not err and out == ("" if number == signal.SIGKILL else "$ pull owner/name: 130\n")
+    left = list(pull.blobs.glob("*"))
+    assert len(left) == (number == signal.SIGKILL)
+    assert "no models here" in pull("list")[1]
+    for path in left:  # by a process that has ended for long
+        os.utime(path, (1e9, 1e9))
+    # what another download writes is no business of this one
+    pull.blobs.mkdir(exist_ok=True)
+    (pull.blobs / "0.1.incomplete").write_bytes(b"x")
+    assert "$ pull owner/name: 0" in pull("pull owner/name")[0]
+    data = HubServer.repositories["owner/name"]["m-Q8_0.gguf"]
+    names = sorted(path.name for path in pull.blobs.glob("*"))
+    assert names == ["0.1.incomplete", hashlib.sha256(data).hexdigest()]
+    assert (pull.blobs / names[1]).read_bytes() == data
+
+
+def test_what_an_interrupted_download_left_can_be_removed(pull):
+    pull.interrupted("pull owner/name", signal.SIGKILL)
+    assert list(pull.cache.glob("models--*"))
+    assert pull("rm owner/name")[0] == "removed owner/name, 0 MB\n$ rm owner/name: 0\n"
+    assert not list(pull.cache.glob("models--*"))
+    assert "rm: owner/name: found no such model" in pull("rm owner/name")[1]
+
+
+def test_a_disk_that_is_full_is_one_line_and_leaves_nothing(pull):
+    resource = pytest.importorskip("resource")
+    small = (1 << 20, 1 << 20)
+    _, err = pull(
+        "pull owner/name", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, small)
+    )
+    told = f"oxillama: owner/name: m-Q8_0.gguf: cannot be stored in {pull.cache}: File too large\n"
+    assert err == told and list(pull.blobs.glob("*")) == []
 
 
 def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
