@@ -219,16 +219,23 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
 
 
 def _announce(engine: oxillama.InferenceEngine) -> None:
-    """Say on standard error that packed weights will be written to the disk, and how to say no."""
+    """Say on standard error that packed weights will be written to the disk, and how to say no; or
+    why they will not be.
+    """
     writer = engine._loaded.model.writer
-    if writer is not None:
-        print(
-            f"oxillama: keeps {writer.nbytes / 1e6:,.0f} MB of packed weights in {writer.folder}, "
-            f"so that this model loads faster next time; --sidecar 0 or OXILLAMA_SIDECAR=0 turns "
-            f"this off, `oxillama sidecar clear` removes them",
-            file=sys.stderr,
-            flush=True,
+    if writer is None:
+        return
+    off, why = "--sidecar 0 or OXILLAMA_SIDECAR=0 turns this off", writer.foreseen()
+    if why is None:
+        told = (
+            f"keeps {writer.nbytes / 1e6:,.0f} MB of packed weights in {writer.folder}, so that "
+            f"this model loads faster next time; {off}, `oxillama sidecar clear` removes them"
         )
+    elif writer.automatic:  # a folder that was named is told of when it is to be written
+        told = f"packed weights cannot be kept in {writer.folder}: {why}; {off}"
+    else:
+        return
+    print(f"oxillama: {told}", file=sys.stderr, flush=True)
 
 
 def _loaded(model: str | None, options: dict) -> oxillama.InferenceEngine:

@@ -86,9 +86,14 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _clear(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
-    return _shown(
-        arguments, folder, [(one, "removed") for one in PackedWeightCache(folder).clear()]
-    )
+    try:
+        removed = PackedWeightCache(folder).clear()
+    except OSError as error:
+        raise ConfigError(
+            f"sidecar: {error.filename or folder}: {error.strerror}, wanted a folder that can be "
+            "written"
+        ) from error
+    return _shown(arguments, folder, [(one, "removed") for one in removed])
 
 
 def _write(arguments: argparse.Namespace) -> int:

@@ -341,6 +341,8 @@ def load_model(
         )
     )
     mapped = None if slot is None else _mapped(slot, tensors, num_threads, progress)
+    if slot is not None and mapped is None:
+        slot.check_folder()
     packing: Packing | None = None
     if pager is not None:
         weights = dict(pager.matrices)

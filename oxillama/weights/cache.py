@@ -77,27 +77,37 @@ class CacheSlot:
         """The packed weights, mapped; None if there is no valid file."""
         return open_panels(self.path, self.key, wanted, num_threads=num_threads)
 
+    def check_folder(self) -> None:
+        """ConfigError for a folder that the user named and that cannot be written."""
+        wrong = None if self.automatic else self.cache.unwritable()
+        if wrong is not None:
+            raise ConfigError(
+                f"sidecar: found {self.path.parent}: {wrong}, wanted a folder that can be written, "
+                "or one with this model's sidecar"
+            )
+
+    def foreseen(self, nbytes: int) -> str | None:
+        """The reason, as far as it is known without writing, why that many bytes cannot be written
+        here.
+        """
+        return self.cache.unwritable() or self.failure() or self.cache.too_large(nbytes)
+
     def refusal(self, nbytes: int) -> str | None:
         """The reason why that many bytes cannot be written here, None if they can; files used
         longest ago are removed to make space.
         """
         folder = self.path.parent
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        failed = self.failure()
+        failed = self.cache.unwritable() or self.failure()
         if failed is not None:
             return failed
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         if self.automatic and not large_pages(folder):
             return (
                 "this system has large pages for memory but not for files of this folder, and "
                 "weights in small pages are read more slowly"
             )
         # last: others are removed for what is written, never for what is refused
-        if not self.cache.make_room(nbytes):
-            return (
-                f"{nbytes} bytes do not fit: the limit is {limit_bytes()} bytes, "
-                f"{shutil.disk_usage(folder).free} bytes of the disk are free"
-            )
-        return None
+        return self.cache.make_room(nbytes)
 
     # ---- a failure to write, remembered so that not every run spends its last seconds on another
 
@@ -175,15 +185,45 @@ class PackedWeightCache:
         self._sweep()
         return found
 
-    def make_room(self, size: int) -> bool:
+    @property
+    def _there(self) -> Path:
+        """The folder, or what of its path is there."""
+        there = self.folder
+        while not os.path.exists(there) and there != there.parent:
+            there = there.parent
+        return there
+
+    def unwritable(self) -> str | None:
+        """The reason why nothing can be written into the folder, or why it cannot be made; None if
+        neither is known.
+        """
+        there = self._there
+        if not os.path.isdir(there):
+            return f"{there} is not a directory"
+        return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+
+    def too_large(self, size: int) -> str | None:
+        """The reason why a file of `size` bytes is not for this folder: the limit, or a disk that
+        it would fill; None if it is.
+        """
+        there = self._there
+        disk = shutil.disk_usage(there)
+        if size <= min(limit_bytes(), disk.free // 4, disk.free - disk.total // 20):
+            return None
+        return (
+            f"{size} bytes do not fit: the limit is {limit_bytes()} bytes, {disk.free} bytes of "
+            "the disk are free"
+        )
+
+    def make_room(self, size: int) -> str | None:
         """Remove files, those used longest ago first, until another of `size` bytes fits the limit;
-        False if it cannot, or the disk would get full.
+        the reason why it cannot, None if it can.
         """
         limit, held = limit_bytes(), self.entries()
         self._sweep()
-        disk = shutil.disk_usage(self.folder)
-        if size > limit or size > disk.free // 4 or disk.free - size < disk.total // 20:
-            return False
+        wrong = self.too_large(size)
+        if wrong is not None:
+            return wrong
         total = sum(one.nbytes for one in held)
         for one in held:
             if total + size <= limit:
@@ -194,7 +234,7 @@ class PackedWeightCache:
                 one.path,
             )
             total -= one.nbytes
-        return True
+        return None
 
     def _sweep(self) -> None:
         """Remove the temporary files of killed processes."""

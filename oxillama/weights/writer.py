@@ -4,12 +4,13 @@ It waits until the model has run no step for two seconds, then writes 2 MB at a 
 priority, stops as soon as a step runs, and continues after two more idle seconds. When a model is
 closed or the interpreter ends, it gets five seconds, or less if the disk needs less. If that is not
 enough, it abandons the file, leaves nothing, and does not try again for a day. Errors are logged,
-nothing is raised.
+as warnings where the user named the folder; nothing is raised.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -42,7 +43,8 @@ class CacheWriter(threading.Thread):
     """Writes the packed weights of one model in the background, without keeping `program` alive.
     packing: may still have matrices to pack.
 
-    folder, nbytes: the folder of the file, and the size of the weights.
+    folder, automatic, nbytes: the folder of the file, whether nobody named it, and the size of the
+    weights.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class CacheWriter(threading.Thread):
         self._packing = packing
         self._slot, self._matrices = slot, dict(matrices)
         self.folder, self.nbytes = slot.path.parent, sum(each.nbytes for each in matrices.values())
+        self.automatic = slot.automatic
         self._watch = IdleWatch(program)
         self._hurry, self._cancelled = threading.Event(), threading.Event()
         self._deadline = 0.0  # when hurrying
@@ -70,21 +73,29 @@ class CacheWriter(threading.Thread):
 
     def run(self) -> None:
         """Thread body."""
+        failed = False
         try:
             if self._slot.path in _stuck:
                 raise WriteAborted("an earlier try of this process still waits for the disk")
             self._gently()
             self._wait_until_idle()
-            self._write()
+            failed = self._write()
         except (WriteAborted, OSError, MemoryError) as error:
             self.reason = str(error)
+            failed = not isinstance(error, WriteAborted) or isinstance(error, DiskTooSlow)
             if isinstance(error, (DiskTooSlow, OSError)):
                 self._slot.note_failure(self.reason)
         finally:
             self._matrices, self._packing = {}, None
             _writers.discard(self)
         if self.reason:
-            log.info("packed weights are not kept in %s: %s", self._slot.path.parent, self.reason)
+            # one who named the folder is told, except of what others or the user himself did
+            level = logging.WARNING if failed and not self.automatic else logging.INFO
+            log.log(level, "packed weights are not kept in %s: %s", self.folder, self.reason)
+
+    def foreseen(self) -> str | None:
+        """The reason why nothing will be written, as far as it is known; None if it will be."""
+        return self._slot.foreseen(self.nbytes)
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
         """Write the rest now, for at most this many seconds; returns when that is done or
@@ -122,10 +133,11 @@ class CacheWriter(threading.Thread):
             if sys.platform == "linux":  # where a thread has a priority of its own
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
+        """Write the file, where it may be written; whether it may not."""
         self.reason = self._slot.refusal(self.nbytes) or ""
         if self.reason:
-            return
+            return True
         self._pack()
         self.written = write_panels(
             self._slot.path,
@@ -144,6 +156,7 @@ class CacheWriter(threading.Thread):
             )
         else:
             self.reason = "another process writes them, or has written them"
+        return False
 
     def _pack(self) -> None:
         """Pack what the model has left; only if it was closed early."""

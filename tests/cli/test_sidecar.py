@@ -3,7 +3,9 @@ asked.
 """
 
 import argparse
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +122,37 @@ def test_run_says_first_that_it_keeps_packed_weights_and_how_to_turn_that_off(
     assert str(tmp_path / "oxillama") in first and "--sidecar 0 or OXILLAMA_SIDECAR=0" in first
     # the next run maps them: there is nothing to say
     assert main(run) == 0 and "packed weights" not in capsys.readouterr().err
+
+
+def test_run_says_why_it_keeps_no_packed_weights(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("OXILLAMA_SIDECAR")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr("oxillama.weights.cache.LEAST_BYTES", 1)
+    run = ["run", "-n", "2", "--temp", "0", "--no-timings"]
+    assert main(run) == 0
+    assert capsys.readouterr().err == (
+        f"oxillama: packed weights cannot be kept in {blocked}/oxillama: {blocked} is not a "
+        "directory; --sidecar 0 or OXILLAMA_SIDECAR=0 turns this off\n"
+    )
+    assert main([*run, "--sidecar", str(blocked)]) == 1
+    assert capsys.readouterr().err.startswith(f"oxillama: sidecar: found {blocked}: ")
+
+
+def test_sidecars_that_cannot_be_removed_are_one_line(model, tmp_path, capsys, monkeypatch):
+    where = ("--folder", str(tmp_path / "sidecars"))
+    assert main(["sidecar", "write", str(model), *where]) == 0
+    capsys.readouterr()
+
+    def unlink(self, missing_ok=False):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert main(["sidecar", "clear", *where]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"oxillama: sidecar: {tmp_path}/sidecars/")
+    assert err.endswith(".panels: Read-only file system, wanted a folder that can be written\n")
 
 
 @pytest.mark.parametrize("command", [["bench"], ["perplexity", "text"], ["doctor"]])

@@ -291,15 +291,32 @@ def test_a_sidecar_over_the_limit_or_on_a_full_disk_is_not_written_and_evicts_no
     assert only(folder).read_bytes() == before
 
 
-def test_a_folder_that_cannot_be_written_is_told_to_those_who_listen(model, tmp_path, caplog):
+def test_a_folder_that_cannot_be_written_is_refused_where_it_was_named(
+    model, tmp_path, caplog, monkeypatch
+):
     blocked = tmp_path / "file"
     blocked.write_text("")
+    for folder in (blocked, blocked / "sidecars"):
+        told = rf"^sidecar: found {folder}: {blocked} is not a directory, wanted a folder that can"
+        with pytest.raises(ConfigError, match=told):
+            loaded(model, folder)
+    # the folder that nobody named
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(cache, "LEAST_BYTES", 0)
     with caplog.at_level(logging.INFO, "oxillama.sidecar"):
-        loaded(model, blocked / "sidecars")
-    assert (
-        "are not kept" in caplog.text
-        and max(record.levelno for record in caplog.records) == logging.INFO
-    )
+        loaded(model, "auto")
+    assert f"are not kept in {blocked}/oxillama: {blocked} is not a directory" in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+
+
+def test_a_folder_that_may_only_be_read_serves_the_sidecar_it_has(model, tmp_path, monkeypatch):
+    folder = tmp_path / "sidecars"
+    first = loaded(model, folder)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
+    assert np.array_equal(loaded(model, folder), first)
+    only(folder).unlink()
+    with pytest.raises(ConfigError, match=f"found {folder}: {folder} cannot be written, wanted"):
+        loaded(model, folder)
 
 
 def test_an_interpreter_that_ends_at_once_has_written_its_sidecar(model, tmp_path):

@@ -166,8 +166,15 @@ def test_a_cancelled_one_leaves_nothing(place, weights):
     assert not writing.is_alive() and not writing.written and not place.path.exists()
 
 
-@pytest.mark.parametrize("at", (1, 3, 6))
-def test_a_disk_that_gets_full_leaves_nothing_behind(place, weights, monkeypatch, caplog, at):
+@pytest.mark.parametrize(
+    "at, automatic, level",
+    [(1, False, logging.WARNING), (3, True, logging.INFO), (6, False, logging.WARNING)],
+)
+def test_a_disk_that_gets_full_leaves_nothing_behind(
+    place, weights, monkeypatch, caplog, at, automatic, level
+):
+    place = replace(place, automatic=automatic)
+    monkeypatch.setattr(cache, "large_pages", lambda folder: True)
     calls, original = [], os.pwritev
 
     def pwritev(*arguments):
@@ -180,7 +187,7 @@ def test_a_disk_that_gets_full_leaves_nothing_behind(place, weights, monkeypatch
     with caplog.at_level(logging.INFO, "oxillama.sidecar"):
         writing = CacheWriter(place, weights, Program(busy=True))
         writing.finish()
-    assert "No space left" in writing.reason and caplog.records[-1].levelno == logging.INFO
+    assert "No space left" in writing.reason and [one.levelno for one in caplog.records] == [level]
     # and the note that it failed, once more a call
     assert len(calls) == at + 1 and names_in(place.path.parent) == ["x.panels.failed"]
 
