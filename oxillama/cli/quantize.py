@@ -27,7 +27,12 @@ def add_commands(commands) -> None:
         metavar="REGEX=TYPE",
         help="a format for the tensors whose name matches",
     )
-    command.add_argument("--imatrix", metavar="FILE", help="importance matrix, GGUF or legacy")
+    command.add_argument(
+        "--imatrix",
+        action="append",
+        metavar="FILE",
+        help="importance matrix, GGUF or legacy; of several GGUF files all tokens count together",
+    )
     command.add_argument(
         "--pure", action="store_true", help="one format for every matrix, no mixture"
     )

@@ -9,10 +9,10 @@ when it is complete (`GgufWriter`): an error, a full disk or Ctrl-C leaves nothi
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -147,7 +147,11 @@ def quantize_file(
     recipe: str,
     *,
     overrides: Mapping[str, str] | None = None,
-    imatrix: str | os.PathLike[str] | Mapping[str, np.ndarray] | None = None,
+    imatrix: str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | Mapping[str, np.ndarray]
+    | None = None,
     pure: bool = False,
     num_threads: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
@@ -157,15 +161,16 @@ def quantize_file(
     gives what was done to each tensor.
 
     `overrides`: regular expression to format, searched in tensor names, the first that is found
-    decides; it must fit the rows. `imatrix`: a file, or what `read_imatrix` gives. `pure`: the
-    recipe's base format everywhere. `progress(done, total, name)` is called after each tensor, with
-    bytes of `src`. `dry_run` plans and checks, all but the numbers of tensors, and writes nothing
-    (`dst` may be None). `recipe`: its name in any case, or its file type's number ("15"); `COPY`
-    changes nothing but what an override names. `src` may be split in parts; `dst` is one file.
-    Norms, vectors and other small tensors stay as they are. Raises QuantError for a request that
-    cannot be kept: an unknown recipe or format, a pattern or an importance that matches no tensor,
-    rows that do not fit, numbers that are not finite, a `dst` that is read; ModelError for keys
-    that tell no sizes; GgufError for a `dst` where no file can be.
+    decides; it must fit the rows. `imatrix`: a file, several whose tokens count together, or what
+    `read_imatrix` gives. `pure`: the recipe's base format everywhere. `progress(done, total, name)`
+    is called after each tensor, with bytes of `src`. `dry_run` plans and checks, all but the
+    numbers of tensors, and writes nothing (`dst` may be None). `recipe`: its name in any case, or
+    its file type's number ("15"); `COPY` changes nothing but what an override names. `src` may be
+    split in parts; `dst` is one file. Norms, vectors and other small tensors stay as they are.
+    Raises QuantError for a request that cannot be kept: an unknown recipe or format, a pattern or
+    an importance that matches no tensor, rows that do not fit, numbers that are not finite, a `dst`
+    that is read; ModelError for keys that tell no sizes; GgufError for a `dst` where no file can
+    be.
     """
     recipe = recipe_name(recipe)
     if pure and recipe_named(recipe).base is None:
@@ -175,12 +180,19 @@ def quantize_file(
     threads = worker_count(0 if num_threads is None else num_threads)
     if dst is None and not dry_run:
         raise ConfigError("dst: None, wanted a path (only a dry run writes nothing)")
+    files: list[str | os.PathLike[str]] = []
     if isinstance(imatrix, (str, os.PathLike)):
-        if dst is not None and is_among(dst, (imatrix,)):
+        files = [imatrix]
+    elif imatrix is not None and not isinstance(imatrix, Mapping):
+        files = list(imatrix)
+        if not files:
+            raise QuantError("imatrix: found no files, wanted one or more, or None")
+    if files:
+        if dst is not None and is_among(dst, files):
             raise QuantError(f"{dst}: is the importance matrix, wanted another file")
-        importances = read_imatrix(imatrix)
+        importances = read_imatrix(*files)
     else:
-        importances = dict(imatrix or {})
+        importances = dict(cast(Mapping, imatrix) if imatrix else {})
     with GgufReader(src) as reader:
         if dst is not None and is_among(dst, reader.paths):
             raise QuantError(f"{dst}: is the source itself, wanted another file")
@@ -189,7 +201,8 @@ def quantize_file(
         )
         if dst is not None:
             writer = GgufWriter(dst, architecture(reader.metadata), alignment=reader.alignment)
-            _copy_keys(reader, writer, recipe, imatrix, sum(plan.importance for plan in plans))
+            names = None if imatrix is None else [Path(each).name for each in files]
+            _copy_keys(reader, writer, recipe, names, sum(plan.importance for plan in plans))
             for plan in plans:
                 writer.declare(plan.name, plan.target, plan.shape)
             if not dry_run:
@@ -391,9 +404,11 @@ def _converted(
 
 
 def _copy_keys(
-    reader: GgufReader, writer: GgufWriter, recipe: str, imatrix: Any, entries: int
+    reader: GgufReader, writer: GgufWriter, recipe: str, imatrix: list[str] | None, entries: int
 ) -> None:
-    """All keys but those of the container, then what this conversion changes."""
+    """All keys but those of the container, then what this conversion changes. imatrix: the names of
+    its files, None without importances.
+    """
     file_type = recipe_named(recipe).file_type
     changed: dict[str, tuple[int | str, str]] = {
         "general.quantization_version": (QUANTIZATION_VERSION, "uint32")
@@ -402,8 +417,8 @@ def _copy_keys(
         changed["general.file_type"] = (file_type, "uint32")
     if imatrix is not None:
         changed["quantize.imatrix.entries_count"] = (entries, "int32")
-        if isinstance(imatrix, (str, os.PathLike)):
-            changed["quantize.imatrix.file"] = (Path(imatrix).name, "string")
+        if imatrix:
+            changed["quantize.imatrix.file"] = (", ".join(imatrix), "string")
     # a copy's tensors were still made with the importances that its keys name
     gone = ("split.",) if recipe == "COPY" and imatrix is None else ("split.", "quantize.imatrix.")
     for key, value in reader.metadata.items():

@@ -29,27 +29,55 @@ _WRITTEN_NAME = MAX_NAME_BYTES - len(_SUMS)
 _MAX_NAME = 4096
 
 
-def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def read_imatrix(
+    path: str | os.PathLike[str], *more: str | os.PathLike[str]
+) -> dict[str, np.ndarray]:
     """Tensor name to its importances, float32: (columns,), or (experts, columns) for a tensor with
-    several matrices.
+    several matrices. Of several files, those of all their tokens, as if one had been collected over
+    all samples; tensors may be in some of them alone.
 
-    Older files do not say how many matrices a tensor has, so all their columns are in one row. A
-    matrix that no token used has importances of 1. QuantError for a file of neither kind, or one
-    that is malformed anywhere.
+    Several files are newer ones: older ones do not count tokens. Older files do not say how many
+    matrices a tensor has, so all their columns are in one row. A matrix that no token used has
+    importances of 1. QuantError for a file of neither kind, or one that is malformed anywhere.
     """
-    path = Path(path)
-    try:
-        with open(path, "rb") as file:
-            magic = file.read(4)
-            if magic != b"GGUF":
-                return _legacy(magic + file.read(), path.name)
-    except OSError as error:
-        raise QuantError(f"{path}: cannot be read: {error.strerror or error}") from error
-    with GgufReader(path) as reader:
-        return _modern(reader, path.name)
+    sums: dict[str, np.ndarray] = {}
+    tokens: dict[str, np.ndarray] = {}
+    for place in map(Path, (path, *more)):
+        try:
+            with open(place, "rb") as file:
+                magic = file.read(4)
+                older = None if magic == b"GGUF" else magic + file.read()
+        except OSError as error:
+            raise QuantError(f"{place}: cannot be read: {error.strerror or error}") from error
+        if older is not None:
+            if more:
+                raise QuantError(
+                    f"{place}: an older importance matrix, or none, together with others, wanted "
+                    "GGUF files alone: they count their tokens"
+                )
+            return _legacy(older, place.name)
+        with GgufReader(place) as reader:
+            for name, (found, counts) in _modern(reader, place.name).items():
+                if name in sums and sums[name].shape != found.shape:
+                    raise QuantError(
+                        f"{place.name}: {name}: sums of shape {found.shape}, the files before it "
+                        f"have {sums[name].shape}"
+                    )
+                sums[name] = sums.get(name, 0) + found
+                tokens[name] = tokens.get(name, 0) + counts
+    label = Path(path).name if not more else "imatrix"
+    means: dict[str, np.ndarray] = {}
+    for name, total in sums.items():
+        with np.errstate(over="ignore", invalid="ignore"):  # which are refused below
+            out = np.ones_like(total)
+            mean = np.divide(total, tokens[name], out=out, where=tokens[name] > 0)
+            rows = mean.astype(np.float32)
+        means[name] = checked(rows[0].copy() if len(rows) == 1 else rows, f"{label}: {name}")
+    return means
 
 
-def _modern(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
+def _modern(reader: GgufReader, label: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Tensor name to sums of squares (matrices, columns) and tokens (matrices, 1), float64."""
     kind = reader.metadata.get("general.type")
     if not isinstance(kind, str) or kind != "imatrix":
         raise QuantError(f"{label}: general.type is {repr(kind)[:60]}, wanted 'imatrix'")
@@ -77,9 +105,7 @@ def _modern(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
             )
         checked(tokens, f"{label}: {counts.name}", "count")
         checked(sums, f"{label}: {name}", "sum")
-        with np.errstate(over="ignore", invalid="ignore"):  # which are refused below
-            means = np.divide(sums, tokens, out=np.ones_like(sums), where=tokens > 0)
-        found[tensor] = checked(means[0].copy() if len(means) == 1 else means, f"{label}: {tensor}")
+        found[tensor] = sums.astype(np.float64), tokens.astype(np.float64)
     if not found:
         raise QuantError(f"{label}: no tensor named *{_SUMS}, wanted at least one")
     return found

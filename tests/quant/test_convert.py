@@ -7,9 +7,10 @@ import re
 import numpy as np
 import pytest
 
+from oxillama.cli import main
 from oxillama.errors import ConfigError, GgufError, ModelError, QuantError
 from oxillama.gguf import GgufReader, GgufWriter
-from oxillama.quant import dequantize, quantize, quantize_file, write_imatrix
+from oxillama.quant import dequantize, quantize, quantize_file, read_imatrix, write_imatrix
 
 RNG = np.random.default_rng(21)
 TENSORS = {
@@ -190,6 +191,21 @@ def test_importances_reach_the_rows_of_their_matrix(model, tmp_path):
         assert reader.metadata["quantize.imatrix.entries_count"] == 2
     # as older files have it
     flat = {"blk.0.attn_v.weight": one, "blk.0.ffn_up_exps.weight": each.reshape(-1)}
+    # several files are as one over all their tokens, in Python and on the command line
+    other = write_imatrix(
+        tmp_path / "j.gguf", {"blk.0.attn_v.weight": np.ones(256)}, {"blk.0.attn_v.weight": 3}
+    )
+    both = quantize_file(model, tmp_path / "both.gguf", "Q4_K_S", imatrix=[path, other])
+    means = read_imatrix(path, other)
+    mean = quantize_file(model, tmp_path / "mean.gguf", "Q4_K_S", imatrix=means)
+    given = ("--imatrix", str(path), "--imatrix", str(other))
+    assert main(["quantize", str(model), str(tmp_path / "shell.gguf"), "Q4_K_S", *given]) == 0
+    with GgufReader(both.path) as a, GgufReader(mean.path) as b:
+        assert a.metadata["quantize.imatrix.file"] == "i.gguf, j.gguf"
+        assert all(np.array_equal(a.data(name), b.data(name)) for name in a.tensors)
+    assert (tmp_path / "shell.gguf").read_bytes() == both.path.read_bytes()
+    with pytest.raises(QuantError, match="^imatrix: found no files"):
+        quantize_file(model, None, "Q4_K_S", imatrix=[], dry_run=True)
     again = quantize_file(model, tmp_path / "again.gguf", "Q4_K_S", imatrix=flat)
     assert stored(again.path) == found
 

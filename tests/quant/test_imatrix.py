@@ -219,3 +219,27 @@ def test_mutants_of_both_kinds_are_read_or_refused_by_a_typed_error(tmp_path):
             warnings.simplefilter("error")
             read += bool(read_imatrix(path))
     assert read > 50
+
+
+def test_several_files_count_all_their_tokens(tmp_path):
+    one, two, older = (tmp_path / name for name in ("one.gguf", "two.gguf", "old.dat"))
+    write_imatrix(one, {"a": [2.0, 6.0], "e": [[0.0], [4.0]]}, {"a": 2, "e": [0, 1]})
+    write_imatrix(
+        two, {"a": [8.0, 0.0], "e": [[3.0], [0.0]], "b": [9.0]}, {"a": 6, "e": [3, 1], "b": 3}
+    )
+    found = read_imatrix(one, two)
+    assert {name: values.tolist() for name, values in found.items()} == {
+        "a": [1.25, 0.75],  # not the mean of the means, 1.17 and 1.5
+        "e": [[1.0], [2.0]],
+        "b": [3.0],
+    }
+    assert read_imatrix(one)["a"].tolist() == [1.0, 3.0]
+    write_imatrix(two, {"a": [8.0]}, {"a": 6})
+    with pytest.raises(QuantError, match=r"two.gguf: a: sums of shape \(1, 1\), the files before"):
+        read_imatrix(one, two)
+    older.write_bytes(bytes(40))
+    for files in ((one, older), (older, one)):
+        with pytest.raises(
+            QuantError, match="old.dat: an older importance matrix, or none, togeth"
+        ):
+            read_imatrix(*files)
