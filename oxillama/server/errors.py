@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from oxillama.errors import (
@@ -140,10 +141,14 @@ def shown(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def unknown(name: str) -> ApiError:
-    """A 400 for a field that no route of this kind has."""
+def unknown(name: str, known: Iterable[str]) -> ApiError:
+    """A 400 for a field, by its path, that its object has not; with the most similar of those
+    that it has.
+    """
+    close = get_close_matches(name.rpartition(".")[2], sorted(known), n=1, cutoff=0.6)
     name = shown(name)[1:-1]
-    return ApiError(400, f"{name}: is not a known field", param=name, code="unknown_parameter")
+    told = f"{name}: is not a known field" + (f"; did you mean {close[0]}?" if close else "")
+    return ApiError(400, told, param=name, code="unknown_parameter")
 
 
 def unsupported(param: str, why: str) -> ApiError:

@@ -127,7 +127,7 @@ def _check_object(value: Mapping[str, Any], schema: Schema, path: str) -> None:
             if each is not None:
                 check(each, inner, where)
         elif more is False:
-            raise unknown(where)
+            raise unknown(where, properties)
         elif isinstance(more, Mapping):
             try:
                 check(each, more, where)

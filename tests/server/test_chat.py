@@ -375,3 +375,12 @@ def test_an_unknown_model_is_refused_by_name(server):
     assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert "gpt-9" in error["message"]
     assert server.ok(PATH, {**ASK, "model": "oxillama-embedded"})["model"] == "oxillama-embedded"
+
+
+def test_a_field_with_a_typing_error_is_told_what_was_meant(server):
+    for path, prompt in ((PATH, {"messages": HI}), ("/v1/completions", {"prompt": "a"})):
+        error = server.refused(path, {**prompt, "temprature": 1})
+        assert error["message"] == "temprature: is not a known field; did you mean temperature?"
+    options = {"prompt": "a", "options": {"num_predct": 1}}
+    error = server.refused("/api/generate", {"model": "oxillama-embedded", **options})
+    assert error == "options.num_predct: is not a known field; did you mean num_predict?"

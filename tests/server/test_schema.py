@@ -73,3 +73,20 @@ def test_what_does_not_fit_is_named(body, param):
     with pytest.raises(ApiError) as caught:
         check_body(body, BODY)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body, told",
+    [
+        ({"n": 1, "kindd": "a"}, "kindd: is not a known field; did you mean kind?"),
+        ({"n": 1, "zzz": 1}, "zzz: is not a known field"),
+        (
+            {"n": 1, "items": [{"nam": "x", "name": "x"}]},
+            "items[0].nam: is not a known field; did you mean name?",
+        ),
+    ],
+)
+def test_an_unknown_field_is_told_with_the_most_similar_one(body, told):
+    with pytest.raises(ApiError) as caught:
+        check_body(body, BODY)
+    assert (caught.value.message, caught.value.code) == (told, "unknown_parameter")
