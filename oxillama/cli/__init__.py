@@ -16,6 +16,7 @@ import argparse
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from oxillama.cli import (
@@ -82,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.print_help()
         return 0
     arguments = top.parse_args(given)
+    plain, warnings.formatwarning = warnings.formatwarning, _warning
     try:
         code: int = arguments.function(arguments)
         sys.stdout.flush()
@@ -103,6 +105,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 141
         print(f"oxillama: output: cannot be written: {error.strerror}", file=sys.stderr)
         return 1
+    finally:
+        warnings.formatwarning = plain
+
+
+def _warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning as the one line that a user can read; of those for programmers, which Python hides
+    by default, with their place.
+    """
+    where = "" if issubclass(category, UserWarning) else f"{filename}:{lineno}: "
+    return f"oxillama: {where}warning: {' '.join(str(message).split())}\n"
 
 
 def _open_streams() -> None:

@@ -350,3 +350,25 @@ def test_closed_streams_are_empty_ones():
     assert wanted[0] == 0 and wanted[1].startswith("Once upon a time")
     assert shell("run -p 'Once upon' -n 4 --temp 0 2>&- <&-") == wanted
     assert shell("chat -n 4 <&-")[0] == 0
+
+
+def test_a_warning_is_one_line(tmp_path):
+    model = tmp_path / "m.gguf"
+    tiny.write(model, "llama").close()
+    code = (
+        "import sys, warnings, oxillama.cli.info as info\n"
+        "from oxillama.cli import MODULES, main\n"
+        "def show(arguments):\n"
+        "    warnings.warn('keys: found 1,\\n wanted 2')\n"
+        "    warnings.warn('old', DeprecationWarning)\n"
+        "    return 0\n"
+        "info._info = show\n"
+        "code = main(['info'])\n"
+        "warnings.warn('afterwards')\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    first, second, third = done.stderr.splitlines()
+    assert done.returncode == 0 and first == "oxillama: warning: keys: found 1, wanted 2"
+    assert second.endswith(": warning: old") and "<string>:5: " in second
+    assert third == "<string>:9: UserWarning: afterwards"
