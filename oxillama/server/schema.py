@@ -243,6 +243,8 @@ def _wanted(schema: Schema) -> str:
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     words = " or ".join(_ARTICLES[kind] for kind in kinds) or "another value"
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    if low is not None and low == schema.get("maximum"):
+        return str(low)
     if "exclusiveMinimum" in schema:
         most = f" and at most {schema['maximum']}" if "maximum" in schema else ""
         return f"{words} above {low}{most}"

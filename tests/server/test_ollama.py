@@ -179,3 +179,8 @@ def test_a_text_that_is_too_long_to_be_embedded_says_what_cuts_it(server, size, 
 def test_times_to_keep_a_model_are_seconds_or_gos_durations(server, kept):
     made = server.ok("/api/generate", {"model": MODEL, "keep_alive": kept})
     assert made["done_reason"] == ("unload" if str(kept).strip("0hms") == "" else "load")
+
+
+def test_a_number_that_may_have_one_value_is_told_as_that(server):
+    body = {"model": "oxillama-embedded", "prompt": "a", "options": {"num_gpu": 1}}
+    assert server.refused("/api/generate", body) == "options.num_gpu: found 1, wanted 0"
