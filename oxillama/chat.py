@@ -113,8 +113,8 @@ class Chat:
         source = metadata.get(TEMPLATE_KEY)
         if not isinstance(source, str):
             raise TemplateError(
-                f"{TEMPLATE_KEY}: the file has none, wanted one to chat with, or chat_template= "
-                "(its text, or a name such as 'chatml')"
+                f"{TEMPLATE_KEY}: the file has none, wanted one to chat with, or one given by "
+                "chat_template= or --chat-template (its text, or a name such as 'chatml')"
             )
         self.vocabulary, self.images = vocabulary, images
         self._writer = ChatWriter(source, vocabulary.bridge)

@@ -214,6 +214,14 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
     not a terminal.
     """
     engine = _loaded(located_model(arguments), {**engine_options(arguments), **more})
+    known = engine.config.context_length
+    if engine.context_size > known:
+        print(
+            f"oxillama: warning: -c: found {engine.context_size} tokens, the model knows texts of "
+            f"{known} and writes worse beyond them, unless --rope-scaling stretches it",
+            file=sys.stderr,
+            flush=True,
+        )
     _announce(engine)
     return engine
 
