@@ -440,12 +440,21 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
         oxillama.load(context_size=100, n_ctx=100)
     with pytest.raises(oxillama.ConfigError, match="not an argument of load; did you mean kv_t"):
         oxillama.load(kv_typ="f16")
+    for name, told in (
+        ("max_num_seqs", "scheduler="),
+        ("lora_path", "apply_lora"),
+        ("type_k", "kv"),
+    ):
+        with pytest.raises(oxillama.ConfigError, match=f"^{name}: is not an arg.* load; {told}"):
+            oxillama.load(**{name: 1})
     with pytest.raises(oxillama.ConfigError, match="not an option of generate; did you mean max"):
         engine.generate("Once", max_tokns=3)
     for name, told in (
         ("do_sample", "temperature=0 takes the likeliest"),
         ("stop_strings", "stop= ends at these texts"),
         ("num_beams", "beam_generate searches"),
+        ("format", "json_schema= constrains"),
+        ("tools", r"chat\(...\) takes them"),
     ):
         with pytest.raises(
             oxillama.ConfigError, match=f"{name}: is not an option of gen.*; {told}"
