@@ -145,6 +145,11 @@ def test_what_cannot_be_honoured_is_named(engine, options, message):
         engine.chat(TALK, max_tokens=1, **options)
 
 
+def test_a_chat_without_messages_is_refused(engine):
+    with pytest.raises(ConfigError, match=r"^messages: found none, wanted 1 or more$"):
+        engine.chat([], max_tokens=1)
+
+
 def test_calls_that_are_no_list_are_named(engine):
     with pytest.raises(ConfigError, match=r"^messages\[1\].tool_calls: found int, wanted a list"):
         engine.chat([*TALK, {"role": "assistant", "content": "a", "tool_calls": 5}])

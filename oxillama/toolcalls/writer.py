@@ -50,6 +50,8 @@ class ChatWriter:
         """The conversation as text. tools: as a request lists them; tool_format: as in
         `ChatPlanner.plan`; variables: what the template may read besides.
         """
+        if not messages:
+            raise ConfigError("messages: found none, wanted 1 or more")
         check_messages(messages)
         given, messages = messages, [self._in_known_role(message) for message in messages]
         places: Sequence[int] = range(len(messages))
