@@ -63,6 +63,7 @@ levels = {
     "csrc/lanes/amx.c": "-O3 -falign-loops=32",
     "csrc/lanes/scalar.c": "-O2",
     "csrc/vec/scalar.c": "-O2",
+    "oxillama/_core/blocks.c": "-O3",
     "oxillama/_core/candidates.c": "-O3",
     "oxillama/_core/cuts.c": "-O3",
     "oxillama/_core/edits.c": "-O3",

@@ -114,6 +114,9 @@ typedef struct {
     void (*scan)(const ox_scan *s);
     void (*delta)(const ox_delta *s);
     void (*wkv)(const ox_wkv *s);
+    /* The sum over heads of shares[h] times the dot product of query h and the key, where it is positive. queries: [dim][heads];
+     * heads: a multiple of 16. */
+    float (*block_score)(const float *queries, const float *shares, const float *key, int heads, int dim);
 } ox_vec;
 
 extern const ox_vec ox_vec_scalar;

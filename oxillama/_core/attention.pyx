@@ -8,6 +8,10 @@ one formula. Who computes a split and when never changes a bit, so the schedule 
 - few rows on deep sequences: an item is one split; results wait in `partials`, and the worker that finishes the last split of a tile
   folds them all.
 
+Keys that blocks of tokens became (blocks.pyx) come before a layer's own: splits of 256 of them, those of a tile numbered so that its first own
+split follows. They lie in a layer of rows, and are brought together in a worker's scratch as the kernel wants its keys, all that a row sees or
+those that were chosen for it; splits are counted in either, so that a row's are the same in any tile.
+
 Queries of a tile are its rows times the query heads that share the KV head, so K and V are read once for all of them.
 
 `attend_part` is one worker's share: the tape calls it on each of its workers, `attend` by `prange` over numpy arrays.
@@ -19,23 +23,18 @@ from libc.stdint cimport int32_t, uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
+from oxillama._core.blocks cimport block_key
 from oxillama._core.linear cimport fill_quantise
 from oxillama._core.pool cimport Arena, KvLayer, PageMemory, page_of
-from oxillama._core.step cimport ALL_ROWS, Common, Op, PartFn, Plan, Step, Tiles, act_row_bytes, ox_fetch, row_of
+from oxillama._core.step cimport ALL_ROWS, Common, Op, PartFn, Plan, Step, Tiles, act_row_bytes, ox_count_up, ox_fetch, row_of
 from oxillama._core.threads cimport fenv_t, ox_fenv_enter, ox_fenv_leave, ox_team, ox_team_init, ox_team_take, worker_count
 from oxillama._core.vectors cimport OX_BLOCK_GROUPS, OX_MAX_QUERIES, OX_SPLIT_KEYS, ox_split, vec_table
 
+from oxillama._core.blocks import block_ratio, key_layer
 from oxillama._core.store import head_shape
 
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
-
-cdef extern from *:
-    """
-    /* Adds 1 and returns the new value; what other workers wrote before their own addition is visible after it. */
-    static int ox_count_up(int *p) { return __atomic_add_fetch(p, 1, __ATOMIC_ACQ_REL); }
-    """
-    int ox_count_up(int32_t *p) noexcept nogil
 
 cdef enum:
     Q8_32 = 1                        # activations of keys in panels
@@ -64,6 +63,9 @@ ctypedef struct AttendArgs:
     int strict                # no key after a row's own, whatever the batch says
     int symmetric             # the window looks ahead as far as it looks back
     int view                  # values are a view of the keys
+    int blocks                # the layer of the keys of blocks, -1: none
+    int ratio                 # tokens of a block
+    int chosen, most          # the slot of the blocks chosen for each row, so many at most; -1: rows see all blocks before them
 
 
 ctypedef struct Item:
@@ -82,13 +84,15 @@ ctypedef struct Worker:
     float *part               # acc of the split just computed
     float *total              # acc folded so far
     uint8_t *rows             # queries as rows of activations, for keys in panels
+    char *keys                # keys of blocks, a split of them
     int tile, head            # of the item they are of; -1: none
     int part_of
 
 
-cdef size_t worker_bytes(int k_dim, int width) noexcept nogil:
+cdef size_t worker_bytes(int k_dim, int width, bint blocks) noexcept nogil:
     cdef size_t block = 16 * OX_BLOCK_GROUPS * <size_t>max(k_dim, width) + <size_t>OX_MAX_QUERIES * ((k_dim + 31) // 32 * 12)
-    return sizeof(Worker) + 64 + 4 * (<size_t>OX_MAX_QUERIES * (OX_SPLIT_KEYS + 2 * <size_t>width) + block)
+    cdef size_t keys = 64 + OX_SPLIT_KEYS * 4 * <size_t>k_dim if blocks else 0      # no type keeps a key in more
+    return sizeof(Worker) + 64 + 4 * (<size_t>OX_MAX_QUERIES * (OX_SPLIT_KEYS + 2 * <size_t>width) + block) + keys
 
 
 cdef Worker *open_worker(const AttendArgs *a, const Step *step, int ith) noexcept nogil:
@@ -104,6 +108,7 @@ cdef Worker *open_worker(const AttendArgs *a, const Step *step, int ith) noexcep
     w.split.tile, w.split.wide = step.key_tile[step.kind], step.key_wide[step.kind]
     w.rows = <uint8_t *>(w.split.block + 16 * OX_BLOCK_GROUPS * max(a.k_dim, a.width))
     w.split.x, w.split.ldx = w.rows, act_row_bytes(Q8_32, a.k_dim)
+    w.keys = <char *>w + (<size_t>(<char *>(w.rows + OX_MAX_QUERIES * w.split.ldx) - <char *>w) + 63) // 64 * 64
     w.tile = -1
     w.split.k_stride, w.split.v_stride = layer.k_head_bytes, layer.k_head_bytes if a.view else layer.v_head_bytes
     w.split.biased, w.split.view = 2 if a.relative != NULL else a.slopes != NULL, a.view
@@ -130,8 +135,22 @@ cdef inline int key_limit(const AttendArgs *a, const Step *step, int row) noexce
     return most
 
 
-cdef inline int first_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
+cdef inline int own_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
+    """The first split of the layer's own keys."""
     return first_key(a, step, tiles.first[tile]) // OX_SPLIT_KEYS
+
+
+cdef inline int blocks_seen(const AttendArgs *a, const Step *step, int row) noexcept nogil:
+    """Keys of blocks that a row sees: of whole blocks up to its own position, or those chosen of them."""
+    cdef int count = (step.positions[row] + 1) // a.ratio
+    return min(count, a.most) if a.chosen >= 0 else count
+
+
+cdef inline int first_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
+    cdef int first = own_split(a, step, tiles, tile)
+    if a.blocks < 0:
+        return first
+    return first - (blocks_seen(a, step, tiles.first[tile + 1] - 1) + <int>OX_SPLIT_KEYS - 1) // OX_SPLIT_KEYS
 
 
 cdef inline int last_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
@@ -168,11 +187,16 @@ cdef void aim(const AttendArgs *a, const Step *step, const Tiles *tiles, const I
 cdef void mark(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, ox_split *s) noexcept nogil:
     """Sets which keys of the split each query sees."""
     cdef int base = split * OX_SPLIT_KEYS, share = shared_heads(a, item.part), head, r, h, i = 0, first, last
+    cdef bint blocks = a.blocks >= 0 and split < own_split(a, step, tiles, item.tile)
     cdef const float *slopes
+    if blocks:
+        base = (split - first_split(a, step, tiles, item.tile)) * OX_SPLIT_KEYS
     for head in range(item.heads):
         for r in range(tiles.first[item.tile], tiles.first[item.tile + 1]):
             first = max(0, first_key(a, step, r) - base)
             last = min(<int>OX_SPLIT_KEYS, key_limit(a, step, r) - base)
+            if blocks:
+                first, last = 0, min(<int>OX_SPLIT_KEYS, blocks_seen(a, step, r) - base)
             for h in range(share):
                 s.first[i], s.last[i] = first, last
                 if a.slopes != NULL:
@@ -197,12 +221,29 @@ cdef inline const char *group_at(const AttendArgs *a, const Step *step, const in
     return page + head * layer.k_head_bytes + (token // 16) * layer.k_group_bytes
 
 
+cdef void gather(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, Worker *w) noexcept nogil:
+    """Brings the keys of blocks of one split together, and points the kernel at them."""
+    cdef int row = tiles.first[item.tile + 1] - 1, base = (split - first_split(a, step, tiles, item.tile)) * OX_SPLIT_KEYS, i, g, block
+    cdef int count = min(<int>OX_SPLIT_KEYS, blocks_seen(a, step, row) - base)
+    cdef size_t size = step.layers[a.layer].k_group_bytes
+    cdef const float *chosen = <const float *>row_of(step, a.chosen, row) if a.chosen >= 0 else NULL
+    for i in range(count):
+        block = <int>chosen[base + i] if chosen != NULL else base + i
+        step.vec.keep_key(step.kind, w.keys + i // 16 * size, i % 16, block_key(step, a.blocks, row, block, a.ratio), a.k_dim)
+    for g in range((count + 15) // 16):
+        w.split.k[g] = w.split.v[g] = w.keys + g * size
+
+
 cdef void run_split(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, Worker *w) noexcept nogil:
     """Runs the kernel on one split of the item `aim` chose."""
     cdef const int32_t *pages = step.tables[step.row_table[tiles.first[item.tile]]]
     cdef ox_split *s = &w.split
     cdef int low = OX_SPLIT_KEYS, high = 0, i, g
     mark(a, step, tiles, item, split, s)
+    if a.blocks >= 0 and split < own_split(a, step, tiles, item.tile):
+        gather(a, step, tiles, item, split, w)
+        step.vec.split(s)
+        return
     for i in range(s.queries // s.heads):
         if s.first[i] < s.last[i]:
             low, high = min(low, s.first[i]), max(high, s.last[i])
@@ -425,7 +466,7 @@ cdef class AttendOp(Op):
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None,
-                      relative=None, causal=True, chunk=0, spans=False, strict=False, most=0)
+                      relative=None, causal=True, chunk=0, spans=False, strict=False, most=0, blocks=None, ratio=0, chosen=None)
         cdef AttendArgs *a = &self.a
         a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x = p["x"]
@@ -435,6 +476,17 @@ cdef class AttendOp(Op):
         a.chunk = plan.number(p, "chunk", 0, (1 << 31) - 1)
         if a.chunk and a.window:
             raise plan.fail(f"window is {a.window} beside a chunk of {a.chunk}, wanted one of them")
+        a.blocks, a.ratio, a.chosen, a.most = -1, 1, -1, 0
+        if p["blocks"] is not None:
+            if not a.view or a.v_dim != a.k_dim or not p["causal"] or a.chunk or p["slopes"] is not None or p["relative"] is not None:
+                raise plan.fail("blocks beside values of their own, a chunk, a bias by distance or attention that is not causal, wanted none of them")
+            a.ratio = block_ratio(plan, p)
+            a.blocks = key_layer(plan, p, "blocks", a.ratio, a.k_dim)
+            plan.reaches.append((a.blocks, 0))
+        if p["chosen"] is not None:
+            if a.blocks < 0:
+                raise plan.fail("chosen without blocks, wanted both")
+            a.chosen, a.most = p["chosen"], plan.reads(p["chosen"], full=True)
         if p["most"]:
             plan.positions = min(plan.positions, plan.number(p, "most", 1, 1 << 30))
         a.spans = bool(p["spans"])
@@ -460,17 +512,17 @@ cdef class AttendOp(Op):
         a.share = min(a.group, <int>TILE_QUERIES)
         a.parts = (a.group + a.share - 1) // a.share
         a.width = (a.v_dim + 15) // 16 * 16
-        rows = max(1, (TILE_QUERIES + a.share // 2) // a.share)
-        if p["out"] == p["x"]:
-            raise plan.fail(f"x and out are both slot {p['x']}")
+        rows = max(1, (TILE_QUERIES + a.share // 2) // a.share) if a.chosen < 0 else 1      # each row has its own choice
+        if p["out"] in (p["x"], p["chosen"]):
+            raise plan.fail(f"out is slot {p['out']}, which it reads")
         if rows not in plan.tile_rows:
             plan.tile_rows.append(rows)
         a.tiles = plan.tile_rows.index(rows)
         plan.reaches.append((a.layer, a.window or a.chunk))
         a.out = plan.writes(p["out"], a.q_heads * a.v_dim)
-        plan.need_scratch(self, worker_bytes(a.k_dim, a.width))
+        plan.need_scratch(self, worker_bytes(a.k_dim, a.width, a.blocks >= 0))
         self.begin(plan, &a.common, "attend", attend_part, p)
-        self.warm = attend_warm
+        self.warm, self.partials, self.counters = attend_warm, partial_floats_wanted, done_items_wanted
 
 
 OPS = {"attend": AttendOp}

@@ -4,7 +4,9 @@ A routed row holds `used` parts side by side, part k for the k-th expert that it
 `experts` multiplies, `combine` adds the parts under their weights. The parts of a whole batch that chose one expert are multiplied together:
 each output is one chain of its own, so its bits do not depend on the rows beside it. Without a route part k goes to matrix k.
 """
-from libc.math cimport INFINITY
+import numpy as np
+
+from libc.math cimport INFINITY, sqrtf
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -15,7 +17,7 @@ from oxillama._core.lowrank cimport LOW_SCRATCH, LowRankOp, low_rank_part
 from oxillama._core.matmul cimport MatmulArgs, matmul_panels
 from oxillama._core.pager cimport Pager, ox_experts, ox_experts_await, ox_experts_done, ox_experts_plan, ox_pager
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
-from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of
+from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of, WANTED_ROWS
 from oxillama._core.threads cimport OX_TEAM_RUNS, ox_team, ox_team_break, ox_team_cut, ox_team_left, ox_team_take
 from oxillama._core.vectors cimport activation
 
@@ -31,9 +33,10 @@ cdef enum:
 cdef float MIXER_REACH = 0.02   # twice the jitter that the model was trained with: how far below the best a score counts
 
 cdef enum Gating:
-    SOFTMAX, SIGMOID, CHOSEN, CHOSEN_SIGMOID, MIXER
+    SOFTMAX, SIGMOID, CHOSEN, CHOSEN_SIGMOID, MIXER, SQRT_SOFTPLUS
 
-GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "chosen": CHOSEN, "chosen_sigmoid": CHOSEN_SIGMOID, "mixer": MIXER}
+GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "chosen": CHOSEN, "chosen_sigmoid": CHOSEN_SIGMOID, "mixer": MIXER,
+           "sqrt_softplus": SQRT_SOFTPLUS}
 
 # ---- route -----------------------------------------------------------------------------------------------------------
 
@@ -43,9 +46,10 @@ ctypedef struct RouteArgs:
     int share                 # experts that one written id stands for
     int group_sum             # 1: a group counts as the sum of its two best, 0: as its best
     Gating gating
-    int sigmoid               # the number of that activation
+    int sigmoid, softplus     # the numbers of these activations
     float scale
     const float *bias
+    const int32_t *by_token   # (vocabulary, used): the experts of each token, NULL where scores choose them
 
 
 cdef void choose_best(const float *scores, char *taken, int n, int count, float *ids) noexcept nogil:
@@ -109,7 +113,7 @@ cdef void mix(const Step *step, const float *p, int n, const float *ids, float *
         taken[<int>ids[k]] = 1
 
 
-cdef void route_row(const RouteArgs *a, const Step *step, const float *x, float *out, float *scratch) noexcept nogil:
+cdef void route_row(const RouteArgs *a, const Step *step, const float *x, int token, float *out, float *scratch) noexcept nogil:
     cdef float *p = scratch
     cdef float *scores = scratch + a.experts
     cdef float *ids = scores + a.experts
@@ -123,6 +127,10 @@ cdef void route_row(const RouteArgs *a, const Step *step, const float *x, float 
         softmax(step, p, a.experts)
     elif a.gating == SIGMOID:
         step.vec.activate(p, p, a.sigmoid, a.experts)
+    elif a.gating == SQRT_SOFTPLUS:
+        step.vec.activate(p, p, a.softplus, a.experts)
+        for i in range(a.experts):
+            p[i] = sqrtf(p[i])
     for i in range(a.experts):
         taken[i] = 0
         scores[i] = p[i] + a.bias[i] if a.bias != NULL else p[i]
@@ -130,7 +138,11 @@ cdef void route_row(const RouteArgs *a, const Step *step, const float *x, float 
             scores[i] = -INFINITY
     if a.groups > 1:
         keep_groups(a, scores, taken, ids, worth, taken + a.experts)
-    choose_best(scores, taken, a.experts, a.used, out)
+    if a.by_token != NULL:
+        for i in range(a.used):
+            out[i] = a.by_token[<int64_t>token * a.used + i]
+    else:
+        choose_best(scores, taken, a.experts, a.used, out)
     for i in range(a.used):
         weights[i] = p[<int>out[i]]
     if a.gating == CHOSEN:
@@ -154,18 +166,19 @@ cdef void route_part(const void *args, ox_team *team, int ith, int nth) noexcept
     cdef const Step *step = a.common.step
     cdef int rows = rows_of(&a.common), r = ox_team_take(team)
     while r < rows:
-        route_row(a, step, <const float *>row_of(step, a.x, r), <float *>row_of(step, a.out, r),
-                  <float *>(step.scratch + <size_t>ith * step.scratch_stride))
+        route_row(a, step, <const float *>row_of(step, a.x, r), step.tokens[step.wanted_rows[r] if a.common.domain == WANTED_ROWS else r],
+                  <float *>row_of(step, a.out, r), <float *>(step.scratch + <size_t>ith * step.scratch_stride))
         r = ox_team_take(team)
 
 
 cdef class RouteOp(Op):
     cdef RouteArgs a
     cdef const float[::1] bias
+    cdef const int32_t[:, ::1] by_token
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "used", "gating", "out", bias=None, groups=1, groups_used=1, group_by="best", normalise=False, scale=1.0,
-                      share=1)
+                      share=1, by_token=None)
         cdef RouteArgs *a = &self.a
         a.x, a.experts = p["x"], plan.reads(p["x"])
         if a.experts > MOST_EXPERTS:
@@ -179,10 +192,19 @@ cdef class RouteOp(Op):
             raise plan.fail(f"gating is {p['gating']!r}, wanted one of {', '.join(GATINGS)}")
         if p["group_by"] not in ("best", "two"):
             raise plan.fail(f"group_by is {p['group_by']!r}, wanted 'best' or 'two'")
-        a.gating, a.group_sum, a.sigmoid = GATINGS[p["gating"]], p["group_by"] == "two", activation("sigmoid")
+        a.gating, a.group_sum = GATINGS[p["gating"]], p["group_by"] == "two"
+        a.sigmoid, a.softplus = activation("sigmoid"), activation("softplus")
         a.normalise, a.scale = bool(p["normalise"]), plan.real(p, "scale", -1e30, 1e30)
         self.bias = plan.floats(p["bias"], "bias", a.experts)
         a.bias = NULL if self.bias is None else &self.bias[0]
+        a.by_token = NULL
+        if p["by_token"] is not None:
+            if a.bias != NULL or a.groups > 1 or a.gating == MIXER:
+                raise plan.fail("experts by token beside a bias, groups or a mixer, which choose them, wanted one of these")
+            if np.shape(p["by_token"]) != (plan.vocab_size, a.used) or not 0 <= np.min(p["by_token"]) <= np.max(p["by_token"]) < a.experts:
+                raise plan.fail(f"by_token is {np.shape(p['by_token'])}, wanted ({plan.vocab_size}, {a.used}) numbers below {a.experts}")
+            self.by_token = np.ascontiguousarray(p["by_token"], np.int32)
+            a.by_token, plan.by_token = &self.by_token[0, 0], True
         if p["out"] == p["x"]:
             raise plan.fail(f"x and out are both slot {p['x']}")
         a.out = plan.writes(p["out"], 2 * a.used)

@@ -22,7 +22,7 @@ ctypedef struct KvLayer:
     const Slabs *slabs
     const int32_t **frames # those of its slabs; NULL: a page is its own frame
     int heads              # of keys; a latent layer has 1
-    int view               # 1: values are the first v_dim floats of the keys, and take no bytes of their own
+    int view               # 1: values are the first v_dim floats of the keys, and take no bytes of their own; ROWS_VIEW: floats as they are
     int k_dim
     int v_dim
     size_t region          # first byte of this layer inside a slab
@@ -79,6 +79,7 @@ cdef class PageMemory:
 
 cdef enum:
     NAME_CHUNK = 12        # log2 of the pages of a chunk of `frames`
+    ROWS_VIEW = 2          # `view` of a layer that keeps a row of floats a token, token after token, which no kernel attends to
 
 
 cdef inline int frame_of(const Slabs *slabs, int page) noexcept nogil:
@@ -89,6 +90,11 @@ cdef inline int frame_of(const Slabs *slabs, int page) noexcept nogil:
 cdef inline char *bytes_at(const KvLayer *layer, int frame) noexcept nogil:
     cdef const Slabs *slabs = layer.slabs
     return slabs.at[frame >> slabs.shift] + layer.region + <size_t>(frame & ((1 << slabs.shift) - 1)) * layer.page_bytes
+
+
+cdef inline int heads_mark(const KvLayer *layer) noexcept nogil:
+    """What stands for the heads of a layer in a list of layers: LATENT and ROWS where they are none."""
+    return -layer.view if layer.view else layer.heads
 
 
 cdef inline char *page_of(const KvLayer *layer, int page) noexcept nogil:

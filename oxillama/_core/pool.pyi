@@ -9,6 +9,7 @@ from typing_extensions import disjoint_base
 KV_TYPES: dict[str, int]
 KV_BLOCK: dict[str, int]
 LATENT: int
+ROWS: int
 
 def available_bytes(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int | None: ...
 

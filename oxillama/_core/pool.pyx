@@ -13,7 +13,8 @@ A slab holds a few pages (4 MB), layer by layer; a page of a layer is K, then V:
 32 MB at a multiple of 2 MiB, of huge pages where the system has them (attention over deep sequences reads 12 % faster): small enough that
 a short sequence takes a few huge pages, not one of every layer; large enough that the pages of a layer do not share a few cache sets.
 
-A layer whose values are a view of its keys (a latent, multi-head latent attention) keeps K alone. Layers with recurrent state keep no pages: their
+A layer whose values are a view of its keys (a latent, multi-head latent attention) keeps K alone. A layer of rows (what keys are made of later, and
+keys made of several tokens) keeps float32 whatever the type of the others is, [token][k_dim]. Layers with recurrent state keep no pages: their
 state has a fixed size and lies in a slot, one for each sequence.
 
 Layers with a window may lie apart, because rows to come look at the last tokens only. Pages of such a memory are names: `attach` gives one a
@@ -87,7 +88,7 @@ MAX_DIM = 1 << 16
 cdef enum:
     NAME_CHUNKS = (1 << 30) >> NAME_CHUNK     # all that there can be
 MAX_SLOTS = 1 << 16
-LATENT = -1                # in place of a number of heads
+LATENT, ROWS = -1, -2      # in place of a number of heads
 MAX_STATE = 1 << 30
 
 cdef size_t _round_up(size_t value, size_t unit) noexcept:
@@ -165,6 +166,9 @@ cdef void _copy_part(int kind, const KvLayer *layer, const char *src, char *dst,
     """The first `count` of the 16 tokens of one group of each head, K and V."""
     cdef int head
     cdef size_t row = kept_bytes(kind, layer.v_dim), unit = kept_bytes(kind, 512), block, k, v
+    if layer.view == ROWS_VIEW:
+        memcpy(dst + group * layer.k_group_bytes, src + group * layer.k_group_bytes, count * 4 * <size_t>layer.k_dim)
+        return
     for head in range(layer.heads):
         k = head * layer.k_head_bytes + group * layer.k_group_bytes
         v = layer.v_offset + head * layer.v_head_bytes + group * layer.v_group_bytes
@@ -226,6 +230,9 @@ cdef void _write_group(const Writing *w, int group) noexcept nogil:
     for position in range(max(w.first, 16 * group), min(w.first + w.count, 16 * group + 16)):
         for h in range(one.heads):
             k = w.k + (<size_t>(position - w.first) * one.heads + h) * one.k_dim
+            if one.view == ROWS_VIEW:
+                memcpy(key + position % 16 * 4 * <size_t>one.k_dim, k, 4 * <size_t>one.k_dim)
+                continue
             w.vec.keep_key(w.kind, key + h * one.k_head_bytes, position % 16, k, one.k_dim)
             if w.v != NULL:
                 v = w.v + (<size_t>(position - w.first) * one.heads + h) * one.v_dim
@@ -236,8 +243,8 @@ cdef void _write_group(const Writing *w, int group) noexcept nogil:
 cdef class PageMemory:
     """Keys and values of every layer, by page id.
 
-    kv_layers: a (kv_heads, k_dim, v_dim) per attention layer, kv_heads LATENT where one key a token holds its value too (its first v_dim floats);
-    slot_layers: the shape of the recurrent state of each layer that has one, float32; kv_type: how they are kept, "f16", "f32", "q8_0" or "q4_0" (which
+    kv_layers: a (kv_heads, k_dim, v_dim) per attention layer, kv_heads LATENT where one key a token holds its value too (its first v_dim floats),
+    ROWS where a token has a row of k_dim floats, kept as float32; slot_layers: the shape of the recurrent state of each layer that has one, float32; kv_type: how they are kept, "f16", "f32", "q8_0" or "q4_0" (which
     want head sizes in blocks of 32); page_size: tokens per page, a multiple of 16. windows: how many tokens each layer looks back at, 0 for all; empty:
     no layer lies apart. Where some do, a page has memory from `attach` to `detach`, and for windowed layers to `shed`.
     ConfigError for impossible arguments, PoolError when memory is refused or a page id is not below `capacity`.
@@ -282,7 +289,7 @@ cdef class PageMemory:
         cdef int i
         for i, dims in enumerate(kv_layers):
             heads, k_dim, v_dim = dims
-            self.layers[i].view = heads == LATENT
+            self.layers[i].view = -heads if heads in (LATENT, ROWS) else 0
             heads = 1 if self.layers[i].view else heads
             if self.layers[i].view and v_dim > k_dim:
                 raise ConfigError(f"kv_layers[{i}]: v_dim is {v_dim}, wanted at most the {k_dim} of the key that holds it")
@@ -292,11 +299,13 @@ cdef class PageMemory:
             layer = &self.layers[i]
             layer.heads, layer.k_dim, layer.v_dim = heads, k_dim, v_dim
             for name, value in (("k_dim", k_dim), ("v_dim", v_dim)):
-                if value % KV_BLOCK[self.kv_type]:
+                if value % KV_BLOCK[self.kv_type] and self.layers[i].view != ROWS_VIEW:
                     raise ConfigError(f"kv_type: got {self.kv_type!r}, wanted f16 or f32: kv_layers[{i}] has a {name} of {value}, "
                                       f"not in blocks of {KV_BLOCK[self.kv_type]}")
             side = _round_up(scale_bytes(self.kind, layer.k_dim), 64)
             layer.k_group_bytes = side + 16 * kept_bytes(self.kind, layer.k_dim)
+            if layer.view == ROWS_VIEW:
+                layer.k_group_bytes = 64 * <size_t>layer.k_dim
             layer.k_head_bytes = layer.k_group_bytes * <size_t>(self.page_size // 16)
             layer.v_group_bytes = 16 * kept_bytes(self.kind, layer.v_dim)
             if self.kind > OX_KV_F16:
@@ -353,7 +362,7 @@ cdef class PageMemory:
     @property
     def kv_layers(self) -> list:
         """(kv_heads, k_dim, v_dim) of every layer."""
-        return [(LATENT if self.layers[i].view else self.layers[i].heads, self.layers[i].k_dim, self.layers[i].v_dim) for i in range(self.n_layers)]
+        return [(heads_mark(&self.layers[i]), self.layers[i].k_dim, self.layers[i].v_dim) for i in range(self.n_layers)]
 
     @property
     def capacity(self) -> int:
@@ -723,6 +732,9 @@ cdef class PageMemory:
             v = np.frombuffer((base + one.v_offset)[:one.v_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1) if not one.view else None
         finally:
             self._end()
+        if one.view == ROWS_VIEW:
+            rows = k.view(np.float32).reshape(self.page_size, 1, one.k_dim)
+            return rows.copy(), rows.copy()
         if self.kind > OX_KV_F16:
             k = _panel_rows(k, one.k_dim, self.kind == OX_KV_Q4_0)
             v = k[..., :one.v_dim] if one.view else _coded_rows(v, one.v_dim, self.kind == OX_KV_Q4_0)

@@ -63,8 +63,8 @@ ctypedef struct Step:
     char *scratch                # of all workers
     size_t scratch_stride
     Tiles *tiles
-    float *partials              # attention: results of single splits
-    int32_t *done                # attention: splits finished per item
+    float *partials              # results of single chunks of an op: splits of attention, scores of blocks
+    int32_t *done                # chunks finished of what they belong to
     size_t partial_floats
     int done_items
     int unpacked                 # not 0: weights may not be packed yet, products look (unpacked.pyx)
@@ -83,6 +83,8 @@ ctypedef struct Common:
 
 ctypedef void (*PartFn)(const void *args, ox_team *team, int ith, int nth) noexcept nogil
 ctypedef void (*WarmFn)(const void *args, int ith, int nth) noexcept nogil
+ctypedef size_t (*PartialsFn)(const void *args, const Step *step, int nth) noexcept nogil
+ctypedef int (*CountersFn)(const void *args, const Step *step) noexcept nogil
 
 cdef extern from *:
     """
@@ -90,13 +92,18 @@ cdef extern from *:
     static inline void ox_fetch(const void *p, size_t nbytes) {
         for (size_t i = 0; i < nbytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 3);
     }
+    /* Adds 1 and returns the new value; what other workers wrote before their own addition is visible after it. */
+    static inline int ox_count_up(int *p) { return __atomic_add_fetch(p, 1, __ATOMIC_ACQ_REL); }
     """
     void ox_fetch(const void *p, size_t nbytes) noexcept nogil
+    int ox_count_up(int32_t *p) noexcept nogil
 
 
 cdef class Op:
     """One op of a program: a part, its arguments, and the Python objects that keep them alive."""
     cdef PartFn part
+    cdef PartialsFn partials     # floats of `Step.partials` that it may use in a step with up to `nth` workers; NULL: none
+    cdef CountersFn counters     # numbers of `Step.done` that it may use in a step; NULL: none
     cdef WarmFn warm             # fetches what the part will read, while the op before it ends; NULL: nothing worth it
     cdef void *args
     cdef readonly str name
@@ -121,6 +128,7 @@ cdef class Plan:
     cdef readonly int max_rows
     cdef public int embed_columns, sections   # of the rows that a batch may bring; rope positions that the tables tell apart
     cdef public bint spanned     # some attention sees the keys of a row's span alone
+    cdef public bint by_token    # some op wants a token in every row, so that no batch may bring a row in its place
     cdef public int positions    # positions that every table by position has a row for
     cdef readonly int vocab_size
     cdef readonly int num_threads

@@ -71,7 +71,7 @@ cdef class Plan:
         self.causal = None
         self.positions = (1 << 31) - 1
         self.sections = 1
-        self.spanned = False
+        self.spanned = self.by_token = False
 
     cdef int need_scratch(self, Op op, size_t nbytes) except -1:
         op.scratch = max(op.scratch, nbytes)

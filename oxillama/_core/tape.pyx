@@ -14,20 +14,20 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 from oxillama._core.adapters cimport Adapted, AdapterSet, RowTile, RowTiles
-from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floats_wanted
+from oxillama._core.attention cimport cut_tiles
 from oxillama._core.batch cimport Batch as Rows, CancelFlag as Flag
 from oxillama._core.linear cimport fill_quantise
 from oxillama._core.lowrank cimport LOW_COLUMNS, LOW_ROWS
 from oxillama._core.pager cimport Pager
-from oxillama._core.pool cimport Arena, PageMemory as Pages, frame_of
-from oxillama._core.step cimport OUTPUT, WANTED_ROWS, Domain, Op, PartFn, Plan, Step, Tiles, WarmFn
+from oxillama._core.pool cimport Arena, PageMemory as Pages, frame_of, heads_mark
+from oxillama._core.step cimport OUTPUT, WANTED_ROWS, CountersFn, Domain, Op, PartFn, PartialsFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
     AdaptiveWorkers, Workers, ox_add, ox_preemptions, ox_seconds, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, within_limit,
     worker_count,
 )
 from oxillama._core.vectors cimport vec_table
 
-from oxillama._core import attention, elementwise, experts, linear, recurrent, store
+from oxillama._core import attention, blocks, elementwise, experts, linear, recurrent, store
 from oxillama._core.batch import MAX_ROWS, Batch, CancelFlag
 from oxillama._core.elementwise import EmbeddingTable
 from oxillama._core.pool import PageMemory
@@ -39,7 +39,7 @@ cdef extern from "block.h" nogil:
 __all__ = ["OPS", "Batch", "CancelFlag", "EmbeddingTable", "PageMemory", "Program"]
 
 # The dispatch table: op name -> the class that checks its parameters and holds its arguments.
-OPS = {**elementwise.OPS, **store.OPS, **attention.OPS, **linear.OPS, **experts.OPS, **recurrent.OPS}
+OPS = {**elementwise.OPS, **store.OPS, **blocks.OPS, **attention.OPS, **linear.OPS, **experts.OPS, **recurrent.OPS}
 
 cdef enum:
     WARM_AHEAD = 2           # ops ahead that may fetch what they will read
@@ -52,6 +52,8 @@ ctypedef struct Entry:
     const void *args
     Domain domain            # an op over the wanted rows is skipped when there are none
     int is_attend
+    PartialsFn partials      # NULL: it uses none
+    CountersFn counters
     WarmFn warm[WARM_AHEAD]  # with few rows: run at the end of this op for ops to come; NULL none
     const void *warm_args[WARM_AHEAD]
 
@@ -100,11 +102,11 @@ cdef void _walk(void *args, int ith, int nth) noexcept nogil:
 cdef class Program:
     """A lowered model, ready to step.
 
-    ops: (name, parameters) as `model/lower.py` makes them; slots: the width of each slot in float32s; kv_layers: (kv_heads, k_dim,
-    v_dim) per attention layer (kv_heads LATENT: values are a view of the keys); slot_layers: the shape of each recurrent layer's state; hidden: the
-    slot that holds the rows of output="hidden" after the op before the first that writes the output; max_rows: most rows of a step; num_threads: workers (0 = all cores this process may use);
-    isa: instruction set of the float kernels (None = the active one); packing: `begin(rows, cancel)` and `end()` of weights that may not be
-    packed yet (model/packing.py). ModelError or ConfigError for whatever cannot run.
+    ops: (name, parameters) as `model/lower.py` makes them; slots: the width of each slot in float32s; kv_layers: (kv_heads, k_dim, v_dim) per
+    attention layer (kv_heads LATENT: values are a view of the keys; ROWS: floats that keys are made of); slot_layers: the shape of each recurrent
+    layer's state; hidden: the slot that holds the rows of output="hidden" after the op before the first that writes the output; max_rows: most rows
+    of a step; num_threads: workers (0 = all cores this process may use); isa: instruction set of the float kernels (None = the active one); packing:
+    `begin(rows, cancel)` and `end()` of weights that may not be packed yet (model/packing.py). ModelError or ConfigError for whatever cannot run.
     """
     cdef Step step_
     cdef Entry *entries
@@ -135,7 +137,7 @@ cdef class Program:
     cdef readonly int positions  # that tables by position have rows for, or attention is exact for
     cdef readonly int sections       # rope positions that the op tells apart
     cdef readonly int embed_columns  # of the rows that a batch may bring
-    cdef bint spanned
+    cdef bint spanned, by_token
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef int32_t[::1] layer_reach    # the same of each layer, -1: nobody looks at it
     cdef double *clock
@@ -196,7 +198,7 @@ cdef class Program:
         if self.first_output == len(ops):
             self._mark(plan, hidden)
         self.positions, self.sections, self.embed_columns = plan.positions, plan.sections, plan.embed_columns
-        self.spanned = plan.spanned
+        self.spanned, self.by_token = plan.spanned, plan.by_token
         self.n_ops = len(self.ops)
         self.entries = <Entry *>calloc(self.n_ops, sizeof(Entry))
         if self.entries == NULL:
@@ -204,6 +206,7 @@ cdef class Program:
         for i in range(self.n_ops):
             op = self.ops[i]
             self.entries[i].part, self.entries[i].args, self.entries[i].domain = op.part, op.args, op.domain
+            self.entries[i].partials, self.entries[i].counters = op.partials, op.counters
             self.entries[i].is_attend = op.name == "attend"
         self._look_ahead()
         self.causal = plan.causal is not False
@@ -310,7 +313,7 @@ cdef class Program:
         if memory.n_layers != self.n_layers:
             raise ConfigError(f"memory: {memory.n_layers} layers, this program has {self.n_layers}")
         for r in range(self.n_layers):
-            if (-1 if memory.layers[r].view else memory.layers[r].heads, memory.layers[r].k_dim, memory.layers[r].v_dim) != (
+            if (heads_mark(&memory.layers[r]), memory.layers[r].k_dim, memory.layers[r].v_dim) != (
                     self.shapes[3 * r], self.shapes[3 * r + 1], self.shapes[3 * r + 2]):
                 raise ConfigError(f"memory: layer {r} is {memory.kv_layers[r]}, this program has {self.kv_layers[r]}")
             if memory.layers[r].slabs == &memory.near and self.layer_reach[r] >= 0 and near != 0:
@@ -365,6 +368,9 @@ cdef class Program:
         for r in range(batch.rows if self.positions < 1 << 30 else 0):
             if batch.positions[r] >= self.positions:
                 raise ContextError(f"row {r}: position {batch.positions[r]}, wanted one below {self.positions}, as far as this model goes")
+        for r in range(batch.rows if self.by_token else 0):
+            if batch.tokens[r] < 0:
+                raise ConfigError(f"row {r}: a row in place of a token, wanted a token: this program routes tokens to experts by number")
         if batch.embeds != NULL and batch.embed_width != self.embed_columns:
             raise ConfigError(f"embeds: {batch.embed_width} columns, this program's embedding has {self.embed_columns}")
         if (batch.spans != NULL) != self.spanned:
@@ -484,9 +490,9 @@ cdef class Program:
         for i in range(self.n_tiles):
             cut_tiles(step, &step.tiles[i])
         for i in range(self.n_ops):
-            if self.entries[i].is_attend:
-                partials = max(partials, partial_floats_wanted(self.entries[i].args, step, self.num_threads))
-                done = max(done, done_items_wanted(self.entries[i].args, step))
+            if self.entries[i].partials != NULL:
+                partials = max(partials, self.entries[i].partials(self.entries[i].args, step, self.num_threads))
+                done = max(done, self.entries[i].counters(self.entries[i].args, step))
         if partials > self.partials_capacity:
             grown = realloc(step.partials, 4 * (partials + partials // 2))
             if grown == NULL:

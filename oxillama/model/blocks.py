@@ -332,7 +332,7 @@ def ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:
     return layer.linear(b.activate(up, act), "ffn_down", b.hidden)
 
 
-_GATINGS = {1: "softmax", 2: "sigmoid", 3: "chosen"}
+_GATINGS = {1: "softmax", 2: "sigmoid", 3: "chosen", 4: "sqrt_softplus"}
 
 
 def routing_of(b: Builder, *, gating: str = "softmax", normalise: bool = False) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def routing_of(b: Builder, *, gating: str = "softmax", normalise: bool = False) 
     """
     keys = b.keys
     gating = _GATINGS.get(
-        keys.integer("expert_gating_func", minimum=1, maximum=3, default=0), gating
+        keys.integer("expert_gating_func", minimum=1, maximum=4, default=0), gating
     )
     # the shared experts' tensors say their number and width; a file of dense layers has no experts
     for key in (
@@ -447,10 +447,16 @@ def expert_ffn(
 
 
 def routed(b: Builder, layer: Layer, x: Value, **params: Any) -> Value:
-    """The experts of each row by the scores of `ffn_gate_inp`; params: those of `Builder.route`."""
+    """The experts of each row by the scores of `ffn_gate_inp`, or by its token where the file has a
+    table of these (`ffn_gate_tid2eid`); params: those of `Builder.route`.
+    """
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
     used = layer.integer("expert_used_count", minimum=1, maximum=count)
     scores = layer.linear(x, "ffn_gate_inp", count)
+    if layer.has("ffn_gate_tid2eid.weight"):
+        table = layer.name("ffn_gate_tid2eid.weight")
+        by_token = b.numbers(table, b.vocab_size, used, count)
+        return b.route(scores, used=used, by_token=by_token, **params)
     return b.route(scores, used=used, bias=_selection_bias(b, layer, count), **params)
 
 

@@ -21,7 +21,7 @@ from oxillama.gguf import GgufReader, TensorInfo
 from oxillama.gguf.keys import Keys
 from oxillama.model.ops import OPS
 from oxillama.model.rope import AS_FILED, BASE, SCALING, Rope, RopeOverrides, rope_from_keys
-from oxillama.model.state import Latent, LayerState, Pages, Slot
+from oxillama.model.state import Latent, LayerState, Pages, Rows, Slot
 from oxillama.model.tensors import Tensor, unpacked
 
 _MOST_MISSING = 1024  # tensors, after which a file is refused at once
@@ -118,6 +118,14 @@ class Heads:
     value_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Keys of blocks of `ratio` tokens; layer: that keeps them, among those that keep pages."""
+
+    layer: int
+    ratio: int
+
+
 class Builder:
     """The argument of an architecture's function: typed hyper-parameters, tensors by name, and ops
     to record.
@@ -140,7 +148,7 @@ class Builder:
         self.rotated_by: set[str] = set()
         self.nodes: list[Node] = []
         # what layers keep: in pages, and in a slot
-        self.pages: list[Pages | Latent] = []
+        self.pages: list[Pages | Latent | Rows] = []
         self.slots: list[Slot] = []
         self.embedding: Value | None = None
         # None until the first attention asks the file, or the architecture says
@@ -228,11 +236,11 @@ class Builder:
         return shape[0]
 
     def stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
-        """`count` matrices (rows, columns) of one tensor (count, rows, columns), in the file's
-        format.
+        """`count` matrices (rows, columns) of one tensor (count, rows, columns), or (count * rows,
+        columns), in the file's format.
         """
         info = self._info(name, count, rows, columns)
-        if tuple(info.shape) != (count, rows, columns):
+        if tuple(info.shape) not in ((count, rows, columns), (count * rows, columns)):
             raise ModelError(
                 f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(count, rows, columns)}"
             )
@@ -250,6 +258,22 @@ class Builder:
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.arch} needs {shape}")
         rows = int(np.prod(shape[:-1], dtype=np.int64))
         return self._floats(Tensor(name, info.type_name, (rows, shape[-1]))).reshape(shape)
+
+    def numbers(self, name: str, rows: int, columns: int, below: int) -> np.ndarray:
+        """The table of that name as int32 (rows, columns): integers from 0 to below - 1."""
+        info = self._info(name)
+        if tuple(info.shape) != (rows, columns) or info.type_name != "I32":
+            raise ModelError(
+                f"{name}: file has {info.type_name} {tuple(info.shape)}, {self.arch} needs I32 "
+                f"{(rows, columns)}"
+            )
+        found = self.reader.data(name).reshape(-1).view("<i4").reshape(rows, columns)
+        if not 0 <= found.min() <= found.max() < below:
+            raise ModelError(
+                f"{name}: found numbers from {found.min()} to {found.max()}, wanted 0 to "
+                f"{below - 1}"
+            )
+        return np.array(found, np.int32)
 
     def matrix(self, name: str, rows: int, columns: int, *, take: slice | None = None) -> Tensor:
         """The (rows, columns) weight of that name, or rows `take` of it, in the file's format."""
@@ -453,6 +477,7 @@ class Builder:
         normalise: bool = False,
         scale: float = 1.0,
         share: int = 1,
+        by_token: np.ndarray | None = None,
     ) -> Value:
         """Choose `used` experts for each row by its scores; the parameters are those of the op."""
         return self.op(
@@ -467,6 +492,7 @@ class Builder:
             normalise=normalise,
             scale=float(scale),
             **({"share": share} if share > 1 else {}),
+            **({} if by_token is None else {"by_token": by_token}),
         )
 
     def experts(self, x: Value, routes: Value, name: str, rows: int, *, count: int) -> Value:
@@ -828,6 +854,101 @@ class Builder:
             latent=True,
             **more,
         )
+
+    def attend_blocks(
+        self,
+        q: Value,
+        k: Value,
+        *,
+        heads: int,
+        rope: Rope,
+        scale: float,
+        window: int,
+        k_norm: np.ndarray,
+        sinks: np.ndarray,
+        blocks: Blocks | None = None,
+        chosen: Value | None = None,
+    ) -> Value:
+        """Attention whose layer stores one row k per token, which is key and value of all heads,
+        for a window of tokens, and also sees the keys of whole blocks of tokens, or of those the
+        ones chosen. Heads of q, and k with a weight, are normed; their last floats are rotated, and
+        back in the result.
+        """
+        (table,) = self._table(rope)
+        more: dict[str, Any] = {}
+        if blocks is not None:
+            more = dict(blocks=blocks.layer, ratio=blocks.ratio)
+        picks = () if chosen is None else (chosen,)
+        y = self.record(
+            "attention",
+            (q, k, table, *picks),
+            width=heads * k.width,
+            stateful=True,
+            heads=Heads(heads, 1, k.width, k.width),
+            layer=self.keeps(Latent(k.width, k.width, window)),
+            rope_dims=rope.dims,
+            rope_start=k.width - rope.dims,
+            style="norm",
+            q_scale=float(scale),
+            window=window,
+            softcap=0.0,
+            q_norm=np.ones(k.width, np.float32),
+            k_norm=k_norm,
+            eps=self.epsilon(),
+            sinks=sinks,
+            latent=True,
+            **more,
+        )
+        return self.op("turn", y, table, heads=heads, back=True)
+
+    def turn(self, x: Value, rope: Rope, *, heads: int) -> Value:
+        """The last floats of each head of x, in adjacent pairs, turned by the token's position."""
+        return self.op("turn", x, *self._table(rope), heads=heads)
+
+    def compress(
+        self,
+        x: Value,
+        gate: Value,
+        *,
+        bias: np.ndarray,
+        weight: np.ndarray,
+        rope: Rope,
+        overlap: bool,
+    ) -> Blocks:
+        """Keep rows x and gates of each token, and make one key of each block of len(bias) tokens;
+        the parameters are those of the ops `keep_rows` and `compress`.
+        """
+        ratio, dim = len(bias), len(weight)
+        if dim % min(ratio, 16):
+            raise ModelError(
+                f"{self.arch}: keys of {dim} floats for blocks of {ratio} tokens, wanted a "
+                f"multiple of {min(ratio, 16)} floats"
+            )
+        layer = self.keeps(Rows(2 * x.width, (2 if overlap else 1) * ratio))
+        into = self.keeps(Rows(dim // min(ratio, 16)))
+        self.record(
+            "compress",
+            (x, gate),
+            width=1,
+            stateful=True,
+            bias=np.ascontiguousarray(bias),
+            layer=layer,
+            into=into,
+            ratio=ratio,
+            weight=weight,
+            inv_freq=rope.inv_freq,
+            mscale=rope.magnitude,
+            eps=self.epsilon(),
+            overlap=overlap,
+        )
+        return Blocks(into, ratio)
+
+    def choose_blocks(self, q: Value, weights: Value, blocks: Blocks, *, most: int) -> Value:
+        """The numbers of the blocks that each row attends to; the parameters are those of the
+        op.
+        """
+        params: dict[str, Any] = dict(layer=blocks.layer, ratio=blocks.ratio, most=most)
+        return self.op("choose_blocks", q, weights, **params)
 
     def _table(self, rope: Rope | None) -> tuple[Value, ...]:
         if rope is None:

@@ -31,7 +31,7 @@ from oxillama.model.ops import OUTPUT
 from oxillama.model.pooled import ClassifierHead, RowProgram
 from oxillama.model.reference import Reference
 from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
-from oxillama.model.state import LayerState, Pages, Slot
+from oxillama.model.state import LayerState, Slot
 from oxillama.model.tensors import Tensor
 from oxillama.weights.cache import CacheSlot, slot_of
 from oxillama.weights.offload import Budget, OffloadPolicy, PinnedHotSet
@@ -160,7 +160,7 @@ class Model:
         windows: tuple[int, ...] = ()
         if context and config.causal and not config.slot_layers:
             windows = tuple(
-                each.window if isinstance(each, Pages) and each.window < context else 0
+                each.window if not isinstance(each, Slot) and each.window < context else 0
                 for each in config.states
             )
         return PageMemory(

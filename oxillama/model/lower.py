@@ -467,7 +467,7 @@ class _Lowering:
         qkv, offset = ("qkv", index), 0
         count = 2 if p.pop("latent", False) else 3 if p.get("keep", True) else 1
         parts = list(node.inputs[:count])
-        rope = node.inputs[len(parts) :]
+        rope, picks = node.inputs[count : count + 1], node.inputs[count + 1 :]
         while parts:
             run = 1
             while run < len(parts) and self._siblings(parts[: run + 1]):
@@ -492,15 +492,33 @@ class _Lowering:
         more = {} if slopes is None else {"slopes": slopes}
         more |= {
             name: p.pop(name)
-            for name in ("relative", "causal", "chunk", "spans", "strict", "most")
+            for name in (
+                "relative",
+                "causal",
+                "chunk",
+                "spans",
+                "strict",
+                "most",
+                "blocks",
+                "ratio",
+            )
             if name in p
         }
+        if picks:
+            more["chosen"] = self.read(picks[0], index)
         table = self.read(rope[0], index) if rope else None
         self.emit("rope_store", x=qkv, rope=table, **shape, **p)
         self.register[index] = self.new(out, node.width)
         self.emit(
             "attend", x=qkv, **shape, window=window, softcap=softcap, sinks=sinks, **more, out=out
         )
+
+    def _compress(self, index: int, node: Node, out: Hashable) -> None:
+        """Rows of all tokens of a step are kept before keys are made of them."""
+        p = dict(node.params)
+        x, gate = (self.read(source, index) for source in node.inputs)
+        self.emit("keep_rows", x=x, gate=gate, bias=p.pop("bias"), layer=p["layer"], into=p["into"])
+        self.emit("compress", **p)
 
 
 def _assign_slots(ops: list[Op], widths: dict[Hashable, int], kept: Hashable | None) -> Tape:

@@ -427,9 +427,12 @@ class Attend(Op, name="attend"):
     distances the bias of the last one (Raffel et al. 2020, section 2.1). spans: a row sees only the
     keys that the batch assigns to the same span. strict: a row sees no key after its own, even if
     the batch says that it does. most: the positions a batch may have, if the model attends
-    differently beyond; 0 for any.
+    differently beyond; 0 for any. blocks: the layer with the keys of blocks of `ratio` tokens; a
+    row also sees those of whole blocks up to its position, or of them those that its row of
+    `chosen` numbers (-1: none).
     """
 
+    reads = ("x", "chosen")
     state = True
     rows = Rows.ALL
 
@@ -454,6 +457,9 @@ class Attend(Op, name="attend"):
         spans=False,
         strict=False,
         most=0,
+        blocks=None,
+        ratio=0,
+        chosen=None,
     ) -> None:
         n = len(f.positions)
         q = f.slots[x][:, : q_heads * k_dim]
@@ -487,6 +493,17 @@ class Attend(Op, name="attend"):
             unseen |= (keys_at < f.spans[0][:, None]) | (keys_at >= f.spans[1][:, None])
         if chunk:
             unseen |= distance > (f.positions % chunk)[:, None]
+        if blocks is not None:
+            made = as_kept(f.keys[blocks], f.kv_type).astype(np.float64)
+            scores = np.concatenate([np.einsum("ngid,mgd->ngim", q, made), scores], axis=-1)
+            values = np.concatenate([made, values])
+            count = np.arange(len(made))[None, :]
+            unseen = np.concatenate(
+                [count >= ((f.positions + 1) // ratio)[:, None], unseen], axis=1
+            )
+            if chosen is not None:
+                picks = f.slots[chosen][:, None, :] == count[..., None]
+                unseen[:, : len(made)] |= ~picks.any(axis=2)
         scores = np.where(unseen[:, None, None, :], -np.inf, scores)
         top = scores.max(axis=-1, keepdims=True)
         if sinks is not None:
@@ -496,6 +513,113 @@ class Attend(Op, name="attend"):
         total = p.sum(axis=-1, keepdims=True) + (np.exp(sink - top) if sinks is not None else 0.0)
         mixed = np.einsum("ngim,mgd->ngid", p / total, values)
         f.slots[out] = mixed.astype(np.float32).reshape(n, -1)
+
+
+class KeepRows(Op, name="keep_rows"):
+    """The rows of x, and those of `gate` plus the row of `bias` (period, width) at the token's
+    place in a period, kept side by side in layer `layer`. The rows of layer `into`, where the key
+    of a token's block will be, are zeros until it is made.
+    """
+
+    reads = ("x", "gate")
+    writes = ()
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def meaning(f: Frame, *, x, gate, bias, layer, into) -> None:
+        rows = np.concatenate(
+            [f.slots[x], f.slots[gate] + bias[f.positions % len(bias)]], axis=1, dtype=np.float32
+        )
+        held = f.keys.get(layer, rows[:0, None])
+        f.keys[layer] = np.concatenate([held[: f.positions[0]], rows[:, None]])
+
+
+class Compress(Op, name="compress"):
+    """A key for each whole block of `ratio` tokens, from what `keep_rows` left in layer `layer`:
+    the mean of the tokens' rows, weighted for each float by a softmax over their gates, under a
+    norm, with its last floats (adjacent pairs) turned by the position where the block begins.
+    overlap: rows have two parts, the first for the key of the block after their own.
+    """
+
+    reads = ()
+    writes = ()
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def meaning(
+        f: Frame, *, layer, into, ratio, weight, inv_freq, eps, overlap=False, mscale=1.0
+    ) -> None:
+        dim, count = len(weight), len(f.keys[layer]) // ratio
+        kept = f.keys[layer][: count * ratio].astype(np.float64)
+        kept = kept.reshape(count, ratio, 2, 2 if overlap else 1, dim)
+        rows, gates = kept[:, :, 0], kept[:, :, 1]  # (blocks, tokens, parts, floats)
+        if overlap:
+            before = [
+                np.concatenate([np.full((1, ratio, dim), fill), part[:-1, :, 0]])[:count]
+                for part, fill in ((rows, 0.0), (gates, -np.inf))
+            ]
+            rows, gates = (
+                np.concatenate([old, part[:, :, 1]], axis=1)
+                for old, part in zip(before, (rows, gates))
+            )
+        else:
+            rows, gates = rows[:, :, 0], gates[:, :, 0]
+        shares = _softmax(gates.swapaxes(1, 2)) if count else gates.swapaxes(1, 2)
+        y = _normed((rows.swapaxes(1, 2) * shares).sum(axis=2), "rms", weight, None, eps)
+        angles = ratio * np.arange(count)[:, None] * inv_freq.astype(np.float64)[None]
+        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * mscale
+        turned = 2 * len(inv_freq)
+        made = y.astype(np.float64)[:, None, :]
+        made[..., dim - turned :] = _rotated(made[..., dim - turned :], table, turned, "norm")
+        f.keys[into] = made.astype(np.float32)
+
+
+class ChooseBlocks(Op, name="choose_blocks"):
+    """The numbers of the `most` blocks, of those whole up to a row's position, whose keys (layer
+    `layer`) have the highest scores, ascending and then -1; all of them where there are no more. A
+    score is the sum over heads of a weight times the dot product of query and key where that is
+    positive. Of equal scores the earlier block is chosen (DeepSeek-AI 2025, DeepSeek-V3.2, section
+    2.1).
+    """
+
+    reads = ("x", "shares")
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return params["most"]
+
+    @staticmethod
+    def meaning(f: Frame, *, x, shares, layer, ratio, most, out) -> None:
+        weight = f.slots[shares].astype(np.float64)
+        q, keys = _split_heads(f, x, weight.shape[1]), f.keys[layer][:, 0].astype(np.float64)
+        scores = np.einsum("nhm,nh->nm", np.maximum(np.einsum("nhd,md->nhm", q, keys), 0), weight)
+        made = np.full((len(q), most), -1, np.float32)
+        for row, position in enumerate(f.positions):
+            best = np.argsort(-scores[row, : (position + 1) // ratio], kind="stable")[:most]
+            made[row, : len(best)] = np.sort(best)
+        f.slots[out] = made
+
+
+class Turn(Op, name="turn"):
+    """The last floats of each of `heads` parts of a row, in adjacent pairs, turned by the row's
+    angles (back: by their negatives).
+    """
+
+    reads = ("x", "rope")
+
+    @staticmethod
+    def meaning(f: Frame, *, x, rope, heads, out, back=False) -> None:
+        y, table = _split_heads(f, x, heads), f.slots[rope].copy()
+        turned = table.shape[1]
+        if back:
+            table[:, turned // 2 :] *= -1
+        start = y.shape[2] - turned
+        y[..., start:] = _rotated(y[..., start:], table, turned, "norm")
+        f.slots[out] = y.reshape(len(y), -1).astype(np.float32)
 
 
 class TakeRows(Op, name="take_rows"):
@@ -536,13 +660,15 @@ class Copy(Op, name="copy"):
 class Route(Op, name="route"):
     """The experts of each row by their scores x: [ids | weights], `used` of each, best first.
 
-    gating: "softmax" and "sigmoid" of all scores, "chosen" and "chosen_sigmoid" of the chosen ones
-    only, or "mixer": for each choice, the softmax over the experts not chosen before whose score is
-    close to the best (SparseMixer: Liu et al. 2024, GRIN, section 2.1). bias affects the choice,
-    not the weights. With `groups`, experts come only from the `groups_used` best groups; the score
-    of a group is that of its best expert, or the sum of its "two" best (DeepSeek-AI 2024,
-    DeepSeek-V3, section 2.1.2). share: the ids are divided by this number, because so many experts
-    have one matrix in common.
+    gating: "softmax" and "sigmoid" of all scores, "sqrt_softplus", the root of their softplus,
+    "chosen" and "chosen_sigmoid" of the chosen ones only, or "mixer": for each choice, the softmax
+    over the experts not chosen before whose score is close to the best (SparseMixer: Liu et al.
+    2024, GRIN, section 2.1). bias affects the choice, not the weights. With `groups`, experts come
+    only from the `groups_used` best groups; the score of a group is that of its best expert, or the
+    sum of its "two" best (DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2). share: the ids are divided
+    by this number, because so many experts have one matrix in common. by_token (vocabulary, used):
+    the experts of each token, whatever the scores, which are weights all the same (Roller et al.
+    2021, "Hash Layers", section 3).
     """
 
     @staticmethod
@@ -564,9 +690,14 @@ class Route(Op, name="route"):
         normalise=False,
         scale=1.0,
         share=1,
+        by_token=None,
     ) -> None:
         x = f.slots[x].astype(np.float64)
-        p = {"softmax": _softmax, "sigmoid": _sigmoid}.get(gating, lambda x: x)(x)
+        p = {
+            "softmax": _softmax,
+            "sigmoid": _sigmoid,
+            "sqrt_softplus": lambda x: np.sqrt(np.logaddexp(0, x)),
+        }.get(gating, lambda x: x)(x)
         p = p.astype(np.float32)
         scores = p if bias is None else p + bias
         if groups > 1:
@@ -579,6 +710,8 @@ class Route(Op, name="route"):
             hidden = np.repeat(out_of_it, best.shape[2], axis=1)
             scores = np.where(hidden, -np.inf, scores)
         ids = np.argsort(-scores, axis=1, kind="stable")[:, :used]
+        if by_token is not None:
+            ids = by_token[f.tokens if len(x) == len(f.tokens) else f.tokens[f.wanted]]
         weights = np.take_along_axis(p, ids, axis=1)
         if gating == "mixer":
             weights = _mixed(p.astype(np.float64), ids)

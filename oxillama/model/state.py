@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oxillama._core.pool import LATENT
+from oxillama._core.pool import LATENT, ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,33 @@ class Pages:
 @dataclass(frozen=True, slots=True)
 class Latent:
     """One row of `width` floats per token, in pages, for all heads; its first `value` floats are
-    also the value (multi-head latent attention, DeepSeek-AI 2024, section 2.1).
+    also the value (multi-head latent attention, DeepSeek-AI 2024, section 2.1). window: as of
+    `Pages`.
     """
 
     width: int
     value: int
+    window: int = 0
 
     @property
     def dims(self) -> tuple[int, int, int]:
         """(LATENT, k_dim, v_dim) for page memory."""
         return LATENT, self.width, self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One row of `width` float32 per token, in pages: what keys of blocks of tokens are made of, or
+    a share of such a key. window: as of `Pages`.
+    """
+
+    width: int
+    window: int = 0
+
+    @property
+    def dims(self) -> tuple[int, int, int]:
+        """(ROWS, width, width) for page memory."""
+        return ROWS, self.width, self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +67,4 @@ class Slot:
     shape: tuple[int, ...]
 
 
-LayerState = Pages | Latent | Slot
+LayerState = Pages | Latent | Rows | Slot

@@ -505,7 +505,7 @@ class KvCache:
             for out, which in ((k, 0), (v, 1)):
                 dims = memory.kv_layers[layer]
                 rows = [part[which] for part in parts] or [
-                    np.empty((0, dims[0], dims[1 + which]), np.float32)
+                    np.empty((0, max(1, dims[0]), dims[1 + which]), np.float32)
                 ]
                 out.append(np.concatenate(rows)[: cache.length])
         return cls(k, v)
