@@ -349,13 +349,13 @@ def collect_imatrix(
             for weights, rows, matrices in loop.matmul_inputs(window):
                 squares: np.ndarray
                 met: int | np.ndarray
-                if matrices is None:
+                shape = tensors[weights[0].name].shape
+                if matrices is None or len(shape) == 2:  # a stack may be one matrix in the file
                     squares, met = np.einsum("ij,ij->j", rows, rows, dtype=np.float64), len(rows)
                 else:
-                    count = tensors[weights[0].name].shape[0]
-                    squares = np.zeros((count, rows.shape[1]))
+                    squares = np.zeros((shape[0], rows.shape[1]))
                     np.add.at(squares, matrices, np.square(rows, dtype=np.float64))
-                    met = np.bincount(matrices, minlength=count)
+                    met = np.bincount(matrices, minlength=shape[0])
                 for name in dict.fromkeys(each.name for each in weights if not each.turned):
                     if name not in seen:  # parts of one tensor meet the same rows
                         sums[name] = sums.get(name, 0) + squares

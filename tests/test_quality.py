@@ -466,3 +466,20 @@ def test_a_limit_that_is_no_number_of_windows_is_refused(engine, limit):
         ConfigError, match="limit: found .*, wanted None or an integer of 1 or more"
     ):
         oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=limit)
+
+
+def test_importances_of_a_stack_that_is_one_matrix_in_its_file_are_of_its_columns(tmp_path):
+    path, count = tmp_path / "groups.gguf", 2
+    invent(path, "deepseek4")
+    with oxillama.load(path, num_threads=2, context_size=64) as engine:
+        ids = [int(i) for i in np.random.default_rng(1).integers(1, INVENTED_VOCAB, CONTEXT)]
+        sums, counts, _ = oxillama.collect_imatrix(engine, ids, context=CONTEXT)
+        reference = engine._loaded.model.reference()
+        frame = reference.frame(ids)
+        for op in reference.steps(frame):
+            weights = op.params.get("weights", [])
+            if op.name == "experts" and "attn_output_a" in weights[0].name:
+                parts = frame.slots[op.params["x"]].reshape(-1, weights[0].shape[1])
+                wanted, name = np.square(parts, dtype=np.float64).sum(axis=0), weights[0].name
+                assert sums[name].shape == wanted.shape and counts[name] == count * CONTEXT
+                assert np.abs(sums[name] - wanted).max() <= 0.02 * wanted.max()

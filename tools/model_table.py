@@ -21,9 +21,10 @@ other is refused with an error that names it. `oxillama convert` writes files fr
 Face classes in the last column. `tools/model_table.py` generates this page.
 
 "What it has" is read from the recorded tape: *experts* are chosen for each token; *latent*
-attention keeps one row per token for all heads; *windows* limit how far back some layers see;
-some layers keep a *state* of fixed size in place of past tokens; an *encoder* gives embeddings
-and no next token. An architecture with none of these is a dense decoder.
+attention keeps one row per token for all heads; *blocks* of tokens become one key each in some
+layers; *windows* limit how far back some layers see; some layers keep a *state* of fixed size in
+place of past tokens; an *encoder* gives embeddings and no next token. An architecture with none of
+these is a dense decoder.
 
 | architecture | models | what it has | converted from |
 | --- | --- | --- | --- |
@@ -75,13 +76,19 @@ sequences may have up to `top_k` tokens and a block, less one token. With 0 for 
 they have `top_k` at most. llama.cpp's converter writes 0 for folders that transformers 5.24 saved;
 llama.cpp then lets rows see all keys, however long a sequence is.
 
+DeepSeek V4 chooses `attention.indexer.top_k` keys of blocks of 4 tokens beside its window. Here its
+indexer is evaluated, and sequences may be longer. Among blocks of equal scores the earlier one is
+chosen; transformers and llama.cpp choose any of them. A choice that is nearly even can fall the
+other way under rounding (quantised weights, keys as halves), as that of experts can. What blocks
+are made of, and their keys, are kept in float32 whatever `kv_type` is; keys are rounded to it when
+they are attended to.
+
 ## What is not here
 
-Of the decoders that llama.cpp runs, two need an operation that oxillama does not have, and are
-refused by name: `deepseek4` (blocks of compressed keys beside a window) and `graniteswitch`
-(adapters switched within a text). So are models that fill in masks, draft for another model, or
-write with a decoder behind an encoder, and files of `qwen4exp` with a table of hashed tokens in
-several layers.
+Of the decoders that llama.cpp runs, one needs what oxillama does not have, and is refused by name:
+`graniteswitch` (adapters switched within a text). So are files of `qwen4exp` with a table of hashed
+tokens in several layers, and models that fill in masks, draft for another model, or write with a
+decoder behind an encoder.
 
 ## Differences from llama.cpp
 
@@ -142,6 +149,7 @@ NAMES = {
     "deepseek2": "DeepSeek V2, V3, R1, Kimi K2, GLM-4.7 Flash, Youtu, Mistral Large 3",
     "deepseek2-ocr": "text part of DeepSeek-OCR",
     "deepseek32": "DeepSeek V3.2",
+    "deepseek4": "text part of DeepSeek V4",
     "dots1": "dots.llm1",
     "dots3note": "text part of dots3-note",
     "ernie4_5": "ERNIE 4.5",
@@ -262,7 +270,8 @@ NAMES = {
 FEATURES = {
     "encoder": r"\A(?!.* out=-1\b)",
     "experts": r"^route ",
-    "latent": r"attn_v_b\.weight",
+    "latent": r"attn_v_b\.weight|attn_output_a\.weight",
+    "blocks": r"^compress ",
     "windows": r"^attend .* (?:window|chunk)=[1-9]",
     "state": r"^(?:conv|scan|delta|wkv|ngram_embed) ",
 }

@@ -83,6 +83,8 @@ def fit(model: Model, lora: LoraFile, name: str) -> Lora:
                 a, b = b.transpose(0, 2, 1), a
             if not pair.stacked:
                 b = b[:, tensor.start : tensor.start + tensor.shape[0]]
+                count = adaptable[segment][1]  # of matrices that the file holds as one
+                a, b = np.repeat(a, count, axis=0), b.reshape(count, -1, b.shape[2])
             entries.append((index, segment, a, b, lora.scale_of(tensor.name)))
             covered[tensor.name] += tensor.shape[0]
     for tensor_name, rows in covered.items():

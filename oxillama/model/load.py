@@ -283,7 +283,6 @@ NOT_GENERATING = {
 }
 # Architectures that llama.cpp runs and that need an op which is not here, with what it would do.
 NOT_COMPUTED = {
-    "deepseek4": "attends to blocks of compressed keys beside its window",
     "graniteswitch": "switches adapters within a text",
 }
 

@@ -50,6 +50,9 @@ def merged(path: Path, reader: GgufReader, adapters: list[tuple[dict, float]]) -
             if key != "general.architecture":
                 writer.add(key, reader.metadata[key])
         for name, info in reader.tensors.items():
+            if info.type_name == "I32":  # a table, which no adapter changes
+                writer.add_tensor(name, reader.data(name).view("<i4").reshape(info.shape))
+                continue
             rows = int(np.prod(info.shape[:-1]))
             values = unpacked(reader, Tensor(name, info.type_name, (rows, info.shape[-1])))
             values = values.reshape(info.shape).astype(np.float64)

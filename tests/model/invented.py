@@ -197,6 +197,24 @@ OWN: dict[str, dict] = {
         "attention.indexer.types": [True, False, True, False],
         **INDEXER,
     },
+    "deepseek4": {
+        "attention.head_count_kv": 1,
+        "attention.compress_ratios": [0, 4, 128, 4],
+        "attention.compress_rope_freq_base": 5000.0,
+        "attention.output_group_count": 2,
+        "attention.output_lora_rank": 16,
+        "expert_gating_func": 4,
+        "expert_weights_norm": True,
+        "hash_layer_count": 2,
+        "hyper_connection.count": 4,
+        "hyper_connection.epsilon": 1e-3,
+        "hyper_connection.sinkhorn_iterations": 5,
+        "leading_dense_block_count": None,
+        "swiglu_clamp_exp": [0.0, 0.5, 0.5, 0.5],
+        "swiglu_clamp_shexp": [0.5, 0.5, 0.0, 0.5],
+        **INDEXER,
+        "attention.indexer.top_k": 7,
+    },
     "grok": {"final_logit_softcapping": 3.0},
     "grovemoe": {
         "expert_group_scale": 0.5,
@@ -415,6 +433,10 @@ WANTED: dict[str, tuple[str, ...]] = {
     "deepseek32": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
     + _each(_ALL, "indexer.proj.weight"),
     "deepseek2-ocr": _each(_SPARSE, "ffn_up_shexp.weight"),
+    "deepseek4": _each(_ALL, "ffn_up_shexp.weight")
+    + _each((0, 1), "ffn_gate_tid2eid.weight")
+    + _each((2, 3), "exp_probs_b.bias")
+    + ("output.weight",),
     "dots3note": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias")
     + _each(_ALL, "attn_gate.weight", "attn_k_norm.weight")
     + _each((0, 2), "indexer.proj.weight"),
@@ -546,7 +568,8 @@ class _Learner(Builder):
         self.told.add(name)
 
     def stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
-        self._ask(name, (count, rows, columns))
+        one = name.endswith("attn_output_a.weight")  # which files hold as one matrix
+        self._ask(name, (count * rows, columns) if one else (count, rows, columns))
         return super().stack(name, count, rows, columns)
 
     def array(self, name: str, *shape: int) -> np.ndarray:
@@ -560,6 +583,10 @@ class _Learner(Builder):
     def vector(self, name: str, size: int) -> np.ndarray:
         self._ask(name, (size,))
         return super().vector(name, size)
+
+    def numbers(self, name: str, rows: int, columns: int, below: int) -> np.ndarray:
+        self._ask(name, (rows, columns))
+        return np.zeros((rows, columns), np.int32)
 
 
 def metadata(arch: str) -> dict:
@@ -615,6 +642,10 @@ def invent(path: Path, arch: str, *, kind: str = "F32", changed: dict | None = N
                 writer.add(key, value)
         for name, shape in tensors.items():
             values = rng.standard_normal(shape).astype(np.float32)
+            if name.endswith("ffn_gate_tid2eid.weight"):  # numbers of experts
+                numbers = np.argsort(rng.random((shape[0], SHARED["expert_count"])), axis=1)
+                writer.add_tensor(name, numbers[:, : shape[1]].astype(np.int32))
+                continue
             if name.endswith("ssm_a"):
                 values = -np.abs(values) - np.float32(0.1)
             elif name.endswith("_res_score.weight"):

@@ -281,9 +281,11 @@ def test_what_does_not_generate_is_refused_with_what_it_does(tmp_path):
 
 
 def test_what_needs_an_op_that_is_not_here_is_refused_with_what_it_does(tmp_path):
-    with GgufWriter(tmp_path / "m.gguf", "deepseek4") as writer:
-        writer.add("deepseek4.block_count", 1)
-    with pytest.raises(ModelError, match="'deepseek4', which attends to .*: not computed here"):
+    with GgufWriter(tmp_path / "m.gguf", "graniteswitch") as writer:
+        writer.add("graniteswitch.block_count", 1)
+    with pytest.raises(
+        ModelError, match="'graniteswitch', which switches adapters .*: not computed here"
+    ):
         record(GgufReader(tmp_path / "m.gguf"))
     assert not set(load.NOT_COMPUTED) & {*load.NOT_GENERATING, *architectures()}
 
