@@ -216,7 +216,8 @@ class Rule:
     change: array -> array, or as many arrays as there are targets. It must not compute where the
     numbers may be bfloat16 bits; `values` says that it does, and it is then given float32.
     part: the place of this tensor among those that are stacked into one target. joined: those of
-    number `{e}` are rows of one matrix, one after the other, and not stacked.
+    number `{e}` are rows of one matrix, one after the other, and not stacked. integers: it holds
+    integers, which become int32.
     """
 
     targets: tuple[str, ...]
@@ -224,6 +225,7 @@ class Rule:
     values: bool = False
     part: int | None = None
     joined: bool = False
+    integers: bool = False
 
 
 def compiled(pattern: str) -> re.Pattern[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from oxillama.convert.family import LOCAL_BASES, Hyper, Keys
 from oxillama.errors import ConvertError
 
-SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 1, 2, 4  # expert_gating_func
 
 
 def sizes(h: Hyper, k: Keys) -> None:
@@ -118,11 +118,12 @@ def experts(h: Hyper, k: Keys) -> None:
         "expert_selection_fn",
     )
     if scoring is not None:
-        if scoring not in ("softmax", "sigmoid"):
+        known = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sqrtsoftplus": SQRT_SOFTPLUS}
+        if scoring not in known:
             raise ConvertError(
-                f"{h.label}: scoring_func: found {scoring!r}, wanted softmax or sigmoid"
+                f"{h.label}: scoring_func: found {scoring!r}, wanted {' or '.join(known)}"
             )
-        k.u32("expert_gating_func", SIGMOID if scoring == "sigmoid" else SOFTMAX)
+        k.u32("expert_gating_func", known[scoring])
 
 
 def common(h: Hyper, k: Keys) -> None:

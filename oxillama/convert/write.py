@@ -35,20 +35,22 @@ from oxillama.quant import quantize_file
 from oxillama.quant.convert import QUANTIZATION_VERSION
 
 FLOATS = ("F32", "F16", "BF16")
+INTEGERS = ("I64", "I32")
 _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38}
 # matrices that are float32 in every file
 _KEPT = re.compile(
     r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
     r"(ssm|ple)_conv1d(_[qkv])?\.weight|shortconv\.conv\.weight|altup_(correct|predict)_coef\.weight|"
     r"time_mix_(first|lerp_fused|(decay_)?w[12])\.weight|indexer\.([qk]_)?proj\.weight|"
-    r"(hc_(attn|ffn)|output_hc)_fn\.weight|indexer_compressor_(ape|gate)\.weight)\Z"
+    r"(hc_(attn|ffn)|output_hc)_fn\.weight|indexer_compressor_(ape|gate)\.weight|"
+    r"attn_compressor_ape\.weight)\Z"
 )
 # tensors of encoders of pictures and sound, which go into files of their own
 _OTHER_PARTS = re.compile(
     r"(model\.)?(visual|vision|vision_tower|vision_model|vision_adapter|vision_projection|vit|"
     r"vqmodel|sam_model|projector|mlp_AR|linear_proj|multi_modal_projector|patch_merge_mlp|"
     r"audio_tower|embed_vision|embed_audio|patch_merger|pre_mm_projector_norm|mm_projector|"
-    r"vision_encoder|audio_encoder|mtp_layers|mtp)\.|"
+    r"vision_encoder|audio_encoder|aligner|mtp_layers|mtp)\.|"
     r"model\.(image_newline|view_seperator)\Z|"  # spelled so
     r".*\.parametrizations\.weight\.\d+\.lora_[AB]\Z"  # adapters, files of their own too
 )
@@ -268,9 +270,10 @@ def _plan(
         if layer is not None and int(layer) >= hyper.layers:
             left_out.append(original)  # layers that predict further tokens
             continue
-        if tensor.dtype not in FLOATS and tensor.dtype != "F64":
+        kinds = INTEGERS if rule.integers else FLOATS
+        if tensor.dtype not in kinds and (rule.integers or tensor.dtype != "F64"):
             raise ConvertError(
-                f"{folder.path}: {original}: dtype {tensor.dtype}, wanted {', '.join(FLOATS)}"
+                f"{folder.path}: {original}: dtype {tensor.dtype}, wanted {', '.join(kinds)}"
             )
         targets = tuple(_filled(to, at) for to in rule.targets)
         if expert is not None:
@@ -504,7 +507,7 @@ def _single(
 
     planned = []
     for number, (target, (dtype, part)) in enumerate(zip(targets, parts(), strict=True)):
-        kind = _type_of(target, part.shape, dtype, wanted)
+        kind = "I32" if rule.integers else _type_of(target, part.shape, dtype, wanted)
 
         def make(number: int = number, kind: str = kind) -> np.ndarray:
             dtype, part = parts()[number]
@@ -563,9 +566,13 @@ def _type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
 
 
 def _as_type(tensor: StoredTensor, kind: str) -> np.ndarray:
-    """A tensor's numbers in a float type; bfloat16 as its bits, rounded to nearest even."""
+    """A tensor's numbers in a float type, bfloat16 as its bits, rounded to nearest even; or
+    integers.
+    """
     if tensor.dtype == kind:
         return tensor.data
+    if kind == "I32":
+        return tensor.data.astype(np.int32)
     values = floats(tensor)
     if kind == "F32":
         return values

@@ -11,6 +11,7 @@ names, where they need no rounding.
 import hashlib
 import json
 import math
+import re
 import struct
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def folder_of(golden, place, **config):
     for name, shape in spread(golden["folder"]):
         if name.endswith(("_blocks", "_scales")):
             tensors[name] = random.integers(0, 256, shape, np.uint8)
+        elif name.endswith(".tid2eid"):
+            tensors[name] = random.integers(0, golden["config"]["n_routed_experts"], shape)
         else:
             tensors[name] = random.normal(size=shape).astype(np.float32)
         if name.endswith(".act_fn.eps"):
@@ -456,6 +459,93 @@ def test_the_vocabulary_of_rwkv_is_its_own(tmp_path):
         convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
 
 
+# transformers' names of what the published folders of DeepSeek V4 name otherwise
+V4 = {
+    "embed.weight": "embed_tokens.weight",
+    "hc_head_": "hc_head.hc_",
+    "hc_attn_": "attn_hc.",
+    "hc_ffn_": "ffn_hc.",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    ".attn.": ".self_attn.",
+    ".ffn.": ".mlp.",
+    "attn_sink": "sinks",
+    "indexer.compressor.": "compressor.indexer.",
+    "self_attn.indexer.wq_b": "self_attn.compressor.indexer.q_b_proj",
+    "self_attn.indexer.weights": "self_attn.compressor.indexer.scorer.weights",
+    "compressor.norm": "compressor.kv_norm",
+    "indexer.norm": "indexer.kv_norm",
+    "wq_a": "q_a_proj",
+    "wq_b": "q_b_proj",
+    "q_norm": "q_a_norm",
+    "wkv": "kv_proj",
+    "wgate": "gate_proj",
+    "wo_": "o_",
+    "o_a.": "o_a_proj.",
+    "o_b.": "o_b_proj.",
+    ".ape": ".position_bias",
+    "gate.bias": "gate.e_score_correction_bias",
+    "experts.w1": "experts.gate_proj",
+    "experts.w2": "experts.down_proj",
+    "experts.w3": "experts.up_proj",
+}
+
+
+def test_folders_of_deepseek_v4_are_those_of_transformers_too(tmp_path):
+    """Which names modules otherwise, stacks experts, and says all of each layer by a word."""
+    golden = golden_of("deepseek_v4")
+    tensors = folder_of(golden, tmp_path / "first")
+    bias = {f"layers.{layer}.ffn.gate.bias": np.ones(8, np.float32) for layer in (0, 1)}
+    save(tmp_path / "first" / "model.safetensors", tensors | bias)  # which nothing reads
+    first = GgufReader(convert_folder(tmp_path / "first", tmp_path / "first.gguf", "F32").path)
+    renamed, experts = {}, {}
+    for name, array in tensors.items():
+        for theirs, ours in V4.items():
+            name = name.replace(theirs, ours)
+        layer, expert, part = re.match(r"(?:(.*\.experts)\.(\d+)\.(w\d)\.)?", name).groups()
+        if expert is None:
+            renamed["lm_head.weight" if name == "head.weight" else f"model.{name}"] = array
+        else:
+            experts.setdefault(f"model.{layer}", {}).setdefault(part, {})[int(expert)] = array
+    for name, parts in experts.items():
+        gate, down, up = (
+            np.stack([held[expert] for expert in range(8)]) for _, held in sorted(parts.items())
+        )
+        renamed[f"{name}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        renamed[f"{name}.down_proj"] = down
+    config = {**golden["config"]}
+    scaling, base = config.pop("rope_scaling"), config.pop("compress_rope_theta")
+    for name in ("compress_ratios", "num_hash_layers", "qk_rope_head_dim", "rope_theta"):
+        config.pop(name)
+    config |= {
+        "layer_types": [
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+        ],
+        "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"],
+        "partial_rotary_factor": 0.25,
+        "rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 10000.0},
+            "compress": {**scaling, "rope_type": "yarn", "rope_theta": base, "attention_factor": 1},
+        },
+    }
+    place = tmp_path / "other"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(config))
+    save(place / "model.safetensors", renamed)
+    other = GgufReader(convert_folder(place, tmp_path / "other.gguf", "F32", name="first").path)
+    assert {key: plain(value) for key, value in other.metadata.items()} == {
+        key: plain(value) for key, value in first.metadata.items()
+    }
+    assert set(other.tensors) == set(first.tensors)
+    for name in first.tensors:
+        assert np.array_equal(other.data(name), first.data(name)), name
+    table = first.data("blk.1.ffn_gate_tid2eid.weight").reshape(-1).view(np.int32)
+    assert np.array_equal(table, tensors["layers.1.ffn.gate.tid2eid"].reshape(-1))
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -473,6 +563,13 @@ def test_the_vocabulary_of_rwkv_is_its_own(tmp_path):
         ("gpt_oss_mxfp4", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ("arcee", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ("granitemoehybrid", {"layer_types": ["mamba", "conv", "mamba", "mamba"]}, "conv"),
+        ("deepseek_v4", {"scoring_func": "sigmoid"}, "scoring_func"),
+        ("deepseek_v4", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("deepseek_v4", {"compress_ratios": [0, 4]}, "compress_ratios"),
+        ("deepseek_v4", {"compress_ratios": [0, 4, 64, 4]}, "compress_ratios"),
+        ("deepseek_v4", {"layer_types": ["full_attention"] * 4}, "full_attention"),
+        ("deepseek_v4", {"mlp_layer_types": ["moe", "hash_moe", "moe", "moe"]}, "hash_moe"),
+        ("deepseek_v4", {"rope_scaling": {"type": "ntk"}}, "ntk"),
         ("dots3note", {"n_group": 2}, "n_group"),
         ("dots3note", {"swa_q_lora_rank": 8}, "swa_q_lora_rank"),
         ("glm5_next", {"qk_rope_head_dim": 8}, "qk_rope_head_dim"),

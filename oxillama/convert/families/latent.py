@@ -1,5 +1,5 @@
 """Mixtures with latent attention whose residuals, or layers, are of more than one kind: Hy4,
-GLM 5.3 Flash, Kimi K3, dots3-note.
+GLM 5.3 Flash, Kimi K3, dots3-note, DeepSeek V4.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from oxillama.convert.families.dense import PLAIN
 from oxillama.convert.families.experts import deepseek2, glm_tokens
 from oxillama.convert.families.routed import INDEXED, KIMI, kimi_linear, latent_keys
 from oxillama.convert.family import Change, Family, Hyper, Keys, Rule, family, floats
-from oxillama.convert.keys import SIGMOID, common
+from oxillama.convert.keys import SIGMOID, SQRT_SOFTPLUS, common
 from oxillama.convert.shapes import halves, latent_keys_values, negative_exponential
 from oxillama.errors import ConvertError
 
@@ -314,3 +314,191 @@ def dots3(h: Hyper, k: Keys) -> None:
     k.u32("attention.key_length_mla_swa", h.integer("swa_qk_nope_head_dim") + turned)
     k.u32("attention.value_length_mla_swa", h.integer("swa_v_head_dim"))
     _indexer(h, k, [not one for one in near])
+
+
+# ---- DeepSeek V4 ---------------------------------------------------------------------------------
+
+# Its folders have names of their own, which transformers keeps; names in it are others.
+_V4, _V4_HF = "layers.{b}.", "layers.{b}.self_attn."
+_V4_RULES: dict[str, str | Rule] = {
+    "embed.weight": "token_embd.weight",
+    "embed_tokens.weight": "token_embd.weight",
+    "head.weight": "output.weight",
+    "lm_head.weight": "output.weight",
+    "norm.weight": "output_norm.weight",
+    **{f"hc_head_{part}": f"output_hc_{part}.weight" for part in _WEIGHTS},
+    **{f"hc_head.hc_{part}": f"output_hc_{part}.weight" for part in _WEIGHTS},
+    **{f"{_V4}hc_{branch}_{part}": f"blk.{{b}}.hc_{branch}_{part}.weight"
+       for branch in ("attn", "ffn") for part in _WEIGHTS},
+    **{f"{_V4}{branch}_hc.{part}": f"blk.{{b}}.hc_{branch}_{part}.weight"
+       for branch in ("attn", "ffn") for part in _WEIGHTS},
+    **{_V4 + theirs: f"blk.{{b}}.{ours}.weight" for theirs, ours in (
+        ("attn_norm.weight", "attn_norm"),
+        ("input_layernorm.weight", "attn_norm"),
+        ("ffn_norm.weight", "ffn_norm"),
+        ("post_attention_layernorm.weight", "ffn_norm"),
+        ("attn.attn_sink", "attn_sinks"),
+        ("attn.wq_a.weight", "attn_q_a"),
+        ("attn.q_norm.weight", "attn_q_a_norm"),
+        ("attn.wq_b.weight", "attn_q_b"),
+        ("attn.wkv.weight", "attn_kv"),
+        ("attn.kv_norm.weight", "attn_kv_a_norm"),
+        ("attn.norm.weight", "attn_kv_a_norm"),  # as transformers writes it
+        ("attn.wo_a.weight", "attn_output_a"),
+        ("attn.wo_b.weight", "attn_output_b"),
+        ("attn.compressor.wkv.weight", "attn_compressor_kv"),
+        ("attn.compressor.wgate.weight", "attn_compressor_gate"),
+        ("attn.compressor.ape", "attn_compressor_ape"),
+        ("attn.compressor.norm.weight", "attn_compressor_norm"),
+        ("attn.indexer.wq_b.weight", "indexer.attn_q_b"),
+        ("attn.indexer.weights_proj.weight", "indexer.proj"),
+        ("attn.indexer.compressor.wkv.weight", "indexer_compressor_kv"),
+        ("attn.indexer.compressor.wgate.weight", "indexer_compressor_gate"),
+        ("attn.indexer.compressor.ape", "indexer_compressor_ape"),
+        ("attn.indexer.compressor.norm.weight", "indexer_compressor_norm"),
+        ("ffn.gate.weight", "ffn_gate_inp"),
+        ("mlp.gate.weight", "ffn_gate_inp"),
+        ("ffn.shared_experts.w1.weight", "ffn_gate_shexp"),
+        ("ffn.shared_experts.w2.weight", "ffn_down_shexp"),
+        ("ffn.shared_experts.w3.weight", "ffn_up_shexp"),
+        ("mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp"),
+        ("mlp.shared_experts.down_proj.weight", "ffn_down_shexp"),
+        ("mlp.shared_experts.up_proj.weight", "ffn_up_shexp"),
+        ("ffn.experts.{e}.w1.weight", "ffn_gate_exps"),
+        ("ffn.experts.{e}.w2.weight", "ffn_down_exps"),
+        ("ffn.experts.{e}.w3.weight", "ffn_up_exps"),
+        ("mlp.experts.down_proj", "ffn_down_exps"),
+    )},
+    **{_V4_HF + theirs: f"blk.{{b}}.{ours}.weight" for theirs, ours in (
+        ("sinks", "attn_sinks"),
+        ("q_a_proj.weight", "attn_q_a"),
+        ("q_a_norm.weight", "attn_q_a_norm"),
+        ("q_b_proj.weight", "attn_q_b"),
+        ("kv_proj.weight", "attn_kv"),
+        ("kv_norm.weight", "attn_kv_a_norm"),
+        ("o_a_proj.weight", "attn_output_a"),
+        ("o_b_proj.weight", "attn_output_b"),
+        ("compressor.indexer.q_b_proj.weight", "indexer.attn_q_b"),
+        ("compressor.indexer.scorer.weights_proj.weight", "indexer.proj"),
+        *((f"compressor.{inner}{part}", f"{name}_compressor_{short}")
+          for inner, name in (("", "attn"), ("indexer.", "indexer"))
+          for part, short in (("kv_proj.weight", "kv"), ("gate_proj.weight", "gate"),
+                              ("position_bias", "ape"), ("kv_norm.weight", "norm"))),
+    )},
+    _V4 + "ffn.gate.bias": "blk.{b}.exp_probs_b.bias",
+    _V4 + "ffn.gate.bias_vl": "blk.{b}.exp_probs_b_vl.bias",
+    _V4 + "mlp.gate.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
+    **{_V4 + name: Rule(("blk.{b}.ffn_gate_tid2eid.weight",), integers=True)
+       for name in ("ffn.gate.tid2eid", "mlp.gate.tid2eid")},
+    _V4 + "mlp.experts.gate_up_proj": Rule(
+        ("blk.{b}.ffn_gate_exps.weight", "blk.{b}.ffn_up_exps.weight"), halves
+    ),
+}  # fmt: skip
+_V4_RATIOS = {
+    "sliding_attention": 0,
+    "compressed_sparse_attention": 4,
+    "heavily_compressed_attention": 128,
+}
+
+
+def _v4_ratios(h: Hyper) -> list[int]:
+    """Tokens of a block in each layer."""
+    kinds = h.strings("layer_types", h.layers)
+    if kinds is None:
+        found = h.get("compress_ratios")
+        if not isinstance(found, list) or len(found) < h.layers:
+            raise ConvertError(
+                f"{h.label}: compress_ratios: found {found!r:.80}, wanted one for each of "
+                f"{h.layers} layers"
+            )
+        return found[: h.layers]
+    unknown = next((kind for kind in kinds if kind not in _V4_RATIOS), None)
+    if unknown is not None:
+        raise ConvertError(
+            f"{h.label}: layer_types: found {unknown!r}, wanted {', '.join(_V4_RATIOS)}"
+        )
+    rates = h.get("compress_rates", default={})
+    for kind, ratio in _V4_RATIOS.items():
+        if kind in kinds and rates.get(kind, ratio) != ratio:
+            raise ConvertError(
+                f"{h.label}: compress_rates: found {rates[kind]!r} for {kind}, wanted {ratio}"
+            )
+    return [_V4_RATIOS[kind] for kind in kinds]
+
+
+def _v4_hashed(h: Hyper) -> int:
+    """How many of the first layers choose experts by token."""
+    kinds = h.strings("mlp_layer_types", h.layers)
+    if kinds is None:
+        return min(h.layers, h.integer("num_hash_layers"))
+    count = kinds.count("hash_moe")
+    if kinds != ["hash_moe"] * count + ["moe"] * (h.layers - count):
+        raise ConvertError(
+            f"{h.label}: mlp_layer_types: found {kinds!r:.80}, wanted hash_moe first, then moe"
+        )
+    return count
+
+
+def _v4_rotation(h: Hyper) -> tuple[Hyper, float]:
+    """The configuration with one rotation, that of layers with blocks but for its base, which is
+    that of the others; and the base of layers with blocks.
+    """
+    rope = h.get("rope_parameters", "rope_scaling", default={})
+    main, compress = rope.get("main", {}), rope.get("compress", rope)
+    Hyper(main, f"{h.label}: rope_parameters: main").must_be("rope_type", "default")
+    base = main.get("rope_theta", h.number("rope_theta", default=10000.0))
+    scaled = compress.get("rope_theta") if "compress" in rope else None
+    kept = {**compress, "rope_theta": base}
+    if kept.get("attention_factor") == 1.0:
+        del kept["attention_factor"]
+    one = _without(h, "rope_scaling", rope_parameters=kept)
+    return one, h.number("compress_rope_theta", default=160000.0) if scaled is None else scaled
+
+
+def _v4_rotated(h: Hyper) -> int:
+    """Floats of a head that are rotated."""
+    turned = h.integer("qk_rope_head_dim", default=None)
+    if turned is not None:
+        return turned
+    return int(h.head_dim * h.number("partial_rotary_factor", default=64 / 512))
+
+
+def _v4(h: Hyper) -> Family:
+    """The family of a configuration: layers that choose experts by token may hold a bias for the
+    choice, which nothing reads.
+    """
+    names = ("ffn.gate.bias", "mlp.gate.e_score_correction_bias")
+    unread = (f"layers.{layer}.{name}" for layer in range(_v4_hashed(h)) for name in names)
+    return Family("deepseek4", _V4_RULES, deepseek4, prefixes=("model.",), dropped=(*unread,))
+
+
+@family("DeepseekV4ForCausalLM", arch="deepseek4", rules=_V4_RULES, variant=_v4)
+def deepseek4(h: Hyper, k: Keys) -> None:
+    """DeepSeek V4 (DeepSeek-AI 2026): keys of blocks of tokens beside a window."""
+    h.must_be("hidden_act", "silu")
+    h.must_be("norm_topk_prob", True)
+    h.must_be("scoring_func", "sqrtsoftplus")
+    h.must_be("attention_bias", False)
+    h.must_be("num_key_value_heads", 1)
+    one, base = _v4_rotation(h)
+    common(one, k)
+    k.u32("attention.head_count_kv", 1)
+    k.u32("rope.dimension_count", _v4_rotated(h))
+    k.u32("attention.q_lora_rank", h.integer("q_lora_rank"))
+    k.u32("attention.sliding_window", h.integer("sliding_window"))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("expert_shared_count", h.integer("n_shared_experts"))
+    k.u32("expert_gating_func", SQRT_SOFTPLUS)
+    k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
+    k.flag("expert_weights_norm", True)
+    for kind in ("exp", "shexp"):
+        k.floats(f"swiglu_clamp_{kind}", [h.number("swiglu_limit")] * h.layers)
+    _indexer(h, k, None)
+    k.u32("attention.output_group_count", h.integer("o_groups"))
+    k.u32("attention.output_lora_rank", h.integer("o_lora_rank"))
+    k.integers("attention.compress_ratios", _v4_ratios(h))
+    k.f32("attention.compress_rope_freq_base", base)
+    _streams(h, k)
+    k.u32("hyper_connection.sinkhorn_iterations", h.integer("hc_sinkhorn_iters"))
+    k.u32("hash_layer_count", _v4_hashed(h))
+    k.u32("embedding_length_out", h.hidden * h.integer("hc_mult"))
