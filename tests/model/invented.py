@@ -667,3 +667,13 @@ def invent(path: Path, arch: str, *, kind: str = "F32", changed: dict | None = N
                 blocks = quant.quantize(values.reshape(-1, shape[-1]), kind)
                 writer.add_tensor(name, blocks, type_name=kind, shape=shape)
     return GgufReader(path)
+
+
+def float64_tensors(reader: GgufReader) -> dict[str, np.ndarray]:
+    """The tensors of a file of float32, by name: what a model is written out in formulas with."""
+    return {
+        name: np.frombuffer(bytes(reader.data(name)), np.float32)
+        .reshape(info.shape)
+        .astype(np.float64)
+        for name, info in reader.tensors.items()
+    }

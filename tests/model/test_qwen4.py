@@ -11,7 +11,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from oxillama.model.load import record
 from oxillama.weights.offload import Budget
-from tests.model.invented import HIDDEN, OWN, VOCAB, invent
+from tests.model.invented import HIDDEN, OWN, VOCAB, float64_tensors, invent
 from tests.model.test_architectures import IDS, batch_of, logits, memory_of
 
 KEYS = OWN["qwen4exp"]
@@ -44,12 +44,7 @@ class Plain:
     """A file's tensors by name, and what layers keep of one sequence."""
 
     def __init__(self, reader: GgufReader) -> None:
-        self.tensors = {
-            name: np.frombuffer(bytes(reader.data(name)), np.float32)
-            .reshape(info.shape)
-            .astype(np.float64)
-            for name, info in reader.tensors.items()
-        }
+        self.tensors = float64_tensors(reader)
         self.past: dict[str, list[np.ndarray]] = {}
         self.ids: list[int] = []
 

@@ -7,7 +7,7 @@ import pytest
 
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
-from tests.model.invented import VOCAB, invent
+from tests.model.invented import VOCAB, float64_tensors, invent
 from tests.model.test_architectures import IDS, logits
 
 HEADS, WIDTH = 4, 16
@@ -28,12 +28,7 @@ class Plain:
     """A file's tensors by name, and the state of one sequence."""
 
     def __init__(self, reader: GgufReader) -> None:
-        self.tensors = {
-            name: np.frombuffer(bytes(reader.data(name)), np.float32)
-            .reshape(info.shape)
-            .astype(np.float64)
-            for name, info in reader.tensors.items()
-        }
+        self.tensors = float64_tensors(reader)
         self.last: dict[str, np.ndarray] = {}
         self.memory = {i: np.zeros((HEADS, WIDTH, WIDTH)) for i in range(4)}
 
