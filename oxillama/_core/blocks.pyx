@@ -257,7 +257,7 @@ cdef inline float score_of(const ChooseArgs *a, const Step *step, const Chooser 
 
 
 cdef void offer(const ChooseArgs *a, Chooser *c, int block, float score) noexcept nogil:
-    """Takes the next block, if it is among the best so far; of a score as another's only while there is room."""
+    """Considers the next block: it enters while there is room, or in place of the worst one if its score is higher."""
     cdef int i
     if c.held < a.most:
         c.scores[c.held], c.ids[c.held] = score, block

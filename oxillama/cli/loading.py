@@ -239,7 +239,7 @@ def _announce(engine: oxillama.InferenceEngine) -> None:
             f"keeps {writer.nbytes / 1e6:,.0f} MB of packed weights in {writer.folder}, so that "
             f"this model loads faster next time; {off}, `oxillama sidecar clear` removes them"
         )
-    elif writer.automatic:  # a folder that was named is told of when it is to be written
+    elif writer.automatic:  # the writer itself warns about a folder that the user named
         told = f"packed weights cannot be kept in {writer.folder}: {why}; {off}"
     else:
         return

@@ -163,8 +163,8 @@ class ChatWriter:
 
 
 def _places(given: Sequence[Mapping[str, Any]], count: int) -> list[int]:
-    """Where each of `count` messages that `inline_tools` made stood before: results in a row became
-    one message, and one of the system may be new.
+    """The index in `given` of each of the `count` messages that `inline_tools` made of them: it
+    joins successive tool results, and may put a system message in front.
     """
     roles = [message["role"] for message in given]
     kept = [at for at, role in enumerate(roles) if roles[at - 1 : at + 1] != ["tool", "tool"]]
