@@ -114,9 +114,11 @@ typedef struct {
     void (*scan)(const ox_scan *s);
     void (*delta)(const ox_delta *s);
     void (*wkv)(const ox_wkv *s);
-    /* The sum over heads of shares[h] times the dot product of query h and the key, where it is positive. queries: [dim][heads];
-     * heads: a multiple of 16. */
-    float (*block_score)(const float *queries, const float *shares, const float *key, int heads, int dim);
+    /* For each of `count` keys the sum over heads of shares[h] times the dot product of query h and the key, where it is positive.
+     * queries: [dim][heads]; heads: a multiple of 16; keys `stride` floats apart. */
+    void (*key_scores)(float *out, const float *queries, const float *shares, const float *keys, int count, int64_t stride, int heads, int dim);
+    /* best[h]: the largest of itself and the dot products of query h and such keys. A NaN is passed over. */
+    void (*best_dots)(float *best, const float *queries, const float *keys, int count, int64_t stride, int heads, int dim);
 } ox_vec;
 
 extern const ox_vec ox_vec_scalar;

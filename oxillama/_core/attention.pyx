@@ -12,6 +12,9 @@ Keys that blocks of tokens became (blocks.pyx) come before a layer's own: splits
 split follows. They lie in a layer of rows, and are brought together in a worker's scratch as the kernel wants its keys, all that a row sees or
 those that were chosen for it; splits are counted in either, so that a row's are the same in any tile.
 
+A row may also see only chosen blocks of a layer's own keys, once it has more of them than are chosen; such a row is a tile of its own, and its
+splits are those of the keys it sees, one after the other. Blocks of whole groups of 16 are read where they lie, others are brought together too.
+
 Queries of a tile are its rows times the query heads that share the KV head, so K and V are read once for all of them.
 
 `attend_part` is one worker's share: the tape calls it on each of its workers, `attend` by `prange` over numpy arrays.
@@ -19,13 +22,14 @@ Queries of a tile are its rows times the query heads that share the KV head, so 
 import numpy as np
 
 from cython.parallel cimport prange
-from libc.stdint cimport int32_t, uint8_t
+from libc.limits cimport INT_MAX
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free
 from libc.string cimport memset
 
 from oxillama._core.blocks cimport block_key
 from oxillama._core.linear cimport fill_quantise
-from oxillama._core.pool cimport Arena, KvLayer, PageMemory, page_of
+from oxillama._core.pool cimport Arena, KvLayer, PageMemory, gather_keys, gather_values, page_of
 from oxillama._core.step cimport ALL_ROWS, Common, Op, PartFn, Plan, Step, Tiles, act_row_bytes, ox_count_up, ox_fetch, row_of
 from oxillama._core.threads cimport fenv_t, ox_fenv_enter, ox_fenv_leave, ox_team, ox_team_init, ox_team_take, worker_count
 from oxillama._core.vectors cimport OX_BLOCK_GROUPS, OX_MAX_QUERIES, OX_SPLIT_KEYS, ox_split, vec_table
@@ -66,6 +70,10 @@ ctypedef struct AttendArgs:
     int blocks                # the layer of the keys of blocks, -1: none
     int ratio                 # tokens of a block
     int chosen, most          # the slot of the blocks chosen for each row, so many at most; -1: rows see all blocks before them
+    int picked                # without `blocks`: what is chosen are blocks of the layer's own keys
+    int each                  # for each KV head
+    int running               # a block may be chosen before its last token is there; else its tokens are seen until then
+    int alone                 # the first position with more blocks than are chosen
 
 
 ctypedef struct Item:
@@ -89,9 +97,10 @@ ctypedef struct Worker:
     int part_of
 
 
-cdef size_t worker_bytes(int k_dim, int width, bint blocks) noexcept nogil:
+cdef size_t worker_bytes(int k_dim, int width, int gathered) noexcept nogil:
+    """gathered: numbers that a token has among the keys and values that are brought together, 0 where none are."""
     cdef size_t block = 16 * OX_BLOCK_GROUPS * <size_t>max(k_dim, width) + <size_t>OX_MAX_QUERIES * ((k_dim + 31) // 32 * 12)
-    cdef size_t keys = 64 + OX_SPLIT_KEYS * 4 * <size_t>k_dim if blocks else 0      # no type keeps a key in more
+    cdef size_t keys = 64 + OX_SPLIT_KEYS * 4 * <size_t>gathered if gathered else 0      # no type keeps a number in more
     return sizeof(Worker) + 64 + 4 * (<size_t>OX_MAX_QUERIES * (OX_SPLIT_KEYS + 2 * <size_t>width) + block) + keys
 
 
@@ -146,6 +155,31 @@ cdef inline int blocks_seen(const AttendArgs *a, const Step *step, int row) noex
     return min(count, a.most) if a.chosen >= 0 else count
 
 
+cdef inline bint picks(const AttendArgs *a, const Step *step, int row) noexcept nogil:
+    """Whether a row sees only chosen blocks of the layer's keys."""
+    return a.picked and step.positions[row] >= a.alone
+
+
+cdef inline const float *picked_by(const AttendArgs *a, const Step *step, int row, int head) noexcept nogil:
+    return <const float *>row_of(step, a.chosen, row) + (head * a.most if a.each else 0)
+
+
+cdef inline int picked_keys(const AttendArgs *a, const Step *step, int row, int head) noexcept nogil:
+    """Keys that a row sees: those of the blocks chosen, and of the tokens behind the last whole one."""
+    cdef int most = a.most * a.ratio, tail = (step.positions[row] + 1) % a.ratio
+    if not a.running:
+        return most + tail
+    if tail and <int>picked_by(a, step, row, head)[a.most - 1] == step.positions[row] // a.ratio:
+        return most - a.ratio + tail
+    return most
+
+
+cdef inline int picked_token(const AttendArgs *a, const Step *step, int row, const float *chosen, int key) noexcept nogil:
+    """Which token such a key is of."""
+    cdef int block = key // a.ratio
+    return (<int>chosen[block] if block < a.most else (step.positions[row] + 1) // a.ratio) * a.ratio + key % a.ratio
+
+
 cdef inline int first_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
     cdef int first = own_split(a, step, tiles, tile)
     if a.blocks < 0:
@@ -155,6 +189,8 @@ cdef inline int first_split(const AttendArgs *a, const Step *step, const Tiles *
 
 cdef inline int last_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
     cdef int most = key_limit(a, step, tiles.first[tile + 1] - 1), r
+    if picks(a, step, tiles.first[tile]):
+        return (a.most * a.ratio + (0 if a.running else (step.positions[tiles.first[tile]] + 1) % a.ratio) - 1) // OX_SPLIT_KEYS
     if step.limited:
         for r in range(tiles.first[tile], tiles.first[tile + 1]):
             most = max(most, key_limit(a, step, r))
@@ -197,6 +233,8 @@ cdef void mark(const AttendArgs *a, const Step *step, const Tiles *tiles, const 
             last = min(<int>OX_SPLIT_KEYS, key_limit(a, step, r) - base)
             if blocks:
                 first, last = 0, min(<int>OX_SPLIT_KEYS, blocks_seen(a, step, r) - base)
+            elif picks(a, step, r):
+                first, last = 0, min(<int>OX_SPLIT_KEYS, picked_keys(a, step, r, item.head + head) - base)
             for h in range(share):
                 s.first[i], s.last[i] = first, last
                 if a.slopes != NULL:
@@ -234,6 +272,31 @@ cdef void gather(const AttendArgs *a, const Step *step, const Tiles *tiles, cons
         w.split.k[g] = w.split.v[g] = w.keys + g * size
 
 
+cdef void pick(const AttendArgs *a, const Step *step, const int32_t *pages, const Item *item, int row, int split, Worker *w) noexcept nogil:
+    """Points the kernel at the chosen keys of one split, brought together where their blocks are no whole groups."""
+    cdef int base = split * OX_SPLIT_KEYS, count = min(<int>OX_SPLIT_KEYS, picked_keys(a, step, row, item.head) - base), g, i, n, token
+    cdef const KvLayer *layer = &step.layers[a.layer]
+    cdef const float *chosen = picked_by(a, step, row, item.head)
+    cdef ox_split *s = &w.split
+    cdef char *values = w.keys + OX_SPLIT_KEYS // 16 * layer.k_group_bytes
+    cdef const char *k[16]
+    cdef const void *v[16]
+    cdef int[16] lanes
+    for g in range((count + 15) // 16):
+        if a.ratio % 16 == 0:
+            s.k[g] = group_at(a, step, pages, picked_token(a, step, row, chosen, base + 16 * g), item.head, &s.v[g])
+            continue
+        n = min(16, count - 16 * g)
+        for i in range(n):
+            token = picked_token(a, step, row, chosen, base + 16 * g + i)
+            k[i], lanes[i] = group_at(a, step, pages, token, item.head, &v[i]), token % 16
+        s.k[g] = s.v[g] = w.keys + g * layer.k_group_bytes
+        gather_keys(step.kind, layer, w.keys + g * layer.k_group_bytes, k, lanes, n)
+        if not a.view:
+            s.v[g] = values + g * layer.v_group_bytes
+            gather_values(step.kind, layer, values + g * layer.v_group_bytes, <const char *const *>v, lanes, n)
+
+
 cdef void run_split(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, Worker *w) noexcept nogil:
     """Runs the kernel on one split of the item `aim` chose."""
     cdef const int32_t *pages = step.tables[step.row_table[tiles.first[item.tile]]]
@@ -242,6 +305,10 @@ cdef void run_split(const AttendArgs *a, const Step *step, const Tiles *tiles, c
     mark(a, step, tiles, item, split, s)
     if a.blocks >= 0 and split < own_split(a, step, tiles, item.tile):
         gather(a, step, tiles, item, split, w)
+        step.vec.split(s)
+        return
+    if picks(a, step, tiles.first[item.tile]):
+        pick(a, step, pages, item, tiles.first[item.tile], split, w)
         step.vec.split(s)
         return
     for i in range(s.queries // s.heads):
@@ -253,10 +320,12 @@ cdef void run_split(const AttendArgs *a, const Step *step, const Tiles *tiles, c
 
 
 cdef void foresee(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, ox_split *s) noexcept nogil:
-    """Tells the kernel where the split after this one begins."""
+    """Tells the kernel where the split after this one begins, if its keys are all that lie there."""
     cdef const int32_t *pages = step.tables[step.row_table[tiles.first[item.tile]]]
     cdef int last = step.positions[tiles.first[item.tile + 1] - 1], begin = first_key(a, step, tiles.first[item.tile]), j
     cdef const void *v
+    if picks(a, step, tiles.first[item.tile]):
+        return
     s.ahead = 1
     begin = max(begin, split * OX_SPLIT_KEYS)     # keys before it may lie nowhere
     for j in range(OX_BLOCK_GROUPS):
@@ -290,7 +359,7 @@ cdef Cut cut_op(const AttendArgs *a, const Step *step, const Tiles *tiles, int n
     cdef int tile, splits = 0, together = 1, items = tiles.count * a.kv_heads * a.parts, deep
     for tile in range(tiles.count):
         splits += last_split(a, step, tiles, tile) - first_split(a, step, tiles, tile) + 1
-    if a.parts == 1:
+    if a.parts == 1 and not (a.picked and (a.each or a.ratio % 16)):      # what is picked is so for one head
         together = max(1, min(<int>OX_MAX_QUERIES // (tiles.widest * a.share), a.kv_heads))
     deep = together > 1 and splits >= DEEP_SPLITS * tiles.count and items < together * ITEMS_PER_WORKER * nth
     cut.splits = splits if nth > 1 and splits > tiles.count and (deep or items < ITEMS_PER_WORKER * nth) else 0
@@ -402,7 +471,8 @@ cdef void cut_tiles(const Step *step, Tiles *tiles) noexcept nogil:
     cdef int r, start = 0
     tiles.count, tiles.widest = 0, 1
     for r in range(step.rows):
-        if r == 0 or r - start == tiles.rows or step.row_table[r] != step.row_table[r - 1] or step.positions[r] != step.positions[r - 1] + 1:
+        if (r == 0 or r - start == tiles.rows or step.row_table[r] != step.row_table[r - 1] or step.positions[r] != step.positions[r - 1] + 1
+                or step.positions[r] >= tiles.alone):
             start = r
             tiles.first[tiles.count] = r
             tiles.count += 1
@@ -448,6 +518,8 @@ cdef void attend_warm(const void *args, int ith, int nth) noexcept nogil:
         choose(a, &cut, ith // tiles.count, &p.item)
         p.item.tile = tiles.count - 1 - ith % tiles.count
         first, groups = first_key(a, step, tiles.first[p.item.tile]) // 16, WARM_GROUPS
+    if picks(a, step, tiles.first[p.item.tile]):
+        return
     pages = step.tables[step.row_table[tiles.first[p.item.tile]]]
     last = min(first + groups - 1, step.positions[tiles.first[p.item.tile + 1] - 1] // 16)
     for g in range(first, last + 1):
@@ -466,7 +538,8 @@ cdef class AttendOp(Op):
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None,
-                      relative=None, causal=True, chunk=0, spans=False, strict=False, most=0, blocks=None, ratio=0, chosen=None)
+                      relative=None, causal=True, chunk=0, spans=False, strict=False, most=0, blocks=None, ratio=0, chosen=None,
+                      each=False, running=False)
         cdef AttendArgs *a = &self.a
         a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x = p["x"]
@@ -483,10 +556,13 @@ cdef class AttendOp(Op):
             a.ratio = block_ratio(plan, p)
             a.blocks = key_layer(plan, p, "blocks", a.ratio, a.k_dim)
             plan.reaches.append((a.blocks, 0))
+        a.picked, a.each, a.running, a.alone = p["chosen"] is not None and a.blocks < 0, bool(p["each"]), bool(p["running"]), INT_MAX
         if p["chosen"] is not None:
-            if a.blocks < 0:
-                raise plan.fail("chosen without blocks, wanted both")
             a.chosen, a.most = p["chosen"], plan.reads(p["chosen"], full=True)
+        if a.picked:
+            self._pick(plan, p)
+        elif a.each or a.running:
+            raise plan.fail("each or running without a choice of the layer's keys, wanted both")
         if p["most"]:
             plan.positions = min(plan.positions, plan.number(p, "most", 1, 1 << 30))
         a.spans = bool(p["spans"])
@@ -509,10 +585,11 @@ cdef class AttendOp(Op):
             a.relative, a.reach = &self.relative[0], shape[1] // 2
         plan.sees(bool(p["causal"]))
         a.group = a.q_heads // a.kv_heads
-        a.share = min(a.group, <int>TILE_QUERIES)
+        a.share = min(a.group, <int>OX_MAX_QUERIES if a.view else <int>TILE_QUERIES)      # each tile turns the values of a view anew
         a.parts = (a.group + a.share - 1) // a.share
         a.width = (a.v_dim + 15) // 16 * 16
-        rows = max(1, (TILE_QUERIES + a.share // 2) // a.share) if a.chosen < 0 else 1      # each row has its own choice
+        # each row has its own choice
+        rows = 1 if a.blocks >= 0 and a.chosen >= 0 else max(1, (TILE_QUERIES + a.share // 2) // a.share), a.alone
         if p["out"] in (p["x"], p["chosen"]):
             raise plan.fail(f"out is slot {p['out']}, which it reads")
         if rows not in plan.tile_rows:
@@ -520,9 +597,23 @@ cdef class AttendOp(Op):
         a.tiles = plan.tile_rows.index(rows)
         plan.reaches.append((a.layer, a.window or a.chunk))
         a.out = plan.writes(p["out"], a.q_heads * a.v_dim)
-        plan.need_scratch(self, worker_bytes(a.k_dim, a.width, a.blocks >= 0))
+        gathered = a.k_dim if a.blocks >= 0 else a.k_dim + (0 if a.view else a.v_dim) if a.picked and a.ratio % 16 else 0
+        plan.need_scratch(self, worker_bytes(a.k_dim, a.width, gathered))
         self.begin(plan, &a.common, "attend", attend_part, p)
         self.warm, self.partials, self.counters = attend_warm, partial_floats_wanted, done_items_wanted
+
+    def _pick(self, Plan plan, p):
+        """Checks a choice among the layer's own keys."""
+        cdef AttendArgs *a = &self.a
+        if not p["strict"] or a.window or a.chunk or p["spans"] or p["slopes"] is not None or p["relative"] is not None:
+            raise plan.fail("chosen keys beside a window, a chunk, spans or a bias by distance, or not strict, wanted none of them and strict")
+        a.ratio = block_ratio(plan, p)
+        if a.each and a.most % a.kv_heads:
+            raise plan.fail(f"chosen has {a.most} columns, wanted as many for each of {a.kv_heads} heads")
+        a.most = a.most // a.kv_heads if a.each else a.most
+        if a.most * <int64_t>a.ratio > 1 << 30:
+            raise plan.fail(f"{a.most} blocks of {a.ratio} tokens chosen, wanted at most {1 << 30} tokens")
+        a.alone = a.most * a.ratio if a.running else (a.most + 1) * a.ratio - 1
 
 
 OPS = {"attend": AttendOp}
@@ -576,7 +667,7 @@ def attend(const float[:, :, ::1] q, PageMemory memory not None, pages, int laye
     step.page_size, step.kind, step.layers = memory.page_size, memory.kind, memory.layers
     step.vec = vec_table(isa)
     fill_quantise(&step, isa)
-    tiles.rows, tiles.first = plan.tile_rows[0], <int *>&begins[0]
+    (tiles.rows, tiles.alone), tiles.first = plan.tile_rows[0], <int *>&begins[0]
     step.tiles = &tiles
     cut_tiles(&step, &tiles)
     cdef float[::1] partials = np.empty(max(<size_t>1, partial_floats_wanted(op.args, &step, workers)), np.float32)

@@ -82,6 +82,10 @@ cdef enum:
     ROWS_VIEW = 2          # `view` of a layer that keeps a row of floats a token, token after token, which no kernel attends to
 
 
+cdef void gather_keys(int kind, const KvLayer *layer, char *dst, const char *const *src, const int *lanes, int count) noexcept nogil
+cdef void gather_values(int kind, const KvLayer *layer, char *dst, const char *const *src, const int *lanes, int count) noexcept nogil
+
+
 cdef inline int frame_of(const Slabs *slabs, int page) noexcept nogil:
     """What holds the page, -1 for nothing; of slabs that have frames."""
     return slabs.frames[page >> NAME_CHUNK][page & ((1 << NAME_CHUNK) - 1)]

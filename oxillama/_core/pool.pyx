@@ -39,6 +39,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from cython.parallel cimport prange
 from libc.limits cimport INT_MAX
+from libc.stdint cimport uint16_t, uint32_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
@@ -185,6 +186,44 @@ cdef void _copy_part(int kind, const KvLayer *layer, const char *src, char *dst,
             _copy_lanes(dst + k, src + k, count, layer.k_dim, kept_bytes(kind, 1))
         if not layer.view:
             memcpy(dst + v, src + v, count * row)
+
+
+cdef void _gather_lanes(char *dst, const char *const *src, const int *lanes, int count, size_t first, size_t columns, size_t item) noexcept nogil:
+    """Numbers of `item` bytes, 2 or 4, in each of so many columns of 16 from byte `first` on: number i is that of a lane of src[i]."""
+    cdef size_t d
+    cdef int i
+    if item == 2:
+        for d in range(columns):
+            for i in range(count):
+                (<uint16_t *>(dst + first))[16 * d + i] = (<const uint16_t *>(src[i] + first))[16 * d + lanes[i]]
+    else:
+        for d in range(columns):
+            for i in range(count):
+                (<uint32_t *>(dst + first))[16 * d + i] = (<const uint32_t *>(src[i] + first))[16 * d + lanes[i]]
+
+
+cdef void gather_keys(int kind, const KvLayer *layer, char *dst, const char *const *src, const int *lanes, int count) noexcept nogil:
+    """Makes the first `count` keys of a group those at so many places of other groups."""
+    cdef size_t unit = kept_bytes(kind, 512), block, at = 0
+    if kind <= OX_KV_F16:
+        _gather_lanes(dst, src, lanes, count, 0, layer.k_dim, kept_bytes(kind, 1))
+        return
+    for block in range(layer.k_dim // 32):
+        if block % 2 == 0:
+            _gather_lanes(dst, src, lanes, count, at, 2, 2)
+            at += 64
+        _gather_lanes(dst, src, lanes, count, at, unit // 64, 4)
+        at += unit
+
+
+cdef void gather_values(int kind, const KvLayer *layer, char *dst, const char *const *src, const int *lanes, int count) noexcept nogil:
+    """The same with values."""
+    cdef size_t row = kept_bytes(kind, layer.v_dim)
+    cdef int i
+    for i in range(count):
+        memcpy(dst + i * row, src[i] + lanes[i] * row, row)
+    if kind > OX_KV_F16:
+        _gather_lanes(dst, src, lanes, count, 16 * row, layer.v_dim // 32, 2)
 
 
 cdef void _copy_layer(int kind, const KvLayer *layer, const char *src, char *dst, int count, int page_size) noexcept nogil:

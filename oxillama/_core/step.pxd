@@ -24,6 +24,7 @@ cdef enum Domain:
 ctypedef struct Tiles:
     # Rows cut into tiles of one sequence: consecutive positions, at most `rows` of them; tile t is rows first[t] to first[t + 1] - 1.
     int rows
+    int alone         # a row at this position or behind it is a tile
     int count
     int widest        # most rows of a tile in this step
     int *first
@@ -136,7 +137,7 @@ cdef class Plan:
     cdef readonly str op
     cdef readonly object isa
     cdef dict content            # slot -> (act name, columns, domain)
-    cdef readonly list tile_rows # one entry per Tiles
+    cdef readonly list tile_rows # (rows, alone) of each Tiles
     cdef readonly list reaches   # of each attention op, (layer, window)
     cdef readonly object causal  # whether rows see no key after their own; None: no attention yet
     cdef PagedOp routed          # paged experts of the op before, and the slot of their choice

@@ -261,7 +261,7 @@ cdef class Program:
             self.arenas.append(arena)
             step.slots[i] = arena.data
         for i in range(self.n_tiles):
-            step.tiles[i].rows = plan.tile_rows[i]
+            step.tiles[i].rows, step.tiles[i].alone = plan.tile_rows[i]
             step.tiles[i].first = <int *>calloc(self.max_rows + 1, sizeof(int))
             if step.tiles[i].first == NULL:
                 raise MemoryError

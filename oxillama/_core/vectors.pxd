@@ -100,7 +100,9 @@ cdef extern from "vec/table.h" nogil:
         void (*scan)(const ox_scan *s) noexcept nogil
         void (*delta)(const ox_delta *s) noexcept nogil
         void (*wkv)(const ox_wkv *s) noexcept nogil
-        float (*block_score)(const float *queries, const float *shares, const float *key, int heads, int dim) noexcept nogil
+        void (*key_scores)(float *out, const float *queries, const float *shares, const float *keys, int count, int64_t stride, int heads,
+                           int dim) noexcept nogil
+        void (*best_dots)(float *best, const float *queries, const float *keys, int count, int64_t stride, int heads, int dim) noexcept nogil
 
 cdef const ox_vec *vec_table(object isa) except NULL
 cdef void angles(float *out, const float *f, int n, double position, double scale) noexcept nogil

@@ -14,7 +14,7 @@ import numpy as np
 
 from oxillama.errors import ModelError
 from oxillama.gguf.keys import REQUIRED
-from oxillama.model.builder import Builder, Heads, Layer, Value
+from oxillama.model.builder import Builder, Choice, Heads, Layer, Value
 from oxillama.model.rope import Rope
 
 HeadNorm = Literal["heads", "each", "rows", "plain"]  # what a norm of queries and keys runs over
@@ -84,6 +84,7 @@ def attention(
     chunk: int = 0,
     spans: bool = False,
     most: int = 0,
+    choice: Choice | None = None,
     output: str = "attn_output",
     gate_act: str = "sigmoid",
 ) -> Value:
@@ -93,9 +94,9 @@ def attention(
     norm over each head of queries and keys (plain: without a weight; each: with a weight per head),
     or over their whole rows. rope: the file's own, another, or None for no rotation. scale: by
     default the file's `attention.scale`, otherwise 1/sqrt(key_dim). slopes: ALiBi. norm_last,
-    temper, relative, chunk, spans, most: see `Builder.attend`. If the file has a gate for the
-    result, it is applied under gate_act, with a number for each float or for each head; likewise a
-    norm of the result.
+    temper, relative, chunk, spans, most, choice: see `Builder.attend`. If the file has a gate for
+    the result, it is applied under gate_act, with a number for each float or for each head;
+    likewise a norm of the result.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -133,6 +134,7 @@ def attention(
         chunk=chunk,
         spans=spans,
         most=most,
+        choice=choice,
         **norms,
     )
     if gate is not None and gate.width != out.width:
@@ -196,20 +198,6 @@ def sections_of(b: Builder, *, mixed: bool) -> list[int]:
     if not mixed:
         return [which for which, count in enumerate(counts) for _ in range(count)]
     return [i % 3 if i % 3 and i < 3 * counts[i % 3] else 0 for i in range(sum(counts))]
-
-
-def dense_reach(b: Builder, *, block: int = 1) -> int:
-    """The number of positions up to which sparse attention equals attention to all keys, because
-    its indexer chooses the file's `attention.indexer.top_k` keys of a row (or blocks of that many
-    keys; DeepSeek-AI 2025, DeepSeek-V3.2, section 2.1). The indexer itself is not evaluated.
-    """
-    keys = b.keys
-    for name in ("head_count", "key_length"):
-        keys.integer(f"attention.indexer.{name}", minimum=1)
-    if "attention.indexer.types" in keys:
-        keys.flags("attention.indexer.types")  # layers with an indexer of their own
-    b.used.update(name for name in b.reader.tensors if ".indexer" in name)
-    return block * keys.integer("attention.indexer.top_k", minimum=1, maximum=1 << 24)
 
 
 def latent_norm(b: Builder, layer: Layer, x: Value, name: str) -> Value:

@@ -126,6 +126,23 @@ class Blocks:
     ratio: int
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The keys that rows attend to: numbers of blocks of `ratio` tokens, as the ops `choose_blocks`
+    and `choose_spans` write them; each, running: see the op `attend`.
+    """
+
+    numbers: Value
+    ratio: int
+    each: bool = False
+    running: bool = False
+
+    def params(self) -> dict[str, Any]:
+        """Those of the op `attend`."""
+        more = {name: True for name in ("each", "running") if getattr(self, name)}
+        return dict(ratio=self.ratio, strict=True, **more)
+
+
 class Builder:
     """The argument of an architecture's function: typed hyper-parameters, tensors by name, and ops
     to record.
@@ -714,6 +731,7 @@ class Builder:
         spans: bool = False,
         strict: bool = False,
         most: int = 0,
+        choice: Choice | None = None,
     ) -> Value:
         """Attention of q over the k and v stored so far: per-head norm, rope, store, softmax(scale
         * q.k) v. rope None: no rotation (NoPE). Causal, unless the file or `see_all` says
@@ -727,7 +745,7 @@ class Builder:
         see the keys from its last multiple on. spans: if attention is not causal, rows see only the
         keys of their span in the batch. strict: no key after a row's own, even if a batch says that
         rows of an image see each other. most: the positions a sequence may have, if the model
-        attends differently beyond; 0 for any.
+        attends differently beyond; 0 for any. choice: rows see no other keys.
         """
         if self.causal is None:
             self.causal = self.keys.flag("attention.causal", default=True)
@@ -745,6 +763,7 @@ class Builder:
             most=most or None,
         )
         more = {name: value for name, value in asked.items() if value is not None}
+        more |= choice.params() if choice else {}
         if not self.causal:
             if slopes is not None:
                 raise ModelError(
@@ -753,7 +772,7 @@ class Builder:
             more["causal"] = False
         return self.record(
             "attention",
-            (q, k, v, *self._table(rope)),
+            (q, k, v, *self._table(rope), *([choice.numbers] if choice else [])),
             width=heads.query * heads.value_dim,
             stateful=True,
             heads=heads,
@@ -825,19 +844,21 @@ class Builder:
         temper: tuple[float, int, int] | None = None,
         sinks: np.ndarray | None = None,
         window: int = 0,
-        most: int = 0,
+        choice: Choice | None = None,
     ) -> Value:
         """Attention whose layer stores one row k per token for all heads, of which the first
         `value` floats are the value: the absorbed form of multi-head latent attention (DeepSeek-AI
         2024, DeepSeek-V2, section 2.1). rope rotates the last floats of k and of each head of q;
-        the result has `value` floats per head. temper, sinks, window, most: see `attend`.
+        the result has `value` floats per head. temper, sinks, window, choice: see `attend`.
         """
         shape = Heads(heads, 1, k.width, value)
-        asked: dict[str, Any] = dict(temper=temper, sinks=sinks, most=most or None)
-        more = {name: one for name, one in asked.items() if one is not None}
+        more: dict[str, Any] = {
+            name: one for name, one in (("temper", temper), ("sinks", sinks)) if one is not None
+        }
+        more |= choice.params() if choice else {}
         return self.record(
             "attention",
-            (q, k, *self._table(rope)),
+            (q, k, *self._table(rope), *([choice.numbers] if choice else [])),
             width=heads * value,
             stateful=True,
             heads=shape,
@@ -899,11 +920,20 @@ class Builder:
             latent=True,
             **more,
         )
-        return self.op("turn", y, table, heads=heads, back=True)
+        start = k.width - rope.dims
+        return self.op("turn", y, table, heads=heads, start=start, back=True)
 
-    def turn(self, x: Value, rope: Rope, *, heads: int) -> Value:
-        """The last floats of each head of x, in adjacent pairs, turned by the token's position."""
-        return self.op("turn", x, *self._table(rope), heads=heads)
+    def turn(
+        self, x: Value, rope: Rope, *, heads: int = 1, start: int, style: str = "norm"
+    ) -> Value:
+        """Some floats of each head of x, from `start` on, turned by the token's position."""
+        return self.op("turn", x, *self._table(rope), heads=heads, start=start, style=style)
+
+    def keep(self, x: Value) -> Blocks:
+        """Keep x of each token: a key for each."""
+        layer = self.keeps(Rows(x.width))
+        self.record("compress", (x,), width=1, stateful=True, layer=layer)
+        return Blocks(layer, 1)
 
     def compress(
         self,
@@ -911,44 +941,65 @@ class Builder:
         gate: Value,
         *,
         bias: np.ndarray,
-        weight: np.ndarray,
-        rope: Rope,
-        overlap: bool,
+        weight: np.ndarray | None,
+        rope: Rope | None,
+        overlap: bool = False,
     ) -> Blocks:
         """Keep rows x and gates of each token, and make one key of each block of len(bias) tokens;
         the parameters are those of the ops `keep_rows` and `compress`.
         """
-        ratio, dim = len(bias), len(weight)
+        dim, more = x.width // (1 + overlap), dict[str, Any]()
+        if weight is not None:
+            more = dict(weight=weight, eps=self.epsilon())
+        if rope is not None:
+            more |= dict(inv_freq=rope.inv_freq, mscale=rope.magnitude)
+        if overlap:
+            more["overlap"] = True
+        return self._compressed((x, gate), len(bias), dim, bias=np.ascontiguousarray(bias), **more)
+
+    def compress_mean(self, x: Value, *, ratio: int, weight: np.ndarray, rope: Rope) -> Blocks:
+        """The same without gates: a key is the mean of a block's rows under a norm, and its first
+        floats are rotated by where the block begins, which rows bring along: a batch may say
+        other positions than those of a sequence.
+        """
+        (table,) = self._table(rope)
+        return self._compressed(
+            (self.concat(x, table),),
+            ratio,
+            x.width,
+            weight=weight,
+            eps=self.epsilon(),
+            gated=False,
+            carried=table.width,
+        )
+
+    def _compressed(self, kept: tuple[Value, ...], ratio: int, dim: int, **more: Any) -> Blocks:
+        if 16 % ratio and ratio % 16 or ratio < 2:
+            raise ModelError(
+                f"{self.arch}: blocks of {ratio} tokens, wanted a divisor or a multiple of 16"
+            )
         if dim % min(ratio, 16):
             raise ModelError(
                 f"{self.arch}: keys of {dim} floats for blocks of {ratio} tokens, wanted a "
                 f"multiple of {min(ratio, 16)} floats"
             )
-        layer = self.keeps(Rows(2 * x.width, (2 if overlap else 1) * ratio))
+        window = (1 + more.get("overlap", False)) * ratio
+        layer = self.keeps(Rows(sum(part.width for part in kept), window))
         into = self.keeps(Rows(dim // min(ratio, 16)))
-        self.record(
-            "compress",
-            (x, gate),
-            width=1,
-            stateful=True,
-            bias=np.ascontiguousarray(bias),
-            layer=layer,
-            into=into,
-            ratio=ratio,
-            weight=weight,
-            inv_freq=rope.inv_freq,
-            mscale=rope.magnitude,
-            eps=self.epsilon(),
-            overlap=overlap,
-        )
+        asked = dict(layer=layer, into=into, ratio=ratio, dim=dim, **more)
+        self.record("compress", kept, width=1, stateful=True, **asked)
         return Blocks(into, ratio)
 
-    def choose_blocks(self, q: Value, weights: Value, blocks: Blocks, *, most: int) -> Value:
+    def choose_blocks(
+        self, q: Value, weights: Value | None, blocks: Blocks, *, heads: int, most: int
+    ) -> Value:
         """The numbers of the blocks that each row attends to; the parameters are those of the
         op.
         """
         params: dict[str, Any] = dict(layer=blocks.layer, ratio=blocks.ratio, most=most)
-        return self.op("choose_blocks", q, weights, **params)
+        inputs = (q,) if weights is None else (q, weights)
+        params |= dict(heads=heads) if weights is None else {}
+        return self.record("choose_blocks", inputs, width=most, stateful=True, **params)
 
     def _table(self, rope: Rope | None) -> tuple[Value, ...]:
         if rope is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from oxillama.errors import ModelError
 from oxillama.model.blocks import latent_norm
 from oxillama.model.builder import Builder, Layer, Value
+from oxillama.model.indexer import LatentIndexer
 from oxillama.model.rope import Rope
 
 
@@ -21,16 +22,16 @@ def latent_attention(
     style: str = "norm",
     temper: tuple[float, int, int] | None = None,
     window: int = 0,
-    most: int = 0,
+    indexer: LatentIndexer | None = None,
 ) -> Value:
     """Queries go through each head's key matrix into the latent, results through its value matrix
     out of it, so that a token keeps its latent and one rotated key alone (section 2.1.2, appendix
     C).
     rotation: of (builder, floats that are rotated, floats of a key) the rotation and the scale of
-    scores; style: see `attention`; temper, window, most: see `Builder.attend`. Sizes of a layer
-    with a window may have keys of their own. Where the file has a gate for each head, or for each
-    float (`attn_gate`), the result is under its sigmoid; sinks of heads, and a norm of the rotated
-    key, are found by name too.
+    scores; style: see `attention`; temper, window: see `Builder.attend`; indexer: it chooses the
+    keys that rows see. Sizes of a layer with a window may have keys of their own. Where the file
+    has a gate for each head, or for each float (`attn_gate`), the result is under its sigmoid;
+    sinks of heads, and a norm of the rotated key, are found by name too.
     """
     keys = b.keys
     heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
@@ -50,10 +51,14 @@ def latent_attention(
     # of the keys before they are absorbed, or of the latent: the tensors' shapes are checked anyway
     for key in ("attention.key_length", "attention.value_length"):
         keys.integer(key, default=0)
-    rank = keys.integer("attention.q_lora_rank", default=0, maximum=1 << 16)
+    least = 1 if indexer else 0
+    rank = keys.integer("attention.q_lora_rank", default=0, minimum=least, maximum=1 << 16)
     rope, scale = rotation(b, turned, plain + turned)
+    choice = None
     if rank:
         q = latent_norm(b, layer, layer.linear(x, "attn_q_a", rank), "attn_q_a_norm")
+        if indexer is not None:
+            choice = indexer.choose(layer, x, q, rope)
         q = layer.linear(q, "attn_q_b", heads * (plain + turned))
     else:
         q = layer.linear(x, "attn_q", heads * (plain + turned))
@@ -78,7 +83,7 @@ def latent_attention(
         temper=temper,
         sinks=layer.optional_vector("attn_sinks.weight", heads),
         window=window,
-        most=most,
+        choice=choice,
     )
     y = layer.stacked(y, "attn_v_b", value, count=heads)
     if layer.has("attn_gate.weight"):

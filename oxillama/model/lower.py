@@ -467,7 +467,8 @@ class _Lowering:
         qkv, offset = ("qkv", index), 0
         count = 2 if p.pop("latent", False) else 3 if p.get("keep", True) else 1
         parts = list(node.inputs[:count])
-        rope, picks = node.inputs[count : count + 1], node.inputs[count + 1 :]
+        rest = list(node.inputs[count:])
+        rope, picks = (rest[:1], rest[1:]) if p["rope_dims"] else ([], rest)
         while parts:
             run = 1
             while run < len(parts) and self._siblings(parts[: run + 1]):
@@ -501,6 +502,8 @@ class _Lowering:
                 "most",
                 "blocks",
                 "ratio",
+                "each",
+                "running",
             )
             if name in p
         }
@@ -516,9 +519,14 @@ class _Lowering:
     def _compress(self, index: int, node: Node, out: Hashable) -> None:
         """Rows of all tokens of a step are kept before keys are made of them."""
         p = dict(node.params)
-        x, gate = (self.read(source, index) for source in node.inputs)
-        self.emit("keep_rows", x=x, gate=gate, bias=p.pop("bias"), layer=p["layer"], into=p["into"])
-        self.emit("compress", **p)
+        kept = {
+            name: self.read(source, index) for name, source in zip(("x", "gate"), node.inputs)
+        } | {name: p[name] for name in ("layer", "into") if name in p}
+        if "bias" in p:
+            kept["bias"] = p.pop("bias")
+        self.emit("keep_rows", **kept)
+        if "into" in p:
+            self.emit("compress", **p)
 
 
 def _assign_slots(ops: list[Op], widths: dict[Hashable, int], kept: Hashable | None) -> Tape:

@@ -430,6 +430,10 @@ class Attend(Op, name="attend"):
     differently beyond; 0 for any. blocks: the layer with the keys of blocks of `ratio` tokens; a
     row also sees those of whole blocks up to its position, or of them those that its row of
     `chosen` numbers (-1: none).
+
+    chosen without blocks: of its own keys a row sees those of the blocks of `ratio` tokens that its
+    row of `chosen` numbers, and those behind the last whole block. each: there are such numbers for
+    each KV head. running: the block that is not whole yet is chosen like the others.
     """
 
     reads = ("x", "chosen")
@@ -460,6 +464,8 @@ class Attend(Op, name="attend"):
         blocks=None,
         ratio=0,
         chosen=None,
+        each=False,
+        running=False,
     ) -> None:
         n = len(f.positions)
         q = f.slots[x][:, : q_heads * k_dim]
@@ -504,7 +510,15 @@ class Attend(Op, name="attend"):
             if chosen is not None:
                 picks = f.slots[chosen][:, None, :] == count[..., None]
                 unseen[:, : len(made)] |= ~picks.any(axis=2)
-        scores = np.where(unseen[:, None, None, :], -np.inf, scores)
+        unseen = np.broadcast_to(unseen[:, None, :], (n, kv_heads, unseen.shape[1]))
+        if chosen is not None and blocks is None:
+            block = np.arange(len(keys)) // ratio
+            numbers = f.slots[chosen].reshape(n, kv_heads if each else 1, -1)
+            seen = (numbers[..., None, :] == block[:, None]).any(axis=-1)
+            if not running:
+                seen |= (block >= (f.positions[:, None] + 1) // ratio)[:, None]
+            unseen = unseen | ~seen
+        scores = np.where(unseen[:, :, None, :], -np.inf, scores)
         top = scores.max(axis=-1, keepdims=True)
         if sinks is not None:
             sink = sinks.reshape(1, kv_heads, -1, 1).astype(np.float64)
@@ -516,9 +530,9 @@ class Attend(Op, name="attend"):
 
 
 class KeepRows(Op, name="keep_rows"):
-    """The rows of x, and those of `gate` plus the row of `bias` (period, width) at the token's
-    place in a period, kept side by side in layer `layer`. The rows of layer `into`, where the key
-    of a token's block will be, are zeros until it is made.
+    """The rows of x, kept in layer `layer`; beside them, if there is a gate, those of `gate` plus
+    the row of `bias` (period, width) at the token's place in a period. The rows of layer `into`,
+    where the key of a token's block will be, are zeros until it is made.
     """
 
     reads = ("x", "gate")
@@ -527,19 +541,24 @@ class KeepRows(Op, name="keep_rows"):
     rows = Rows.ALL
 
     @staticmethod
-    def meaning(f: Frame, *, x, gate, bias, layer, into) -> None:
-        rows = np.concatenate(
-            [f.slots[x], f.slots[gate] + bias[f.positions % len(bias)]], axis=1, dtype=np.float32
-        )
+    def meaning(f: Frame, *, x, layer, gate=None, bias=None, into=None) -> None:
+        rows = f.slots[x]
+        if gate is not None:
+            rows = np.concatenate(
+                [rows, f.slots[gate] + bias[f.positions % len(bias)]], axis=1, dtype=np.float32
+            )
         held = f.keys.get(layer, rows[:0, None])
         f.keys[layer] = np.concatenate([held[: f.positions[0]], rows[:, None]])
 
 
 class Compress(Op, name="compress"):
-    """A key for each whole block of `ratio` tokens, from what `keep_rows` left in layer `layer`:
-    the mean of the tokens' rows, weighted for each float by a softmax over their gates, under a
-    norm, with its last floats (adjacent pairs) turned by the position where the block begins.
-    overlap: rows have two parts, the first for the key of the block after their own.
+    """A key of `dim` floats for each whole block of `ratio` tokens, from what `keep_rows` left in
+    layer `layer`: the mean of the tokens' rows, weighted for each float by a softmax over their
+    gates if they are `gated`, under a norm if there is a weight. inv_freq: its last floats
+    (adjacent pairs) are turned by the position where the block begins. carried: rows end with so
+    many floats, their token's angles; those of the block's first token turn the first floats of the
+    key (pairs of halves). overlap: rows have two parts, the first for the key of the block after
+    their own.
     """
 
     reads = ()
@@ -549,12 +568,27 @@ class Compress(Op, name="compress"):
 
     @staticmethod
     def meaning(
-        f: Frame, *, layer, into, ratio, weight, inv_freq, eps, overlap=False, mscale=1.0
+        f: Frame,
+        *,
+        layer,
+        into,
+        ratio,
+        dim,
+        weight=None,
+        eps=0.0,
+        gated=True,
+        overlap=False,
+        inv_freq=None,
+        mscale=1.0,
+        carried=0,
     ) -> None:
-        dim, count = len(weight), len(f.keys[layer]) // ratio
+        count = len(f.keys[layer]) // ratio
         kept = f.keys[layer][: count * ratio].astype(np.float64)
-        kept = kept.reshape(count, ratio, 2, 2 if overlap else 1, dim)
-        rows, gates = kept[:, :, 0], kept[:, :, 1]  # (blocks, tokens, parts, floats)
+        kept = kept.reshape(count, ratio, f.keys[layer].shape[2])
+        table, kept = kept[:, 0, kept.shape[2] - carried :], kept[..., : kept.shape[2] - carried]
+        kept = kept.reshape(count, ratio, 2 if gated else 1, 2 if overlap else 1, dim)
+        # each (blocks, tokens, parts, floats)
+        rows, gates = kept[:, :, 0], kept[:, :, 1] if gated else np.zeros_like(kept[:, :, 0])
         if overlap:
             before = [
                 np.concatenate([np.full((1, ratio, dim), fill), part[:-1, :, 0]])[:count]
@@ -567,21 +601,26 @@ class Compress(Op, name="compress"):
         else:
             rows, gates = rows[:, :, 0], gates[:, :, 0]
         shares = _softmax(gates.swapaxes(1, 2)) if count else gates.swapaxes(1, 2)
-        y = _normed((rows.swapaxes(1, 2) * shares).sum(axis=2), "rms", weight, None, eps)
-        angles = ratio * np.arange(count)[:, None] * inv_freq.astype(np.float64)[None]
-        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * mscale
-        turned = 2 * len(inv_freq)
-        made = y.astype(np.float64)[:, None, :]
-        made[..., dim - turned :] = _rotated(made[..., dim - turned :], table, turned, "norm")
+        made = (rows.swapaxes(1, 2) * shares).sum(axis=2)
+        if weight is not None:
+            made = _normed(made, "rms", weight, None, eps).astype(np.float64)
+        made = made[:, None, :]
+        if inv_freq is not None:
+            angles = ratio * np.arange(count)[:, None] * inv_freq.astype(np.float64)[None]
+            table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * mscale
+            turned = 2 * len(inv_freq)
+            made[..., dim - turned :] = _rotated(made[..., dim - turned :], table, turned, "norm")
+        elif carried:
+            made[..., :carried] = _rotated(made[..., :carried], table, carried, "neox")
         f.keys[into] = made.astype(np.float32)
 
 
 class ChooseBlocks(Op, name="choose_blocks"):
     """The numbers of the `most` blocks, of those whole up to a row's position, whose keys (layer
     `layer`) have the highest scores, ascending and then -1; all of them where there are no more. A
-    score is the sum over heads of a weight times the dot product of query and key where that is
-    positive. Of equal scores the earlier block is chosen (DeepSeek-AI 2025, DeepSeek-V3.2, section
-    2.1).
+    score is the sum over heads of a weight (1 where there are no shares) times the dot product of
+    query and key where that is positive. Of equal scores the earlier block is chosen (DeepSeek-AI
+    2025, DeepSeek-V3.2, section 2.1).
     """
 
     reads = ("x", "shares")
@@ -593,8 +632,12 @@ class ChooseBlocks(Op, name="choose_blocks"):
         return params["most"]
 
     @staticmethod
-    def meaning(f: Frame, *, x, shares, layer, ratio, most, out) -> None:
-        weight = f.slots[shares].astype(np.float64)
+    def meaning(f: Frame, *, x, layer, ratio, most, out, shares=None, heads=0) -> None:
+        weight = (
+            np.ones((len(f.slots[x]), heads))
+            if shares is None
+            else f.slots[shares].astype(np.float64)
+        )
         q, keys = _split_heads(f, x, weight.shape[1]), f.keys[layer][:, 0].astype(np.float64)
         scores = np.einsum("nhm,nh->nm", np.maximum(np.einsum("nhd,md->nhm", q, keys), 0), weight)
         made = np.full((len(q), most), -1, np.float32)
@@ -604,21 +647,52 @@ class ChooseBlocks(Op, name="choose_blocks"):
         f.slots[out] = made
 
 
+class ChooseSpans(Op, name="choose_spans"):
+    """For each of `heads`, the numbers of the `most` blocks of `ratio` tokens, the one that a row's
+    position is in among them, with the highest scores, ascending and then -1. A score is the
+    largest dot product of the head's query and the keys (layer `layer`) of the block's tokens up to
+    the row's position; the last `local` blocks are chosen in any case. Of equal scores the earlier
+    block is chosen.
+    """
+
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return params["heads"] * params["most"]
+
+    @staticmethod
+    def meaning(f: Frame, *, x, heads, layer, ratio, most, local, out) -> None:
+        q, keys = _split_heads(f, x, heads), f.keys[layer][:, 0].astype(np.float64)
+        scores = np.einsum("nhd,md->nhm", q, keys)
+        made = np.full((len(q), heads, most), -1, np.float32)
+        for row, position in enumerate(f.positions):
+            count = position // ratio + 1
+            seen = np.full((heads, count * ratio), -np.inf)
+            seen[:, : position + 1] = scores[row, :, : position + 1]
+            best = seen.reshape(heads, count, ratio).max(axis=2)
+            best[:, max(0, count - local) :] = np.inf
+            picks = np.sort(np.argsort(-best, axis=1, kind="stable")[:, :most], axis=1)
+            made[row, :, : picks.shape[1]] = picks
+        f.slots[out] = made.reshape(len(q), -1)
+
+
 class Turn(Op, name="turn"):
-    """The last floats of each of `heads` parts of a row, in adjacent pairs, turned by the row's
-    angles (back: by their negatives).
+    """Some floats of each of `heads` parts of a row, from `start` on, turned by the row's angles
+    (back: by their negatives). style: "norm" turns adjacent pairs, "neox" pairs of halves.
     """
 
     reads = ("x", "rope")
 
     @staticmethod
-    def meaning(f: Frame, *, x, rope, heads, out, back=False) -> None:
+    def meaning(f: Frame, *, x, rope, heads, out, start=0, style="norm", back=False) -> None:
         y, table = _split_heads(f, x, heads), f.slots[rope].copy()
         turned = table.shape[1]
         if back:
             table[:, turned // 2 :] *= -1
-        start = y.shape[2] - turned
-        y[..., start:] = _rotated(y[..., start:], table, turned, "norm")
+        part = slice(start, start + turned)
+        y[..., part] = _rotated(y[..., part], table, turned, style)
         f.slots[out] = y.reshape(len(y), -1).astype(np.float32)
 
 

@@ -1,5 +1,6 @@
-"""Keys of blocks of tokens under the engine: whatever is forked, cut, stored, restored, proposed or
-taken away, in the middle of a block or between two, a text has the bits of one evaluation.
+"""Keys of blocks of tokens, and chosen keys, under the engine: whatever is forked, cut, stored,
+restored, proposed or taken away, in the middle of a block or between two, a text has the bits of
+one evaluation.
 """
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import oxillama
 from oxillama import SamplerConfig, SchedulerConfig
 from oxillama.engine.memory import pages as paging
+from oxillama.gguf import GgufReader
+from oxillama.model.state import Slot
 from tests.model.invented import VOCAB, invent
 
 GREEDY = SamplerConfig.greedy()
@@ -15,11 +18,16 @@ COUNT = 400  # tokens: beyond 3 blocks of 128 and beyond the first window
 IDS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, COUNT)]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
+@pytest.fixture(scope="module", params=["deepseek4", "glm-dsa", "minimax-m3", "qwen4exp"])
+def path(request, tmp_path_factory):
     made = tmp_path_factory.mktemp("blocks") / "m.gguf"
-    invent(made, "deepseek4", changed={"deepseek4.context_length": 1024})
+    invent(made, request.param, changed={f"{request.param}.context_length": 1024})
     return made
+
+
+@pytest.fixture(scope="module")
+def arch(path):
+    return GgufReader(path).metadata["general.architecture"]
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +44,13 @@ def slack(request, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [5, 64])
-def test_a_text_that_is_cut_anywhere_has_the_bits_of_one_step(path, slack, whole, chunk):
+def test_a_text_that_is_cut_anywhere_has_the_bits_of_one_step(path, arch, slack, whole, chunk):
     with oxillama.load(path, prefix_cache=False, prefill_chunk_size=chunk) as engine:
         pool, session = engine._loaded.core.pool, engine.session()
         assert np.array_equal(engine.prefill(IDS, session=session), whole[-1])
-        # what keys are made of is kept of the last block alone, and the window with it
-        assert pool.window == 128 and session.kv.shed >= (COUNT - 128 - slack) // 16 - 2
+        if arch == "deepseek4":
+            # what keys are made of is kept of the last block alone, and the window with it
+            assert pool.window == 128 and session.kv.shed >= (COUNT - 128 - slack) // 16 - 2
         for length in (399, 382, 257, 256, 255, 130, 128, 30):
             session.truncate(length)
             row = engine.prefill(IDS[length : length + 1], session=session)
@@ -69,7 +78,9 @@ def test_a_hit_and_a_fork_have_the_bits_of_an_evaluation(path, slack):
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("length", [255, 258, 399])
-def test_a_session_is_saved_in_the_middle_of_a_block(path, slack, tmp_path, kv_type, length):
+def test_a_session_is_saved_in_the_middle_of_a_block(path, arch, slack, tmp_path, kv_type, length):
+    if kv_type == "q8_0" and arch == "glm-dsa":
+        kv_type = "f32"  # its latents are not in blocks of 32
     how = dict(prefix_cache=False, kv_type=kv_type)
     with oxillama.load(path, prefill_chunk_size=16, **how) as engine:
         session = engine.session()
@@ -78,12 +89,15 @@ def test_a_session_is_saved_in_the_middle_of_a_block(path, slack, tmp_path, kv_t
         wanted = engine.generate(None, session=session, max_tokens=12, sampler=GREEDY).tokens
     with oxillama.load(path, **how) as other:
         again = other.restore(tmp_path / "one.snap")
-        assert again.kv.length == length
+        # that of a recurrent model is saved as its tokens
+        assert again.kv.length == (0 if arch == "qwen4exp" else length)
         found = other.generate(None, session=again, max_tokens=12, sampler=GREEDY).tokens
         assert found == wanted
 
 
-def test_stored_prefixes_are_saved_with_the_keys_of_their_blocks(path, whole, tmp_path):
+def test_stored_prefixes_are_saved_with_the_keys_of_their_blocks(path, arch, whole, tmp_path):
+    if arch == "qwen4exp":
+        return  # prefixes of recurrent models are not saved
     with oxillama.load(path, prefill_chunk_size=16) as engine:
         engine.prefill(IDS, session=engine.session())
         engine.save_prefixes(tmp_path / "stored")
@@ -123,8 +137,9 @@ def test_a_cache_of_such_a_model_can_be_read(path):
     with oxillama.load(path, prefix_cache=False) as engine:
         session = engine.session()
         engine.prefill(IDS[:60], session=session)
-        states, held = engine._loaded.model.config.states, session.kv
-        memory = engine._loaded.core.memory
+        memory, held = engine._loaded.core.memory, session.kv
+        states = [one for one in engine._loaded.model.config.states if not isinstance(one, Slot)]
         for layer, state in enumerate(states):
             rows = [memory.read(page, layer)[0] for page in held.pages]
-            assert np.concatenate(rows).shape == (64, 1, state.width)
+            heads, width, _ = state.dims
+            assert np.concatenate(rows).shape == (64, max(1, heads), width)

@@ -125,7 +125,7 @@ class Plain:
         position = len(self.ids) - 1
         both = (w("attn_q") @ x).reshape(4, 64)
 
-        def turned(part, heads, name):
+        def turned(part, heads, name, position=position):
             part = normed(part, w(name), heads=heads).reshape(heads, 32).copy()
             angle = position * 10000.0 ** (-np.arange(8) / 8)
             a, b = part[:, :8].copy(), part[:, 8:16].copy()
@@ -136,11 +136,28 @@ class Plain:
         q = turned(both[:, :32].reshape(-1), 4, "attn_q_norm")
         k = self.kept("keys", turned(w("attn_k") @ x, 2, "attn_k_norm"))
         v = self.kept("values", (w("attn_v") @ x).reshape(2, 32))
+        seen = self.seen(x, w, position, turned)
+        k, v = k[seen], v[seen]
         y = np.empty((4, 32))
         for h in range(4):
             score = np.exp(k[:, h // 2] @ q[h] / np.sqrt(32))
             y[h] = score / score.sum() @ v[:, h // 2]
         return w("attn_output") @ (y * sigmoid(both[:, 32:])).reshape(-1)
+
+    def seen(self, x, w, position, turned):
+        """The tokens of six blocks of four, and those behind the last whole block."""
+        raw = self.kept("indexer", w("indexer.k_proj") @ x)
+        whole = len(raw) // 4
+        q = turned(w("indexer.q_proj") @ x, 2, "indexer.q_norm")
+        scores = [
+            np.maximum(
+                q @ turned(raw[4 * i : 4 * i + 4].mean(axis=0), 1, "indexer.k_norm", 4 * i)[0], 0
+            ).sum()
+            for i in range(whole)
+        ]
+        best = np.sort(np.argsort(-np.array(scores), kind="stable")[:6])
+        chosen = (4 * best[:, None] + np.arange(4)).reshape(-1)
+        return np.concatenate([chosen, np.arange(4 * whole, len(raw))]).astype(int)
 
     def experts(self, x, w, i):
         scores = w("ffn_gate_inp") @ x
@@ -156,9 +173,9 @@ class Plain:
 
 def test_logits_are_those_of_the_published_code(tmp_path):
     reader = invent(tmp_path / "m.gguf", "qwen4exp")
-    wanted = Plain(reader).run(IDS[:40])
-    found = logits(load_model(reader), IDS[:40], kv_type="f32")
-    assert found.shape == (40, VOCAB) and END in IDS[:40]
+    wanted = Plain(reader).run(IDS[:60])
+    found = logits(load_model(reader), IDS[:60], kv_type="f32")
+    assert found.shape == (60, VOCAB) and END in IDS[:60]
     assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
 
 
@@ -240,4 +257,4 @@ def test_blocks_of_unknown_size_reach_as_far_as_the_budget(tmp_path):
     """llama.cpp's converter writes 0 where it does not know a layer's kind."""
     ratios = {"qwen4exp.attention.compress_ratios": [0, 0, 0, 0]}
     model = load_model(invent(tmp_path / "m.gguf", "qwen4exp", changed=ratios))
-    assert model.program.positions == 128
+    assert model.program.positions == 24

@@ -5,14 +5,9 @@ and shared experts; and the earlier DeepSeekMoE.
 import dataclasses
 import math
 
-from oxillama.model.blocks import (
-    dense_reach,
-    routing_of,
-    sparse_decoder,
-    sparse_ffn,
-    trunk,
-)
+from oxillama.model.blocks import routing_of, sparse_decoder, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.indexer import LatentIndexer
 from oxillama.model.latent import latent_attention
 from oxillama.model.rope import SCALING, Rope, Scaling
 
@@ -52,14 +47,15 @@ def deepseek2(b: Builder) -> Value:
 @architecture("deepseek32", "glm-dsa")
 def deepseek32(b: Builder) -> Value:
     """DeepSeek V3.2 (DeepSeek-AI 2025) and GLM 5 (Zhipu AI 2026): V3 whose indexer chooses the keys
-    that a row sees. Sequences are as long as it chooses all of them; longer ones are refused.
+    that a row sees.
     """
-    most = dense_reach(b)
+    glm = b.arch == "glm-dsa"
+    indexer = LatentIndexer(b, style="norm" if glm else "neox", by_tensor=glm)
     routing = routing_of(b, gating="sigmoid")
     x = b.embed()
     for layer in trunk(b):
         y = layer.norm(x, "attn_norm")
-        x = x + latent_attention(b, layer, y, rotation=_rotation, most=most)
+        x = x + latent_attention(b, layer, y, rotation=_rotation, indexer=indexer)
         x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
     return b.logits(x)
 

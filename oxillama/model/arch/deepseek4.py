@@ -9,6 +9,7 @@ import dataclasses
 from oxillama.errors import ModelError
 from oxillama.model.blocks import routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Blocks, Builder, Layer, Value, architecture
+from oxillama.model.indexer import Sizes
 from oxillama.model.rope import SCALING, Rope, Scaling
 from oxillama.model.streams import (
     last_stream,
@@ -25,7 +26,7 @@ _RATIOS = (0, 4, 128)  # tokens of a block; 0: a layer attends to its window alo
 def deepseek4(b: Builder) -> Value:
     """The first layers choose experts by the token alone."""
     keys, count, none = b.keys, stream_count(b), (0.0,) * b.n_layers
-    ratios, ropes, indexer = _ratios(b), _rotations(b), _indexer(b)
+    ratios, ropes, indexer = _ratios(b), _rotations(b), Sizes.of(b)
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=none)
     shared = keys.numbers("swiglu_clamp_shexp", count=b.n_layers, default=limits)
     hashed = keys.integer("hash_layer_count", minimum=0, maximum=b.n_layers)
@@ -84,27 +85,7 @@ def _rotations(b: Builder) -> tuple[Rope, Rope]:
     return plain, dataclasses.replace(scaled, magnitude=magnitude)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Indexer:
-    """What chooses blocks: heads of queries, floats of a key, blocks chosen for a row."""
-
-    heads: int
-    width: int
-    most: int
-
-
-def _indexer(b: Builder) -> _Indexer:
-    keys = b.keys
-    return _Indexer(
-        keys.integer("attention.indexer.head_count", minimum=1, maximum=1 << 12),
-        keys.integer("attention.indexer.key_length", minimum=1, maximum=1 << 12),
-        keys.integer("attention.indexer.top_k", minimum=1, maximum=1 << 20),
-    )
-
-
-def _attention(
-    b: Builder, layer: Layer, x: Value, ratio: int, rope: Rope, indexer: _Indexer
-) -> Value:
+def _attention(b: Builder, layer: Layer, x: Value, ratio: int, rope: Rope, indexer: Sizes) -> Value:
     """One row of each token is key and value of all heads. Projections of the result go through a
     smaller width for each group of heads.
     """
@@ -160,17 +141,12 @@ def _compressed(
     )
 
 
-def _chosen(
-    b: Builder, layer: Layer, x: Value, latent: Value, rope: Rope, indexer: _Indexer
-) -> Value:
+def _chosen(b: Builder, layer: Layer, x: Value, latent: Value, rope: Rope, indexer: Sizes) -> Value:
     """The blocks of each row with the highest scores, by queries and keys of their own."""
     heads = indexer.heads
-    if indexer.width < rope.dims:
-        raise ModelError(
-            f"{b.arch}.attention.indexer.key_length: found {indexer.width}, wanted {rope.dims} or "
-            "more, the floats that are rotated"
-        )
+    indexer.holds(b, rope)
     keys = _compressed(b, layer, x, "indexer", indexer.width, rope, 4)
     q = layer.linear(latent, "indexer.attn_q_b", heads * indexer.width)
     weights = layer.linear(x, "indexer.proj", heads)
-    return b.choose_blocks(b.turn(q, rope, heads=heads), weights, keys, most=indexer.most)
+    q = b.turn(q, rope, heads=heads, start=indexer.width - rope.dims)
+    return b.choose_blocks(q, weights, keys, heads=heads, most=indexer.most)

@@ -3,7 +3,6 @@ DeepSeek V3; dots3-note (2026), with latent attention.
 """
 
 from oxillama.model.blocks import (
-    dense_reach,
     is_windowed,
     routing_of,
     sparse_decoder,
@@ -11,6 +10,7 @@ from oxillama.model.blocks import (
     trunk,
 )
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.indexer import LatentIndexer
 from oxillama.model.latent import latent_attention
 from oxillama.model.rope import Rope
 
@@ -25,10 +25,10 @@ def dots1(b: Builder) -> Value:
 @architecture("dots3note")
 def dots3(b: Builder) -> Value:
     """dots3-note: latent attention under a gate for each head, with a norm of the rotated key.
-    Layers with a window have heads and latents of their own; the others choose keys by an indexer
-    (see `deepseek32`).
+    Layers with a window have heads and latents of their own; the others choose keys by an
+    indexer.
     """
-    keys, most = b.keys, dense_reach(b)
+    keys, indexer = b.keys, LatentIndexer(b, style="norm")
     for key in ("attention.key_length_swa", "attention.value_length_swa"):
         keys.integer(key, default=0)  # of the latent: the tensors' shapes are checked anyway
     window = keys.integer("attention.sliding_window", minimum=1)
@@ -47,6 +47,6 @@ def dots3(b: Builder) -> Value:
         if is_windowed(b, layer.index, 1):
             x = x + latent_attention(b, layer, y, rotation=turned_near, window=window)
         else:
-            x = x + latent_attention(b, layer, y, rotation=turned, most=most)
+            x = x + latent_attention(b, layer, y, rotation=turned, indexer=indexer)
         x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
     return b.logits(x)

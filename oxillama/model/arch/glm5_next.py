@@ -5,8 +5,9 @@ Manifold-Constrained Hyper-Connections", section 4).
 
 from oxillama.errors import ModelError
 from oxillama.model.arch.kimi_linear import delta_attention, unrotated
-from oxillama.model.blocks import dense_reach, routing_of, sparse_ffn, trunk
+from oxillama.model.blocks import routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.indexer import EPSILON, LatentIndexer
 from oxillama.model.latent import latent_attention
 from oxillama.model.streams import (
     mixed_streams,
@@ -16,22 +17,21 @@ from oxillama.model.streams import (
     stream_weights,
 )
 
-_EPSILON = 1e-6  # of the lengths of queries and keys of the delta rule, in the published kernels
+_LENGTH = 1e-6  # of the lengths of queries and keys of the delta rule, in the published kernels
 
 
 @architecture("glm5-next")
 def glm5_next(b: Builder) -> Value:
     """Layers without KV heads are recurrent. After the last layer the streams' mean is read."""
     keys, count, none = b.keys, stream_count(b), (0.0,) * b.n_layers
-    most = dense_reach(b)
-    keys.integer("attention.indexer.kpool", minimum=2)
+    pool = keys.integer("attention.indexer.kpool", minimum=2, maximum=1 << 12)
     if not keys.flag("attention.indexer.kpool_select_tail", default=False):
         raise ModelError(
             f"{b.arch}.attention.indexer.kpool_select_tail: found False, wanted True: rows see the "
             "keys after the last whole pool"
         )
-    # of the indexer's own norms, which are not evaluated
-    keys.number("attention.layer_norm_epsilon", default=0.0)
+    eps = keys.number("attention.layer_norm_epsilon", default=EPSILON)
+    indexer = LatentIndexer(b, style="norm", eps=eps, pool=pool)
     lowest = keys.number("kda.gate_lower_bound", default=0.0, maximum=0.0)
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=none)
     shared = keys.numbers("swiglu_clamp_shexp", count=b.n_layers, default=limits)
@@ -46,9 +46,9 @@ def glm5_next(b: Builder) -> Value:
                 routing |= dict(limit=limits[at], shared_limit=shared[at], early=True)
                 y = sparse_ffn(b, layer, y, **routing)
             elif layer.integer("attention.head_count_kv", minimum=0):
-                y = latent_attention(b, layer, y, rotation=unrotated, most=most)
+                y = latent_attention(b, layer, y, rotation=unrotated, indexer=indexer)
             else:
-                y = delta_attention(b, layer, y, lowest=lowest, eps=_EPSILON)
+                y = delta_attention(b, layer, y, lowest=lowest, eps=_LENGTH)
             given = b.activate(given, "sigmoid") * 2.0
             x = mixed_streams(b, x, mixing) + b.head_scale(b.repeat(y, count), given, heads=count)
     return b.logits(stream_mean(b, x))

@@ -2,8 +2,9 @@
 streams, each kept as it is and added to.
 """
 
-from oxillama.model.blocks import dense_reach, routing_of, sparse_ffn, trunk
+from oxillama.model.blocks import routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.indexer import LatentIndexer
 from oxillama.model.latent import latent_attention
 from oxillama.model.rope import Rope
 from oxillama.model.streams import last_stream, open_weights, stream_count, stream_weights
@@ -11,9 +12,10 @@ from oxillama.model.streams import last_stream, open_weights, stream_count, stre
 
 @architecture("hy_v4")
 def hunyuan4(b: Builder) -> Value:
-    """Some files choose keys by an indexer: see `deepseek32`."""
-    keys, count = b.keys, stream_count(b)
-    most = dense_reach(b) if "attention.indexer.top_k" in keys else 0
+    """Some files choose keys by an indexer."""
+    keys, count, indexer = b.keys, stream_count(b), None
+    if "attention.indexer.top_k" in keys:
+        indexer = LatentIndexer(b, style="norm", last=True, eps=b.epsilon())
     share = keys.number("hyper_connection.magnitude", minimum=0.0)
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=(0.0,) * b.n_layers)
     routing = routing_of(b, gating="sigmoid")
@@ -23,7 +25,7 @@ def hunyuan4(b: Builder) -> Value:
             taken, given = stream_weights(b, layer.name(f"hc_{branch}"), x, count, count)
             y = layer.norm(b.weighted(x, open_weights(b, taken)), f"{branch}_norm")
             if branch == "attn":
-                y = latent_attention(b, layer, y, rotation=_rotation, most=most)
+                y = latent_attention(b, layer, y, rotation=_rotation, indexer=indexer)
             else:
                 y = sparse_ffn(b, layer, y, limit=limits[layer.index], early=True, **routing)
             given = open_weights(b, given, most=share)

@@ -5,7 +5,6 @@ rows of queries and keys, partial rotation, experts chosen by biased sigmoids. M
 from oxillama.model.arch.gpt_oss import LIMIT
 from oxillama.model.blocks import (
     attention,
-    dense_reach,
     heads_of,
     rope_dims,
     routing_of,
@@ -13,6 +12,7 @@ from oxillama.model.blocks import (
     sparse_ffn,
 )
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.indexer import span_choice
 
 
 @architecture("minimax-m2")
@@ -25,18 +25,17 @@ def minimax_m2(b: Builder) -> Value:
 @architecture("minimax-m3")
 def minimax_m3(b: Builder) -> Value:
     """Norms over heads, gates as in gpt-oss, and an indexer that chooses blocks of keys in layers
-    with experts. Sequences are as long as it chooses all of them; longer ones are refused.
+    with experts.
     """
-    block = b.keys.integer("attention.indexer.block_size", minimum=1, maximum=1 << 16)
-    b.keys.integer("attention.indexer.local_blocks", minimum=0)
-    most = dense_reach(b, block=block)
     routing = routing_of(b, gating="sigmoid")
     limits = dict(limit=LIMIT, shared_limit=LIMIT, early=True, raised=True)
     x = b.embed()
     for layer in b.layers():
-        rope = b.rope(rope_dims(b, heads_of(b, layer)))
-        y = layer.norm(x, "attn_norm")
-        x = x + attention(b, layer, y, style="neox", qk_norm="heads", rope=rope, most=most)
+        heads = heads_of(b, layer)
+        rope, y, choice = b.rope(rope_dims(b, heads)), layer.norm(x, "attn_norm"), None
+        if layer.has("ffn_gate_inp.weight"):
+            choice = span_choice(b, layer, y, rope, heads.kv)
+        x = x + attention(b, layer, y, style="neox", qk_norm="heads", rope=rope, choice=choice)
         y = layer.norm(x, "ffn_norm")
         x = x + sparse_ffn(b, layer, y, act="gelu_quick", **limits, **routing)
     return b.logits(x)

@@ -8,8 +8,9 @@ import numpy as np
 
 from oxillama.errors import ModelError
 from oxillama.model.arch.qwen_hybrid import delta_net, gated_attention, recurrent_layers
-from oxillama.model.blocks import dense_reach, routing_of, sections_of, sparse_ffn, trunk
+from oxillama.model.blocks import routing_of, sections_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Layer, Value, architecture
+from oxillama.model.indexer import Sizes, mean_choice
 from oxillama.model.streams import stream_count, stream_mean
 
 
@@ -18,7 +19,9 @@ def qwen4exp(b: Builder) -> Value:
     """The norm before each branch is that of the streams' mix; the last mix takes the place of the
     output norm.
     """
-    recurrent, hashed, most = recurrent_layers(b), _hashed_layer(b), _reach(b)
+    recurrent, hashed = recurrent_layers(b), _hashed_layer(b)
+    # tokens of a block, where an indexer chooses the keys
+    ratios = b.keys.integers("attention.compress_ratios", count=b.n_layers, maximum=1 << 12)
     sections, routing = sections_of(b, mixed=True), routing_of(b, normalise=True)
     count = stream_count(b)
     x = b.repeat(b.embed(), count)
@@ -33,7 +36,7 @@ def qwen4exp(b: Builder) -> Value:
             elif recurrent[layer.index]:
                 y = delta_net(b, layer, y, tiled=True, act="sigmoid")
             else:
-                y = gated_attention(b, layer, y, sections, most=most)
+                y = _attention(b, layer, y, sections, ratios[layer.index])
             given = b.linear(normed, f"{name}_inject", count) * (1.0 / count)
             given = b.activate(given, "sigmoid") * 2.0
             x = x + b.head_scale(b.repeat(y, count), given, heads=count)
@@ -52,14 +55,18 @@ def _mixed(b: Builder, name: str, x: Value) -> tuple[Value, Value]:
     return normed, stream_mean(b, b.gate(gates, normed, act="sigmoid"))
 
 
-def _reach(b: Builder) -> int:
-    """Positions up to which a row sees all keys: whole blocks within the indexer's budget, and the
-    keys behind the last whole block. llama.cpp's converter may write 0 for the size of a block
-    where it does not know a layer's kind; the budget is enough then whatever it is.
+def _attention(b: Builder, layer: Layer, x: Value, sections: list[int], ratio: int) -> Value:
+    """Gated attention to the keys that an indexer chooses. llama.cpp's converter may write 0 for
+    the tokens of a block where it does not know a layer's kind: such a layer sees all keys, and
+    sequences have no more than would be chosen whatever their number is.
     """
-    sizes = b.keys.integers("attention.compress_ratios", count=b.n_layers, maximum=1 << 16)
-    used = [size for size, past in zip(sizes, recurrent_layers(b)) if not past]
-    return dense_reach(b) + max(min(used, default=1), 1) - 1
+    if ratio:
+        return gated_attention(
+            b, layer, x, sections, choose=lambda rope: mean_choice(b, layer, x, rope, ratio)
+        )
+    prefix = layer.name("indexer")
+    b.used.update(name for name in b.reader.tensors if name.startswith(prefix))
+    return gated_attention(b, layer, x, sections, most=Sizes.of(b).most)
 
 
 def _hashed_layer(b: Builder) -> int | None:

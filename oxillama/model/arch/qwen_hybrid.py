@@ -18,7 +18,8 @@ from oxillama.model.blocks import (
     sparse_ffn,
     trunk,
 )
-from oxillama.model.builder import Builder, Layer, Value, architecture
+from oxillama.model.builder import Builder, Choice, Layer, Value, architecture
+from oxillama.model.rope import Rope
 
 _EPSILON = 1e-6  # of the norms of queries and keys of the delta rule, in the published code
 
@@ -77,13 +78,23 @@ def recurrent_layers(b: Builder) -> Sequence[bool]:
 
 
 def gated_attention(
-    b: Builder, layer: Layer, x: Value, sections: list[int] | None, *, most: int = 0
+    b: Builder,
+    layer: Layer,
+    x: Value,
+    sections: list[int] | None,
+    *,
+    most: int = 0,
+    choose: Callable[[Rope], Choice] | None = None,
 ) -> Value:
-    """Attention whose gate is beside the queries of each head; most: see `Builder.attend`."""
+    """Attention whose gate is beside the queries of each head; most: see `Builder.attend`; choose:
+    makes its choice of keys, given the rotation.
+    """
     dims = rope_dims(b, heads_of(b, layer))
     # the sections are those of a whole head, of which the first pairs turn
     rope = b.rope(dims, sections=sections and sections[: dims // 2])
-    return attention(b, layer, x, style="neox", qk_norm="heads", rope=rope, most=most)
+    choice = choose(rope) if choose else None
+    more: dict[str, Any] = dict(most=most, choice=choice)
+    return attention(b, layer, x, style="neox", qk_norm="heads", rope=rope, **more)
 
 
 def delta_net(b: Builder, layer: Layer, x: Value, *, tiled: bool, act: str = "silu") -> Value:
