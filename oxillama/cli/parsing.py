@@ -16,6 +16,56 @@ _CHOICE = re.compile(r"^(?:argument )?(.*?): invalid choice: '?(.*?)'? \(choose 
 _NUMBER = re.compile(r"^-\d|^-\.\d")
 # more letters than a short option has, as in -ngl; what has a space is a value
 _SHORT = re.compile(r"-[A-Za-z][^\d=.+-][^ ]*")
+_CPU = "everything runs on the CPU"
+_ATTENTION = "attention is computed in one way alone"
+_MAPPED = "weights are mapped or packed as the file needs it, --offload leaves them in the file"
+_CHUNKS = "the size of a step is measured; SchedulerConfig of the Python API bounds it"
+# Options of llama.cpp's and vLLM's programs, and what stands for them here.
+_ELSEWHERE = {
+    "--batch-size": _CHUNKS,
+    "--conversation": "oxillama chat has conversations",
+    "--cont-batching": "requests are always batched",
+    "--device": _CPU,
+    "--draft-model": "--speculative takes a draft model",
+    "--dtype": "weights have the types of the file, --kv-type sets that of keys and values",
+    "--flash-attn": _ATTENTION,
+    "--gpu-layers": _CPU,
+    "--gpu-memory-utilization": _CPU,
+    "--interactive": "oxillama chat has conversations",
+    "--jinja": "chat templates are always evaluated",
+    "--main-gpu": _CPU,
+    "--max-model-len": "--context is the length of the context",
+    "--max-num-seqs": "--parallel of oxillama serve bounds the requests at once",
+    "--mlock": _MAPPED,
+    "--model-draft": "--speculative takes a draft model",
+    "--n-gpu-layers": _CPU,
+    "--no-mmap": _MAPPED,
+    "--split-mode": _CPU,
+    "--tensor-parallel-size": _CPU,
+    "--tensor-split": _CPU,
+    "--threads-batch": "--threads counts for prompts too",
+    "--ubatch-size": _CHUNKS,
+    "--verbose-prompt": "oxillama tokenize shows the tokens of a text",
+    "-b": _CHUNKS,
+    "-cb": "requests are always batched",
+    "-cnv": "oxillama chat has conversations",
+    "-ctk": "--kv-type sets that of keys and values",
+    "-ctv": "--kv-type sets that of keys and values",
+    "--cache-type-k": "--kv-type sets that of keys and values",
+    "--cache-type-v": "--kv-type sets that of keys and values",
+    "-dev": _CPU,
+    "-fa": _ATTENTION,
+    "-i": "oxillama chat has conversations",
+    "-md": "--speculative takes a draft model",
+    "-mg": _CPU,
+    "-ngl": _CPU,
+    "-np": "--parallel of oxillama serve bounds the requests at once",
+    "-sm": _CPU,
+    "-tb": "--threads counts for prompts too",
+    "-tp": _CPU,
+    "-ts": _CPU,
+    "-ub": _CHUNKS,
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,7 +87,7 @@ class Parser(argparse.ArgumentParser):
             for each in filter(_SHORT.fullmatch, options):
                 name = each.partition("=")[0]
                 if name not in self._option_string_actions:
-                    self.error(f"{name}: is not an option")
+                    self.error(_unknown(each, ()))
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(_unknown(rest[0], self._option_string_actions))
@@ -97,6 +147,8 @@ def _unknown(argument: str, options: Iterable[str]) -> str:
     name = argument.partition("=")[0]
     if not name.startswith("-") or _NUMBER.match(name):
         return f"found the argument {argument!r} too many"
+    if name in _ELSEWHERE:
+        return f"{name}: is not an option; {_ELSEWHERE[name]}"
     close = closest(name, options)
     return f"{name}: is not an option" + (f"; did you mean {close}?" if close else "")
 
