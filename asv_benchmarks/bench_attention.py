@@ -1,5 +1,5 @@
 """Attention alone: bytes of keys and values per second while generating deep, arithmetic per second
-over a prompt.
+over a prompt, and rows per second that see keys which an indexer chose.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from oxillama._core.pool import KV_TYPES
+from oxillama._core.pool import KV_TYPES, LATENT, ROWS
 from oxillama._core.tape import Batch, EmbeddingTable, PageMemory, Program
 
 SHAPES = {
@@ -19,22 +19,18 @@ SHAPES = {
 VOCAB, LAYERS = 64, 8
 
 
+def drawn(width: int, seed: int = 0) -> EmbeddingTable:
+    """Random rows of floats, one for each token."""
+    rows = np.random.default_rng(seed).standard_normal((VOCAB, width)).astype(np.float32)
+    return EmbeddingTable(rows.reshape(-1).view(np.uint8), "F32", VOCAB, width)
+
+
 def only_attention(shape: str, num_threads: int) -> Program:
     """A program of LAYERS times rope_store and attend."""
     heads, kv, dim = SHAPES[shape]
     width = (heads + 2 * kv) * dim
-    rows = np.random.default_rng(0).standard_normal((VOCAB, width)).astype(np.float32)
     sizes = dict(q_heads=heads, kv_heads=kv, k_dim=dim, v_dim=dim)
-    ops = [
-        (
-            "embed",
-            dict(
-                out=0,
-                table=EmbeddingTable(rows.reshape(-1).view(np.uint8), "F32", VOCAB, width),
-                scale=0.3,
-            ),
-        )
-    ]
+    ops = [("embed", dict(out=0, table=drawn(width), scale=0.3))]
     for layer in range(LAYERS):
         ops.append(("rope_store", dict(x=0, layer=layer, **sizes)))
         ops.append(("attend", dict(x=0, out=1, layer=layer, **sizes)))
@@ -149,3 +145,45 @@ class Prompt:
         return (
             seen * heads * dim * 4 * LAYERS / seconds(self.step, self.batch, self.memory, 3) / 1e9
         )
+
+
+class Chosen:
+    """Rows per second through the choice of 2048 keys by 32 heads of 128 floats, and the attention
+    of 64 heads to these keys, latents of 576 floats (the sizes of GLM 5): one row, or 64 of a
+    prompt, at a depth, all layers.
+    """
+
+    params = [[1, 64], [4096, 16384], [1, 2], ["f16", "q8_0"]]
+    param_names = ["rows", "depth", "threads", "kv_type"]
+    unit = "rows/s"
+    timeout = 300
+    layers = 2
+
+    def setup(self, count: int, depth: int, threads: int, kv_type: str) -> None:
+        heads, key, value, most = 64, 576, 512, 2048
+        sizes = dict(q_heads=heads, kv_heads=1, k_dim=key, v_dim=value)
+        ops: list[tuple[str, dict]] = [
+            ("embed", dict(out=out, table=drawn(width, out)))
+            for out, width in enumerate(((heads + 1) * key, 32 * 128, 32, 128))
+        ]
+        for layer in range(0, 2 * self.layers, 2):
+            chosen = dict(layer=layer, ratio=1, most=most)
+            ops.append(("keep_rows", dict(x=3, layer=layer)))
+            ops.append(("choose_blocks", dict(x=1, shares=2, out=4, **chosen)))
+            ops.append(("rope_store", dict(x=0, layer=layer + 1, q_scale=0.01, **sizes)))
+            more = dict(chosen=4, ratio=1, strict=True)
+            ops.append(("attend", dict(x=0, out=5, layer=layer + 1, **sizes, **more)))
+        self.step = Program(
+            ops,
+            [(heads + 1) * key, 32 * 128, 32, 128, most, heads * value],
+            kv_layers=[(ROWS, 128, 128), (LATENT, key, value)] * self.layers,
+            vocab_size=VOCAB,
+            hidden_size=1,
+            num_threads=threads,
+        )
+        pages = (depth + count) // 16 + 1
+        self.memory = stored(self.step, pages, kv_type)
+        self.batch = rows(depth, count, np.arange(pages, dtype=np.int32))
+
+    def track_rows(self, count: int, depth: int, threads: int, kv_type: str) -> float:
+        return count / seconds(self.step, self.batch, self.memory, 3)
