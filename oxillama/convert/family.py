@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from oxillama.convert.safetensors import StoredTensor
 from oxillama.errors import ConvertError
 
 if TYPE_CHECKING:
@@ -301,10 +300,3 @@ def family(*classes: str, arch: str, rules: Mapping[str, str | Rule], **more: An
         return keys
 
     return register
-
-
-def floats(tensor: StoredTensor) -> np.ndarray:
-    """A tensor's numbers as float32, exactly where float32 holds them."""
-    if tensor.dtype == "BF16":
-        return (tensor.data.astype(np.uint32) << 16).view(np.float32)
-    return tensor.data.astype(np.float32)

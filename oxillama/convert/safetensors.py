@@ -40,6 +40,43 @@ class StoredTensor:
     dtype: str  # a key of DTYPES
     data: np.ndarray
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    def floats(self) -> np.ndarray:
+        """Its numbers as float32, exactly where float32 holds them."""
+        if self.dtype == "BF16":
+            return (self.data.astype(np.uint32) << 16).view(np.float32)
+        return self.data.astype(np.float32)
+
+    def as_type(self, kind: str) -> np.ndarray:
+        """Its numbers as F32, F16 or BF16 (the bits), rounded to nearest even; or as I32."""
+        if self.dtype == kind:
+            return self.data
+        if kind == "I32":
+            return self.data.astype(np.int32)
+        return rounded(self.floats(), kind)
+
+
+def rounded(values: np.ndarray, kind: str) -> np.ndarray:
+    """Float32 numbers as F32, F16 or BF16 (the bits), rounded to nearest even."""
+    if kind == "F32":
+        return values
+    if kind == "F16":
+        return values.astype(np.float16)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    near = bits >> 16
+    near &= 1
+    near += np.uint32(0x7FFF)
+    near += bits
+    near >>= 16
+    made = near.astype(np.uint16)
+    nan = np.isnan(values)
+    if nan.any():
+        made[nan] = bits[nan] >> 16 | 64
+    return made
+
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of one file by name; ConvertError where the header does not describe the

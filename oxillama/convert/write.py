@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from oxillama.convert import families  # noqa: F401  (registers them)
-from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled, floats
+from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.safetensors import StoredTensor
 from oxillama.convert.vocabulary import KeyValues, vocabulary_keys
@@ -262,8 +262,7 @@ def _plan(
         found = family.rule_of(name)
         if found is None:
             raise ConvertError(
-                f"{folder.path}: {original} {list(tensor.data.shape)}: {family.arch} has no place "
-                "for it"
+                f"{folder.path}: {original} {list(tensor.shape)}: {family.arch} has no place for it"
             )
         rule, at = found
         layer, expert = at.get("b"), at.get("e", rule.part)
@@ -304,7 +303,7 @@ def _plan(
         extra = family.extra(hyper)
     for target, array in extra.items():
         kind = _type_of(target, array.shape, "F32", wanted)
-        make = lambda array=array, kind=kind: _as_type(StoredTensor("F32", array), kind)  # noqa: E731
+        make = lambda array=array, kind=kind: StoredTensor("F32", array).as_type(kind)  # noqa: E731
         yield _Planned(target, array.shape, kind, make)
     gathered.write(hyper.layers, keys)
 
@@ -389,13 +388,13 @@ class _Gathered:
     def takes(self, original: str, name: str, tensor: StoredTensor) -> bool:
         for pattern, key in self.patterns:
             if match := pattern.match(name):
-                if tensor.data.size != 1 or tensor.dtype not in (*FLOATS, "F64"):
+                if np.prod(tensor.shape) != 1 or tensor.dtype not in (*FLOATS, "F64"):
                     raise ConvertError(
                         f"{self.folder.path}: {original}: found {tensor.dtype} of shape "
-                        f"{list(tensor.data.shape)}, wanted one number"
+                        f"{list(tensor.shape)}, wanted one number"
                     )
                 layer = match.groupdict().get("b")
-                number = float(floats(tensor).reshape(-1)[0])
+                number = float(tensor.floats().reshape(-1)[0])
                 self.found[key][None if layer is None else int(layer)] = number
                 return True
         return False
@@ -448,10 +447,10 @@ class _Packed:
                 blocks is None
                 or scales is None
                 or blocks.data.ndim != 4
-                or blocks.data.shape != (*scales.data.shape, 16)
-                or blocks.data.shape[1] % len(targets)
+                or blocks.shape != (*scales.shape, 16)
+                or blocks.shape[1] % len(targets)
             ):
-                shapes = {name: list(one.data.shape) for name, one in parts.items()}
+                shapes = {name: list(one.shape) for name, one in parts.items()}
                 raise ConvertError(
                     f"{self.folder.path}: {targets[0]}: MXFP4 parts {shapes}, wanted _blocks of "
                     "(experts, rows, blocks, 16) and _scales of (experts, rows, blocks)"
@@ -492,12 +491,12 @@ def _single(
     wanted: str,
 ) -> list[_Planned]:
     def parts() -> list[tuple[str, np.ndarray]]:
-        data = floats(tensor) if rule.values else tensor.data
+        data = tensor.floats() if rule.values else tensor.data
         try:
             shaped = data if rule.change is None else rule.change(data, hyper)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ConvertError(
-                f"{original}: shape {list(tensor.data.shape)} is not what config.json says: {error}"
+                f"{original}: shape {list(tensor.shape)} is not what config.json says: {error}"
             ) from None
         dtype = "F32" if rule.values else tensor.dtype
         shaped = shaped if isinstance(shaped, tuple) else (shaped,)
@@ -511,7 +510,7 @@ def _single(
 
         def make(number: int = number, kind: str = kind) -> np.ndarray:
             dtype, part = parts()[number]
-            return _as_type(StoredTensor(dtype, part), kind)
+            return StoredTensor(dtype, part).as_type(kind)
 
         planned.append(_Planned(target, part.shape, kind, make))
     return planned
@@ -520,7 +519,7 @@ def _single(
 def _stack(
     folder: ModelFolder, target: str, experts: dict[int, StoredTensor], wanted: str
 ) -> _Planned:
-    shapes = {one.data.shape for one in experts.values()}
+    shapes = {one.shape for one in experts.values()}
     dtypes = {one.dtype for one in experts.values()}
     if sorted(experts) != list(range(len(experts))) or len(shapes) != 1 or len(dtypes) != 1:
         raise ConvertError(
@@ -532,7 +531,7 @@ def _stack(
     ordered = [experts[at] for at in sorted(experts)]
 
     def make() -> np.ndarray:
-        return np.stack([_as_type(one, kind) for one in ordered])
+        return np.stack([one.as_type(kind) for one in ordered])
 
     return _Planned(target, shape, kind, make)
 
@@ -541,7 +540,7 @@ def _join(
     folder: ModelFolder, target: str, parts: dict[int, StoredTensor], wanted: str
 ) -> _Planned:
     ordered = [parts[at] for at in sorted(parts)]
-    columns = {one.data.shape[1:] for one in ordered}
+    columns = {one.shape[1:] for one in ordered}
     dtypes = {one.dtype for one in ordered}
     if sorted(parts) != list(range(len(parts))) or len(columns) != 1 or len(dtypes) != 1:
         raise ConvertError(
@@ -552,7 +551,7 @@ def _join(
     kind = _type_of(target, shape, dtypes.pop(), wanted)
 
     def pieces() -> Iterator[np.ndarray]:
-        return (_as_type(one, kind) for one in ordered)
+        return (one.as_type(kind) for one in ordered)
 
     return _Planned(target, shape, kind, lambda: np.concatenate([*pieces()]), pieces)
 
@@ -563,24 +562,6 @@ def _type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
     if wanted != "AUTO":
         return wanted
     return dtype if dtype in FLOATS else "F32"
-
-
-def _as_type(tensor: StoredTensor, kind: str) -> np.ndarray:
-    """A tensor's numbers in a float type, bfloat16 as its bits, rounded to nearest even; or
-    integers.
-    """
-    if tensor.dtype == kind:
-        return tensor.data
-    if kind == "I32":
-        return tensor.data.astype(np.int32)
-    values = floats(tensor)
-    if kind == "F32":
-        return values
-    if kind == "F16":
-        return values.astype(np.float16)
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    near = (bits + (0x7FFF + (bits >> 16 & 1)).astype(np.uint32)) >> 16
-    return np.where(np.isnan(values), (bits >> 16) | 64, near).astype(np.uint16)
 
 
 # ---- keys of every file --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.convert import families as _families  # noqa: F401  (importing it registers them)
-from oxillama.convert.family import FAMILIES, Family, Hyper, Rule, floats
+from oxillama.convert.family import FAMILIES, Family, Hyper, Rule
 from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import transposed
 from oxillama.errors import ConvertError, LoraError
@@ -190,7 +190,7 @@ def _modules(
             )
         if 0 in tensor.data.shape:
             raise LoraError(f"{label}: {name}: found shape {tensor.data.shape}, wanted numbers")
-        halves.setdefault(match["module"], {})[match["half"]] = floats(tensor)
+        halves.setdefault(match["module"], {})[match["half"]] = tensor.floats()
     for module, found in halves.items():
         if set(found) not in ({"lora_A", "lora_B"}, {"lora_embedding_A", "lora_embedding_B"}):
             raise LoraError(

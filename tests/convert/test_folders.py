@@ -9,6 +9,7 @@ import pytest
 
 from oxillama.convert import ModelFolder, convert_folder
 from oxillama.convert.family import FAMILIES, Hyper, Keys
+from oxillama.convert.safetensors import rounded
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
@@ -225,6 +226,13 @@ def test_bfloat16_is_rounded_to_nearest_even(folder, tmp_path):
     below, above = np.abs(wanted - low), np.abs(high - wanted)
     even = (low.view(np.uint32) >> 16) % 2 == 0
     assert np.array_equal(found, np.where((below < above) | ((below == above) & even), low, high))
+
+
+def test_what_is_no_number_stays_so_in_bfloat16():
+    """Also where rounding would carry its bits away, or leave those of an infinity."""
+    bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000], np.uint32)
+    found = rounded(bits.view(np.float32), "BF16")
+    assert [hex(one) for one in found] == ["0x7fff", "0xffff", "0x7fc0", "0x7f80", "0xff80"]
 
 
 def test_granite_4_with_attention_alone_is_granite(folder, tmp_path):

@@ -12,7 +12,6 @@ import pytest
 import oxillama
 from oxillama import ConfigError, LoraError
 from oxillama.convert import convert_folder
-from oxillama.convert.family import floats
 from oxillama.convert.folder import ModelFolder
 
 IDS = [1, 7, 3, 9, 4, 2, 8, 8, 5]
@@ -55,7 +54,7 @@ def made_of(source, folder, scale=1.5, rank=4):
     factors, changed = {}, {}
     conv1d = model.architecture == "GPT2LMHeadModel"
     for name, stored in model.tensors.items():
-        values = floats(stored).astype(np.float64)
+        values = stored.floats().astype(np.float64)
         if values.ndim == 2 and "norm" not in name and not name.endswith(("wpe.weight", ".bias")):
             module = name.removesuffix(".weight")
             rows, columns = values.T.shape if conv1d and "wte" not in name else values.shape

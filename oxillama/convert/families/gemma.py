@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 
 from oxillama.convert.families.dense import PLAIN, bare
-from oxillama.convert.family import Hyper, Keys, Rule, family, floats
+from oxillama.convert.family import Hyper, Keys, Rule, family
 from oxillama.convert.keys import common, epsilons, pooling, rotation, sizes, windows
 from oxillama.convert.safetensors import read_safetensors
 from oxillama.convert.shapes import plus_one
@@ -101,7 +101,7 @@ def _dense_modules(h: Hyper) -> dict[str, np.ndarray]:
                 f"{path}: found {sorted(tensors)} and {said.get('activation_function')}, wanted "
                 f"linear.weight alone in one of {', '.join(DENSE_MODULES)}"
             )
-        weight = floats(tensors["linear.weight"])
+        weight = tensors["linear.weight"].floats()
         if list(weight.shape) != [said.get("out_features"), said.get("in_features")]:
             raise ConvertError(
                 f"{path}: linear.weight: shape {list(weight.shape)} is not what config.json says"

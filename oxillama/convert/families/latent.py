@@ -11,7 +11,7 @@ import numpy as np
 from oxillama.convert.families.dense import PLAIN
 from oxillama.convert.families.experts import deepseek2, glm_tokens
 from oxillama.convert.families.routed import INDEXED, KIMI, kimi_linear, latent_keys
-from oxillama.convert.family import Change, Family, Hyper, Keys, Rule, family, floats
+from oxillama.convert.family import Change, Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import SIGMOID, SQRT_SOFTPLUS, common
 from oxillama.convert.shapes import halves, latent_keys_values, negative_exponential
 from oxillama.errors import ConvertError
@@ -183,7 +183,7 @@ def _scores(h: Hyper) -> dict[str, np.ndarray]:
             missing = next((name for name in names if name not in held), None)
             if missing is not None:
                 raise ConvertError(f"{h.folder.path}: {missing}: missing")
-            norm, row = (floats(held[name]).reshape(-1) for name in names)
+            norm, row = (held[name].floats().reshape(-1) for name in names)
             made[ours.replace("{b}", str(layer))] = norm * row
     return made
 

@@ -126,9 +126,9 @@ def _constants(h: Hyper, name: str) -> list[int]:
     found = [] if h.folder is None else [*h.folder.tensors.items()]
     for full, tensor in found:
         if full.endswith(name):
-            if tensor.dtype != "I64" or tensor.data.ndim != 1 or (tensor.data < 0).any():
+            if tensor.dtype != "I64" or len(tensor.shape) != 1 or (tensor.data < 0).any():
                 raise ConvertError(
-                    f"{h.label}: {full}: found {tensor.dtype} of shape {list(tensor.data.shape)}, "
+                    f"{h.label}: {full}: found {tensor.dtype} of shape {list(tensor.shape)}, "
                     "wanted a list of I64 from 0"
                 )
             return [int(one) for one in tensor.data]
