@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oxillama.convert.safetensors import StoredTensor, read_safetensors
+from oxillama.convert import methods  # noqa: F401  (registers them)
+from oxillama.convert.quantised import dequantised
+from oxillama.convert.safetensors import StoredTensor, Tensor, read_safetensors
 from oxillama.errors import ConvertError, listed
 
 INDEX = "model.safetensors.index.json"
@@ -79,7 +81,9 @@ class ModelFolder:
                 config = {**config, **text} | {
                     key: value
                     for key, value in config.items()
-                    if key == "architectures" or (key.endswith("_token_id") and value is not None)
+                    if key == "architectures"
+                    or (key.endswith("_token_id") and value is not None)
+                    or (key == "quantization_config" and text.get(key) is None)
                 }
                 del config[name]
                 break
@@ -96,8 +100,15 @@ class ModelFolder:
         return names[0]
 
     @cached_property
-    def tensors(self) -> dict[str, StoredTensor]:
-        """Every tensor by name, in the order of the files."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the model by name: those that are stored, in the order of the files, but
+        a quantised weight as one tensor of floats.
+        """
+        return dequantised(self.stored, self.config, f"{self.path}/config.json")
+
+    @cached_property
+    def stored(self) -> dict[str, StoredTensor]:
+        """Every tensor of the files by name."""
         found: dict[str, StoredTensor] = {}
         paths = self._shards()
         absent = [path.name for path in paths if not path.is_file()]
@@ -139,7 +150,7 @@ class ModelFolder:
     def check_complete(self) -> None:
         """ConvertError where the index names a tensor that no file holds."""
         named = self.json(INDEX).get("weight_map", {})
-        absent = [name for name in named if name not in self.tensors]
+        absent = [name for name in named if name not in self.stored]
         if absent:
             more = f" ({len(absent)} such: {listed(absent, 4)})" if len(absent) > 1 else ""
             raise ConvertError(

@@ -12,18 +12,21 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from oxillama.errors import ConvertError
 
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
-# numpy has no bfloat16: its bits are held as uint16
+# numpy has no bfloat16 and no floats of 8 bits: their bits are held as integers
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
+    "F8_E4M3": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "I16": np.dtype("<i2"),
@@ -33,9 +36,32 @@ DTYPES: dict[str, np.dtype] = {
 }
 
 
+def _e4m3() -> np.ndarray:
+    """The numbers of the OCP 8-bit float: 4 bits of exponent, no infinities, NaN where all are
+    set.
+    """
+    codes = np.arange(128)
+    exponent, fraction = np.maximum(codes >> 3, 1), codes & 7
+    sizes = np.ldexp((codes >= 8) * 8.0 + fraction, exponent - 10).astype(np.float32)
+    sizes[127] = np.nan
+    return np.concatenate([sizes, -sizes])
+
+
+def _e8m0() -> np.ndarray:
+    """The powers of two of the OCP scale: 2**-127 to 2**127, then NaN."""
+    powers = np.ldexp(np.float64(1), np.arange(256) - 127)
+    powers[255] = np.nan
+    return powers.astype(np.float32)
+
+
+_NUMBERS = {"F8_E4M3": _e4m3(), "F8_E8M0": _e8m0()}
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a file holds it: `data` in the file's own numbers (bfloat16 as uint16 bits)."""
+    """A tensor as a file holds it: `data` in the file's own numbers (bfloat16 and floats of 8 bits
+    as their bits).
+    """
 
     dtype: str  # a key of DTYPES
     data: np.ndarray
@@ -48,6 +74,8 @@ class StoredTensor:
         """Its numbers as float32, exactly where float32 holds them."""
         if self.dtype == "BF16":
             return (self.data.astype(np.uint32) << 16).view(np.float32)
+        if self.dtype in _NUMBERS:
+            return _NUMBERS[self.dtype][self.data]
         return self.data.astype(np.float32)
 
     def as_type(self, kind: str) -> np.ndarray:
@@ -57,6 +85,21 @@ class StoredTensor:
         if kind == "I32":
             return self.data.astype(np.int32)
         return rounded(self.floats(), kind)
+
+
+class Tensor(Protocol):
+    """What a folder's tensors have in common, stored as floats (`StoredTensor`) or quantised
+    (`quantised.Quantised`). `data` are the numbers in the type `dtype`.
+    """
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def data(self) -> np.ndarray: ...
+    def floats(self) -> np.ndarray: ...
+    def as_type(self, kind: str) -> np.ndarray: ...
 
 
 def rounded(values: np.ndarray, kind: str) -> np.ndarray:

@@ -23,7 +23,8 @@ import numpy as np
 from oxillama.convert import families  # noqa: F401  (registers them)
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled
 from oxillama.convert.folder import ModelFolder
-from oxillama.convert.safetensors import StoredTensor
+from oxillama.convert.quantised import Quantised, method_of, mxfp4_bytes
+from oxillama.convert.safetensors import StoredTensor, Tensor
 from oxillama.convert.vocabulary import KeyValues, vocabulary_keys
 from oxillama.errors import ConvertError, ModelError, listed
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo
@@ -35,6 +36,7 @@ from oxillama.quant import quantize_file
 from oxillama.quant.convert import QUANTIZATION_VERSION
 
 FLOATS = ("F32", "F16", "BF16")
+EXACT = "EXACT"  # as AUTO, but dequantised weights are not rounded
 INTEGERS = ("I64", "I32")
 _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38}
 # matrices that are float32 in every file
@@ -126,17 +128,18 @@ def convert_folder(
 ) -> Converted:
     """Write the GGUF file of a Hugging Face model folder.
 
-    type: auto (each matrix in the folder's own data type), F32, F16, BF16, or a recipe of
-    `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). progress is called
-    with the number of tensors done, the total, and the current one. ConvertError, naming the cause,
-    if the folder cannot be converted; then no file is left behind.
+    type: auto (each matrix in the folder's own data type, a quantised one in the type that its
+    configuration names), F32, F16, BF16, or a recipe of `quantize_file` such as Q4_K_M. name:
+    `general.name` (default: the folder's). progress is called with the number of tensors done, the
+    total, and the current one. ConvertError, naming the cause, if the folder cannot be converted;
+    then no file is left behind.
     """
     folder = ModelFolder(source)
     wanted = type.upper()
     if wanted in (*FLOATS, "AUTO"):
         return _write(folder, Path(target), wanted, name, progress)
     with TemporaryDirectory(dir=Path(target).resolve().parent, prefix=".convert-") as place:
-        whole = _write(folder, Path(place) / "whole.gguf", "AUTO", name, progress)
+        whole = _write(folder, Path(place) / "whole.gguf", EXACT, name, progress)
         report = quantize_file(whole.path, target, type, num_threads=num_threads, progress=progress)
     return replace(whole, path=Path(target), bytes=report.bytes_after)
 
@@ -152,13 +155,11 @@ def _family(folder: ModelFolder, hyper: Hyper) -> Family:
     family = FAMILIES[folder.architecture]
     with _read_from(hyper):
         family = family.variant(hyper) or family
-    quantized = folder.config.get("quantization_config")
-    if quantized:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        if method != "mxfp4" or not family.packed:
-            raise ConvertError(
-                f"{hyper.label}: quantization_config: found {method!r}, wanted float weights"
-            )
+    if method_of(folder.config, hyper.label) == "mxfp4" and not family.packed:
+        raise ConvertError(
+            f"{hyper.label}: quantization_config: found 'mxfp4', which {family.arch} is not "
+            "published in, wanted another method or float weights"
+        )
     return family
 
 
@@ -239,7 +240,7 @@ def _plan(
     """Every tensor of the new file, in the order of the folder's."""
     gathered = _Gathered(folder, family)
     packed = _Packed(folder, family)
-    stacks: dict[str, dict[int, StoredTensor]] = {}
+    stacks: dict[str, dict[int, Tensor]] = {}
     joined: set[str] = set()
     order: list[str] = []
     made: dict[str, str] = {}
@@ -363,7 +364,7 @@ def _plain(name: str, family: Family) -> str:
     return family.plain(name)
 
 
-def _is_embedding(head: StoredTensor, folder: ModelFolder, family: Family) -> bool:
+def _is_embedding(head: Tensor, folder: ModelFolder, family: Family) -> bool:
     """Whether a head that is said to be the embedding is: transformers does not tie two tensors of
     different numbers, whatever a configuration says, and writes such folders (Qwen 3 VL with
     experts: tied by the configuration of its text part, not by that of the whole).
@@ -385,7 +386,7 @@ class _Gathered:
             key: {} for key in family.gathered.values()
         }
 
-    def takes(self, original: str, name: str, tensor: StoredTensor) -> bool:
+    def takes(self, original: str, name: str, tensor: Tensor) -> bool:
         for pattern, key in self.patterns:
             if match := pattern.match(name):
                 if np.prod(tensor.shape) != 1 or tensor.dtype not in (*FLOATS, "F64"):
@@ -413,19 +414,16 @@ class _Gathered:
 
 
 class _Packed:
-    """MXFP4 matrices of experts: NAME_blocks (experts, rows, blocks, 16 bytes) and NAME_scales
-    (experts, rows, blocks), in the order of the OCP Microscaling Formats Specification 1.0.
-
-    A byte of the folder holds two neighbours, low bits first. A GGUF block is its scale, then 16
-    bytes of the numbers i (low bits) and i + 16.
+    """MXFP4 matrices of gpt-oss's experts: NAME_blocks (experts, rows, blocks, 16 bytes) and
+    NAME_scales (experts, rows, blocks).
     """
 
     def __init__(self, folder: ModelFolder, family: Family) -> None:
         self.folder = folder
         self.patterns = [(compiled(name), targets) for name, targets in family.packed.items()]
-        self.found: dict[tuple[str, ...], dict[str, StoredTensor]] = {}
+        self.found: dict[tuple[str, ...], dict[str, Tensor]] = {}
 
-    def takes(self, original: str, name: str, tensor: StoredTensor) -> bool:
+    def takes(self, original: str, name: str, tensor: Tensor) -> bool:
         part = next((one for one in ("_blocks", "_scales") if name.endswith(one)), None)
         if part is None:
             return False
@@ -461,18 +459,8 @@ class _Packed:
                     scales.data[:, number :: len(targets)],
                 )
                 experts, rows, count = held[1].shape
-                make = lambda held=held: _mxfp4(*held)  # noqa: E731
+                make = lambda held=held: mxfp4_bytes(*held)  # noqa: E731
                 yield _Planned(target, (experts, rows, 32 * count), "MXFP4", make)
-
-
-def _mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """GGUF's bytes of MXFP4 rows, (experts, rows, blocks * 17)."""
-    numbers = np.empty((*scales.shape, 32), np.uint8)
-    numbers[..., ::2], numbers[..., 1::2] = blocks & 15, blocks >> 4
-    made = np.empty((*scales.shape, 17), np.uint8)
-    made[..., 0] = scales
-    made[..., 1:] = numbers[..., :16] | numbers[..., 16:] << 4
-    return made.reshape(*scales.shape[:2], -1)
 
 
 def _filled(target: str, places: Mapping[str, str | None]) -> str:
@@ -482,43 +470,127 @@ def _filled(target: str, places: Mapping[str, str | None]) -> str:
     return target
 
 
+def _changed(
+    original: str, data: np.ndarray, rule: Rule, targets: tuple[str, ...], hyper: Hyper
+) -> tuple[np.ndarray, ...]:
+    """A tensor's numbers as its rule rearranges them, one array for each target."""
+    try:
+        shaped = data if rule.change is None else rule.change(data, hyper)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ConvertError(
+            f"{original}: shape {list(data.shape)} is not what config.json says: {error}"
+        ) from None
+    shaped = shaped if isinstance(shaped, tuple) else (shaped,)
+    if len(shaped) != len(targets):
+        raise ConvertError(f"{original}: {len(shaped)} parts for {len(targets)} tensors")
+    return shaped
+
+
 def _single(
     original: str,
-    tensor: StoredTensor,
+    tensor: Tensor,
     rule: Rule,
     targets: tuple[str, ...],
     hyper: Hyper,
     wanted: str,
 ) -> list[_Planned]:
-    def parts() -> list[tuple[str, np.ndarray]]:
+    if isinstance(tensor, Quantised) and not rule.values:
+        return _dequantised(original, tensor, rule, targets, hyper, wanted)
+    dtype = "F32" if rule.values else tensor.dtype
+
+    def parts() -> tuple[np.ndarray, ...]:
         data = tensor.floats() if rule.values else tensor.data
-        try:
-            shaped = data if rule.change is None else rule.change(data, hyper)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise ConvertError(
-                f"{original}: shape {list(tensor.shape)} is not what config.json says: {error}"
-            ) from None
-        dtype = "F32" if rule.values else tensor.dtype
-        shaped = shaped if isinstance(shaped, tuple) else (shaped,)
-        if len(shaped) != len(targets):
-            raise ConvertError(f"{original}: {len(shaped)} parts for {len(targets)} tensors")
-        return [(dtype, part) for part in shaped]
+        return _changed(original, data, rule, targets, hyper)
 
     planned = []
-    for number, (target, (dtype, part)) in enumerate(zip(targets, parts(), strict=True)):
+    for number, (target, part) in enumerate(zip(targets, parts(), strict=True)):
         kind = "I32" if rule.integers else _type_of(target, part.shape, dtype, wanted)
 
         def make(number: int = number, kind: str = kind) -> np.ndarray:
-            dtype, part = parts()[number]
-            return StoredTensor(dtype, part).as_type(kind)
+            return StoredTensor(dtype, parts()[number]).as_type(kind)
 
         planned.append(_Planned(target, part.shape, kind, make))
     return planned
 
 
-def _stack(
-    folder: ModelFolder, target: str, experts: dict[int, StoredTensor], wanted: str
+def _dequantised(
+    original: str,
+    tensor: Quantised,
+    rule: Rule,
+    targets: tuple[str, ...],
+    hyper: Hyper,
+    wanted: str,
+) -> list[_Planned]:
+    """The targets of a quantised weight: one matrix of a stack at a time where its rule rearranges
+    each by itself, some rows at a time where it rearranges none.
+    """
+
+    def changed(data: np.ndarray) -> tuple[np.ndarray, ...]:
+        return _changed(original, data, rule, targets, hyper)
+
+    # shapes are told by numbers that take no memory
+    shapes = [one.shape for one in changed(np.broadcast_to(np.float32(0), tensor.shape))]
+    count = 1
+    if len(tensor.shape) == 3:
+        each = [
+            one.shape for one in changed(np.broadcast_to(np.float32(0), (1, *tensor.shape[1:])))
+        ]
+        if [(tensor.shape[0], *one[1:]) for one in each] == shapes:
+            count = tensor.shape[0]
+    rows = tensor.rows // count
+    inside = tensor.shape if count == 1 else (1, *tensor.shape[1:])
+    planned = []
+    for number, (target, shape) in enumerate(zip(targets, shapes, strict=True)):
+        kind = _type_of(target, shape, tensor.dtype, wanted, tensor)
+        order = None
+        if kind == "MXFP4" and rule.change is not None:
+            order = _row_order(changed, number, inside)
+            if order is None:
+                kind = _type_of(target, shape, tensor.dtype, wanted)
+
+        def pieces(
+            number: int = number, kind: str = kind, order: np.ndarray | None = order
+        ) -> Iterator[np.ndarray]:
+            for at in range(0, tensor.rows, rows):
+                if kind == "MXFP4":
+                    held = tensor.repacked(at, at + rows)
+                    yield held if order is None else held[order]
+                elif rule.change is None:
+                    yield from tensor.pieces(kind, at, at + rows)
+                else:
+                    yield changed(tensor.matrix(kind, at, at + rows).reshape(inside))[number]
+
+        planned.append(_in_pieces(target, shape, kind, pieces))
+    return planned
+
+
+def _row_order(
+    changed: Callable[[np.ndarray], tuple[np.ndarray, ...]], number: int, shape: tuple[int, ...]
+) -> np.ndarray | None:
+    """Which row each row of a rearranged part was, None where columns are rearranged too."""
+    rows, columns = int(np.prod(shape[:-1])), shape[-1]
+    column = changed(np.broadcast_to(np.arange(columns, dtype=np.int32), shape))[number]
+    if column.shape[-1] != columns or (column != np.arange(columns)).any():
+        return None
+    row = np.broadcast_to(np.arange(rows, dtype=np.int32).reshape(*shape[:-1], 1), shape)
+    return changed(row)[number][..., 0].reshape(-1)
+
+
+def _in_pieces(
+    target: str,
+    shape: tuple[int, ...],
+    kind: str,
+    pieces: Callable[[], Iterator[np.ndarray]],
 ) -> _Planned:
+    """A tensor that is written piece by piece."""
+
+    def make() -> np.ndarray:
+        return np.concatenate([np.ascontiguousarray(one).reshape(-1) for one in pieces()])
+
+    return _Planned(target, shape, kind, make, pieces)
+
+
+def _stack(folder: ModelFolder, target: str, experts: dict[int, Tensor], wanted: str) -> _Planned:
     shapes = {one.shape for one in experts.values()}
     dtypes = {one.dtype for one in experts.values()}
     if sorted(experts) != list(range(len(experts))) or len(shapes) != 1 or len(dtypes) != 1:
@@ -527,18 +599,20 @@ def _stack(
             f"{sorted(shapes)[:2]}, wanted all of them, of one shape and type"
         )
     shape = (len(experts), *shapes.pop())
-    kind = _type_of(target, shape, dtypes.pop(), wanted)
     ordered = [experts[at] for at in sorted(experts)]
+    kind = _type_of(target, shape, dtypes.pop(), wanted, *ordered)
 
-    def make() -> np.ndarray:
-        return np.stack([one.as_type(kind) for one in ordered])
+    def pieces() -> Iterator[np.ndarray]:
+        for one in ordered:
+            if kind == "MXFP4" and isinstance(one, Quantised):
+                yield one.repacked(0, one.rows)
+            else:
+                yield one.as_type(kind)
 
-    return _Planned(target, shape, kind, make)
+    return _in_pieces(target, shape, kind, pieces)
 
 
-def _join(
-    folder: ModelFolder, target: str, parts: dict[int, StoredTensor], wanted: str
-) -> _Planned:
+def _join(folder: ModelFolder, target: str, parts: dict[int, Tensor], wanted: str) -> _Planned:
     ordered = [parts[at] for at in sorted(parts)]
     columns = {one.shape[1:] for one in ordered}
     dtypes = {one.dtype for one in ordered}
@@ -547,19 +621,30 @@ def _join(
             f"{folder.path}: {target}: parts {sorted(parts)[:8]} of rows of {sorted(columns)[:2]}, "
             "wanted all of them, of one width and type"
         )
-    shape = (sum(len(one.data) for one in ordered), *columns.pop())
-    kind = _type_of(target, shape, dtypes.pop(), wanted)
+    shape = (sum(one.shape[0] for one in ordered), *columns.pop())
+    kind = _type_of(target, shape, dtypes.pop(), wanted, *ordered)
+    if kind == "MXFP4":
+        kind = _type_of(target, shape, ordered[0].dtype, wanted)
 
     def pieces() -> Iterator[np.ndarray]:
         return (one.as_type(kind) for one in ordered)
 
-    return _Planned(target, shape, kind, lambda: np.concatenate([*pieces()]), pieces)
+    return _in_pieces(target, shape, kind, pieces)
 
 
-def _type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
+def _type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str, *sources: Tensor) -> str:
+    """The type of a new tensor. Quantised sources whose numbers MXFP4 holds keep it, experts
+    whatever float type is asked for.
+    """
     if len(shape) <= 1 or not name.endswith(".weight") or _KEPT.search(name):
         return "F32"
-    if wanted != "AUTO":
+    quantised = [one for one in sources if isinstance(one, Quantised)]
+    packed = [one for one in quantised if one.mxfp4 is not None]
+    if packed and len(packed) == len(sources) and ("_exps." in name or wanted in ("AUTO", EXACT)):
+        return "MXFP4"
+    if wanted == EXACT and quantised:
+        return "F32"
+    if wanted not in ("AUTO", EXACT):
         return wanted
     return dtype if dtype in FLOATS else "F32"
 
@@ -577,7 +662,9 @@ def _general(
         "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
     }
     kinds = [one.type_name for one in planned if len(one.shape) > 1]
-    most = wanted if wanted != "AUTO" else max((*FLOATS, "MXFP4"), key=kinds.count)
+    most = wanted if wanted in FLOATS else max(FLOATS, key=kinds.count)
+    if "MXFP4" in kinds:
+        most = "MXFP4"
     keys["general.file_type"] = _FILE_TYPES[most], "uint32"
     sampling = folder.json("generation_config.json")
     for ours, kind, names in _SAMPLING:

@@ -418,7 +418,7 @@ def test_what_has_no_place_or_wrong_numbers_is_named(folder, tmp_path):
         ({"sliding_window": 8}, "sliding_window"),
         ({"rope_scaling": {"rope_type": "new", "factor": 2.0}}, "rope_type"),
         ({"num_attention_heads": "four"}, "num_attention_heads"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"architectures": ["LamaForCausalLM"]}, "nearest known are LlamaForCausalLM"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_theta": float("inf")}, "rope_theta"),

@@ -17,6 +17,7 @@ from oxillama.convert.keys import (
     partial_rotation,
     windows,
 )
+from oxillama.convert.quantised import Quantised
 from oxillama.convert.shapes import (
     latent_keys_values,
     negative_exponential,
@@ -144,6 +145,20 @@ def smallthinker(h: Hyper, k: Keys) -> None:
         k.u32("attention.sliding_window", h.integer("sliding_window_size"))
 
 
+def _not_by_ranks(h: Hyper) -> None:
+    """ConvertError for q, k and v in one matrix of 8 bits: MiMo V2.5 is published with the rows and
+    the scales of each of 4 or 8 devices together, so that rows are not all q, all k, all v.
+    """
+    if h.folder is None:
+        return
+    for name, tensor in h.folder.tensors.items():
+        if name.endswith(".self_attn.qkv_proj.weight") and isinstance(tensor, Quantised):
+            raise ConvertError(
+                f"{h.folder.path}: {name}: found quantised, its rows in the order of devices, "
+                "wanted floats"
+            )
+
+
 @family("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", arch="mimo2", rules={
     **PLAIN,
     **ROUTED,
@@ -154,6 +169,7 @@ def mimo2(h: Hyper, k: Keys) -> None:
     """MiMo V2 (Xiaomi 2025): windowed layers have heads and a base of their own. The layers that
     predict further tokens are left out.
     """
+    _not_by_ranks(h)
     h.must_be("topk_method", "noaux_tc")
     for name in ("head_dim", "num_attention_heads", "v_head_dim"):
         h.must_be(f"swa_{name}", h.get(name))

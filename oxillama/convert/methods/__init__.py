@@ -1,0 +1,5 @@
+"""How weights are quantised, one module for one program or more; importing this registers them."""
+
+from oxillama.convert.methods import fp8
+
+__all__ = ["fp8"]

@@ -1,0 +1,552 @@
+"""Quantised folders against folders of the floats that they stand for.
+
+Each test quantises the matrices of a tiny Llama here, number by number, and says what float32 each
+number is. The file of the quantised folder must then be that of a folder with these floats.
+"""
+
+import json
+import re
+import shutil
+import struct
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama.convert import convert_folder
+from oxillama.convert.family import Hyper, Rule
+from oxillama.convert.quantised import dequantised
+from oxillama.convert.safetensors import StoredTensor, read_safetensors
+from oxillama.convert.shapes import halves
+from oxillama.convert.write import _single, _stack
+from oxillama.errors import ConvertError
+from oxillama.gguf import GgufReader
+from oxillama.model import load_model
+from oxillama.quant import dequantize
+from tests.convert.test_families import folder_of, golden_of
+from tests.model.test_architectures import logits
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 32,
+    "rope_theta": 10000.0,
+    "dtype": "bfloat16",
+}
+SHAPES = {
+    "self_attn.q_proj": (64, 64),
+    "self_attn.k_proj": (64, 64),
+    "self_attn.v_proj": (64, 64),
+    "self_attn.o_proj": (64, 64),
+    "mlp.gate_proj": (96, 64),
+    "mlp.up_proj": (96, 64),
+    "mlp.down_proj": (64, 96),
+}
+MODULES = [f"model.layers.0.{name}" for name in SHAPES]
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+
+
+def e4m3(code):
+    """The number of an 8-bit float of 4 bits of exponent."""
+    code = int(code)
+    sign, exponent, fraction = -1.0 if code & 128 else 1.0, code >> 3 & 15, code & 7
+    if exponent == 0:
+        return sign * fraction / 8 * 2.0**-6
+    return sign * (1 + fraction / 8) * 2.0 ** (exponent - 7)
+
+
+def bf16(values):
+    """The nearest bfloat16 numbers, as bits."""
+    return StoredTensor("F32", np.asarray(values, np.float32)).as_type("BF16")
+
+
+def of_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def save(path, tensors):
+    """tensors: name -> (dtype, array)."""
+    about, data, at = {}, [], 0
+    for name, (dtype, array) in tensors.items():
+        array = np.ascontiguousarray(array)
+        offsets = [at, at + array.nbytes]
+        about[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
+        data.append(array.tobytes())
+        at += array.nbytes
+    text = json.dumps(about).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+
+def plain():
+    """What is not quantised: norms, the embedding and the head."""
+    random = np.random.default_rng(1)
+    named = {f"model.layers.0.{one}_layernorm.weight": (64,) for one in ("input", "post_attention")}
+    named |= {"model.norm.weight": (64,)}
+    named |= {"model.embed_tokens.weight": (32, 64), "lm_head.weight": (32, 64)}
+    return {name: ("BF16", bf16(random.normal(size=shape))) for name, shape in named.items()}
+
+
+def folder(place, tensors, **config):
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    save(place / "model.safetensors", tensors)
+    return place
+
+
+def scaled(codes, scales, height, width, zeros=None):
+    """(code - zero point) * scale, number by number."""
+    rows, columns = codes.shape
+    made = np.empty(codes.shape, np.float32)
+    for r in range(rows):
+        for c in range(columns):
+            at = r // height, c // width
+            code = np.float32(codes[r, c]) - np.float32(0 if zeros is None else zeros[at])
+            made[r, c] = code * np.float32(scales[at])
+    return made
+
+
+def quantised(quantise, modules=MODULES):
+    """(stored tensors, floats by name) of the matrices. quantise(module, shape, random) gives the
+    parts of a module and its floats.
+    """
+    random = np.random.default_rng(2)
+    stored, floats = {}, {}
+    for module, shape in zip(modules, SHAPES.values()):
+        parts, floats[f"{module}.weight"] = quantise(module, shape, random)
+        stored |= {f"{module}.{name}": part for name, part in parts.items()}
+    return stored, floats
+
+
+def same(found, wanted):
+    """Whether two files have the same tensors."""
+    ours, theirs = GgufReader(found), GgufReader(wanted)
+    assert set(ours.tensors) == set(theirs.tensors)
+    for name, info in theirs.tensors.items():
+        assert ours.tensors[name].type_name == info.type_name, name
+        assert ours.tensors[name].shape == info.shape, name
+        assert np.array_equal(ours.data(name), theirs.data(name)), name
+    return ours
+
+
+def checked(tmp_path, stored, floats, said, **config):
+    """Converts a quantised folder in three ways, and folders of floats that must give the same."""
+    whole = folder(
+        tmp_path / "quantised", {**plain(), **stored}, quantization_config=said, **config
+    )
+    exact = {name: ("F32", values) for name, values in floats.items()}
+    near = {name: ("BF16", bf16(values)) for name, values in floats.items()}
+    twins = {"F32": exact, "auto": near, "Q4_0": exact}
+    for kind, twin in twins.items():
+        other = folder(tmp_path / f"float-{kind}", {**plain(), **twin}, **config)
+        made = convert_folder(whole, tmp_path / f"{kind}.gguf", kind, name="tiny").path
+        same(made, convert_folder(other, tmp_path / f"{kind}-float.gguf", kind, name="tiny").path)
+    reader = GgufReader(tmp_path / "auto.gguf")
+    assert reader.tensors["blk.0.ffn_up.weight"].type_name == "BF16"
+    rows = [
+        logits(load_model(GgufReader(tmp_path / name)), np.arange(9, dtype=np.int32))
+        for name in ("auto.gguf", "auto-float.gguf")
+    ]
+    assert np.array_equal(*rows)
+
+
+def refused(tmp_path, stored, said, *words, **config):
+    place = folder(
+        tmp_path / "quantised", {**plain(), **stored}, quantization_config=said, **config
+    )
+    with pytest.raises(ConvertError) as caught:
+        convert_folder(place, tmp_path / "out.gguf")
+    for word in words:
+        assert word in str(caught.value)
+    assert [one.name for one in tmp_path.iterdir()] == ["quantised"]
+    for one in place.iterdir():
+        one.unlink()
+    place.rmdir()
+
+
+# ---- fp8 -----------------------------------------------------------------------------------------
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [16, 40], "activation_scheme": "dynamic"}
+
+
+def codes8(random, shape):
+    codes = random.integers(0, 256, shape, np.uint8)
+    codes[codes & 127 == 127] = 3  # no NaN
+    return codes
+
+
+def scales_of(random, shape, kind):
+    """(as stored, as numbers)."""
+    values = np.exp(random.normal(size=shape)).astype(np.float32) / 300
+    if kind == "F8_E8M0":
+        powers = random.integers(110, 121, shape).astype(np.uint8)
+        return (kind, powers), np.exp2(powers.astype(np.float64) - 127).astype(np.float32)
+    if kind == "BF16":
+        return (kind, bf16(values)), of_bf16(bf16(values))
+    if kind == "F16":
+        return (kind, values.astype(np.float16)), values.astype(np.float16).astype(np.float32)
+    return (kind, values), values
+
+
+def fp8_blocks(kind, suffix):
+    def quantise(module, shape, random):
+        codes = codes8(random, shape)
+        grid = -(-shape[0] // 16), -(-shape[1] // 40)
+        stored, scales = scales_of(random, grid, kind)
+        parts = {"weight": ("F8_E4M3", codes), suffix: stored}
+        return parts, scaled(np.vectorize(e4m3)(codes), scales, 16, 40)
+
+    return quantised(quantise)
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        ("F32", "weight_scale_inv"),
+        ("BF16", "weight_scale_inv"),
+        ("F8_E8M0", "weight_scale_inv"),
+        ("F8_E8M0", "scale"),
+    ],
+)
+def test_fp8_in_blocks_is_code_times_scale(kind, suffix, tmp_path):
+    checked(tmp_path, *fp8_blocks(kind, suffix), BLOCKS)
+
+
+def fp8_whole(weight="weight_scale_inv", shape=(), activation="activation_scale"):
+    def quantise(module, size, random):
+        codes = codes8(random, size)
+        scale = np.float32(random.uniform(0.001, 0.01))
+        parts = {"weight": ("F8_E4M3", codes), weight: ("F32", np.full(shape, scale))}
+        parts[activation] = ("F32", np.float32(3))
+        return parts, (np.vectorize(e4m3)(codes).astype(np.float32) * scale)
+
+    return quantised(quantise)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("weight_scale_inv", (), "activation_scale"), ("weight_scale", (1,), "input_scale")],
+)
+def test_fp8_with_one_scale_for_all(names, tmp_path):
+    """Static scales of activations, keys and values are dropped."""
+    stored, floats = fp8_whole(*names)
+    for name in ("k_scale", "v_scale"):
+        stored[f"model.layers.0.self_attn.{name}"] = ("F32", np.float32(2))
+    said = {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"}
+    checked(tmp_path, stored, floats, said)
+
+
+def test_modules_that_are_not_quantised_stay_as_they_are(tmp_path):
+    stored, floats = fp8_blocks("F32", "weight_scale_inv")
+    name = "model.layers.0.mlp.down_proj.weight"
+    del stored[f"{name}_scale_inv"]
+    floats[name] = of_bf16(bf16(floats[name]))
+    stored[name] = ("BF16", bf16(floats[name]))
+    checked(tmp_path, stored, floats, {**BLOCKS, "modules_to_not_convert": [name[:-7]]})
+
+
+def test_all_codes_of_an_8_bit_float_are_read():
+    found = StoredTensor("F8_E4M3", np.arange(256, dtype=np.uint8)).floats()
+    wanted = np.array([e4m3(code) for code in range(256)], np.float32)
+    wanted[[127, 255]] = np.nan
+    assert np.array_equal(found, wanted, equal_nan=True)
+    assert np.array_equal(np.signbit(found[:255]), np.signbit(wanted[:255]))
+    powers = StoredTensor("F8_E8M0", np.arange(256, dtype=np.uint8)).floats()
+    assert [float(one) for one in powers[:255]] == [2.0 ** (at - 127) for at in range(255)]
+    assert np.isnan(powers[255])
+
+
+def test_a_dtype_that_is_not_named_is_bfloat16_and_another_is_kept(tmp_path):
+    stored, floats = fp8_blocks("F32", "weight_scale_inv")
+    config = {**CONFIG, "quantization_config": BLOCKS}
+    name = "model.layers.0.mlp.up_proj.weight"
+    for named, kind in ((None, "BF16"), ("float16", "F16"), ("float32", "F32")):
+        place = folder(tmp_path / kind, {**plain(), **stored}, **{**config, "dtype": named})
+        made = GgufReader(convert_folder(place, tmp_path / f"{kind}.gguf").path)
+        assert made.tensors["blk.0.ffn_up.weight"].type_name == kind
+        wanted = StoredTensor("F32", floats[name]).as_type(kind)
+        assert made.data("blk.0.ffn_up.weight").tobytes() == wanted.tobytes()
+    (tmp_path / "other").mkdir()
+    refused(tmp_path / "other", stored, BLOCKS, "dtype: found 'int8'", dtype="int8")
+
+
+def test_fp8_that_does_not_fit_together_is_refused(tmp_path):
+    stored, _ = fp8_blocks("F32", "weight_scale_inv")
+    name = "model.layers.0.mlp.up_proj.weight"
+    scale = f"{name}_scale_inv"
+
+    def without(*names):
+        return {key: one for key, one in stored.items() if key not in names}
+
+    refused(tmp_path, without(scale), BLOCKS, name, f"found no {scale}")
+    refused(tmp_path, without(name), BLOCKS, scale, "without the weight")
+    refused(tmp_path, {**stored, scale: ("I32", np.ones((6, 2), np.int32))}, BLOCKS, scale, "I32")
+    other = {**stored, scale: ("F32", np.ones((5, 2), np.float32))}
+    refused(tmp_path, other, BLOCKS, scale, "shape [5, 2], wanted [6, 2]")
+    whole = {**BLOCKS, "weight_block_size": None}
+    refused(tmp_path, stored, whole, "shape [4, 2], wanted []")
+    refused(tmp_path, stored, {**BLOCKS, "weight_block_size": [16]}, "weight_block_size")
+    refused(tmp_path, stored, {**BLOCKS, "weight_block_size": [16, 0]}, "positive integer")
+    refused(tmp_path, stored, {**BLOCKS, "fmt": "e5m2"}, "fmt: found 'e5m2'")
+    refused(tmp_path, stored, {**BLOCKS, "scale_fmt": "new"}, "scale_fmt: found 'new'")
+    floats = {
+        key: ("BF16", bf16(np.ones(SHAPES[key[15:-7]]))) for key in stored if "inv" not in key
+    }
+    refused(tmp_path, floats, BLOCKS, "found fp8, and no weight that is so stored")
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "hqq", "torchao", None])
+def test_other_methods_are_named(method, tmp_path):
+    said = {"quant_method": method}
+    refused(tmp_path, {}, said, f"quant_method: found {method!r}, wanted one of fp8, mxfp4")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "gptq",
+        ["fp8"],
+        {"quant_method": ["fp8"]},
+        {"quant_method": "fp8", "weight_block_size": "128"},
+    ],
+)
+def test_a_hostile_configuration_is_refused(said, tmp_path):
+    stored, _ = fp8_blocks("F32", "weight_scale_inv")
+    refused(tmp_path, stored, said, "config.json: quantization_config: ")
+
+
+def test_codes_without_a_method_are_refused(tmp_path):
+    stored, _ = fp8_blocks("F32", "weight_scale_inv")
+    refused(tmp_path, {k: v for k, v in stored.items() if "inv" not in k}, None, "dtype F8_E4M3")
+
+
+# ---- stacks of experts, and 4-bit floats ---------------------------------------------------------
+
+
+def numbers_of(reader, name):
+    """A tensor's float32 numbers, whatever its type."""
+    info = reader.tensors[name]
+    if info.type_name == "F32":
+        return reader.data(name).view(np.float32).reshape(info.shape)
+    rows = reader.data(name).reshape(*info.shape[:-1], -1)
+    return dequantize(rows, info.type_name)
+
+
+def mxfp4_of(random, shape):
+    """(codes two in a byte, scales, numbers) of rows of MXFP4."""
+    codes = random.integers(0, 16, shape)
+    powers = random.integers(110, 121, (*shape[:-1], shape[-1] // 32)).astype(np.uint8)
+    scales = np.exp2(powers.astype(np.float64) - 127).astype(np.float32)
+    values = np.array(E2M1, np.float32)[codes] * np.repeat(scales, 32, axis=-1)
+    packed = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
+    return packed, powers, values
+
+
+def golden_with(tmp_path, name, quantise, **config):
+    """The files of a golden's folder with some weights quantised, and of one with the floats that
+    they stand for. quantise(name, array) gives {name: (dtype, array)} and the floats, or None.
+    """
+    golden = golden_of(name)
+    stored, floats = {}, {}
+    for full, array in folder_of(golden, tmp_path / "first").items():
+        found = quantise(full, array) if array.dtype == np.float32 else None
+        if found is None:
+            stored[full] = floats[full] = ({"f4": "F32", "i8": "I64"}[array.dtype.str[1:]], array)
+        else:
+            stored |= found[0]
+            floats[full] = ("F32", found[1])
+    for place, tensors, more in (("q", stored, config), ("f", floats, {})):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "config.json").write_text(json.dumps({**golden["config"], **more}))
+        save(tmp_path / place / "model.safetensors", tensors)
+    return tmp_path / "q", tmp_path / "f"
+
+
+def same_numbers(quantised, floats, tmp_path, packed):
+    """Whether the two files of float32 have the same numbers, those of `packed` as MXFP4."""
+    made, wanted = (
+        GgufReader(convert_folder(one, tmp_path / f"{one.name}.gguf", "F32", name="tiny").path)
+        for one in (quantised, floats)
+    )
+    assert set(made.tensors) == set(wanted.tensors)
+    for name in made.tensors:
+        kind = "MXFP4" if packed in name else wanted.tensors[name].type_name
+        assert made.tensors[name].type_name == kind, name
+        if kind != "I32":
+            assert np.array_equal(numbers_of(made, name), numbers_of(wanted, name)), name
+    return made
+
+
+def test_deepseek_v4_as_it_is_published(tmp_path):
+    """Matrices of 8 bits in blocks, experts of 4 bits whose numbers are kept."""
+    random = np.random.default_rng(3)
+
+    def quantise(name, array):
+        if ".experts." in name:
+            codes, scales, values = mxfp4_of(random, array.shape)
+            parts = {name: ("I8", codes.view(np.int8))}
+            return {**parts, name.replace("weight", "scale"): ("F8_E8M0", scales)}, values
+        if not re.search(r"attn\.(indexer\.)?w(q_a|q_b|kv|o_a|o_b)\.|shared_experts", name):
+            return None
+        codes = codes8(random, array.shape)
+        grid = -(-array.shape[0] // 128), -(-array.shape[1] // 128)
+        stored, scales = scales_of(random, grid, "F8_E8M0")
+        parts = {name: ("F8_E4M3", codes), name.replace("weight", "scale"): stored}
+        return parts, scaled(np.vectorize(e4m3)(codes), scales, 128, 128)
+
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+    said |= {"activation_scheme": "dynamic", "fmt": "e4m3"}
+    config = {"quantization_config": said, "expert_dtype": "fp4"}
+    places = golden_with(tmp_path, "deepseek_v4", quantise, **config)
+    same_numbers(*places, tmp_path, "_exps.")
+    made = GgufReader(convert_folder(places[0], tmp_path / "auto.gguf").path)
+    assert made.tensors["blk.0.attn_q_a.weight"].type_name == "BF16"
+    assert made.tensors["blk.0.ffn_gate_exps.weight"].type_name == "MXFP4"
+    config = json.loads((places[0] / "config.json").read_text())
+    (places[0] / "config.json").write_text(json.dumps({**config, "expert_dtype": None}))
+    with pytest.raises(ConvertError, match=r"experts.*weight: dtype I8, wanted F32"):
+        convert_folder(places[0], tmp_path / "other.gguf")
+
+
+def stacked(block, shape):
+    """Quantises fused experts as transformers 5 holds them: `block` (rows, columns), None for one
+    scale of each expert, "halves" for one of each half. shape: of the scales.
+    """
+    random = np.random.default_rng(5)
+
+    def quantise(name, array):
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            return None
+        codes = codes8(random, array.shape)
+        experts, rows, columns = array.shape
+        height, width = rows, columns
+        if block == "halves":
+            height = rows // 2 if "gate_up" in name else rows
+        elif block:
+            height, width = block
+        grid = experts, -(-rows // height), -(-columns // width)
+        stored, scales = scales_of(random, grid, "F32")
+        numbers = np.vectorize(e4m3)(codes)
+        floats = [scaled(*one, height, width) for one in zip(numbers, scales)]
+        held = ("F32", scales.reshape(shape(grid)))
+        parts = {name: ("F8_E4M3", codes), f"{name}_scale_inv": held}
+        return {**parts, f"{name}_activation_scale": ("F32", np.ones(experts, np.float32))}, (
+            np.stack(floats)
+        )
+
+    return quantise
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "shape"),
+    [
+        ("mistral4", (16, 24), lambda grid: grid),
+        ("mistral4", None, lambda grid: grid),
+        ("mistral4", None, lambda grid: grid[:1]),
+        ("mistral4", "halves", lambda grid: grid),
+        ("qwen3_vl_moe", (16, 24), lambda grid: grid),
+    ],
+)
+def test_fp8_of_fused_experts(name, block, shape, tmp_path):
+    size = list(block) if isinstance(block, tuple) else None
+    said = {"quant_method": "fp8", "weight_block_size": size}
+    places = golden_with(tmp_path, name, stacked(block, shape), quantization_config=said)
+    same_numbers(*places, tmp_path, "nothing")
+
+
+def test_a_block_across_both_halves_of_fused_experts_is_refused(tmp_path):
+    quantise = stacked((40, 24), lambda grid: grid)
+    said = {"quant_method": "fp8", "weight_block_size": [40, 24]}
+    place, _ = golden_with(tmp_path, "mistral4", quantise, quantization_config=said)
+    with pytest.raises(ConvertError, match="gate_up_proj: halves of 32 rows in blocks of 40"):
+        convert_folder(place, tmp_path / "out.gguf")
+
+
+def test_queries_keys_and_values_of_mimo_in_the_order_of_devices_are_refused(tmp_path):
+    random = np.random.default_rng(6)
+
+    def quantise(name, array):
+        if not name.endswith("q_proj.weight"):
+            return None
+        fused = name.replace("q_proj", "qkv_proj")
+        scale = ("F32", np.ones((1, 1), np.float32))
+        codes = ("F8_E4M3", codes8(random, (2 * len(array), 64)))
+        return {fused: codes, f"{fused}_scale_inv": scale}, array
+
+    said = {"quant_method": "fp8", "weight_block_size": [1024, 1024]}
+    place, _ = golden_with(tmp_path, "mimo2", quantise, quantization_config=said)
+    with pytest.raises(ConvertError, match=r"qkv_proj.weight: found quantised, its rows in the"):
+        convert_folder(place, tmp_path / "out.gguf")
+
+
+# ---- whole models --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "deepseek_v3"])
+def test_a_quantised_folder_generates_the_tokens_of_its_floats(name, cases, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    held = read_safetensors(cases / "hf" / name / "model.safetensors")
+    random = np.random.default_rng(7)
+    stored, floats = {}, {}
+    for full, tensor in held.items():
+        if not full.endswith("proj.weight"):
+            stored[full] = floats[full] = (tensor.dtype, tensor.data)
+            continue
+        codes = codes8(random, tensor.shape)
+        grid = -(-tensor.shape[0] // 16), -(-tensor.shape[1] // 40)
+        scale, scales = scales_of(random, grid, "F32")
+        stored |= {full: ("F8_E4M3", codes), f"{full}_scale_inv": scale}
+        wide = np.repeat(np.repeat(scales, 16, 0), 40, 1)[: len(codes), : codes.shape[1]]
+        numbers = StoredTensor("F8_E4M3", codes).floats() * wide
+        floats[full] = ("BF16", bf16(numbers))
+    tokens = []
+    for place, tensors, said in (("q", stored, BLOCKS), ("f", floats, None)):
+        shutil.copytree(cases / "hf" / name, tmp_path / place)
+        config = json.loads((tmp_path / place / "config.json").read_text())
+        config |= {"dtype": "bfloat16", "quantization_config": said}
+        for one in ("config.json", "model.safetensors"):
+            (tmp_path / place / one).unlink()
+        (tmp_path / place / "config.json").write_text(json.dumps(config))
+        save(tmp_path / place / "model.safetensors", tensors)
+        with oxillama.load(tmp_path / place) as engine:
+            tokens.append(engine.generate([5, 6, 7], max_tokens=24, temperature=0).tokens)
+    assert len(tokens[0]) > 1 and tokens[0] == tokens[1]
+
+
+def peak(pieces):
+    """The most bytes that are held at a time while all pieces are taken."""
+    tracemalloc.start()
+    for _ in pieces():
+        pass
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found
+
+
+def test_a_stack_of_experts_is_never_in_memory_whole():
+    """16 experts of 4 MB of float32 each, 64 MB in all, one tensor or many."""
+    codes = np.zeros((16, 512, 2048), np.uint8)
+    scales = np.ones((16, 4, 16), np.float32)
+    said = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+
+    def read(name, codes, scales):
+        held = {name: StoredTensor("F8_E4M3", codes)}
+        held[f"{name}_scale_inv"] = StoredTensor("F32", scales)
+        return dequantised(held, said, "config.json")[name]
+
+    hyper = Hyper({}, "config.json")
+    targets = ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight")
+    one = read("experts.gate_up_proj", codes, scales)
+    for planned in _single("x", one, Rule(targets, halves), targets, hyper, "BF16"):
+        assert planned.shape == (16, 256, 2048)
+        assert peak(planned.pieces) < 32 << 20
+    each = {at: read("x.weight", codes[at], scales[at]) for at in range(16)}
+    stack = _stack(SimpleNamespace(path="x"), targets[0], each, "BF16")
+    assert stack.shape == (16, 512, 2048)
+    assert peak(stack.pieces) < 32 << 20
