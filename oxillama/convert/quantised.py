@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -307,8 +307,44 @@ class Reader:
         grid = Grid(scales, max(1, len(codes)), 1, width)
         return Quantised(self.dtype, (*outer, rows, columns), read, grid, mxfp4=mxfp4, name=name)
 
+    def by_one(self, made: Quantised, operation: np.ufunc, name: str, weight: str) -> Quantised:
+        """A weight whose scales are all multiplied or divided by one number."""
+        held = self.part(name, weight, "F32")
+        self.shaped(name, held, (), (1,))
+        number = np.float32(held.floats().reshape(-1)[0])
+        if not np.isfinite(number) or number <= 0:
+            raise ConvertError(f"{self.label}: {name}: found {number}, wanted a positive number")
+        return replace(made, scale=replace(made.scale, whole=(operation, number)))
+
 
 def stored_rows(tensor: StoredTensor) -> Callable[[int, int], np.ndarray]:
     """Reads codes that are stored as numbers."""
     flat = tensor.data.reshape(-1, tensor.shape[-1])
     return lambda start, stop: StoredTensor(tensor.dtype, flat[start:stop]).floats()
+
+
+def unpacked(words: np.ndarray, bits: int, columns: int) -> np.ndarray:
+    """The codes (rows, columns) of `bits` bits each that rows of 32-bit words hold, low bits first
+    and without gaps.
+    """
+    words = np.ascontiguousarray(words).view(np.uint32)
+    if bits == 8:
+        return words.view(np.uint8)[:, :columns]
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        codes = words.view(np.uint8)[:, :, None] >> shifts & np.uint8((1 << bits) - 1)
+        return codes.reshape(len(words), -1)[:, :columns]
+    first = np.arange(columns) * bits
+    wide = np.zeros((len(words), words.shape[1] + 1), np.uint64)
+    wide[:, :-1] = words
+    both = wide[:, first // 32] | wide[:, first // 32 + 1] << np.uint64(32)
+    return (both >> (first % 32).astype(np.uint64)).astype(np.uint8) & np.uint8((1 << bits) - 1)
+
+
+def in_range(label: str, name: str, order: np.ndarray, count: int) -> np.ndarray:
+    """Numbers of groups, which must be there."""
+    if len(order) and not 0 <= order.min() <= order.max() < count:
+        raise ConvertError(
+            f"{label}: {name}: groups {order.min()} to {order.max()}, wanted 0 to {count - 1}"
+        )
+    return order

@@ -577,7 +577,11 @@ def test_folders_of_deepseek_v4_are_those_of_transformers_too(tmp_path):
         ("hy_v4", {"indexer_types": ["shared", "full", "full"]}, "indexer_types"),
         ("hy_v4", {"mlp_layer_types": ["dense", "sparse", "dense"]}, "mlp_layer_types"),
         ("kimi_k3", {"hidden_act": "silu"}, "hidden_act"),
-        ("kimi_k3", {"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed"),
+        (
+            "kimi_k3",
+            {"quantization_config": {"quant_method": "compressed-tensors"}},
+            "config_groups",
+        ),
         ("laguna", {"gating": False}, "gating"),
         ("ministral3", {"sliding_window": 16}, "sliding_window"),
         ("ministral3", {"model_type": "mistral5"}, "mistral5"),

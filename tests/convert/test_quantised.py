@@ -304,7 +304,7 @@ def test_fp8_that_does_not_fit_together_is_refused(tmp_path):
 @pytest.mark.parametrize("method", ["bitsandbytes", "hqq", "torchao", None])
 def test_other_methods_are_named(method, tmp_path):
     said = {"quant_method": method}
-    refused(tmp_path, {}, said, f"quant_method: found {method!r}, wanted one of fp8, mxfp4")
+    refused(tmp_path, {}, said, f"quant_method: found {method!r}, wanted one of compressed-")
 
 
 @pytest.mark.parametrize(
@@ -314,6 +314,9 @@ def test_other_methods_are_named(method, tmp_path):
         ["fp8"],
         {"quant_method": ["fp8"]},
         {"quant_method": "fp8", "weight_block_size": "128"},
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": 1}},
+        {"quant_method": "compressed-tensors", "config_groups": [1], "format": 1},
+        {"quant_method": "compressed-tensors", "sparsity_config": "dense"},
     ],
 )
 def test_a_hostile_configuration_is_refused(said, tmp_path):
@@ -321,9 +324,226 @@ def test_a_hostile_configuration_is_refused(said, tmp_path):
     refused(tmp_path, stored, said, "config.json: quantization_config: ")
 
 
+def test_a_target_that_is_no_expression_is_refused(tmp_path):
+    stored, _, said = pack_quantised(4, 32, True)
+    group = said["config_groups"]["group_0"]
+    said["config_groups"] |= {"group_0": {**group, "targets": ["re:("]}, "group_1": group}
+    refused(tmp_path, stored, said, "its values do not fit together")
+
+
 def test_codes_without_a_method_are_refused(tmp_path):
     stored, _ = fp8_blocks("F32", "weight_scale_inv")
     refused(tmp_path, {k: v for k, v in stored.items() if "inv" not in k}, None, "dtype F8_E4M3")
+
+
+# ---- compressed-tensors --------------------------------------------------------------------------
+
+
+def groups(form, weights, **more):
+    scheme = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
+    said = {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"]}
+    return {**said, "config_groups": {"group_0": scheme}, **more}
+
+
+LAYOUTS = {
+    "tensor": ({}, lambda rows, columns: (rows, columns), lambda grid: (1,)),
+    "channel": ({}, lambda rows, columns: (1, columns), lambda grid: grid),
+    "group": ({"group_size": 32}, lambda rows, columns: (1, 32), lambda grid: grid),
+    "block": (
+        {"block_structure": [16, 40]},
+        lambda rows, columns: (16, 40),
+        lambda grid: grid,
+    ),
+}
+
+
+@pytest.mark.parametrize("strategy", LAYOUTS)
+@pytest.mark.parametrize(
+    ("form", "kind", "scale"),
+    [
+        ("float-quantized", "float", "BF16"),
+        ("int-quantized", "int", "F32"),
+        ("naive-quantized", "float", "F16"),
+    ],
+)
+def test_compressed_numbers_of_8_bits(form, kind, scale, strategy, tmp_path):
+    more, block, held = LAYOUTS[strategy]
+
+    def quantise(module, shape, random):
+        if kind == "float":
+            codes = codes8(random, shape)
+            numbers = np.vectorize(e4m3)(codes)
+        else:
+            codes = numbers = random.integers(-128, 128, shape, np.int8)
+        size = block(*shape)
+        grid = -(-shape[0] // size[0]), -(-shape[1] // size[1])
+        (dtype, stored), scales = scales_of(random, grid, scale)
+        parts = {"weight": ("F8_E4M3" if kind == "float" else "I8", codes)}
+        parts["weight_scale"] = (dtype, stored.reshape(held(grid)))
+        parts["input_scale"] = ("F32", np.ones(1, np.float32))
+        return parts, scaled(numbers, scales, *size)
+
+    weights = {"type": kind, "num_bits": 8, "strategy": strategy, **more}
+    checked(tmp_path, *quantised(quantise), groups(form, weights))
+
+
+def test_compressed_integers_with_zero_points(tmp_path):
+    def quantise(module, shape, random):
+        codes = random.integers(-128, 128, shape, np.int8)
+        zeros = random.integers(-9, 9, (shape[0], 1), np.int8)
+        stored, scales = scales_of(random, (shape[0], 1), "BF16")
+        parts = {
+            "weight": ("I8", codes),
+            "weight_scale": stored,
+            "weight_zero_point": ("I8", zeros),
+        }
+        return parts, scaled(codes, scales, 1, shape[1], zeros)
+
+    weights = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": False}
+    checked(tmp_path, *quantised(quantise), groups("int-quantized", weights))
+
+
+def packed(codes, bits):
+    """Rows of unsigned codes as words of 32 bits, low bits first."""
+    made = []
+    for row in codes:
+        value = sum(int(code) << bits * at for at, code in enumerate(row))
+        made.append(np.frombuffer(value.to_bytes(-(-len(row) * bits // 32) * 4, "little"), "<i4"))
+    return np.array(made)
+
+
+def pack_quantised(bits, width, symmetric, order=False):
+    def quantise(module, shape, random):
+        codes = random.integers(0, 1 << bits, shape)
+        size = width or shape[1]
+        grid = shape[0], shape[1] // size
+        stored, scales = scales_of(random, grid, "BF16")
+        parts = {"weight_packed": ("I32", packed(codes, bits)), "weight_scale": stored}
+        parts["weight_shape"] = ("I64", np.array(shape))
+        zeros = np.full(grid, 1 << bits - 1)
+        if not symmetric:
+            zeros = random.integers(0, 1 << bits, grid)
+            parts["weight_zero_point"] = ("I32", packed(zeros.T, bits).T)
+        if order:
+            place = random.permutation(shape[1])
+            parts["weight_g_idx"] = ("I32", (place // size).astype(np.int32))
+            inverse = np.argsort(place)
+            return parts, scaled(codes[:, inverse], scales, 1, size, zeros)[:, place]
+        return parts, scaled(codes, scales, 1, size, zeros)
+
+    weights = {"type": "int", "num_bits": bits, "symmetric": symmetric}
+    layout = {"strategy": "group", "group_size": width} if width else {"strategy": "channel"}
+    return *quantised(quantise), groups("pack-quantized", {**weights, **layout})
+
+
+@pytest.mark.parametrize(
+    ("bits", "width", "symmetric", "order"),
+    [
+        (4, 32, True, False),
+        (4, 32, False, False),
+        (8, None, True, False),
+        (8, 32, False, False),
+        (2, 16, False, False),
+        (3, 32, False, False),
+        (5, None, True, False),
+        (4, 32, True, True),
+        (4, 16, False, True),
+    ],
+)
+def test_compressed_integers_in_words(bits, width, symmetric, order, tmp_path):
+    checked(tmp_path, *pack_quantised(bits, width, symmetric, order))
+
+
+def nibbles(codes):
+    """Two codes in a byte, low bits first."""
+    return (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+
+
+def test_nvfp4_is_code_times_scale_of_the_group_over_that_of_the_tensor(tmp_path):
+    def quantise(module, shape, random):
+        codes = random.integers(0, 16, shape)
+        held = random.integers(1, 127, (shape[0], shape[1] // 16)).astype(np.uint8)
+        whole = np.float32(random.uniform(3000, 9000))
+        scales = np.vectorize(e4m3)(held).astype(np.float32) / whole
+        parts = {
+            "weight_packed": ("U8", nibbles(codes)),
+            "weight_scale": ("F8_E4M3", held),
+            "weight_global_scale": ("F32", np.array([whole])),
+            "input_global_scale": ("F32", np.ones(1, np.float32)),
+        }
+        return parts, scaled(np.array(E2M1)[codes], scales, 1, 16)
+
+    weights = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16}
+    checked(tmp_path, *quantised(quantise), groups("nvfp4-pack-quantized", weights))
+
+
+def test_mxfp8_has_powers_of_two(tmp_path):
+    def quantise(module, shape, random):
+        codes = codes8(random, shape)
+        (_, held), scales = scales_of(random, (shape[0], shape[1] // 32), "F8_E8M0")
+        parts = {"weight": ("F8_E4M3", codes), "weight_scale": ("U8", held)}
+        return parts, scaled(np.vectorize(e4m3)(codes), scales, 1, 32)
+
+    weights = {"type": "float", "num_bits": 8, "strategy": "group", "group_size": 32}
+    checked(tmp_path, *quantised(quantise), groups("mxfp8-quantized", weights))
+
+
+def test_modules_have_the_scheme_of_the_group_that_names_them(tmp_path):
+    """Names go before expressions, and these before the class of all matrices."""
+    up, down = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
+    four, four_floats, said = pack_quantised(4, 32, True)
+    eight, eight_floats, other = pack_quantised(8, None, True)
+    fp8, fp8_floats = fp8_whole("weight_scale", (1,))
+    stored = {name: one for name, one in four.items() if up not in name and down not in name}
+    stored |= {name: one for name, one in eight.items() if up in name}
+    stored |= {name: one for name, one in fp8.items() if down in name}
+    floats = {**four_floats, f"{up}.weight": eight_floats[f"{up}.weight"]}
+    floats[f"{down}.weight"] = fp8_floats[f"{down}.weight"]
+    weights = {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True}
+    said["format"] = "mixed-precision"
+    said["config_groups"]["group_0"]["format"] = "pack-quantized"
+    said["config_groups"] |= {
+        "group_1": {**other["config_groups"]["group_0"], "targets": ["re:.*mlp.(up|down)_proj"]},
+        "group_2": {"targets": [down], "weights": weights, "format": "float-quantized"},
+    }
+    said["config_groups"]["group_1"]["format"] = "pack-quantized"
+    checked(tmp_path, stored, floats, said)
+
+
+def test_compressed_tensors_that_do_not_fit_together_are_refused(tmp_path):
+    stored, _, said = pack_quantised(4, 32, False)
+    name = "model.layers.0.mlp.up_proj.weight"
+    scheme = said["config_groups"]["group_0"]
+
+    def without(*ends):
+        return {key: one for key, one in stored.items() if key not in [name + end for end in ends]}
+
+    def saying(**weights):
+        group = {**scheme, "weights": {**scheme["weights"], **weights}}
+        return {**said, "config_groups": {"group_0": group}}
+
+    for end in ("_scale", "_shape", "_zero_point"):
+        refused(tmp_path, without(end), said, f"{name}: found no {name}{end}")
+    refused(tmp_path, without("_packed"), said, f"{name}_", "without the weight")
+    other = {**stored, f"{name}_shape": ("I64", np.array([96, 72]))}
+    refused(tmp_path, other, said, f"{name}_packed", "shape [96, 8], wanted [96, 9]")
+    refused(tmp_path, stored, saying(group_size=16), "_scale", "shape [64, 2], wanted [64, 4]")
+    refused(tmp_path, stored, saying(group_size=48), "64 columns, wanted a multiple")
+    refused(tmp_path, stored, saying(num_bits=8), "_packed", "wanted [64, 16]")
+    refused(tmp_path, stored, saying(strategy="attn_head"), "strategy", "attn_head")
+    refused(tmp_path, stored, saying(type="float"), "type of its group: found 'float'")
+    order = {**stored, f"{name}_g_idx": ("I32", np.full(64, 2, np.int32))}
+    refused(tmp_path, order, said, f"{name}_g_idx", "groups 2 to 2, wanted 0 to 1")
+    refused(tmp_path, stored, {**said, "format": "marlin-24"}, "found 'marlin-24'")
+    refused(tmp_path, stored, {**said, "format": "float-quantized"}, f"wanted {MODULES[0]}.weight")
+    refused(tmp_path, stored, {**said, "config_groups": {}}, "config_groups")
+    sparse = {"format": "sparse-24-bitmask"}
+    refused(tmp_path, stored, {**said, "sparsity_config": sparse}, "sparse-24-bitmask")
+    turned = {"config_groups": {"R1": {}}}
+    refused(tmp_path, stored, {**said, "transform_config": turned}, "transform_config")
+    named = {**scheme, "targets": ["re:.*mlp.*"]}
+    two = {"group_0": named, "group_1": {**scheme, "targets": ["lm_head"]}}
+    refused(tmp_path, stored, {**said, "config_groups": two}, "q_proj", "in no group")
 
 
 # ---- stacks of experts, and 4-bit floats ---------------------------------------------------------
@@ -346,6 +566,45 @@ def mxfp4_of(random, shape):
     values = np.array(E2M1, np.float32)[codes] * np.repeat(scales, 32, axis=-1)
     packed = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)
     return packed, powers, values
+
+
+def test_mxfp4_is_repacked_unless_a_float_type_is_asked_for(tmp_path):
+    """Rows of q and k change places in the file, and their blocks with them."""
+
+    def quantise(module, shape, random):
+        codes, scales, values = mxfp4_of(random, shape)
+        return {"weight_packed": ("U8", codes), "weight_scale": ("U8", scales)}, values
+
+    stored, floats = quantised(quantise)
+    weights = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}
+    said = groups("mxfp4-pack-quantized", weights)
+    place = folder(tmp_path / "mxfp4", {**plain(), **stored}, quantization_config=said)
+    twin = {name: ("F32", values) for name, values in floats.items()}
+    other = folder(tmp_path / "float", {**plain(), **twin})
+    wanted = GgufReader(convert_folder(other, tmp_path / "float.gguf", "F32", name="tiny").path)
+    made = GgufReader(convert_folder(place, tmp_path / "auto.gguf").path)
+    for name in wanted.tensors:
+        matrix = "attn_" in name or "ffn_" in name
+        if matrix and not name.endswith("norm.weight"):
+            assert made.tensors[name].type_name == "MXFP4", name
+            assert np.array_equal(numbers_of(made, name), numbers_of(wanted, name)), name
+    same(convert_folder(place, tmp_path / "f32.gguf", "F32", name="tiny").path, wanted.path)
+    four = convert_folder(other, tmp_path / "float4.gguf", "Q4_0", name="tiny").path
+    same(convert_folder(place, tmp_path / "q4.gguf", "Q4_0", name="tiny").path, four)
+    assert made.metadata["general.file_type"] == 38
+
+
+def test_a_scale_of_mxfp4_that_is_no_number_is_refused(tmp_path):
+    """While the file is written, of which nothing is left."""
+
+    def quantise(module, shape, random):
+        codes, scales, values = mxfp4_of(random, shape)
+        scales[-1, -1] = 255
+        return {"weight_packed": ("U8", codes), "weight_scale": ("U8", scales)}, values
+
+    weights = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}
+    said = groups("mxfp4-pack-quantized", weights)
+    refused(tmp_path, quantised(quantise)[0], said, f"{MODULES[0]}.weight: found a scale of NaN")
 
 
 def golden_with(tmp_path, name, quantise, **config):
@@ -412,6 +671,22 @@ def test_deepseek_v4_as_it_is_published(tmp_path):
     (places[0] / "config.json").write_text(json.dumps({**config, "expert_dtype": None}))
     with pytest.raises(ConvertError, match=r"experts.*weight: dtype I8, wanted F32"):
         convert_folder(places[0], tmp_path / "other.gguf")
+
+
+def test_experts_of_kimi_k3_keep_their_numbers(tmp_path):
+    random = np.random.default_rng(4)
+
+    def quantise(name, array):
+        if ".experts." not in name:
+            return None
+        codes, scales, values = mxfp4_of(random, array.shape)
+        return {f"{name}_packed": ("U8", codes), f"{name}_scale": ("U8", scales)}, values
+
+    weights = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32}
+    said = groups("mxfp4-pack-quantized", weights)
+    places = golden_with(tmp_path, "kimi_k3", quantise, quantization_config=said)
+    made = same_numbers(*places, tmp_path, "_exps.")
+    assert made.tensors["blk.1.ffn_down_exps.weight"].type_name == "MXFP4"
 
 
 def stacked(block, shape):
