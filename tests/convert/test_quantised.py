@@ -546,6 +546,63 @@ def test_compressed_tensors_that_do_not_fit_together_are_refused(tmp_path):
     refused(tmp_path, stored, {**said, "config_groups": two}, "q_proj", "in no group")
 
 
+# ---- ModelOpt ------------------------------------------------------------------------------------
+
+
+def modelopt(rows):
+    """Matrices of the attention in NVFP4, others in 8 bits with a scale for all or for each row."""
+
+    def quantise(module, shape, random):
+        if "attn" in module:
+            codes = random.integers(0, 16, shape)
+            held = random.integers(1, 127, (shape[0], shape[1] // 16)).astype(np.uint8)
+            whole = np.float32(random.uniform(1e-4, 3e-4))
+            scales = np.vectorize(e4m3)(held).astype(np.float32) * whole
+            parts = {"weight": ("U8", nibbles(codes)), "weight_scale": ("F8_E4M3", held)}
+            parts |= {"weight_scale_2": ("F32", whole.reshape(())), "input_scale": parts["weight"]}
+            return parts, scaled(np.array(E2M1)[codes], scales, 1, 16)
+        codes = codes8(random, shape)
+        (_, held), scales = scales_of(random, (shape[0], 1) if rows else (1, 1), "F32")
+        parts = {"weight": ("F8_E4M3", codes)}
+        parts["weight_scale"] = ("F32", held.reshape(-1) if rows else held.reshape(()))
+        size = (1 if rows else shape[0]), shape[1]
+        return parts, scaled(np.vectorize(e4m3)(codes), scales, *size)
+
+    return quantised(quantise)
+
+
+MIXED = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        module: {"quant_algo": "NVFP4" if "attn" in module else "FP8"} for module in MODULES
+    },
+}
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_modelopt_of_4_and_8_bits(rows, tmp_path):
+    checked(tmp_path, *modelopt(rows), MIXED)
+
+
+def test_modelopt_that_does_not_fit_together_is_refused(tmp_path):
+    stored, _ = modelopt(False)
+    name = "model.layers.0.self_attn.q_proj.weight"
+
+    def without(end):
+        return {key: one for key, one in stored.items() if key != name + end}
+
+    refused(tmp_path, without("_scale_2"), MIXED, f"{name}: found no {name}_scale_2")
+    refused(tmp_path, without("_scale"), MIXED, f"{name}: found no {name}_scale")
+    refused(tmp_path, without(""), MIXED, f"{name}_scale", "without the weight")
+    zero = {**stored, f"{name}_scale_2": ("F32", np.float32(0))}
+    refused(tmp_path, zero, MIXED, f"{name}_scale_2: found 0.0, wanted a positive number")
+    awq = {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}
+    refused(tmp_path, stored, awq, "quant_algo: found 'NVFP4_AWQ'")
+    mixed = {**MIXED, "quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}}}
+    refused(tmp_path, stored, mixed, "quant_algo: found 'W4A8_AWQ'")
+
+
 # ---- stacks of experts, and 4-bit floats ---------------------------------------------------------
 
 
