@@ -304,7 +304,7 @@ def test_fp8_that_does_not_fit_together_is_refused(tmp_path):
 @pytest.mark.parametrize("method", ["bitsandbytes", "hqq", "torchao", None])
 def test_other_methods_are_named(method, tmp_path):
     said = {"quant_method": method}
-    refused(tmp_path, {}, said, f"quant_method: found {method!r}, wanted one of compressed-")
+    refused(tmp_path, {}, said, f"quant_method: found {method!r}, wanted one of awq, compressed-")
 
 
 @pytest.mark.parametrize(
@@ -314,6 +314,8 @@ def test_other_methods_are_named(method, tmp_path):
         ["fp8"],
         {"quant_method": ["fp8"]},
         {"quant_method": "fp8", "weight_block_size": "128"},
+        {"quant_method": "gptq", "bits": "4", "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "group_size": None},
         {"quant_method": "compressed-tensors", "config_groups": {"group_0": 1}},
         {"quant_method": "compressed-tensors", "config_groups": [1], "format": 1},
         {"quant_method": "compressed-tensors", "sparsity_config": "dense"},
@@ -601,6 +603,113 @@ def test_modelopt_that_does_not_fit_together_is_refused(tmp_path):
     refused(tmp_path, stored, awq, "quant_algo: found 'NVFP4_AWQ'")
     mixed = {**MIXED, "quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}}}
     refused(tmp_path, stored, mixed, "quant_algo: found 'W4A8_AWQ'")
+
+
+# ---- GPTQ and AWQ --------------------------------------------------------------------------------
+
+
+def gptq(bits, width, less, *, order=False, index=True):
+    """less: what is taken from a zero point before it is stored."""
+
+    def quantise(module, shape, random):
+        rows, columns = shape
+        codes = random.integers(0, 1 << bits, shape)
+        size = columns if width == -1 else width
+        grid = rows, columns // size
+        (_, held), scales = scales_of(random, grid, "F16")
+        zeros = random.integers(less, 1 << bits, grid)  # none is stored as the largest code
+        place = random.permutation(columns) if order else np.arange(columns)
+        parts = {
+            "qweight": ("I32", packed(codes.T.T, bits).T),
+            "qzeros": ("I32", packed((zeros - less).T, bits)),
+            "scales": ("F16", held.T),
+        }
+        if index:
+            parts["g_idx"] = ("I32", (place // size).astype(np.int32))
+        inverse = np.argsort(place)
+        return parts, scaled(codes[:, inverse], scales, 1, size, zeros)[:, place]
+
+    return quantised(quantise)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("version", [{}, {"checkpoint_format": "gptq_v2"}])
+def test_gptq_stores_zero_points_by_version(bits, version, tmp_path):
+    said = {"quant_method": "gptq", "bits": bits, "group_size": 32, "desc_act": False, **version}
+    checked(tmp_path, *gptq(bits, 32, 0 if version else 1), said)
+
+
+def test_gptq_groups_by_activation_or_without_an_index(tmp_path):
+    said = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    checked(tmp_path, *gptq(4, 32, 1, order=True), said)
+    (tmp_path / "plain").mkdir()
+    said = {"quant_method": "gptq", "bits": 4, "group_size": -1}
+    checked(tmp_path / "plain", *gptq(4, -1, 1, index=False), said)
+
+
+def test_gptq_that_does_not_fit_together_is_refused(tmp_path):
+    stored, _ = gptq(4, 32, 1)
+    said = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    module = "model.layers.0.mlp.up_proj"
+
+    def without(part):
+        return {key: one for key, one in stored.items() if key != f"{module}.{part}"}
+
+    def changed(part, dtype, array):
+        return {**stored, f"{module}.{part}": (dtype, array)}
+
+    refused(tmp_path, without("scales"), said, f"found no {module}.scales")
+    refused(tmp_path, without("qzeros"), said, f"found no {module}.qzeros")
+    refused(tmp_path, without("qweight"), said, f"{module}.", "without the weight")
+    refused(tmp_path, without("g_idx"), {**said, "desc_act": True}, f"{module}.g_idx")
+    other = changed("g_idx", "I32", np.arange(64, dtype=np.int32))
+    refused(tmp_path, other, said, "groups 0 to 63, wanted 0 to 1")
+    full = changed("qzeros", "I32", np.full((2, 12), -1, np.int32))
+    refused(tmp_path, full, said, f"{module}.qzeros", "stored as 15", "wanted gptq_v2")
+    refused(tmp_path, stored, {**said, "group_size": 16}, "scales", "wanted [4, 64]")
+    refused(tmp_path, stored, {**said, "bits": 5}, "bits: found 5")
+    refused(tmp_path, stored, {**said, "checkpoint_format": "marlin"}, "found 'marlin'")
+    refused(tmp_path, stored, {**said, "dynamic": {"+:.*": {"bits": 8}}}, "dynamic")
+    floats = {f"{module}.weight": ("BF16", bf16(np.ones((96, 64))))}
+    refused(tmp_path, {**floats, **stored}, said, f"{module}.weight: found as floats and quantised")
+
+
+def awq(width):
+    def quantise(module, shape, random):
+        rows, columns = shape
+        codes = random.integers(0, 16, shape)
+        grid = rows, columns // width
+        (_, held), scales = scales_of(random, grid, "F16")
+        zeros = random.integers(0, 16, grid)
+        order = [0, 2, 4, 6, 1, 3, 5, 7]  # outputs of a word from its lowest bits up
+
+        def words(numbers):
+            return packed(
+                numbers.reshape(len(numbers), -1, 8)[:, :, order].reshape(len(numbers), -1), 4
+            )
+
+        parts = {
+            "qweight": ("I32", words(codes.T)),
+            "qzeros": ("I32", words(zeros.T)),
+            "scales": ("F16", held.T),
+        }
+        return parts, scaled(codes, scales, 1, width, zeros)
+
+    return quantised(quantise)
+
+
+def test_awq_takes_outputs_of_a_word_even_ones_first(tmp_path):
+    said = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    checked(tmp_path, *awq(32), {**said, "version": "gemm"})
+
+
+def test_awq_of_other_layouts_is_refused(tmp_path):
+    stored, _ = awq(32)
+    said = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    refused(tmp_path, stored, {**said, "version": "gemv"}, "version: found 'gemv'")
+    refused(tmp_path, stored, {**said, "bits": 8}, "bits: found 8")
+    refused(tmp_path, stored, {**said, "zero_point": False}, "zero_point: found False")
+    refused(tmp_path, stored, {**said, "group_size": 16}, "scales", "wanted [4, 64]")
 
 
 # ---- stacks of experts, and 4-bit floats ---------------------------------------------------------

@@ -1,5 +1,5 @@
 """How weights are quantised, one module for one program or more; importing this registers them."""
 
-from oxillama.convert.methods import compressed, fp8, modelopt
+from oxillama.convert.methods import compressed, fp8, modelopt, words
 
-__all__ = ["compressed", "fp8", "modelopt"]
+__all__ = ["compressed", "fp8", "modelopt", "words"]
