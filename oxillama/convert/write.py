@@ -602,14 +602,18 @@ def _stack(folder: ModelFolder, target: str, experts: dict[int, Tensor], wanted:
     ordered = [experts[at] for at in sorted(experts)]
     kind = _type_of(target, shape, dtypes.pop(), wanted, *ordered)
 
-    def pieces() -> Iterator[np.ndarray]:
-        for one in ordered:
-            if kind == "MXFP4" and isinstance(one, Quantised):
-                yield one.repacked(0, one.rows)
-            else:
-                yield one.as_type(kind)
+    return _in_pieces(target, shape, kind, lambda: _one_by_one(ordered, kind))
 
-    return _in_pieces(target, shape, kind, pieces)
+
+def _one_by_one(tensors: Sequence[Tensor], kind: str) -> Iterator[np.ndarray]:
+    """The numbers of several tensors, quantised ones some rows at a time."""
+    for one in tensors:
+        if not isinstance(one, Quantised):
+            yield one.as_type(kind)
+        elif kind == "MXFP4":
+            yield one.repacked(0, one.rows)
+        else:
+            yield from one.pieces(kind)
 
 
 def _join(folder: ModelFolder, target: str, parts: dict[int, Tensor], wanted: str) -> _Planned:
@@ -626,10 +630,7 @@ def _join(folder: ModelFolder, target: str, parts: dict[int, Tensor], wanted: st
     if kind == "MXFP4":
         kind = _type_of(target, shape, ordered[0].dtype, wanted)
 
-    def pieces() -> Iterator[np.ndarray]:
-        return (one.as_type(kind) for one in ordered)
-
-    return _in_pieces(target, shape, kind, pieces)
+    return _in_pieces(target, shape, kind, lambda: _one_by_one(ordered, kind))
 
 
 def _type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str, *sources: Tensor) -> str:

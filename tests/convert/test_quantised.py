@@ -20,7 +20,7 @@ from oxillama.convert.family import Hyper, Rule
 from oxillama.convert.quantised import dequantised
 from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import halves
-from oxillama.convert.write import _single, _stack
+from oxillama.convert.write import _join, _single, _stack
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
@@ -991,3 +991,7 @@ def test_a_stack_of_experts_is_never_in_memory_whole():
     stack = _stack(SimpleNamespace(path="x"), targets[0], each, "BF16")
     assert stack.shape == (16, 512, 2048)
     assert peak(stack.pieces) < 32 << 20
+    tall = {0: read("x.weight", codes.reshape(8192, 2048), scales.reshape(64, 16))}
+    joined = _join(SimpleNamespace(path="x"), "per_layer.weight", tall, "BF16")
+    assert joined.shape == (8192, 2048)
+    assert peak(joined.pieces) < 32 << 20
