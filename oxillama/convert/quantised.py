@@ -33,6 +33,8 @@ UNREAD = re.compile(
     r"output_zero_point|[qkv]_scale|[qkv]_zero_point|kv_scale))\Z"
 )
 
+Rows = Callable[[int, int], np.ndarray]  # rows start to stop of a matrix, as a new array
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -40,7 +42,8 @@ class Grid:
     matrices of `rows` rows each), stored as (matrices * blocks down, blocks across).
     """
 
-    values: StoredTensor
+    # or a function that gives rows start to stop as new float32, where each row has its own
+    values: StoredTensor | Rows
     rows: int
     height: int
     width: int
@@ -50,6 +53,8 @@ class Grid:
 
     def of(self, start: int, stop: int) -> np.ndarray:
         """Float32 of rows start to stop, (rows, blocks across)."""
+        if not isinstance(self.values, StoredTensor):
+            return self.values(start, stop)
         row = np.arange(start, stop)
         down = -(-self.rows // self.height)
         at = row // self.rows * down + row % self.rows // self.height
@@ -81,7 +86,7 @@ class Quantised:
 
     dtype: str  # the float type that the configuration names, which a file keeps
     shape: tuple[int, ...]
-    codes: Callable[[int, int], np.ndarray]  # rows start to stop as new float32
+    codes: Rows  # as float32
     scale: Grid
     zero: Grid | None = None
     # MXFP4: codes (rows, columns / 2) and scales (rows, columns / 32)
@@ -317,7 +322,7 @@ class Reader:
         return replace(made, scale=replace(made.scale, whole=(operation, number)))
 
 
-def stored_rows(tensor: StoredTensor) -> Callable[[int, int], np.ndarray]:
+def stored_rows(tensor: StoredTensor) -> Rows:
     """Reads codes that are stored as numbers."""
     flat = tensor.data.reshape(-1, tensor.shape[-1])
     return lambda start, stop: StoredTensor(tensor.dtype, flat[start:stop]).floats()
@@ -339,6 +344,19 @@ def unpacked(words: np.ndarray, bits: int, columns: int) -> np.ndarray:
     wide[:, :-1] = words
     both = wide[:, first // 32] | wide[:, first // 32 + 1] << np.uint64(32)
     return (both >> (first % 32).astype(np.uint64)).astype(np.uint8) & np.uint8((1 << bits) - 1)
+
+
+def packed_rows(words: np.ndarray, bits: int) -> Rows:
+    """Reads rows of float32 (rows, blocks) from words (blocks, words) that hold those of a block
+    side by side, as `unpacked` takes them.
+    """
+
+    def read(start: int, stop: int) -> np.ndarray:
+        first = start // 32
+        held = unpacked(words[:, first * bits : -(-stop * bits // 32)], bits, stop - 32 * first)
+        return held[:, start - 32 * first :].T.astype(np.float32)
+
+    return read
 
 
 def in_range(label: str, name: str, order: np.ndarray, count: int) -> np.ndarray:

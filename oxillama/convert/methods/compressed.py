@@ -16,6 +16,7 @@ from oxillama.convert.quantised import (
     Reader,
     in_range,
     method,
+    packed_rows,
     stored_rows,
     unpacked,
 )
@@ -191,7 +192,7 @@ class _CompressedTensors(Reader):
         if name in self.stored or not scheme.get("symmetric", True):
             found = self.part(name, weight, "I8", "F8_E4M3", *SCALES)
             self.shaped(name, found, self.stored[f"{weight}_scale"].shape)
-            found = StoredTensor(found.dtype, found.data.reshape(grid.values.shape))
+            found = StoredTensor(found.dtype, found.data.reshape(-1, -(-columns // grid.width)))
             zero = Grid(found, rows, grid.height, grid.width, grid.columns)
         return Quantised(self.dtype, tensor.shape, stored_rows(tensor), grid, zero)
 
@@ -222,10 +223,9 @@ class _CompressedTensors(Reader):
         named = f"{weight}_zero_point"
         if named in self.stored or not scheme.get("symmetric", True):
             found = self.part(named, weight, "I32")
-            across = grid.values.shape[1]
+            across = -(-columns // grid.width)
             self.shaped(named, found, (-(-rows * bits // 32), across))
-            points = np.ascontiguousarray(unpacked(found.data.T, bits, rows).T)
-            zero = Grid(StoredTensor("U8", points), rows, 1, grid.width, grid.columns)
+            zero = Grid(packed_rows(found.data.T, bits), rows, 1, grid.width, grid.columns)
         words, offset = tensor.data, np.float32(0 if zero else middle)
 
         def read(start: int, stop: int) -> np.ndarray:

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.convert.quantised import SCALES, Grid, Quantised, Reader, in_range, method, unpacked
+from oxillama.convert.quantised import (
+    SCALES,
+    Grid,
+    Quantised,
+    Reader,
+    Rows,
+    in_range,
+    method,
+    packed_rows,
+    unpacked,
+)
 from oxillama.convert.safetensors import StoredTensor, Tensor
 from oxillama.errors import ConvertError
 
@@ -90,10 +100,10 @@ class _Gptq(_Words):
         self.shaped(f"{module}scales", scale, (count, rows))
         zeros = self.part(f"{module}qzeros", module + "weight", "I32")
         self.shaped(f"{module}qzeros", zeros, (count, -(-rows * bits // 32)))
-        points = unpacked(zeros.data, bits, rows).astype(np.int16)
-        if self.stored_less and (points == (1 << bits) - 1).any():
+        most = (1 << bits) - 1
+        if self.stored_less and (unpacked(zeros.data, bits, rows) == most).any():
             raise ConvertError(
-                f"{self.label}: {module}qzeros: found a zero point stored as {(1 << bits) - 1}, "
+                f"{self.label}: {module}qzeros: found a zero point stored as {most}, "
                 "which programs read in two ways in version 1 (checkpoint_format gptq), wanted "
                 "gptq_v2"
             )
@@ -101,7 +111,7 @@ class _Gptq(_Words):
         if f"{module}g_idx" in self.stored:
             held = self.part(f"{module}g_idx", module + "weight", "I32", "I64")
             self.shaped(f"{module}g_idx", held, (columns,))
-            order = in_range(self.label, f"{module}g_idx", held.data.astype(np.int64), count)
+            order = in_range(self.label, f"{module}g_idx", held.data.astype(np.int32), count)
             if np.array_equal(order, np.arange(columns) // width):
                 order = None
         elif self.said.get("desc_act"):
@@ -109,7 +119,8 @@ class _Gptq(_Words):
                 f"{self.label}: {module}weight: found no {module}g_idx, which desc_act asks for"
             )
         grid = Grid(StoredTensor(scale.dtype, scale.data.T), rows, 1, width, order)
-        zero = Grid(StoredTensor("I16", (points + self.stored_less).T), rows, 1, width, order)
+        points, less = packed_rows(zeros.data, bits), np.float32(self.stored_less)
+        zero = Grid(lambda start, stop: points(start, stop) + less, rows, 1, width, order)
         words = tensor.data
 
         def read(start: int, stop: int) -> np.ndarray:
@@ -144,18 +155,18 @@ class _Awq(_Words):
         self.shaped(f"{module}scales", scale, (count, rows))
         zeros = self.part(f"{module}qzeros", module + "weight", "I32")
         self.shaped(f"{module}qzeros", zeros, (count, rows // 8))
-        words = tensor.data
+        grid = Grid(StoredTensor(scale.dtype, scale.data.T), rows, 1, width)
+        zero = Grid(self._outputs(zeros.data), rows, 1, width)
+        return Quantised(self.dtype, (rows, columns), self._outputs(tensor.data), grid, zero)
+
+    def _outputs(self, words: np.ndarray) -> Rows:
+        """Reads outputs of words (inputs, words) as float32 (outputs, inputs)."""
 
         def read(start: int, stop: int) -> np.ndarray:
             first = start // 8
-            held = self._codes(words[:, first : -(-stop // 8)])
-            return held[:, start - 8 * first : stop - 8 * first].T.astype(np.float32)
+            held = words[:, first : -(-stop // 8)]
+            codes = unpacked(held, 4, 8 * held.shape[1]).reshape(len(held), -1, 8)
+            found = codes[:, :, self._ORDER].reshape(len(held), -1)
+            return found[:, start - 8 * first : stop - 8 * first].T.astype(np.float32)
 
-        grid = Grid(StoredTensor(scale.dtype, scale.data.T), rows, 1, width)
-        zero = Grid(StoredTensor("U8", self._codes(zeros.data).T), rows, 1, width)
-        return Quantised(self.dtype, (rows, columns), read, grid, zero)
-
-    def _codes(self, words: np.ndarray) -> np.ndarray:
-        """(inputs, words) as (inputs, outputs)."""
-        held = unpacked(words, 4, 8 * words.shape[1]).reshape(len(words), -1, 8)
-        return held[:, :, self._ORDER].reshape(len(words), -1)
+        return read
