@@ -62,7 +62,7 @@ cdef class Batch:
     embeds: float32 (rows, width), taken in place of the embedding by every row whose token is -1; rope: int32 (rows,) or (sections, rows),
     positions that rotate in place of `positions`, which say where keys lie; visible: int32 (rows,), how many keys a row sees, from its own
     position + 1 to the last position of its table in this batch + 1; spans: int32 (2, rows), the first key and the one after the last that
-    attention over spans lets a row see, its own among them, ascending within a table; slots: int32, the slot of recurrent state of each table;
+    attention over spans lets a row see, at least one of its table, ascending within a table; slots: int32, the slot of recurrent state of each table;
     adapters: an AdapterSet or None for each table, whose rows use them.
     """
 
@@ -164,9 +164,11 @@ cdef class Batch:
                     last = self.positions[r] + 1
                 if not self.positions[r] < self.visible[r] <= last:
                     raise ConfigError(f"row {r}: {self.visible[r]} visible keys, wanted {self.positions[r] + 1} to {last}")
-            for r in range(self.rows if self.spans != NULL else 0):
-                if not 0 <= self.spans[r] <= self.positions[r] < self.spans[self.rows + r]:
-                    raise ConfigError(f"row {r}: sees keys {self.spans[r]} to {self.spans[self.rows + r]}, wanted its own position {self.positions[r]} within")
+            for r in range(self.rows - 1, -1, -1) if self.spans != NULL else ():
+                if r + 1 == self.rows or self.row_table[r + 1] != self.row_table[r]:
+                    last = self.positions[r] + 1
+                if not 0 <= self.spans[r] < min(last, self.spans[self.rows + r]):
+                    raise ConfigError(f"row {r}: sees keys {self.spans[r]} to {self.spans[self.rows + r]}, wanted some from 0 to {last}")
                 if r and self.row_table[r] == self.row_table[r - 1] and (
                         self.spans[r] < self.spans[r - 1] or self.spans[self.rows + r] < self.spans[self.rows + r - 1]):
                     raise ConfigError(f"row {r}: sees keys from {self.spans[r]} on after {self.spans[r - 1]}, wanted ascending spans")

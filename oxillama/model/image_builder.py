@@ -259,7 +259,8 @@ class ImageBuilder(Builder):
     ) -> tuple[ImageBuilder, list[Value]]:
         """The builder of the projector, and its rows: for each of `parts` of what was marked as the
         embedding, those of `group` patches side by side; or all first numbers of them, all second
-        ones and so on (by_channel).
+        ones and so on (by_channel). An encoder that goes on over joined rows records further layers
+        in that builder, marks what comes of them, and asks it for the projector.
         """
         if self.embedding is None:
             raise ModelError(
@@ -268,6 +269,7 @@ class ImageBuilder(Builder):
         head = ImageBuilder.__new__(ImageBuilder)
         vars(head).update(vars(self))
         head.nodes, head.pages, head.slots, head.embedding = [], [], [], None
+        head.projection = None
         self.group, self.parts, self.by_channel, self.projection = group, parts, by_channel, head
         width = group * self.embedding.width // parts
         return head, [head.features(i * width, width) for i in range(parts)]

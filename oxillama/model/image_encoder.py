@@ -6,7 +6,8 @@ that a language model takes instead of embeddings.
 
 An encoder is recorded like a language model, by a function for each `clip.projector_type`
 (`encoders/`), but over patches, which a batch brings as its embedding rows. Neighbouring patches
-are joined between two tapes: the rows of the second are groups of rows of the first.
+are joined between two tapes: the rows of the second are groups of rows of the first. An encoder
+that joins rows more than once has a tape for each time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -37,13 +38,25 @@ _PAGE = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """The rows of a tape that are made of those of the tape before. groups: (rows, group), which of
+    those are side by side in each; rope, spans: as those of `ImageRows`.
+    """
+
+    groups: np.ndarray
+    rope: np.ndarray | None = None
+    spans: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRows:
     """One image (or tile of one) as the input of an encoder.
 
     patches: float32 (rows, columns), zeros in the row of a class token; tokens: int32 (rows,), -1,
     or 0 for the class token; groups: (features, group), the rows of each feature, in the order of
     the features; rope: int32 (2, rows), row and column of a patch; spans: int32 (2, rows), the
-    first row of a patch's window and the one after its last.
+    first row of a patch's window and the one after its last. between: the rows of tapes between the
+    first one and the projector, of whose rows `groups` are then those of the last.
     """
 
     patches: np.ndarray
@@ -51,33 +64,39 @@ class ImageRows:
     groups: np.ndarray
     rope: np.ndarray | None = None
     spans: np.ndarray | None = None
+    between: tuple[Joined, ...] = ()
+
+    @property
+    def joined(self) -> tuple[Joined, ...]:
+        """The rows of each tape after the first one."""
+        return (*self.between, Joined(self.groups))
 
 
 @dataclass(slots=True)
 class ImageEncoder:
     """A loaded encoder; safe to call from any thread, one image at a time.
 
-    width: floats of a feature. kind: `clip.projector_type`. parts: graphs' results side by side in
-    a row of the encoder.
+    width: floats of a feature. kind: `clip.projector_type`. tapes: that of the encoder, those of
+    further parts of it over joined rows, and that of the projector. group: rows of the first tape
+    that are joined in one of the next. joints: for each tape but the last one, graphs' results side
+    by side in its rows, and whether these are joined by channel.
     """
 
     kind: str
     reader: GgufReader = field(repr=False)
     keys: Keys = field(repr=False)
     root: Keys = field(repr=False)
-    body: Tape
-    head: Tape
+    tapes: tuple[Tape, ...]
     width: int
     hidden: int
     patch: int
     image: int
     group: int
-    parts: int
-    by_channel: bool
+    joints: tuple[tuple[int, bool], ...]
     columns: int
     spanned: bool
     _read: set[str] = field(repr=False)
-    _programs: tuple[Program, Program] = field(repr=False)
+    _programs: tuple[Program, ...] = field(repr=False)
     _lock: Any = field(default_factory=threading.Lock, repr=False)
 
     def check_keys(self) -> None:
@@ -110,40 +129,48 @@ class ImageEncoder:
 
     def encode(self, image: ImageRows) -> np.ndarray:
         """The features of an image, float32 (len(image.groups), width)."""
-        body, head = self._programs
         with self._lock:
             # rows are read in the threads' own time: no page outlives its step
-            rows = _stepped(body, image.patches, image)
-            grouped = self._grouped(rows, image.groups)
-            return _stepped(head, grouped)
+            rows = _stepped(self._programs[0], image.patches, image)
+            for at, joined in enumerate(image.joined):
+                rows = _stepped(self._programs[at + 1], self._grouped(at, rows, joined), joined)
+            return rows
 
-    def _grouped(self, rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """Rows of the projector: for each part, the patches of a group side by side."""
-        joined = rows[groups].reshape(*groups.shape, self.parts, -1)
-        order = (0, 2, 3, 1) if self.by_channel else (0, 2, 1, 3)
-        return np.ascontiguousarray(joined.transpose(order)).reshape(len(groups), -1)
+    def _grouped(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
+        """Rows of the tape after number `at`: for each part, those of a group side by side."""
+        parts, by_channel = self.joints[at]
+        made = rows[joined.groups].reshape(*joined.groups.shape, parts, -1)
+        order = (0, 2, 3, 1) if by_channel else (0, 2, 1, 3)
+        return np.ascontiguousarray(made.transpose(order)).reshape(len(joined.groups), -1)
 
     def diagnose(self, image: ImageRows) -> Iterator[Difference]:
-        """Compares each op of both compiled tapes with its numpy definition, over the rows of an
+        """Compares each op of every compiled tape with its numpy definition, over the rows of an
         image.
         """
-        body, head = self._programs
-        yield from _compared(body, self.body, self.reader, image.patches, image)
-        grouped = self._grouped(_stepped(body, image.patches, image), image.groups)
-        yield from _compared(head, self.head, self.reader, grouped)
+        rows, how = image.patches, cast("ImageRows | Joined", image)
+        for at, (program, tape) in enumerate(zip(self._programs, self.tapes)):
+            yield from _compared(program, tape, self.reader, rows, how)
+            if at < len(self.joints):
+                joined = image.joined[at]
+                rows, how = self._grouped(at, _stepped(program, rows, how), joined), joined
 
     def reference(self, image: ImageRows) -> np.ndarray:
-        """The same by the numpy definitions of both tapes."""
-        rows = _meant(self.body, self.reader, image.patches, image)
-        return _meant(self.head, self.reader, self._grouped(rows, image.groups))
+        """The same by the numpy definitions of all tapes."""
+        rows = _meant(self.tapes[0], self.reader, image.patches, image)
+        for at, joined in enumerate(image.joined):
+            grouped = self._grouped(at, rows, joined)
+            rows = _meant(self.tapes[at + 1], self.reader, grouped, joined)
+        return rows
 
 
-def _stepped(program: Program, rows: np.ndarray, image: ImageRows | None = None) -> np.ndarray:
+def _stepped(program: Program, rows: np.ndarray, image: ImageRows | Joined) -> np.ndarray:
     batch, memory = _batch(program, rows, image)
     return np.array(program.step(batch, memory, output="hidden"))
 
 
-def _batch(program: Program, rows: np.ndarray, image: ImageRows | None) -> tuple[Batch, PageMemory]:
+def _batch(
+    program: Program, rows: np.ndarray, image: ImageRows | Joined
+) -> tuple[Batch, PageMemory]:
     """One sequence of given rows, and pages for it."""
     count = len(rows)
     if count > program.max_rows:
@@ -154,21 +181,22 @@ def _batch(program: Program, rows: np.ndarray, image: ImageRows | None) -> tuple
     pages = -(-count // _PAGE)
     memory.ensure(pages)
     every = np.arange(count, dtype=np.int32)
-    more: dict[str, Any] = {}
-    tokens = np.full(count, -1, np.int32)
-    if image is not None:
-        tokens = image.tokens
-        more = {"rope": image.rope, "spans": image.spans}
     batch = Batch(
-        tokens,
+        _tokens(image, count),
         every,
         [np.arange(pages, dtype=np.int32)],
         np.zeros(count, np.int32),
         every,
         embeds=rows,
-        **more,
+        rope=image.rope,
+        spans=image.spans,
     )
     return batch, memory
+
+
+def _tokens(image: ImageRows | Joined, count: int) -> np.ndarray:
+    """-1 for each of `count` rows that are given, 0 for a class token."""
+    return image.tokens if isinstance(image, ImageRows) else np.full(count, -1, np.int32)
 
 
 def _compared(
@@ -176,7 +204,7 @@ def _compared(
     tape: Tape,
     reader: GgufReader,
     rows: np.ndarray,
-    image: ImageRows | None = None,
+    image: ImageRows | Joined,
 ) -> Iterator[Difference]:
     batch, memory = _batch(program, rows, image)
     reference = Reference(tape, reader, kv_type="f32")
@@ -191,16 +219,15 @@ def _compared(
     yield from compare(reference, (), compiled, frame=_frame(reference, rows, image))
 
 
-def _frame(reference: Reference, rows: np.ndarray, image: ImageRows | None) -> Frame:
+def _frame(reference: Reference, rows: np.ndarray, image: ImageRows | Joined) -> Frame:
     frame = reference.frame([-1] * len(rows))
-    frame.embeds = rows
-    if image is not None:
-        frame.tokens, frame.rope, frame.spans = image.tokens, image.rope, image.spans
+    frame.embeds, frame.rope, frame.spans = rows, image.rope, image.spans
+    frame.tokens = _tokens(image, len(rows))
     return frame
 
 
 def _meant(
-    tape: Tape, reader: GgufReader, rows: np.ndarray, image: ImageRows | None = None
+    tape: Tape, reader: GgufReader, rows: np.ndarray, image: ImageRows | Joined
 ) -> np.ndarray:
     reference = Reference(tape, reader, kv_type="f32")
     frame = _frame(reference, rows, image)
@@ -246,8 +273,10 @@ def load_encoder(
         body.used |= {name for name in reader.tensors if name.startswith(("a.", "mm.a."))}
     with body.complete():
         encoders()[kind](body)
-    head = body.projection
-    if not isinstance(head, ImageBuilder) or head.embedding is None or body.embedding is None:
+    parts = [body]
+    while isinstance(parts[-1].projection, ImageBuilder):
+        parts.append(parts[-1].projection)
+    if len(parts) < 2 or any(part.embedding is None for part in parts):
         raise ModelError(f"{kind}: the encoder recorded no projector")
     unused = [name for name in reader.tensors if name not in body.used]
     if unused:
@@ -255,7 +284,7 @@ def load_encoder(
             f"{unused[0]}: {kind} has no use for this tensor ({len(unused)} such in the file)"
         )
     check_keys(reader.metadata, "clip", body.read | {f"clip.{key}" for key in _OF_PICTURES})
-    tapes = [lower(part, None, act_of, act_width) for part in (body, head)]
+    tapes = [lower(part, None, act_of, act_width) for part in parts]
     tensors = {t.key: t for tape in tapes for op in tape.ops for t in op.params.get("weights", ())}
     weights = {
         key: PackedMatrix(
@@ -268,27 +297,25 @@ def load_encoder(
         for key, each in tensors.items()
     }
     programs = [
-        _program(part, tape, weights, max_rows=rows, num_threads=num_threads)
-        for part, tape, rows in zip((body, head), tapes, (max_rows, max_rows))
+        _program(part, tape, weights, max_rows=max_rows, num_threads=num_threads)
+        for part, tape in zip(parts, tapes)
     ]
     return ImageEncoder(
         kind,
         reader,
         body.keys,
         body.root,
-        tapes[0],
-        tapes[1],
-        head.embedding.width,
+        tuple(tapes),
+        tapes[-1].width,
         body.hidden,
         body.patch,
         body.image,
         body.group,
-        body.parts,
-        body.by_channel,
+        tuple((part.parts, part.by_channel) for part in parts[:-1]),
         max(_columns(tapes[0]), 1),
         any(op.params.get("spans") for op in tapes[0].ops),
         body.read,
-        (programs[0], programs[1]),
+        tuple(programs),
     )
 
 

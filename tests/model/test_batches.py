@@ -175,12 +175,12 @@ def test_features_are_columns_of_rows_that_are_brought():
         step.run_until(Batch(*where, embeds=rows[:, :8].copy()), memory, 1)
 
 
-def test_spans_hold_their_row_and_ascend(model):
+def test_spans_hold_keys_and_ascend(model):
     def spans(first, last):
         ids = IDS[: len(first)]
         return run(model, ids, EVERY[: len(first)], spans=np.array([first, last], np.int32))
 
-    with pytest.raises(ConfigError, match="row 1: sees keys 2 to 3, wanted its own position 1"):
+    with pytest.raises(ConfigError, match="row 1: sees keys 2 to 3, wanted some from 0 to 2"):
         spans([0, 2], [2, 3])
     with pytest.raises(ConfigError, match="row 2: sees keys from 0 on after 1, wanted ascending"):
         spans([0, 1, 0], [1, 3, 3])

@@ -53,7 +53,7 @@ def test_every_op_agrees_with_its_meaning(tmp_path, kind):
     path = write_mmproj(tmp_path / "m.gguf", kind, width=48, **SMALLER.get(kind, {}))
     vision = Vision(path)
     found = list(vision.diagnose(picture(120, 80)))
-    assert len(found) == len(vision.encoder.body.ops) + len(vision.encoder.head.ops)
+    assert len(found) == sum(len(tape.ops) for tape in vision.encoder.tapes)
     assert all(each.agrees and each.error < 1e-4 for each in found)
 
 
