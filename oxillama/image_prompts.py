@@ -96,12 +96,14 @@ class ImagePrompts:
     def compose(
         self, parts: Iterable[str | list[int] | Pieces], *, parse_special: bool = False
     ) -> ImagePrompt:
-        """The prompt of texts, token ids and images in order. Adjacent texts are tokenised as one;
-        parse_special: recognise control tokens also in text from messages.
+        """The prompt of texts, token ids and images in order, these after their number where the
+        family has one. Adjacent texts are tokenised as one; parse_special: recognise control
+        tokens also in text from messages.
         """
         made, waiting = ImagePrompt(), list[str]()
         token = self.bridge.token_to_id(self.vision.image_tokens.token)
         token = 0 if token is None else token  # what marks a row is never evaluated
+        numbered, count = self.vision.image_tokens.numbered, 0
 
         def flush() -> None:
             text = concat(waiting)
@@ -118,6 +120,9 @@ class ImagePrompts:
                 flush()
                 made.extend(part)
                 continue
+            if numbered:
+                waiting.append(numbered.format(count))
+                count += 1
             for piece in part:
                 if isinstance(piece, str):
                     waiting.append(piece)

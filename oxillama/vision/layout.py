@@ -124,6 +124,15 @@ def interpolated(grid: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return made.reshape(rows * columns, -1).astype(np.float32)
 
 
+def nearest(grid: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """float32 (rows * columns, width): of a square grid of learned positions (side, side, width)
+    those at the same part of a side, rounded down (Dehghani et al. 2023, NaViT, section 3.2, as
+    SigLIP has it in MiniCPM-V).
+    """
+    down, over = (np.arange(count) * len(grid) // count for count in (rows, columns))
+    return grid[down][:, over].reshape(rows * columns, -1)
+
+
 def resampled(
     grid: np.ndarray, rows: int, columns: int, *, kernel: Literal["linear", "cubic"]
 ) -> np.ndarray:

@@ -41,13 +41,14 @@ CLIP_MEAN: Colour = (122, 116, 104)  # of the colours CLIP was trained with
 class ImageTokens:
     """The tokens of a family around an image. placeholders: what its chat template writes for an
     image, the longest first; token: the vocabulary's token for a row; before, after: texts around
-    it.
+    it; numbered: a text before these, with {} for the image's number in its prompt, from 0 on.
     """
 
     placeholders: tuple[str, ...]
     token: str
     before: str = ""
     after: str = ""
+    numbered: str = ""
 
 
 class Processor(Protocol):
@@ -774,6 +775,18 @@ _MAKERS: dict[str, Callable[[ImageEncoder, Fit | None], Processor]] = {
     "qwen2.5o": _merged,
     "qwen3vl_merger": _merged,
 }
+
+
+def processor(
+    *kinds: str,
+) -> Callable[[Callable[[ImageEncoder, Fit | None], Processor]], Any]:
+    """Register the decorated function as what makes the processors of these kinds of encoders."""
+
+    def register(make: Callable[[ImageEncoder, Fit | None], Processor]) -> Any:
+        _MAKERS.update(dict.fromkeys(kinds, make))
+        return make
+
+    return register
 
 
 def processor_of(encoder: ImageEncoder, fit: Fit | None = None) -> Processor:

@@ -1,0 +1,136 @@
+"""Tiny mmproj files of random weights of the families that have a writer of their own each."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oxillama.gguf import GgufWriter
+
+HIDDEN, HEADS, LAYERS, PATCH, FFN = 32, 4, 3, 14, 64
+WRITERS: dict[str, Callable[..., None]] = {}
+
+
+class Weights:
+    """Random tensors by name, of one generator."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.tensors: dict[str, np.ndarray] = {}
+
+    def put(self, name: str, *shape: int, scale: float = 0.2) -> None:
+        """A tensor of normal numbers."""
+        self.tensors[name] = self.rng.normal(0, scale, shape).astype(np.float32)
+
+    def norm(self, name: str, size: int = HIDDEN, *, bias: bool = True) -> None:
+        """A weight about 1, and a bias."""
+        self.tensors[name + ".weight"] = self.rng.normal(1, 0.1, size).astype(np.float32)
+        if bias:
+            self.put(name + ".bias", size)
+
+    def linear(self, name: str, rows: int, columns: int, *, bias: bool = True) -> None:
+        """A matrix, and a bias."""
+        self.put(name + ".weight", rows, columns)
+        if bias:
+            self.put(name + ".bias", rows)
+
+    def layer(self, at: str, *, swapped: bool = False) -> None:
+        """A transformer's layer with layer norms and biases. swapped: up and down have each other's
+        names.
+        """
+        self.norm(at + "ln1")
+        self.norm(at + "ln2")
+        for part in ("q", "k", "v", "out"):
+            self.linear(f"{at}attn_{part}", HIDDEN, HIDDEN)
+        up, down = ("ffn_down", "ffn_up") if swapped else ("ffn_up", "ffn_down")
+        self.linear(at + up, FFN, HIDDEN)
+        self.linear(at + down, HIDDEN, FFN)
+
+
+def writer(*kinds: str) -> Callable:
+    """Register the decorated function as what makes the tensors and keys of these kinds."""
+
+    def register(make: Callable[..., None]) -> Callable[..., None]:
+        WRITERS.update(dict.fromkeys(kinds, make))
+        return make
+
+    return register
+
+
+def write_more(path: Path, kind: str, *, seed: int = 0, **more: Any) -> Path:
+    """An encoder of random weights; more: what the kind's writer takes."""
+    weights = Weights(seed)
+    keys: dict[str, Any] = {
+        "projector_type": kind,
+        "has_vision_encoder": True,
+        "vision.image_size": 56,
+        "vision.patch_size": PATCH,
+        "vision.embedding_length": HIDDEN,
+        "vision.feed_forward_length": FFN,
+        "vision.block_count": LAYERS,
+        "vision.attention.head_count": HEADS,
+        "vision.attention.layer_norm_epsilon": 1e-6,
+        "vision.image_mean": [0.5, 0.5, 0.5],
+        "vision.image_std": [0.5, 0.25, 0.5],
+    }
+    WRITERS[kind](weights, keys, **more)
+    with GgufWriter(path, "clip") as file:
+        for key, value in keys.items():
+            file.add(f"clip.{key}", value)
+        for name, values in weights.tensors.items():
+            file.add_tensor(name, values)
+    return path
+
+
+@writer("resampler")
+def _resampler(w: Weights, keys: dict[str, Any], *, width: int = 256, version: int = 3) -> None:
+    """Positions are a grid of 8 x 8: torch's nearest places of it are exact."""
+    keys |= {
+        "has_text_encoder": False,
+        "has_minicpmv_projector": True,
+        "minicpmv_version": version,
+        "minicpmv_query_num": 8,
+        "vision.projection_dim": 0,
+        "use_gelu": True,
+    }
+    w.put("v.patch_embd.weight", HIDDEN, 3, PATCH, PATCH, scale=0.05)
+    w.put("v.patch_embd.bias", HIDDEN)
+    w.put("v.position_embd.weight", 64, HIDDEN)
+    for layer in range(LAYERS):
+        w.layer(f"v.blk.{layer}.", swapped=True)
+    w.norm("v.post_ln")
+    w.put("resampler.query", 8, width)
+    w.put("resampler.proj.weight", width, width)
+    w.put("resampler.kv.weight", width, HIDDEN)
+    for part in ("q", "k", "v", "out"):
+        w.linear(f"resampler.attn.{part}", width, width)
+    for part in ("q", "kv", "post"):
+        w.norm(f"resampler.ln_{part}", width)
+    w.tensors["resampler.pos_embed_k"] = np.zeros((4900, width), np.float32)
+
+
+@writer("minicpmv4_6")
+def _minicpmv46(w: Weights, keys: dict[str, Any], *, width: int = 48, scale: int = 4) -> None:
+    keys |= {
+        "vision.projection_dim": width,
+        "vision.projector.scale_factor": scale,
+        "vision.wa_layer_indexes": [1],
+        "use_gelu": True,
+    }
+    w.put("v.patch_embd.weight", HIDDEN, 3, PATCH, PATCH, scale=0.05)
+    w.put("v.patch_embd.bias", HIDDEN)
+    w.put("v.position_embd.weight", 64, HIDDEN)
+    for layer in range(LAYERS):
+        w.layer(f"v.blk.{layer}.")
+    w.norm("v.post_ln")
+    if scale == 4:
+        w.norm("v.vit_merger.ln1")
+        for part in ("q", "k", "v", "out"):
+            w.linear(f"v.vit_merger.attn_{part}", HIDDEN, HIDDEN)
+        w.norm("v.vit_merger.ds_ln", 4 * HIDDEN)
+        w.linear("v.vit_merger.ds_ffn_up", 4 * FFN, 4 * HIDDEN)
+        w.linear("v.vit_merger.ds_ffn_down", HIDDEN, 4 * FFN)
+    w.norm("mm.input_norm", 4 * HIDDEN)
+    w.linear("mm.up", 4 * HIDDEN, 4 * HIDDEN)
+    w.linear("mm.down", width, 4 * HIDDEN)

@@ -1,0 +1,139 @@
+"""Encoders of the families in `made_more`: the laws of all, and features beside transformers'."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oxillama.errors import ModelError
+from oxillama.image_prompts import ImagePrompts
+from oxillama.vision import ImageFeatures, Vision
+from oxillama.vision.sliced import Sliced
+from tests.vision.made_more import WRITERS, write_more
+from tests.vision.test_encoders import features_of, picture, rewritten
+
+KINDS = tuple(WRITERS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_encoders_are_what_their_tapes_mean(tmp_path, kind):
+    vision = Vision(write_more(tmp_path / "m.gguf", kind), num_threads=3)
+    for size in ((56, 56), (200, 84)):
+        for pixels in vision.pixels(picture(*size))[:2]:
+            rows = vision.processor.rows(pixels)
+            wanted = vision.encoder.reference(rows)
+            found = vision.encoder.encode(rows)
+            assert np.abs(found - wanted).max() <= 5e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_are_the_same_bits_whatever_the_threads(tmp_path, kind):
+    path = write_more(tmp_path / "m.gguf", kind)
+    one, four = (features_of(Vision(path, num_threads=n), picture(200, 84)) for n in (1, 4))
+    assert len(one) == len(four) > 0
+    assert all(np.array_equal(a.rows, b.rows) for a, b in zip(one, four))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_op_agrees_with_its_meaning(tmp_path, kind):
+    vision = Vision(write_more(tmp_path / "m.gguf", kind))
+    found = list(vision.diagnose(picture(120, 80)))
+    assert len(found) == sum(len(tape.ops) for tape in vision.encoder.tapes)
+    assert all(each.agrees and each.error < 1e-4 for each in found)
+
+
+@pytest.mark.parametrize(
+    "name, kind, more",
+    (
+        ("resampler", "resampler", {}),
+        ("minicpmv46", "minicpmv4_6", {}),
+        ("minicpmv46x4", "minicpmv4_6", {"scale": 2}),
+    ),
+)
+def test_features_are_those_of_transformers(tmp_path, name, kind, more):
+    """more_features.npz: what these models of transformers 5.23 made of the weights of `made_more`
+    and of our pixels, of many features every so many; of the resampler, which transformers lacks,
+    what Idefics 2's layers there and torch's own attention made.
+    """
+    vision = Vision(write_more(tmp_path / "m.gguf", kind, **more))
+    with np.load(Path(__file__).parent / "more_features.npz") as facts:
+        held = {key: facts[key] for key in facts.files if key.startswith(f"{name}_")}
+    assert held
+    for key, wanted in held.items():
+        size, tile = key.split("_")[-2:]
+        width, height = map(int, size.split("x"))
+        found = vision.features(vision.pixels(picture(width, height))[int(tile)])
+        found = found[:: -(-len(found) // len(wanted))]
+        assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def shown(vision, width, height):
+    """The pieces of a picture, features as their number."""
+    pieces = vision.pieces(picture(width, height))
+    return [len(each) if isinstance(each, ImageFeatures) else each for each in pieces]
+
+
+@pytest.mark.parametrize(
+    "unit, size, grid, whole, sheet",
+    (
+        (28, (448, 448), (0, 0), (448, 448), None),
+        (56, (100, 30), (0, 0), (840, 224), None),
+        (56, (449, 449), (1, 2), (448, 448), (616, 672)),
+        (56, (1344, 1344), (3, 3), (448, 448), (1344, 1344)),
+        (56, (2000, 600), (5, 1), (840, 224), (1960, 560)),
+        (28, (61, 4000), (1, 3), (56, 3640), (84, 6300)),
+        (28, (900, 300), (3, 1), (784, 252), (1344, 448)),
+    ),
+)
+def test_slices_are_those_of_minicpm(unit, size, grid, whole, sheet):
+    """As transformers has them for MiniCPM-V 4.6, with squares of 448 pixels."""
+    held = Sliced(None, 448, unit, "stretch", None)  # type: ignore[arg-type]
+    assert held.grid(*size) == grid
+    found, *slices = held.tiles(picture(*size))
+    assert found.size == whole
+    assert len(slices) == grid[0] * grid[1]
+    if sheet:
+        assert {each.size for each in slices} == {tuple(a // b for a, b in zip(sheet, grid))}
+
+
+def test_slices_of_minicpm_follow_the_whole_image_line_by_line(tmp_path):
+    vision = Vision(write_more(tmp_path / "m.gguf", "resampler"))
+    assert shown(vision, 50, 60) == ["<image>", 8, "</image>"]
+    cut = ["<slice>", 8, "</slice>"]
+    below = ["\n<slice>", 8, "</slice>"]
+    assert shown(vision, 120, 80) == ["<image>", 8, "</image>", *cut, *cut, *below, *cut]
+    assert vision.image_tokens.numbered.format(3) == "<image_id>3</image_id>"
+
+
+class Letters:
+    """A vocabulary of Unicode characters."""
+
+    def token_to_id(self, text):
+        return None
+
+    def encode(self, text, *, add_special):
+        return list(map(ord, text))
+
+
+def test_images_of_minicpm_are_numbered_within_their_prompt(tmp_path):
+    vision = Vision(write_more(tmp_path / "m.gguf", "resampler"))
+    pieces = vision.pieces(picture(50, 60))
+    prompt = ImagePrompts(vision, Letters(), 4).compose([pieces, "and", pieces])
+    text = "".join(chr(each) if each else "." for each in prompt)
+    rows = "<image>........</image>"
+    assert text == f"<image_id>0</image_id>{rows}and<image_id>1</image_id>{rows}"
+
+
+@pytest.mark.parametrize(
+    "kind, key, value, said",
+    (
+        ("resampler", "minicpmv_version", 2, "found 2, wanted one of 3, 4, 5, 6, 100045"),
+        ("resampler", "minicpmv_query_num", 64, "found 64, wanted 8, the rows of resampler.query"),
+        ("minicpmv4_6", "vision.projector.scale_factor", 3, "found 3, wanted 2 or 4"),
+        ("minicpmv4_6", "vision.wa_layer_indexes", [0, 1], r"found \[0, 1\], wanted one layer"),
+    ),
+)
+def test_keys_that_describe_another_encoder_are_refused(tmp_path, kind, key, value, said):
+    source = write_more(tmp_path / "a.gguf", kind)
+    with pytest.raises(ModelError, match=f"clip.{key}: {said}"):
+        Vision(rewritten(source, tmp_path / "b.gguf", keys={f"clip.{key}": value}))
