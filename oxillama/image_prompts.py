@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oxillama.errors import EngineError, ImageError, TemplateError
+from oxillama.errors import EngineError, ImageError, ModelError, TemplateError
 from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.tokenizer.provenance import concat
 from oxillama.vision import Vision
@@ -32,11 +32,21 @@ def no_encoder(name: str) -> EngineError:
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompts:
-    """Makes prompts with images for one model; max_images: the most images of a prompt."""
+    """Makes prompts with images for one model; max_images: the most images of a prompt. ModelError
+    for a vocabulary that lacks the family's token.
+    """
 
     vision: Vision
     bridge: TokenizerBridge
     max_images: int
+
+    def __post_init__(self) -> None:
+        needed = self.vision.image_tokens.needed
+        if needed and self.bridge.token_to_id(needed) is None:
+            raise ModelError(
+                f"mmproj: {self.vision.encoder.kind} marks images by {needed!r}, wanted a "
+                "vocabulary with this token"
+            )
 
     def check_count(self, images: Sequence[ImagePart]) -> None:
         """Raise ImageError for more images than a prompt can have."""

@@ -41,7 +41,8 @@ CLIP_MEAN: Colour = (122, 116, 104)  # of the colours CLIP was trained with
 class ImageTokens:
     """The tokens of a family around an image. placeholders: what its chat template writes for an
     image, the longest first; token: the vocabulary's token for a row; before, after: texts around
-    it; numbered: a text before these, with {} for the image's number in its prompt, from 0 on.
+    it; numbered: a text before these, with {} for the image's number in its prompt, from 0 on;
+    needed: a token without which a vocabulary is of another family.
     """
 
     placeholders: tuple[str, ...]
@@ -49,6 +50,7 @@ class ImageTokens:
     before: str = ""
     after: str = ""
     numbered: str = ""
+    needed: str = ""
 
 
 class Processor(Protocol):

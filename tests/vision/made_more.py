@@ -35,13 +35,15 @@ class Weights:
         if bias:
             self.put(name + ".bias", rows)
 
-    def layer(self, at: str, *, swapped: bool = False) -> None:
+    def layer(self, at: str, *, swapped: bool = False, fused: bool = False) -> None:
         """A transformer's layer with layer norms and biases. swapped: up and down have each other's
-        names.
+        names. fused: queries, keys and values have one matrix.
         """
         self.norm(at + "ln1")
         self.norm(at + "ln2")
-        for part in ("q", "k", "v", "out"):
+        if fused:
+            self.linear(at + "attn_qkv", 3 * HIDDEN, HIDDEN)
+        for part in ("out",) if fused else ("q", "k", "v", "out"):
             self.linear(f"{at}attn_{part}", HIDDEN, HIDDEN)
         up, down = ("ffn_down", "ffn_up") if swapped else ("ffn_up", "ffn_down")
         self.linear(at + up, FFN, HIDDEN)
@@ -134,3 +136,28 @@ def _minicpmv46(w: Weights, keys: dict[str, Any], *, width: int = 48, scale: int
     w.norm("mm.input_norm", 4 * HIDDEN)
     w.linear("mm.up", 4 * HIDDEN, 4 * HIDDEN)
     w.linear("mm.down", width, 4 * HIDDEN)
+
+
+@writer("kimivl", "kimik25")
+def _kimi(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
+    newer = keys["projector_type"] == "kimik25"
+    keys |= {
+        "vision.projection_dim": width,
+        "vision.projector.scale_factor": 2,
+        "vision.image_size": 112,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "use_gelu": True,
+    }
+    w.put("v.patch_embd.weight", HIDDEN, 3, PATCH, PATCH, scale=0.05)
+    w.put("v.patch_embd.bias", HIDDEN)
+    if newer:
+        keys |= {"vision.image_min_pixels": 8 * 196, "vision.image_max_pixels": 60 * 196}
+        w.put("v.position_embd.weight", 8, 8, HIDDEN)
+    else:
+        w.put("v.position_embd.weight", 64, HIDDEN)
+    for layer in range(LAYERS):
+        w.layer(f"v.blk.{layer}.", fused=newer)
+    w.norm("v.post_ln")
+    w.norm("mm.input_norm")
+    w.linear("mm.1", 4 * HIDDEN, 4 * HIDDEN)
+    w.linear("mm.2", width, 4 * HIDDEN)

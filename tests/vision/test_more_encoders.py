@@ -1,11 +1,12 @@
 """Encoders of the families in `made_more`: the laws of all, and features beside transformers'."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from oxillama.errors import ModelError
+from oxillama.errors import ImageError, ModelError
 from oxillama.image_prompts import ImagePrompts
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.sliced import Sliced
@@ -48,6 +49,8 @@ def test_every_op_agrees_with_its_meaning(tmp_path, kind):
         ("resampler", "resampler", {}),
         ("minicpmv46", "minicpmv4_6", {}),
         ("minicpmv46x4", "minicpmv4_6", {"scale": 2}),
+        ("kimivl", "kimivl", {}),
+        ("kimik25", "kimik25", {}),
     ),
 )
 def test_features_are_those_of_transformers(tmp_path, name, kind, more):
@@ -103,6 +106,48 @@ def test_slices_of_minicpm_follow_the_whole_image_line_by_line(tmp_path):
     below = ["\n<slice>", 8, "</slice>"]
     assert shown(vision, 120, 80) == ["<image>", 8, "</image>", *cut, *cut, *below, *cut]
     assert vision.image_tokens.numbered.format(3) == "<image_id>3</image_id>"
+
+
+@pytest.mark.parametrize(
+    "size, inner, sides",
+    (
+        ((50, 60), (50, 60), (56, 84)),
+        ((1, 9000), (1, 7168), (28, 7168)),
+        ((3000, 2000), (2202, 1468), (2212, 1484)),
+        ((8000, 4000), (2538, 1269), (2548, 1288)),
+    ),
+)
+def test_pictures_of_kimi_are_as_large_as_in_transformers(tmp_path, size, inner, sides):
+    """The sizes of Kimi K2.5, which Kimi-VL's are but for the length of a side."""
+    path = write_more(tmp_path / "a.gguf", "kimik25")
+    keys = {"clip.vision.image_max_pixels": 16384 * 196}
+    held = Vision(rewritten(path, tmp_path / "b.gguf", keys=keys)).processor
+    assert (held.inner(*size), held.sides(*size)) == (inner, sides)
+    path = write_more(tmp_path / "c.gguf", "kimivl")
+    keys = {"clip.vision.image_max_pixels": 16384 * 196}
+    held = Vision(rewritten(path, tmp_path / "d.gguf", keys=keys)).processor
+    if max(sides) < 7168:
+        assert held.sides(*size) == sides
+    else:
+        with pytest.raises(ImageError, match="found 1 x 9000 pixels, a side of 644 patches"):
+            held.sides(*size)
+
+
+def test_images_of_kimi_are_at_the_upper_left_of_black(tmp_path):
+    vision = Vision(write_more(tmp_path / "m.gguf", "kimivl"))
+    image = picture(50, 60)
+    begin = "<|media_start|>image<|media_content|>"
+    assert shown(vision, 50, 60) == [begin, 6, "<|media_end|>"]
+    (sheet,) = vision.processor.tiles(image)
+    assert sheet.getpixel((49, 59)) == image.getpixel((49, 59))
+    assert sheet.getpixel((50, 59)) == sheet.getpixel((49, 60)) == (0, 0, 0)
+
+
+def test_a_vocabulary_of_another_family_is_refused(tmp_path):
+    vision = Vision(write_more(tmp_path / "m.gguf", "kimik25"))
+    said = "kimik25 marks images by '<|media_begin|>', wanted a vocabulary with this token"
+    with pytest.raises(ModelError, match=re.escape(said)):
+        ImagePrompts(vision, Letters(), 4)
 
 
 class Letters:

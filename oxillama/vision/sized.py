@@ -1,0 +1,105 @@
+"""Processors of further families whose images keep about their own size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from oxillama.errors import ImageError
+from oxillama.model.image_encoder import ImageEncoder
+from oxillama.vision.layout import resampled
+from oxillama.vision.processors import (
+    DynamicResolution,
+    Fit,
+    ImageTokens,
+    Processor,
+    Size,
+    processor,
+    resized,
+)
+from oxillama.vision.reading import pillow
+
+
+@dataclass(frozen=True)
+class Cornered(DynamicResolution):
+    """Kimi-VL and Kimi K2.5 (published image processors): an image of its own size, or made smaller
+    so that its whole patches are at most `most` in area, at the upper left of a black background
+    whose sides are whole features.
+
+    side: patches along a side, at most. shrinks: whether images with a longer side are made
+    smaller, and not refused.
+    """
+
+    side: int = 512
+    shrinks: bool = True
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The image on its background, or stretched over it."""
+        inner = self.inner(image.width, image.height)
+        size = self.sides(image.width, image.height)
+        if self.fit == "stretch":
+            return [resized(image, size, self.filter)]
+        ground = pillow().new("RGB", size)
+        ground.paste(resized(image, inner, self.filter))
+        return [ground]
+
+    def inner(self, width: int, height: int) -> Size:
+        """The (width, height) of the image on its background."""
+        patches = max(width // self.patch, 1) * max(height // self.patch, 1)
+        scale = min(1.0, math.sqrt(self.most // self.patch**2 / patches))
+        longest = self.side * self.patch
+        if self.shrinks:
+            scale = min(scale, longest / height, longest / width)
+        wide, high = (max(1, int(each * scale)) for each in (width, height))
+        return (min(wide, longest), min(high, longest)) if self.shrinks else (wide, high)
+
+    def sides(self, width: int, height: int) -> Size:
+        """The (width, height) of the background; ImageError for a side of too many patches."""
+        unit = self.patch * self.merge
+        wide, high = (-(-each // unit) * unit for each in self.inner(width, height))
+        if not self.shrinks and max(wide, high) >= self.side * self.patch:
+            raise ImageError(
+                f"image: found {width} x {height} pixels, a side of {max(wide, high) // self.patch}"
+                f" patches, wanted fewer than {self.side}"
+            )
+        return wide, high
+
+
+_KIMI_VL = ImageTokens(
+    ("<|media_start|>image<|media_content|><|media_pad|><|media_end|>", "<|media_pad|>"),
+    "<|media_pad|>",
+    "<|media_start|>image<|media_content|>",
+    "<|media_end|>",
+)
+_KIMI_K25 = ImageTokens(
+    ("<|media_begin|>image<|media_content|><|media_pad|><|media_end|>", "<|media_pad|>"),
+    "<|media_pad|>",
+    "<|media_begin|>image<|media_content|>",
+    "<|media_end|>",
+    needed="<|media_begin|>",  # GLM-5.2-Vision has the same encoder, and other pictures
+)
+
+
+@processor("kimivl", "kimik25")
+def _kimi(e: ImageEncoder, fit: Fit | None) -> Processor:
+    merge, newer = round(e.group**0.5), e.kind == "kimik25"
+    # what the converter of Kimi K2.5 makes up; no image is enlarged
+    e.keys.integer("image_min_pixels", default=0)
+    most = e.keys.integer(
+        "image_max_pixels", default=(16384 if newer else 4096) * e.patch**2, minimum=e.patch**2
+    )
+    table = e.array("v.position_embd.weight")
+    side = math.isqrt(table.size // e.hidden)
+    return Cornered(
+        _KIMI_K25 if newer else _KIMI_VL,
+        e.patch,
+        merge,
+        1,
+        most,
+        fit or "pad",
+        positions=partial(resampled, table.reshape(side, side, -1), kernel="cubic"),
+        placed=False,
+        shrinks=newer,
+    )
