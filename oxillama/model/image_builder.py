@@ -16,6 +16,7 @@ from oxillama.model.rope import Rope
 from oxillama.model.tensors import Tensor
 
 _RECORDERS: dict[str, Callable[[ImageBuilder], None]] = {}
+_LAYERLESS = ("gemma4uv",)  # files of these kinds have no layers
 
 
 def encoder(*kinds: str) -> Callable:
@@ -52,7 +53,10 @@ class ImageBuilder(Builder):
         self.used: set[str] = set()
         self.missing: list[str] = []
         self.hidden = self.keys.integer("embedding_length", minimum=1, maximum=1 << 16)
-        self.n_layers = self.depth = self.keys.integer("block_count", minimum=1, maximum=1 << 12)
+        least = 0 if kind in _LAYERLESS else 1
+        self.n_layers = self.depth = self.keys.integer(
+            "block_count", minimum=least, maximum=1 << 12
+        )
         self.vocab_size = 1  # the class token, where there is one
         self.patch = self.keys.integer("patch_size", minimum=1, maximum=256)
         self.image = self.keys.integer("image_size", minimum=self.patch, maximum=1 << 14)

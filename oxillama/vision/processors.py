@@ -695,7 +695,7 @@ def _glm4v(e: ImageEncoder, fit: Fit | None) -> Processor:
     return EnlargedFirst(_GLM, e.patch, merge, least, most, fit or "stretch", positions=positions)
 
 
-def _gemma4(e: ImageEncoder, fit: Fit | None) -> Processor:
+def _gemma4(e: ImageEncoder, fit: Fit | None) -> Fitted:
     merge = round(e.group**0.5)
     unit = e.patch * merge
     most = e.keys.integer("image_max_pixels", default=280 * unit**2, minimum=unit**2)

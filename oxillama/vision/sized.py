@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from oxillama.errors import ImageError
-from oxillama.model.image_encoder import ImageEncoder
+from oxillama.model.image_encoder import ImageEncoder, ImageRows
 from oxillama.vision.layout import resampled
 from oxillama.vision.processors import (
     DynamicResolution,
     Fit,
+    Fitted,
     ImageTokens,
     Processor,
     Size,
+    _gemma4,
     processor,
     resized,
 )
@@ -103,3 +107,18 @@ def _kimi(e: ImageEncoder, fit: Fit | None) -> Processor:
         placed=False,
         shrinks=newer,
     )
+
+
+@dataclass(frozen=True)
+class FittedPatches(Fitted):
+    """The unified Gemma 4: the pictures of Gemma 4, in patches that nothing rotates."""
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches line by line."""
+        return replace(super().rows(pixels), rope=None)
+
+
+@processor("gemma4uv")
+def _gemma4_unified(e: ImageEncoder, fit: Fit | None) -> Processor:
+    # in the published model the rows of an image see each other
+    return FittedPatches(**{**vars(_gemma4(e, fit)), "together": True})

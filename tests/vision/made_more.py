@@ -161,3 +161,34 @@ def _kimi(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
     w.norm("mm.input_norm")
     w.linear("mm.1", 4 * HIDDEN, 4 * HIDDEN)
     w.linear("mm.2", width, 4 * HIDDEN)
+
+
+@writer("gemma4uv")
+def _gemma4_unified(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
+    """Beside an encoder of sound, as every such file is."""
+    del keys["projector_type"]
+    keys |= {
+        "vision.projector_type": "gemma4uv",
+        "audio.projector_type": "gemma4ua",
+        "has_audio_encoder": True,
+        "vision.image_size": 224,
+        "vision.patch_size": 4,
+        "vision.feed_forward_length": 0,
+        "vision.block_count": 0,
+        "vision.attention.head_count": 0,
+        "vision.projection_dim": width,
+        "audio.projection_dim": width,
+        "audio.embedding_length": 16,
+        "audio.feed_forward_length": 0,
+        "audio.block_count": 0,
+        "audio.attention.head_count": 0,
+        "audio.num_mel_bins": 128,
+        "audio.attention.layer_norm_epsilon": 1e-6,
+    }
+    w.norm("v.patch_norm.1", 432)
+    w.linear("v.patch_embd", HIDDEN, 432)
+    w.norm("v.patch_norm.2")
+    w.put("v.position_embd.weight", 2, 300, HIDDEN)
+    w.norm("v.patch_norm.3")
+    w.linear("mm.input_projection", width, HIDDEN, bias=False)
+    w.linear("mm.a.input_projection", width, 16, bias=False)

@@ -51,6 +51,7 @@ def test_every_op_agrees_with_its_meaning(tmp_path, kind):
         ("minicpmv46x4", "minicpmv4_6", {"scale": 2}),
         ("kimivl", "kimivl", {}),
         ("kimik25", "kimik25", {}),
+        ("gemma4uv", "gemma4uv", {}),
     ),
 )
 def test_features_are_those_of_transformers(tmp_path, name, kind, more):
@@ -148,6 +149,12 @@ def test_a_vocabulary_of_another_family_is_refused(tmp_path):
     said = "kimik25 marks images by '<|media_begin|>', wanted a vocabulary with this token"
     with pytest.raises(ModelError, match=re.escape(said)):
         ImagePrompts(vision, Letters(), 4)
+
+
+def test_rows_of_the_unified_gemma_4_see_each_other(tmp_path):
+    vision = Vision(write_more(tmp_path / "m.gguf", "gemma4uv", width=1536))
+    assert shown(vision, 61, 143) == ["<|image>", 250, "<image|>"]
+    assert vision.pieces(picture(61, 143))[1].together and not vision.positioned
 
 
 class Letters:
