@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +18,22 @@ from oxillama.model.tensors import Tensor
 
 _RECORDERS: dict[str, Callable[[ImageBuilder], None]] = {}
 _LAYERLESS = ("gemma4uv",)  # files of these kinds have no layers
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How the places of a picture are joined between two tapes of a network of convolutions:
+    `side` x `side` around every `stride`-th place, padded with zeros as far as the number of places
+    left is that of the strides ("same"). keyed: first those at every second place, which are to be
+    keys, then a row for each place, which are to be queries. seen: the rows as they are, which all
+    see those that are keys. spread: each row is cut into those of 2 x 2 places.
+    """
+
+    side: int = 1
+    stride: int = 1
+    keyed: bool = False
+    seen: bool = False
+    spread: bool = False
 
 
 def encoder(*kinds: str) -> Callable:
@@ -60,7 +77,9 @@ class ImageBuilder(Builder):
         self.vocab_size = 1  # the class token, where there is one
         self.patch = self.keys.integer("patch_size", minimum=1, maximum=256)
         self.image = self.keys.integer("image_size", minimum=self.patch, maximum=1 << 14)
-        self.group, self.parts, self.by_channel = 1, 1, False
+        self.group, self.parts, self.by_channel, self.split = 1, 1, False, 1
+        self.windows: list[Window] = []
+        self.most = 0  # rows of the tape; 0: as many as the image has
 
     def fail(self, key: str, found: Any, wanted: str) -> NoReturn:
         """Raise ModelError for a value of a key."""
@@ -103,13 +122,15 @@ class ImageBuilder(Builder):
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.kind} needs {shape}")
         return Tensor(name, info.type_name, (rows, channels * side * side))
 
-    def convolved(self, x: Value, name: str, rows: int, channels: int, side: int) -> Value:
+    def convolved(
+        self, x: Value, name: str, rows: int, channels: int, side: int, *, bias: bool = True
+    ) -> Value:
         """x, a square of `side` x `side` channel by channel, times the kernels `name.weight`, plus
-        `name.bias` if there is one.
+        `name.bias` if there is one (bias False: another op reads it).
         """
         weight = self.kernels(name + ".weight", rows, channels, side)
-        bias = self.optional_vector(name + ".bias", rows)
-        return self.record("linear", (x,), width=rows, weight=weight, bias=bias)
+        shift = self.optional_vector(name + ".bias", rows) if bias else None
+        return self.record("linear", (x,), width=rows, weight=weight, bias=shift)
 
     def turned(self, x: Value, name: str, rows: int) -> Value:
         """x times the matrix `name.weight` (x.width, rows) as it stands in the file."""
@@ -259,12 +280,13 @@ class ImageBuilder(Builder):
         return Rope(head, both.astype(np.float32), 1.0, sections=sections)
 
     def projector(
-        self, group: int, parts: int = 1, *, by_channel: bool = False
+        self, group: int, parts: int = 1, *, by_channel: bool = False, split: int = 1
     ) -> tuple[ImageBuilder, list[Value]]:
         """The builder of the projector, and its rows: for each of `parts` of what was marked as the
         embedding, those of `group` patches side by side; or all first numbers of them, all second
-        ones and so on (by_channel). An encoder that goes on over joined rows records further layers
-        in that builder, marks what comes of them, and asks it for the projector.
+        ones and so on (by_channel). split: rows that each row is cut into before. An encoder that
+        goes on over joined rows records further layers in that builder, marks what comes of them,
+        and asks it for the projector.
         """
         if self.embedding is None:
             raise ModelError(
@@ -273,7 +295,8 @@ class ImageBuilder(Builder):
         head = ImageBuilder.__new__(ImageBuilder)
         vars(head).update(vars(self))
         head.nodes, head.pages, head.slots, head.embedding = [], [], [], None
-        head.projection = None
+        head.projection, head.most = None, 0
         self.group, self.parts, self.by_channel, self.projection = group, parts, by_channel, head
-        width = group * self.embedding.width // parts
+        self.split = split
+        width = group * self.embedding.width // parts // split
         return head, [head.features(i * width, width) for i in range(parts)]

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model import encoders as _families  # noqa: F401  (importing it registers every family)
 from oxillama.model.accounts import check_keys
-from oxillama.model.image_builder import ImageBuilder, encoders
+from oxillama.model.image_builder import ImageBuilder, Window, encoders
 from oxillama.model.load import LONGEST_STEP, act_of, act_width, ready
 from oxillama.model.lower import Tape, lower
 from oxillama.model.ops import Frame
@@ -35,12 +35,14 @@ from oxillama.model.reference import Difference, Reference, compare
 from oxillama.model.tensors import Tensor, unpacked
 
 _PAGE = 16
+_COMPARED = 512  # rows of a tape without attention that are compared with their definition
+_JOINED = 1 << 21  # floats that are joined at once for a tape without attention
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
     """The rows of a tape that are made of those of the tape before. groups: (rows, group), which of
-    those are side by side in each; rope, spans: as those of `ImageRows`.
+    those are side by side in each, -1 for zeros; rope, spans: as those of `ImageRows`.
     """
 
     groups: np.ndarray
@@ -79,7 +81,8 @@ class ImageEncoder:
     width: floats of a feature. kind: `clip.projector_type`. tapes: that of the encoder, those of
     further parts of it over joined rows, and that of the projector. group: rows of the first tape
     that are joined in one of the next. joints: for each tape but the last one, graphs' results side
-    by side in its rows, and whether these are joined by channel.
+    by side in its rows, whether these are joined by channel, and rows that each is cut into before.
+    windows: how the tapes of a network of convolutions are joined.
     """
 
     kind: str
@@ -92,7 +95,8 @@ class ImageEncoder:
     patch: int
     image: int
     group: int
-    joints: tuple[tuple[int, bool], ...]
+    joints: tuple[tuple[int, bool, int], ...]
+    windows: tuple[Window, ...]
     columns: int
     spanned: bool
     _read: set[str] = field(repr=False)
@@ -130,41 +134,85 @@ class ImageEncoder:
     def encode(self, image: ImageRows) -> np.ndarray:
         """The features of an image, float32 (len(image.groups), width)."""
         with self._lock:
-            # rows are read in the threads' own time: no page outlives its step
-            rows = _stepped(self._programs[0], image.patches, image)
+            rows = self._begun(image)
             for at, joined in enumerate(image.joined):
-                rows = _stepped(self._programs[at + 1], self._grouped(at, rows, joined), joined)
+                rows = self._step(at + 1, rows, joined)
             return rows
 
-    def _grouped(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
+    def _begun(self, image: ImageRows) -> np.ndarray:
+        """What the first tape makes of an image; without attention, of a part of it at a time."""
+        program, count = self._programs[0], len(image.patches)
+        if program.kv_layers or count <= program.max_rows:
+            return _stepped(program, image.patches, image)
+        parts = (_some(image, at, program.max_rows) for at in range(0, count, program.max_rows))
+        return np.concatenate([_stepped(program, each.patches, each) for each in parts])
+
+    def _step(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
+        """What tape number `at` makes of the rows of the one before; those of a tape without
+        attention a part at a time.
+        """
+        program, count = self._programs[at], len(joined.groups)
+        rows = self._cut(at - 1, rows, joined.groups)
+        if program.kv_layers or count <= program.max_rows:
+            return _stepped(program, self._grouped(at - 1, rows, joined.groups), joined)
+        parts = np.array_split(joined.groups, -(-count // program.max_rows))
+        made = [
+            _stepped(program, self._grouped(at - 1, rows, each), Joined(each)) for each in parts
+        ]
+        return np.concatenate(made)
+
+    def _cut(self, at: int, rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """What is joined of the rows of tape number `at`, with zeros in the end where groups name
+        them.
+        """
+        rows = rows.reshape(self.joints[at][2] * len(rows), -1)
+        if groups.min() >= 0:
+            return rows
+        return np.concatenate([rows, np.zeros((1, rows.shape[1]), np.float32)])
+
+    def _grouped(self, at: int, rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """Rows of the tape after number `at`: for each part, those of a group side by side."""
-        parts, by_channel = self.joints[at]
-        made = rows[joined.groups].reshape(*joined.groups.shape, parts, -1)
+        parts, by_channel, _ = self.joints[at]
+        made = rows[groups].reshape(*groups.shape, parts, -1)
         order = (0, 2, 3, 1) if by_channel else (0, 2, 1, 3)
-        return np.ascontiguousarray(made.transpose(order)).reshape(len(joined.groups), -1)
+        return np.ascontiguousarray(made.transpose(order)).reshape(len(groups), -1)
 
     def diagnose(self, image: ImageRows) -> Iterator[Difference]:
         """Compares each op of every compiled tape with its numpy definition, over the rows of an
-        image.
+        image; over some of them where there is no attention.
         """
-        rows, how = image.patches, cast("ImageRows | Joined", image)
+        made = np.empty(0)
         for at, (program, tape) in enumerate(zip(self._programs, self.tapes)):
+            few = len(image.patches) if program.kv_layers else _COMPARED
+            if at == 0:
+                some = _some(image, 0, few)
+                yield from _compared(program, tape, self.reader, some.patches, some)
+                made = self._begun(image)
+                continue
+            how = image.joined[at - 1]
+            groups = how.groups if program.kv_layers else how.groups[:_COMPARED]
+            rows = self._grouped(at - 1, self._cut(at - 1, made, how.groups), groups)
             yield from _compared(program, tape, self.reader, rows, how)
-            if at < len(self.joints):
-                joined = image.joined[at]
-                rows, how = self._grouped(at, _stepped(program, rows, how), joined), joined
+            made = self._step(at, made, how)
 
     def reference(self, image: ImageRows) -> np.ndarray:
         """The same by the numpy definitions of all tapes."""
         rows = _meant(self.tapes[0], self.reader, image.patches, image)
         for at, joined in enumerate(image.joined):
-            grouped = self._grouped(at, rows, joined)
+            grouped = self._grouped(at, self._cut(at, rows, joined.groups), joined.groups)
             rows = _meant(self.tapes[at + 1], self.reader, grouped, joined)
         return rows
 
 
+def _some(image: ImageRows, start: int, count: int) -> ImageRows:
+    """Some rows of an image."""
+    here = slice(start, start + count)
+    return replace(image, patches=image.patches[here], tokens=image.tokens[here])
+
+
 def _stepped(program: Program, rows: np.ndarray, image: ImageRows | Joined) -> np.ndarray:
     batch, memory = _batch(program, rows, image)
+    # rows are read in the threads' own time: no page outlives its step
     return np.array(program.step(batch, memory, output="hidden"))
 
 
@@ -297,7 +345,13 @@ def load_encoder(
         for key, each in tensors.items()
     }
     programs = [
-        _program(part, tape, weights, max_rows=max_rows, num_threads=num_threads)
+        _program(
+            part,
+            tape,
+            weights,
+            max_rows=_most_rows(tape, min(part.most or max_rows, max_rows)),
+            num_threads=num_threads,
+        )
         for part, tape in zip(parts, tapes)
     ]
     return ImageEncoder(
@@ -311,12 +365,20 @@ def load_encoder(
         body.patch,
         body.image,
         body.group,
-        tuple((part.parts, part.by_channel) for part in parts[:-1]),
+        tuple((part.parts, part.by_channel, part.split) for part in parts[:-1]),
+        tuple(body.windows),
         max(_columns(tapes[0]), 1),
         any(op.params.get("spans") for op in tapes[0].ops),
         body.read,
         tuple(programs),
     )
+
+
+def _most_rows(tape: Tape, most: int) -> int:
+    """Rows of a step; fewer where they are wide and every one is made on its own."""
+    if any("layer" in op.params for op in tape.ops):
+        return most
+    return min(most, max(64, _JOINED // max(_columns(tape), 1)))
 
 
 def _columns(tape: Tape) -> int:
@@ -328,7 +390,7 @@ def _columns(tape: Tape) -> int:
 
 
 # Files of these kinds hold an encoder of sound beside that of images, which takes no part.
-_WITH_SOUND = ("qwen2.5o", "gemma4v", "gemma4uv")
+_WITH_SOUND = ("qwen2.5o", "gemma3nv", "gemma4v", "gemma4uv")
 # What is said of the file, or again by its tensors.
 _SAID = (
     *("has_text_encoder", "has_vision_encoder", "has_audio_encoder", "has_llava_projector"),

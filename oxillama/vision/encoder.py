@@ -15,7 +15,8 @@ from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model.image_encoder import ImageEncoder, load_encoder
 from oxillama.model.reference import Difference
-from oxillama.vision import sized as _sized  # noqa: F401  (importing it registers its kinds)
+from oxillama.vision import convolved as _convolved  # noqa: F401  (importing it registers kinds)
+from oxillama.vision import sized as _sized  # noqa: F401  (likewise)
 from oxillama.vision import sliced as _sliced  # noqa: F401  (likewise)
 from oxillama.vision.features import ImageFeatures
 from oxillama.vision.processors import DynamicResolution, Fit, ImageTokens, Processor, processor_of

@@ -192,3 +192,84 @@ def _gemma4_unified(w: Weights, keys: dict[str, Any], *, width: int = 48) -> Non
     w.norm("v.patch_norm.3")
     w.linear("mm.input_projection", width, HIDDEN, bias=False)
     w.linear("mm.a.input_projection", width, 16, bias=False)
+
+
+@writer("gemma3nv")
+def _gemma3n(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
+    """A few blocks of each kind, of 512 x 512 pixels; beside an encoder of sound."""
+    del keys["projector_type"]
+    keys |= {
+        "vision.projector_type": "gemma3nv",
+        "audio.projector_type": "gemma3na",
+        "has_audio_encoder": True,
+        "vision.image_size": 512,
+        "vision.patch_size": 2,
+        "vision.block_count": 128,
+        "vision.attention.head_count": 8,
+        "vision.image_mean": [0.0, 0.0, 0.0],
+        "vision.image_std": [1.0, 1.0, 1.0],
+        "vision.projection_dim": width,
+        "audio.embedding_length": 16,
+    }
+
+    def conv(name: str, rows: int, columns: int, side: int) -> None:
+        w.put(name + ".weight", rows, columns, side, side, scale=1 / (side * columns**0.5))
+
+    def norm(name: str, size: int) -> None:
+        w.norm(name, size, bias=False)
+
+    def edge(at: str, columns: int, rows: int) -> None:
+        conv(at + "conv_exp", 2 * columns, columns, 3)
+        norm(at + "bn1", 2 * columns)
+        conv(at + "conv_pwl", rows, 2 * columns, 1)
+        norm(at + "bn2", rows)
+
+    def inverted(at: str, columns: int, rows: int, start: int, middle: int) -> None:
+        if start:
+            conv(at + "dw_start.conv", columns, 1, start)
+            norm(at + "dw_start.bn", columns)
+        conv(at + "pw_exp.conv", 2 * columns, columns, 1)
+        norm(at + "pw_exp.bn", 2 * columns)
+        if middle:
+            conv(at + "dw_mid.conv", 2 * columns, 1, middle)
+            norm(at + "dw_mid.bn", 2 * columns)
+        conv(at + "pw_proj.conv", rows, 2 * columns, 1)
+        norm(at + "pw_proj.bn", rows)
+        w.put(at + "layer_scale.gamma", rows, scale=1)
+
+    def attention(at: str, size: int, *, strided: bool) -> None:
+        norm(at + "norm", size)
+        conv(at + "attn.query.proj", 32, size, 1)
+        for part in ("key", "value"):
+            if strided:
+                conv(f"{at}attn.{part}.down_conv", size, 1, 3)
+                norm(f"{at}attn.{part}.norm", size)
+            conv(f"{at}attn.{part}.proj", 16, size, 1)
+        conv(at + "attn.output.proj", size, 32, 1)
+        w.put(at + "layer_scale.gamma", size, scale=1)
+
+    conv("v.conv_stem.conv", 8, 3, 3)
+    w.put("v.conv_stem.conv.bias", 1, 8, 1, 1)
+    norm("v.conv_stem.bn", 8)
+    edge("v.blk.0.0.", 8, 16)
+    edge("v.blk.0.1.", 16, 16)
+    inverted("v.blk.1.0.", 16, 24, 3, 5)
+    inverted("v.blk.1.1.", 24, 24, 5, 0)
+    inverted("v.blk.2.0.", 24, 32, 5, 5)
+    inverted("v.blk.2.1.", 32, 32, 0, 0)
+    attention("v.blk.2.2.", 32, strided=True)
+    attention("v.blk.2.3.", 32, strided=True)
+    inverted("v.blk.2.4.", 32, 32, 0, 0)
+    inverted("v.blk.3.0.", 32, 40, 5, 5)
+    attention("v.blk.3.1.", 40, strided=False)
+    inverted("v.blk.3.2.", 40, 40, 0, 0)
+    conv("v.msfa.ffn.pw_exp.conv", 144, 72, 1)
+    norm("v.msfa.ffn.pw_exp.bn", 144)
+    conv("v.msfa.ffn.pw_proj.conv", HIDDEN, 144, 1)
+    norm("v.msfa.ffn.pw_proj.bn", HIDDEN)
+    norm("v.msfa.norm", HIDDEN)
+    w.put("mm.embedding.weight", 4, HIDDEN)
+    norm("mm.hard_emb_norm", HIDDEN)
+    norm("mm.soft_emb_norm", HIDDEN)
+    w.linear("mm.input_projection", width, HIDDEN, bias=False)
+    w.linear("mm.a.input_projection", width, 16, bias=False)

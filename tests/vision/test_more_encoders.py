@@ -52,16 +52,18 @@ def test_every_op_agrees_with_its_meaning(tmp_path, kind):
         ("kimivl", "kimivl", {}),
         ("kimik25", "kimik25", {}),
         ("gemma4uv", "gemma4uv", {}),
+        ("gemma3nv", "gemma3nv", {}),
     ),
 )
 def test_features_are_those_of_transformers(tmp_path, name, kind, more):
     """more_features.npz: what these models of transformers 5.23 made of the weights of `made_more`
     and of our pixels, of many features every so many; of the resampler, which transformers lacks,
-    what Idefics 2's layers there and torch's own attention made.
+    what Idefics 2's layers there and torch's own attention made; of Gemma 3n with timm 1.0.31,
+    where transformers has its encoder from.
     """
     vision = Vision(write_more(tmp_path / "m.gguf", kind, **more))
     with np.load(Path(__file__).parent / "more_features.npz") as facts:
-        held = {key: facts[key] for key in facts.files if key.startswith(f"{name}_")}
+        held = {key: facts[key] for key in facts.files if re.match(f"{name}_[0-9]", key)}
     assert held
     for key, wanted in held.items():
         size, tile = key.split("_")[-2:]
@@ -157,6 +159,26 @@ def test_rows_of_the_unified_gemma_4_see_each_other(tmp_path):
     assert vision.pieces(picture(61, 143))[1].together and not vision.positioned
 
 
+def test_the_end_of_an_image_of_gemma_3n_is_a_row_of_the_encoders_table(tmp_path):
+    """As transformers embeds the token <end_of_image>."""
+    vision = Vision(write_more(tmp_path / "m.gguf", "gemma3nv"))
+    assert shown(vision, 50, 60) == ["\n\n<start_of_image>", 257, "\n\n"]
+    rows = vision.pieces(picture(50, 60))[1].rows
+    assert np.array_equal(rows[:256], vision.features(vision.pixels(picture(50, 60))[0]))
+    with np.load(Path(__file__).parent / "more_features.npz") as facts:
+        wanted = facts["gemma3nv_end_logits"]
+    assert np.abs(rows[256] - wanted).max() <= 1e-6 * np.abs(wanted).max()
+
+
+def test_bits_of_convolutions_do_not_depend_on_the_rows_of_a_step(tmp_path, monkeypatch):
+    path = write_more(tmp_path / "m.gguf", "gemma3nv")
+    found = []
+    for joined in (1 << 16, 1 << 21, 1 << 24):
+        monkeypatch.setattr("oxillama.model.image_encoder._JOINED", joined)
+        found.append(features_of(Vision(path), picture(50, 60))[0].rows)
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
+
+
 class Letters:
     """A vocabulary of Unicode characters."""
 
@@ -182,6 +204,7 @@ def test_images_of_minicpm_are_numbered_within_their_prompt(tmp_path):
         ("resampler", "minicpmv_version", 2, "found 2, wanted one of 3, 4, 5, 6, 100045"),
         ("resampler", "minicpmv_query_num", 64, "found 64, wanted 8, the rows of resampler.query"),
         ("minicpmv4_6", "vision.projector.scale_factor", 3, "found 3, wanted 2 or 4"),
+        ("gemma3nv", "vision.image_size", 400, "found 400, wanted a multiple of 256"),
         ("minicpmv4_6", "vision.wa_layer_indexes", [0, 1], r"found \[0, 1\], wanted one layer"),
     ),
 )
