@@ -134,12 +134,13 @@ def nearest(grid: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def resampled(
-    grid: np.ndarray, rows: int, columns: int, *, kernel: Literal["linear", "cubic"]
+    grid: np.ndarray, rows: int, columns: int, *, kernel: Literal["linear", "cubic", "faded"]
 ) -> np.ndarray:
     """float32 (rows * columns, width): a square grid of learned positions (side, side, width)
     resized like a picture, its edges repeated beyond them. linear: over all places that a new one
     covers, where there are fewer of these (antialiasing); cubic: over the four nearest along a side
-    (Keys 1981, with a = -0.75).
+    (Keys 1981, with a = -0.75); faded: over the two nearest along a side, with zeros beyond the
+    edges.
     """
     down, over = (_weights(len(grid), count, kernel) for count in (rows, columns))
     made = np.einsum("yh,xw,hwc->yxc", down, over, grid, optimize=True)
@@ -150,14 +151,15 @@ def _weights(side: int, count: int, kernel: str) -> np.ndarray:
     """(count, side): how much each old place along a side is worth in each new one."""
     step = side / count
     wide = max(step, 1.0) if kernel == "linear" else 1.0
-    reach = wide if kernel == "linear" else 2.0
+    reach = 2.0 if kernel == "cubic" else wide
     centres = (np.arange(count) + 0.5) * step - 0.5
     low = np.floor(centres - reach).astype(int)
     taken = low[:, None] + np.arange(2 * int(np.ceil(reach)) + 2)
     away = np.abs(taken - centres[:, None]) / wide
-    if kernel == "linear":
+    if kernel != "cubic":
         worth = np.clip(1 - away, 0, None) * ((taken >= 0) & (taken < side))
-        worth /= worth.sum(axis=1, keepdims=True)
+        if kernel == "linear":
+            worth /= worth.sum(axis=1, keepdims=True)
     else:
         near = (1.25 * away - 2.25) * away**2 + 1
         far = -0.75 * (((away - 5) * away + 8) * away - 4)

@@ -11,7 +11,7 @@ import numpy as np
 
 from oxillama.errors import ImageError
 from oxillama.model.image_encoder import ImageEncoder, ImageRows
-from oxillama.vision.layout import resampled
+from oxillama.vision.layout import blocks_of, merged_rows, resampled
 from oxillama.vision.processors import (
     DynamicResolution,
     Fit,
@@ -19,6 +19,7 @@ from oxillama.vision.processors import (
     ImageTokens,
     Processor,
     Size,
+    _expect_multiples,
     _gemma4,
     processor,
     resized,
@@ -122,3 +123,73 @@ class FittedPatches(Fitted):
 def _gemma4_unified(e: ImageEncoder, fit: Fit | None) -> Processor:
     # in the published model the rows of an image see each other
     return FittedPatches(**{**vars(_gemma4(e, fit)), "together": True})
+
+
+_MINIMAX = ImageTokens(
+    ("]<]image[>[",), "]<]image[>[", "]<]start of image[>[", "]<]end of image[>["
+)
+
+
+@processor("minimax_m3")
+def _minimax_m3(e: ImageEncoder, fit: Fit | None) -> Processor:
+    merge = round(e.group**0.5)
+    area = (e.patch * merge) ** 2
+    least = e.keys.integer("image_min_pixels", default=4 * area, minimum=1)
+    most = e.keys.integer("image_max_pixels", default=576 * area, minimum=least)
+    return DynamicResolution(_MINIMAX, e.patch, merge, least, most, fit or "stretch", placed=False)
+
+
+@dataclass(frozen=True)
+class NearestRatio(DynamicResolution):
+    """Muse Glimmer (published image processor): an image of about its own size, or of at most
+    `most` pixels; of the whole features above and below, those whose ratio is the image's.
+    """
+
+    def sides(self, width: int, height: int) -> Size:
+        """The (width, height) of the picture."""
+        unit = self.patch * self.merge
+        count = self.most // unit**2
+        high, wide = height / unit, width / unit
+        ratio = wide / high
+        if high * wide > count:
+            high = (count / ratio) ** 0.5
+            wide = high * ratio
+        # of two that are as near, the first one of a set, as in the reference
+        rounded = {(f(high), g(wide)) for f in _ROUNDED for g in _ROUNDED}
+        grids = [grid for grid in rounded if min(grid) >= 1 and grid[0] * grid[1] <= count]
+        if not grids:
+            grids = [(max(1, round(high)), max(1, round(wide)))]
+        best = min(grids, key=lambda grid: abs(grid[0] / grid[1] - height / width))
+        return best[1] * unit, best[0] * unit
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches window by window; squares of them make features."""
+        _expect_multiples(pixels, self.patch * self.merge)
+        laid = merged_rows(
+            pixels, self.patch, merge=1, window=self.window, positions=self.positions
+        )
+        rows, columns = (side // self.patch for side in pixels.shape[1:])
+        return replace(laid, groups=laid.groups[:, 0][blocks_of(rows, columns, self.merge)])
+
+
+_ROUNDED = (math.floor, math.ceil)
+_MUSE = ImageTokens(("<|patch|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
+
+
+@processor("muse-glimmer")
+def _muse_glimmer(e: ImageEncoder, fit: Fit | None) -> Processor:
+    merge = round(e.group**0.5)
+    area = (e.patch * merge) ** 2
+    table = e.grid("v.position_embd.weight")
+    return NearestRatio(
+        _MUSE,
+        e.patch,
+        merge,
+        1,
+        e.keys.integer("image_max_pixels", default=4096 * area, minimum=area),
+        fit or "stretch",
+        window=len(table),
+        positions=partial(resampled, table, kernel="faded"),
+        filter="lanczos",
+        placed=False,
+    )

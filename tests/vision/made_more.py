@@ -13,15 +13,15 @@ WRITERS: dict[str, Callable[..., None]] = {}
 
 
 class Weights:
-    """Random tensors by name, of one generator."""
+    """Random tensors by name, of one generator; scale: the deviation of their numbers."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
+        self.rng, self.scale = np.random.default_rng(seed), 0.2
         self.tensors: dict[str, np.ndarray] = {}
 
-    def put(self, name: str, *shape: int, scale: float = 0.2) -> None:
+    def put(self, name: str, *shape: int, scale: float = 0.0) -> None:
         """A tensor of normal numbers."""
-        self.tensors[name] = self.rng.normal(0, scale, shape).astype(np.float32)
+        self.tensors[name] = self.rng.normal(0, scale or self.scale, shape).astype(np.float32)
 
     def norm(self, name: str, size: int = HIDDEN, *, bias: bool = True) -> None:
         """A weight about 1, and a bias."""
@@ -35,19 +35,21 @@ class Weights:
         if bias:
             self.put(name + ".bias", rows)
 
-    def layer(self, at: str, *, swapped: bool = False, fused: bool = False) -> None:
+    def layer(
+        self, at: str, *, size: int = HIDDEN, swapped: bool = False, fused: bool = False
+    ) -> None:
         """A transformer's layer with layer norms and biases. swapped: up and down have each other's
         names. fused: queries, keys and values have one matrix.
         """
-        self.norm(at + "ln1")
-        self.norm(at + "ln2")
+        self.norm(at + "ln1", size)
+        self.norm(at + "ln2", size)
         if fused:
-            self.linear(at + "attn_qkv", 3 * HIDDEN, HIDDEN)
+            self.linear(at + "attn_qkv", 3 * size, size)
         for part in ("out",) if fused else ("q", "k", "v", "out"):
-            self.linear(f"{at}attn_{part}", HIDDEN, HIDDEN)
+            self.linear(f"{at}attn_{part}", size, size)
         up, down = ("ffn_down", "ffn_up") if swapped else ("ffn_up", "ffn_down")
-        self.linear(at + up, FFN, HIDDEN)
-        self.linear(at + down, HIDDEN, FFN)
+        self.linear(at + up, FFN, size)
+        self.linear(at + down, size, FFN)
 
 
 def writer(*kinds: str) -> Callable:
@@ -273,3 +275,47 @@ def _gemma3n(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
     norm("mm.soft_emb_norm", HIDDEN)
     w.linear("mm.input_projection", width, HIDDEN, bias=False)
     w.linear("mm.a.input_projection", width, 16, bias=False)
+
+
+@writer("minimax_m3")
+def _minimax_m3(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
+    """Heads of 80, which are not three thirds."""
+    keys |= {
+        "vision.projection_dim": width,
+        "vision.embedding_length": 160,
+        "vision.attention.head_count": 2,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.spatial_merge_size": 2,
+        "use_gelu": True,
+    }
+    w.scale = 0.08
+    for name in ("v.patch_embd.weight", "v.patch_embd.weight.1"):
+        w.put(name, 160, 3, PATCH, PATCH, scale=0.05)
+    w.norm("v.pre_ln", 160)
+    for layer in range(LAYERS):
+        w.layer(f"v.blk.{layer}.", size=160)
+    w.linear("mm.1", 64, 160)
+    w.linear("mm.2", width, 64)
+    w.linear("mm.merger.fc1", 64, 4 * width)
+    w.linear("mm.merger.fc2", width, 64)
+
+
+@writer("muse-glimmer")
+def _muse_glimmer(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
+    """Six layers, of which the fourth and the last see the whole image; windows of 4 x 4."""
+    keys |= {
+        "vision.projection_dim": width,
+        "vision.image_size": 112,
+        "vision.block_count": 6,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.spatial_merge_size": 2,
+    }
+    w.put("v.patch_embd.weight", HIDDEN, 3, PATCH, PATCH, scale=0.05)
+    w.put("v.position_embd.weight", 16, HIDDEN)
+    w.norm("v.pre_ln")
+    for layer in range(6):
+        w.layer(f"v.blk.{layer}.")
+    w.norm("v.post_ln")
+    w.linear("mm.0", 64, 4 * HIDDEN, bias=False)
+    w.linear("mm.1", 64, 64, bias=False)
+    w.linear("mm.2", width, 64, bias=False)

@@ -53,6 +53,8 @@ def test_every_op_agrees_with_its_meaning(tmp_path, kind):
         ("kimik25", "kimik25", {}),
         ("gemma4uv", "gemma4uv", {}),
         ("gemma3nv", "gemma3nv", {}),
+        ("minimax", "minimax_m3", {}),
+        ("muse", "muse-glimmer", {}),
     ),
 )
 def test_features_are_those_of_transformers(tmp_path, name, kind, more):
@@ -177,6 +179,32 @@ def test_bits_of_convolutions_do_not_depend_on_the_rows_of_a_step(tmp_path, monk
         monkeypatch.setattr("oxillama.model.image_encoder._JOINED", joined)
         found.append(features_of(Vision(path), picture(50, 60))[0].rows)
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
+
+
+@pytest.mark.parametrize(
+    "size, sides",
+    (
+        ((50, 60), (56, 56)),
+        ((1, 9000), (28, 9016)),
+        ((3000, 2000), (2184, 1456)),
+        ((8000, 4000), (2520, 1260)),
+        ((14, 14), (28, 28)),
+        ((36, 27), (56, 28)),
+    ),
+)
+def test_sides_of_muse_glimmer_are_those_of_transformers(tmp_path, size, sides):
+    vision = Vision(write_more(tmp_path / "m.gguf", "muse-glimmer"))
+    assert vision.processor.sides(*size) == sides
+    assert shown(vision, 50, 60) == ["<|image_start|>", 4, "<|image_end|>"]
+
+
+def test_images_of_minimax_have_at_most_576_features(tmp_path):
+    vision = Vision(write_more(tmp_path / "m.gguf", "minimax_m3"))
+    assert vision.processor.sides(2000, 1500) == (756, 560)
+    assert vision.processor.sides(10, 700) == (28, 476)
+    assert vision.processor.sides(10, 20) == (56, 84)
+    assert shown(vision, 56, 84) == ["]<]start of image[>[", 6, "]<]end of image[>["]
+    assert not vision.positioned
 
 
 class Letters:
