@@ -11,8 +11,9 @@ import numpy as np
 
 from oxillama.errors import ImageError
 from oxillama.model.image_encoder import ImageEncoder, ImageRows
-from oxillama.vision.layout import blocks_of, merged_rows, resampled
+from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
 from oxillama.vision.processors import (
+    _QWEN,
     DynamicResolution,
     Fit,
     Fitted,
@@ -192,4 +193,16 @@ def _muse_glimmer(e: ImageEncoder, fit: Fit | None) -> Processor:
         positions=partial(resampled, table, kernel="faded"),
         filter="lanczos",
         placed=False,
+    )
+
+
+@processor("ling3vl")
+def _ling3vl(e: ImageEncoder, fit: Fit | None) -> Processor:
+    merge = round(e.group**0.5)
+    area = (e.patch * merge) ** 2
+    least = e.keys.integer("image_min_pixels", default=4 * area, minimum=1)
+    most = e.keys.integer("image_max_pixels", default=4096 * area, minimum=least)
+    positions = partial(interpolated, e.grid("v.position_embd.weight"))
+    return DynamicResolution(
+        _QWEN, e.patch, merge, least, most, fit or "stretch", positions=positions
     )

@@ -319,3 +319,16 @@ def _muse_glimmer(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
     w.linear("mm.0", 64, 4 * HIDDEN, bias=False)
     w.linear("mm.1", 64, 64, bias=False)
     w.linear("mm.2", width, 64, bias=False)
+
+
+@writer("ling3vl")
+def _ling3vl(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
+    keys |= {"vision.projection_dim": width, "vision.spatial_merge_size": 2, "use_gelu": True}
+    for name in ("v.patch_embd.weight", "v.patch_embd.weight.1"):
+        w.put(name, HIDDEN, 3, PATCH, PATCH, scale=0.05)
+    w.put("v.position_embd.weight", 16, HIDDEN)
+    for layer in range(LAYERS):
+        w.layer(f"v.blk.{layer}.", fused=True)
+    w.norm("mm.input_norm")
+    w.linear("mm.0", width, 4 * HIDDEN)
+    w.linear("mm.2", width, width)

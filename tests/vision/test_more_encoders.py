@@ -55,13 +55,15 @@ def test_every_op_agrees_with_its_meaning(tmp_path, kind):
         ("gemma3nv", "gemma3nv", {}),
         ("minimax", "minimax_m3", {}),
         ("muse", "muse-glimmer", {}),
+        ("ling3vl", "ling3vl", {}),
     ),
 )
 def test_features_are_those_of_transformers(tmp_path, name, kind, more):
     """more_features.npz: what these models of transformers 5.23 made of the weights of `made_more`
     and of our pixels, of many features every so many; of the resampler, which transformers lacks,
     what Idefics 2's layers there and torch's own attention made; of Gemma 3n with timm 1.0.31,
-    where transformers has its encoder from.
+    where transformers has its encoder from; of Ling 3 VL, which transformers lacks, Qwen3-VL with
+    its products.
     """
     vision = Vision(write_more(tmp_path / "m.gguf", kind, **more))
     with np.load(Path(__file__).parent / "more_features.npz") as facts:
@@ -205,6 +207,15 @@ def test_images_of_minimax_have_at_most_576_features(tmp_path):
     assert vision.processor.sides(10, 20) == (56, 84)
     assert shown(vision, 56, 84) == ["]<]start of image[>[", 6, "]<]end of image[>["]
     assert not vision.positioned
+
+
+def test_features_of_ling_are_at_their_rows_and_columns(tmp_path):
+    vision = Vision(write_more(tmp_path / "m.gguf", "ling3vl"))
+    assert vision.positioned
+    begin, made, end = vision.pieces(picture(112, 56))
+    assert (begin, end) == ("<|vision_start|>", "<|vision_end|>")
+    where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
+    assert made.positions.tolist() == where
 
 
 class Letters:

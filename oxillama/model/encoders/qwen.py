@@ -1,5 +1,5 @@
-"""The encoders of Qwen2-VL (Wang et al. 2024), Qwen2.5-VL (Bai et al. 2025) and Qwen3-VL (Qwen
-2025): images of any size, squares of 2 x 2 patches become a feature.
+"""The encoders of Qwen2-VL (Wang et al. 2024), Qwen2.5-VL (Bai et al. 2025), Qwen3-VL (Qwen 2025)
+and, of the same layers, Ling 3 VL: images of any size, squares of 2 x 2 patches become a feature.
 """
 
 from oxillama.model.image_builder import ImageBuilder, encoder
@@ -53,3 +53,14 @@ def qwen3vl(b: ImageBuilder) -> None:
         y = p.norm(y, f"{name}.norm", kind="layer")
         made.append(p.two_layers(y, f"{name}.fc1", f"{name}.fc2"))
     p.mark_embedding(p.concat(*made) if kept else made[0])
+
+
+@encoder("ling3vl")
+def ling3vl(b: ImageBuilder) -> None:
+    """The layers of Qwen3-VL, then a norm of each patch, and the exact GELU between products."""
+    x, rope = b.patches() + b.grid_positions(), b.axial_rope()
+    for layer in b.blocks():
+        x = b.block(layer, x, kind="layer", act=b.activation(), rope=rope)
+    b.mark_embedding(b.norm(x, "mm.input_norm", kind="layer"))
+    p, (y,) = b.projector(b.merge * b.merge)
+    p.mark_embedding(p.two_layers(y, "mm.0", "mm.2"))
