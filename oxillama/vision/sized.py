@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.errors import ImageError
-from oxillama.model.image_encoder import ImageEncoder, ImageRows
+from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
 from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
 from oxillama.vision.processors import (
     _QWEN,
@@ -205,4 +205,48 @@ def _ling3vl(e: ImageEncoder, fit: Fit | None) -> Processor:
     positions = partial(interpolated, e.grid("v.position_embd.weight"))
     return DynamicResolution(
         _QWEN, e.patch, merge, least, most, fit or "stretch", positions=positions
+    )
+
+
+@dataclass(frozen=True)
+class TurnedRows(DynamicResolution):
+    """MiMo-V2.5: patches square by square, line by line; turns: how often tapes have them column by
+    column, or line by line again.
+    """
+
+    turns: int = 0
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches, each with a number that is 1 for the first."""
+        laid = super().rows(pixels)
+        first = np.zeros((len(laid.patches), 1), np.float32)
+        first[0] = 1
+        unit = self.merge**2
+        rows, columns = (side // self.patch // self.merge for side in pixels.shape[1:])
+        squares = np.arange(rows * columns).reshape(rows, columns).T.reshape(-1)
+        turned = (squares[:, None] * unit + np.arange(unit)).reshape(-1)
+        orders = (turned, np.argsort(turned))
+        where, between = laid.rope, list[Joined]()
+        for at in range(self.turns):
+            order = orders[at % 2]
+            where = None if where is None else np.ascontiguousarray(where[:, order])
+            between.append(Joined(order[:, None], rope=where))
+        patches = np.concatenate([laid.patches, first], axis=1)
+        groups = orders[1][laid.groups] if self.turns % 2 else laid.groups
+        return replace(laid, patches=patches, groups=groups, between=tuple(between))
+
+
+@processor("mimovl")
+def _mimovl(e: ImageEncoder, fit: Fit | None) -> Processor:
+    least = e.keys.integer("image_min_pixels", minimum=1)
+    most = e.keys.integer("image_max_pixels", minimum=least)
+    return TurnedRows(
+        _QWEN,
+        e.patch,
+        e.keys.integer("spatial_merge_size", default=2),
+        least,
+        most,
+        fit or "stretch",
+        placed=False,
+        turns=len(e.tapes) - 2,
     )

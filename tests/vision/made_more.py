@@ -332,3 +332,42 @@ def _ling3vl(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
     w.norm("mm.input_norm")
     w.linear("mm.0", width, 4 * HIDDEN)
     w.linear("mm.2", width, width)
+
+
+@writer("mimovl")
+def _mimovl(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
+    """Heads that are wider than their share of a row, two of them over each of keys; layers of all
+    patches, of rows and of columns, the last one of columns; beside an encoder of sound.
+    """
+    del keys["projector_type"]
+    keys |= {
+        "vision.projector_type": "mimovl",
+        "audio.projector_type": "mimo_audio",
+        "has_audio_encoder": True,
+        "vision.projection_dim": width,
+        "vision.block_count": 6,
+        "vision.attention.head_count_kv": 2,
+        "vision.spatial_merge_size": 2,
+        "vision.window_size": 6,
+        "vision.wa_pattern_mode": [-1, 0, 1, 1, -1, 1],
+        "vision.image_min_pixels": 8 * 784,
+        "vision.image_max_pixels": 64 * 784,
+        "use_silu": True,
+    }
+    for name in ("v.patch_embd.weight", "v.patch_embd.weight.1"):
+        w.put(name, HIDDEN, 3, PATCH, PATCH, scale=0.05)
+    for layer, mode in enumerate(keys["vision.wa_pattern_mode"]):
+        at = f"v.blk.{layer}."
+        w.norm(at + "ln1", bias=False)
+        w.norm(at + "ln2", bias=False)
+        w.linear(at + "attn_qkv", (4 + 2 * 2) * 16, HIDDEN)
+        w.linear(at + "attn_out", HIDDEN, 4 * 16)
+        if mode >= 0:
+            w.put(at + "attn_sinks", 4, scale=2)
+        for part in ("ffn_up", "ffn_gate"):
+            w.linear(at + part, FFN, HIDDEN)
+        w.linear(at + "ffn_down", HIDDEN, FFN)
+    w.norm("v.post_ln", bias=False)
+    w.linear("mm.0", 4 * HIDDEN, 4 * HIDDEN, bias=False)
+    w.linear("mm.2", width, 4 * HIDDEN, bias=False)
+    w.linear("mm.a.mlp.1", width, 16, bias=False)

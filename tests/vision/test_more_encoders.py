@@ -56,6 +56,7 @@ def test_every_op_agrees_with_its_meaning(tmp_path, kind):
         ("minimax", "minimax_m3", {}),
         ("muse", "muse-glimmer", {}),
         ("ling3vl", "ling3vl", {}),
+        ("mimovl", "mimovl", {}),
     ),
 )
 def test_features_are_those_of_transformers(tmp_path, name, kind, more):
@@ -63,7 +64,7 @@ def test_features_are_those_of_transformers(tmp_path, name, kind, more):
     and of our pixels, of many features every so many; of the resampler, which transformers lacks,
     what Idefics 2's layers there and torch's own attention made; of Gemma 3n with timm 1.0.31,
     where transformers has its encoder from; of Ling 3 VL, which transformers lacks, Qwen3-VL with
-    its products.
+    its products; of MiMo-V2.5, which it lacks too, torch by the published code.
     """
     vision = Vision(write_more(tmp_path / "m.gguf", kind, **more))
     with np.load(Path(__file__).parent / "more_features.npz") as facts:
@@ -244,6 +245,7 @@ def test_images_of_minicpm_are_numbered_within_their_prompt(tmp_path):
         ("resampler", "minicpmv_query_num", 64, "found 64, wanted 8, the rows of resampler.query"),
         ("minicpmv4_6", "vision.projector.scale_factor", 3, "found 3, wanted 2 or 4"),
         ("gemma3nv", "vision.image_size", 400, "found 400, wanted a multiple of 256"),
+        ("mimovl", "vision.wa_pattern_mode", [0, 2, 0, 0, 0, 0], "found 2, wanted .* -1 to 1"),
         ("minicpmv4_6", "vision.wa_layer_indexes", [0, 1], r"found \[0, 1\], wanted one layer"),
     ),
 )
