@@ -110,8 +110,10 @@ def _paging(reader: GgufReader, policy: Budget | PinnedHotSet) -> dict:
 
 def _of_images(metadata) -> dict:
     """What an mmproj file says of the images it encodes."""
+    # a file with encoders of several kinds says it of each
+    one = "projector_type" if "clip.projector_type" in metadata else "vision.projector_type"
     keys = {
-        "projector": "projector_type",
+        "projector": one,
         "image_size": "vision.image_size",
         "patch_size": "vision.patch_size",
         "image_mean": "vision.image_mean",

@@ -93,3 +93,13 @@ def test_what_a_budget_makes_of_a_model(capsys):
     assert (pinned["policy"], pinned["pin_last_n_layers"]) == ("PinnedHotSet", 1)
     assert main(["info", "--ram-budget", "1K"]) == 1
     assert "offload: ram_bytes: found 1024, wanted at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["clip.projector_type", "clip.vision.projector_type"])
+def test_the_kind_of_an_image_encoder_is_shown_whichever_key_says_it(tmp_path, capsys, key):
+    path = tmp_path / "mmproj.gguf"
+    with GgufWriter(path, "clip") as writer:
+        writer.add(key, "gemma3nv")
+        writer.add_tensor("a.weight", ONE)
+    assert main(["info", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["projector"] == "gemma3nv"
