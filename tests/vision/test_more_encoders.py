@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from oxillama.errors import ImageError, ModelError
+from oxillama.gguf import GgufReader
 from oxillama.image_prompts import ImagePrompts
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.sliced import Sliced
@@ -217,6 +218,16 @@ def test_features_of_ling_are_at_their_rows_and_columns(tmp_path):
     assert (begin, end) == ("<|vision_start|>", "<|vision_end|>")
     where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
     assert made.positions.tolist() == where
+
+
+def test_either_shape_of_a_scale_of_gemma_3n_is_read(tmp_path):
+    source = write_more(tmp_path / "a.gguf", "gemma3nv")
+    held = GgufReader(source)
+    names = [name for name in held.tensors if name.endswith("gamma")]
+    add = {n: np.array(held.data(n)).view(np.float32).reshape(1, -1, 1, 1) for n in names}
+    other = rewritten(source, tmp_path / "b.gguf", drop=names, add=add)
+    a, b = (features_of(Vision(path), picture(50, 60))[0].rows for path in (source, other))
+    assert len(names) == 10 and np.array_equal(a, b)
 
 
 class Letters:

@@ -94,10 +94,16 @@ class _Network:
         else:
             self.inverted(at, stride, keeps=last and not index)
 
-    def added(self, at: str, made: Value, x: Value) -> Value:
-        """What a block made, scaled where the file says so, plus what it was made of."""
-        scale = self.p.optional_vector(at + "layer_scale.gamma", made.width)
-        return x + (made if scale is None else made * scale)
+    def scaled(self, at: str, made: Value) -> Value:
+        """What a block made times a number for each channel, in files (channels,) or, as those that
+        llama.cpp runs, (1, channels, 1, 1).
+        """
+        name, width = at + "layer_scale.gamma", made.width
+        if not self.p.has(name):
+            return made
+        if len(self.p.reader.tensors[name].shape) == 1:
+            return made * self.p.vector(name, width)
+        return made * self.p.array(name, 1, width, 1, 1).reshape(-1)
 
     def edge(self, at: str, stride: int) -> None:
         """A convolution of all channels, then a product."""
@@ -141,11 +147,8 @@ class _Network:
             elif keeps:
                 self.keep(joined, wide_by, width, side)
         y = self.p.norm(self.pointwise(y, at + "pw_proj.conv"), at + "pw_proj.bn")
-        if stride == 1 and y.width == width:
-            y = self.added(at, y, x)
-        elif self.p.has(at + "layer_scale.gamma"):
-            y = y * self.p.vector(at + "layer_scale.gamma", y.width)
-        self.x = y
+        y = self.scaled(at, y)
+        self.x = x + y if stride == 1 and y.width == width else y
 
     def keep(self, joined: Value, start: int, count: int, side: int) -> None:
         """Keep the 2 x 2 places of a window that strides of 2 make one place of."""
@@ -183,7 +186,7 @@ class _Network:
         heads = Heads(q.width // k.width, 1, k.width, v.width)
         scale = k.width**-0.5
         y = p.attend(q, k, v, heads=heads, rope=None, style="neox", scale=scale, spans=strided)
-        self.x = self.added(at, self.pointwise(y, at + "attn.output.proj"), x)
+        self.x = x + self.scaled(at, self.pointwise(y, at + "attn.output.proj"))
 
     def fused(self) -> tuple[ImageBuilder, Value]:
         """The places of the last two stages side by side through a network, and the mean of as many
