@@ -77,7 +77,8 @@ class ImagePrompts:
         # no message can hold what nobody knows
         secret = secrets.token_hex(8)
         marks = [f"<image {secret} {number}>" for number in range(len(images))]
-        text = render(flattened(messages, marks.__getitem__))
+        joint = self.vision.image_tokens.joint
+        text = render(flattened(messages, marks.__getitem__, joint))
         at = [text.find(mark) for mark in marks]
         if min(at) < 0 or at != sorted(at):
             raise TemplateError(

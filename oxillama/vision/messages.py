@@ -77,8 +77,12 @@ def _source(part: Mapping[str, Any], name: str) -> Any:
     raise ImageError(f"{name}: found keys {sorted(map(str, part))}, wanted image_url with a url")
 
 
-def flattened(messages: Iterable[Mapping[str, Any]], mark: Callable[[int], str]) -> list[Any]:
-    """Messages whose content is text, with `mark(number)` in the place of each image."""
+def flattened(
+    messages: Iterable[Mapping[str, Any]], mark: Callable[[int], str], joint: str = ""
+) -> list[Any]:
+    """Messages whose content is text, with `mark(number)` in the place of each image and `joint`
+    between the parts.
+    """
     count, made = 0, []
     for message in messages:
         content = message.get("content")
@@ -92,7 +96,7 @@ def flattened(messages: Iterable[Mapping[str, Any]], mark: Callable[[int], str])
                 count += 1
             else:
                 pieces.append(str(part.get("text", "")) if isinstance(part, Mapping) else str(part))
-        made.append({**message, "content": "".join(pieces)})
+        made.append({**message, "content": joint.join(pieces)})
     return made
 
 

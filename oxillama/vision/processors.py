@@ -42,7 +42,8 @@ class ImageTokens:
     """The tokens of a family around an image. placeholders: what its chat template writes for an
     image, the longest first; token: the vocabulary's token for a row; before, after: texts around
     it; numbered: a text before these, with {} for the image's number in its prompt, from 0 on;
-    needed: a token without which a vocabulary is of another family.
+    needed: a token without which a vocabulary is of another family; joint: a text between the parts
+    of a message, where the chat template takes only texts.
     """
 
     placeholders: tuple[str, ...]
@@ -51,6 +52,7 @@ class ImageTokens:
     after: str = ""
     numbered: str = ""
     needed: str = ""
+    joint: str = ""
 
 
 class Processor(Protocol):

@@ -103,7 +103,9 @@ class Sliced:
 
 
 _NUMBERED = "<image_id>{}</image_id>"
-_MINICPM = ImageTokens(("(<image>./</image>)", "<image>./</image>"), "<unk>", numbered=_NUMBERED)
+_MINICPM = ImageTokens(
+    ("(<image>./</image>)", "<image>./</image>"), "<unk>", numbered=_NUMBERED, joint="\n"
+)
 _MINICPM_46 = ImageTokens(
     ("(<image>./</image>)", "<image>./</image>", "<|image_pad|>"),
     "<|image_pad|>",

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oxillama.errors import ImageError, ModelError
+from oxillama.errors import ImageError, ModelError, TemplateError
 from oxillama.gguf import GgufReader
 from oxillama.image_prompts import ImagePrompts
+from oxillama.tokenizer.provenance import from_message
 from oxillama.vision import ImageFeatures, Vision
+from oxillama.vision.messages import ImagePart
 from oxillama.vision.sliced import Sliced
 from tests.vision.made_more import WRITERS, write_more
 from tests.vision.test_encoders import features_of, picture, rewritten
@@ -247,6 +249,22 @@ def test_images_of_minicpm_are_numbered_within_their_prompt(tmp_path):
     text = "".join(chr(each) if each else "." for each in prompt)
     rows = "<image>........</image>"
     assert text == f"<image_id>0</image_id>{rows}and<image_id>1</image_id>{rows}"
+
+
+def test_parts_of_a_message_of_minicpm_are_lines(tmp_path):
+    """As its published `chat` joins them, for a template that takes texts."""
+    vision = Vision(write_more(tmp_path / "m.gguf", "resampler"))
+    content = [{"type": "image"}, {"type": "text", "text": "What?"}]
+    part = ImagePart("messages[0].content[0]", picture(50, 60))
+
+    def render(messages):
+        if not isinstance(messages[0]["content"], str):
+            raise TemplateError("found a list, wanted text")
+        return from_message(messages[0]["content"])
+
+    prompts = ImagePrompts(vision, Letters(), 4)
+    text, ((start, stop),) = prompts.render([{"content": content}], [part], render)
+    assert start == 0 and text[stop:] == "\nWhat?"
 
 
 @pytest.mark.parametrize(
