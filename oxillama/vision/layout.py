@@ -134,13 +134,17 @@ def nearest(grid: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def resampled(
-    grid: np.ndarray, rows: int, columns: int, *, kernel: Literal["linear", "cubic", "faded"]
+    grid: np.ndarray,
+    rows: int,
+    columns: int,
+    *,
+    kernel: Literal["linear", "bilinear", "cubic", "faded"],
 ) -> np.ndarray:
     """float32 (rows * columns, width): a square grid of learned positions (side, side, width)
     resized like a picture, its edges repeated beyond them. linear: over all places that a new one
-    covers, where there are fewer of these (antialiasing); cubic: over the four nearest along a side
-    (Keys 1981, with a = -0.75); faded: over the two nearest along a side, with zeros beyond the
-    edges.
+    covers, where there are fewer of these (antialiasing); bilinear: over the two nearest along a
+    side; cubic: over the four nearest (Keys 1981, with a = -0.75); faded: as bilinear, with zeros
+    beyond the edges.
     """
     down, over = (_weights(len(grid), count, kernel) for count in (rows, columns))
     made = np.einsum("yh,xw,hwc->yxc", down, over, grid, optimize=True)
@@ -158,7 +162,7 @@ def _weights(side: int, count: int, kernel: str) -> np.ndarray:
     away = np.abs(taken - centres[:, None]) / wide
     if kernel != "cubic":
         worth = np.clip(1 - away, 0, None) * ((taken >= 0) & (taken < side))
-        if kernel == "linear":
+        if kernel != "faded":
             worth /= worth.sum(axis=1, keepdims=True)
     else:
         near = (1.25 * away - 2.25) * away**2 + 1

@@ -1,0 +1,118 @@
+"""Tiny mmproj files of random weights, of the encoders made for documents, for tests without cases:
+tensors and keys as llama.cpp's converter writes them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oxillama.gguf import GgufWriter
+
+HIDDEN, HEADS, LAYERS, FFN = 32, 4, 3, 64
+_FAMILIES: dict[str, Callable[["Made", int], None]] = {}
+
+
+class Made:
+    """Tensors and keys (without `clip.`) of a file."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.tensors: dict[str, np.ndarray] = {}
+        self.keys: dict[str, Any] = {
+            "has_vision_encoder": True,
+            "projector_type": kind,
+            "vision.embedding_length": HIDDEN,
+            "vision.feed_forward_length": FFN,
+            "vision.block_count": LAYERS,
+            "vision.attention.head_count": HEADS,
+            "vision.attention.layer_norm_epsilon": 1e-6,
+            "vision.image_mean": [0.5, 0.5, 0.5],
+            "vision.image_std": [0.5, 0.25, 0.5],
+        }
+
+    def put(self, name: str, *shape: int, scale: float = 0.2) -> None:
+        """A tensor of normal numbers."""
+        self.tensors[name] = self.rng.normal(0, scale, shape).astype(np.float32)
+
+    def norm(self, name: str, size: int = HIDDEN, *, bias: bool = False) -> None:
+        """A norm's weight, near 1, and its bias."""
+        self.tensors[name + ".weight"] = self.rng.normal(1, 0.1, size).astype(np.float32)
+        if bias:
+            self.put(name + ".bias", size)
+
+    def linear(self, name: str, rows: int, columns: int, *, bias: bool = True) -> None:
+        """A product's weight and bias."""
+        self.put(name + ".weight", rows, columns)
+        if bias:
+            self.put(name + ".bias", rows)
+
+    def patches(self, patch: int, *, bias: bool = True) -> None:
+        """The kernels over patches."""
+        self.put("v.patch_embd.weight", HIDDEN, 3, patch, patch, scale=0.05)
+        if bias:
+            self.put("v.patch_embd.bias", HIDDEN)
+
+    def layers(
+        self, *, norm_bias: bool, bias: bool, gated: bool = False, qkv: bool = False
+    ) -> None:
+        """The layers of a transformer."""
+        for layer in range(LAYERS):
+            at = f"v.blk.{layer}."
+            self.norm(at + "ln1", bias=norm_bias)
+            self.norm(at + "ln2", bias=norm_bias)
+            if qkv:
+                self.linear(at + "attn_qkv", 3 * HIDDEN, HIDDEN, bias=bias)
+            for part in ("out",) if qkv else ("q", "k", "v", "out"):
+                self.linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=bias)
+            for part in ("up", "gate") if gated else ("up",):
+                self.linear(f"{at}ffn_{part}", FFN, HIDDEN, bias=bias)
+            self.linear(at + "ffn_down", HIDDEN, FFN, bias=bias)
+
+
+def _family(kind: str) -> Callable:
+    def register(make: Callable[[Made, int], None]) -> Callable[[Made, int], None]:
+        _FAMILIES[kind] = make
+        return make
+
+    return register
+
+
+@_family("paddleocr")
+def _paddleocr(made: Made, width: int) -> None:
+    least, most = 8 * 28**2, 64 * 28**2
+    made.keys |= {
+        "use_gelu": True,
+        "vision.patch_size": 14,
+        "vision.image_size": int(most**0.5),
+        "vision.image_min_pixels": least,
+        "vision.image_max_pixels": most,
+    }
+    made.patches(14)
+    made.put("v.position_embd.weight", 25, HIDDEN)
+    made.layers(norm_bias=True, bias=True)
+    made.norm("v.post_ln", bias=True)
+    made.norm("mm.input_norm", bias=True)
+    made.linear("mm.1", 4 * HIDDEN, 4 * HIDDEN)
+    made.linear("mm.2", width, 4 * HIDDEN)
+
+
+KINDS = tuple(_FAMILIES)
+
+
+def write_mmproj(path: Path, kind: str, *, width: int = 48, seed: int = 0, **more: Any) -> Path:
+    """An encoder whose features have `width` floats; more: further keys, under `clip.vision.`; None
+    leaves a key out.
+    """
+    made = Made(kind, seed)
+    made.keys["vision.projection_dim"] = width
+    _FAMILIES[kind](made, width)
+    made.keys |= {f"vision.{key}": value for key, value in more.items()}
+    with GgufWriter(path, "clip") as file:
+        for key, value in made.keys.items():
+            if value is not None:
+                file.add(f"clip.{key}", value)
+        for name, values in made.tensors.items():
+            file.add_tensor(name, values)
+    return path
