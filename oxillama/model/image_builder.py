@@ -17,6 +17,7 @@ from oxillama.model.rope import Rope
 from oxillama.model.tensors import Tensor
 
 _RECORDERS: dict[str, Callable[[ImageBuilder], None]] = {}
+_UNSIZED: set[str] = set()
 _LAYERLESS = ("gemma4uv",)  # files of these kinds have no layers
 
 
@@ -36,11 +37,14 @@ class Window:
     spread: bool = False
 
 
-def encoder(*kinds: str) -> Callable:
-    """Register the decorated function as the recorder of every `clip.projector_type` in `kinds`."""
+def encoder(*kinds: str, sized: bool = True) -> Callable:
+    """Register the decorated function as the recorder of every `clip.projector_type` in `kinds`.
+    sized: whether their files say the size of an image; otherwise they say 0.
+    """
 
     def register(record: Callable[[ImageBuilder], None]) -> Callable[[ImageBuilder], None]:
         _RECORDERS.update(dict.fromkeys(kinds, record))
+        _UNSIZED.update(() if sized else kinds)
         return record
 
     return register
@@ -76,7 +80,8 @@ class ImageBuilder(Builder):
         )
         self.vocab_size = 1  # the class token, where there is one
         self.patch = self.keys.integer("patch_size", minimum=1, maximum=256)
-        self.image = self.keys.integer("image_size", minimum=self.patch, maximum=1 << 14)
+        least = 0 if kind in _UNSIZED else self.patch
+        self.image = self.keys.integer("image_size", minimum=least, maximum=1 << 14)
         self.group, self.parts, self.by_channel, self.split = 1, 1, False, 1
         self.windows: list[Window] = []
         self.most = 0  # rows of the tape; 0: as many as the image has

@@ -1,4 +1,4 @@
-"""The processors of encoders made for documents: PaddleOCR-VL."""
+"""The processors of encoders made for documents: PaddleOCR-VL, dots.ocr."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ _PADDLE = ImageTokens(
     "<|IMAGE_PLACEHOLDER|>",
     "<|IMAGE_START|>",
     "<|IMAGE_END|>",
+)
+_DOTS = ImageTokens(
+    ("<|img|><|imgpad|><|endofimg|>", "<|imgpad|>"), "<|imgpad|>", "<|img|>", "<|endofimg|>"
 )
 
 
@@ -57,4 +60,13 @@ def _paddleocr(e: ImageEncoder, fit: Fit | None) -> Processor:
         most,
         fit or "stretch",
         positions=partial(resampled, e.grid("v.position_embd.weight"), kernel="bilinear"),
+    )
+
+
+@processor("dots_ocr")
+def _dots_ocr(e: ImageEncoder, fit: Fit | None) -> Processor:
+    least, most = _limits(e)
+    merge = round(e.group**0.5)
+    return DynamicResolution(
+        _DOTS, e.patch, merge, least, most, fit or "stretch", placed=False
     )

@@ -98,6 +98,26 @@ def _paddleocr(made: Made, width: int) -> None:
     made.linear("mm.2", width, 4 * HIDDEN)
 
 
+@_family("dots_ocr")
+def _dots_ocr(made: Made, width: int) -> None:
+    made.keys |= {
+        "use_silu": True,
+        "vision.patch_size": 14,
+        "vision.image_size": 0,
+        "vision.image_min_pixels": 4 * 28**2,
+        "vision.image_max_pixels": 64 * 28**2,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.projector.scale_factor": 2,
+    }
+    made.patches(14)
+    made.norm("v.pre_ln")
+    made.layers(norm_bias=False, bias=False, gated=True, qkv=True)
+    made.norm("mm.post_norm")
+    made.norm("mm.input_norm", bias=True)
+    made.linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
+    made.linear("mm.2", width, 4 * HIDDEN)
+
+
 KINDS = tuple(_FAMILIES)
 
 

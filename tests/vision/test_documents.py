@@ -60,7 +60,13 @@ def test_features_are_those_of_the_reference(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "kind, key", (("paddleocr", "image_min_pixels"), ("paddleocr", "image_max_pixels"))
+    "kind, key",
+    (
+        ("paddleocr", "image_min_pixels"),
+        ("paddleocr", "image_max_pixels"),
+        ("dots_ocr", "image_max_pixels"),
+        ("dots_ocr", "projector.scale_factor"),
+    ),
 )
 def test_a_key_that_no_published_model_fixes_is_wanted(tmp_path, kind, key):
     path = write_mmproj(tmp_path / "m.gguf", kind, **{key: None})
@@ -97,3 +103,16 @@ def test_features_of_paddleocr_are_at_their_rows_and_columns(tmp_path):
     assert (before, after) == ("<|IMAGE_START|>", "<|IMAGE_END|>")
     where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
     assert made.positions.tolist() == where
+
+
+def test_features_of_dots_ocr_have_one_position_each(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "dots_ocr"))
+    assert not vision.positioned
+    before, made, after = vision.pieces(picture(112, 56))
+    assert (before, len(made), after) == ("<|img|>", 8, "<|endofimg|>")
+
+
+def test_only_families_of_any_size_may_leave_the_size_out(tmp_path):
+    path = write_mmproj(tmp_path / "m.gguf", "paddleocr", image_size=0)
+    with pytest.raises(ModelError, match="clip.vision.image_size: found 0, wanted .* 14"):
+        Vision(path)
