@@ -127,9 +127,9 @@ def vision_for(config: EngineConfig, model: Model) -> Vision | None:
             f"mmproj: {path.name} makes rows of {vision.width}, {known.architecture} takes "
             f"{program.embed_columns}"
         )
-    if vision.positioned and program.sections < 3:
+    if vision.axes not in (1, program.sections):
         raise ModelError(
-            f"mmproj: {path.name} ({vision.encoder.kind}) gives rows three positions each, "
+            f"mmproj: {path.name} ({vision.encoder.kind}) gives rows {vision.axes} positions each, "
             f"{known.architecture} rotates by {program.sections}"
         )
     return vision

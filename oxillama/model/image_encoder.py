@@ -42,12 +42,16 @@ _JOINED = 1 << 21  # floats that are joined at once for a tape without attention
 @dataclass(frozen=True, slots=True)
 class Joined:
     """The rows of a tape that are made of those of the tape before. groups: (rows, group), which of
-    those are side by side in each, -1 for zeros; rope, spans: as those of `ImageRows`.
+    those are side by side in each, -1 for zeros; given: float32 (more, width), further rows, which
+    follow those of the tape before; columns: float32 (rows, columns), what comes after them in each
+    row; rope, spans: as those of `ImageRows`.
     """
 
     groups: np.ndarray
     rope: np.ndarray | None = None
     spans: np.ndarray | None = None
+    given: np.ndarray | None = None
+    columns: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class ImageRows:
     or 0 for the class token; groups: (features, group), the rows of each feature, in the order of
     the features; rope: int32 (2, rows), row and column of a patch; spans: int32 (2, rows), the
     first row of a patch's window and the one after its last. between: the rows of tapes between the
-    first one and the projector, of whose rows `groups` are then those of the last.
+    first one and the projector, of whose rows `groups` are then those of the last; given: further
+    rows before the projector, as those of `Joined`.
     """
 
     patches: np.ndarray
@@ -67,11 +72,12 @@ class ImageRows:
     rope: np.ndarray | None = None
     spans: np.ndarray | None = None
     between: tuple[Joined, ...] = ()
+    given: np.ndarray | None = None
 
     @property
     def joined(self) -> tuple[Joined, ...]:
         """The rows of each tape after the first one."""
-        return (*self.between, Joined(self.groups))
+        return (*self.between, Joined(self.groups, given=self.given))
 
 
 @dataclass(slots=True)
@@ -152,30 +158,33 @@ class ImageEncoder:
         attention a part at a time.
         """
         program, count = self._programs[at], len(joined.groups)
-        rows = self._cut(at - 1, rows, joined.groups)
+        rows = self._cut(at - 1, rows, joined)
         if program.kv_layers or count <= program.max_rows:
-            return _stepped(program, self._grouped(at - 1, rows, joined.groups), joined)
-        parts = np.array_split(joined.groups, -(-count // program.max_rows))
-        made = [
-            _stepped(program, self._grouped(at - 1, rows, each), Joined(each)) for each in parts
-        ]
-        return np.concatenate(made)
+            return _stepped(program, self._grouped(at - 1, rows, joined), joined)
+        ends = np.linspace(0, count, -(-count // program.max_rows) + 1).astype(int)
+        parts = (_part(joined, *each) for each in zip(ends[:-1], ends[1:]))
+        return np.concatenate(
+            [_stepped(program, self._grouped(at - 1, rows, each), each) for each in parts]
+        )
 
-    def _cut(self, at: int, rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """What is joined of the rows of tape number `at`, with zeros in the end where groups name
-        them.
+    def _cut(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
+        """What is joined of the rows of tape number `at`: with those that are given, and with zeros
+        in the end where groups name them.
         """
         rows = rows.reshape(self.joints[at][2] * len(rows), -1)
-        if groups.min() >= 0:
+        if joined.given is not None:
+            rows = np.concatenate([rows, joined.given])
+        if joined.groups.min() >= 0:
             return rows
         return np.concatenate([rows, np.zeros((1, rows.shape[1]), np.float32)])
 
-    def _grouped(self, at: int, rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    def _grouped(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
         """Rows of the tape after number `at`: for each part, those of a group side by side."""
         parts, by_channel, _ = self.joints[at]
-        made = rows[groups].reshape(*groups.shape, parts, -1)
+        made = rows[joined.groups].reshape(*joined.groups.shape, parts, -1)
         order = (0, 2, 3, 1) if by_channel else (0, 2, 1, 3)
-        return np.ascontiguousarray(made.transpose(order)).reshape(len(groups), -1)
+        made = np.ascontiguousarray(made.transpose(order)).reshape(len(joined.groups), -1)
+        return made if joined.columns is None else np.concatenate([made, joined.columns], axis=1)
 
     def diagnose(self, image: ImageRows) -> Iterator[Difference]:
         """Compares each op of every compiled tape with its numpy definition, over the rows of an
@@ -190,16 +199,16 @@ class ImageEncoder:
                 made = self._begun(image)
                 continue
             how = image.joined[at - 1]
-            groups = how.groups if program.kv_layers else how.groups[:_COMPARED]
-            rows = self._grouped(at - 1, self._cut(at - 1, made, how.groups), groups)
-            yield from _compared(program, tape, self.reader, rows, how)
+            piece = how if program.kv_layers else _part(how, 0, _COMPARED)
+            rows = self._grouped(at - 1, self._cut(at - 1, made, how), piece)
+            yield from _compared(program, tape, self.reader, rows, piece)
             made = self._step(at, made, how)
 
     def reference(self, image: ImageRows) -> np.ndarray:
         """The same by the numpy definitions of all tapes."""
         rows = _meant(self.tapes[0], self.reader, image.patches, image)
         for at, joined in enumerate(image.joined):
-            grouped = self._grouped(at, self._cut(at, rows, joined.groups), joined.groups)
+            grouped = self._grouped(at, self._cut(at, rows, joined), joined)
             rows = _meant(self.tapes[at + 1], self.reader, grouped, joined)
         return rows
 
@@ -208,6 +217,12 @@ def _some(image: ImageRows, start: int, count: int) -> ImageRows:
     """Some rows of an image."""
     here = slice(start, start + count)
     return replace(image, patches=image.patches[here], tokens=image.tokens[here])
+
+
+def _part(joined: Joined, start: int, end: int) -> Joined:
+    """Some rows of a tape without attention."""
+    columns = None if joined.columns is None else joined.columns[start:end]
+    return Joined(joined.groups[start:end], columns=columns)
 
 
 def _stepped(program: Program, rows: np.ndarray, image: ImageRows | Joined) -> np.ndarray:

@@ -1,7 +1,8 @@
 """The images of a session in a snapshot: their positions, and their rows.
 
 facts "images": [[start, rows, width, has positions, together], ...]      in order section "images":
-of each, its rows float32 (rows, width), then its positions int32 (3, rows)
+of each, its rows float32 (rows, width), then its positions int32 (3, rows). Where positions are
+fixed, a list ends with one more true.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def saved_images(images: Sequence[PlacedImage]) -> tuple[list[list[Any]], bytes]
     parts: list[bytes] = []
     for each in images:
         made = each.features
-        facts.append([each.start, *made.rows.shape, made.positions is not None, made.together])
+        fact = [each.start, *made.rows.shape, made.positions is not None, made.together]
+        facts.append([*fact, True] if made.fixed else fact)
         parts.append(made.rows.astype("<f4").tobytes())
         if made.positions is not None:
             parts.append(made.positions.astype("<i4").tobytes())
@@ -39,11 +41,12 @@ def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[
     data, at, end, made = memoryview(cast(Any, held)).cast("B"), 0, 0, []
     for each in facts:
         kinds = [type(part) for part in each] if type(each) is list else []
-        if kinds != [int, int, int, bool, bool]:
+        fixed = kinds == [int, int, int, bool, bool, bool] and each[5] and each[3]
+        if kinds != [int, int, int, bool, bool] and not fixed:
             raise SnapshotIncompatible(
                 f"images: found {each!r:.80}, wanted start, rows, width, positions and together"
             )
-        start, rows, columns, placed, together = each
+        start, rows, columns, placed, together = each[:5]
         if start < end or rows < 1 or start + rows > tokens or columns != width:
             raise SnapshotIncompatible(
                 f"images: found {rows} rows of {columns} at {start}, wanted rows of {width} from "
@@ -69,7 +72,7 @@ def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[
                     f"{tokens}"
                 )
         at += places
-        features = ImageFeatures(values.reshape(rows, columns), positions, together)
+        features = ImageFeatures(values.reshape(rows, columns), positions, together, fixed)
         made.append(PlacedImage(start, features))
     if at != len(data):
         raise SnapshotIncompatible(f"images: found {len(data)} bytes, wanted {at}")

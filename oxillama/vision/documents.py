@@ -1,15 +1,23 @@
-"""The processors of encoders made for documents: PaddleOCR-VL, dots.ocr."""
+"""The processors of encoders made for documents: PaddleOCR-VL, dots.ocr,
+HunyuanOCR.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from oxillama.model.image_encoder import ImageEncoder
+import numpy as np
+
+from oxillama.errors import ModelError
+from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
+from oxillama.vision.features import ImageFeatures
 from oxillama.vision.layout import resampled
 from oxillama.vision.processors import (
     DynamicResolution,
+    Features,
     Fit,
+    Grids,
     ImageTokens,
     Processor,
     Size,
@@ -25,6 +33,23 @@ _PADDLE = ImageTokens(
 _DOTS = ImageTokens(
     ("<|img|><|imgpad|><|endofimg|>", "<|imgpad|>"), "<|imgpad|>", "<|img|>", "<|endofimg|>"
 )
+_HUNYUAN = ImageTokens(
+    (
+        "<｜hy_place▁holder▁no▁100｜><｜hy_place▁holder▁no▁102｜><｜hy_place▁holder▁no▁101｜>",
+        "<｜hy_place▁holder▁no▁102｜>",
+    ),
+    "<｜hy_place▁holder▁no▁102｜>",
+    "<｜hy_place▁holder▁no▁100｜>",
+    "<｜hy_place▁holder▁no▁101｜>",
+)
+
+
+def _needed(e: ImageEncoder, name: str, size: int) -> np.ndarray:
+    """A vector of the file that is given as a row."""
+    held = e.vector(name, size)
+    if held is None:
+        raise ModelError(f"{name}: the file has no such tensor, {e.kind} needs it")
+    return held
 
 
 def _limits(e: ImageEncoder) -> tuple[int, int]:
@@ -69,4 +94,63 @@ def _dots_ocr(e: ImageEncoder, fit: Fit | None) -> Processor:
     merge = round(e.group**0.5)
     return DynamicResolution(
         _DOTS, e.patch, merge, least, most, fit or "stretch", placed=False
+    )
+
+
+@dataclass(frozen=True)
+class Lined(DynamicResolution):
+    """An image of about its own size, whose lines of features are each ended by a row, between two
+    rows of its own: HunyuanOCR. Each feature and each end of a line is at its row and column, the
+    same wherever the image begins (XD-RoPE).
+
+    newline: what ends a line, float32 (1, width); around: the rows before and after, (2, width).
+    """
+
+    newline: np.ndarray | None = None
+    around: np.ndarray | None = None
+
+    @property
+    def axes(self) -> int:
+        """Positions of each row of features."""
+        return 4
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches square by square; then the rows of the lines, and last those of the image."""
+        made = super().rows(pixels)
+        down, across = (side // self.patch // self.merge for side in pixels.shape[1:])
+        lines = np.arange(down * across).reshape(down, across)
+        lines = np.pad(lines, ((0, 0), (0, 1)), constant_values=down * across).reshape(-1, 1)
+        ends = np.array([len(lines), len(lines) + 1])
+        whole = np.concatenate([ends[:1], np.arange(len(lines)), ends[1:]])[:, None]
+        between = (Joined(made.groups), Joined(lines, given=self.newline))
+        return replace(made, rope=None, groups=whole, between=between, given=self.around)
+
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+        """The row before, the lines, the row after."""
+        down, across = (each // self.merge for each in grids[0])
+        count = down * (across + 1)
+        row, column = np.divmod(np.arange(count, dtype=np.int32), np.int32(across + 1))
+        where = np.stack([np.arange(count, dtype=np.int32), row, column])
+        first, lines, last = np.split(features[0], [1, count + 1])
+        return [
+            ImageFeatures(first),
+            ImageFeatures(lines, where, fixed=True),
+            ImageFeatures(last),
+        ]
+
+
+@processor("hunyuanvl")
+def _hunyuanvl(e: ImageEncoder, fit: Fit | None) -> Processor:
+    least, most = _limits(e)
+    rows = [_needed(e, name, e.width) for name in ("mm.image_begin", "mm.image_end")]
+    return Lined(
+        _HUNYUAN,
+        e.patch,
+        round(e.group**0.5),
+        least,
+        most,
+        fit or "stretch",
+        positions=partial(resampled, e.grid("v.position_embd.weight"), kernel="bilinear"),
+        newline=_needed(e, "v.image_newline", e.tapes[1].width)[None],
+        around=np.stack(rows),
     )

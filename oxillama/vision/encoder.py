@@ -82,6 +82,11 @@ class Vision:
         return isinstance(self.processor, DynamicResolution) and self.processor.placed
 
     @property
+    def axes(self) -> int:
+        """Positions of a row: 1, 3 (M-RoPE) or 4 (XD-RoPE)."""
+        return self.processor.axes if isinstance(self.processor, DynamicResolution) else 1
+
+    @property
     def image_tokens(self) -> ImageTokens:
         """How prompts hold images."""
         return self.processor.image_tokens

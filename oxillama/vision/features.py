@@ -17,11 +17,14 @@ class ImageFeatures:
     language model that add image features. positions: int32 (3, rows), time, height and width of
     each row relative to the beginning of the image (M-RoPE: Wang et al. 2024, Qwen2-VL, section
     2.1); None if a row has only one position. together: its rows see each other in both directions.
+    fixed: height and width are the same wherever the image begins, and a fourth position of each
+    row is the number of such images before it (XD-RoPE of HunyuanOCR).
     """
 
     rows: np.ndarray
     positions: np.ndarray | None = None
     together: bool = False
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         rows, positions = self.rows, self.positions
@@ -34,6 +37,8 @@ class ImageFeatures:
                 f"positions: found {positions.dtype} {positions.shape}, wanted int32 (3, "
                 f"{len(rows)})"
             )
+        if self.fixed and positions is None:
+            raise ValueError("fixed: found True without positions, wanted both")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,6 +48,8 @@ class ImageFeatures:
         """A number that is the same for the same rows and positions, and for nothing else."""
         hashed = blake3(np.ascontiguousarray(self.rows).view(np.uint8).data)
         hashed.update(repr((self.rows.shape, self.together, self.positions is None)).encode())
+        if self.fixed:
+            hashed.update(b"fixed")
         if self.positions is not None:
             hashed.update(np.ascontiguousarray(self.positions).view(np.uint8).data)
         return int.from_bytes(hashed.digest(length=16), "little")

@@ -5,7 +5,9 @@ of a step.
     images         PlacedImage(2, features)  the rows that the step uses there instead
 
 If features have positions of their own (M-RoPE), the tokens after an image continue from the
-largest of them: an image of 6 x 4 rows advances a text by 6, not by 24.
+largest of them: an image of 6 x 4 rows advances a text by 6, not by 24. If some of these are fixed
+(XD-RoPE), rows have a fourth position, which is that of their token in texts and the number of
+images before in images.
 """
 
 from __future__ import annotations
@@ -119,15 +121,26 @@ def spans_of(images: Iterable[PlacedImage]) -> tuple[tuple[int, int], ...]:
     return tuple((each.start, each.end) for each in images if each.features.together)
 
 
-def rotations(images: Iterable[PlacedImage], start: int, rows: int) -> np.ndarray:
-    """int32 (3, rows): the positions that rotate the rows of tokens from `start` on."""
-    made = np.tile(np.arange(start, start + rows, dtype=np.int32), (3, 1))
+def rotations(
+    images: Iterable[PlacedImage], start: int, rows: int, *, axes: int = 3
+) -> np.ndarray:
+    """int32 (axes, rows): the positions that rotate the rows of tokens from `start` on; axes: 4
+    where images have fixed ones.
+    """
+    made = np.tile(np.arange(start, start + rows, dtype=np.int32), (axes, 1))
     saved = 0  # positions that the images before take less than they have rows
+    number = 0  # images with fixed positions before
     for each in images:
         first, stop = max(each.start, start), min(each.end, start + rows)
         if first < stop and each.features.positions is not None:
             part = each.features.positions[:, first - each.start : stop - each.start]
-            made[:, first - start : stop - start] = part + (each.start - saved)
+            here = slice(first - start, stop - start)
+            if each.features.fixed:
+                made[0, here] = part[0] + (each.start - saved)
+                made[1:3, here], made[3, here] = part[:0:-1], number
+            else:
+                made[:, here] = part + (each.start - saved)
+        number += each.features.fixed
         gain = len(each.features) - each.features.advance
         saved += gain
         if each.end < start + rows:
@@ -146,9 +159,10 @@ def inputs(
     parts, more = list(parts), dict[str, Any]()
     placed = [each for session, *_ in parts for each in session.images]
     if any(each.features.positions is not None for each in placed):
-        more["rope"] = rope = np.tile(positions, (3, 1))
+        axes = 4 if any(each.features.fixed for each in placed) else 3
+        more["rope"] = rope = np.tile(positions, (axes, 1))
         for session, start, rows, at in parts:
-            rope[:, at : at + rows] = rotations(session.images, start, rows)
+            rope[:, at : at + rows] = rotations(session.images, start, rows, axes=axes)
     for session, start, rows, at in parts:
         for each in session.images:
             first, stop = max(each.start, start), min(each.end, start + rows)

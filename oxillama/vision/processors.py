@@ -320,6 +320,11 @@ class DynamicResolution:
     lowest: int = 0
     together: bool = False
 
+    @property
+    def axes(self) -> int:
+        """Positions of each row of features."""
+        return 3 if self.placed else 1
+
     def tiles(self, image: Any) -> list[Any]:
         """The image at the size of `sides`."""
         return [resized(image, self.sides(image.width, image.height), self.filter, fit=self.fit)]

@@ -118,6 +118,32 @@ def _dots_ocr(made: Made, width: int) -> None:
     made.linear("mm.2", width, 4 * HIDDEN)
 
 
+@_family("hunyuanvl")
+def _hunyuanvl(made: Made, width: int) -> None:
+    made.keys |= {
+        "use_gelu": True,
+        "vision.patch_size": 16,
+        "vision.image_size": 96,
+        "vision.image_min_pixels": 4 * 32**2,
+        "vision.image_max_pixels": 64 * 32**2,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.spatial_merge_size": 2,
+    }
+    made.patches(16)
+    made.put("v.position_embd.weight", 36, HIDDEN)
+    made.layers(norm_bias=True, bias=True)
+    made.norm("mm.pre_norm")
+    made.put("mm.0.weight", 2 * HIDDEN, HIDDEN, 2, 2, scale=0.1)
+    made.put("mm.0.bias", 2 * HIDDEN)
+    made.put("mm.2.weight", 4 * HIDDEN, 2 * HIDDEN, 1, 1)
+    made.put("mm.2.bias", 4 * HIDDEN)
+    made.linear("mm.model.fc", width, 4 * HIDDEN)
+    made.norm("mm.post_norm", width)
+    made.put("v.image_newline", 4 * HIDDEN, scale=1)
+    for name in ("mm.image_begin", "mm.image_end", "v.view_seperator"):
+        made.put(name, width, scale=1)
+
+
 KINDS = tuple(_FAMILIES)
 
 

@@ -7,8 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oxillama.errors import ModelError
-from oxillama.vision import Vision
+import oxillama
+from oxillama.errors import ModelError, SnapshotIncompatible
+from oxillama.snapshot.images import restored_images, saved_images
+from oxillama.vision import ImageFeatures, Vision
+from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
+from tests.model.invented import invent
 from tests.vision.made_documents import KINDS, write_mmproj
 from tests.vision.test_encoders import features_of, picture
 
@@ -66,6 +70,7 @@ def test_features_are_those_of_the_reference(tmp_path, kind):
         ("paddleocr", "image_max_pixels"),
         ("dots_ocr", "image_max_pixels"),
         ("dots_ocr", "projector.scale_factor"),
+        ("hunyuanvl", "image_max_pixels"),
     ),
 )
 def test_a_key_that_no_published_model_fixes_is_wanted(tmp_path, kind, key):
@@ -116,3 +121,83 @@ def test_only_families_of_any_size_may_leave_the_size_out(tmp_path):
     path = write_mmproj(tmp_path / "m.gguf", "paddleocr", image_size=0)
     with pytest.raises(ModelError, match="clip.vision.image_size: found 0, wanted .* 14"):
         Vision(path)
+
+
+def test_lines_of_hunyuan_are_ended_and_at_their_rows_and_columns(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "hunyuanvl"))
+    before, first, lines, last, after = vision.pieces(picture(128, 64))
+    hy = "<｜hy_place▁holder▁no▁10{}｜>"
+    assert (before, after) == (hy.format(0), hy.format(1))
+    assert [len(each) for each in (first, lines, last)] == [1, 2 * 5, 1]
+    assert first.positions is None and last.positions is None and lines.fixed
+    where = [[*range(10)], [0] * 5 + [1] * 5, [0, 1, 2, 3, 4] * 2]
+    assert lines.positions.tolist() == where and lines.advance == 10
+    # all ends of lines are one row
+    assert np.array_equal(lines.rows[4], lines.rows[9])
+    assert not np.array_equal(lines.rows[3], lines.rows[4])
+
+
+def lines_of(down, across):
+    row, column = np.divmod(np.arange(down * across, dtype=np.int32), np.int32(across))
+    where = np.stack([np.arange(down * across, dtype=np.int32), row, column])
+    return ImageFeatures(np.ones((down * across, 8), np.float32), where, fixed=True)
+
+
+def test_fixed_positions_do_not_move_with_the_image():
+    images = [PlacedImage(2, lines_of(2, 3)), PlacedImage(9, lines_of(1, 2))]
+    made = rotations(images, 0, 12, axes=4)
+    plain = list(range(12))
+    assert made[0].tolist() == plain
+    assert made[1].tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 8, 0, 1, 11]
+    assert made[2].tolist() == [0, 1, 0, 0, 0, 1, 1, 1, 8, 0, 0, 11]
+    assert made[3].tolist() == [0, 1, 0, 0, 0, 0, 0, 0, 8, 1, 1, 11]
+    assert np.array_equal(rotations(images, 4, 7, axes=4), made[:, 4:11])
+
+
+def test_fixed_positions_are_kept_in_snapshots():
+    images = (PlacedImage(2, lines_of(2, 3)), PlacedImage(8, ImageFeatures(np.ones((1, 8), "f4"))))
+    facts, held = saved_images(images)
+    first, second = restored_images(facts, held, 12, 8)
+    assert first.features.fixed and not second.features.fixed
+    assert first.features.digest == images[0].features.digest
+    moved = ImageFeatures(images[0].features.rows, images[0].features.positions)
+    assert moved.digest != first.features.digest
+    for wrong in ([[2, 6, 8, False, False, True]], [[2, 6, 8, True, False, False]]):
+        with pytest.raises(SnapshotIncompatible, match="wanted start, rows, width"):
+            restored_images(wrong, held, 12, 8)
+
+
+def text_of_hunyuan(path, sections):
+    keys = {"rope.dimension_count": 32, "rope.dimension_sections": sections}
+    invent(path, "hunyuan_vl", changed={f"hunyuan_vl.{key}": each for key, each in keys.items()})
+    return path
+
+
+def test_logits_of_hunyuan_with_two_images_are_those_of_the_reference(tmp_path):
+    """transformers_documents.npz: the last logits of transformers 5.23 with this encoder, where
+    sections follow one another in each half of a head, as in the published code of the model.
+    """
+    mmproj = write_mmproj(tmp_path / "m.gguf", "hunyuanvl", width=64)
+    text = text_of_hunyuan(tmp_path / "t.gguf", [4, 4, 4, 4])
+    with oxillama.load(text, mmproj=mmproj, kv_type="f32") as engine:
+        vision = Vision(mmproj)
+        prompt = ImagePrompt([1, 5, 9])
+        for size, between in (((112, 56), [7, 33]), ((61, 143), [11, 4, 62])):
+            for features in features_of(vision, picture(*size)):
+                prompt.add(features, 79)
+            prompt.extend(between)
+        found = engine.logits(prompt)[-3:]
+        with oxillama.load(
+            text, mmproj=mmproj, kv_type="f32", prefill_chunk_size=5, num_threads=1
+        ) as small:
+            assert np.array_equal(small.logits(prompt)[-3:], found)
+    with np.load(Path(__file__).parent / "transformers_documents.npz") as held:
+        wanted = held["logits_hunyuanvl"]
+    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_a_model_that_rotates_by_fewer_positions_is_refused(tmp_path):
+    mmproj = write_mmproj(tmp_path / "m.gguf", "hunyuanvl", width=64)
+    text = text_of_hunyuan(tmp_path / "t.gguf", [6, 6, 4, 0])
+    with pytest.raises(ModelError, match="gives rows 4 positions each, hunyuan_vl rotates by 3"):
+        oxillama.load(text, mmproj=mmproj)

@@ -287,7 +287,7 @@ def test_an_encoder_of_another_model_is_refused(cases):
 
     with pytest.raises(ModelError, match="makes rows of 96, qwen2vl takes 32"):
         pair("qwen2vl", "qwen3vl")
-    with pytest.raises(ModelError, match="gives rows three positions each, llama rotates by 1"):
+    with pytest.raises(ModelError, match="gives rows 3 positions each, llama rotates by 1"):
         pair("llava15", "qwen2vl")
     with pytest.raises(ModelError, match="found 'llama', wanted 'clip', an mmproj file"):
         oxillama.load(
