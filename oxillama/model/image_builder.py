@@ -85,6 +85,12 @@ class ImageBuilder(Builder):
         self.group, self.parts, self.by_channel, self.split = 1, 1, False, 1
         self.windows: list[Window] = []
         self.most = 0  # rows of the tape; 0: as many as the image has
+        # of all norms, in place of that of the file
+        self.eps: float | None = None
+
+    def epsilon(self, kind: str = "rms") -> float:
+        """The epsilon of norms: `eps`, or that of the file."""
+        return super().epsilon(kind) if self.eps is None else self.eps
 
     def fail(self, key: str, found: Any, wanted: str) -> NoReturn:
         """Raise ModelError for a value of a key."""

@@ -39,6 +39,19 @@ class Tensor:
         return rows[self.start : self.start + self.shape[0]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Given(Tensor):
+    """A weight of plain floats that was made of tensors of the file. values: float32, of its
+    shape; its name is its own.
+    """
+
+    values: np.ndarray | None = None
+
+    def blocks(self, reader: GgufReader) -> np.ndarray:
+        """Its rows as uint8 (rows, bytes of a row)."""
+        return np.ascontiguousarray(self.values).view(np.uint8)
+
+
 def unpacked(reader: GgufReader, tensor: Tensor) -> np.ndarray:
     """The float32 (rows, columns) of a tensor's blocks."""
     out = np.empty(tensor.shape, np.float32)

@@ -92,9 +92,7 @@ def _paddleocr(e: ImageEncoder, fit: Fit | None) -> Processor:
 def _dots_ocr(e: ImageEncoder, fit: Fit | None) -> Processor:
     least, most = _limits(e)
     merge = round(e.group**0.5)
-    return DynamicResolution(
-        _DOTS, e.patch, merge, least, most, fit or "stretch", placed=False
-    )
+    return DynamicResolution(_DOTS, e.patch, merge, least, most, fit or "stretch", placed=False)
 
 
 @dataclass(frozen=True)

@@ -138,13 +138,13 @@ def resampled(
     rows: int,
     columns: int,
     *,
-    kernel: Literal["linear", "bilinear", "cubic", "faded"],
+    kernel: Literal["linear", "bilinear", "cubic", "smooth", "faded"],
 ) -> np.ndarray:
     """float32 (rows * columns, width): a square grid of learned positions (side, side, width)
     resized like a picture, its edges repeated beyond them. linear: over all places that a new one
     covers, where there are fewer of these (antialiasing); bilinear: over the two nearest along a
-    side; cubic: over the four nearest (Keys 1981, with a = -0.75); faded: as bilinear, with zeros
-    beyond the edges.
+    side; cubic: over the four nearest (Keys 1981, with a = -0.75); smooth: cubic (a = -0.5) over
+    all places that a new one covers; faded: as bilinear, with zeros beyond the edges.
     """
     down, over = (_weights(len(grid), count, kernel) for count in (rows, columns))
     made = np.einsum("yh,xw,hwc->yxc", down, over, grid, optimize=True)
@@ -154,20 +154,24 @@ def resampled(
 def _weights(side: int, count: int, kernel: str) -> np.ndarray:
     """(count, side): how much each old place along a side is worth in each new one."""
     step = side / count
-    wide = max(step, 1.0) if kernel == "linear" else 1.0
-    reach = 2.0 if kernel == "cubic" else wide
+    wide = max(step, 1.0) if kernel in ("linear", "smooth") else 1.0
+    straight = kernel in ("linear", "bilinear", "faded")
+    reach = wide if straight else 2.0 * wide
     centres = (np.arange(count) + 0.5) * step - 0.5
     low = np.floor(centres - reach).astype(int)
     taken = low[:, None] + np.arange(2 * int(np.ceil(reach)) + 2)
     away = np.abs(taken - centres[:, None]) / wide
-    if kernel != "cubic":
-        worth = np.clip(1 - away, 0, None) * ((taken >= 0) & (taken < side))
-        if kernel != "faded":
-            worth /= worth.sum(axis=1, keepdims=True)
+    if straight:
+        worth = np.clip(1 - away, 0, None)
     else:
-        near = (1.25 * away - 2.25) * away**2 + 1
-        far = -0.75 * (((away - 5) * away + 8) * away - 4)
+        a = -0.75 if kernel == "cubic" else -0.5
+        near = ((a + 2) * away - (a + 3)) * away**2 + 1
+        far = a * (((away - 5) * away + 8) * away - 4)
         worth = np.where(away <= 1, near, np.where(away < 2, far, 0.0))
+    if kernel != "cubic":
+        worth *= (taken >= 0) & (taken < side)
+    if kernel not in ("cubic", "faded"):
+        worth /= worth.sum(axis=1, keepdims=True)
     made = np.zeros((count, side))
     np.add.at(made, (np.arange(count)[:, None], np.clip(taken, 0, side - 1)), worth)
     return made

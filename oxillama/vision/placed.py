@@ -121,9 +121,7 @@ def spans_of(images: Iterable[PlacedImage]) -> tuple[tuple[int, int], ...]:
     return tuple((each.start, each.end) for each in images if each.features.together)
 
 
-def rotations(
-    images: Iterable[PlacedImage], start: int, rows: int, *, axes: int = 3
-) -> np.ndarray:
+def rotations(images: Iterable[PlacedImage], start: int, rows: int, *, axes: int = 3) -> np.ndarray:
     """int32 (axes, rows): the positions that rotate the rows of tokens from `start` on; axes: 4
     where images have fixed ones.
     """

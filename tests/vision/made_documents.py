@@ -25,7 +25,6 @@ class Made:
             "projector_type": kind,
             "vision.embedding_length": HIDDEN,
             "vision.feed_forward_length": FFN,
-            "vision.block_count": LAYERS,
             "vision.attention.head_count": HEADS,
             "vision.attention.layer_norm_epsilon": 1e-6,
             "vision.image_mean": [0.5, 0.5, 0.5],
@@ -55,10 +54,17 @@ class Made:
             self.put("v.patch_embd.bias", HIDDEN)
 
     def layers(
-        self, *, norm_bias: bool, bias: bool, gated: bool = False, qkv: bool = False
+        self,
+        *,
+        norm_bias: bool,
+        bias: bool,
+        gated: bool = False,
+        qkv: bool = False,
+        count: int = LAYERS,
     ) -> None:
         """The layers of a transformer."""
-        for layer in range(LAYERS):
+        self.keys["vision.block_count"] = count
+        for layer in range(count):
             at = f"v.blk.{layer}."
             self.norm(at + "ln1", bias=norm_bias)
             self.norm(at + "ln2", bias=norm_bias)
@@ -142,6 +148,83 @@ def _hunyuanvl(made: Made, width: int) -> None:
     made.put("v.image_newline", 4 * HIDDEN, scale=1)
     for name in ("mm.image_begin", "mm.image_end", "v.view_seperator"):
         made.put(name, width, scale=1)
+
+
+def _sam(made: Made, side: int) -> None:
+    """SAM over a picture of side * 16 pixels, in windows of 6 patches but for its second layer."""
+    window = 6
+    made.keys |= {
+        "use_gelu": True,
+        "vision.window_size": window,
+        "vision.sam.block_count": 3,
+        "vision.sam.embedding_length": 32,
+        "vision.sam.head_count": 2,
+        "vision.preproc_min_tiles": 2,
+    }
+    made.put("v.sam.pos_embd.weight", 1, side, side, 32)
+    made.put("v.sam.patch_embd.weight", 32, 3, 16, 16, scale=0.05)
+    made.put("v.sam.patch_embd.bias", 32)
+    for layer in range(3):
+        at = f"v.sam.blk.{layer}."
+        made.norm(at + "pre_ln", 32, bias=True)
+        made.norm(at + "post_ln", 32, bias=True)
+        made.linear(at + "attn.qkv", 96, 32)
+        made.linear(at + "attn.out", 32, 32)
+        for part in "hw":
+            rows = 2 * (side if layer == 1 else window) - 1
+            made.put(f"{at}attn.pos_{part}.weight", rows, 16, scale=0.5)
+        made.linear(at + "mlp.lin1", 64, 32)
+        made.linear(at + "mlp.lin2", 32, 64)
+    made.put("v.sam.neck.0.weight", 16, 32, 1, 1)
+    made.norm("v.sam.neck.1", 16, bias=True)
+    made.put("v.sam.neck.2.weight", 16, 16, 3, 3, scale=0.1)
+    made.norm("v.sam.neck.3", 16, bias=True)
+    made.put("v.sam.net_2.weight", 16, 16, 3, 3, scale=0.1)
+    made.put("v.sam.net_3.weight", HIDDEN, 16, 3, 3, scale=0.1)
+
+
+@_family("deepseekocr")
+def _deepseekocr(made: Made, width: int) -> None:
+    """Its keys say the sizes of a CLIP that reads pixels, and a width of networks that none has."""
+    side = 16
+    made.keys |= {
+        "vision.image_size": 224,
+        "vision.patch_size": 14,
+        "vision.feed_forward_length": 4 * HEADS,
+        "vision.preproc_max_tiles": 9,
+        "vision.projector.scale_factor": 1,
+    }
+    _sam(made, side)
+    made.put("v.class_embd", HIDDEN)
+    made.put("v.patch_embd.weight", HIDDEN, 3, 14, 14)
+    made.put("v.position_embd.weight", (side // 4) ** 2 + 1, HIDDEN)
+    made.norm("v.pre_ln", bias=True)
+    made.layers(norm_bias=True, bias=True, qkv=True, count=4)
+    made.linear("mm.model.fc", width, 2 * HIDDEN)
+    made.put("v.image_newline", width)
+    made.put("v.view_seperator", 1, width)
+
+
+@_family("deepseekocr2")
+def _deepseekocr2(made: Made, width: int) -> None:
+    side = 16
+    made.keys |= {
+        "vision.image_size": 16 * side,
+        "vision.patch_size": 16,
+        "vision.attention.head_count_kv": 2,
+        "vision.preproc_max_tiles": 6,
+    }
+    _sam(made, side)
+    made.put("v.resample_query_768.weight", (side * 3 // 16) ** 2, HIDDEN, scale=1)
+    made.put("v.resample_query_1024.weight", (side // 4) ** 2, HIDDEN, scale=1)
+    made.layers(norm_bias=False, bias=False, gated=True, count=4)
+    for layer in range(4):
+        at = f"v.blk.{layer}."
+        for part, rows in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2)):
+            made.linear(f"{at}attn_{part}", rows, HIDDEN)
+    made.norm("v.post_ln")
+    made.linear("mm.model.fc", width, HIDDEN)
+    made.put("v.view_seperator", 1, width)
 
 
 KINDS = tuple(_FAMILIES)

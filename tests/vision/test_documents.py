@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama.errors import ModelError, SnapshotIncompatible
+from oxillama.errors import ImageError, ModelError, SnapshotIncompatible
 from oxillama.snapshot.images import restored_images, saved_images
 from oxillama.vision import ImageFeatures, Vision
+from oxillama.vision.layout import resampled
 from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
 from tests.model.invented import invent
 from tests.vision.made_documents import KINDS, write_mmproj
@@ -71,6 +72,8 @@ def test_features_are_those_of_the_reference(tmp_path, kind):
         ("dots_ocr", "image_max_pixels"),
         ("dots_ocr", "projector.scale_factor"),
         ("hunyuanvl", "image_max_pixels"),
+        ("deepseekocr", "window_size"),
+        ("deepseekocr2", "sam.head_count"),
     ),
 )
 def test_a_key_that_no_published_model_fixes_is_wanted(tmp_path, kind, key):
@@ -201,3 +204,89 @@ def test_a_model_that_rotates_by_fewer_positions_is_refused(tmp_path):
     text = text_of_hunyuan(tmp_path / "t.gguf", [6, 6, 4, 0])
     with pytest.raises(ModelError, match="gives rows 4 positions each, hunyuan_vl rotates by 3"):
         oxillama.load(text, mmproj=mmproj)
+
+
+def test_tiles_of_deepseek_ocr_are_one_picture_before_the_whole(tmp_path):
+    """As the published code puts them together."""
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "deepseekocr"))
+    image = picture(400, 170)  # tiles of 160: 2 across, 1 down
+    made = [vision.features(each) for each in vision.pixels(image)]
+    assert [len(each) for each in made] == [9, 9, 16]
+    line = vision.encoder.vector("v.image_newline", 48)
+    end = vision.encoder.array("v.view_seperator")[0]
+    wanted = []
+    for row in range(3):
+        wanted += [*made[0][3 * row : 3 * row + 3], *made[1][3 * row : 3 * row + 3], line]
+    for row in range(4):
+        wanted += [*made[2][4 * row : 4 * row + 4], line]
+    (found,) = vision.pieces(image)
+    assert np.array_equal(found.rows, [*wanted, end])
+    (small,) = vision.pieces(picture(160, 100))
+    assert len(small) == 4 * 5 + 1
+
+
+def test_tiles_of_deepseek_ocr_2_follow_one_another(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "deepseekocr2"))
+    image = picture(400, 170)  # tiles of 192
+    made = [vision.features(each) for each in vision.pixels(image)]
+    assert [len(each) for each in made] == [9, 9, 16]
+    end = vision.encoder.array("v.view_seperator")
+    (found,) = vision.pieces(image)
+    assert np.array_equal(found.rows, np.concatenate([*made, end]))
+
+
+@pytest.mark.parametrize(
+    "kind, size, square, line",
+    (
+        ("deepseekocr", (96, 33), (256, 256), (84, 172)),
+        ("deepseekocr2", (96, 33), (256, 256), (84, 172)),
+        ("deepseekocr", (99, 100), (256, 256), None),
+        ("deepseekocr2", (1, 99), (256, 256), None),
+    ),
+)
+def test_whole_images_of_deepseek_ocr_are_padded_with_grey(tmp_path, kind, size, square, line):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", kind))
+    whole = np.asarray(vision.processor.tiles(picture(*size))[-1])
+    assert whole.shape == (*square, 3)
+    grey = (whole == 127).all(axis=(1, 2))
+    if line is None:
+        assert not grey.any()
+    else:
+        assert np.flatnonzero(~grey)[[0, -1]].tolist() == [line[0], line[1] - 1]
+
+
+def test_pixels_of_deepseek_ocr_are_a_tile_or_a_whole(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "deepseekocr"))
+    with pytest.raises(ImageError, match=r"wanted \(3, 256, the same\) or \(3, 160, the same\)"):
+        vision.features(np.zeros((3, 192, 192), np.float32))
+
+
+@pytest.mark.parametrize(
+    "kind, key, value, said",
+    (
+        ("deepseekocr", "sam.embedding_length", 64, "v.sam.pos_embd.weight: file has"),
+        ("deepseekocr", "window_size", 5, "attn.pos_h.weight: file has .11, 16., .* needs .9, 16"),
+        ("deepseekocr", "projector.scale_factor", 8, "found 8, wanted"),
+        ("deepseekocr2", "preproc_max_tiles", 1, "preproc_max_tiles: found 1, wanted"),
+    ),
+)
+def test_keys_that_do_not_describe_sam_are_refused(tmp_path, kind, key, value, said):
+    path = write_mmproj(tmp_path / "m.gguf", kind, **{key: value})
+    with pytest.raises(ModelError, match=said):
+        Vision(path)
+
+
+@pytest.mark.parametrize(
+    "kernel, places, values",
+    (
+        ("smooth", 2, [0.5867769, 2.4132230]),
+        ("smooth", 6, [-0.0657893, 0.4117647, 1.1666667, 1.8333333, 2.5882354, 3.0657897]),
+        ("bilinear", 2, [0.5, 2.5]),
+        ("bilinear", 3, [0.1666667, 1.5, 2.8333333]),
+    ),
+)
+def test_positions_are_resized_as_by_torch(kernel, places, values):
+    """values: of torch's interpolate, "smooth" cubic with antialiasing, of 0 to 3 along a side."""
+    line = np.arange(4, dtype=np.float32)
+    found = resampled(np.tile(line, (4, 1))[..., None], 3, places, kernel=kernel)
+    assert np.allclose(found.reshape(3, places), values, atol=1e-6)
