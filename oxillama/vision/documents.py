@@ -1,5 +1,5 @@
-"""The processors of encoders made for documents: PaddleOCR-VL, dots.ocr,
-HunyuanOCR.
+"""The processors of encoders made for documents (PaddleOCR-VL, dots.ocr, HunyuanOCR), and of
+others that read images of about their own size between limits of the file (EXAONE 4.5).
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ _HUNYUAN = ImageTokens(
     "<｜hy_place▁holder▁no▁102｜>",
     "<｜hy_place▁holder▁no▁100｜>",
     "<｜hy_place▁holder▁no▁101｜>",
+)
+_EXAONE = ImageTokens(
+    ("<vision><|image_pad|></vision>", "<|image_pad|>"),
+    "<|image_pad|>",
+    "<vision>",
+    "</vision>",
 )
 
 
@@ -151,4 +157,21 @@ def _hunyuanvl(e: ImageEncoder, fit: Fit | None) -> Processor:
         positions=partial(resampled, e.grid("v.position_embd.weight"), kernel="bilinear"),
         newline=_needed(e, "v.image_newline", e.tapes[1].width)[None],
         around=np.stack(rows),
+    )
+
+
+@processor("exaone4_5")
+def _exaone45(e: ImageEncoder, fit: Fit | None) -> Processor:
+    least, most = _limits(e)
+    merge = round(e.group**0.5)
+    window = e.keys.integer("window_size", default=112) if e.spanned else 0
+    return DynamicResolution(
+        _EXAONE,
+        e.patch,
+        merge,
+        least,
+        most,
+        fit or "stretch",
+        window // (e.patch * merge),
+        placed=False,
     )

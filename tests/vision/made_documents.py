@@ -227,6 +227,28 @@ def _deepseekocr2(made: Made, width: int) -> None:
     made.put("v.view_seperator", 1, width)
 
 
+@_family("exaone4_5")
+def _exaone45(made: Made, width: int) -> None:
+    made.keys |= {
+        "use_silu": True,
+        "vision.patch_size": 14,
+        "vision.image_size": 560,
+        "vision.image_min_pixels": 4 * 28**2,
+        "vision.image_max_pixels": 64 * 28**2,
+        "vision.attention.head_count_kv": 2,
+        "vision.window_size": 56,
+        "vision.n_wa_pattern": 2,
+    }
+    made.patches(14, bias=False)
+    made.put("v.patch_embd.weight.1", HIDDEN, 3, 14, 14, scale=0.05)
+    made.layers(norm_bias=False, bias=True, gated=True, qkv=True)
+    for layer in range(LAYERS):
+        made.linear(f"v.blk.{layer}.attn_qkv", 2 * HIDDEN, HIDDEN)
+    made.norm("v.post_ln")
+    made.linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
+    made.linear("mm.2", width, 4 * HIDDEN)
+
+
 KINDS = tuple(_FAMILIES)
 
 

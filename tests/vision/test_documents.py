@@ -72,6 +72,7 @@ def test_features_are_those_of_the_reference(tmp_path, kind):
         ("dots_ocr", "image_max_pixels"),
         ("dots_ocr", "projector.scale_factor"),
         ("hunyuanvl", "image_max_pixels"),
+        ("exaone4_5", "image_max_pixels"),
         ("deepseekocr", "window_size"),
         ("deepseekocr2", "sam.head_count"),
     ),
@@ -118,6 +119,21 @@ def test_features_of_dots_ocr_have_one_position_each(tmp_path):
     assert not vision.positioned
     before, made, after = vision.pieces(picture(112, 56))
     assert (before, len(made), after) == ("<|img|>", 8, "<|endofimg|>")
+
+
+def test_windows_of_exaone_are_those_of_its_file(tmp_path):
+    made = {}
+    for size, every in ((56, 2), (112, 2), (56, 0), (56, None)):
+        more = {"window_size": size, "n_wa_pattern": every}
+        vision = Vision(write_mmproj(tmp_path / "m.gguf", "exaone4_5", **more))
+        assert not vision.positioned
+        before, made[size, every], after = vision.pieces(picture(112, 84))
+        assert (before, len(made[size, every]), after) == ("<vision>", 12, "</vision>")
+    whole = made[56, 0].rows
+    # windows of 4 x 4 features hold the whole picture, no pattern means no windows
+    assert np.array_equal(whole, made[56, None].rows)
+    assert np.abs(made[112, 2].rows - whole).max() <= 1e-5 * np.abs(whole).max()
+    assert np.abs(made[56, 2].rows - whole).max() > 1e-2 * np.abs(whole).max()
 
 
 def test_only_families_of_any_size_may_leave_the_size_out(tmp_path):
