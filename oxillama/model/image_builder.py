@@ -222,10 +222,11 @@ class ImageBuilder(Builder):
         style: str = "neox",
         spans: bool = False,
         second: str = "ln2",
+        network: Callable[[Layer, Value], Value] | None = None,
     ) -> Value:
         """A layer of a transformer whose norms come first; norms of the heads of queries and keys,
         a feed-forward network with a gate, and what both halves add scaled (`ls1`, `ls2`), where
-        the file has that. second: the norm before that network.
+        the file has that. second: the norm before that network; network: another one in its place.
         """
         y = attention(
             self,
@@ -239,6 +240,8 @@ class ImageBuilder(Builder):
         )
         x = x + self._scaled(layer, "ls1.weight", y)
         y = layer.norm(x, second, kind=kind)
+        if network is not None:
+            return x + network(layer, y)
         up, down = "ffn_up", "ffn_down"
         if self.shape(layer.name(up + ".weight"), 2)[1] != self.hidden:
             up, down = down, up  # older files name them the other way round

@@ -405,7 +405,7 @@ def _columns(tape: Tape) -> int:
 
 
 # Files of these kinds hold an encoder of sound beside that of images, which takes no part.
-_WITH_SOUND = ("qwen2.5o", "gemma3nv", "gemma4v", "gemma4uv", "mimovl")
+_WITH_SOUND = ("qwen2.5o", "gemma3nv", "gemma4v", "gemma4uv", "mimovl", "dots3note_v")
 # What is said of the file, or again by its tensors.
 _SAID = (
     *("has_text_encoder", "has_vision_encoder", "has_audio_encoder", "has_llava_projector"),

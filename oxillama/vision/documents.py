@@ -1,5 +1,6 @@
 """The processors of encoders made for documents (PaddleOCR-VL, dots.ocr, HunyuanOCR), and of
-others that read images of about their own size between limits of the file (EXAONE 4.5).
+others that read images of about their own size between limits of the file (EXAONE 4.5,
+dots3-note).
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _paddleocr(e: ImageEncoder, fit: Fit | None) -> Processor:
     )
 
 
-@processor("dots_ocr")
+@processor("dots_ocr", "dots3note_v")
 def _dots_ocr(e: ImageEncoder, fit: Fit | None) -> Processor:
     least, most = _limits(e)
     merge = round(e.group**0.5)

@@ -249,6 +249,47 @@ def _exaone45(made: Made, width: int) -> None:
     made.linear("mm.2", width, 4 * HIDDEN)
 
 
+@_family("dots3note_v")
+def _dots3note(made: Made, width: int) -> None:
+    """Two layers without experts, then one with 4 and one with 6 of them."""
+    del made.keys["projector_type"]
+    counts = [0, 0, 4, 6]
+    made.keys |= {
+        "vision.projector_type": "dots3note_v",
+        "has_audio_encoder": True,
+        "audio.projector_type": "dots3note_a",
+        "use_silu": True,
+        "vision.patch_size": 14,
+        "vision.image_size": 0,
+        "vision.image_min_pixels": 4 * 28**2,
+        "vision.image_max_pixels": 64 * 28**2,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.spatial_merge_size": 2,
+        "vision.expert_count_per_layer": counts,
+        "vision.expert_used_count": 2,
+    }
+    made.patches(14)
+    made.norm("v.pre_ln")
+    made.layers(norm_bias=False, bias=False, gated=True, qkv=True, count=len(counts))
+    for layer, count in enumerate(counts):
+        at = f"v.blk.{layer}."
+        made.norm(at + "attn_q_norm", HIDDEN // HEADS)
+        made.norm(at + "attn_k_norm", HIDDEN // HEADS)
+        if not count:
+            continue
+        for part in ("gate", "up", "down"):
+            del made.tensors[f"{at}ffn_{part}.weight"]
+        made.put(at + "ffn_gate_inp.weight", count, HIDDEN, scale=1)
+        made.put(at + "exp_probs_b.weight", count)
+        made.put(at + "ffn_gate_exps.weight", count, 48, HIDDEN)
+        made.put(at + "ffn_up_exps.weight", count, 48, HIDDEN)
+        made.put(at + "ffn_down_exps.weight", count, HIDDEN, 48)
+    made.norm("mm.post_norm")
+    made.norm("mm.input_norm", bias=True)
+    made.linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
+    made.linear("mm.2", width, 4 * HIDDEN)
+
+
 KINDS = tuple(_FAMILIES)
 
 

@@ -283,10 +283,18 @@ def test_pixels_of_deepseek_ocr_are_a_tile_or_a_whole(tmp_path):
         ("deepseekocr", "sam.embedding_length", 64, "v.sam.pos_embd.weight: file has"),
         ("deepseekocr", "window_size", 5, "attn.pos_h.weight: file has .11, 16., .* needs .9, 16"),
         ("deepseekocr", "projector.scale_factor", 8, "found 8, wanted"),
+        (
+            "dots3note_v",
+            "expert_count_per_layer",
+            [0, 0, 4, 8],
+            "v.blk.3.ffn_gate_inp.weight: file",
+        ),
+        ("dots3note_v", "expert_count_per_layer", [0, 0, 4], "expert_count_per_layer: found"),
+        ("dots3note_v", "expert_count_per_layer", [0, 4, 4, 6], "v.blk.1.ffn_gate_inp.weight: the"),
         ("deepseekocr2", "preproc_max_tiles", 1, "preproc_max_tiles: found 1, wanted"),
     ),
 )
-def test_keys_that_do_not_describe_sam_are_refused(tmp_path, kind, key, value, said):
+def test_keys_that_do_not_describe_the_tensors_are_refused(tmp_path, kind, key, value, said):
     path = write_mmproj(tmp_path / "m.gguf", kind, **{key: value})
     with pytest.raises(ModelError, match=said):
         Vision(path)
