@@ -14,7 +14,7 @@ from oxillama.errors import ImageError, ModelError
 from oxillama.model.encoders.deepseek_ocr import HIDDEN, Sam, columns_of, sam_of
 from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
 from oxillama.vision.features import ImageFeatures
-from oxillama.vision.layout import patches_of, resampled
+from oxillama.vision.layout import nines, patches_of, resampled
 from oxillama.vision.processors import (
     Features,
     Fit,
@@ -126,7 +126,7 @@ class SamTiles:
         at[row[real], column[real]] = np.flatnonzero(real)
         between, rows = [], len(row)
         for step, width in zip((1, 2, 2), self.inner):
-            between.append(Joined(_nines(at, step, rows), given=np.zeros((1, width), np.float32)))
+            between.append(Joined(nines(at, step, rows), given=np.zeros((1, width), np.float32)))
             at = np.arange(len(between[-1].groups)).reshape((-(-len(at) // step),) * 2)
             rows = at.size
         after, skipped = self.after(rows)
@@ -168,15 +168,6 @@ def _ones(row: np.ndarray, column: np.ndarray, real: np.ndarray, width: int) -> 
     every = np.flatnonzero(real)
     made[every, row[every]] = made[every, width + column[every]] = 1.0
     return made
-
-
-def _nines(at: np.ndarray, step: int, blank: int) -> np.ndarray:
-    """(places, 9): the rows around every `step`-th row and column of a square of rows, line by
-    line; `blank` beyond its edges.
-    """
-    wide = np.pad(at, 1, constant_values=blank)
-    nine = np.lib.stride_tricks.sliding_window_view(wide, (3, 3))[::step, ::step]
-    return nine.reshape(-1, 9)
 
 
 def _made(e: ImageEncoder, fit: Fit | None, most: int, after: After, lined: bool) -> Processor:

@@ -20,6 +20,7 @@ from oxillama.vision import deepseek as _deepseek  # noqa: F401  (likewise)
 from oxillama.vision import documents as _documents  # noqa: F401  (likewise)
 from oxillama.vision import sized as _sized  # noqa: F401  (likewise)
 from oxillama.vision import sliced as _sliced  # noqa: F401  (likewise)
+from oxillama.vision import step3 as _step3  # noqa: F401  (likewise)
 from oxillama.vision.features import ImageFeatures
 from oxillama.vision.processors import DynamicResolution, Fit, ImageTokens, Processor, processor_of
 from oxillama.vision.reading import ImageLimits, read_image

@@ -31,6 +31,15 @@ def blocks_of(rows: int, columns: int, side: int) -> np.ndarray:
     return numbers.transpose(0, 2, 1, 3).reshape(-1, side * side)
 
 
+def nines(at: np.ndarray, step: int, blank: int) -> np.ndarray:
+    """(places, 9): the rows around every `step`-th row and column of a rectangle of rows, line by
+    line; `blank` beyond its edges.
+    """
+    wide = np.pad(at, 1, constant_values=blank)
+    nine = np.lib.stride_tricks.sliding_window_view(wide, (3, 3))[::step, ::step]
+    return nine.reshape(-1, 9)
+
+
 def plain_rows(pixels: np.ndarray, patch: int, *, group: int, classed: bool) -> ImageRows:
     """Patches line by line; `group` of them make a feature. classed: after a class token, which
     makes none.

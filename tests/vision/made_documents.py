@@ -290,6 +290,30 @@ def _dots3note(made: Made, width: int) -> None:
     made.linear("mm.2", width, 4 * HIDDEN)
 
 
+@_family("step3vl")
+def _step3vl(made: Made, width: int) -> None:
+    """Pictures of 13 and tiles of 9 patches a side."""
+    made.keys |= {
+        "vision.patch_size": 14,
+        "vision.image_size": 13 * 14,
+        "vision.preproc_image_size": 756,
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.projector.scale_factor": 4,
+    }
+    made.patches(14, bias=False)
+    made.put("v.position_embd.weight", 169, HIDDEN)
+    made.norm("v.pre_ln", bias=True)
+    made.layers(norm_bias=True, bias=True, qkv=True)
+    for layer in range(LAYERS):
+        made.put(f"v.blk.{layer}.ls1.weight", HIDDEN, scale=1)
+        made.put(f"v.blk.{layer}.ls2.weight", HIDDEN, scale=1)
+    made.put("mm.0.weight", 2 * HIDDEN, HIDDEN, 3, 3, scale=0.1)
+    made.put("mm.0.bias", 2 * HIDDEN)
+    made.put("mm.1.weight", 4 * HIDDEN, 2 * HIDDEN, 3, 3, scale=0.1)
+    made.put("mm.1.bias", 4 * HIDDEN)
+    made.linear("mm.model.fc", width, 4 * HIDDEN, bias=False)
+
+
 KINDS = tuple(_FAMILIES)
 
 

@@ -73,6 +73,8 @@ def test_features_are_those_of_the_reference(tmp_path, kind):
         ("dots_ocr", "projector.scale_factor"),
         ("hunyuanvl", "image_max_pixels"),
         ("exaone4_5", "image_max_pixels"),
+        ("step3vl", "preproc_image_size"),
+        ("step3vl", "projector.scale_factor"),
         ("deepseekocr", "window_size"),
         ("deepseekocr2", "sam.head_count"),
     ),
@@ -291,6 +293,8 @@ def test_pixels_of_deepseek_ocr_are_a_tile_or_a_whole(tmp_path):
         ),
         ("dots3note_v", "expert_count_per_layer", [0, 0, 4], "expert_count_per_layer: found"),
         ("dots3note_v", "expert_count_per_layer", [0, 4, 4, 6], "v.blk.1.ffn_gate_inp.weight: the"),
+        ("step3vl", "projector.scale_factor", 2, "scale_factor: found 2, wanted 4"),
+        ("step3vl", "image_size", 196, "image_size: found 196, wanted a multiple of 13"),
         ("deepseekocr2", "preproc_max_tiles", 1, "preproc_max_tiles: found 1, wanted"),
     ),
 )
@@ -314,3 +318,46 @@ def test_positions_are_resized_as_by_torch(kernel, places, values):
     line = np.arange(4, dtype=np.float32)
     found = resampled(np.tile(line, (4, 1))[..., None], 3, places, kernel=kernel)
     assert np.allclose(found.reshape(3, places), values, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "size, windows",
+    (
+        ((100, 150), (0, 100, 150)),
+        ((112, 56), (56, 112, 56)),
+        ((61, 143), (61, 61, 183)),
+        ((400, 300), (126, 378, 378)),
+        ((300, 20), (126, 378, 378)),
+        ((700, 10), (126, 756, 756)),
+        ((500, 60), (60, 540, 60)),
+        ((2000, 1200), (126, 756, 504)),
+        ((3000, 40), (10, 760, 10)),
+    ),
+)
+def test_windows_of_step3_are_those_of_transformers(tmp_path, size, windows):
+    held = Vision(write_mmproj(tmp_path / "m.gguf", "step3vl")).processor
+    assert held.windows(size) == windows
+
+
+def test_tiles_of_step3_stand_between_marks_before_the_whole(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "step3vl"))
+    tile = ["<patch_start>", 9, "<patch_end>"]
+    line = [*tile, *tile, *tile]
+    whole = ["<im_start>", 16, "<im_end>"]
+    for size, wanted in (
+        ((100, 150), whole),
+        ((400, 300), [*line, "<patch_newline>", *line, "<patch_newline>", *line, *whole]),
+        ((112, 56), [*tile, *tile, *whole]),
+        ((56, 112), [*tile, "<patch_newline>", *tile, *whole]),
+    ):
+        pieces = vision.pieces(picture(*size))
+        assert [each if isinstance(each, str) else len(each) for each in pieces] == wanted
+
+
+def test_thin_images_of_step3_are_at_the_upper_left_of_a_black_square(tmp_path):
+    held = Vision(write_mmproj(tmp_path / "m.gguf", "step3vl")).processor
+    image = picture(182, 20)
+    (whole,) = held.tiles(image)
+    assert whole.size == (182, 182)
+    assert np.array_equal(np.asarray(whole)[:20], np.asarray(image))
+    assert not np.asarray(whole)[20:].any()
