@@ -16,6 +16,8 @@ from oxillama.model.builder import Builder, Layer, Value
 from oxillama.model.rope import Rope
 from oxillama.model.tensors import Tensor
 
+# A score so low that a key with it has no weight.
+HIDDEN = -1e9
 _RECORDERS: dict[str, Callable[[ImageBuilder], None]] = {}
 _UNSIZED: set[str] = set()
 _LAYERLESS = ("gemma4uv",)  # files of these kinds have no layers
@@ -257,6 +259,15 @@ class ImageBuilder(Builder):
         """x times a vector of the layer, where there is one (Touvron et al. 2021, section 2)."""
         scale = layer.optional_vector(name, self.hidden)
         return x if scale is None else x * scale
+
+    def hiding(self, mask: Value, heads: int) -> tuple[Value, Value]:
+        """Further columns for each head of queries and of keys, which leave out the keys of rows
+        with `HIDDEN` in place of 0 in `mask`, a number a row.
+        """
+        one = np.zeros(16, np.float32)
+        one[0] = 1.0
+        ones = self.repeat(mask * 0.0, 16) + one
+        return self.repeat(ones, heads), self.repeat(self.repeat(mask, 16) * one, heads)
 
     def activation(self, gelu: str = "gelu_tanh") -> str:
         """What the file says of its activation; gelu: which one `clip.use_gelu` means."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from oxillama.errors import ImageError, ModelError
-from oxillama.model.encoders.deepseek_ocr import HIDDEN, Sam, columns_of, sam_of
+from oxillama.model.encoders.deepseek_ocr import Sam, columns_of, sam_of
+from oxillama.model.image_builder import HIDDEN
 from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
 from oxillama.vision.features import ImageFeatures
 from oxillama.vision.layout import nines, patches_of, resampled

@@ -277,7 +277,7 @@ class AnyResolution(FixedSize):
         width, height = image
         best = self.best((height, width))
         down, across = best[0] // self.size, best[1] // self.size
-        side = grids[0][0]
+        side = round(len(features[0]) ** 0.5)
         sheet = np.stack(features[1:]).reshape(down, across, side, side, -1)
         sheet = sheet.transpose(0, 2, 1, 3, 4).reshape(down * side, across * side, -1)
         sheet = _unpadded(sheet, height, width)

@@ -75,7 +75,12 @@ OWN: dict[str, dict] = {
     "cohere2": {"logit_scale": 0.25},
     "falcon": {"attention.head_count_kv": 1},
     "gptneox": {"use_parallel_residual": False},
-    "granite": {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 2.0},
+    "granite": {
+        "embedding_scale": 3.0,
+        "residual_scale": 0.5,
+        "logit_scale": 2.0,
+        "deepstack_mapping": [-1, -1, -1, -1],
+    },
     "granite_swa": {
         "attention.sliding_window_pattern": [True, False, True, False],
         "attention.rope_pattern": [True, True, True, False],

@@ -61,20 +61,21 @@ class Made:
         gated: bool = False,
         qkv: bool = False,
         count: int = LAYERS,
+        hidden: int = HIDDEN,
     ) -> None:
         """The layers of a transformer."""
         self.keys["vision.block_count"] = count
         for layer in range(count):
             at = f"v.blk.{layer}."
-            self.norm(at + "ln1", bias=norm_bias)
-            self.norm(at + "ln2", bias=norm_bias)
+            self.norm(at + "ln1", hidden, bias=norm_bias)
+            self.norm(at + "ln2", hidden, bias=norm_bias)
             if qkv:
-                self.linear(at + "attn_qkv", 3 * HIDDEN, HIDDEN, bias=bias)
+                self.linear(at + "attn_qkv", 3 * hidden, hidden, bias=bias)
             for part in ("out",) if qkv else ("q", "k", "v", "out"):
-                self.linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=bias)
+                self.linear(f"{at}attn_{part}", hidden, hidden, bias=bias)
             for part in ("up", "gate") if gated else ("up",):
-                self.linear(f"{at}ffn_{part}", FFN, HIDDEN, bias=bias)
-            self.linear(at + "ffn_down", HIDDEN, FFN, bias=bias)
+                self.linear(f"{at}ffn_{part}", FFN, hidden, bias=bias)
+            self.linear(at + "ffn_down", hidden, FFN, bias=bias)
 
 
 def _family(kind: str) -> Callable:
@@ -312,6 +313,45 @@ def _step3vl(made: Made, width: int) -> None:
     made.put("mm.1.weight", 4 * HIDDEN, 2 * HIDDEN, 3, 3, scale=0.1)
     made.put("mm.1.bias", 4 * HIDDEN)
     made.linear("mm.model.fc", width, 4 * HIDDEN, bias=False)
+
+
+@_family("granite4_vision")
+def _granite4(made: Made, width: int) -> None:
+    """Six projectors, or four where six cannot share a row: windows of 4 x 4 patches, 2 x 2 queries
+    in each.
+    """
+    hidden, count = 64, 4 if width % 6 else 6
+    made.keys |= {
+        "use_gelu": True,
+        "vision.embedding_length": hidden,
+        "vision.patch_size": 8,
+        "vision.image_size": 64,
+        "vision.projection_dim": width // count,
+        "vision.preproc_image_size": 64,
+        "vision.projector.query_side": 2,
+        "vision.projector.window_side": 4,
+        "vision.feature_layer": [5, 4, 5, 5, 5, 5][:count],
+        "vision.projector.spatial_offsets": [-1, -1, 0, 1, 2, 3][:count],
+        "vision.image_grid_pinpoints": [64, 64, 128, 64, 64, 128, 128, 128],
+    }
+    made.put("v.patch_embd.weight", hidden, 3, 8, 8, scale=0.05)
+    made.put("v.patch_embd.bias", hidden)
+    made.put("v.position_embd.weight", 64, hidden)
+    made.layers(norm_bias=True, bias=True, count=6, hidden=hidden)
+    made.norm("v.post_ln", hidden, bias=True)
+    made.put("v.image_newline", width // count)
+    for at in (f"v.proj_blk.{i}." for i in range(count)):
+        made.put(at + "img_pos", 1, 16, hidden)
+        made.put(at + "query", 1, 4, hidden)
+        for name in ("norm", "post_norm", "self_attn_norm", "cross_attn_norm", "ffn_norm"):
+            made.norm(at + name, hidden, bias=True)
+        for name in (f"{kind}_{part}" for kind in ("self_attn", "cross_attn") for part in "qkv"):
+            made.linear(at + name, hidden, hidden)
+        for name in ("self_attn_out", "cross_attn_out"):
+            made.linear(at + name, hidden, hidden)
+        made.linear(at + "ffn_up", 96, hidden)
+        made.linear(at + "ffn_down", hidden, 96)
+        made.linear(at + "linear", width // count, hidden)
 
 
 KINDS = tuple(_FAMILIES)

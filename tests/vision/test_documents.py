@@ -73,6 +73,9 @@ def test_features_are_those_of_the_reference(tmp_path, kind):
         ("dots_ocr", "projector.scale_factor"),
         ("hunyuanvl", "image_max_pixels"),
         ("exaone4_5", "image_max_pixels"),
+        ("granite4_vision", "feature_layer"),
+        ("granite4_vision", "projector.spatial_offsets"),
+        ("granite4_vision", "image_grid_pinpoints"),
         ("step3vl", "preproc_image_size"),
         ("step3vl", "projector.scale_factor"),
         ("deepseekocr", "window_size"),
@@ -293,6 +296,11 @@ def test_pixels_of_deepseek_ocr_are_a_tile_or_a_whole(tmp_path):
         ),
         ("dots3note_v", "expert_count_per_layer", [0, 0, 4], "expert_count_per_layer: found"),
         ("dots3note_v", "expert_count_per_layer", [0, 4, 4, 6], "v.blk.1.ffn_gate_inp.weight: the"),
+        ("granite4_vision", "projector.window_side", 3, "window_side: found 3, wanted a multiple"),
+        ("granite4_vision", "projector.query_side", 1, "window_side: found 4, wanted a multiple"),
+        ("granite4_vision", "projector.spatial_offsets", [-1] * 5, "spatial_offsets: found"),
+        ("granite4_vision", "image_grid_pinpoints", [64, 96], "found 64, 96 of 2 numbers, wanted"),
+        ("granite4_vision", "feature_layer", [6] * 6, "feature_layer: found 6, wanted"),
         ("step3vl", "projector.scale_factor", 2, "scale_factor: found 2, wanted 4"),
         ("step3vl", "image_size", 196, "image_size: found 196, wanted a multiple of 13"),
         ("deepseekocr2", "preproc_max_tiles", 1, "preproc_max_tiles: found 1, wanted"),
@@ -361,3 +369,59 @@ def test_thin_images_of_step3_are_at_the_upper_left_of_a_black_square(tmp_path):
     assert whole.size == (182, 182)
     assert np.array_equal(np.asarray(whole)[:20], np.asarray(image))
     assert not np.asarray(whole)[20:].any()
+
+
+def test_features_of_granite_are_queries_of_the_whole_then_of_tiles_without_padding(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "granite4_vision"))
+    image = picture(112, 56)  # in 128 x 64: two tiles of 8 x 8 patches, 4 x 4 queries each
+    whole, left, right = (vision.features(each) for each in vision.pixels(image))
+    assert len(whole) == len(left) == len(right) == 16
+    line = np.tile(vision.encoder.vector("v.image_newline", 8), 6)
+    wanted = [*whole]
+    for row in range(4):
+        wanted += [*left[4 * row : 4 * row + 4], *right[4 * row : 4 * row + 4], line]
+    (found,) = vision.pieces(image)
+    assert np.array_equal(found.rows, wanted)
+    (narrow,) = vision.pieces(picture(300, 40))  # 2 of 4 lines show padding alone
+    assert len(narrow) == 16 + 2 * 9
+
+
+def test_projectors_of_granite_read_the_corners_that_the_file_says(tmp_path):
+    path = tmp_path / "m.gguf"
+    same = {"projector.spatial_offsets": [-1, -1, 0, 0, 0, 0]}
+    made = [
+        Vision(write_mmproj(path, "granite4_vision", **each)).features(
+            np.random.default_rng(1).normal(0, 1, (3, 64, 64)).astype(np.float32)
+        )
+        for each in ({}, same)
+    ]
+    # the third projector reads the same corner in both, the fourth another one
+    assert np.array_equal(made[0][:, :24], made[1][:, :24])
+    assert not np.array_equal(made[0][:, 24:32], made[1][:, 24:32])
+
+
+def test_logits_of_granite_with_two_images_are_those_of_transformers(tmp_path):
+    """transformers_documents.npz: the last logits of transformers 5.23, which adds what three of
+    four projectors make before the layers that the file of the text says.
+    """
+    mmproj = write_mmproj(tmp_path / "m.gguf", "granite4_vision", width=256)
+    keys = {"granite.deepstack_mapping": [-1, 1, 2, 3], "granite.rope.dimension_count": 32}
+    invent(tmp_path / "t.gguf", "granite", changed=keys)
+    with oxillama.load(tmp_path / "t.gguf", mmproj=mmproj, kv_type="f32") as engine:
+        vision = Vision(mmproj)
+        prompt = ImagePrompt([1, 5, 9])
+        for size, between in (((61, 143), [7, 33]), ((112, 56), [11, 4, 62])):
+            for features in features_of(vision, picture(*size)):
+                prompt.add(features, 79)
+            prompt.extend(between)
+        found = engine.logits(prompt)[-3:]
+    with np.load(Path(__file__).parent / "transformers_documents.npz") as held:
+        wanted = held["logits_granite4_vision"]
+    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_a_text_without_layers_for_its_features_is_refused(tmp_path):
+    mmproj = write_mmproj(tmp_path / "m.gguf", "granite4_vision", width=256)
+    invent(tmp_path / "t.gguf", "granite")
+    with pytest.raises(ModelError, match="makes rows of 256, granite takes 64"):
+        oxillama.load(tmp_path / "t.gguf", mmproj=mmproj)

@@ -15,7 +15,7 @@ def granite(b: Builder) -> Value:
     """
     read_unused(b)
     width = b.keys.integer("expert_shared_feed_forward_length", default=0, maximum=1 << 24)
-    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, width=width)
+    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, width=width, pictures=True)
 
 
 def read_unused(b: Builder) -> None:
@@ -37,7 +37,7 @@ def minicpm(b: Builder) -> Value:
 @architecture("granite_swa")
 def granite_swa(b: Builder) -> Value:
     """Windowed layers by the file's pattern; `attention.rope_pattern` says which layers rotate."""
-    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, windows=True)
+    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, windows=True, pictures=True)
 
 
 def _scaled(
@@ -48,9 +48,11 @@ def _scaled(
     logits: float,
     width: int = 0,
     windows: bool = False,
+    pictures: bool = False,
 ) -> Value:
     """The decoder with these scales where the file says none; 0 in a file says none either. width:
-    of the feed-forward network, 0 for the file's.
+    of the feed-forward network, 0 for the file's. pictures: the file may say which features of an
+    image are added before a layer (Granite Vision 4), -1 for none.
     """
     keys = b.keys
     embedding = keys.number("embedding_scale", default=embedding, minimum=0.0) or 1.0
@@ -63,8 +65,14 @@ def _scaled(
         turned = keys.flags("attention.rope_pattern", count=b.n_layers, default=turned)
         near = keys.flags("attention.sliding_window_pattern", count=b.n_layers)
         window = keys.integer("attention.sliding_window", minimum=1)
+    added = (-1,) * b.n_layers
+    if pictures:
+        bounds = dict(count=b.n_layers, minimum=-1, maximum=b.n_layers)
+        added = keys.integers("deepstack_mapping", default=added, **bounds)
     x = b.embed(scale=embedding)
     for layer in b.layers():
+        if added[layer.index] > 0:
+            x = x + b.features(added[layer.index] * b.hidden, b.hidden)
         reach = window if near[layer.index] else 0
         rope = b.rope(rope_dims(b, heads_of(b, layer))) if turned[layer.index] else None
         y = layer.norm(x, "attn_norm")

@@ -17,8 +17,6 @@ from oxillama.model.image_builder import ImageBuilder, encoder
 from oxillama.model.rope import Rope
 from oxillama.model.tensors import Given
 
-# What hides a key: a score so low that its weight is 0.
-HIDDEN = -1e9
 # A tile's side by that of an image whole, of 1024 pixels: 640 and 768 in the published models.
 _TILES = {"deepseekocr": (5, 8), "deepseekocr2": (3, 4)}
 
@@ -149,12 +147,8 @@ def _attention(b: ImageBuilder, sam: Sam, name: str, x: Value, given: dict[str, 
         )
     asked, kept = [q * dim**-0.5, *terms], [k, b.repeat(given["at" + end], heads)]
     if far:
-        one = np.zeros(16, np.float32)
-        one[0] = 1.0
-        # a column of ones, and in keys what hides those that are no patches
-        blank = b.repeat(given["real"] * 0.0, 16)
-        asked.append(b.repeat(blank + one, heads))
-        kept.append(b.repeat(b.repeat(given["hidden"], 16) * one, heads))
+        for side, more in zip((asked, kept), b.hiding(given["hidden"], heads)):
+            side.append(more)
     asked_of, kept_of = (b.concat(*parts, heads=heads) for parts in (asked, kept))
     return b.attend(
         asked_of,
