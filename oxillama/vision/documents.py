@@ -1,10 +1,11 @@
 """The processors of encoders made for documents (PaddleOCR-VL, dots.ocr, HunyuanOCR), and of
 others that read images of about their own size between limits of the file (EXAONE 4.5,
-dots3-note).
+dots3-note) or rounded up (Youtu-VL).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -43,6 +44,15 @@ _HUNYUAN = ImageTokens(
     "<｜hy_place▁holder▁no▁100｜>",
     "<｜hy_place▁holder▁no▁101｜>",
 )
+_YOUTU = ImageTokens(
+    ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
+    "<|image_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+)
+# The most patches of an image of Youtu-VL, and how much smaller one is made each time it has more:
+# of the published processor.
+_MOST_PATCHES, _STEP = 36864, 0.02
 _EXAONE = ImageTokens(
     ("<vision><|image_pad|></vision>", "<|image_pad|>"),
     "<|image_pad|>",
@@ -174,5 +184,42 @@ def _exaone45(e: ImageEncoder, fit: Fit | None) -> Processor:
         most,
         fit or "stretch",
         window // (e.patch * merge),
+        placed=False,
+    )
+
+
+@dataclass(frozen=True)
+class RoundedUp(DynamicResolution):
+    """An image whose sides are rounded up to whole features: Youtu-VL (published image processor).
+    One with more than `most` pixels is first made smaller, step by step. A patch holds the three
+    colours of each pixel side by side.
+    """
+
+    def sides(self, width: int, height: int) -> Size:
+        """The (width, height) of the picture."""
+        unit, scale = self.patch * self.merge, 1.0
+        while True:
+            wide, high = (
+                max(unit, math.ceil(each * scale / unit) * unit) for each in (width, height)
+            )
+            if wide * high <= self.most:
+                return wide, high
+            scale -= _STEP
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches square by square, window by window."""
+        made = super().rows(pixels)
+        turned = made.patches.reshape(-1, 3, self.patch**2).transpose(0, 2, 1)
+        return replace(made, patches=np.ascontiguousarray(turned).reshape(len(turned), -1))
+
+
+@processor("youtuvl")
+def _youtuvl(e: ImageEncoder, fit: Fit | None) -> Processor:
+    merge = round(e.group**0.5)
+    window = e.keys.integer("window_size") // (e.patch * merge)
+    most = max(_MOST_PATCHES, merge * merge) * e.patch**2
+    return RoundedUp(
+        *(_YOUTU, e.patch, merge, 1, most, fit or "stretch", window),
+        filter="bilinear",
         placed=False,
     )

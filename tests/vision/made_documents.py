@@ -354,6 +354,25 @@ def _granite4(made: Made, width: int) -> None:
         made.linear(at + "linear", width // count, hidden)
 
 
+@_family("youtuvl")
+def _youtuvl(made: Made, width: int) -> None:
+    made.keys |= {
+        "use_gelu": True,
+        "vision.patch_size": 16,
+        "vision.image_size": 560,
+        "vision.spatial_merge_size": 2,
+        "vision.window_size": 64,
+        "vision.wa_layer_indexes": [1],
+    }
+    made.put("v.patch_embd.weight", HIDDEN, 3 * 16 * 16, scale=0.05)
+    made.put("v.patch_embd.bias", HIDDEN)
+    made.layers(norm_bias=True, bias=True)
+    made.norm("v.post_ln", bias=True)
+    made.norm("mm.input_norm")
+    made.linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
+    made.linear("mm.2", width, 4 * HIDDEN)
+
+
 KINDS = tuple(_FAMILIES)
 
 

@@ -76,6 +76,8 @@ def test_features_are_those_of_the_reference(tmp_path, kind):
         ("granite4_vision", "feature_layer"),
         ("granite4_vision", "projector.spatial_offsets"),
         ("granite4_vision", "image_grid_pinpoints"),
+        ("youtuvl", "window_size"),
+        ("youtuvl", "wa_layer_indexes"),
         ("step3vl", "preproc_image_size"),
         ("step3vl", "projector.scale_factor"),
         ("deepseekocr", "window_size"),
@@ -108,6 +110,29 @@ def test_a_key_that_no_published_model_fixes_is_wanted(tmp_path, kind, key):
 def test_sides_are_those_of_transformers(tmp_path, kind, sizes):
     held = Vision(write_mmproj(tmp_path / "m.gguf", kind)).processor
     assert {size: held.sides(*size) for size in sizes} == sizes
+
+
+def test_sides_of_youtu_are_rounded_up_and_limited_by_steps(tmp_path):
+    """At most 36864 patches of 16 pixels, in pairs; smaller by 0.02 while it has more."""
+    held = Vision(write_mmproj(tmp_path / "m.gguf", "youtuvl")).processor
+    sizes = {
+        (1, 199): (32, 224),
+        (64, 65): (64, 96),
+        (3072, 3072): (3072, 3072),
+        (3073, 3072): (3040, 3040),  # 0.98
+        (4032, 3024): (3488, 2624),  # 0.86
+    }
+    assert {size: held.sides(*size) for size in sizes} == sizes
+
+
+def test_patches_of_youtu_hold_the_colours_of_a_pixel_side_by_side(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "youtuvl"))
+    assert not vision.positioned
+    pixels = np.arange(3 * 32 * 64, dtype=np.float32).reshape(3, 32, 64)
+    rows = vision.processor.rows(pixels)
+    assert rows.patches[1, :6].tolist() == [16, 2064, 4112, 17, 2065, 4113]
+    before, made, after = vision.pieces(picture(64, 32))
+    assert (before, len(made), after) == ("<|vision_start|>", 2, "<|vision_end|>")
 
 
 def test_features_of_paddleocr_are_at_their_rows_and_columns(tmp_path):
