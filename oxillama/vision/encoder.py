@@ -19,6 +19,7 @@ from oxillama.vision import convolved as _convolved  # noqa: F401  (importing it
 from oxillama.vision import deepseek as _deepseek  # noqa: F401  (likewise)
 from oxillama.vision import documents as _documents  # noqa: F401  (likewise)
 from oxillama.vision import granite as _granite  # noqa: F401  (likewise)
+from oxillama.vision import nemotron as _nemotron  # noqa: F401  (likewise)
 from oxillama.vision import sized as _sized  # noqa: F401  (likewise)
 from oxillama.vision import sliced as _sliced  # noqa: F401  (likewise)
 from oxillama.vision import step3 as _step3  # noqa: F401  (likewise)

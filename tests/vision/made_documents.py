@@ -315,6 +315,24 @@ def _step3vl(made: Made, width: int) -> None:
     made.linear("mm.model.fc", width, 4 * HIDDEN, bias=False)
 
 
+@_family("nemotron_v2_vl")
+def _nemotron(made: Made, width: int) -> None:
+    """Three class tokens before 8 x 8 patches. The converter wants more than three layers."""
+    made.keys |= {
+        "use_gelu": True,
+        "vision.patch_size": 8,
+        "vision.image_size": 64,
+        "vision.projector.scale_factor": 2,
+    }
+    made.patches(8, bias=False)
+    made.put("v.class_embd", 3, HIDDEN)
+    made.put("v.position_embd.weight", 1, 64, HIDDEN)
+    made.layers(norm_bias=True, bias=True, qkv=True, count=4)
+    made.norm("mm.model.mlp.0", 4 * HIDDEN)
+    made.linear("mm.model.mlp.1", 80, 4 * HIDDEN, bias=False)
+    made.linear("mm.model.mlp.3", width, 80, bias=False)
+
+
 @_family("granite4_vision")
 def _granite4(made: Made, width: int) -> None:
     """Six projectors, or four where six cannot share a row: windows of 4 x 4 patches, 2 x 2 queries

@@ -78,6 +78,7 @@ def test_features_are_those_of_the_reference(tmp_path, kind):
         ("granite4_vision", "image_grid_pinpoints"),
         ("youtuvl", "window_size"),
         ("youtuvl", "wa_layer_indexes"),
+        ("nemotron_v2_vl", "projector.scale_factor"),
         ("step3vl", "preproc_image_size"),
         ("step3vl", "projector.scale_factor"),
         ("deepseekocr", "window_size"),
@@ -326,6 +327,12 @@ def test_pixels_of_deepseek_ocr_are_a_tile_or_a_whole(tmp_path):
         ("granite4_vision", "projector.spatial_offsets", [-1] * 5, "spatial_offsets: found"),
         ("granite4_vision", "image_grid_pinpoints", [64, 96], "found 64, 96 of 2 numbers, wanted"),
         ("granite4_vision", "feature_layer", [6] * 6, "feature_layer: found 6, wanted"),
+        (
+            "nemotron_v2_vl",
+            "image_size",
+            72,
+            "position_embd.weight: file has .1, 64, 32., .* 81, 32",
+        ),
         ("step3vl", "projector.scale_factor", 2, "scale_factor: found 2, wanted 4"),
         ("step3vl", "image_size", 196, "image_size: found 196, wanted a multiple of 13"),
         ("deepseekocr2", "preproc_max_tiles", 1, "preproc_max_tiles: found 1, wanted"),
@@ -394,6 +401,18 @@ def test_thin_images_of_step3_are_at_the_upper_left_of_a_black_square(tmp_path):
     assert whole.size == (182, 182)
     assert np.array_equal(np.asarray(whole)[:20], np.asarray(image))
     assert not np.asarray(whole)[20:].any()
+
+
+def test_tiles_of_nemotron_follow_one_another_before_the_whole(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "nemotron_v2_vl"))
+    image = picture(128, 60)  # 2 tiles across, 1 down
+    made = [vision.features(each) for each in vision.pixels(image)]
+    assert [len(each) for each in made] == [16] * 3
+    before, found, after = vision.pieces(image)
+    assert (before, after) == ("<img>", "</img>")
+    assert np.array_equal(found.rows, np.concatenate(made))
+    (_, alone, _) = vision.pieces(picture(64, 64))
+    assert len(alone) == 16
 
 
 def test_features_of_granite_are_queries_of_the_whole_then_of_tiles_without_padding(tmp_path):
