@@ -91,6 +91,7 @@ class Quantised:
     zero: Grid | None = None
     # MXFP4: codes (rows, columns / 2) and scales (rows, columns / 32)
     mxfp4: tuple[np.ndarray, np.ndarray] | None = None
+    span: tuple[int, int] | None = None  # lowest and highest code, where they are integers
     name: str = ""  # for errors
 
     @property
@@ -101,9 +102,7 @@ class Quantised:
     def pieces(self, kind: str, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
         """Rows start to stop (rows, columns) as F32, F16 or BF16, some at a time."""
         stop = self.rows if stop is None else stop
-        step = max(1, _AT_ONCE // self.shape[-1])
-        for at in range(start, stop, step):
-            end = min(stop, at + step)
+        for at, end in self._some(start, stop, self.shape[-1]):
             numbers = self.codes(at, end)
             if self.zero is not None:
                 self.zero.apply(np.subtract, numbers, at, end)
@@ -119,13 +118,68 @@ class Quantised:
             at += len(piece)
         return made.view(np.float16) if kind == "F16" else made
 
-    def repacked(self, start: int, stop: int) -> np.ndarray:
-        """Rows start to stop of MXFP4 as GGUF's bytes."""
-        assert self.mxfp4 is not None
-        codes, scales = (part[start:stop] for part in self.mxfp4)
-        if (scales == 255).any():
-            raise ConvertError(f"{self.name}: found a scale of NaN, wanted powers of two")
-        return mxfp4_bytes(codes.reshape(*scales.shape, 16), scales)
+    def _some(self, start: int, stop: int, columns: int) -> Iterator[tuple[int, int]]:
+        """Rows start to stop, as many at a time as make some numbers of `columns` each."""
+        step = max(1, _AT_ONCE // columns)
+        return ((at, min(stop, at + step)) for at in range(start, stop, step))
+
+    def kept(self) -> str | None:
+        """The GGUF type that holds exactly these numbers, None where none does. Q4_0 and Q8_0 hold
+        integers whose scales float16 holds; all scales and zero points are read for this.
+        """
+        if self.mxfp4 is not None:
+            return "MXFP4"
+        if self.span is None or self.shape[-1] % 32:
+            return None
+        across = self.scale.of(0, 1).shape[1]
+        grids = [self.scale, *([] if self.zero is None else [self.zero])]
+        if any(
+            one.columns is not None or one.whole is not None or (across > 1 and one.width % 32)
+            for one in grids
+        ):
+            return None
+        low, high = self.span if self.zero is None else (0, 0)
+        for start, stop in self._some(0, self.rows, across):
+            scale = self.scale.of(start, stop)
+            with np.errstate(over="ignore"):
+                if (scale.astype(np.float16) != scale).any():
+                    return None
+            if self.zero is not None:
+                points = self.zero.of(start, stop)
+                if (points != np.rint(points)).any():
+                    return None
+                low = min(low, self.span[0] - int(points.max()))
+                high = max(high, self.span[1] - int(points.min()))
+        if low >= -8 and high <= 7:
+            return "Q4_0"
+        return "Q8_0" if low >= -128 and high <= 127 else None
+
+    def repacked(self, kind: str, start: int, stop: int) -> np.ndarray:
+        """Rows start to stop as the bytes of the type that `kept` names."""
+        if self.mxfp4 is not None:
+            codes, scales = (part[start:stop] for part in self.mxfp4)
+            if (scales == 255).any():
+                raise ConvertError(f"{self.name}: found a scale of NaN, wanted powers of two")
+            return mxfp4_bytes(codes.reshape(*scales.shape, 16), scales)
+        blocks = self.shape[-1] // 32
+        made = np.empty((stop - start, blocks, 18 if kind == "Q4_0" else 34), np.uint8)
+        for at, end in self._some(start, stop, self.shape[-1]):
+            numbers = self.codes(at, end)
+            if self.zero is not None:
+                self.zero.apply(np.subtract, numbers, at, end)
+            scale = self.scale.of(at, end).astype(np.float16)
+            scale = np.repeat(scale, blocks // scale.shape[1], axis=1)
+            codes = numbers.astype(np.int8).reshape(-1, blocks, 32)
+            held = made[at - start : end - start]
+            held[..., :2] = scale[..., None].view(np.uint8)
+            if kind == "Q8_0":
+                held[..., 2:] = codes.view(np.uint8)
+                continue
+            if codes.min() < -8 or codes.max() > 7:
+                raise ConvertError(f"{self.name}: found codes beyond 4 bits, wanted -8 to 7")
+            codes += 8
+            held[..., 2:] = codes[..., :16] | codes[..., 16:] << 4
+        return made.reshape(stop - start, -1)
 
     def floats(self) -> np.ndarray:
         return self.as_type("F32")

@@ -38,7 +38,7 @@ from oxillama.quant.convert import QUANTIZATION_VERSION
 FLOATS = ("F32", "F16", "BF16")
 EXACT = "EXACT"  # as AUTO, but dequantised weights are not rounded
 INTEGERS = ("I64", "I32")
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38}
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "Q8_0": 7, "Q4_0": 2}
 # matrices that are float32 in every file
 _KEPT = re.compile(
     r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
@@ -128,11 +128,11 @@ def convert_folder(
 ) -> Converted:
     """Write the GGUF file of a Hugging Face model folder.
 
-    type: auto (each matrix in the folder's own data type, a quantised one in the type that its
-    configuration names), F32, F16, BF16, or a recipe of `quantize_file` such as Q4_K_M. name:
-    `general.name` (default: the folder's). progress is called with the number of tensors done, the
-    total, and the current one. ConvertError, naming the cause, if the folder cannot be converted;
-    then no file is left behind.
+    type: auto (each matrix in the folder's own data type, a quantised one in a type that holds the
+    same numbers or else in the float type that its configuration names), F32, F16, BF16, or a
+    recipe of `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). progress
+    is called with the number of tensors done, the total, and the current one. ConvertError, naming
+    the cause, if the folder cannot be converted; then no file is left behind.
     """
     folder = ModelFolder(source)
     wanted = type.upper()
@@ -543,17 +543,17 @@ def _dequantised(
     for number, (target, shape) in enumerate(zip(targets, shapes, strict=True)):
         kind = _type_of(target, shape, tensor.dtype, wanted, tensor)
         order = None
-        if kind == "MXFP4" and rule.change is not None:
+        if kind not in FLOATS and rule.change is not None:
             order = _row_order(changed, number, inside)
             if order is None:
-                kind = _type_of(target, shape, tensor.dtype, wanted)
+                kind = _type_of(target, shape, tensor.dtype, wanted, tensor, keep=False)
 
         def pieces(
             number: int = number, kind: str = kind, order: np.ndarray | None = order
         ) -> Iterator[np.ndarray]:
             for at in range(0, tensor.rows, rows):
-                if kind == "MXFP4":
-                    held = tensor.repacked(at, at + rows)
+                if kind not in FLOATS:
+                    held = tensor.repacked(kind, at, at + rows)
                     yield held if order is None else held[order]
                 elif rule.change is None:
                     yield from tensor.pieces(kind, at, at + rows)
@@ -610,8 +610,8 @@ def _one_by_one(tensors: Sequence[Tensor], kind: str) -> Iterator[np.ndarray]:
     for one in tensors:
         if not isinstance(one, Quantised):
             yield one.as_type(kind)
-        elif kind == "MXFP4":
-            yield one.repacked(0, one.rows)
+        elif kind not in FLOATS:
+            yield one.repacked(kind, 0, one.rows)
         else:
             yield from one.pieces(kind)
 
@@ -626,23 +626,32 @@ def _join(folder: ModelFolder, target: str, parts: dict[int, Tensor], wanted: st
             "wanted all of them, of one width and type"
         )
     shape = (sum(one.shape[0] for one in ordered), *columns.pop())
-    kind = _type_of(target, shape, dtypes.pop(), wanted, *ordered)
-    if kind == "MXFP4":
-        kind = _type_of(target, shape, ordered[0].dtype, wanted)
+    kind = _type_of(target, shape, dtypes.pop(), wanted, *ordered, keep=False)
 
     return _in_pieces(target, shape, kind, lambda: _one_by_one(ordered, kind))
 
 
-def _type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str, *sources: Tensor) -> str:
-    """The type of a new tensor. Quantised sources whose numbers MXFP4 holds keep it, experts
-    whatever float type is asked for.
+def _type_of(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    wanted: str,
+    *sources: Tensor,
+    keep: bool = True,
+) -> str:
+    """The type of a new tensor. Quantised sources whose numbers a GGUF type holds get it, unless a
+    float type is asked for; experts in MXFP4 also then. keep: False where that cannot be.
     """
     if len(shape) <= 1 or not name.endswith(".weight") or _KEPT.search(name):
         return "F32"
     quantised = [one for one in sources if isinstance(one, Quantised)]
-    packed = [one for one in quantised if one.mxfp4 is not None]
-    if packed and len(packed) == len(sources) and ("_exps." in name or wanted in ("AUTO", EXACT)):
-        return "MXFP4"
+    if keep and quantised and len(quantised) == len(sources):
+        packed = "_exps." in name and all(one.mxfp4 is not None for one in quantised)
+        if packed or wanted not in FLOATS:
+            kept = {one.kept() for one in quantised}
+            found = kept.pop()
+            if found is not None and not kept:
+                return found
     if wanted == EXACT and quantised:
         return "F32"
     if wanted not in ("AUTO", EXACT):
@@ -663,7 +672,7 @@ def _general(
         "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
     }
     kinds = [one.type_name for one in planned if len(one.shape) > 1]
-    most = wanted if wanted in FLOATS else max(FLOATS, key=kinds.count)
+    most = wanted if wanted in FLOATS else max(_FILE_TYPES, key=kinds.count)
     if "MXFP4" in kinds:
         most = "MXFP4"
     keys["general.file_type"] = _FILE_TYPES[most], "uint32"

@@ -136,27 +136,47 @@ def same(found, wanted):
     return ours
 
 
-def checked(tmp_path, stored, floats, said, **config):
-    """Converts a quantised folder in three ways, and folders of floats that must give the same."""
+def checked(tmp_path, stored, floats, said, kept="BF16", **config):
+    """Converts a quantised folder in three ways, and folders of floats that must give the same.
+    kept: the type, or that of each module, of a file that is asked for no type.
+    """
     whole = folder(
         tmp_path / "quantised", {**plain(), **stored}, quantization_config=said, **config
     )
     exact = {name: ("F32", values) for name, values in floats.items()}
     near = {name: ("BF16", bf16(values)) for name, values in floats.items()}
-    twins = {"F32": exact, "auto": near, "Q4_0": exact}
+    twins = {"F32": exact, "auto": near, "Q5_0": exact}
     for kind, twin in twins.items():
         other = folder(tmp_path / f"float-{kind}", {**plain(), **twin}, **config)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(quantised_weights, "_AT_ONCE", 500)  # 7 or 5 rows at a time
             made = convert_folder(whole, tmp_path / f"{kind}.gguf", kind, name="tiny").path
-        same(made, convert_folder(other, tmp_path / f"{kind}-float.gguf", kind, name="tiny").path)
-    reader = GgufReader(tmp_path / "auto.gguf")
-    assert reader.tensors["blk.0.ffn_up.weight"].type_name == "BF16"
+        wanted = convert_folder(other, tmp_path / f"{kind}-float.gguf", kind, name="tiny").path
+        if kind != "auto" or kept == "BF16":
+            same(made, wanted)
+    made, wanted = GgufReader(tmp_path / "auto.gguf"), GgufReader(tmp_path / "F32.gguf")
+    ours = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
+    for name, module in zip(ours, MODULES):
+        kind = kept[module] if isinstance(kept, dict) else kept
+        name = f"blk.0.{name}.weight"
+        assert made.tensors[name].type_name == kind, name
+        if kind != "BF16":
+            assert np.array_equal(numbers_of(made, name), numbers_of(wanted, name)), name
     rows = [
         logits(load_model(GgufReader(tmp_path / name)), np.arange(9, dtype=np.int32))
         for name in ("auto.gguf", "auto-float.gguf")
     ]
-    assert np.array_equal(*rows)
+    if kept == "BF16":
+        assert np.array_equal(*rows)
+
+
+def numbers_of(reader, name):
+    """A tensor's float32 numbers, whatever its type."""
+    info = reader.tensors[name]
+    if info.type_name == "F32":
+        return reader.data(name).view(np.float32).reshape(info.shape)
+    rows = reader.data(name).reshape(*info.shape[:-1], -1)
+    return dequantize(rows, info.type_name)
 
 
 def refused(tmp_path, stored, said, *words, **config):
@@ -442,21 +462,22 @@ def pack_quantised(bits, width, symmetric, order=False):
 
 
 @pytest.mark.parametrize(
-    ("bits", "width", "symmetric", "order"),
+    ("bits", "width", "symmetric", "order", "kept"),
     [
-        (4, 32, True, False),
-        (4, 32, False, False),
-        (8, None, True, False),
-        (8, 32, False, False),
-        (2, 16, False, False),
-        (3, 32, False, False),
-        (5, None, True, False),
-        (4, 32, True, True),
-        (4, 16, False, True),
+        (4, 32, True, False, "Q4_0"),
+        (4, 32, False, False, "Q8_0"),
+        (8, None, True, False, "Q8_0"),
+        (8, 32, False, False, "BF16"),
+        (2, 16, False, False, "BF16"),
+        (3, 32, False, False, "Q4_0"),
+        (5, None, True, False, "Q8_0"),
+        (4, 32, True, True, "BF16"),
+        (4, 16, False, True, "BF16"),
     ],
 )
-def test_compressed_integers_in_words(bits, width, symmetric, order, tmp_path):
-    checked(tmp_path, *pack_quantised(bits, width, symmetric, order))
+def test_compressed_integers_in_words(bits, width, symmetric, order, kept, tmp_path):
+    """Q4_0 and Q8_0 keep integers of 4 and 8 bits in groups of whole blocks."""
+    checked(tmp_path, *pack_quantised(bits, width, symmetric, order), kept=kept)
 
 
 def nibbles(codes):
@@ -512,7 +533,8 @@ def test_modules_have_the_scheme_of_the_group_that_names_them(tmp_path):
         "group_2": {"targets": [down], "weights": weights, "format": "float-quantized"},
     }
     said["config_groups"]["group_1"]["format"] = "pack-quantized"
-    checked(tmp_path, stored, floats, said)
+    kept = {**dict.fromkeys(MODULES, "Q4_0"), up: "Q8_0", down: "BF16"}
+    checked(tmp_path, stored, floats, said, kept=kept)
 
 
 def test_compressed_tensors_that_do_not_fit_together_are_refused(tmp_path):
@@ -611,7 +633,7 @@ def test_modelopt_that_does_not_fit_together_is_refused(tmp_path):
 # ---- GPTQ and AWQ --------------------------------------------------------------------------------
 
 
-def gptq(bits, width, less, *, order=False, index=True):
+def gptq(bits, width, less, *, order=False, index=True, middle=False):
     """less: what is taken from a zero point before it is stored."""
 
     def quantise(module, shape, random):
@@ -621,6 +643,8 @@ def gptq(bits, width, less, *, order=False, index=True):
         grid = rows, columns // size
         (_, held), scales = scales_of(random, grid, "F16")
         zeros = random.integers(less, 1 << bits, grid)  # none is stored as the largest code
+        if middle:
+            zeros[:] = 1 << bits - 1
         place = random.permutation(columns) if order else np.arange(columns)
         parts = {
             "qweight": ("I32", packed(codes.T.T, bits).T),
@@ -639,7 +663,8 @@ def gptq(bits, width, less, *, order=False, index=True):
 @pytest.mark.parametrize("version", [{}, {"checkpoint_format": "gptq_v2"}])
 def test_gptq_stores_zero_points_by_version(bits, version, tmp_path):
     said = {"quant_method": "gptq", "bits": bits, "group_size": 32, "desc_act": False, **version}
-    checked(tmp_path, *gptq(bits, 32, 0 if version else 1), said)
+    kept = {4: "Q8_0", 8: "BF16"}.get(bits, "Q4_0")
+    checked(tmp_path, *gptq(bits, 32, 0 if version else 1), said, kept=kept)
 
 
 def test_gptq_groups_by_activation_or_without_an_index(tmp_path):
@@ -647,7 +672,34 @@ def test_gptq_groups_by_activation_or_without_an_index(tmp_path):
     checked(tmp_path, *gptq(4, 32, 1, order=True), said)
     (tmp_path / "plain").mkdir()
     said = {"quant_method": "gptq", "bits": 4, "group_size": -1}
-    checked(tmp_path / "plain", *gptq(4, -1, 1, index=False), said)
+    checked(tmp_path / "plain", *gptq(4, -1, 1, index=False), said, kept="Q8_0")
+
+
+def test_symmetric_gptq_is_q4_0_and_q8_0(tmp_path):
+    for bits, kept in ((4, "Q4_0"), (8, "Q8_0")):
+        said = {"quant_method": "gptq", "bits": bits, "group_size": 32, "sym": True}
+        (tmp_path / kept).mkdir()
+        checked(tmp_path / kept, *gptq(bits, 32, 1, middle=True), said, kept=kept)
+
+
+def test_scales_beyond_float16_are_not_kept_as_integers(tmp_path):
+    stored, floats, said = pack_quantised(4, 32, True)
+    for module in MODULES:
+        scale = stored[f"{module}.weight_scale"][1]
+        stored[f"{module}.weight_scale"] = ("BF16", scale - (20 << 7))  # times 2**-20
+        floats[f"{module}.weight"] *= np.float32(2.0**-20)
+    checked(tmp_path, stored, floats, said)
+
+
+def test_codes_beyond_their_bits_are_refused(tmp_path):
+    def quantise(module, shape, random):
+        codes = random.integers(-9, 8, shape, np.int8)
+        stored, scales = scales_of(random, (shape[0], 1), "BF16")
+        return {"weight": ("I8", codes), "weight_scale": stored}, scaled(codes, scales, 1, shape[1])
+
+    weights = {"type": "int", "num_bits": 4, "strategy": "channel"}
+    said = groups("int-quantized", weights)
+    refused(tmp_path, quantised(quantise)[0], said, f"{MODULES[0]}.weight: found codes beyond 4")
 
 
 def test_gptq_that_does_not_fit_together_is_refused(tmp_path):
@@ -703,7 +755,7 @@ def awq(width):
 
 def test_awq_takes_outputs_of_a_word_even_ones_first(tmp_path):
     said = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
-    checked(tmp_path, *awq(32), {**said, "version": "gemm"})
+    checked(tmp_path, *awq(32), {**said, "version": "gemm"}, kept="Q8_0")
 
 
 def test_awq_of_other_layouts_is_refused(tmp_path):
@@ -716,15 +768,6 @@ def test_awq_of_other_layouts_is_refused(tmp_path):
 
 
 # ---- stacks of experts, and 4-bit floats ---------------------------------------------------------
-
-
-def numbers_of(reader, name):
-    """A tensor's float32 numbers, whatever its type."""
-    info = reader.tensors[name]
-    if info.type_name == "F32":
-        return reader.data(name).view(np.float32).reshape(info.shape)
-    rows = reader.data(name).reshape(*info.shape[:-1], -1)
-    return dequantize(rows, info.type_name)
 
 
 def mxfp4_of(random, shape):

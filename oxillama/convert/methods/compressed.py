@@ -194,7 +194,9 @@ class _CompressedTensors(Reader):
             self.shaped(name, found, self.stored[f"{weight}_scale"].shape)
             found = StoredTensor(found.dtype, found.data.reshape(-1, -(-columns // grid.width)))
             zero = Grid(found, rows, grid.height, grid.width, grid.columns)
-        return Quantised(self.dtype, tensor.shape, stored_rows(tensor), grid, zero)
+        span = None if kind == "float" else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+        codes = stored_rows(tensor)
+        return Quantised(self.dtype, tensor.shape, codes, grid, zero, span=span, name=weight)
 
     def _quantized(self, weight: str, tensor: StoredTensor, scheme: Mapping[str, Any]) -> Quantised:
         return self._numbers(weight, tensor, scheme, *SCALES)
@@ -231,7 +233,8 @@ class _CompressedTensors(Reader):
         def read(start: int, stop: int) -> np.ndarray:
             return unpacked(words[start:stop], bits, columns).astype(np.float32) - offset
 
-        return Quantised(self.dtype, (rows, columns), read, grid, zero)
+        span = (0, 2 * middle - 1) if zero else (-middle, middle - 1)
+        return Quantised(self.dtype, (rows, columns), read, grid, zero, span=span)
 
     def _fp4(self, weight: str, tensor: StoredTensor, scheme: Mapping[str, Any]) -> Quantised:
         """MXFP4: powers of two for each 32 columns."""

@@ -126,7 +126,7 @@ class _Gptq(_Words):
         def read(start: int, stop: int) -> np.ndarray:
             return unpacked(words[:, start:stop].T, bits, columns).astype(np.float32)
 
-        return Quantised(self.dtype, (rows, columns), read, grid, zero)
+        return Quantised(self.dtype, (rows, columns), read, grid, zero, span=(0, most))
 
 
 @method("awq")
@@ -157,7 +157,8 @@ class _Awq(_Words):
         self.shaped(f"{module}qzeros", zeros, (count, rows // 8))
         grid = Grid(StoredTensor(scale.dtype, scale.data.T), rows, 1, width)
         zero = Grid(self._outputs(zeros.data), rows, 1, width)
-        return Quantised(self.dtype, (rows, columns), self._outputs(tensor.data), grid, zero)
+        codes = self._outputs(tensor.data)
+        return Quantised(self.dtype, (rows, columns), codes, grid, zero, span=(0, 15))
 
     def _outputs(self, words: np.ndarray) -> Rows:
         """Reads outputs of words (inputs, words) as float32 (outputs, inputs)."""
