@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from oxillama.errors import ModelError
-from oxillama.gguf import GgufReader
+from oxillama.gguf import GgufReader, TensorInfo
 from oxillama.gguf.keys import REQUIRED, Keys
 from oxillama.model.blocks import attention
 from oxillama.model.builder import Builder, Layer, Value
@@ -18,6 +18,8 @@ from oxillama.model.tensors import Tensor
 
 # A score so low that a key with it has no weight.
 HIDDEN = -1e9
+# tables of tokens, and the axes that they have
+_TABLES = {"v.class_embd": 1, "v.position_embd.weight": 2}
 _RECORDERS: dict[str, Callable[[ImageBuilder], None]] = {}
 _UNSIZED: set[str] = set()
 _LAYERLESS = ("gemma4uv",)  # files of these kinds have no layers
@@ -93,6 +95,17 @@ class ImageBuilder(Builder):
     def epsilon(self, kind: str = "rms") -> float:
         """The epsilon of norms: `eps`, or that of the file."""
         return super().epsilon(kind) if self.eps is None else self.eps
+
+    def _info(self, name: str, *shape: int) -> TensorInfo:
+        """What the file says of a tensor; InternVL's tables of tokens without the axes of one that
+        converters leave before them.
+        """
+        info = super()._info(name, *shape)
+        axes = _TABLES.get(name, len(info.shape))
+        extra = len(info.shape) - axes
+        if extra > 0 and set(info.shape[:extra]) == {1}:
+            return replace(info, shape=info.shape[extra:])
+        return info
 
     def fail(self, key: str, found: Any, wanted: str) -> NoReturn:
         """Raise ModelError for a value of a key."""

@@ -300,11 +300,10 @@ def _meant(
     return frame.slots[tape.embedding]
 
 
-def load_encoder(
-    reader: GgufReader, *, num_threads: int = 0, max_rows: int = LONGEST_STEP
-) -> ImageEncoder:
-    """Record, lower and pack the encoder of an mmproj file; ModelError for another file, or an
-    unknown kind.
+def record_encoder(reader: GgufReader) -> list[ImageBuilder]:
+    """The parts of an encoder, its projector the last, as an mmproj file has them recorded;
+    ModelError for another file, an unknown kind, or one that lacks or exceeds something. No weight
+    is read.
     """
     found = reader.metadata.get("general.architecture")
     if found != "clip":
@@ -347,6 +346,17 @@ def load_encoder(
             f"{unused[0]}: {kind} has no use for this tensor ({len(unused)} such in the file)"
         )
     check_keys(reader.metadata, "clip", body.read | {f"clip.{key}" for key in _OF_PICTURES})
+    return parts
+
+
+def load_encoder(
+    reader: GgufReader, *, num_threads: int = 0, max_rows: int = LONGEST_STEP
+) -> ImageEncoder:
+    """Record, lower and pack the encoder of an mmproj file; ModelError for another file, or an
+    unknown kind.
+    """
+    parts = record_encoder(reader)
+    body = parts[0]
     tapes = [lower(part, None, act_of, act_width) for part in parts]
     tensors = {t.key: t for tape in tapes for op in tape.ops for t in op.params.get("weights", ())}
     weights = {
@@ -370,7 +380,7 @@ def load_encoder(
         for part, tape in zip(parts, tapes)
     ]
     return ImageEncoder(
-        kind,
+        body.kind,
         reader,
         body.keys,
         body.root,

@@ -13,7 +13,7 @@ from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
 from oxillama.vision.processors import AnyResolution, DynamicResolution, DynamicTiles
-from tests.vision.made import KINDS, write_mmproj
+from tests.vision.made import HIDDEN, KINDS, write_mmproj
 
 # the numpy definition of attention takes seconds for the 2520 patches of a whole image
 SMALLER = {"gemma4v": {"image_max_pixels": 24 * 48**2}}
@@ -154,6 +154,19 @@ def test_positions_are_those_of_the_patches(tmp_path, kind, image):
     said = f"file has {16 + first} rows, {kind} needs {(image // 14) ** 2 + first}, of an image of"
     with pytest.raises(ModelError, match=said):
         Vision(rewritten(source, tmp_path / "b.gguf", keys=keys))
+
+
+def test_tables_of_tokens_may_have_axes_of_one_before_them(tmp_path):
+    """As files of InternVL have that llama.cpp's converter writes."""
+    source = write_mmproj(tmp_path / "a.gguf", "internvl", width=48)
+    held, names = GgufReader(source), ("v.class_embd", "v.position_embd.weight")
+    add = {
+        name: np.array(held.data(name)).view(np.float32).reshape(1, -1, HIDDEN) for name in names
+    }
+    other = rewritten(source, tmp_path / "b.gguf", drop=names, add=add)
+    assert GgufReader(other).tensors["v.class_embd"].shape == (1, 1, HIDDEN)
+    a, b = (features_of(Vision(path), picture(56, 56))[0].rows for path in (source, other))
+    assert np.array_equal(a, b)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "gemma3", "idefics3", "internvl"])
