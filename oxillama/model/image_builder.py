@@ -177,15 +177,17 @@ class ImageBuilder(Builder):
             total = total + x.columns(i * width, (i + 1) * width)
         return total * (1.0 / count)
 
-    def patches(self) -> Value:
+    def patches(self, *, classed: bool = False) -> Value:
         """The embedding of each patch; of the two frames of a clip, where the file has kernels for
-        both, the same image.
+        both, the same image. classed: one of the rows is that of a class token, which stays 0.
         """
         x = self.features(0, self.columns)
         made = self.convolved(x, "v.patch_embd", self.hidden, 3, self.patch)
         if self.has("v.patch_embd.weight.1"):
             weight = self.kernels("v.patch_embd.weight.1", self.hidden, 3, self.patch)
             made = made + self.record("linear", (x,), width=self.hidden, weight=weight, bias=None)
+        if classed and self.has("v.patch_embd.bias"):
+            made = made + self._class_table("v.patch_embd.bias", -1.0)
         return made
 
     def position_embed(
@@ -214,13 +216,16 @@ class ImageBuilder(Builder):
 
     def class_row(self) -> Value:
         """`v.class_embd` in the row of the class token, zeros in the others."""
-        shape = tuple(self._info("v.class_embd").shape)
+        return self._class_table("v.class_embd", 1.0)
+
+    def _class_table(self, name: str, scale: float) -> Value:
+        """A vector times a number in the row of the class token, zeros in the others."""
+        info = self._info(name)
+        shape = tuple(info.shape)
         if shape != (self.hidden,):
-            raise ModelError(f"v.class_embd: file has {shape}, {self.kind} needs ({self.hidden},)")
-        table = Tensor(
-            "v.class_embd", self.reader.tensors["v.class_embd"].type_name, (1, self.hidden)
-        )
-        return self.record("embed", (), width=self.hidden, table=table, scale=1.0, filler="zeros")
+            raise ModelError(f"{name}: file has {shape}, {self.kind} needs ({self.hidden},)")
+        table = Tensor(name, info.type_name, (1, self.hidden))
+        return self.record("embed", (), width=self.hidden, table=table, scale=scale, filler="zeros")
 
     def blocks(self) -> Iterator[Layer]:
         """The layers of the encoder."""

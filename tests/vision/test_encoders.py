@@ -169,6 +169,27 @@ def test_tables_of_tokens_may_have_axes_of_one_before_them(tmp_path):
     assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("kind", ["mlp", "internvl"])
+def test_the_bias_of_patches_is_not_in_the_row_of_the_class_token(tmp_path, kind):
+    """It is the same as in the positions of the patches."""
+    source = write_mmproj(tmp_path / "a.gguf", kind, width=48)
+    bias = np.random.default_rng(7).normal(0, 1, HIDDEN).astype(np.float32)
+    table = np.array(GgufReader(source).data("v.position_embd.weight")).view(np.float32)
+    table = table.reshape(-1, HIDDEN).copy()
+    table[1:] += bias
+    paths = (
+        rewritten(source, tmp_path / "b.gguf", add={"v.patch_embd.bias": bias}),
+        rewritten(
+            source,
+            tmp_path / "c.gguf",
+            drop=("v.position_embd.weight",),
+            add={"v.position_embd.weight": table},
+        ),
+    )
+    a, b = (features_of(Vision(path), picture(56, 56))[0].rows for path in paths)
+    assert np.abs(a - b).max() <= 5e-6 * np.abs(b).max()
+
+
 @pytest.mark.parametrize("kind", ["mlp", "gemma3", "idefics3", "internvl"])
 def test_pixels_beyond_the_last_whole_patch_are_in_none(tmp_path, kind):
     pixels = np.random.default_rng(5).normal(0, 1, (3, 69, 69)).astype(np.float32)

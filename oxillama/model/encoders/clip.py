@@ -11,7 +11,7 @@ def llava(b: ImageBuilder) -> None:
     default the last layer of the file, which lacks those that LLaVA does not run.
     """
     classed = b.has("v.class_embd")
-    x = b.patches()
+    x = b.patches(classed=classed)
     if classed:
         x = x + b.class_row()
     x = x + b.position_embed(classed=classed)

@@ -8,7 +8,7 @@ from oxillama.model.image_builder import ImageBuilder, encoder
 @encoder("internvl")
 def internvl(b: ImageBuilder) -> None:
     """The class token stands first, as in transformers."""
-    x = b.patches() + b.class_row() + b.position_embed(classed=True)
+    x = b.patches(classed=True) + b.class_row() + b.position_embed(classed=True)
     for layer in b.blocks():
         x = b.block(layer, x, kind="layer", act=b.activation("gelu_erf"))
     if b.has("v.post_ln.weight"):
