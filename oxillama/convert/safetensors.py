@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from oxillama.errors import ConvertError
+from oxillama.quant import quantize
 
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 # numpy has no bfloat16 and no floats of 8 bits: their bits are held as integers
@@ -79,11 +80,15 @@ class StoredTensor:
         return self.data.astype(np.float32)
 
     def as_type(self, kind: str) -> np.ndarray:
-        """Its numbers as F32, F16 or BF16 (the bits), rounded to nearest even; or as I32."""
+        """Its numbers as F32, F16 or BF16 (the bits), rounded to nearest even; as I32, or blocks of
+        Q8_0.
+        """
         if self.dtype == kind:
             return self.data
         if kind == "I32":
             return self.data.astype(np.int32)
+        if kind == "Q8_0":
+            return quantize(self.floats(), kind)
         return rounded(self.floats(), kind)
 
 

@@ -75,6 +75,8 @@ _SAMPLING = (
 )
 
 Progress = Callable[[int, int, str], None]
+# the type of a new tensor, by its name, its shape, the folder's type and what was asked for
+_TypeOf = Callable[[str, tuple[int, ...], str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +181,27 @@ def _write(
     general = _general(folder, hyper, planned, wanted, name)
     vocabulary = vocabulary_keys(folder, family, hyper, beyond)
     _check_loads(folder, family.arch, {**general, **keys.found}, planned)
-    with GgufWriter(target, family.arch) as writer:
-        for key, (value, kind) in {**general, **keys.found, **vocabulary}.items():
+    _save(target, family.arch, {**general, **keys.found, **vocabulary}, planned, progress)
+    return Converted(
+        target,
+        family.arch,
+        len(planned),
+        target.stat().st_size,
+        tuple(sorted(left_out)),
+        tuple(beyond),
+    )
+
+
+def _save(
+    target: Path,
+    arch: str,
+    keys: KeyValues,
+    planned: Sequence[_Planned],
+    progress: Progress | None,
+) -> None:
+    """Write the file, a tensor at a time."""
+    with GgufWriter(target, arch) as writer:
+        for key, (value, kind) in keys.items():
             writer.add(key, value, kind)
         for one in planned:
             writer.declare(one.name, one.type_name, one.shape)
@@ -192,14 +213,6 @@ def _write(
             else:
                 writer.write_pieces(one.name, map(_as_bits, one.pieces()))
         writer.finish()
-    return Converted(
-        target,
-        family.arch,
-        len(planned),
-        target.stat().st_size,
-        tuple(sorted(left_out)),
-        tuple(beyond),
-    )
 
 
 @contextmanager
@@ -493,8 +506,10 @@ def _single(
     targets: tuple[str, ...],
     hyper: Hyper,
     wanted: str,
+    type_of: _TypeOf | None = None,
 ) -> list[_Planned]:
-    if isinstance(tensor, Quantised) and not rule.values:
+    """One tensor of the folder as the tensors that it becomes; type_of: as `_type_of`."""
+    if isinstance(tensor, Quantised) and not rule.values and type_of is None:
         return _dequantised(original, tensor, rule, targets, hyper, wanted)
     dtype = "F32" if rule.values else tensor.dtype
 
@@ -504,7 +519,7 @@ def _single(
 
     planned = []
     for number, (target, part) in enumerate(zip(targets, parts(), strict=True)):
-        kind = "I32" if rule.integers else _type_of(target, part.shape, dtype, wanted)
+        kind = "I32" if rule.integers else (type_of or _type_of)(target, part.shape, dtype, wanted)
 
         def make(number: int = number, kind: str = kind) -> np.ndarray:
             return StoredTensor(dtype, parts()[number]).as_type(kind)
