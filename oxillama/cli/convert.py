@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 
 from oxillama.cli.parsing import number
-from oxillama.convert import convert_folder, convertible
+from oxillama.convert import convert_encoder, convert_folder, convertible, convertible_encoders
 
 
 def add_commands(commands) -> None:
@@ -18,29 +19,50 @@ def add_commands(commands) -> None:
         "--type",
         default="auto",
         metavar="TYPE",
-        help="auto (the folder's own numbers), F32, F16, BF16 or a recipe such as Q4_K_M "
-        "(default: %(default)s)",
+        help="auto (the folder's own numbers), F32, F16, BF16 or a recipe such as Q4_K_M, of an "
+        "image encoder Q8_0 (default: %(default)s)",
+    )
+    command.add_argument(
+        "--mmproj",
+        action="store_true",
+        help="write the file of the folder's image encoder (mmproj), which goes with the model's",
     )
     command.add_argument("--name", help="general.name of the file (default: the folder's name)")
     command.add_argument(
         "-t", "--threads", type=number(int), default=0, help="worker threads of quantising"
     )
     command.add_argument(
-        "--list", action="store_true", help="print the classes that can be converted"
+        "--list",
+        action="store_true",
+        help="print the classes that can be converted, with --mmproj those of image encoders",
     )
     command.set_defaults(function=_convert, parser=command)
 
 
 def _convert(arguments: argparse.Namespace) -> int:
+    if arguments.list and arguments.mmproj:
+        for name, projector in convertible_encoders().items():
+            print(f"{name:40} {projector}")
+        return 0
     if arguments.list:
         for name, archs in convertible().items():
             print(f"{name:40} {', '.join(archs)}")
         return 0
     if arguments.source is None or arguments.target is None:
         arguments.parser.error("FOLDER and OUT.gguf are required")
-    options = dict(type=arguments.type, name=arguments.name, num_threads=arguments.threads or None)
+    if arguments.mmproj and arguments.threads:
+        arguments.parser.error("-t: found with --mmproj, wanted it with a recipe of a model alone")
+    if arguments.mmproj:
+        convert = partial(convert_encoder, type=arguments.type, name=arguments.name)
+    else:
+        convert = partial(
+            convert_folder,
+            type=arguments.type,
+            name=arguments.name,
+            num_threads=arguments.threads or None,
+        )
     if not sys.stderr.isatty():
-        print(convert_folder(arguments.source, arguments.target, **options))
+        print(convert(arguments.source, arguments.target))
         return 0
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -53,6 +75,6 @@ def _convert(arguments: argparse.Namespace) -> int:
         def progress(done: int, total: int, name: str) -> None:
             bar.update(task, completed=done, total=total, description=name)
 
-        made = convert_folder(arguments.source, arguments.target, progress=progress, **options)
+        made = convert(arguments.source, arguments.target, progress=progress)
     print(made)
     return 0

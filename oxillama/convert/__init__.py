@@ -4,10 +4,21 @@ llama.cpp's converter writes.
 `write` is the conversion; `folder` and `safetensors` read what is there, `quantised` and `methods`
 weights of fewer bits, `sentencepiece` and `vocabulary` the tokenizer's files; `family` is what a
 converter of one family is made of, `keys` and `shapes` are the parts that families share, and
-`families` holds them all.
+`families` holds them all. `mmproj` writes the file of a folder's image encoder: `encoder` is what a
+converter of one family of those is made of, and `encoders` holds them.
 """
 
 from oxillama.convert.folder import ModelFolder, is_model_folder
+from oxillama.convert.mmproj import convert_encoder, convertible_encoders, has_encoder
 from oxillama.convert.write import Converted, convert_folder, convertible
 
-__all__ = ["Converted", "ModelFolder", "convert_folder", "convertible", "is_model_folder"]
+__all__ = [
+    "Converted",
+    "ModelFolder",
+    "convert_encoder",
+    "convert_folder",
+    "convertible",
+    "convertible_encoders",
+    "has_encoder",
+    "is_model_folder",
+]

@@ -65,6 +65,8 @@ def folder_of(golden, place, **config):
             tensors[name] = random.normal(size=shape).astype(np.float32)
         if name.endswith(".act_fn.eps"):
             tensors[name] *= 1e-6  # as an epsilon is
+        if name.endswith(("put_min", "put_max")):  # limits have an order
+            tensors[name] = np.asarray((-1 if name.endswith("min") else 1) * abs(tensors[name]))
     for name, values in golden.get("integers", {}).items():
         tensors[name] = np.asarray(values, np.int64)
     if "output.weight" not in dict(spread(golden.get("tensors", []))):

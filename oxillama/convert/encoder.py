@@ -1,0 +1,222 @@
+"""The parts of a converter for image encoders (`mmproj-*.gguf`): hyper-parameters of a
+`vision_config`, a family's rules of names, and a registry by the class name in transformers.
+
+Rules are those of `family`. A name of the folder is looked up without `model.` before it and
+without the family's prefixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from oxillama.convert.family import Family, Hyper, Keys, Rule
+from oxillama.convert.folder import ModelFolder
+from oxillama.errors import ConvertError
+
+
+class PictureHyper(Hyper):
+    """The values of a folder's `vision_config`, with those that it may leave out as transformers
+    has them.
+
+    whole: config.json; text: the language model's values; images: what the folder says of its
+    image processor.
+    """
+
+    def __init__(self, folder: ModelFolder, defaults: Mapping[str, Any]) -> None:
+        label = f"{folder.path}/config.json"
+        self.whole = Hyper(folder.json("config.json"), label, folder)
+        self.text = Hyper(folder.config, label, folder)
+        config = self.whole.get("vision_config", default={})
+        if not isinstance(config, dict):
+            raise ConvertError(f"{label}: vision_config: found {config!r:.80}, wanted an object")
+        given = {key: value for key, value in config.items() if value is not None}
+        super().__init__({**defaults, **given}, f"{label}: vision_config", folder)
+        name, said = "preprocessor_config.json", folder.json("preprocessor_config.json")
+        both = folder.json("processor_config.json").get("image_processor")
+        if isinstance(both, dict):
+            name, said = "processor_config.json: image_processor", {**said, **both}
+        self.images = Hyper(said, f"{folder.path}/{name}", folder)
+
+    @property
+    def layers(self) -> int:
+        return self.integer("num_hidden_layers", "depth")
+
+    @property
+    def heads(self) -> int:
+        return self.integer("num_attention_heads", "num_heads")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    def side(self, name: str) -> int:
+        """Pixels of a side of a square, which may be given as two numbers."""
+        value = self.get(name)
+        if isinstance(value, (list, tuple)) and len(set(value)) == 1:
+            return Hyper({name: value[0]}, self.label).integer(name)
+        return self.integer(name)
+
+    def channels(self, name: str) -> list[float]:
+        """Three numbers of the image processor, one for each colour."""
+        value = self.images.get(name)
+        if not isinstance(value, list) or len(value) != 3:
+            raise ConvertError(
+                f"{self.images.label}: {name}: found {value!r:.80}, wanted three numbers"
+            )
+        return [Hyper({name: one}, self.images.label).number(name) for one in value]
+
+    def edge(self, name: str, *edges: str) -> int | None:
+        """The first of the edges that the image processor says of a size (`height`,
+        `longest_edge`); None for no such size.
+        """
+        size = self.images.get(name)
+        if isinstance(size, dict):
+            one = Hyper(size, f"{self.images.label}: {name}")
+            return one.integer(*edges, default=None)
+        return None
+
+    def must_have(self, name: str, found: Any, *wanted: Any) -> None:
+        """ConvertError where a value of the image processor is there and is none that the file
+        means.
+        """
+        if found is not None and found not in wanted:
+            raise ConvertError(
+                f"{self.images.label}: {name}: found {found!r:.80}, wanted "
+                f"{' or '.join(map(repr, wanted))}"
+            )
+
+
+CONVOLVED = ("v.patch_embd.weight", "mm.patch_merger.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """One family of image encoders.
+
+    parts: beginnings of the names of its tensors; every other tensor is left out, and so are those
+    of `unused`. defaults: values of a `vision_config` that transformers has where it is silent.
+    halves: tensors that are halves in a file of halves and float32 in every other; kept: those that
+    are float32 in all. renamed: a tensor's name before the
+    rules are looked up. layers: how many layers of the folder run. variant: another family for some
+    configurations of the same class.
+    """
+
+    projector: str
+    family: Family
+    parts: tuple[str, ...]
+    unused: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    halves: tuple[str, ...] = CONVOLVED
+    kept: tuple[str, ...] = ()
+    renamed: Callable[[PictureHyper, str], str] = lambda h, name: name
+    layers: Callable[[PictureHyper], int] = lambda h: h.layers
+    extra: Callable[[PictureHyper], dict[str, Any]] = lambda h: {}
+    variant: Callable[[PictureHyper], Encoder | None] = lambda h: None
+
+
+ENCODERS: dict[str, Encoder] = {}
+
+
+def encoder(
+    *classes: str,
+    projector: str,
+    parts: tuple[str, ...],
+    rules: Mapping[str, str | Rule],
+    prefixes: tuple[tuple[str, str], ...] = (),
+    **more: Any,
+) -> Callable[[Callable[[PictureHyper, Keys], None]], Encoder]:
+    """Make the decorated keys function the family of the named transformers classes."""
+
+    def register(keys: Callable[[Any, Keys], None]) -> Encoder:
+        made = Encoder(projector, Family("clip", rules, keys), parts, **more)
+        if prefixes:
+            plain = made.renamed
+
+            def renamed(h: PictureHyper, name: str) -> str:
+                for prefix, other in prefixes:
+                    if name.startswith(prefix):
+                        return plain(h, other + name.removeprefix(prefix))
+                return plain(h, name)
+
+            made = replace(made, renamed=renamed)
+        ENCODERS.update(dict.fromkeys(classes, made))
+        return made
+
+    return register
+
+
+def described(
+    h: PictureHyper,
+    k: Keys,
+    projector: str,
+    *,
+    resample: int,
+    image_size: int | None = None,
+    hidden: int | None = None,
+    inner: int | None = None,
+    layers: int | None = None,
+) -> None:
+    """The keys of every encoder. resample: Pillow's number of the filter that images of the family
+    are resized with. The others stand for values that have other names in the folder.
+    """
+    k.flag("has_vision_encoder", True)
+    k.text("projector_type", projector)
+    k.u32("vision.projection_dim", h.text.hidden)
+    k.u32("vision.image_size", h.side("image_size") if image_size is None else image_size)
+    k.u32("vision.patch_size", h.side("patch_size"))
+    k.u32("vision.embedding_length", h.integer("hidden_size") if hidden is None else hidden)
+    k.u32("vision.feed_forward_length", h.integer("intermediate_size") if inner is None else inner)
+    k.u32("vision.block_count", h.layers if layers is None else layers)
+    k.u32("vision.attention.head_count", h.heads)
+    images = h.images
+    for name in ("do_resize", "do_rescale"):
+        h.must_have(name, images.get(name), True)
+    h.must_have("resample", images.get("resample"), resample)
+    factor = images.number("rescale_factor", default=None)
+    if factor is not None and abs(factor * 255 - 1) > 1e-6:
+        h.must_have("rescale_factor", factor, 1 / 255)
+    normalised = images.flag("do_normalize", default=True)
+    k.floats("vision.image_mean", h.channels("image_mean") if normalised else [0.0] * 3)
+    k.floats("vision.image_std", h.channels("image_std") if normalised else [1.0] * 3)
+
+
+def activation(h: PictureHyper, k: Keys, **meant: str) -> None:
+    """The key of `hidden_act`; meant: the names that `gelu` or `silu` stands for."""
+    h.must_be("hidden_act", *meant.values())
+    for name, act in meant.items():
+        if h.get("hidden_act") == act:
+            k.flag(f"use_{name}", True)
+
+
+def square(h: PictureHyper, name: str) -> None:
+    """ConvertError where images become a square of another size than the encoder's."""
+    for edge in ("height", "width"):
+        h.must_have(f"{name}: {edge}", h.edge(name, edge), h.side("image_size"))
+
+
+def limits(h: PictureHyper, k: Keys, least: int, most: int, *, frames: int = 1) -> None:
+    """The limits of an image's pixels where they are not those of `least` to `most` features, which
+    files without the keys mean. More than `most` features are never made. frames: how often an
+    image counts.
+    """
+    area = (h.side("patch_size") * h.integer("spatial_merge_size")) ** 2
+    images = h.images
+    low = images.integer("min_pixels", default=None) or h.edge(
+        "size", "shortest_edge", "min_pixels"
+    )
+    high = images.integer("max_pixels", default=None) or h.edge(
+        "size", "longest_edge", "max_pixels"
+    )
+    if low is not None and -(-low // frames) != least * area:
+        k.u32("vision.image_min_pixels", -(-low // frames))
+    if high is not None and high // frames < most * area:
+        k.u32("vision.image_max_pixels", high // frames)
+
+
+def spread(
+    blocks: str, theirs: Mapping[str, str], target: str = "v.blk.{b}."
+) -> dict[str, str | Rule]:
+    """The rules of a layer's tensors, weights and biases, by the folder's names after `blocks`."""
+    return {f"{blocks}{name}.{{w}}": f"{target}{ours}.{{w}}" for name, ours in theirs.items()}

@@ -1,0 +1,184 @@
+"""From a Hugging Face folder to the GGUF file of its image encoder: `convert_encoder`.
+
+The tensors are those of the vision tower and of the projector. Which of them stay floats is
+llama.cpp's rule for such files: vectors, positions, and the convolutions of patches, which are
+halves in a file of halves and float32 in every other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import cast
+
+from oxillama.convert import encoders  # noqa: F401  (registers them)
+from oxillama.convert.encoder import ENCODERS, Encoder, PictureHyper
+from oxillama.convert.family import Keys
+from oxillama.convert.folder import ModelFolder
+from oxillama.convert.safetensors import StoredTensor
+from oxillama.convert.vocabulary import KeyValues
+from oxillama.convert.write import (
+    _FILE_TYPES,
+    FLOATS,
+    Converted,
+    Progress,
+    _as_type,
+    _filled,
+    _Planned,
+    _PlannedFile,
+    _read_from,
+    _save,
+    _single,
+    _size_label,
+    _TypeOf,
+)
+from oxillama.errors import ConvertError, ModelError
+from oxillama.gguf import GgufReader
+from oxillama.model.image_encoder import record_encoder
+from oxillama.quant.convert import QUANTIZATION_VERSION
+
+TYPES = ("AUTO", *FLOATS, "Q8_0")
+_BLOCK = 32  # numbers of a block of Q8_0
+
+
+def convertible_encoders() -> dict[str, str]:
+    """Every class of transformers whose image encoder can be converted, with its
+    `clip.projector_type`.
+    """
+    return {name: one.projector for name, one in sorted(ENCODERS.items())}
+
+
+def has_encoder(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder's config.json is of a class whose image encoder can be converted, and
+    describes one. Weights are not looked at.
+    """
+    folder = ModelFolder(path)
+    names = folder.config.get("architectures")
+    known = isinstance(names, list) and bool(names) and names[0] in ENCODERS
+    return known and isinstance(folder.config.get("vision_config"), dict)
+
+
+def convert_encoder(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    type: str = "auto",
+    *,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Converted:
+    """Write the GGUF file (mmproj) of the image encoder of a Hugging Face model folder.
+
+    type: auto (each matrix in the folder's own data type), F32, F16, BF16 or Q8_0. name:
+    `general.name` (default: the folder's). progress is called with the number of tensors done, the
+    total, and the current one. ConvertError, naming the cause, if the folder has no image encoder,
+    or one that cannot be converted; then no file is left behind.
+    """
+    wanted = type.upper()
+    if wanted not in TYPES:
+        raise ConvertError(f"type: found {type!r}, wanted auto, F32, F16, BF16 or Q8_0")
+    folder = ModelFolder(source)
+    encoder, hyper = _encoder(folder)
+    folder.check_complete()
+    left_out: list[str] = []
+    keys = Keys("clip")
+    with _read_from(hyper):
+        encoder.family.keys(hyper, keys)
+        planned = list(_plan(folder, encoder, hyper, wanted, left_out))
+    if not planned:
+        raise ConvertError(
+            f"{folder.path}: found no tensors of an image encoder, wanted those of "
+            f"{' and '.join(encoder.parts)}"
+        )
+    kinds = [one.type_name for one in planned if len(one.shape) > 1]
+    most = wanted if wanted != "AUTO" else max(FLOATS, key=kinds.count)
+    whole: KeyValues = {
+        "general.type": ("mmproj", "string"),
+        "general.name": (name or folder.path.resolve().name, "string"),
+        "general.size_label": (_size_label(planned), "string"),
+        "general.file_type": (_FILE_TYPES[most], "uint32"),
+        "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
+        **keys.found,
+    }
+    try:
+        record_encoder(cast(GgufReader, _PlannedFile("clip", whole, planned)))
+    except ModelError as error:
+        raise ConvertError(f"{folder.path}: its file could not be loaded: {error}") from error
+    _save(Path(target), "clip", whole, planned, progress)
+    size = Path(target).stat().st_size
+    kind = encoder.projector
+    return Converted(Path(target), kind, len(planned), size, tuple(sorted(left_out)))
+
+
+def _encoder(folder: ModelFolder) -> tuple[Encoder, PictureHyper]:
+    label, found = f"{folder.path}/config.json", folder.architecture
+    if found not in ENCODERS:
+        near = get_close_matches(found, ENCODERS, n=3)
+        raise ConvertError(
+            f"{label}: architectures: found {found}, "
+            + (f"the nearest known are {', '.join(near)}" if near else "wanted a known class")
+            + f" of the {len(ENCODERS)} whose image encoders can be converted (`oxillama convert "
+            "--list --mmproj`)"
+        )
+    if not isinstance(folder.config.get("vision_config"), dict):
+        raise ConvertError(f"{label}: vision_config is missing, wanted that of an image encoder")
+    encoder = ENCODERS[found]
+    hyper = PictureHyper(folder, encoder.defaults)
+    variant = encoder.variant(hyper)
+    if variant is not None:
+        encoder, hyper = variant, PictureHyper(folder, variant.defaults)
+    return encoder, hyper
+
+
+def _plan(
+    folder: ModelFolder, encoder: Encoder, hyper: PictureHyper, wanted: str, left_out: list[str]
+) -> Iterator[_Planned]:
+    """Every tensor of the new file, in the order of the folder's."""
+    made: dict[str, str] = {}
+    layers, type_of = encoder.layers(hyper), _types(encoder)
+    for original, tensor in folder.tensors.items():
+        name = original.removeprefix("model.")
+        if not name.startswith(encoder.parts) or name.startswith(encoder.unused):
+            left_out.append(original)
+            continue
+        found = encoder.family.rule_of(encoder.renamed(hyper, name))
+        if found is None:
+            raise ConvertError(
+                f"{folder.path}: {original} {list(tensor.data.shape)}: {encoder.projector} has no "
+                "place for it"
+            )
+        rule, at = found
+        if at.get("b") is not None and int(at["b"]) >= layers:
+            left_out.append(original)
+            continue
+        if tensor.dtype not in (*FLOATS, "F64"):
+            raise ConvertError(
+                f"{folder.path}: {original}: dtype {tensor.dtype}, wanted {', '.join(FLOATS)}"
+            )
+        targets = tuple(_filled(to, at) for to in rule.targets)
+        for target in targets:
+            if target in made:
+                raise ConvertError(
+                    f"{folder.path}: {original} and {made[target]} are both {target}"
+                )
+            made[target] = original
+        yield from _single(original, tensor, rule, targets, hyper, wanted, type_of)
+    for target, array in encoder.extra(hyper).items():
+        kind = type_of(target, array.shape, "F32", wanted)
+        make = lambda array=array, kind=kind: _as_type(StoredTensor("F32", array), kind)  # noqa: E731
+        yield _Planned(target, array.shape, kind, make)
+
+
+def _types(encoder: Encoder) -> _TypeOf:
+    def type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
+        kind = wanted if wanted != "AUTO" else dtype if dtype in FLOATS else "F32"
+        if len(shape) <= 1 or name in encoder.kept:
+            return "F32"
+        if name.startswith(encoder.halves):
+            return "F16" if kind == "F16" else "F32"
+        if not name.endswith(".weight") or name.endswith("position_embd.weight"):
+            return "F32"
+        return "F16" if kind == "Q8_0" and shape[-1] % _BLOCK else kind
+
+    return type_of

@@ -1,0 +1,357 @@
+"""Image encoders of folders: against what llama.cpp's converter writes for the same folder
+(golden_encoders/NAME.json), and against the features of transformers.
+
+golden_encoders/NAME.json is as golden/NAME.json (see test_families), of the encoder alone. `here`
+is what differs in our file: keys (None: not there), tensors and types that are other or more, and
+a part of names that is another. The two of LLaVA, which llama.cpp's converter refuses, are ours
+(`made_by`). encoder_features.npz: features of transformers 5.23 for the pixels of one picture, of
+many every so many; the folders are the goldens' with all matrices times 0.2.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oxillama.cli import main
+from oxillama.convert import convert_encoder, convertible_encoders, has_encoder
+from oxillama.errors import ConvertError
+from oxillama.gguf import GgufReader
+from oxillama.model.image_builder import encoders
+from oxillama.quant import dequantize
+from oxillama.vision import Vision
+from tests.convert.test_families import folder_of, plain, save, spread
+from tests.vision.test_encoders import picture
+
+GOLDEN = Path(__file__).parent / "golden_encoders"
+NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
+
+
+def golden_of(name):
+    return json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def made_of(name, tmp_path, type="F32", **changes):
+    """A golden's folder and the numbers in it; changes: of its files, by name without .json."""
+    golden = golden_of(name)
+    config = changes.pop("config", {})
+    for each, change in changes.items():
+        golden["files"][f"{each}.json"] = {**golden["files"].get(f"{each}.json", {}), **change}
+    return folder_of(golden, tmp_path / "model", **config)
+
+
+def reader_of(tmp_path, type="F32"):
+    return GgufReader(convert_encoder(tmp_path / "model", tmp_path / "made.gguf", type).path)
+
+
+def numbers(reader, name):
+    return reader.data(name).view(np.float32).reshape(reader.tensors[name].shape)
+
+
+def wanted_of(golden):
+    """Keys, shapes and types of the file, and the names of the reference's tensors in it."""
+    here = golden.get("here", {})
+    old, new = here.get("renamed", ("", ""))
+    names = {name: name.replace(old, new) for name, _ in spread(golden["tensors"])}
+    shapes = {names[name]: shape for name, shape in spread(golden["tensors"])}
+    shapes |= {name: tuple(shape) for name, shape in here.get("tensors", {}).items()}
+    types = {**golden["types"], **here.get("types", {})}
+    return {**golden["keys"], **here.get("keys", {})}, shapes, types, names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_tensors_and_values_are_the_reference_files(name, tmp_path):
+    golden = golden_of(name)
+    made_of(name, tmp_path)
+    reader = reader_of(tmp_path)
+    keys, shapes, types, names = wanted_of(golden)
+    found = {key: plain(value) for key, value in reader.metadata.items() if key != "general.name"}
+    assert found == keys
+    assert reader.metadata["general.name"] == "model"
+    assert {each: info.shape for each, info in reader.tensors.items()} == shapes
+    for each, info in reader.tensors.items():
+        assert info.type_name == types.get(each, "F32"), each
+    digest = hashlib.sha256()
+    for each in sorted(set(names.values()) - set(golden.get("here", {}).get("types", {}))):
+        digest.update(each.encode())
+        digest.update(bytes(reader.data(each)))
+    assert digest.hexdigest() == golden["values"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_are_those_of_transformers(name, tmp_path):
+    tensors = made_of(name, tmp_path)
+    smaller = {
+        key: each * np.float32(0.2) if each.ndim > 1 else each for key, each in tensors.items()
+    }
+    save(tmp_path / "model" / "model.safetensors", smaller)
+    vision = Vision(convert_encoder(tmp_path / "model", tmp_path / "made.gguf").path)
+    found = vision.features(vision.pixels(picture(61, 143))[0])
+    with np.load(Path(__file__).parent / "encoder_features.npz") as held:
+        wanted = held[name]
+    found = found[:: -(-len(found) // len(wanted))] if len(found) > len(wanted) else found
+    assert np.abs(found - wanted).max() <= 5e-6 * np.abs(wanted).max()
+
+
+def test_every_projector_that_runs_can_be_converted():
+    # that of an encoder of images and sound, whose folder is of another class
+    assert set(convertible_encoders().values()) == set(encoders()) - {"qwen2.5o"}
+    assert {golden_of(name)["config"]["architectures"][0] for name in NAMES} < set(
+        convertible_encoders()
+    )
+
+
+HALVES = {"v.patch_embd.weight", "v.patch_embd.weight.1", "mm.patch_merger.weight"}
+
+
+@pytest.mark.parametrize("type", ["F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize("name", ["gemma3", "glm4v", "internvl", "qwen2vl"])
+def test_types_of_matrices(name, type, tmp_path):
+    """As llama.cpp's converter has them: vectors and positions are float32, convolutions halves in
+    a file of halves and float32 in others, in Gemma 3 float32 in all.
+    """
+    made_of(name, tmp_path)
+    reader = reader_of(tmp_path, type)
+    file_type = {"F16": 1, "BF16": 32, "Q8_0": 7}[type]
+    assert reader.metadata["general.file_type"] == file_type
+    kept = {"v.patch_embd.weight"} if name == "gemma3" else set()
+    halves = HALVES | ({"mm.input_projection.weight"} if name == "gemma3" else set())
+    for each, info in reader.tensors.items():
+        if len(info.shape) == 1 or each in kept or "_embd" in each and each not in halves:
+            wanted = "F32"
+        elif each in halves:
+            wanted = "F16" if type == "F16" else "F32"
+        else:
+            wanted = type
+        assert info.type_name == wanted or info.shape[0] == 1, each
+    plainly = GgufReader(convert_encoder(tmp_path / "model", tmp_path / "f32.gguf", "F32").path)
+    each = next(each for each in plainly.tensors if each.endswith("ffn_down.weight"))
+    shape = plainly.tensors[each].shape
+    rows = reader.data(each).reshape(shape[0], -1)
+    found, wanted = dequantize(rows, type), numbers(plainly, each)
+    bound = {"F16": 2**-11, "BF16": 2**-8, "Q8_0": 2**-7}[type]
+    assert 0 < np.abs(found - wanted).max() <= bound * np.abs(wanted).max()
+    Vision(reader)
+
+
+def test_rows_that_are_no_blocks_are_halves_in_a_file_of_q8_0(tmp_path):
+    golden = golden_of("qwen2vl")
+    golden["config"]["vision_config"]["mlp_ratio"] = 0.5
+    for one in golden["folder"]:
+        if ".mlp.fc" in one[0]:
+            one[1] = [16 if size == 64 else size for size in one[1]]
+    folder_of(golden, tmp_path / "model")
+    reader = reader_of(tmp_path, "Q8_0")
+    assert reader.tensors["v.blk.0.ffn_down.weight"].type_name == "F16"
+    assert reader.tensors["v.blk.0.ffn_up.weight"].type_name == "Q8_0"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "lfm2vl", "llava15", "internvl", "qwen3vl"])
+def test_names_of_every_version_of_transformers(name, tmp_path):
+    """With `model.` before them or not, and the tower with or without `vision_model.`"""
+    tensors = made_of(name, tmp_path)
+    first = reader_of(tmp_path)
+    for old, new in (("vision_tower.vision_model.", "vision_tower."), ("model.", "")):
+        tensors = {
+            key.removeprefix(old)
+            if not new and key.startswith(old)
+            else key.replace(old, new)
+            if new
+            else key: each
+            for key, each in tensors.items()
+        }
+        save(tmp_path / "model" / "model.safetensors", tensors)
+        other = GgufReader(convert_encoder(tmp_path / "model", tmp_path / "b.gguf", "F32").path)
+        assert list(other.tensors) == list(first.tensors)
+        for each in first.tensors:
+            assert np.array_equal(first.data(each), other.data(each)), each
+
+
+def test_bfloat16_folders_keep_their_numbers(tmp_path):
+    tensors = made_of("idefics3", tmp_path)
+    about, data = {}, b""
+    for key, each in tensors.items():
+        bits = (each.view(np.uint32) >> 16).astype(np.uint16)
+        about[key] = {
+            "dtype": "BF16",
+            "shape": list(each.shape),
+            "data_offsets": [len(data), len(data) + bits.nbytes],
+        }
+        data += bits.tobytes()
+    text = json.dumps(about).encode()
+    path = tmp_path / "model" / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    reader = reader_of(tmp_path, "auto")
+    assert reader.metadata["general.file_type"] == 32
+    name = "v.blk.1.attn_q.weight"
+    assert reader.tensors[name].type_name == "BF16"
+    theirs = tensors["model.vision_model.encoder.layers.1.self_attn.q_proj.weight"]
+    assert np.array_equal(
+        reader.data(name).view(np.uint16), (theirs.view(np.uint32) >> 16).reshape(-1)
+    )
+
+
+@pytest.mark.parametrize("name", ["pixtral", "mistral3"])
+def test_the_row_after_a_line_is_the_embedding_of_its_token(name, tmp_path):
+    tensors = made_of(name, tmp_path)
+    table = tensors["language_model.model.embed_tokens.weight"]
+    for number in (2, 5):
+        said = {"added_tokens_decoder": {str(number): {"content": "[IMG_BREAK]"}}}
+        (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(said))
+        assert np.array_equal(numbers(reader_of(tmp_path), "v.token_embd.img_break"), table[number])
+    (tmp_path / "model" / "tokenizer_config.json").unlink()
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps({"added_tokens": []}))
+    with pytest.raises(ConvertError, match=r"\[IMG_BREAK\]: found token None, wanted its embed"):
+        reader_of(tmp_path)
+
+
+def test_layers_after_the_last_that_runs_are_left_out(tmp_path):
+    made_of("llava15", tmp_path)
+    report = convert_encoder(tmp_path / "model", tmp_path / "a.gguf", "F32")
+    reader = GgufReader(report.path)
+    assert reader.metadata["clip.vision.block_count"] == 3
+    assert list(reader.metadata["clip.vision.feature_layer"]) == [3]
+    assert any("layers.3." in name for name in report.left_out)
+    assert any("post_layernorm" in name for name in report.left_out)
+    place = tmp_path / "b"
+    place.mkdir()
+    made_of("llava15", place, config={"vision_feature_layer": [-3]})
+    reader = reader_of(place)
+    assert list(reader.metadata["clip.vision.feature_layer"]) == [2]
+    assert reader.metadata["clip.vision.block_count"] == 2
+
+
+@pytest.mark.parametrize(
+    "name, said, keys",
+    (
+        ("qwen25vl", {"min_pixels": 8 * 784}, {}),
+        ("qwen25vl", {"max_pixels": 1280 * 784}, {"min": 3136, "max": 1280 * 784}),
+        ("qwen2vl", {"min_pixels": None, "size": {"min_pixels": 999}}, {"min": 999}),
+        ("glm4v", {"size": {"shortest_edge": 12544, "longest_edge": 9633792}}, {}),
+        ("glm4v", {"size": {"shortest_edge": 20001, "longest_edge": 4e6}}, "longest_edge: found"),
+        (
+            "glm4v",
+            {"size": {"shortest_edge": 20001, "longest_edge": 4000001}},
+            {"min": 10001, "max": 2000000},
+        ),
+        ("gemma4", {"max_soft_tokens": 140}, {"max": 140 * 48**2}),
+        ("lfm2vl", {"max_image_tokens": 512}, {"max": 512 * 32**2}),
+    ),
+)
+def test_limits_of_an_image_are_the_folders(name, said, keys, tmp_path):
+    golden = golden_of(name)
+    golden["files"]["preprocessor_config.json"] |= said
+    folder_of(golden, tmp_path / "model")
+    if isinstance(keys, str):
+        with pytest.raises(ConvertError, match=keys):
+            reader_of(tmp_path)
+        return
+    reader = reader_of(tmp_path)
+    start, end = "clip.vision.image_", "_pixels"
+    assert {
+        key[len(start) : -len(end)]: value
+        for key, value in reader.metadata.items()
+        if key.startswith(start) and key.endswith(end)
+    } == keys
+    Vision(reader)
+
+
+def test_settings_of_images_may_be_in_the_processors_file(tmp_path):
+    made_of("gemma3", tmp_path)
+    place = tmp_path / "model"
+    said = json.loads((place / "preprocessor_config.json").read_text())
+    first = reader_of(tmp_path).metadata
+    (place / "preprocessor_config.json").unlink()
+    with pytest.raises(ConvertError, match=r"preprocessor_config.json: image_mean: found None"):
+        reader_of(tmp_path)
+    (place / "processor_config.json").write_text(json.dumps({"image_processor": said}))
+    assert dict(reader_of(tmp_path).metadata).keys() == dict(first).keys()
+
+
+@pytest.mark.parametrize(
+    "name, changes, said",
+    (
+        ("gemma3", {"config": {"architectures": ["Gemma3ForCausalLM"]}}, "found Gemma3ForCausalLM"),
+        ("gemma3", {"config": {"architectures": ["Unheard"]}}, "found Unheard, wanted a known"),
+        ("gemma3", {"config": {"vision_config": None}}, "vision_config is missing, wanted that"),
+        ("gemma3", {"config": {"mm_tokens_per_image": 5}}, "found 5, wanted the square of a"),
+        ("gemma3", {"preprocessor_config": {"do_pan_and_scan": True}}, "scan: found True, wanted"),
+        ("gemma3", {"preprocessor_config": {"resample": 3}}, "resample: found 3, wanted 2"),
+        ("gemma3", {"preprocessor_config": {"rescale_factor": 1.0}}, "rescale_factor: found 1.0"),
+        ("gemma3", {"preprocessor_config": {"size": {"height": 70}}}, "height: found 70, wanted 5"),
+        ("smolvlm", {"preprocessor_config": {"do_image_splitting": False}}, "wanted True"),
+        ("internvl", {"config": {"downsample_ratio": 0.3}}, "downsample_ratio: found 0.3, wanted"),
+        ("lfm2vl", {"preprocessor_config": {"tile_size": 256}}, "tile_size: found 256, wanted 512"),
+        ("mistral3", {"config": {"rms_norm_eps": 1e-6}}, None),
+        (
+            "mistral3",
+            {"config": {"text_config": {"hidden_size": 32, "rms_norm_eps": 1e-6}}},
+            "rms_norm_eps: found 1e-06, wanted 1e-05",
+        ),
+        ("llava15", {"config": {"vision_feature_layer": -1}}, "found -1, wanted layers before"),
+        ("llava15", {"config": {"vision_feature_select_strategy": "full"}}, "wanted 'default'"),
+        ("llama4", {"preprocessor_config": {"max_patches": 4}}, "max_patches: found 4, wanted 16"),
+        ("janus", {"preprocessor_config": {"min_size": 20}}, "min_size: found 20, wanted 14"),
+        (
+            "gemma4",
+            {"config": {"text_config": {"hidden_size": 32}}},
+            "use_bidirectional_attention: found None with embeddings of 32, wanted 'vision'",
+        ),
+    ),
+)
+def test_what_the_file_cannot_express_is_refused_by_name(name, changes, said, tmp_path):
+    made_of(name, tmp_path, **changes)
+    if said is None:  # the language model's value counts, not that of the whole
+        reader_of(tmp_path)
+        return
+    with pytest.raises(ConvertError, match=said):
+        reader_of(tmp_path)
+    assert not (tmp_path / "made.gguf").exists()
+
+
+def test_folders_that_lack_or_exceed_something_are_refused_by_name(tmp_path):
+    tensors = made_of("qwen3vl", tmp_path)
+    path = tmp_path / "model" / "model.safetensors"
+    for change, said in (
+        ({"model.visual.merger.linear_fc1.weight": None}, "mm.0.weight: the file has no"),
+        ({"model.visual.odd.weight": np.ones(4, np.float32)}, "odd.weight .4.: qwen3vl_merger has"),
+        ({"model.visual.blocks.0.norm1.weight": np.ones(4, np.float32)}, "ln1.weight: file has"),
+        ({"visual.merger.norm.bias": np.ones(32, np.float32)}, "are both v.post_ln.bias"),
+        ({"model.visual.patch_embed.proj.weight": np.ones((32, 3, 1, 16, 16), np.float32)},
+         "wanted two frames"),
+    ):  # fmt: skip
+        held = {key: each for key, each in {**tensors, **change}.items() if each is not None}
+        save(path, held)
+        with pytest.raises(ConvertError, match=said):
+            reader_of(tmp_path)
+    save(path, {key: each for key, each in tensors.items() if "visual" not in key})
+    with pytest.raises(ConvertError, match="found no tensors of an image encoder, wanted those of"):
+        reader_of(tmp_path)
+    with pytest.raises(ConvertError, match="type: found 'Q4_K_M', wanted auto, F32, F16, BF16 or"):
+        convert_encoder(tmp_path / "model", tmp_path / "made.gguf", "Q4_K_M")
+    assert not (tmp_path / "made.gguf").exists()
+
+
+def test_whether_a_folder_has_an_encoder(tmp_path):
+    made_of("gemma3", tmp_path)
+    assert has_encoder(tmp_path / "model")
+    for config in ({"vision_config": None}, {"architectures": ["Gemma3ForCausalLM"]}):
+        place = tmp_path / str(len(config))
+        place.mkdir(exist_ok=True)
+        said = {**golden_of("gemma3")["config"], **config}
+        (place / "config.json").write_text(json.dumps(said))
+        assert not has_encoder(place)
+
+
+def test_the_command_writes_the_file_of_an_encoder(tmp_path, capsys):
+    made_of("gemma3", tmp_path)
+    place, target = str(tmp_path / "model"), tmp_path / "mmproj.gguf"
+    assert main(["convert", place, str(target), "--mmproj", "--type", "F16"]) == 0
+    assert ": gemma3, 55 tensors, " in capsys.readouterr().out
+    assert GgufReader(target).metadata["general.file_type"] == 1
+    assert main(["convert", "--list", "--mmproj"]) == 0
+    assert "SmolVLMForConditionalGeneration          idefics3" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["convert", place, str(target), "--mmproj", "-t", "2"])
