@@ -16,6 +16,41 @@ from oxillama.errors import ConvertError, listed
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_JSON = 1 << 28  # bytes of a JSON file that is read
+# values of a text part that published folders (LLaVA 1.5, Pixtral, Gemma 3) leave to transformers
+_SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_UNSAID: dict[str, dict[str, Any]] = {
+    "llama": {
+        **_SIZES,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 32000,
+    },
+    "mistral": {
+        **_SIZES,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 32000,
+    },
+    "gemma3_text": {
+        "head_dim": 256,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000.0,
+        "rope_theta": 1000000.0,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+        "vocab_size": 262208,
+    },
+}
 
 
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
@@ -78,7 +113,8 @@ class ModelFolder:
         for name in ("text_config", "llm_config", "language_config"):
             text = config.get(name)
             if isinstance(text, dict):  # a model of text and pictures: the text part counts here
-                config = {**config, **text} | {
+                unsaid = _UNSAID.get(str(text.get("model_type")), {})
+                config = {**unsaid, **config, **text} | {
                     key: value
                     for key, value in config.items()
                     if key == "architectures"

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import cast
+
+import numpy as np
 
 from oxillama.convert import encoders  # noqa: F401  (registers them)
 from oxillama.convert.encoder import ENCODERS, Encoder, PictureHyper
 from oxillama.convert.family import Keys
 from oxillama.convert.folder import ModelFolder
-from oxillama.convert.safetensors import StoredTensor
 from oxillama.convert.vocabulary import KeyValues
 from oxillama.convert.write import (
     _FILE_TYPES,
     FLOATS,
     Converted,
     Progress,
-    _as_type,
     _filled,
     _Planned,
     _PlannedFile,
@@ -37,6 +39,7 @@ from oxillama.convert.write import (
 from oxillama.errors import ConvertError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model.image_encoder import record_encoder
+from oxillama.quant import quantize
 from oxillama.quant.convert import QUANTIZATION_VERSION
 
 TYPES = ("AUTO", *FLOATS, "Q8_0")
@@ -97,7 +100,7 @@ def convert_encoder(
         "general.type": ("mmproj", "string"),
         "general.name": (name or folder.path.resolve().name, "string"),
         "general.size_label": (_size_label(planned), "string"),
-        "general.file_type": (_FILE_TYPES[most], "uint32"),
+        "general.file_type": ({**_FILE_TYPES, "Q8_0": 7}[most], "uint32"),
         "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
         **keys.found,
     }
@@ -163,11 +166,26 @@ def _plan(
                     f"{folder.path}: {original} and {made[target]} are both {target}"
                 )
             made[target] = original
-        yield from _single(original, tensor, rule, targets, hyper, wanted, type_of)
-    for target, array in encoder.extra(hyper).items():
-        kind = type_of(target, array.shape, "F32", wanted)
-        make = lambda array=array, kind=kind: _as_type(StoredTensor("F32", array), kind)  # noqa: E731
-        yield _Planned(target, array.shape, kind, make)
+        for one in _single(original, tensor, rule, targets, hyper, wanted, _before_blocks(type_of)):
+            kind = type_of(one.name, one.shape, tensor.dtype, wanted)
+            yield _quantised(one) if kind == "Q8_0" else one
+    for target, vector in encoder.extra(hyper).items():
+        yield _Planned(target, vector.shape, "F32", partial(np.array, vector))
+
+
+def _before_blocks(type_of: _TypeOf) -> _TypeOf:
+    """The float type of what blocks of Q8_0 are made of."""
+
+    def floats(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
+        kind = type_of(name, shape, dtype, wanted)
+        return "F32" if kind == "Q8_0" else kind
+
+    return floats
+
+
+def _quantised(one: _Planned) -> _Planned:
+    """A float32 tensor of the new file in blocks of Q8_0."""
+    return replace(one, type_name="Q8_0", make=lambda: quantize(one.make(), "Q8_0"))
 
 
 def _types(encoder: Encoder) -> _TypeOf:

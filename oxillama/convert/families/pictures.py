@@ -1,14 +1,15 @@
 """The text parts of models of text and pictures: Chameleon, CogVLM, DeepSeek OCR, HunyuanOCR,
-MiniMax M3, Muse Glimmer, PaddleOCR.
+MiniMax M3, Muse Glimmer, PaddleOCR, GLM-4V, and models that wrap a language model of any class:
+Idefics 3, InternVL, Janus, LFM2-VL, LightOnOCR, LLaVA, SmolVLM.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from oxillama.convert.families.dense import LLAMA, PLAIN, llama_keys
+from oxillama.convert.families.dense import LLAMA, PLAIN, glm4, llama_keys
 from oxillama.convert.families.experts import ROUTED, SHARED
-from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import common, windows
 from oxillama.convert.shapes import paired_keys, paired_queries, plus_one
 from oxillama.errors import ConvertError
@@ -204,3 +205,70 @@ def minimax_m3(h: Hyper, k: Keys) -> None:
             f"{h.label}: moe_layer_freq: found {kinds!r:.80}, wanted 0 or 1 for each layer"
         )
     k.u32("leading_dense_block_count", (kinds + [1]).index(1))
+
+
+# the class of a language model in a wrapper, by its `model_type`
+_WRAPPED = {
+    "gemma2": "Gemma2ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+
+
+def _wrapped(h: Hyper) -> Family:
+    kind = h.get("model_type")
+    if kind not in _WRAPPED:
+        raise ConvertError(
+            f"{h.label}: text_config: model_type: found {kind!r:.80}, wanted one of "
+            f"{', '.join(_WRAPPED)}"
+        )
+    made = FAMILIES[_WRAPPED[kind]]
+    return made.variant(h) or made
+
+
+@family("Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
+        "JanusForConditionalGeneration", "Lfm2VlForConditionalGeneration",
+        "LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration",
+        "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+        "SmolVLMForConditionalGeneration", arch="llama", rules={}, variant=_wrapped,
+        others=("gemma2", "lfm2", "lfm2moe", "phi3", "qwen2", "qwen3", "qwen3moe"))  # fmt: skip
+def wrapper(h: Hyper, k: Keys) -> None:
+    """A language model beside an image encoder: the family is that of the language model."""
+
+
+def _rotated(x: np.ndarray, h: Hyper, heads: int) -> np.ndarray:
+    """Rows of heads whose rotation turns neighbours, reordered for one that turns halves: the
+    rotated part of each head.
+    """
+    rows = x.reshape(heads, -1, *x.shape[1:])
+    turned = int(h.rope().get("partial_rotary_factor", 0.5) * rows.shape[1])
+    parts = (rows[:, :turned:2], rows[:, 1:turned:2], rows[:, turned:])
+    return np.concatenate(parts, axis=1).reshape(x.shape)
+
+
+@family("Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration", arch="glm4", rules={
+    **FAMILIES["Glm4ForCausalLM"].rules,
+    "model.layers.{b}.self_attn.q_proj.{w}":
+        Rule(("blk.{b}.attn_q.{w}",), lambda x, h: _rotated(x, h, h.heads)),
+    "model.layers.{b}.self_attn.k_proj.{w}":
+        Rule(("blk.{b}.attn_k.{w}",), lambda x, h: _rotated(x, h, h.kv_heads)),
+}, special=FAMILIES["Glm4ForCausalLM"].special)  # fmt: skip
+def glm4v(h: Hyper, k: Keys) -> None:
+    """GLM-4.1V and GLM-OCR: each of three positions turns its part of the pairs."""
+    if "mrope_section" not in h.rope():
+        raise ConvertError(f"{h.label}: rope_parameters: mrope_section is missing, wanted it")
+    glm4(h, k)
+
+
+@family("Glm4vMoeForConditionalGeneration", arch="glm4moe",
+        rules=FAMILIES["Glm4MoeForCausalLM"].rules,
+        special=FAMILIES["Glm4MoeForCausalLM"].special)  # fmt: skip
+def glm4v_moe(h: Hyper, k: Keys) -> None:
+    """GLM-4.5V."""
+    FAMILIES["Glm4MoeForCausalLM"].keys(h, k)

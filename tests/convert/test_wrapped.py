@@ -1,0 +1,101 @@
+"""The text parts of models of text and images."""
+
+import json
+
+import numpy as np
+import pytest
+
+from oxillama.convert import ModelFolder, convert_folder
+from oxillama.convert.family import FAMILIES, Hyper
+from oxillama.errors import ConvertError
+from oxillama.gguf import GgufReader
+from tests.convert.test_families import plain, save
+from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
+
+
+def tensors_of(place):
+    """The numbers of a folder by name."""
+    return {name: np.array(one.data) for name, one in ModelFolder(place).tensors.items()}
+
+
+def facts(place, tmp_path):
+    reader = GgufReader(convert_folder(place, tmp_path / "made.gguf", "F32", name="tiny").path)
+    return (
+        {key: plain(value) for key, value in reader.metadata.items()},
+        {name: (info.shape, bytes(reader.data(name))) for name, info in reader.tensors.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    "name, prefix, parts",
+    (
+        ("SmolVLMForConditionalGeneration", "model.text_model.", ("model.connector.proj.weight",)),
+        ("LlavaForConditionalGeneration", "language_model.model.", ("vision_tower.a.weight",)),
+        ("LlavaNextForConditionalGeneration", "model.language_model.", ("image_newline",)),
+        (
+            "JanusForConditionalGeneration",
+            "model.language_model.",
+            ("model.generation_embeddings.weight", "model.generation_head.vision_head.weight"),
+        ),
+        (
+            "InternVLForConditionalGeneration",
+            "language_model.model.",
+            ("multi_modal_projector.layer_norm.bias",),
+        ),
+    ),
+)
+def test_a_language_model_in_a_wrapper_is_that_alone(name, prefix, parts, folder, tmp_path):  # noqa: F811
+    wanted = facts(folder, tmp_path)
+    config, tensors = json.loads((folder / "config.json").read_text()), tensors_of(folder)
+    text = {**config, "model_type": "llama"}
+    del text["architectures"]
+    said = {"architectures": [name], "text_config": text, "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(said))
+    held = {prefix + key.removeprefix("model."): one for key, one in tensors.items()}
+    held["lm_head.weight"] = held.pop(prefix + "lm_head.weight")
+    save(folder / "model.safetensors", held | dict.fromkeys(parts, np.ones((4, 4), np.float32)))
+    assert facts(folder, tmp_path) == wanted
+    report = convert_folder(folder, tmp_path / "made.gguf", "F32")
+    assert report.architecture == "llama" and report.left_out == tuple(sorted(parts))
+    said["text_config"]["model_type"] = "unheard"
+    (folder / "config.json").write_text(json.dumps(said))
+    with pytest.raises(ConvertError, match="text_config: model_type: found 'unheard', wanted one"):
+        facts(folder, tmp_path)
+
+
+def test_what_published_folders_leave_to_transformers(tmp_path):
+    """The text parts of LLaVA 1.5, Pixtral and Gemma 3 lack what is the default of their class."""
+    place = tmp_path / "model"
+    place.mkdir()
+    for said, wanted in (
+        ({"model_type": "llama", "vocab_size": 32064}, (4096, 32, 32, None, 32064)),
+        ({"model_type": "mistral", "hidden_size": 5120}, (5120, 32, 32, 8, 32000)),
+        ({"model_type": "gemma3_text", "hidden_size": 2560}, (2560, 26, 8, 4, 262208)),
+        ({"model_type": "qwen2", "hidden_size": 2560}, (2560, None, None, None, None)),
+    ):
+        whole = {"architectures": ["X"], "text_config": said}
+        (place / "config.json").write_text(json.dumps(whole))
+        found = ModelFolder(place).config
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        assert tuple(map(found.get, (*names, "vocab_size"))) == wanted
+
+
+def test_rotated_parts_of_heads_of_glm_4v_are_halves():
+    """Two heads of eight, half of which is rotated by neighbours."""
+    config = {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]},
+    }
+    family, h = FAMILIES["Glm4vForConditionalGeneration"], Hyper(config, "config")
+    one = [0, 2, 1, 3, 4, 5, 6, 7]
+    for part, order in (("q", one + [8 + row for row in one]), ("k", one)):
+        for end, rest in (("weight", (3,)), ("bias", ())):
+            rule, _ = family.rule_of(f"model.layers.0.self_attn.{part}_proj.{end}")
+            rows = np.arange(len(order), dtype=np.float32).reshape(-1, *[1] * len(rest))
+            rows = np.broadcast_to(rows, (len(order), *rest))
+            assert np.array_equal(rule.change(rows, h).reshape(len(order), -1)[:, 0], order)
+    without = Hyper({**config, "rope_parameters": {}}, "config")
+    with pytest.raises(ConvertError, match="mrope_section is missing"):
+        family.keys(without, None)
