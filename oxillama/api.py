@@ -253,8 +253,8 @@ class InferenceEngine:
         A `str` is text in which control tokens are recognised; a sequence of integers is token ids;
         `bytes`, a `pathlib.Path`, a PIL image or a uint8 array (height, width, 3) is an image.
         Tokens that the vocabulary puts before a text are put before the first part. ImageError for
-        any other value or an image beyond the limits; EngineError if the engine was loaded without
-        mmproj.
+        any other value or an image beyond the limits; EngineError if the engine has no image
+        encoder.
         """
         words, prompts = self._loaded.required_vocabulary, self._loaded.images
         if prompts is None:
@@ -285,7 +285,7 @@ class InferenceEngine:
 
     @property
     def takes_images(self) -> bool:
-        """Whether an encoder of images was loaded (`mmproj`)."""
+        """Whether there is an encoder of images (`mmproj`, or that of the model's folder)."""
         return self._loaded.images is not None
 
     def is_eos(self, token: int) -> bool:

@@ -26,27 +26,31 @@ def no_encoder(name: str) -> EngineError:
     """The error for an image if the engine has no encoder."""
     return EngineError(
         f"{name}: found an image, this engine was loaded without mmproj, wanted mmproj= the file "
-        "of its encoder"
+        "of its encoder or the folder of its model"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompts:
-    """Makes prompts with images for one model; max_images: the most images of a prompt. ModelError
-    for a vocabulary that lacks the family's token.
+    """Makes prompts with images for one model; open: gives its encoder; max_images: the most images
+    of a prompt.
     """
 
-    vision: Vision
+    open: Callable[[], Vision]
     bridge: TokenizerBridge
     max_images: int
 
-    def __post_init__(self) -> None:
-        needed = self.vision.image_tokens.needed
+    @property
+    def vision(self) -> Vision:
+        """The encoder, opened by now. ModelError for a vocabulary that lacks the family's token."""
+        made = self.open()
+        needed = made.image_tokens.needed
         if needed and self.bridge.token_to_id(needed) is None:
             raise ModelError(
-                f"mmproj: {self.vision.encoder.kind} marks images by {needed!r}, wanted a "
-                "vocabulary with this token"
+                f"mmproj: {made.encoder.kind} marks images by {needed!r}, wanted a vocabulary "
+                "with this token"
             )
+        return made
 
     def check_count(self, images: Sequence[ImagePart]) -> None:
         """Raise ImageError for more images than a prompt can have."""

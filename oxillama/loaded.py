@@ -23,10 +23,9 @@ from oxillama.errors import EngineError
 from oxillama.image_prompts import ImagePrompts, no_encoder
 from oxillama.lora.stack import LoraStack
 from oxillama.model.load import Model
-from oxillama.opening import Progress, open_model
+from oxillama.opening import LazyVision, Progress, open_model
 from oxillama.sampling import SamplerConfig
 from oxillama.tokenizer.builtin_templates import template_source
-from oxillama.vision import Vision
 from oxillama.vision.placed import ImagePrompt, images_of
 
 Prompt = str | Sequence[int]
@@ -63,7 +62,7 @@ class Loaded:
         self._chat: Chat | None = None
         self._default_session: DefaultSession | None = None
         self._recommended: SamplerConfig | None = None
-        self._vision: Vision | None = None
+        self._vision: LazyVision | None = None
         self.max_images = 0
         self._template: str | None = None  # in place of the file's
         self._lock = threading.RLock()
@@ -181,7 +180,9 @@ class Loaded:
 
     @property
     def images(self) -> ImagePrompts | None:
-        """Makes prompts with images; None if the engine was loaded without an image encoder."""
+        """Makes prompts with images; None if the engine has no image encoder. It is opened for the
+        first image.
+        """
         vision = self._vision
         return (
             None
@@ -215,7 +216,7 @@ class Loaded:
         """Raise ImageError for an image that no prompt can hold."""
         if self._vision is None:
             raise no_encoder(name)
-        self._vision.pixels(source, name=name)
+        self._vision().pixels(source, name=name)
 
     def ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
         """Token ids of a prompt, each within the vocabulary."""

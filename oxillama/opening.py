@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from blake3 import blake3
@@ -27,11 +28,31 @@ from oxillama.snapshot.session import Snapshots
 from oxillama.speculative.drafts import DraftModels
 from oxillama.speculative.planner import Planner
 from oxillama.speculative.registry import Registry
+from oxillama.stores import encoder_folder, located_encoder
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
 from oxillama.vision import ImageLimits, Vision
 
 Progress = Callable[[int, int], None]
+
+
+class LazyVision:
+    """The image encoder of a model, which is opened when it is first asked for; safe to call from
+    any thread.
+    """
+
+    __slots__ = ("_lock", "_open", "_opened")
+
+    def __init__(self, open: Callable[[], Vision]) -> None:
+        self._open, self._lock = open, Lock()
+        self._opened: Vision | None = None
+
+    def __call__(self) -> Vision:
+        """The encoder. Whatever opening it raises; a later call tries again."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +64,7 @@ class Opened:
     vocabulary: Vocabulary | None
     loras: LoraStack
     recommended: SamplerConfig | None = None  # the sampler that the file names
-    vision: Vision | None = None  # what encodes images, where an mmproj file was named
+    vision: LazyVision | None = None  # what encodes images, where there is something
 
     def close(self, *, keep: bool = True) -> None:
         """Stop all work, and end the packing and writing of the model's weights: finish what is
@@ -92,7 +113,7 @@ def open_model(
             offload=config.offload,
         )
         try:
-            vision = vision_for(config, model)
+            vision = vision_for(config, model, source)
             opened = _serving(config, reader, model, reading.result(), tokenizer_json)
             return replace(opened, recommended=recommended, vision=vision)
         except BaseException:
@@ -101,13 +122,21 @@ def open_model(
             raise
 
 
-def vision_for(config: EngineConfig, model: Model) -> Vision | None:
-    """The encoder of the config's mmproj file, None without one; ModelError if it was made for
-    another model.
+def vision_for(config: EngineConfig, model: Model, source: Any) -> LazyVision | None:
+    """The encoder of the config's mmproj, opened; without one that of the Hugging Face folder that
+    the model was converted from, which is converted and opened for the first image. None for a
+    model without either. ModelError if the encoder was made for another model.
     """
-    if config.mmproj is None:
-        return None
-    path = Path(config.mmproj)
+    if config.mmproj is not None:
+        found = LazyVision(partial(_opened_vision, config, model, config.mmproj))
+        found()
+        return found
+    folder = encoder_folder(source) if model.config.causal else None
+    return None if folder is None else LazyVision(partial(_opened_vision, config, model, folder))
+
+
+def _opened_vision(config: EngineConfig, model: Model, encoder: str | Path) -> Vision:
+    """The image encoder that a name stands for."""
     folder = None if config.image_folder is None else Path(config.image_folder)
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"image_folder: found {str(folder)!r}, which is not a folder")
@@ -116,6 +145,7 @@ def vision_for(config: EngineConfig, model: Model) -> Vision | None:
         raise ModelError(
             f"mmproj: {known.architecture} is an encoder of texts, wanted a model of text"
         )
+    path = located_encoder(encoder)
     vision = Vision(
         path,
         num_threads=config.num_threads or 0,

@@ -337,7 +337,8 @@ class Commands:
         conversation, path = self.conversation, _file(rest)
         if not conversation.engine.takes_images:
             raise ValueError(
-                "the model was loaded without --mmproj, wanted the file of its encoder"
+                "the model was loaded without --mmproj, wanted the file of its encoder or the "
+                "model's folder"
             )
         part = images.image_part(path)
         conversation.engine.opened.check_image(part["image_url"]["url"], path)

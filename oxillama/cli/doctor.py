@@ -35,7 +35,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
         if arguments.dump:
             print(engine.dump())
         checks = [("", engine.diagnose(engine.tokenize(arguments.prompt)))]
-        if engine.opened.images is not None:
+        # that of a folder is not converted for this alone
+        if arguments.mmproj is not None and engine.opened.images is not None:
             checks.append(
                 ("of the image encoder ", engine.opened.images.vision.diagnose(_picture()))
             )

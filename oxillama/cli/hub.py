@@ -19,6 +19,7 @@ from oxillama.stores import (
     ollama_file,
     ollama_files,
     remove_cached,
+    remove_converted,
 )
 
 
@@ -90,12 +91,10 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _remove(arguments: argparse.Namespace) -> int:
     name = arguments.name
-    for path in converted_files():
-        if path.name == name:
-            freed = path.stat().st_size
-            path.unlink()
-            print(f"removed {name}, {freed / 1e6:,.0f} MB")
-            return 0
+    freed = remove_converted(name)
+    if freed is not None:
+        print(f"removed {name}, {freed / 1e6:,.0f} MB")
+        return 0
     repo, _, file = name.removeprefix("hf://").removeprefix("hf.co/").partition(":")
     named = any(one.repo == repo for one in cached_files())
     if named or (not file and repo.count("/") == 1 and cached_folder(repo) is not None):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import oxillama
+from oxillama.stores import encoder_folder
 from oxillama.vision.reading import file_bytes, read_image
 
 
@@ -18,7 +19,8 @@ def add_encoder(command: argparse.ArgumentParser) -> None:
         "--mmproj",
         default=None,
         metavar="FILE",
-        help="the GGUF file of the encoder that turns images into what the model reads",
+        help="the encoder that turns images into what the model reads: its GGUF file, or a Hugging "
+        "Face folder; that of MODEL when it is such a folder",
     )
     command.add_argument(
         "--image-fit",
@@ -35,7 +37,7 @@ def add_images(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="an image that comes before the prompt, with --mmproj; may be given more than once",
+        help="an image that comes before the prompt; may be given more than once",
     )
 
 
@@ -46,16 +48,25 @@ def encoder_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_images(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for images without an encoder and ImageError for unreadable ones, before a
-    model is loaded.
-    """
-    if arguments.image and arguments.mmproj is None:
-        raise oxillama.ConfigError(
-            f"--image: found {arguments.image[0]} without --mmproj, wanted the file of the model's "
-            "encoder"
-        )
+    """Raise ImageError for unreadable images before a model is loaded."""
     for path in arguments.image:
         read_image(Path(path), name="--image")
+
+
+def needed_encoder(arguments: argparse.Namespace, model: str | None) -> str | Path | None:
+    """What images of the arguments need: `--mmproj`, otherwise the folder that the model's file was
+    converted from. ConfigError for images without either; None without images.
+    """
+    given: str | None = getattr(arguments, "mmproj", None)
+    paths: list[str] = getattr(arguments, "image", [])
+    if given is not None or not paths:
+        return given
+    folder = encoder_folder(model)
+    if folder is None:
+        raise oxillama.ConfigError(
+            f"--image: found {paths[0]} without --mmproj, wanted the file of the model's encoder"
+        )
+    return folder
 
 
 def content(text: str, paths: Iterable[str | Path]) -> str | list[dict[str, Any]]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import oxillama
 from oxillama.cli import images
 from oxillama.cli.parsing import number
 from oxillama.model.rope import KINDS, RopeOverrides
-from oxillama.stores import located
+from oxillama.stores import located, located_encoder
 from oxillama.weights.offload import OffloadPolicy, parse_policy, parse_size
 
 
@@ -179,8 +181,13 @@ def located_model(arguments: argparse.Namespace) -> str | None:
 
 def _found(given: str) -> Any:
     """The file of a name; a conversion shows a bar where a person is watching."""
+    return _converting(partial(located, given))
+
+
+def _converting(find: Callable[..., Any]) -> Any:
+    """What `find(progress=)` gives, with a bar where a person is watching."""
     if not sys.stderr.isatty():
-        return located(given)
+        return find()
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -193,7 +200,7 @@ def _found(given: str) -> Any:
                 task.append(bar.add_task("converting", total=total))
             bar.update(task[0], completed=done, total=total)
 
-        return located(given, progress=progress)
+        return find(progress=progress)
 
 
 def engine_options(arguments: argparse.Namespace) -> dict:
@@ -213,7 +220,11 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
     """The engine of `arguments.model`; the bar shows weights packed and is left out when stderr is
     not a terminal.
     """
-    engine = _loaded(located_model(arguments), {**engine_options(arguments), **more})
+    options, model = engine_options(arguments), located_model(arguments)
+    encoder = images.needed_encoder(arguments, model)
+    if encoder is not None:
+        options["mmproj"] = str(_converting(partial(located_encoder, encoder)))
+    engine = _loaded(model, {**options, **more})
     known = engine.config.context_length
     if engine.context_size > known:
         print(

@@ -83,7 +83,9 @@ class EngineConfig:
 
     Images (docs/pictures.md):
 
-    - `mmproj`: the GGUF file of the image encoder, None for none.
+    - `mmproj`: the image encoder: its GGUF file, or the Hugging Face folder of a model, or a name
+      on the hub. None for the encoder of the folder that the model itself is converted from, which
+      is converted and loaded when the first image comes; a GGUF file has none.
     - `image_fit`: "stretch" or "pad" instead of the model family's own way to fit an image.
     - `image_folder`: where messages may name image files, None for nowhere.
     - `max_images`: per prompt; `max_image_pixels`: per image.

@@ -171,7 +171,10 @@ class App:
     async def _take_body(self, call: Call, route: Route) -> None:
         config, headers = self.config, call.request.headers
         # images are only for a server that sees them
-        sees = route.images and config.engine.get("mmproj") is not None
+        sees = route.images and (
+            config.engine.get("mmproj") is not None
+            or any(model.sees for model in self.state.models.loaded())
+        )
         limit = config.image_body_bytes if sees else config.body_bytes
         if (
             route.optional

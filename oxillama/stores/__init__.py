@@ -1,7 +1,8 @@
 """Finds models: turns what a user names into the file that is opened.
 
-`located` is the interface. `converted` makes GGUF files of Hugging Face folders, `hub` downloads
-from the Hugging Face hub, `others` finds the models of Ollama and LM Studio.
+`located` is the interface, `located_encoder` that of image encoders. `converted` makes GGUF files
+of Hugging Face folders, `hub` downloads from the Hugging Face hub, `others` finds the models of
+Ollama and LM Studio.
 """
 
 from __future__ import annotations
@@ -13,23 +14,44 @@ from pathlib import Path
 from typing import Any
 
 from oxillama.errors import ConfigError, GgufNotFound
-from oxillama.stores.converted import converted_file, converted_files, is_model_folder
-from oxillama.stores.hub import cached_files, cached_folder, choose, fetch, remove_cached
+from oxillama.stores.converted import (
+    converted_encoder,
+    converted_file,
+    converted_files,
+    encoder_folder,
+    is_model_folder,
+    remove_converted,
+)
+from oxillama.stores.hub import (
+    cached_files,
+    cached_folder,
+    choose,
+    choose_encoder,
+    fetch,
+    fetch_encoder,
+    remove_cached,
+)
 from oxillama.stores.others import lm_studio_file, lm_studio_files, ollama_file, ollama_files
 
 __all__ = [
     "cached_files",
     "cached_folder",
     "choose",
+    "choose_encoder",
+    "converted_encoder",
     "converted_file",
     "converted_files",
+    "encoder_folder",
     "fetch",
+    "fetch_encoder",
     "lm_studio_file",
     "lm_studio_files",
     "located",
+    "located_encoder",
     "ollama_file",
     "ollama_files",
     "remove_cached",
+    "remove_converted",
 ]
 
 # owner/name, and the file or the quantisation after a colon
@@ -80,6 +102,27 @@ def located(
         made = [] if path.exists() else [one for one in converted_files() if one.name == source]
         return made[0] if made else source
     return _named(source, file, progress)
+
+
+def located_encoder(
+    source: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Path:
+    """The file (mmproj) of an image encoder's name: a file, a folder with one, a Hugging Face
+    folder, whose encoder is converted once into the cache folder, or `owner/name` on the hub. The
+    path of a .gguf file that is missing is returned unchanged.
+    """
+    name = os.path.expanduser(os.fspath(source))
+    path = Path(name)
+    if is_model_folder(path):
+        return converted_encoder(path, progress=progress)
+    if path.is_dir():
+        return path / choose_encoder((each.name for each in path.iterdir()), place=str(path))
+    match = None if path.exists() or name.endswith(".gguf") else _REPO.match(name)
+    if match is None or match["file"] is not None:
+        return path
+    return fetch_encoder(match["repo"], progress=progress)
 
 
 def _in_folder(path: Path, file: str | None, progress: Any) -> Path:

@@ -2,14 +2,18 @@
 
 A file is named after its folder, the hash of the folder's path, and the hash of the names, sizes
 and times of its content. If a folder was changed, it is converted again and its old file removed.
+The file of its image encoder has `mmproj-` before the same name. A note beside them
+(`NAME.HASH.folder`) says where the folder is, so that the encoder can be made when an image comes.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
@@ -17,6 +21,7 @@ from oxillama.errors import ConvertError
 from oxillama.weights.cache import cache_folder
 
 _CONFIG = "config.json"
+Progress = Callable[[int, int, str], None]
 _VERSION = 2  # of what conversion writes; another one converts anew
 
 
@@ -38,7 +43,7 @@ def converted_folder() -> Path:
 def converted_file(
     path: str | os.PathLike[str],
     *,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """The GGUF file of a Hugging Face folder, made when first needed, with the folder's own data
     types. progress(done, total, name) is called for its tensors.
@@ -46,19 +51,82 @@ def converted_file(
     from oxillama.convert import convert_folder
 
     source = Path(path).resolve()
-    place = f"{source.name}.{_hash(str(source))[:8]}"
+    target = _made(source, "", convert_folder, progress)
+    note = _note(target)
+    with suppress(OSError, UnicodeError):  # without it there are no images unless asked for
+        if not note.is_file() or note.read_text("utf-8") != str(source):
+            note.write_text(str(source), "utf-8")
+    return target
+
+
+def converted_encoder(
+    path: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+) -> Path:
+    """The GGUF file (mmproj) of the image encoder of a Hugging Face folder, made when first needed,
+    with the folder's own data types.
+    """
+    from oxillama.convert import convert_encoder
+
+    return _made(Path(path).resolve(), "mmproj-", convert_encoder, progress)
+
+
+def encoder_folder(model: Any) -> Path | None:
+    """The Hugging Face folder that a converted model was made of, if it is still there and has an
+    image encoder that can be converted; None for every other model.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return None
+    path, folder = Path(model), cache_folder()
+    if folder is None or path.parent != folder / "converted":
+        return None
+    try:
+        source = Path(_note(path).read_text("utf-8"))
+    except (OSError, UnicodeError):
+        return None
+    if not is_model_folder(source):
+        return None
+    from oxillama.convert import has_encoder
+
+    try:
+        return source if has_encoder(source) else None
+    except ConvertError:
+        return None
+
+
+def _made(
+    source: Path, prefix: str, convert: Callable[..., Any], progress: Progress | None
+) -> Path:
+    """The converted file of a folder, made if there is none of its content as it is."""
+    place = f"{prefix}{source.name}.{_hash(str(source))[:8]}"
     target = converted_folder() / f"{place}.{_key(source)}.gguf"
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    if progress is None:
-        convert_folder(source, target, name=source.name)
-    else:
-        convert_folder(source, target, name=source.name, progress=progress)
+    convert(
+        source, target, name=source.name, **({} if progress is None else {"progress": progress})
+    )
     for old in target.parent.glob(f"{escape(place)}.*.gguf"):
         if old != target:
             old.unlink(missing_ok=True)
     return target
+
+
+def _note(target: Path) -> Path:
+    """The note beside a converted model."""
+    return target.with_name(f"{target.name.rsplit('.', 2)[0]}.folder")
+
+
+def remove_converted(name: str) -> int | None:
+    """Remove a converted file; returns the bytes freed, None if there is no file of this name."""
+    for path in converted_files():
+        if path.name == name:
+            freed = path.stat().st_size
+            path.unlink()
+            _note(path).unlink(missing_ok=True)
+            return freed
+    return None
 
 
 def converted_files() -> list[Path]:

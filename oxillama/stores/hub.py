@@ -18,7 +18,7 @@ from typing import Any
 
 from oxillama.errors import ConfigError, GgufError, GgufNotFound, listed
 from oxillama.gguf.source import shard_names
-from oxillama.stores.converted import converted_file
+from oxillama.stores.converted import converted_encoder, converted_file
 
 # quantisations that are taken where none is asked for, the first that a repository has
 PREFERRED = (
@@ -134,6 +134,40 @@ def fetch(
         folder, shards = PurePosixPath(name).parent, shard_names(PurePosixPath(name).name)
         wanted = [name] if shards is None else [str(folder / each) for each in shards]
         return [_one(hub, repo, each) for each in wanted][0]
+    return converted_file(_weights(hub, repo, names), progress=progress)
+
+
+def fetch_encoder(repo: str, *, progress: Callable[[int, int, str], None] | None = None) -> Path:
+    """The GGUF file (mmproj) of a repository's image encoder, downloaded if it is not cached, or
+    converted from the folder of a repository that has only safetensors.
+    """
+    hub = _hub(repo)
+    names = _names(hub, repo)
+    if any(name.lower().endswith(".gguf") for name in names):
+        return _one(hub, repo, choose_encoder(names, place=repo))
+    return converted_encoder(_weights(hub, repo, names), progress=progress)
+
+
+def choose_encoder(names: Iterable[str], *, place: str) -> str:
+    """The GGUF file of an image encoder among many: the only one, otherwise the one of halves;
+    ConfigError if there are several others, GgufNotFound if there is none.
+    """
+    found = [
+        name
+        for name in sorted(names)
+        if name.lower().endswith(".gguf") and "mmproj" in PurePosixPath(name).name.lower()
+    ]
+    if not found:
+        raise GgufNotFound(f"{place}: found no GGUF file of an image encoder (mmproj)")
+    halves = [name for name in found if _is_of(name, "F16")]
+    for several in (found, halves):
+        if len(several) == 1:
+            return several[0]
+    raise ConfigError(f"{place}: several files of image encoders: {listed(found)}, wanted one")
+
+
+def _weights(hub: Any, repo: str, names: list[str]) -> Path:
+    """The folder of a repository of safetensors, downloaded completely."""
     if "config.json" not in names:
         raise GgufNotFound(f"{repo}: found neither GGUF files nor a config.json")
     where = _whole(repo, repo, lambda: hub.snapshot_download(repo, allow_patterns=list(_PARTS)))
@@ -145,7 +179,7 @@ def fetch(
             f"{repo}: {listed(absent)}: did not come from the Hugging Face hub, wanted all "
             f"{len(parts)} files that are converted"
         )
-    return converted_file(where, progress=progress)
+    return where
 
 
 def _one(hub: Any, repo: str, name: str) -> Path:

@@ -158,7 +158,7 @@ def test_a_vocabulary_of_another_family_is_refused(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "kimik25"))
     said = "kimik25 marks images by '<|media_begin|>', wanted a vocabulary with this token"
     with pytest.raises(ModelError, match=re.escape(said)):
-        ImagePrompts(vision, Letters(), 4)
+        _ = ImagePrompts(lambda: vision, Letters(), 4).vision
 
 
 def test_rows_of_the_unified_gemma_4_see_each_other(tmp_path):
@@ -245,7 +245,7 @@ class Letters:
 def test_images_of_minicpm_are_numbered_within_their_prompt(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "resampler"))
     pieces = vision.pieces(picture(50, 60))
-    prompt = ImagePrompts(vision, Letters(), 4).compose([pieces, "and", pieces])
+    prompt = ImagePrompts(lambda: vision, Letters(), 4).compose([pieces, "and", pieces])
     text = "".join(chr(each) if each else "." for each in prompt)
     rows = "<image>........</image>"
     assert text == f"<image_id>0</image_id>{rows}and<image_id>1</image_id>{rows}"
@@ -262,7 +262,7 @@ def test_parts_of_a_message_of_minicpm_are_lines(tmp_path):
             raise TemplateError("found a list, wanted text")
         return from_message(messages[0]["content"])
 
-    prompts = ImagePrompts(vision, Letters(), 4)
+    prompts = ImagePrompts(lambda: vision, Letters(), 4)
     text, ((start, stop),) = prompts.render([{"content": content}], [part], render)
     assert start == 0 and text[stop:] == "\nWhat?"
 
