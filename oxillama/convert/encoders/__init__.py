@@ -1,4 +1,7 @@
-"""Every family of image encoders that can be converted; importing this package registers them."""
+"""Every family of image encoders that can be converted; importing this package registers them.
+
+`siglip`, `clip` (LLaVA), `internvl`, `pixtral`, `qwen`, `glm`, `llama4`, `gemma4`.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules
