@@ -427,7 +427,7 @@ _SAID = (
 # What is said of pictures before they are patches: for a processor (`oxillama/vision`) to read.
 _OF_PICTURES = (
     *("vision.image_min_pixels", "vision.image_max_pixels", "vision.preproc_image_size"),
-    *("vision.preproc_min_tiles", "vision.preproc_max_tiles"),
+    *("vision.preproc_min_tiles", "vision.preproc_max_tiles", "vision.use_thumbnail"),
     *("vision.image_grid_pinpoints", "vision.mm_patch_merge_type"),
 )
 

@@ -399,19 +399,21 @@ class Fitted(DynamicResolution):
 class TiledWhenLarge(DynamicResolution):
     """LFM2-VL (Liquid AI 2025, published image processor): an image of about its own size, and
     before it, if it has more than twice the pixels of the largest, 2 to 10 tiles of `side` pixels,
-    each after a text that says which it is.
+    each after a text that says which it is. thumbnail: whether the whole comes too then.
     """
 
     side: int = 512
+    thumbnail: bool = True
 
     def tiles(self, image: Any) -> list[Any]:
-        """The tiles, line by line, and last the image whole."""
+        """The tiles, line by line, and last the image whole, if it is wanted."""
         whole = resized(image, self.sides(image.width, image.height), self.filter, fit=self.fit)
         if not self.is_large(image.width, image.height):
             return [whole]
         across, down = nearest_grid(image.width, image.height, self.side, 2, 10)
         sheet = resized(image, (across * self.side, down * self.side), self.filter, fit=self.fit)
-        return [*_cut(sheet, self.side), whole]
+        tiles = _cut(sheet, self.side)
+        return [*tiles, whole] if self.thumbnail else tiles
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches square by square, without rows and columns: SigLIP rotates nothing."""
@@ -427,12 +429,14 @@ class TiledWhenLarge(DynamicResolution):
         """Each tile after its row and column, the whole image after a marker of its own."""
         if len(features) == 1:
             return [ImageFeatures(features[0])]
-        across, _ = nearest_grid(*image, self.side, 2, 10)
+        across, down = nearest_grid(*image, self.side, 2, 10)
         out = list[str | ImageFeatures]()
-        for at, rows in enumerate(features[:-1]):
-            down, right = divmod(at, across)
-            out += [f"<|img_row_{down + 1}_col_{right + 1}|>", ImageFeatures(rows)]
-        return [*out, "<|img_thumbnail|>", ImageFeatures(features[-1])]
+        for at, rows in enumerate(features[: across * down]):
+            row, column = divmod(at, across)
+            out += [f"<|img_row_{row + 1}_col_{column + 1}|>", ImageFeatures(rows)]
+        for rows in features[across * down :]:
+            out += ["<|img_thumbnail|>", ImageFeatures(rows)]
+        return out
 
 
 @dataclass(frozen=True)
@@ -753,6 +757,7 @@ def _lfm2(e: ImageEncoder, fit: Fit | None) -> Processor:
         filter="bilinear",
         placed=False,
         lowest=unit,
+        thumbnail=e.keys.flag("use_thumbnail", default=True),
     )
 
 

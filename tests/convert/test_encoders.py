@@ -258,6 +258,20 @@ def test_limits_of_an_image_are_the_folders(name, said, keys, tmp_path):
     Vision(reader)
 
 
+def test_large_images_of_lfm2_may_lack_the_whole(tmp_path):
+    made_of("lfm2vl", tmp_path, preprocessor_config={"use_thumbnail": False})
+    reader = reader_of(tmp_path)
+    assert reader.metadata["clip.vision.use_thumbnail"] is False
+    vision = Vision(reader)
+    pieces = vision.pieces(picture(1500, 900))
+    assert len(vision.pixels(picture(1500, 900))) == 6  # 3 x 2 tiles
+    texts = [each for each in pieces if isinstance(each, str)]
+    assert texts[1] == "<|img_row_1_col_1|>" and texts[-2:] == [
+        "<|img_row_2_col_3|>",
+        "<|image_end|>",
+    ]
+
+
 def test_settings_of_images_may_be_in_the_processors_file(tmp_path):
     made_of("gemma3", tmp_path)
     place = tmp_path / "model"

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from oxillama.convert.encoder import Encoder, PictureHyper, activation, described, encoder, spread
-from oxillama.convert.family import Keys, Rule, floats
+from oxillama.convert.family import Keys, Rule
+from oxillama.convert.safetensors import StoredTensor
 from oxillama.convert.shapes import paired_keys, paired_queries
 from oxillama.errors import ConvertError
 
@@ -66,8 +67,8 @@ def _line_end(h: PictureHyper) -> dict[str, Any]:
             f"{folder.path}: {_BREAK}: found "
             f"{'no embeddings' if table is None else f'token {number}'}, wanted its embedding"
         )
-    row = type(table)(table.dtype, table.data[number])
-    return {"v.token_embd.img_break": np.ascontiguousarray(floats(row))}
+    row = StoredTensor(table.dtype, table.data[number])
+    return {"v.token_embd.img_break": np.ascontiguousarray(row.floats())}
 
 
 def _keys(h: PictureHyper, k: Keys, projector: str) -> None:

@@ -150,10 +150,12 @@ def lfm2(h: PictureHyper, k: Keys) -> None:
     k.u32("vision.projector.scale_factor", factor)
     for name, wanted in (
         *(("tile_size", 512), ("min_tiles", 2), ("max_tiles", 10), ("max_pixels_tolerance", 2.0)),
-        *(("do_image_splitting", True), ("use_thumbnail", True), ("downsample_factor", factor)),
+        *(("do_image_splitting", True), ("downsample_factor", factor)),
         ("encoder_patch_size", h.side("patch_size")),
     ):
         h.must_have(name, h.images.get(name), wanted)
+    if not h.images.flag("use_thumbnail", default=True):
+        k.flag("vision.use_thumbnail", False)
     area = (h.side("patch_size") * factor) ** 2
     for name, usual in (("min", 64), ("max", 256)):
         tokens = h.images.integer(f"{name}_image_tokens", default=usual)
