@@ -82,7 +82,7 @@ def convert_encoder(
     if wanted not in TYPES:
         raise ConvertError(f"type: found {type!r}, wanted auto, F32, F16, BF16 or Q8_0")
     folder = ModelFolder(source)
-    encoder, hyper = _encoder(folder)
+    encoder, hyper = encoder_of(folder)
     folder.check_complete()
     left_out: list[str] = []
     keys = Keys("clip")
@@ -114,7 +114,10 @@ def convert_encoder(
     return Converted(Path(target), kind, len(planned), size, tuple(sorted(left_out)))
 
 
-def _encoder(folder: ModelFolder) -> tuple[Encoder, PictureHyper]:
+def encoder_of(folder: ModelFolder) -> tuple[Encoder, PictureHyper]:
+    """The family of a folder's image encoder, and the values that it reads; ConvertError for a
+    folder without one.
+    """
     label, found = f"{folder.path}/config.json", folder.architecture
     if found not in ENCODERS:
         near = get_close_matches(found, ENCODERS, n=3)

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from oxillama.cli import main
-from oxillama.convert import convert_encoder, convertible_encoders, has_encoder
+from oxillama.convert import ModelFolder, convert_encoder, convertible_encoders, has_encoder
+from oxillama.convert.family import Keys
+from oxillama.convert.mmproj import encoder_of
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model.image_builder import encoders
@@ -369,3 +371,33 @@ def test_the_command_writes_the_file_of_an_encoder(tmp_path, capsys):
     assert "SmolVLMForConditionalGeneration          idefics3" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["convert", place, str(target), "--mmproj", "-t", "2"])
+
+
+def test_keys_of_configurations_that_transformers_saved(cases, tmp_path):
+    """Those of files that llama.cpp's converter made of the same models."""
+    own = {
+        "qwen2vl": {"vision.feed_forward_length", "vision.image_min_pixels"},
+        "qwen25vl": {"vision.image_min_pixels", "vision.image_max_pixels", "vision.window_size"},
+        "qwen3vl": {"vision.image_min_pixels", "vision.image_max_pixels"},
+    }
+    seen = 0
+    for place in sorted((cases / "vision").iterdir()):
+        if not (place / "mmproj-f32.gguf").exists():
+            continue
+        held = tmp_path / place.name
+        held.mkdir()
+        for theirs, ours in (("hf_config", "config"), ("preprocessor_config",) * 2):
+            (held / f"{ours}.json").write_bytes((place / f"{theirs}.json").read_bytes())
+        encoder, hyper = encoder_of(ModelFolder(held))
+        keys = Keys("clip")
+        encoder.family.keys(hyper, keys)
+        found = {key.removeprefix("clip."): plain(value) for key, (value, _) in keys.found.items()}
+        wanted = {
+            key.removeprefix("clip."): plain(value)
+            for key, value in GgufReader(place / "mmproj-f32.gguf").metadata.items()
+            if key.startswith("clip.")
+        }
+        differing = {key for key in found | wanted if found.get(key) != wanted.get(key)}
+        assert differing <= own.get(place.name, set()), place.name
+        seen += 1
+    assert seen == 7
