@@ -98,9 +98,9 @@ class Encoder:
     parts: beginnings of the names of its tensors; every other tensor is left out, and so are those
     of `unused`. defaults: values of a `vision_config` that transformers has where it is silent.
     halves: tensors that are halves in a file of halves and float32 in every other; kept: those that
-    are float32 in all. renamed: a tensor's name before the
-    rules are looked up. layers: how many layers of the folder run. variant: another family for some
-    configurations of the same class.
+    are float32 in all. renamed: a tensor's name before the rules are looked up. layers: how many
+    layers of the folder run. extra: further vectors of the file, float32 by name. variant: another
+    family for some configurations of the same class.
     """
 
     projector: str
