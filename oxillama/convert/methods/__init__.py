@@ -1,4 +1,8 @@
-"""How weights are quantised, one module for one program or more; importing this registers them."""
+"""How weights are quantised; importing this package registers all methods.
+
+`fp8` as DeepSeek publishes it, `compressed` (compressed-tensors), `modelopt`, and `words`: GPTQ and
+AWQ, whose codes are in words of 32 bits.
+"""
 
 from oxillama.convert.methods import compressed, fp8, modelopt, words
 
