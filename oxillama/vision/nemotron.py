@@ -45,6 +45,7 @@ class RadioTiles(DynamicTiles):
 
 @processor("nemotron_v2_vl")
 def _nemotron_v2_vl(e: ImageEncoder, fit: Fit | None) -> Processor:
-    classes, positions = e.array("v.class_embd"), e.array("v.position_embd.weight")[0]
+    classes, positions = e.array("v.class_embd"), e.array("v.position_embd.weight")
+    positions = positions.reshape(-1, positions.shape[-1])  # files have an axis of one before it
     tiles = (_TOKENS, e.image, e.patch, e.group, 1, _MOST, fit or "stretch")
     return RadioTiles(*tiles, classes, positions)

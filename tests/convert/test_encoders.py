@@ -97,9 +97,25 @@ def test_features_are_those_of_transformers(name, tmp_path):
     assert np.abs(found - wanted).max() <= 5e-6 * np.abs(wanted).max()
 
 
-def test_every_projector_that_runs_can_be_converted():
-    # that of an encoder of images and sound, whose folder is of another class
-    assert set(convertible_encoders().values()) == set(encoders()) - {"qwen2.5o"}
+# Projectors that run, but whose folders are not converted.
+NOT_CONVERTED = {
+    *("deepseekocr", "deepseekocr2", "dots3note_v", "dots_ocr", "exaone4_5", "gemma3nv"),
+    *("gemma4uv", "granite4_vision", "hunyuanvl", "kimik25", "kimivl", "ling3vl", "mimovl"),
+    *(
+        "minicpmv4_6",
+        "minimax_m3",
+        "muse-glimmer",
+        "nemotron_v2_vl",
+        "paddleocr",
+        "qwen2.5o",
+        "resampler",
+    ),
+    *("step3vl", "youtuvl"),
+}
+
+
+def test_projectors_that_run_can_be_converted():
+    assert set(convertible_encoders().values()) == set(encoders()) - NOT_CONVERTED
     assert {golden_of(name)["config"]["architectures"][0] for name in NAMES} < set(
         convertible_encoders()
     )

@@ -11,9 +11,9 @@ def nemotron_v2_vl(b: ImageBuilder) -> None:
     """The class tokens stand first. A batch brings them, and the positions of patches, beside the
     colours: those of a class token are zeros.
     """
-    name, held = "v.position_embd.weight", b.shape("v.position_embd.weight", 3)
-    if held != (1, b.side**2, b.hidden):
-        raise ModelError(f"{name}: file has {held}, {b.kind} needs {(1, b.side**2, b.hidden)}")
+    name, held = "v.position_embd.weight", b.shape("v.position_embd.weight", 2)
+    if held != (b.side**2, b.hidden):
+        raise ModelError(f"{name}: file has {held}, {b.kind} needs {(b.side**2, b.hidden)}")
     count, width = b.shape("v.class_embd", 2)
     if width != b.hidden:
         raise ModelError(f"v.class_embd: file has {(count, width)}, {b.kind} needs {b.hidden} wide")
