@@ -44,6 +44,7 @@ class Program:
         num_threads: int = 0,
         isa: str | None = None,
         packing: object | None = None,
+        beside: Program | None = None,
     ) -> None: ...
     @property
     def workers(self) -> int: ...

@@ -106,7 +106,8 @@ cdef class Program:
     attention layer (kv_heads LATENT: values are a view of the keys; ROWS: floats that keys are made of); slot_layers: the shape of each recurrent
     layer's state; hidden: the slot that holds the rows of output="hidden" after the op before the first that writes the output; max_rows: most rows
     of a step; num_threads: workers (0 = all cores this process may use); isa: instruction set of the float kernels (None = the active one); packing:
-    `begin(rows, cancel)` and `end()` of weights that may not be packed yet (model/packing.py). ModelError or ConfigError for whatever cannot run.
+    `begin(rows, cancel)` and `end()` of weights that may not be packed yet (model/packing.py); beside: a program on whose workers this one runs, with as
+    many; only one of them steps at a time. ModelError or ConfigError for whatever cannot run.
     """
     cdef Step step_
     cdef Entry *entries
@@ -151,12 +152,15 @@ cdef class Program:
             raise MemoryError
 
     def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, slot_layers=(), hidden=None, max_rows=512, num_threads=0, isa=None,
-                 packing=None):
+                 packing=None, Program beside=None):
         for name, value, most in (("vocab_size", vocab_size, 1 << 30), ("hidden_size", hidden_size, 1 << 24), ("max_rows", max_rows, MAX_ROWS)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(f"{name}: got {value!r}, wanted an int from 1 to {most}")
         self.num_threads = worker_count(num_threads)
-        self.crew, self.adaptive, self.packing = Workers(self.num_threads), AdaptiveWorkers(self.num_threads), packing
+        if beside is not None and beside.num_threads != self.num_threads:
+            raise ConfigError(f"num_threads: got {self.num_threads}, wanted {beside.num_threads}, those of the program beside")
+        self.crew = Workers(self.num_threads) if beside is None else beside.crew
+        self.adaptive, self.packing = AdaptiveWorkers(self.num_threads), packing
         self.max_rows, self.vocab_size, self.hidden_size = max_rows, vocab_size, hidden_size
         self.kv_layers = [tuple(layer) for layer in kv_layers]
         self.slot_layers = [tuple(shape) for shape in slot_layers]

@@ -193,16 +193,18 @@ class ImageEncoder:
         made = np.empty(0)
         for at, (program, tape) in enumerate(zip(self._programs, self.tapes)):
             few = len(image.patches) if program.kv_layers else _COMPARED
-            if at == 0:
-                some = _some(image, 0, few)
-                yield from _compared(program, tape, self.reader, some.patches, some)
-                made = self._begun(image)
-                continue
-            how = image.joined[at - 1]
-            piece = how if program.kv_layers else _part(how, 0, _COMPARED)
-            rows = self._grouped(at - 1, self._cut(at - 1, made, how), piece)
-            yield from _compared(program, tape, self.reader, rows, piece)
-            made = self._step(at, made, how)
+            with self._lock:  # all programs have the same threads
+                if at == 0:
+                    some = _some(image, 0, few)
+                    found = list(_compared(program, tape, self.reader, some.patches, some))
+                    made = self._begun(image)
+                else:
+                    how = image.joined[at - 1]
+                    piece = how if program.kv_layers else _part(how, 0, _COMPARED)
+                    rows = self._grouped(at - 1, self._cut(at - 1, made, how), piece)
+                    found = list(_compared(program, tape, self.reader, rows, piece))
+                    made = self._step(at, made, how)
+            yield from found
 
     def reference(self, image: ImageRows) -> np.ndarray:
         """The same by the numpy definitions of all tapes."""
@@ -369,16 +371,11 @@ def load_encoder(
         )
         for key, each in tensors.items()
     }
-    programs = [
-        _program(
-            part,
-            tape,
-            weights,
-            max_rows=_most_rows(tape, min(part.most or max_rows, max_rows)),
-            num_threads=num_threads,
-        )
-        for part, tape in zip(parts, tapes)
-    ]
+    programs: list[Program] = []
+    for part, tape in zip(parts, tapes):
+        rows = _most_rows(tape, min(part.most or max_rows, max_rows))
+        beside = programs[0] if programs else None
+        programs.append(_program(part, tape, weights, rows, num_threads, beside))
     return ImageEncoder(
         body.kind,
         reader,
@@ -436,10 +433,11 @@ def _program(
     b: ImageBuilder,
     tape: Tape,
     weights: Mapping[Any, Any],
-    *,
     max_rows: int,
     num_threads: int,
+    beside: Program | None,
 ) -> Program:
+    """beside: the program whose threads this one runs on, as one of an encoder runs at a time."""
     # An image is one step, so keys and values of a layer are read before the next one's are
     # written: all layers share the pages of one.
     kinds = list(dict.fromkeys(state.dims for state in b.pages))
@@ -458,4 +456,5 @@ def _program(
         hidden_size=tape.width,
         max_rows=max_rows,
         num_threads=num_threads,
+        beside=beside,
     )

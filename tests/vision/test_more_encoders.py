@@ -222,6 +222,17 @@ def test_features_of_ling_are_at_their_rows_and_columns(tmp_path):
     assert made.positions.tolist() == where
 
 
+def test_tapes_of_an_encoder_run_on_the_same_threads(tmp_path):
+    vision = Vision(write_more(tmp_path / "m.gguf", "gemma3nv"), num_threads=3)
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        pytest.skip("the system does not list threads")
+    before = len(list(tasks.iterdir()))
+    other = Vision(write_more(tmp_path / "n.gguf", "gemma3nv"), num_threads=3)
+    assert len(list(tasks.iterdir())) == before + 2
+    assert len(other.encoder.tapes) == len(vision.encoder.tapes) == 16
+
+
 def test_either_shape_of_a_scale_of_gemma_3n_is_read(tmp_path):
     source = write_more(tmp_path / "a.gguf", "gemma3nv")
     held = GgufReader(source)
