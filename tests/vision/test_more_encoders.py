@@ -1,5 +1,6 @@
 """Encoders of the families in `made_more`: the laws of all, and features beside transformers'."""
 
+import gc
 import re
 from pathlib import Path
 
@@ -227,6 +228,7 @@ def test_tapes_of_an_encoder_run_on_the_same_threads(tmp_path):
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         pytest.skip("the system does not list threads")
+    gc.collect()  # threads of encoders of other tests end now
     before = len(list(tasks.iterdir()))
     other = Vision(write_more(tmp_path / "n.gguf", "gemma3nv"), num_threads=3)
     assert len(list(tasks.iterdir())) == before + 2
