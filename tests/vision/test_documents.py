@@ -40,6 +40,17 @@ def test_features_are_the_same_bits_whatever_the_threads(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_features_are_the_same_bits_in_parts(tmp_path, kind, monkeypatch):
+    """Tapes without attention run over as many rows at a time as hold so many floats."""
+    path = write_mmproj(tmp_path / "m.gguf", kind)
+    whole = features_of(Vision(path), picture(400, 300))
+    monkeypatch.setattr("oxillama.model.image_encoder._JOINED", 1)  # 64 rows
+    parts = features_of(Vision(path), picture(400, 300))
+    assert len(whole) == len(parts) > 0
+    assert all(np.array_equal(a.rows, b.rows) for a, b in zip(whole, parts))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_op_agrees_with_its_meaning(tmp_path, kind):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", kind))
     found = list(vision.diagnose(picture(120, 80)))
