@@ -138,7 +138,10 @@ def test_compiled_modules_import_compiled_modules_and_errors_only_without_a_circ
 
 
 # their modules are found by a scan of the folder
-SCANNED = {ROOT / "model" / "arch", ROOT / "model" / "encoders", ROOT / "convert" / "families"}
+SCANNED = {
+    *(ROOT / "model" / "arch", ROOT / "model" / "encoders"),
+    *(ROOT / "convert" / "families", ROOT / "vision" / "families"),
+}
 PACKAGES = {path.parent for path in ROOT.glob("*/**/__init__.py")} - SCANNED
 
 

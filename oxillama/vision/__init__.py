@@ -1,8 +1,7 @@
 """Images for language models: read and checked (`reading`, `whole`), found in messages
-(`messages`), turned into pixels as in each family's reference (`processors`; `sliced`: MiniCPM-V;
-`convolved`: Gemma 3n; `sized`: further families whose images have any size; `documents`,
-`deepseek`, `granite`, `step3`, `nemotron`), laid out as patches (`layout`), encoded (`encoder`)
-into `features`, and `placed` among the tokens of a session.
+(`messages`), turned into pixels as in each family's reference (`processors`, and a file per family
+in `families/`), laid out as patches (`layout`), encoded (`encoder`) into `features`, and `placed`
+among the tokens of a session.
 """
 
 from oxillama.vision.encoder import Vision as Vision

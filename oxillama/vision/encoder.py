@@ -15,14 +15,7 @@ from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model.image_encoder import ImageEncoder, load_encoder
 from oxillama.model.reference import Difference
-from oxillama.vision import convolved as _convolved  # noqa: F401  (importing it registers kinds)
-from oxillama.vision import deepseek as _deepseek  # noqa: F401  (likewise)
-from oxillama.vision import documents as _documents  # noqa: F401  (likewise)
-from oxillama.vision import granite as _granite  # noqa: F401  (likewise)
-from oxillama.vision import nemotron as _nemotron  # noqa: F401  (likewise)
-from oxillama.vision import sized as _sized  # noqa: F401  (likewise)
-from oxillama.vision import sliced as _sliced  # noqa: F401  (likewise)
-from oxillama.vision import step3 as _step3  # noqa: F401  (likewise)
+from oxillama.vision import families as _families  # noqa: F401  (importing it registers them)
 from oxillama.vision.features import ImageFeatures
 from oxillama.vision.processors import DynamicResolution, Fit, ImageTokens, Processor, processor_of
 from oxillama.vision.reading import ImageLimits, read_image

@@ -11,21 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from oxillama.errors import ImageError, ModelError
+from oxillama.errors import ImageError
 from oxillama.model.image_encoder import ImageEncoder, ImageRows
 from oxillama.vision.features import ImageFeatures
 from oxillama.vision.layout import (
     Positions,
     axial_rows,
-    interpolated,
     merged_rows,
     plain_rows,
-    resampled,
 )
 from oxillama.vision.reading import pillow
 
@@ -150,7 +147,7 @@ class FixedSize:
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches line by line."""
-        _expect(pixels, self.size)
+        expect(pixels, self.size)
         return plain_rows(pixels, self.patch, group=self.group, classed=self.classed)
 
     def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
@@ -229,7 +226,7 @@ class CanvasTiles(FixedSize):
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches line by line, with row and column, before the class token."""
-        _expect(pixels, self.size)
+        expect(pixels, self.size)
         return axial_rows(pixels, self.patch, merge=round(self.group**0.5), class_last=True)
 
     def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
@@ -345,7 +342,7 @@ class DynamicResolution:
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches square by square, window by window."""
-        _expect_multiples(pixels, self.patch * self.merge)
+        expect_multiples(pixels, self.patch * self.merge)
         return merged_rows(
             pixels,
             self.patch,
@@ -465,7 +462,7 @@ class RowSeparated:
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches line by line, with row and column."""
-        _expect_multiples(pixels, self.patch * self.merge)
+        expect_multiples(pixels, self.patch * self.merge)
         return axial_rows(pixels, self.patch, merge=self.merge)
 
     def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
@@ -508,7 +505,7 @@ class DynamicTiles:
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches line by line, after the class token."""
-        _expect(pixels, self.size)
+        expect(pixels, self.size)
         return plain_rows(pixels, self.patch, group=self.group, classed=True)
 
     def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
@@ -558,7 +555,7 @@ class SplitImage:
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches line by line."""
-        _expect(pixels, self.size)
+        expect(pixels, self.size)
         return plain_rows(pixels, self.patch, group=self.group, classed=False)
 
     def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
@@ -577,218 +574,23 @@ class SplitImage:
         return [*out, f"{text}\n{fake}<global-img>", ImageFeatures(features[-1]), fake]
 
 
-def _expect(pixels: np.ndarray, side: int) -> None:
+def expect(pixels: np.ndarray, side: int) -> None:
+    """Raise ImageError for pixels that are no square of that side."""
     if pixels.shape != (3, side, side):
         raise ImageError(
             f"pixels: found {pixels.shape}, wanted (3, {side}, {side}) for this encoder"
         )
 
 
-def _expect_multiples(pixels: np.ndarray, unit: int) -> None:
+def expect_multiples(pixels: np.ndarray, unit: int) -> None:
+    """Raise ImageError for pixels whose sides are not multiples of `unit`."""
     if pixels.shape[1] % unit or pixels.shape[2] % unit:
         raise ImageError(
             f"pixels: found {pixels.shape[2]} x {pixels.shape[1]}, wanted multiples of {unit}"
         )
 
 
-_LLAVA = ImageTokens(("<image>",), "<image>")
-_QWEN = ImageTokens(
-    ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
-    "<|image_pad|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-)
-_GEMMA = ImageTokens(
-    ("<start_of_image>",), "<image_soft_token>", "\n\n<start_of_image>", "<end_of_image>\n\n"
-)
-_IDEFICS = ImageTokens(("<image>",), "<image>")
-_PIXTRAL = ImageTokens(("[IMG]",), "[IMG]", "", "[IMG_END]")
-_INTERN = ImageTokens(
-    ("<img><IMG_CONTEXT></img>", "<IMG_CONTEXT>", "<image>"), "<IMG_CONTEXT>", "<img>", "</img>"
-)
-_GLM = ImageTokens(
-    ("<|begin_of_image|><|image|><|end_of_image|>", "<|image|>"),
-    "<|image|>",
-    "<|begin_of_image|>",
-    "<|end_of_image|>",
-)
-_GEMMA_4 = ImageTokens(("<|image|>",), "<|image|>", "<|image>", "<image|>")
-_LFM = ImageTokens(("<image>",), "<image>", "<|image_start|>", "<|image_end|>")
-_LLAMA_4 = ImageTokens(("<|image|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
-_JANUS = ImageTokens(
-    ("<begin_of_image><image_placeholder><end_of_image>", "<image_placeholder>"),
-    "<image_placeholder>",
-    "<begin_of_image>",
-    "<end_of_image>",
-)
-_LIGHTON = ImageTokens(("<|image_pad|>",), "<|image_pad|>")
-
-
-def _llava(e: ImageEncoder, fit: Fit | None) -> Processor:
-    square = FixedSize(
-        _LLAVA,
-        e.image,
-        e.patch,
-        1,
-        "bicubic",
-        fit or "pad",
-        CLIP_MEAN,
-        classed="v.class_embd" in e.reader.tensors,
-    )
-    kind = e.keys.text("mm_patch_merge_type", default="flat")
-    points = e.keys.integers("image_grid_pinpoints", default=())
-    if kind == "flat" and not points:
-        return square
-    if kind != "spatial_unpad" or len(points) % 2 or not points:
-        raise ModelError(
-            f"clip.vision.mm_patch_merge_type: found {kind!r} with {len(points)} numbers of "
-            f"pinpoints, wanted 'spatial_unpad' with pairs of them, or 'flat' without any"
-        )
-    pairs = tuple(zip(points[::2], points[1::2]))
-    for pair in pairs:
-        if min(pair) < e.image or pair[0] % e.image or pair[1] % e.image:
-            raise ModelError(
-                f"clip.vision.image_grid_pinpoints: found {pair}, wanted multiples of {e.image}"
-            )
-    return AnyResolution(
-        **vars(replace(square, fit="stretch")),
-        pinpoints=pairs,
-        newline=e.vector("model.image_newline", e.width),
-    )
-
-
-def _gemma3(e: ImageEncoder, fit: Fit | None) -> Processor:
-    return FixedSize(
-        _GEMMA, e.image, e.patch, e.group, "bilinear", fit or "stretch", (0, 0, 0), together=True
-    )
-
-
-def _llama4(e: ImageEncoder, fit: Fit | None) -> Processor:
-    return CanvasTiles(_LLAMA_4, e.image, e.patch, e.group, "bilinear", fit or "pad", (0, 0, 0))
-
-
-def _janus_pro(e: ImageEncoder, fit: Fit | None) -> Processor:
-    red, green, blue = (int(each * 255) for each in e.keys.numbers("image_mean", count=3))
-    return Centred(_JANUS, e.image, e.patch, 1, "bicubic", fit or "pad", (red, green, blue))
-
-
-def _merged(e: ImageEncoder, fit: Fit | None) -> Processor:
-    merge = round(e.group**0.5)
-    area = (e.patch * merge) ** 2
-    least = e.keys.integer("image_min_pixels", default=8 * area, minimum=1)
-    most = e.keys.integer("image_max_pixels", default=4096 * area, minimum=least)
-    window, positions = 0, None
-    if e.spanned:
-        window = e.keys.integer("window_size", default=112) // (e.patch * merge)
-    if e.kind == "qwen3vl_merger":
-        positions = partial(interpolated, e.grid("v.position_embd.weight"))
-    return DynamicResolution(
-        _QWEN, e.patch, merge, least, most, fit or "stretch", window, positions
-    )
-
-
-def _pixtral(e: ImageEncoder, fit: Fit | None) -> Processor:
-    line = e.vector("v.token_embd.img_break", e.width)
-    if line is None:
-        raise ModelError("v.token_embd.img_break: the file has no such tensor, pixtral needs it")
-    return RowSeparated(_PIXTRAL, e.image, e.patch, round(e.group**0.5), fit or "stretch", line)
-
-
-def _glm4v(e: ImageEncoder, fit: Fit | None) -> Processor:
-    merge = round(e.group**0.5)
-    area = (e.patch * merge) ** 2
-    least = e.keys.integer("image_min_pixels", default=8 * area, minimum=1)
-    most = e.keys.integer("image_max_pixels", default=6144 * area, minimum=least)
-    positions = None
-    if "v.position_embd.weight" in e.reader.tensors:
-        table = e.grid("v.position_embd.weight")
-        positions = partial(resampled, table, kernel="cubic")
-    return EnlargedFirst(_GLM, e.patch, merge, least, most, fit or "stretch", positions=positions)
-
-
-def _gemma4(e: ImageEncoder, fit: Fit | None) -> Fitted:
-    merge = round(e.group**0.5)
-    unit = e.patch * merge
-    most = e.keys.integer("image_max_pixels", default=280 * unit**2, minimum=unit**2)
-    # a side is at most as long as all features in one line
-    table = e.array("v.position_embd.weight")[:, : most // unit**2 * merge].copy()
-    if table.shape[1] < most // unit**2 * merge:
-        raise ModelError(
-            f"v.position_embd.weight: file has {table.shape[1]} places, an image of {most} pixels "
-            f"needs {most // unit**2 * merge}"
-        )
-
-    def positions(rows: int, columns: int) -> np.ndarray:
-        return (table[0, None, :columns] + table[1, :rows, None]).reshape(rows * columns, -1)
-
-    return Fitted(
-        _GEMMA_4,
-        e.patch,
-        merge,
-        1,
-        most,
-        fit or "stretch",
-        positions=positions,
-        placed=False,
-        # the rows of an image see each other but in E2B and E4B, which no key tells
-        together=e.width not in (1536, 2560),
-    )
-
-
-def _lightonocr(e: ImageEncoder, fit: Fit | None) -> Processor:
-    longest = e.keys.integer("preproc_image_size", default=e.image, minimum=1, maximum=1 << 14)
-    merge = round(e.group**0.5)
-    return RowSeparated(_LIGHTON, longest, e.patch, merge, fit or "stretch", None)
-
-
-def _lfm2(e: ImageEncoder, fit: Fit | None) -> Processor:
-    merge = round(e.group**0.5)
-    unit = e.patch * merge
-    least = e.keys.integer("image_min_pixels", default=64 * unit**2, minimum=1)
-    most = e.keys.integer("image_max_pixels", default=256 * unit**2, minimum=least)
-    return TiledWhenLarge(
-        _LFM,
-        e.patch,
-        merge,
-        least,
-        most,
-        fit or "stretch",
-        positions=partial(resampled, e.grid("v.position_embd.weight"), kernel="linear"),
-        filter="bilinear",
-        placed=False,
-        lowest=unit,
-        thumbnail=e.keys.flag("use_thumbnail", default=True),
-    )
-
-
-def _internvl(e: ImageEncoder, fit: Fit | None) -> Processor:
-    least = e.keys.integer("preproc_min_tiles", default=1, minimum=1, maximum=256)
-    most = e.keys.integer("preproc_max_tiles", default=12, minimum=least, maximum=256)
-    return DynamicTiles(_INTERN, e.image, e.patch, e.group, least, most, fit or "stretch")
-
-
-def _idefics3(e: ImageEncoder, fit: Fit | None) -> Processor:
-    longest = e.keys.integer("preproc_image_size", default=e.image, minimum=1, maximum=1 << 14)
-    return SplitImage(_IDEFICS, e.image, e.patch, e.group, longest, fit or "stretch")
-
-
-_MAKERS: dict[str, Callable[[ImageEncoder, Fit | None], Processor]] = {
-    "mlp": _llava,
-    "gemma3": _gemma3,
-    "idefics3": _idefics3,
-    "pixtral": _pixtral,
-    "gemma4v": _gemma4,
-    "glm4v": _glm4v,
-    "internvl": _internvl,
-    "janus_pro": _janus_pro,
-    "lfm2": _lfm2,
-    "lightonocr": _lightonocr,
-    "llama4": _llama4,
-    "qwen2vl_merger": _merged,
-    "qwen2.5vl_merger": _merged,
-    "qwen2.5o": _merged,
-    "qwen3vl_merger": _merged,
-}
+_MAKERS: dict[str, Callable[[ImageEncoder, Fit | None], Processor]] = {}
 
 
 def processor(

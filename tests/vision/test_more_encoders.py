@@ -12,8 +12,8 @@ from oxillama.gguf import GgufReader
 from oxillama.image_prompts import ImagePrompts
 from oxillama.tokenizer.provenance import from_message
 from oxillama.vision import ImageFeatures, Vision
+from oxillama.vision.families.minicpm import Sliced
 from oxillama.vision.messages import ImagePart
-from oxillama.vision.sliced import Sliced
 from tests.vision.made_more import WRITERS, write_more
 from tests.vision.test_encoders import features_of, picture, rewritten
 

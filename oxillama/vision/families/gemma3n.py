@@ -20,7 +20,7 @@ from oxillama.vision.processors import (
     ImageTokens,
     Processor,
     Size,
-    _expect,
+    expect,
     processor,
 )
 
@@ -38,7 +38,7 @@ class Convolved(FixedSize):
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """A row for each place that the first convolution leaves, then each window's."""
-        _expect(pixels, self.size)
+        expect(pixels, self.size)
         taken = _around(self.size, _STEM.side, _STEM.stride)
         flat = np.concatenate([pixels.reshape(3, -1), np.zeros((3, 1), np.float32)], axis=1)
         patches = np.ascontiguousarray(flat[:, taken].transpose(1, 0, 2)).reshape(len(taken), -1)

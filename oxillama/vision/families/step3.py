@@ -21,10 +21,10 @@ from oxillama.vision.processors import (
     ImageTokens,
     Processor,
     Size,
-    pillow,
     processor,
     resized,
 )
+from oxillama.vision.reading import pillow
 
 # What templates write for an image is the token of a row; marks around tiles are in the pieces.
 _TOKENS = ImageTokens(("<im_patch>",), "<im_patch>")

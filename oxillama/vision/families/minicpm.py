@@ -20,7 +20,7 @@ from oxillama.vision.processors import (
     ImageTokens,
     Processor,
     Size,
-    _expect_multiples,
+    expect_multiples,
     processor,
     resized,
 )
@@ -87,7 +87,7 @@ class Sliced:
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches with what the encoder takes beside them."""
-        _expect_multiples(pixels, self.unit)
+        expect_multiples(pixels, self.unit)
         return self.layout(pixels)
 
     def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:

@@ -11,17 +11,17 @@ import numpy as np
 
 from oxillama.errors import ImageError
 from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
+from oxillama.vision.families.gemma import gemma4
+from oxillama.vision.families.qwen import QWEN
 from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
 from oxillama.vision.processors import (
-    _QWEN,
     DynamicResolution,
     Fit,
     Fitted,
     ImageTokens,
     Processor,
     Size,
-    _expect_multiples,
-    _gemma4,
+    expect_multiples,
     processor,
     resized,
 )
@@ -123,7 +123,7 @@ class FittedPatches(Fitted):
 @processor("gemma4uv")
 def _gemma4_unified(e: ImageEncoder, fit: Fit | None) -> Processor:
     # in the published model the rows of an image see each other
-    return FittedPatches(**{**vars(_gemma4(e, fit)), "together": True})
+    return FittedPatches(**{**vars(gemma4(e, fit)), "together": True})
 
 
 _MINIMAX = ImageTokens(
@@ -165,7 +165,7 @@ class NearestRatio(DynamicResolution):
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches window by window; squares of them make features."""
-        _expect_multiples(pixels, self.patch * self.merge)
+        expect_multiples(pixels, self.patch * self.merge)
         laid = merged_rows(
             pixels, self.patch, merge=1, window=self.window, positions=self.positions
         )
@@ -204,7 +204,7 @@ def _ling3vl(e: ImageEncoder, fit: Fit | None) -> Processor:
     most = e.keys.integer("image_max_pixels", default=4096 * area, minimum=least)
     positions = partial(interpolated, e.grid("v.position_embd.weight"))
     return DynamicResolution(
-        _QWEN, e.patch, merge, least, most, fit or "stretch", positions=positions
+        QWEN, e.patch, merge, least, most, fit or "stretch", positions=positions
     )
 
 
@@ -241,7 +241,7 @@ def _mimovl(e: ImageEncoder, fit: Fit | None) -> Processor:
     least = e.keys.integer("image_min_pixels", minimum=1)
     most = e.keys.integer("image_max_pixels", minimum=least)
     return TurnedRows(
-        _QWEN,
+        QWEN,
         e.patch,
         e.keys.integer("spatial_merge_size", default=2),
         least,

@@ -1,0 +1,28 @@
+"""Pixtral and Mistral Small; LightOnOCR: an image of about its own size, line by line."""
+
+from __future__ import annotations
+
+from oxillama.errors import ModelError
+from oxillama.model.image_encoder import ImageEncoder
+from oxillama.vision.processors import Fit, ImageTokens, Processor, RowSeparated, processor
+
+_PIXTRAL = ImageTokens(("[IMG]",), "[IMG]", "", "[IMG_END]")
+_INTERN = ImageTokens(
+    ("<img><IMG_CONTEXT></img>", "<IMG_CONTEXT>", "<image>"), "<IMG_CONTEXT>", "<img>", "</img>"
+)
+_LIGHTON = ImageTokens(("<|image_pad|>",), "<|image_pad|>")
+
+
+@processor("pixtral")
+def _pixtral(e: ImageEncoder, fit: Fit | None) -> Processor:
+    line = e.vector("v.token_embd.img_break", e.width)
+    if line is None:
+        raise ModelError("v.token_embd.img_break: the file has no such tensor, pixtral needs it")
+    return RowSeparated(_PIXTRAL, e.image, e.patch, round(e.group**0.5), fit or "stretch", line)
+
+
+@processor("lightonocr")
+def _lightonocr(e: ImageEncoder, fit: Fit | None) -> Processor:
+    longest = e.keys.integer("preproc_image_size", default=e.image, minimum=1, maximum=1 << 14)
+    merge = round(e.group**0.5)
+    return RowSeparated(_LIGHTON, longest, e.patch, merge, fit or "stretch", None)
