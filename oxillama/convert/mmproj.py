@@ -23,18 +23,18 @@ from oxillama.convert.family import Keys
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.vocabulary import KeyValues
 from oxillama.convert.write import (
-    _FILE_TYPES,
+    FILE_TYPES,
     FLOATS,
     Converted,
+    Planned,
+    PlannedFile,
     Progress,
-    _filled,
-    _Planned,
-    _PlannedFile,
-    _read_from,
-    _save,
-    _single,
-    _size_label,
-    _TypeOf,
+    TypeOf,
+    filled,
+    read_from,
+    save,
+    single,
+    size_label,
 )
 from oxillama.errors import ConvertError, ModelError
 from oxillama.gguf import GgufReader
@@ -86,7 +86,7 @@ def convert_encoder(
     folder.check_complete()
     left_out: list[str] = []
     keys = Keys("clip")
-    with _read_from(hyper):
+    with read_from(hyper):
         encoder.family.keys(hyper, keys)
         planned = list(_plan(folder, encoder, hyper, wanted, left_out))
     if not planned:
@@ -99,16 +99,16 @@ def convert_encoder(
     whole: KeyValues = {
         "general.type": ("mmproj", "string"),
         "general.name": (name or folder.path.resolve().name, "string"),
-        "general.size_label": (_size_label(planned), "string"),
-        "general.file_type": ({**_FILE_TYPES, "Q8_0": 7}[most], "uint32"),
+        "general.size_label": (size_label(planned), "string"),
+        "general.file_type": ({**FILE_TYPES, "Q8_0": 7}[most], "uint32"),
         "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
         **keys.found,
     }
     try:
-        record_encoder(cast(GgufReader, _PlannedFile("clip", whole, planned)))
+        record_encoder(cast(GgufReader, PlannedFile("clip", whole, planned)))
     except ModelError as error:
         raise ConvertError(f"{folder.path}: its file could not be loaded: {error}") from error
-    _save(Path(target), "clip", whole, planned, progress)
+    save(Path(target), "clip", whole, planned, progress)
     size = Path(target).stat().st_size
     kind = encoder.projector
     return Converted(Path(target), kind, len(planned), size, tuple(sorted(left_out)))
@@ -139,7 +139,7 @@ def encoder_of(folder: ModelFolder) -> tuple[Encoder, PictureHyper]:
 
 def _plan(
     folder: ModelFolder, encoder: Encoder, hyper: PictureHyper, wanted: str, left_out: list[str]
-) -> Iterator[_Planned]:
+) -> Iterator[Planned]:
     """Every tensor of the new file, in the order of the folder's."""
     made: dict[str, str] = {}
     layers, type_of = encoder.layers(hyper), _types(encoder)
@@ -162,21 +162,21 @@ def _plan(
             raise ConvertError(
                 f"{folder.path}: {original}: dtype {tensor.dtype}, wanted {', '.join(FLOATS)}"
             )
-        targets = tuple(_filled(to, at) for to in rule.targets)
+        targets = tuple(filled(to, at) for to in rule.targets)
         for target in targets:
             if target in made:
                 raise ConvertError(
                     f"{folder.path}: {original} and {made[target]} are both {target}"
                 )
             made[target] = original
-        for one in _single(original, tensor, rule, targets, hyper, wanted, _before_blocks(type_of)):
+        for one in single(original, tensor, rule, targets, hyper, wanted, _before_blocks(type_of)):
             kind = type_of(one.name, one.shape, tensor.dtype, wanted)
             yield _quantised(one) if kind == "Q8_0" else one
     for target, vector in encoder.extra(hyper).items():
-        yield _Planned(target, vector.shape, "F32", partial(np.array, vector))
+        yield Planned(target, vector.shape, "F32", partial(np.array, vector))
 
 
-def _before_blocks(type_of: _TypeOf) -> _TypeOf:
+def _before_blocks(type_of: TypeOf) -> TypeOf:
     """The float type of what blocks of Q8_0 are made of."""
 
     def floats(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
@@ -186,12 +186,12 @@ def _before_blocks(type_of: _TypeOf) -> _TypeOf:
     return floats
 
 
-def _quantised(one: _Planned) -> _Planned:
+def _quantised(one: Planned) -> Planned:
     """A float32 tensor of the new file in blocks of Q8_0."""
     return replace(one, type_name="Q8_0", make=lambda: quantize(one.make(), "Q8_0"))
 
 
-def _types(encoder: Encoder) -> _TypeOf:
+def _types(encoder: Encoder) -> TypeOf:
     def type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
         kind = wanted if wanted != "AUTO" else dtype if dtype in FLOATS else "F32"
         if len(shape) <= 1 or name in encoder.kept:

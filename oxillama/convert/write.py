@@ -38,7 +38,7 @@ from oxillama.quant.convert import QUANTIZATION_VERSION
 FLOATS = ("F32", "F16", "BF16")
 EXACT = "EXACT"  # as AUTO, but dequantised weights are not rounded
 INTEGERS = ("I64", "I32")
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "Q8_0": 7, "Q4_0": 2}
+FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "Q8_0": 7, "Q4_0": 2}
 # matrices that are float32 in every file
 _KEPT = re.compile(
     r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
@@ -80,7 +80,7 @@ _SAMPLING = (
 
 Progress = Callable[[int, int, str], None]
 # the type of a new tensor, by its name, its shape, the folder's type and what was asked for
-_TypeOf = Callable[[str, tuple[int, ...], str, str], str]
+TypeOf = Callable[[str, tuple[int, ...], str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Converted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class Planned:
     """One tensor of the new file: where its numbers come from, by shape and type."""
 
     name: str
@@ -159,7 +159,7 @@ def _family(folder: ModelFolder, hyper: Hyper) -> Family:
             + f"; `oxillama convert --list` gives all {len(FAMILIES)}"
         )
     family = FAMILIES[folder.architecture]
-    with _read_from(hyper):
+    with read_from(hyper):
         family = family.variant(hyper) or family
     if method_of(folder.config, hyper.label) == "mxfp4" and not family.packed:
         raise ConvertError(
@@ -178,14 +178,14 @@ def _write(
     left_out: list[str] = []
     beyond: list[str] = []
     keys = Keys(family.arch)
-    with _read_from(hyper):
+    with read_from(hyper):
         family.keys(hyper, keys)
     planned = list(_plan(folder, family, hyper, wanted, left_out, keys))
     _check_layers(folder, hyper, planned)
     general = _general(folder, hyper, planned, wanted, name)
     vocabulary = vocabulary_keys(folder, family, hyper, beyond)
     _check_loads(folder, family.arch, {**general, **keys.found}, planned)
-    _save(target, family.arch, {**general, **keys.found, **vocabulary}, planned, progress)
+    save(target, family.arch, {**general, **keys.found, **vocabulary}, planned, progress)
     return Converted(
         target,
         family.arch,
@@ -196,11 +196,11 @@ def _write(
     )
 
 
-def _save(
+def save(
     target: Path,
     arch: str,
     keys: KeyValues,
-    planned: Sequence[_Planned],
+    planned: Sequence[Planned],
     progress: Progress | None,
 ) -> None:
     """Write the file, a tensor at a time."""
@@ -220,7 +220,7 @@ def _save(
 
 
 @contextmanager
-def _read_from(hyper: Hyper) -> Iterator[None]:
+def read_from(hyper: Hyper) -> Iterator[None]:
     """What a configuration of the wrong shape makes fail, as an error that names the file."""
     try:
         with np.errstate(divide="raise", invalid="raise", over="raise"):
@@ -233,7 +233,7 @@ def _read_from(hyper: Hyper) -> Iterator[None]:
         ) from error
 
 
-def _bits(one: _Planned) -> np.ndarray:
+def _bits(one: Planned) -> np.ndarray:
     return _as_bits(one.make())
 
 
@@ -253,7 +253,7 @@ def _plan(
     wanted: str,
     left_out: list[str],
     keys: Keys,
-) -> Iterator[_Planned]:
+) -> Iterator[Planned]:
     """Every tensor of the new file, in the order of the folder's."""
     gathered = _Gathered(folder, family)
     packed = _Packed(folder, family)
@@ -261,7 +261,7 @@ def _plan(
     joined: set[str] = set()
     order: list[str] = []
     made: dict[str, str] = {}
-    singles: dict[str, list[_Planned]] = {}
+    singles: dict[str, list[Planned]] = {}
     dropped = Family(family.arch, dict.fromkeys(family.dropped, ""), family.keys)
     for original, tensor in folder.tensors.items():
         if _OTHER_PARTS.match(original):
@@ -292,7 +292,7 @@ def _plan(
             raise ConvertError(
                 f"{folder.path}: {original}: dtype {tensor.dtype}, wanted {', '.join(kinds)}"
             )
-        targets = tuple(_filled(to, at) for to in rule.targets)
+        targets = tuple(filled(to, at) for to in rule.targets)
         if expert is not None:
             if targets[0] not in stacks:
                 order.append(targets[0])
@@ -309,7 +309,7 @@ def _plan(
             made[target] = original
         order.append(targets[0])
         inside = hyper if layer is None else hyper.at(int(layer))
-        singles[targets[0]] = _single(original, tensor, rule, targets, inside, wanted)
+        singles[targets[0]] = single(original, tensor, rule, targets, inside, wanted)
     for target in order:
         if target in singles:
             yield from singles[target]
@@ -317,16 +317,16 @@ def _plan(
             put = _join if target in joined else _stack
             yield put(folder, target, stacks[target], wanted)
     yield from packed.planned()
-    with _read_from(hyper):
+    with read_from(hyper):
         extra = family.extra(hyper)
     for target, array in extra.items():
         kind = _type_of(target, array.shape, "F32", wanted)
         make = lambda array=array, kind=kind: StoredTensor("F32", array).as_type(kind)  # noqa: E731
-        yield _Planned(target, array.shape, kind, make)
+        yield Planned(target, array.shape, kind, make)
     gathered.write(hyper.layers, keys)
 
 
-def _check_layers(folder: ModelFolder, hyper: Hyper, planned: Sequence[_Planned]) -> None:
+def _check_layers(folder: ModelFolder, hyper: Hyper, planned: Sequence[Planned]) -> None:
     """Refuse a folder that holds no tensor of a layer that its configuration counts."""
     found = {int(match[1]) for one in planned if (match := _LAYER.match(one.name))}
     absent = [str(layer) for layer in range(hyper.layers) if layer not in found]
@@ -338,10 +338,10 @@ def _check_layers(folder: ModelFolder, hyper: Hyper, planned: Sequence[_Planned]
         )
 
 
-class _PlannedFile:
+class PlannedFile:
     """The file to be written, with as much of a `GgufReader` as recording a model needs."""
 
-    def __init__(self, arch: str, keys: KeyValues, planned: Sequence[_Planned]) -> None:
+    def __init__(self, arch: str, keys: KeyValues, planned: Sequence[Planned]) -> None:
         self.metadata: dict[str, Any] = {"general.architecture": arch}
         for key, (value, kind) in keys.items():
             stored = Cursor(memoryview(encode_value(value, kind, key)[1]), "the new file")
@@ -360,7 +360,7 @@ class _PlannedFile:
 
 
 def _check_loads(
-    folder: ModelFolder, arch: str, keys: KeyValues, planned: Sequence[_Planned]
+    folder: ModelFolder, arch: str, keys: KeyValues, planned: Sequence[Planned]
 ) -> None:
     """Refuse a folder whose file could not be loaded: of a tensor that is missing or of another
     shape than its configuration says. Only norms and the like are read for this. Files of
@@ -369,7 +369,7 @@ def _check_loads(
     if arch not in recorders():
         return
     try:
-        record(cast(GgufReader, _PlannedFile(arch, keys, planned)))
+        record(cast(GgufReader, PlannedFile(arch, keys, planned)))
     except ModelError as error:
         raise ConvertError(f"{folder.path}: its file could not be loaded: {error}") from error
 
@@ -388,7 +388,7 @@ def _is_embedding(head: Tensor, folder: ModelFolder, family: Family) -> bool:
     """
     for name, tensor in folder.tensors.items():
         found = family.rule_of(_plain(name, family))
-        if found and "token_embd.weight" in [_filled(to, found[1]) for to in found[0].targets]:
+        if found and "token_embd.weight" in [filled(to, found[1]) for to in found[0].targets]:
             return tensor.dtype == head.dtype and np.array_equal(tensor.data, head.data)
     return False
 
@@ -450,12 +450,12 @@ class _Packed:
                     raise ConvertError(
                         f"{self.folder.path}: {original}: dtype {tensor.dtype}, wanted U8"
                     )
-                filled = tuple(_filled(to, match.groupdict()) for to in targets)
-                self.found.setdefault(filled, {})[part] = tensor
+                names = tuple(filled(to, match.groupdict()) for to in targets)
+                self.found.setdefault(names, {})[part] = tensor
                 return True
         return False
 
-    def planned(self) -> Iterator[_Planned]:
+    def planned(self) -> Iterator[Planned]:
         for targets, parts in self.found.items():
             blocks, scales = parts.get("_blocks"), parts.get("_scales")
             if (
@@ -477,10 +477,10 @@ class _Packed:
                 )
                 experts, rows, count = held[1].shape
                 make = lambda held=held: mxfp4_bytes(*held)  # noqa: E731
-                yield _Planned(target, (experts, rows, 32 * count), "MXFP4", make)
+                yield Planned(target, (experts, rows, 32 * count), "MXFP4", make)
 
 
-def _filled(target: str, places: Mapping[str, str | None]) -> str:
+def filled(target: str, places: Mapping[str, str | None]) -> str:
     for place, value in places.items():
         if value is not None:
             target = target.replace(f"{{{place}}}", value)
@@ -503,15 +503,15 @@ def _changed(
     return shaped
 
 
-def _single(
+def single(
     original: str,
     tensor: Tensor,
     rule: Rule,
     targets: tuple[str, ...],
     hyper: Hyper,
     wanted: str,
-    type_of: _TypeOf | None = None,
-) -> list[_Planned]:
+    type_of: TypeOf | None = None,
+) -> list[Planned]:
     """One tensor of the folder as the tensors that it becomes; type_of: as `_type_of`."""
     if isinstance(tensor, Quantised) and not rule.values and type_of is None:
         return _dequantised(original, tensor, rule, targets, hyper, wanted)
@@ -528,7 +528,7 @@ def _single(
         def make(number: int = number, kind: str = kind) -> np.ndarray:
             return StoredTensor(dtype, parts()[number]).as_type(kind)
 
-        planned.append(_Planned(target, part.shape, kind, make))
+        planned.append(Planned(target, part.shape, kind, make))
     return planned
 
 
@@ -539,7 +539,7 @@ def _dequantised(
     targets: tuple[str, ...],
     hyper: Hyper,
     wanted: str,
-) -> list[_Planned]:
+) -> list[Planned]:
     """The targets of a quantised weight: one matrix of a stack at a time where its rule rearranges
     each by itself, some rows at a time where it rearranges none.
     """
@@ -600,16 +600,16 @@ def _in_pieces(
     shape: tuple[int, ...],
     kind: str,
     pieces: Callable[[], Iterator[np.ndarray]],
-) -> _Planned:
+) -> Planned:
     """A tensor that is written piece by piece."""
 
     def make() -> np.ndarray:
         return np.concatenate([np.ascontiguousarray(one).reshape(-1) for one in pieces()])
 
-    return _Planned(target, shape, kind, make, pieces)
+    return Planned(target, shape, kind, make, pieces)
 
 
-def _stack(folder: ModelFolder, target: str, experts: dict[int, Tensor], wanted: str) -> _Planned:
+def _stack(folder: ModelFolder, target: str, experts: dict[int, Tensor], wanted: str) -> Planned:
     shapes = {one.shape for one in experts.values()}
     dtypes = {one.dtype for one in experts.values()}
     if sorted(experts) != list(range(len(experts))) or len(shapes) != 1 or len(dtypes) != 1:
@@ -635,7 +635,7 @@ def _one_by_one(tensors: Sequence[Tensor], kind: str) -> Iterator[np.ndarray]:
             yield from one.pieces(kind)
 
 
-def _join(folder: ModelFolder, target: str, parts: dict[int, Tensor], wanted: str) -> _Planned:
+def _join(folder: ModelFolder, target: str, parts: dict[int, Tensor], wanted: str) -> Planned:
     ordered = [parts[at] for at in sorted(parts)]
     columns = {one.shape[1:] for one in ordered}
     dtypes = {one.dtype for one in ordered}
@@ -682,19 +682,19 @@ def _type_of(
 
 
 def _general(
-    folder: ModelFolder, hyper: Hyper, planned: list[_Planned], wanted: str, name: str | None
+    folder: ModelFolder, hyper: Hyper, planned: list[Planned], wanted: str, name: str | None
 ) -> KeyValues:
     keys: KeyValues = {
         "general.type": ("model", "string"),
         "general.name": (name or folder.path.resolve().name, "string"),
-        "general.size_label": (_size_label(planned), "string"),
+        "general.size_label": (size_label(planned), "string"),
         "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
     }
     kinds = [one.type_name for one in planned if len(one.shape) > 1]
-    most = wanted if wanted in FLOATS else max(_FILE_TYPES, key=kinds.count)
+    most = wanted if wanted in FLOATS else max(FILE_TYPES, key=kinds.count)
     if "MXFP4" in kinds:
         most = "MXFP4"
-    keys["general.file_type"] = _FILE_TYPES[most], "uint32"
+    keys["general.file_type"] = FILE_TYPES[most], "uint32"
     sampling = folder.json("generation_config.json")
     for ours, kind, names in _SAMPLING:
         value: Any = next((sampling[one] for one in names if sampling.get(one) is not None), None)
@@ -704,7 +704,7 @@ def _general(
     return keys
 
 
-def _size_label(planned: list[_Planned]) -> str:
+def size_label(planned: list[Planned]) -> str:
     """The number of weights in a word, as the GGUF naming convention has it: 1.2B, 8x7B."""
     total = sum(int(np.prod(one.shape)) for one in planned)
     stacked = [one for one in planned if "_exps." in one.name and len(one.shape) == 3]

@@ -21,7 +21,7 @@ from oxillama.convert.family import Hyper, Rule
 from oxillama.convert.quantised import dequantised
 from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import halves
-from oxillama.convert.write import _join, _single, _stack
+from oxillama.convert.write import _join, _stack, single
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
@@ -1030,7 +1030,7 @@ def test_a_stack_of_experts_is_never_in_memory_whole():
     hyper = Hyper({}, "config.json")
     targets = ("blk.0.ffn_gate_exps.weight", "blk.0.ffn_up_exps.weight")
     one = read("experts.gate_up_proj", codes, scales)
-    for planned in _single("x", one, Rule(targets, halves), targets, hyper, "BF16"):
+    for planned in single("x", one, Rule(targets, halves), targets, hyper, "BF16"):
         assert planned.shape == (16, 256, 2048)
         assert peak(planned.pieces) < 32 << 20
     each = {at: read("x.weight", codes[at], scales[at]) for at in range(16)}
