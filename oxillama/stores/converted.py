@@ -72,6 +72,15 @@ def converted_encoder(
     return _made(Path(path).resolve(), "mmproj-", convert_encoder, progress)
 
 
+def stored_file(path: str | os.PathLike[str], *, encoder: bool = False) -> Path | None:
+    """The GGUF file of a Hugging Face folder, or of its image encoder, if there is one already."""
+    folder = cache_folder()
+    if folder is None or not is_model_folder(path):
+        return None
+    target = _target(Path(path).resolve(), "mmproj-" if encoder else "")
+    return target if target.is_file() else None
+
+
 def encoder_folder(model: Any) -> Path | None:
     """The Hugging Face folder that a converted model was made of, if it is still there and has an
     image encoder that can be converted; None for every other model.
@@ -99,18 +108,24 @@ def _made(
     source: Path, prefix: str, convert: Callable[..., Any], progress: Progress | None
 ) -> Path:
     """The converted file of a folder, made if there is none of its content as it is."""
-    place = f"{prefix}{source.name}.{_hash(str(source))[:8]}"
-    target = converted_folder() / f"{place}.{_key(source)}.gguf"
+    target = _target(source, prefix)
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     convert(
         source, target, name=source.name, **({} if progress is None else {"progress": progress})
     )
+    place = target.name.rsplit(".", 2)[0]
     for old in target.parent.glob(f"{escape(place)}.*.gguf"):
         if old != target:
             old.unlink(missing_ok=True)
     return target
+
+
+def _target(source: Path, prefix: str) -> Path:
+    """The converted file of a folder as it is."""
+    place = f"{prefix}{source.name}.{_hash(str(source))[:8]}"
+    return converted_folder() / f"{place}.{_key(source)}.gguf"
 
 
 def _note(target: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 
 from oxillama.errors import ConfigError, GgufError, GgufNotFound, listed
 from oxillama.gguf.source import shard_names
-from oxillama.stores.converted import converted_encoder, converted_file
+from oxillama.stores.converted import converted_encoder, converted_file, stored_file
 
 # quantisations that are taken where none is asked for, the first that a repository has
 PREFERRED = (
@@ -128,7 +128,13 @@ def fetch(
     (`converted_file`).
     """
     hub = _hub(repo)
-    names = _names(hub, repo)
+    try:
+        names = _names(hub, repo)
+    except GgufError:
+        made = None if file is not None else _made_before(repo)
+        if made is None:
+            raise
+        return made
     if any(name.lower().endswith(".gguf") for name in names) or file is not None:
         name = choose(names, file, place=repo)
         folder, shards = PurePosixPath(name).parent, shard_names(PurePosixPath(name).name)
@@ -137,12 +143,28 @@ def fetch(
     return converted_file(_weights(hub, repo, names), progress=progress)
 
 
+def _made_before(repo: str, *, encoder: bool = False) -> Path | None:
+    """What was converted of a repository while the hub could be reached."""
+    folder = cached_folder(repo)
+    for snapshot in sorted((folder / "snapshots").glob("*")) if folder else ():
+        made = stored_file(snapshot, encoder=encoder)
+        if made is not None:
+            return made
+    return None
+
+
 def fetch_encoder(repo: str, *, progress: Callable[[int, int, str], None] | None = None) -> Path:
     """The GGUF file (mmproj) of a repository's image encoder, downloaded if it is not cached, or
     converted from the folder of a repository that has only safetensors.
     """
     hub = _hub(repo)
-    names = _names(hub, repo)
+    try:
+        names = _names(hub, repo)
+    except GgufError:
+        made = _made_before(repo, encoder=True)
+        if made is None:
+            raise
+        return made
     if any(name.lower().endswith(".gguf") for name in names):
         return _one(hub, repo, choose_encoder(names, place=repo))
     return converted_encoder(_weights(hub, repo, names), progress=progress)

@@ -220,6 +220,23 @@ def test_a_repository_of_weights_is_fetched_and_converted(hub, folder):  # noqa:
         stores.located("owner/whole")
 
 
+def test_a_converted_repository_opens_offline(hub, folder, tmp_path, monkeypatch):  # noqa: F811
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub/models--owner--whole/snapshots/0123"
+    shutil.copytree(folder, snapshot)
+    hub.files = {("owner/whole", "at"): str(snapshot)}
+    with pytest.raises(GgufError, match="owner/whole: could not be fetched .* 404"):
+        stores.located("owner/whole")  # whether it came completely is not known
+    hub.files["owner/whole"] = sorted(os.listdir(folder))
+    made = stores.located("owner/whole")
+    del hub.files["owner/whole"]
+    assert stores.located("owner/whole") == made
+    with pytest.raises(GgufError, match="owner/whole: could not be fetched"):
+        stores.located("owner/whole", file="Q4_K_M")
+
+
 def test_without_the_extra_the_name_and_the_extra_are_said(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"models/fox: no such file or folder; .*oxillama\[hub\]"):
