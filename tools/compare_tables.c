@@ -145,10 +145,16 @@ static void recurrent(int isa)
         table->wkv(&(ox_wkv){ LENGTH, STATES, 16, rows, tokens, rows + 200, rows + 300, NULL, NULL, rows + 400, 16, 16, 16, 16, 0, 0, 16, 0.5f,
                               states[2][fast], y[2][fast] });
     }
-    float scores[2];
-    for (int fast = 0; fast < 2; fast++)
-        scores[fast] = ox_vec_table(fast ? isa : OX_ISA_SCALAR)->block_score(rows, tokens, rows + 80 * 16, 80, 16);
-    same("block_score", ox_isa_name(isa), "f32", scores, scores + 1, sizeof(float));
+    enum { HEADS = 80, CHOSEN = 5 };
+    static float scores[2][CHOSEN], best[2][HEADS];
+    for (int fast = 0; fast < 2; fast++) {
+        const ox_vec *table = ox_vec_table(fast ? isa : OX_ISA_SCALAR);
+        table->key_scores(scores[fast], rows, tokens, rows + HEADS * 16, CHOSEN, 16, HEADS, 16);
+        for (int h = 0; h < HEADS; h++) best[fast][h] = -INFINITY;
+        table->best_dots(best[fast], rows, rows + HEADS * 16, CHOSEN, 16, HEADS, 16);
+    }
+    same("key_scores", ox_isa_name(isa), "f32", scores[0], scores[1], sizeof scores[0]);
+    same("best_dots", ox_isa_name(isa), "f32", best[0], best[1], sizeof best[0]);
     const char *names[3] = { "scan", "delta", "wkv" };
     for (int i = 0; i < 3; i++) {
         same(names[i], ox_isa_name(isa), "states", states[i][0], states[i][1], sizeof states[i][0]);
