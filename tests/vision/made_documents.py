@@ -6,20 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from oxillama.gguf import GgufWriter
+from tests.vision.made_more import Weights
 
 HIDDEN, HEADS, LAYERS, FFN = 32, 4, 3, 64
 _FAMILIES: dict[str, Callable[["Made", int], None]] = {}
 
 
-class Made:
+class Made(Weights):
     """Tensors and keys (without `clip.`) of a file."""
 
     def __init__(self, kind: str, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.tensors: dict[str, np.ndarray] = {}
+        super().__init__(seed)
         self.keys: dict[str, Any] = {
             "has_vision_encoder": True,
             "projector_type": kind,
@@ -30,22 +28,6 @@ class Made:
             "vision.image_mean": [0.5, 0.5, 0.5],
             "vision.image_std": [0.5, 0.25, 0.5],
         }
-
-    def put(self, name: str, *shape: int, scale: float = 0.2) -> None:
-        """A tensor of normal numbers."""
-        self.tensors[name] = self.rng.normal(0, scale, shape).astype(np.float32)
-
-    def norm(self, name: str, size: int = HIDDEN, *, bias: bool = False) -> None:
-        """A norm's weight, near 1, and its bias."""
-        self.tensors[name + ".weight"] = self.rng.normal(1, 0.1, size).astype(np.float32)
-        if bias:
-            self.put(name + ".bias", size)
-
-    def linear(self, name: str, rows: int, columns: int, *, bias: bool = True) -> None:
-        """A product's weight and bias."""
-        self.put(name + ".weight", rows, columns)
-        if bias:
-            self.put(name + ".bias", rows)
 
     def patches(self, patch: int, *, bias: bool = True) -> None:
         """The kernels over patches."""
@@ -117,9 +99,9 @@ def _dots_ocr(made: Made, width: int) -> None:
         "vision.projector.scale_factor": 2,
     }
     made.patches(14)
-    made.norm("v.pre_ln")
+    made.norm("v.pre_ln", bias=False)
     made.layers(norm_bias=False, bias=False, gated=True, qkv=True)
-    made.norm("mm.post_norm")
+    made.norm("mm.post_norm", bias=False)
     made.norm("mm.input_norm", bias=True)
     made.linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
     made.linear("mm.2", width, 4 * HIDDEN)
@@ -139,13 +121,13 @@ def _hunyuanvl(made: Made, width: int) -> None:
     made.patches(16)
     made.put("v.position_embd.weight", 36, HIDDEN)
     made.layers(norm_bias=True, bias=True)
-    made.norm("mm.pre_norm")
+    made.norm("mm.pre_norm", bias=False)
     made.put("mm.0.weight", 2 * HIDDEN, HIDDEN, 2, 2, scale=0.1)
     made.put("mm.0.bias", 2 * HIDDEN)
     made.put("mm.2.weight", 4 * HIDDEN, 2 * HIDDEN, 1, 1)
     made.put("mm.2.bias", 4 * HIDDEN)
     made.linear("mm.model.fc", width, 4 * HIDDEN)
-    made.norm("mm.post_norm", width)
+    made.norm("mm.post_norm", width, bias=False)
     made.put("v.image_newline", 4 * HIDDEN, scale=1)
     for name in ("mm.image_begin", "mm.image_end", "v.view_seperator"):
         made.put(name, width, scale=1)
@@ -223,7 +205,7 @@ def _deepseekocr2(made: Made, width: int) -> None:
         at = f"v.blk.{layer}."
         for part, rows in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2)):
             made.linear(f"{at}attn_{part}", rows, HIDDEN)
-    made.norm("v.post_ln")
+    made.norm("v.post_ln", bias=False)
     made.linear("mm.model.fc", width, HIDDEN)
     made.put("v.view_seperator", 1, width)
 
@@ -245,7 +227,7 @@ def _exaone45(made: Made, width: int) -> None:
     made.layers(norm_bias=False, bias=True, gated=True, qkv=True)
     for layer in range(LAYERS):
         made.linear(f"v.blk.{layer}.attn_qkv", 2 * HIDDEN, HIDDEN)
-    made.norm("v.post_ln")
+    made.norm("v.post_ln", bias=False)
     made.linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
     made.linear("mm.2", width, 4 * HIDDEN)
 
@@ -270,12 +252,12 @@ def _dots3note(made: Made, width: int) -> None:
         "vision.expert_used_count": 2,
     }
     made.patches(14)
-    made.norm("v.pre_ln")
+    made.norm("v.pre_ln", bias=False)
     made.layers(norm_bias=False, bias=False, gated=True, qkv=True, count=len(counts))
     for layer, count in enumerate(counts):
         at = f"v.blk.{layer}."
-        made.norm(at + "attn_q_norm", HIDDEN // HEADS)
-        made.norm(at + "attn_k_norm", HIDDEN // HEADS)
+        made.norm(at + "attn_q_norm", HIDDEN // HEADS, bias=False)
+        made.norm(at + "attn_k_norm", HIDDEN // HEADS, bias=False)
         if not count:
             continue
         for part in ("gate", "up", "down"):
@@ -285,7 +267,7 @@ def _dots3note(made: Made, width: int) -> None:
         made.put(at + "ffn_gate_exps.weight", count, 48, HIDDEN)
         made.put(at + "ffn_up_exps.weight", count, 48, HIDDEN)
         made.put(at + "ffn_down_exps.weight", count, HIDDEN, 48)
-    made.norm("mm.post_norm")
+    made.norm("mm.post_norm", bias=False)
     made.norm("mm.input_norm", bias=True)
     made.linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
     made.linear("mm.2", width, 4 * HIDDEN)
@@ -328,7 +310,7 @@ def _nemotron(made: Made, width: int) -> None:
     made.put("v.class_embd", 3, HIDDEN)
     made.put("v.position_embd.weight", 1, 64, HIDDEN)
     made.layers(norm_bias=True, bias=True, qkv=True, count=4)
-    made.norm("mm.model.mlp.0", 4 * HIDDEN)
+    made.norm("mm.model.mlp.0", 4 * HIDDEN, bias=False)
     made.linear("mm.model.mlp.1", 80, 4 * HIDDEN, bias=False)
     made.linear("mm.model.mlp.3", width, 80, bias=False)
 
@@ -386,7 +368,7 @@ def _youtuvl(made: Made, width: int) -> None:
     made.put("v.patch_embd.bias", HIDDEN)
     made.layers(norm_bias=True, bias=True)
     made.norm("v.post_ln", bias=True)
-    made.norm("mm.input_norm")
+    made.norm("mm.input_norm", bias=False)
     made.linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
     made.linear("mm.2", width, 4 * HIDDEN)
 

@@ -1,5 +1,5 @@
-"""Encoders made for documents: compiled as their tapes mean, features of transformers, pictures and
-texts around them, files that lack or exceed something.
+"""Encoders made for documents: features of transformers, pictures and texts
+around them, files that lack or exceed something.
 """
 
 from pathlib import Path
@@ -18,44 +18,6 @@ from tests.vision.made_documents import KINDS, write_mmproj
 from tests.vision.test_encoders import features_of, picture
 
 SIZES = ((112, 56), (61, 143))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_compiled_encoders_are_what_their_tapes_mean(tmp_path, kind):
-    vision = Vision(write_mmproj(tmp_path / "m.gguf", kind), num_threads=3)
-    for size in SIZES:
-        for pixels in vision.pixels(picture(*size))[:2]:
-            rows = vision.processor.rows(pixels)
-            wanted = vision.encoder.reference(rows)
-            found = vision.encoder.encode(rows)
-            assert np.abs(found - wanted).max() <= 5e-6 * np.abs(wanted).max()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_features_are_the_same_bits_whatever_the_threads(tmp_path, kind):
-    path = write_mmproj(tmp_path / "m.gguf", kind)
-    one, four = (features_of(Vision(path, num_threads=n), picture(200, 84)) for n in (1, 4))
-    assert len(one) == len(four) > 0
-    assert all(np.array_equal(a.rows, b.rows) for a, b in zip(one, four))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_features_are_the_same_bits_in_parts(tmp_path, kind, monkeypatch):
-    """Tapes without attention run over as many rows at a time as hold so many floats."""
-    path = write_mmproj(tmp_path / "m.gguf", kind)
-    whole = features_of(Vision(path), picture(400, 300))
-    monkeypatch.setattr("oxillama.model.image_encoder._JOINED", 1)  # 64 rows
-    parts = features_of(Vision(path), picture(400, 300))
-    assert len(whole) == len(parts) > 0
-    assert all(np.array_equal(a.rows, b.rows) for a, b in zip(whole, parts))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_op_agrees_with_its_meaning(tmp_path, kind):
-    vision = Vision(write_mmproj(tmp_path / "m.gguf", kind))
-    found = list(vision.diagnose(picture(120, 80)))
-    assert len(found) == sum(len(tape.ops) for tape in vision.encoder.tapes)
-    assert all(each.agrees and each.error < 1e-4 for each in found)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Encoders of the families in `made_more`: the laws of all, and features beside transformers'."""
+"""Encoders of the families in `made_more`: features beside transformers', pictures, files."""
 
 import gc
 import re
@@ -18,33 +18,6 @@ from tests.vision.made_more import WRITERS, write_more
 from tests.vision.test_encoders import features_of, picture, rewritten
 
 KINDS = tuple(WRITERS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_compiled_encoders_are_what_their_tapes_mean(tmp_path, kind):
-    vision = Vision(write_more(tmp_path / "m.gguf", kind), num_threads=3)
-    for size in ((56, 56), (200, 84)):
-        for pixels in vision.pixels(picture(*size))[:2]:
-            rows = vision.processor.rows(pixels)
-            wanted = vision.encoder.reference(rows)
-            found = vision.encoder.encode(rows)
-            assert np.abs(found - wanted).max() <= 5e-6 * np.abs(wanted).max()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_features_are_the_same_bits_whatever_the_threads(tmp_path, kind):
-    path = write_more(tmp_path / "m.gguf", kind)
-    one, four = (features_of(Vision(path, num_threads=n), picture(200, 84)) for n in (1, 4))
-    assert len(one) == len(four) > 0
-    assert all(np.array_equal(a.rows, b.rows) for a, b in zip(one, four))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_op_agrees_with_its_meaning(tmp_path, kind):
-    vision = Vision(write_more(tmp_path / "m.gguf", kind))
-    found = list(vision.diagnose(picture(120, 80)))
-    assert len(found) == sum(len(tape.ops) for tape in vision.encoder.tapes)
-    assert all(each.agrees and each.error < 1e-4 for each in found)
 
 
 @pytest.mark.parametrize(
