@@ -41,11 +41,11 @@ class PictureHyper(Hyper):
 
     @property
     def layers(self) -> int:
-        return self.integer("num_hidden_layers", "depth")
+        return self.integer("num_hidden_layers", "depth", "layers")
 
     @property
     def heads(self) -> int:
-        return self.integer("num_attention_heads", "num_heads")
+        return self.integer("num_attention_heads", "num_heads", "heads")
 
     @property
     def kv_heads(self) -> int:
@@ -97,10 +97,10 @@ class Encoder:
 
     parts: beginnings of the names of its tensors; every other tensor is left out, and so are those
     of `unused`. defaults: values of a `vision_config` that transformers has where it is silent.
-    halves: tensors that are halves in a file of halves and float32 in every other; kept: those that
-    are float32 in all. renamed: a tensor's name before the rules are looked up. layers: how many
-    layers of the folder run. extra: further vectors of the file, float32 by name. variant: another
-    family for some configurations of the same class.
+    halves: tensors that are halves in a file of halves and float32 in every other; kept: ends of
+    the names of those that are float32 in all. renamed: a tensor's name before the rules are looked
+    up. layers: how many layers of the folder run. extra: further vectors of the file, float32 by
+    name. variant: another family for some configurations of the same class.
     """
 
     projector: str
@@ -202,17 +202,47 @@ def limits(h: PictureHyper, k: Keys, least: int, most: int, *, frames: int = 1) 
     image counts.
     """
     area = (h.side("patch_size") * h.integer("spatial_merge_size")) ** 2
-    images = h.images
-    low = images.integer("min_pixels", default=None) or h.edge(
-        "size", "shortest_edge", "min_pixels"
-    )
-    high = images.integer("max_pixels", default=None) or h.edge(
-        "size", "longest_edge", "max_pixels"
-    )
+    low, high = _pixels(h)
     if low is not None and -(-low // frames) != least * area:
         k.u32("vision.image_min_pixels", -(-low // frames))
     if high is not None and high // frames < most * area:
         k.u32("vision.image_max_pixels", high // frames)
+
+
+def _pixels(h: PictureHyper) -> tuple[int | None, int | None]:
+    """The fewest and the most pixels of an image that the image processor says."""
+    low = h.images.integer("min_pixels", default=None)
+    high = h.images.integer("max_pixels", default=None)
+    return (
+        low or h.edge("size", "shortest_edge", "min_pixels"),
+        high or h.edge("size", "longest_edge", "max_pixels"),
+    )
+
+
+def needed_limits(h: PictureHyper, k: Keys) -> int:
+    """The keys of the limits of an image's pixels, which the files of some families must have; the
+    upper one.
+    """
+    low, high = _pixels(h)
+    for name, found in (("min_pixels", low), ("max_pixels", high)):
+        if not found:
+            raise ConvertError(f"{h.images.label}: {name}: found {found}, wanted an image's pixels")
+        k.u32(f"vision.image_{name}", found)
+    assert high is not None
+    return high
+
+
+def patched(h: PictureHyper) -> None:
+    """ConvertError where the image processor cuts images otherwise than the encoder reads them."""
+    h.must_have("patch_size", h.images.get("patch_size"), h.side("patch_size"))
+    h.must_have("merge_size", h.images.get("merge_size"), h.integer("spatial_merge_size"))
+
+
+def rotation(h: PictureHyper, k: Keys) -> None:
+    """The key of the base of the rotation of patches where it is not 10000."""
+    theta = float(h.rope().get("rope_theta", 10000.0))
+    if theta != 10000.0:
+        k.f32("vision.rope.freq_base", theta)
 
 
 def spread(

@@ -194,7 +194,7 @@ def _quantised(one: Planned) -> Planned:
 def _types(encoder: Encoder) -> TypeOf:
     def type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
         kind = wanted if wanted != "AUTO" else dtype if dtype in FLOATS else "F32"
-        if len(shape) <= 1 or name in encoder.kept:
+        if len(shape) <= 1 or name.endswith(encoder.kept):
             return "F32"
         if name.startswith(encoder.halves):
             return "F16" if kind == "F16" else "F32"

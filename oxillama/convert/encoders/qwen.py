@@ -83,6 +83,18 @@ def qwen2vl(h: PictureHyper, k: Keys) -> None:
     _merge(h, k)
 
 
+def whole_every(h: PictureHyper) -> int:
+    """n, where every n-th layer has no windows."""
+    whole = h.get("fullatt_block_indexes")
+    every = whole[0] + 1 if isinstance(whole, list) and whole and whole[0] in range(1 << 12) else 1
+    if whole != list(range(every - 1, h.layers, every)):
+        raise ConvertError(
+            f"{h.label}: fullatt_block_indexes: found {whole!r:.80}, wanted every n-th of "
+            f"{h.layers} layers"
+        )
+    return every
+
+
 @encoder(
     "Qwen2_5_VLForConditionalGeneration",
     projector="qwen2.5vl_merger",
@@ -108,14 +120,7 @@ def qwen25vl(h: PictureHyper, k: Keys) -> None:
     """Qwen2.5-VL (Bai et al. 2025)."""
     described(h, k, "qwen2.5vl_merger", resample=3, image_size=560)
     activation(h, k, silu="silu")
-    whole = h.get("fullatt_block_indexes")
-    every = whole[0] + 1 if isinstance(whole, list) and whole and whole[0] in range(1 << 12) else 1
-    if whole != list(range(every - 1, h.layers, every)):
-        raise ConvertError(
-            f"{h.label}: fullatt_block_indexes: found {whole!r:.80}, wanted every n-th of "
-            f"{h.layers} layers"
-        )
-    k.u32("vision.n_wa_pattern", every)
+    k.u32("vision.n_wa_pattern", whole_every(h))
     if h.integer("window_size") != 112:
         k.u32("vision.window_size", h.integer("window_size"))
     _shared(h, k)

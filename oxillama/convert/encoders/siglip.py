@@ -23,7 +23,7 @@ LAYER = {
 }
 
 
-def _tower(name: str) -> dict[str, str | Rule]:
+def tower(name: str) -> dict[str, str | Rule]:
     """The rules of an encoder whose names begin with `name.`"""
     return {
         f"{name}.embeddings.patch_embedding.{{w}}": "v.patch_embd.{w}",
@@ -58,7 +58,7 @@ _EMBEDDED = ("v.patch_embd.weight", "v.position_embd.weight")
     halves=("mm.input_projection.weight",),  # which readers transpose
     kept=_EMBEDDED,
     rules={
-        **_tower("vision_tower"),
+        **tower("vision_tower"),
         "multi_modal_projector.mm_input_projection_weight": "mm.input_projection.weight",
         "multi_modal_projector.mm_soft_emb_norm.weight":
             Rule(("mm.soft_emb_norm.weight",), plus_one, values=True),
@@ -91,7 +91,7 @@ def gemma3(h: PictureHyper, k: Keys) -> None:
     defaults={**_SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32},
     kept=_EMBEDDED,
     rules={
-        **_tower("vision_model"),
+        **tower("vision_model"),
         "connector.modality_projection.proj.weight": "mm.model.fc.weight",
     },
 )
@@ -133,7 +133,7 @@ def _running(h: PictureHyper) -> int:
     defaults=_SIGLIP,
     layers=_running,
     rules={
-        **_tower("vision_tower"),
+        **tower("vision_tower"),
         "vision_tower.embeddings.patch_embedding.weight":
             Rule(("v.patch_embd.weight",), patch_of_colours),
         "multi_modal_projector.layer_norm.{w}": "mm.input_norm.{w}",
@@ -178,7 +178,7 @@ def lfm2(h: PictureHyper, k: Keys) -> None:
         "depth": 2,
     },
     rules={
-        **_tower("vision_model"),
+        **tower("vision_model"),
         "vision_model.encoder.layers.{b}.self_attn.projection_layer.{w}":
             "v.blk.{b}.attn_out.{w}",
         "aligner.fc1.{w}": "mm.0.{w}",
