@@ -103,17 +103,15 @@ def test_features_are_those_of_transformers(name, tmp_path):
 
 # Projectors that run, but whose folders are not converted.
 NOT_CONVERTED = {
-    *("deepseekocr", "deepseekocr2", "dots3note_v", "dots_ocr", "gemma3nv"),
+    *("deepseekocr", "deepseekocr2", "dots3note_v", "gemma3nv"),
     *("gemma4uv", "granite4_vision", "kimik25", "kimivl", "ling3vl", "mimovl"),
     *(
         "minicpmv4_6",
         "minimax_m3",
         "muse-glimmer",
-        "nemotron_v2_vl",
         "qwen2.5o",
         "resampler",
     ),
-    *("step3vl", "youtuvl"),
 }
 
 
@@ -277,6 +275,44 @@ def test_limits_of_an_image_are_the_folders(name, said, keys, tmp_path):
         if key.startswith(start) and key.endswith(end)
     } == keys
     Vision(reader)
+
+
+def test_positions_of_radio_are_interpolated_between_the_corners(tmp_path):
+    """12 x 12 in the folder, 8 x 8 in the file: as torch with aligned corners, to the last bits."""
+    tensors = made_of("nemotron2vl", tmp_path)
+    name = "vision_model.radio_model.model.patch_generator.pos_embed"
+    grid = tensors[name].reshape(12, 12, 32).astype(np.float64)
+    found = numbers(reader_of(tmp_path), "v.position_embd.weight").reshape(8, 8, 32)
+    at = np.arange(8) * 11 / 7
+    low = np.minimum(at.astype(int), 10)
+    over = (at - low)[:, None]
+    along = grid[:, low] * (1 - over) + grid[:, low + 1] * over
+    over = over[:, :, None]
+    wanted = along[low] * (1 - over) + along[low + 1] * over
+    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+    tensors[name] = tensors[name][:, :-1]
+    save(tmp_path / "model" / "model.safetensors", tensors)
+    with pytest.raises(ConvertError, match=r"\(1, 143, 32\), wanted those of a square"):
+        reader_of(tmp_path)
+
+
+@pytest.mark.parametrize("file", ("preprocessor_config", "config"))
+def test_colours_of_nemotron_are_found_where_folders_have_them(file, tmp_path):
+    golden = golden_of("nemotron2vl")
+    said = golden["files"]["preprocessor_config.json"]
+    for name in ("mean", "std"):
+        del said[f"image_{name}"]
+    place = golden["config"] if file == "config" else said
+    place |= {"norm_mean": [0.5, 0.25, 0.5], "norm_std": [0.5, 0.5, 0.25]}
+    folder_of(golden, tmp_path / "model")
+    found = reader_of(tmp_path).metadata
+    assert list(found["clip.vision.image_mean"]) == [0.5, 0.25, 0.5]
+    assert list(found["clip.vision.image_std"]) == [0.5, 0.5, 0.25]
+    del place["norm_std"]
+    (tmp_path / "b").mkdir()
+    folder_of(golden, tmp_path / "b" / "model")
+    with pytest.raises(ConvertError, match="image_std: found None, wanted three numbers"):
+        reader_of(tmp_path / "b")
 
 
 def test_large_images_of_lfm2_may_lack_the_whole(tmp_path):
