@@ -103,7 +103,7 @@ def test_features_are_those_of_transformers(name, tmp_path):
 
 # Projectors that run, but whose folders are not converted.
 NOT_CONVERTED = {
-    *("deepseekocr", "deepseekocr2", "dots3note_v", "gemma3nv"),
+    *("dots3note_v", "gemma3nv"),
     *("gemma4uv", "granite4_vision", "kimik25", "kimivl", "ling3vl", "mimovl"),
     *(
         "minicpmv4_6",
@@ -313,6 +313,22 @@ def test_colours_of_nemotron_are_found_where_folders_have_them(file, tmp_path):
     folder_of(golden, tmp_path / "b" / "model")
     with pytest.raises(ConvertError, match="image_std: found None, wanted three numbers"):
         reader_of(tmp_path / "b")
+
+
+def test_tiles_of_deepseek_ocr_are_those_of_the_class(tmp_path):
+    for name, most in (("DeepseekOCRForCausalLM", 9), ("UnlimitedOCRForCausalLM", 32)):
+        (tmp_path / name).mkdir()
+        made_of("deepseekocr", tmp_path / name, config={"architectures": [name]})
+        reader = reader_of(tmp_path / name)
+        assert reader.metadata["clip.vision.preproc_max_tiles"] == most
+        vision = Vision(reader)
+        assert len(vision.pixels(picture(2000, 100))) == 1 + min(20, most)
+    path = tmp_path / name / "model" / "config.json"
+    config = json.loads(path.read_text())
+    del config["vision_config"]["width"]["sam_vit_b"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(ConvertError, match="wanted an object with sam_vit_b"):
+        reader_of(tmp_path / name)
 
 
 def test_large_images_of_lfm2_may_lack_the_whole(tmp_path):
