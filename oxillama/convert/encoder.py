@@ -34,6 +34,8 @@ class PictureHyper(Hyper):
         given = {key: value for key, value in config.items() if value is not None}
         super().__init__({**defaults, **given}, f"{label}: vision_config", folder)
         name, said = "preprocessor_config.json", folder.json("preprocessor_config.json")
+        if isinstance(said.get("media_proc_cfg"), dict):
+            name, said = f"{name}: media_proc_cfg", {**said, **said["media_proc_cfg"]}
         both = folder.json("processor_config.json").get("image_processor")
         if isinstance(both, dict):
             name, said = "processor_config.json: image_processor", {**said, **both}
@@ -41,11 +43,11 @@ class PictureHyper(Hyper):
 
     @property
     def layers(self) -> int:
-        return self.integer("num_hidden_layers", "depth", "layers")
+        return self.integer("num_hidden_layers", "vt_num_hidden_layers", "depth", "layers")
 
     @property
     def heads(self) -> int:
-        return self.integer("num_attention_heads", "num_heads", "heads")
+        return self.integer("num_attention_heads", "vt_num_attention_heads", "num_heads", "heads")
 
     @property
     def kv_heads(self) -> int:
@@ -196,12 +198,14 @@ def square(h: PictureHyper, name: str) -> None:
         h.must_have(f"{name}: {edge}", h.edge(name, edge), h.side("image_size"))
 
 
-def limits(h: PictureHyper, k: Keys, least: int, most: int, *, frames: int = 1) -> None:
+def limits(
+    h: PictureHyper, k: Keys, least: int, most: int, *, frames: int = 1, merge: int | None = None
+) -> None:
     """The limits of an image's pixels where they are not those of `least` to `most` features, which
     files without the keys mean. More than `most` features are never made. frames: how often an
-    image counts.
+    image counts; merge: patches along a side of a feature, by default `spatial_merge_size`.
     """
-    area = (h.side("patch_size") * h.integer("spatial_merge_size")) ** 2
+    area = (h.side("patch_size") * (merge or h.integer("spatial_merge_size"))) ** 2
     low, high = _pixels(h)
     if low is not None and -(-low // frames) != least * area:
         k.u32("vision.image_min_pixels", -(-low // frames))

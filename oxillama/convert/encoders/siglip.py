@@ -35,7 +35,7 @@ def tower(name: str) -> dict[str, str | Rule]:
 
 # what transformers calls the tower since version 5, and before
 TOWER = (("vision_tower.vision_model.", "vision_tower."),)
-_SIGLIP = {
+SIGLIP = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -54,7 +54,7 @@ _EMBEDDED = ("v.patch_embd.weight", "v.position_embd.weight")
     parts=("vision_tower.", "multi_modal_projector."),
     unused=("vision_tower.head.", "vision_tower.vision_model.head."),
     prefixes=TOWER,
-    defaults=_SIGLIP,
+    defaults=SIGLIP,
     halves=("mm.input_projection.weight",),  # which readers transpose
     kept=_EMBEDDED,
     rules={
@@ -88,7 +88,7 @@ def gemma3(h: PictureHyper, k: Keys) -> None:
     "SmolVLMForConditionalGeneration",
     projector="idefics3",
     parts=("vision_model.", "connector."),
-    defaults={**_SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32},
+    defaults={**SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32},
     kept=_EMBEDDED,
     rules={
         **tower("vision_model"),
@@ -130,7 +130,7 @@ def _running(h: PictureHyper) -> int:
     parts=("vision_tower.", "multi_modal_projector."),
     unused=("vision_tower.head.", "vision_tower.vision_model.head."),
     prefixes=TOWER,
-    defaults=_SIGLIP,
+    defaults=SIGLIP,
     layers=_running,
     rules={
         **tower("vision_tower"),
@@ -168,7 +168,7 @@ def lfm2(h: PictureHyper, k: Keys) -> None:
     projector="janus_pro",
     parts=("vision_model.", "aligner."),
     defaults={
-        **{key: _SIGLIP[key] for key in ("layer_norm_eps", "patch_size")},
+        **{key: SIGLIP[key] for key in ("layer_norm_eps", "patch_size")},
         "hidden_size": 1024,
         "num_hidden_layers": 24,
         "num_attention_heads": 16,
