@@ -29,11 +29,7 @@ from tests.vision.test_encoders import picture
 
 GOLDEN = Path(__file__).parent / "golden_encoders"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
-FEATURES = {
-    name: rows
-    for path in Path(__file__).parent.glob("*_features.npz")
-    for name, rows in np.load(path).items()
-}
+FEATURES = dict(np.load(Path(__file__).parent / "encoder_features.npz"))
 
 
 def golden_of(name):
