@@ -385,9 +385,11 @@ class HubServer(BaseHTTPRequestHandler):
 
 
 stalled, go_on = threading.Event(), threading.Event()
+# jobs of a shell in the background, and what they start, ignore SIGINT
 CODE = """
-import sys
+import signal, sys
 from oxillama.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
 for line in sys.stdin.read().splitlines():
     print(f"$ {line}: {main(line.split())}", flush=True)
 """
