@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -104,10 +104,13 @@ def test_the_vocabularies_of_embedders_give_the_ids_that_others_give(cases):
 @pytest.mark.parametrize("name", ("llama-bpe", "llama-spm"))
 @settings(deadline=None, max_examples=60)
 @given(text=st.text())
+@example("a▁b ▁")
 def test_any_text_comes_back_and_its_tokens_bytes_join_to_it(cases, name, text):
     bridge = _cached(cases / "tokenizers" / f"{name}.gguf")
     ids = bridge.encode(text, add_special=False, parse_special=False)
     joined = b"".join(bridge.token_bytes(i) for i in ids)
+    if name == "llama-spm":  # whose pieces write a space so
+        text = text.replace("▁", " ")
     assert (
         joined == ((" " + text) if bridge.vocabulary.add_space_prefix and text else text).encode()
     )
