@@ -32,6 +32,7 @@ _POSITIVE = {
     "max_sessions": int,
     "stall_timeout": float,
 }
+_LONGEST_NAME = 256  # characters of a model's name in a request
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 _NOT_NEGATIVE = {"port": int, "grace": float, "per_key": int}
 
@@ -183,6 +184,12 @@ class ServerConfig:
                 )
         if "*" in self.cors_origins and self.api_keys:
             raise ConfigError("cors_origins: found '*' and an API key, wanted the origins by name")
+        if self.alias is not None and not 1 <= len(self.alias) <= _LONGEST_NAME:
+            raise ConfigError(
+                f"alias: found {len(self.alias)} characters, wanted 1 to {_LONGEST_NAME}"
+            )
+        if self.alias is not None and self.model is None and self.models_dir is not None:
+            raise ConfigError("alias: found without a model, wanted the model that it names")
         if self.loras and self.model is None and self.models_dir is not None:
             raise ConfigError("loras: found without a model, wanted the model that they change")
         for name in ("models_dir",):

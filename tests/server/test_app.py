@@ -328,6 +328,9 @@ def test_health_tells_of_a_model_that_cannot_be_read(tmp_path):
         {"api_keys": ("",)},
         {"api_keys": ("a",), "cors_origins": ("*",)},
         {"models_dir": "/nowhere"},
+        {"alias": ""},
+        {"alias": "a" * 257},
+        {"alias": "a", "models_dir": "."},
         {"nonsense": 1},
     ],
 )
