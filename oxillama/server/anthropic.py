@@ -103,6 +103,10 @@ _TOOL = obj(
         "input_schema": OBJECT,
         "cache_control": _CACHE,
         "strict": BOOLEAN,
+        # arguments are always streamed as they come, of every tool, and by the model alone
+        "eager_input_streaming": {"type": "boolean", "const": True},
+        "defer_loading": {"type": "boolean", "const": False},
+        "allowed_callers": array(enum("direct"), 1, 1),
     },
     ("name", "input_schema"),
 )

@@ -301,6 +301,21 @@ def test_tokens_are_counted_as_they_are_used(server):
     assert count == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
+def test_what_clients_say_of_tools_by_habit_holds(server):
+    """The AI SDK asks for arguments as they come, of every tool of a stream."""
+    said = {"eager_input_streaming": True, "defer_loading": False, "allowed_callers": ["direct"]}
+    wanted = server.ok(PATH, FORCED)["content"][0]
+    made = server.ok(PATH, {**FORCED, "tools": [{**TOOL, **said}]})["content"][0]
+    assert {**made, "id": ""} == {**wanted, "id": ""} and made["type"] == "tool_use"
+    for name, other in (
+        ("eager_input_streaming", False),
+        ("defer_loading", True),
+        ("allowed_callers", ["code_execution_20250825"]),
+    ):
+        error = server.refused(PATH, {**FORCED, "tools": [{**TOOL, name: other}]})
+        assert error["message"].startswith(f"tools[0].{name}")
+
+
 @pytest.mark.parametrize(
     "more, name",
     [
