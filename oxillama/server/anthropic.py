@@ -420,7 +420,7 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     if builder.thinking:
         if kind != "adaptive":
             given[builder.thinking] = kind == "enabled"
-    elif kind == "enabled" or (kind == "disabled" and builder.planner.reasoning is not None):
+    elif kind != "adaptive" and (kind == "enabled") != builder.reasons:
         raise unsupported("thinking.type", "the model's chat template has no such setting")
     return given
 

@@ -512,8 +512,13 @@ def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
             given["reasoning_effort"] = effort
         elif builder.thinking:
             given[builder.thinking] = effort != "none"
-        elif effort != "none" or builder.planner.reasoning is not None:
+        elif effort != "none":
             raise unsupported("reasoning_effort", "the model's chat template has no such setting")
+        elif builder.reasons:
+            raise unsupported(
+                "reasoning_effort",
+                "found 'none', and the model's chat template cannot turn reasoning off",
+            )
     return given
 
 

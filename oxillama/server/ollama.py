@@ -229,8 +229,8 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
             return {"reasoning_effort": think}
     elif builder.thinking:
         return {builder.thinking: think}
-    elif not think and builder.planner.reasoning is None:
-        return {}
+    elif think == builder.reasons:
+        return {}  # it always does, or never
     raise unsupported("think", "the model's chat template has no such setting")
 
 
@@ -661,7 +661,7 @@ async def show(call: Call) -> Response:
             capabilities.append("tools")
             if model.sees:
                 capabilities.append("vision")
-            if model.builder.planner.reasoning is not None:
+            if model.builder.reasons:
                 capabilities.append("thinking")
         return json_response(
             {

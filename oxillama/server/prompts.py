@@ -17,6 +17,7 @@ from oxillama.image_prompts import ImagePrompts
 from oxillama.server.errors import ApiError
 from oxillama.tokenizer import TemplateText
 from oxillama.toolcalls import ChatWriter
+from oxillama.toolcalls.formats import HARMONY, taught_format
 
 _SWITCHES = ("enable_thinking", "thinking")
 _GIVEN = ("messages", "tools", "add_generation_prompt")
@@ -38,6 +39,11 @@ class PromptBuilder:
     def thinking(self) -> str | None:
         """The variable that turns reasoning on and off, None where the template reads none."""
         return next((name for name in _SWITCHES if self.knows(name)), None)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether replies may hold reasoning, in a region of their text or on a channel."""
+        return self.planner.reasoning is not None or taught_format(self.source) is HARMONY
 
     def render(
         self,

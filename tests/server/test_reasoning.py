@@ -14,6 +14,18 @@ TEMPLATE = (
     "{% if enable_thinking is not defined or enable_thinking %}<think>\n"
     "{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
+# the reply always begins with reasoning, as DeepSeek R1's
+ALWAYS = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content.split('</think>')[-1] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+# reasoning has a channel of its own, as gpt-oss's, whose effort alone can be set
+CHANNELS = (
+    "{# to=functions.NAME #}{% set effort = reasoning_effort or 'medium' %}{{ bos_token }}"
+    "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|channel|>{% endif %}"
+)
 HI = [{"role": "user", "content": "Tell me a story"}]
 CHAT = {"messages": HI, "max_tokens": 10, "seed": 3}
 
@@ -112,6 +124,41 @@ def test_reasoning_is_turned_off(thinker, path, more):
         else made["choices"][0]["message"]["content"]
     )
     assert text and "reasoning_content" not in str(made)
+
+
+def test_reasoning_that_cannot_be_turned_off_may_be_asked_for():
+    with asking(chat_template=ALWAYS) as server:
+        chat = {"model": "oxillama-embedded", "messages": HI, "stream": False}
+        chat["options"] = {"num_predict": 9, "seed": 3}
+        plain = server.ok("/api/chat", chat)["message"]
+        asked = server.ok("/api/chat", {**chat, "think": True})["message"]
+        assert asked == plain and plain["thinking"]
+        shown = server.ok("/api/show", {"model": "oxillama-embedded"})
+        assert "thinking" in shown["capabilities"]
+        budget = {"thinking": {"type": "enabled", "budget_tokens": 4}}
+        thought, text = server.ok("/v1/messages", {**CHAT, "max_tokens": 20, **budget})["content"]
+        assert (thought["type"], text["type"]) == ("thinking", "text") and thought["thinking"]
+
+
+@pytest.mark.parametrize("template", [ALWAYS, CHANNELS])
+def test_reasoning_that_cannot_be_turned_off_is_told(template):
+    with asking(chat_template=template) as server:
+        chat = {"model": "oxillama-embedded", "messages": HI, "think": False}
+        assert server.refused("/api/chat", chat).startswith("think: ")
+        error = server.refused("/v1/messages", {**CHAT, "thinking": {"type": "disabled"}})
+        assert error["message"].startswith("thinking.type: ")
+        error = server.refused("/v1/chat/completions", {**CHAT, "reasoning_effort": "none"})
+        assert error["param"] == "reasoning_effort"
+        body = {"input": "Hi", "reasoning": {"effort": "none"}}
+        assert server.refused("/v1/responses", body)["param"] == "reasoning.effort"
+
+
+def test_reasoning_on_a_channel_is_reasoning():
+    with asking(chat_template=CHANNELS) as server:
+        body = {"model": "oxillama-embedded"}
+        assert "thinking" in server.ok("/api/show", body)["capabilities"]
+        chat = {**body, "messages": HI, "think": True, "options": {"num_predict": 2}}
+        assert server.ok("/api/chat", {**chat, "stream": False})["eval_count"] == 2
 
 
 def test_a_format_holds_what_comes_after_the_reasoning(thinker):
