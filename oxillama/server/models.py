@@ -313,14 +313,14 @@ class Registry:
         try:
             GgufReader(path).close()
         except (OSError, OxillamaError) as error:
-            raise _unusable(path, error) from None
+            raise unusable(path, error) from None
 
     async def _fill(self, name: str, path: Path) -> None:
         try:
             model = await self._offload(self._open, name, path)
         except OSError as error:
             self.failures[name] = str(error)
-            raise _unusable(path, error) from None
+            raise unusable(path, error) from None
         except BaseException as error:
             self.failures[name] = str(error)
             raise from_engine(error, param="model") from error
@@ -390,7 +390,7 @@ def stem(path: Path) -> str:
     return _SHARD.sub("", path.stem)
 
 
-def _unusable(path: Path, error: OSError | OxillamaError) -> ApiError:
+def unusable(path: Path, error: OSError | OxillamaError) -> ApiError:
     """The error for a file that cannot be loaded."""
     if isinstance(error, OxillamaError):
         return from_engine(error, param="model")
@@ -398,7 +398,7 @@ def _unusable(path: Path, error: OSError | OxillamaError) -> ApiError:
         500,
         f"model {stem(path)}: cannot be read: {error.strerror}",
         param="model",
-        code="model_unusable",
+        code="modelunusable",
     )
 
 

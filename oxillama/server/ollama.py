@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import numpy as np
 from starlette.responses import Response
 
 import oxillama
 from oxillama.engine.request import Completion
-from oxillama.errors import QuantError
+from oxillama.errors import OxillamaError, QuantError
+from oxillama.gguf import GgufReader, Metadata
 from oxillama.quant.recipes import recipe_name
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
@@ -36,9 +39,9 @@ from oxillama.server.chat import (
 from oxillama.server.completions import TOKENS, encoded
 from oxillama.server.embeddings import vectors
 from oxillama.server.errors import ApiError, bad, unsupported
-from oxillama.server.infill import infill_ids
+from oxillama.server.infill import fim_tokens, infill_ids
 from oxillama.server.logprobs import chat_entries
-from oxillama.server.models import Model
+from oxillama.server.models import Model, unusable
 from oxillama.server.schema import (
     BOOLEAN,
     NAME,
@@ -116,6 +119,9 @@ _SHARED: dict[str, Any] = {
     "think": one_of(BOOLEAN, enum("low", "medium", "high")),
     "logprobs": BOOLEAN,
     "top_logprobs": integer(0, 20),
+    # messages are not left out, and contexts not shifted
+    "truncate": {"type": "boolean", "const": False},
+    "shift": {"type": "boolean", "const": False},
 }
 CHAT_BODY: Schema = obj(
     {**_SHARED, "messages": array(_MESSAGE, 0, 4096), "tools": array(_TOOL, 0, 128)}, ("model",)
@@ -126,13 +132,24 @@ GENERATE_BODY: Schema = obj(
         "prompt": STRING,
         "suffix": STRING,
         "system": STRING,
+        "template": STRING,
         "raw": BOOLEAN,
         "images": _IMAGES,
         "context": TOKENS,
     },
     ("model",),
 )
-SHOW_BODY: Schema = obj({"model": NAME, "name": NAME, "verbose": BOOLEAN})
+_MAY_BE_EMPTY = {"type": "string", "maxLength": 256}
+SHOW_BODY: Schema = obj(
+    {
+        "model": _MAY_BE_EMPTY,
+        "name": _MAY_BE_EMPTY,
+        "verbose": BOOLEAN,
+        "system": STRING,
+        "template": STRING,
+        "options": OBJECT,
+    }
+)
 EMBED_BODY: Schema = obj(
     {
         "model": NAME,
@@ -170,6 +187,22 @@ def _failed(error: ApiError) -> bytes:
 
 
 # ---- what is asked
+
+
+def _check_empty(body: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
+    """A 400 for a field that says something; Ollama's client in Go sends all of them, empty."""
+    for name in names:
+        if body.get(name):
+            raise unsupported(name, why)
+
+
+def _check_template(body: Mapping[str, Any]) -> None:
+    _check_empty(
+        body,
+        ("template",),
+        "templates of a request are not evaluated, wanted none; `oxillama serve` has "
+        "--chat-template",
+    )
 
 
 def _unloads(body: Mapping[str, Any]) -> bool:
@@ -300,6 +333,17 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     return out
 
 
+def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as chat completions write it; of its parameters null is what was left out, as in a
+    tool of Ollama's client in Go that has none.
+    """
+    function = dict(given["function"])
+    if function.get("parameters"):
+        found = function["parameters"].items()
+        function["parameters"] = {name: value for name, value in found if value is not None}
+    return {"type": "function", "function": function}
+
+
 # ---- chat
 
 
@@ -309,7 +353,7 @@ async def chat(call: Call) -> Response:
     async with call.state.models.use(body.get("model")) as model:
         loaded = time.perf_counter_ns()
         if not body.get("messages"):
-            return await _only_load(call, model, body, {"message": _message("")})
+            return await _only_load(call, model, body, {"message": _message("")}, "messages")
 
         def read() -> ChatRequest:
             asked = _read(model, body)
@@ -317,9 +361,7 @@ async def chat(call: Call) -> Response:
                 messages_of(_messages(body)),
                 asked.options,
                 asked.stops,
-                tools_of(
-                    {"tools": [{"type": "function", **tool} for tool in body.get("tools") or ()]}
-                ),
+                tools_of({"tools": list(map(_tool, body.get("tools") or ()))}),
                 variables=_variables(model, body),
                 constraint=asked.constraint,
             )
@@ -447,15 +489,25 @@ def _nanoseconds(start: float, end: float) -> int:
     return max(0, int((end - start) * 1e9))
 
 
+# what a reply is made from, or made into
+_OF_A_REPLY = ("system", "images", "context", "tools", "format", "logprobs")
+
+
 async def _maybe_unload(call: Call, model: Model, body: Mapping[str, Any]) -> None:
     if _unloads(body):
         call.state.models.forget_when_idle(model)
 
 
 async def _only_load(
-    call: Call, model: Model, body: Mapping[str, Any], shape: Mapping[str, Any]
+    call: Call, model: Model, body: Mapping[str, Any], shape: Mapping[str, Any], prompt: str
 ) -> Response:
-    """The answer where nothing was asked but to load the model, or to unload it."""
+    """The answer where nothing was asked but to load the model, or to unload it; prompt: the field
+    without which nothing is generated.
+    """
+    _check_empty(body, _OF_A_REPLY, f"found without {prompt}, wanted both")
+    _read(model, body)
+    if model.builder is not None:
+        _variables(model, body)
     await _maybe_unload(call, model, body)
     return json_response(
         {
@@ -474,6 +526,7 @@ async def _only_load(
 async def generate(call: Call) -> Response:
     """POST /api/generate"""
     body, began = call.body, time.perf_counter_ns()
+    _check_template(body)
     async with call.state.models.use(body.get("model")) as model:
         loaded = time.perf_counter_ns()
         if body.get("images") and (body.get("raw") or body.get("suffix") or model.builder is None):
@@ -481,7 +534,7 @@ async def generate(call: Call) -> Response:
                 "images", "found in a prompt without the chat template, wanted text alone"
             )
         if not body.get("prompt") and not body.get("suffix"):
-            return await _only_load(call, model, body, {"response": ""})
+            return await _only_load(call, model, body, {"response": ""}, "prompt")
         raw = body.get("raw") or body.get("suffix") or model.builder is None
         if raw and body.get("system"):
             raise unsupported("system", "found in a prompt without the chat template, wanted none")
@@ -651,34 +704,99 @@ async def version(call: Call) -> Response:
 
 async def show(call: Call) -> Response:
     """POST /api/show"""
-    name = call.body.get("model") or call.body.get("name")
-    if name is None:
+    body = call.body
+    name = body.get("model") or body.get("name")
+    if not name:
         raise ApiError(400, "model: is required", param="model", code="missing_required_parameter")
+    _check_template(body)
+    _check_empty(body, ("system", "options"), "changes nothing that is shown, wanted none")
     async with call.state.models.use(name) as model:
-        engine, config = model.engine, model.engine.config
-        capabilities = ["completion", "embedding"]
-        if model.builder is not None:
-            capabilities.append("tools")
-            if model.sees:
-                capabilities.append("vision")
-            if model.builder.reasons:
-                capabilities.append("thinking")
-        return json_response(
-            {
-                "modelfile": f"FROM {engine.model_files[0]}",
-                "parameters": "",
-                "template": model.builder.source if model.builder else "",
-                "details": _details(call, model.name),
-                "model_info": {
-                    "general.architecture": config.architecture,
-                    "general.basename": config.name,
-                    f"{config.architecture}.context_length": config.context_length,
-                    f"{config.architecture}.embedding_length": config.hidden_size,
-                    f"{config.architecture}.vocab_size": config.vocab_size,
-                },
-                "capabilities": capabilities,
+
+        def work() -> Response:
+            about, tensors = _of_file(model, verbose=bool(body.get("verbose")))
+            return json_response(
+                {
+                    "modelfile": f"FROM {model.engine.model_files[0]}",
+                    "parameters": "",
+                    "template": model.builder.source if model.builder else "",
+                    "details": _details(call, model.name),
+                    "model_info": about,
+                    **({"tensors": tensors} if body.get("verbose") else {}),
+                    "capabilities": _capabilities(model),
+                }
+            )
+
+        return await call.offload(work)
+
+
+_FEW = 8  # items of an array that is shown without `verbose`
+_APART = ("general.name", "tokenizer.chat_template")  # keys that are shown elsewhere, or long
+
+
+def _of_file(model: Model, *, verbose: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(the keys of a model's file, with what follows from its shapes; its tensors). Long arrays are
+    empty unless `verbose`.
+    """
+    config, path = model.engine.config, model.engine.model_files[0]
+    try:
+        with GgufReader(path) as reader:
+            found = {
+                key: _shown(reader.metadata, key, verbose=verbose)
+                for key in reader.metadata
+                if key not in _APART
             }
-        )
+            parameters = sum(math.prod(each.shape) for each in reader.tensors.values())
+            tensors = [
+                {"name": each.name, "type": each.type_name, "shape": list(each.shape)}
+                for each in reader.tensors.values()
+            ]
+    except (OSError, OxillamaError) as error:
+        raise unusable(path, error) from None
+    arch = config.architecture
+    defaults = {
+        "general.architecture": arch,
+        "general.basename": config.name,
+        "general.parameter_count": parameters,
+        f"{arch}.context_length": config.context_length,
+        f"{arch}.embedding_length": config.hidden_size,
+        f"{arch}.vocab_size": config.vocab_size,
+    }
+    return {**defaults, **found}, tensors
+
+
+def _shown(metadata: Metadata, key: str, *, verbose: bool) -> Any:
+    texts = None if verbose else metadata.strings(key)  # counted, and not decoded
+    if texts is not None and len(texts[1]) > _FEW:
+        return []
+    return _plain(metadata[key], verbose=verbose)
+
+
+def _plain(value: Any, *, verbose: bool) -> Any:
+    """A value of a file in JSON, where "nan" and "inf" are texts."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list):
+        few = verbose or len(value) <= _FEW
+        return [_plain(each, verbose=verbose) for each in value] if few else []
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _capabilities(model: Model) -> list[str]:
+    """What a model is for, in Ollama's words. Its clients embed with a model of "embedding" and
+    never chat with it, so a model that generates is none, although it has vectors here too.
+    """
+    if model.encoder is not None or model.engine.config.pooling not in (None, "none"):
+        return ["embedding"]
+    found = ["completion"]
+    if model.bridge is not None and fim_tokens(model) is not None:
+        found.append("insert")
+    if model.builder is not None:
+        found.append("tools")
+        if model.sees:
+            found.append("vision")
+        if model.builder.reasons:
+            found.append("thinking")
+    return found
 
 
 # ---- vectors

@@ -31,6 +31,11 @@ def test_the_prompt_is_prefix_suffix_middle(filling, engine):
     assert extra[1:-5] == text(engine, "\n\n--- f ---\n\n") + text(engine, "t")
 
 
+def test_clients_are_told_that_it_fills_in(filling):
+    shown = filling.ok("/api/show", {"model": "oxillama-embedded"})
+    assert shown["capabilities"] == ["completion", "insert", "tools"]
+
+
 def test_every_dialect_fills_in_the_same(filling, engine):
     (model,) = filling.app.state.models.loaded()
     ids = infill_ids(model, "Once upon", "The end")

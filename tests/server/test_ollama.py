@@ -1,12 +1,15 @@
 """Ollama's routes: lines of JSON, streamed unless told otherwise."""
 
 import json
+import math
 import time
 from types import SimpleNamespace
 
 import pytest
 
+from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.server.ollama import _end
+from tests.server.conftest import asking
 
 MODEL = "oxillama-embedded"
 OPTIONS = {"num_predict": 10, "seed": 3}
@@ -124,9 +127,96 @@ def test_models_are_listed_and_shown(server):
     assert tag["name"] == tag["model"] == MODEL and tag["size"] > 0 and len(tag["digest"]) == 64
     shown = server.ok("/api/show", {"model": f"{MODEL}:latest"})
     assert shown["model_info"]["general.architecture"] == "llama"
-    assert "completion" in shown["capabilities"] and "<|im_start|>" in shown["template"]
+    assert "<|im_start|>" in shown["template"]
     assert server.get("/api/version").json().keys() == {"version"}
     assert server.get("/api/ps").json()["models"][0]["name"] == MODEL
+
+
+def test_keys_and_tensors_of_the_file_are_shown(server, engine):
+    body = {"model": MODEL}
+    shown, whole = server.ok("/api/show", body), server.ok("/api/show", {**body, "verbose": True})
+    with GgufReader(engine.model_files[0]) as reader:
+        words, wanted = list(reader.metadata["tokenizer.ggml.tokens"]), dict(reader.metadata)
+        shapes = {each.name: list(each.shape) for each in reader.tensors.values()}
+    about = shown["model_info"]
+    for name in ("llama.block_count", "llama.rope.freq_base", "general.languages"):
+        assert about[name] == whole["model_info"][name] == wanted[name]
+    assert about["general.parameter_count"] == sum(map(math.prod, shapes.values()))
+    assert about["tokenizer.ggml.tokens"] == [] and "tensors" not in shown
+    assert whole["model_info"]["tokenizer.ggml.tokens"] == words
+    assert {each["name"]: each["shape"] for each in whole["tensors"]} == shapes
+
+
+def test_a_number_that_json_cannot_hold_is_shown_as_a_text(tmp_path, engine):
+    path = tmp_path / "made.gguf"
+    with GgufReader(engine.model_files[0]) as reader, GgufWriter(path, "llama") as writer:
+        for key, value in reader.metadata.items():
+            if key != "general.architecture":
+                writer.add(key, value, reader.kv_types[key])
+        writer.add("general.odd", float("nan"))
+        writer.add("general.odds", [[1.0, float("-inf")], [2.0]])
+        for each in reader.tensors.values():
+            data = reader.data(each.name)
+            writer.add_tensor(each.name, data, type_name=each.type_name, shape=each.shape)
+    with asking(model=path) as server:
+        about = server.ok("/api/show", {"model": "made"})["model_info"]
+    assert (about["general.odd"], about["general.odds"]) == ("nan", [[1.0, "-inf"], [2.0]])
+
+
+def test_a_model_that_generates_is_no_embedding_model(server, cases):
+    """Ollama's own command line embeds with every model of that capability."""
+    assert server.ok("/api/show", {"model": MODEL})["capabilities"] == ["completion", "tools"]
+    for case in ("bert_mean", "qwen3_embedding"):  # an encoder, and a decoder that is pooled
+        with asking(model=cases / "embed" / case / "f32.gguf") as other:
+            assert other.ok("/api/show", {"model": "f32"})["capabilities"] == ["embedding"]
+
+
+def test_the_client_in_go_sends_empty_fields(server):
+    """Those that its types do not leave out when they are empty."""
+    empty = {"system": "", "template": "", "options": None}
+    whole = server.ok("/api/generate", {**PROMPT, "stream": False})
+    body = {**empty, **PROMPT, "suffix": "", "stream": False}
+    assert server.ok("/api/generate", body)["response"] == whole["response"]
+    made = server.ok("/api/generate", {**empty, "model": MODEL, "prompt": "", "suffix": ""})
+    assert made["done_reason"] == "load"
+    shown = server.ok("/api/show", {**empty, "model": MODEL, "name": "", "verbose": False})
+    assert shown == server.ok("/api/show", {"model": MODEL})
+    assert server.ok("/api/show", {**empty, "model": "", "name": MODEL}) == shown
+    function = {"name": "f", "parameters": {"type": "object", "required": None, "properties": None}}
+    tools = [{"type": "function", "function": function}]
+    one = server.ok("/api/chat", {**CHAT, "tools": tools, "stream": False})
+    function["parameters"] = {"type": "object"}
+    other = server.ok("/api/chat", {**CHAT, "tools": tools, "stream": False})
+    assert one["message"] == other["message"]
+
+
+@pytest.mark.parametrize(
+    "path, more, param",
+    [
+        ("/api/generate", {"images": ["aa"]}, "images"),
+        ("/api/generate", {"system": "Be kind."}, "system"),
+        ("/api/generate", {"context": [1]}, "context"),
+        ("/api/generate", {"format": "json"}, "format"),
+        ("/api/generate", {"think": True}, "think"),
+        ("/api/generate", {"options": {"num_ctx": 4096}}, "options.num_ctx"),
+        ("/api/generate", {"template": "{{ .Prompt }}"}, "template"),
+        ("/api/chat", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ("/api/chat", {"options": {"top_p": 0.5, "num_keep": 3}}, "options.num_keep"),
+        ("/api/show", {"system": "Be kind."}, "system"),
+        ("/api/show", {"options": {"top_k": 3}}, "options"),
+        ("/api/show", {"template": "{{ .Prompt }}"}, "template"),
+        ("/api/show", {"model": ""}, "model"),
+    ],
+)
+def test_what_a_request_that_loads_or_shows_cannot_use_is_told(server, path, more, param):
+    assert server.refused(path, {"model": MODEL, **more}).startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize("name", ["truncate", "shift"])
+def test_a_conversation_is_neither_shortened_nor_shifted(server, name):
+    for path, body in (("/api/chat", CHAT), ("/api/generate", PROMPT)):
+        assert server.ok(path, {**body, name: False, "stream": False})["done"] is True
+        assert server.refused(path, {**body, name: True}) == f"{name}: found True, wanted False"
 
 
 @pytest.mark.parametrize(
