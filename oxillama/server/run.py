@@ -75,20 +75,28 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the server in order, a second SIGINT at once. Outside the main
-        thread there are no signals, and `should_exit` ends it.
+        """SIGINT, SIGTERM and the SIGHUP of a terminal that is closed end the server in order, a
+        second SIGINT at once. Outside the main thread there are no signals, and `should_exit` ends
+        it.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {
-            each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)
-        }
+        before = {each: signal.signal(each, self.handle_exit) for each in _ending()}
         try:
             yield
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
+
+
+def _ending() -> list[signal.Signals]:
+    """The signals that end the server; one that nohup ignores stays ignored."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        found.append(hangup)
+    return found
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -163,7 +171,8 @@ def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     listening = listen(config)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"oxillama: listening on http://{shown}:{port}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+        print(f"oxillama: listening on http://{shown}:{port}", file=sys.stderr, flush=True)
     log.event("listening", host=host, port=port)
     _take_messages(log)
     sys.setswitchinterval(_SWITCH)

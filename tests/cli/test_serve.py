@@ -5,8 +5,10 @@ with 1 if its model cannot be loaded.
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -16,6 +18,8 @@ import oxillama
 from oxillama.cli import main
 from oxillama.cli.serve import LIMITS
 from oxillama.server.settings import ServerConfig
+
+VERSION = oxillama.__version__
 
 
 def start(*args, **more):
@@ -36,7 +40,7 @@ def ask(url, body=None):
         return json.loads(answer.read())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, number):
     process, url = start("--sessions-dir", str(tmp_path))
     try:
@@ -58,6 +62,40 @@ def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, n
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored():
+    process, url = start(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    try:
+        process.send_signal(signal.SIGHUP)
+        body = {"prompt": "Once", "max_tokens": 1}
+        assert ask(f"{url}/v1/completions", body)["usage"]["completion_tokens"] == 1
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_a_log_that_cannot_be_written_keeps_no_server_from_starting():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "oxillama", "serve", "--port", str(port)]
+    with open("/dev/full", "w") as full, subprocess.Popen(command, stderr=full) as process:
+        try:
+            for _ in range(200):
+                try:
+                    assert ask(f"http://127.0.0.1:{port}/version") == {"version": VERSION}
+                    break
+                except urllib.error.URLError:
+                    assert process.poll() is None
+                    time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
 
 
 def test_a_second_interrupt_ends_the_server_at_once_and_shows_no_stack():
