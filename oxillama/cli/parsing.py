@@ -68,6 +68,18 @@ _ELSEWHERE = {
 }
 
 
+# commands of other programs, and what does the same here
+_COMMANDS = {
+    "delete": "rm",
+    "download": "pull",
+    "help": "--help",
+    "inspect": "info",
+    "remove": "rm",
+    "server": "serve",
+    "show": "info",
+}
+
+
 class Parser(argparse.ArgumentParser):
     """`argparse.ArgumentParser` without abbreviations, whose errors are one line."""
 
@@ -138,7 +150,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _one_of(name: str, names: Sequence[str]) -> str:
-    close = closest(name, names)
+    meant = _COMMANDS.get(name)
+    close = meant if meant in (*names, "--help") else closest(name, names)
     return f"one of {', '.join(names)}" + (f"; did you mean {close}?" if close else "")
 
 
@@ -146,7 +159,8 @@ def _unknown(argument: str, options: Iterable[str]) -> str:
     """What is said of an argument that no option takes."""
     name = argument.partition("=")[0]
     if not name.startswith("-") or _NUMBER.match(name):
-        return f"found the argument {argument!r} too many"
+        prompt = "; -p gives a prompt" if "--prompt" in options else ""
+        return f"found the argument {argument!r} too many{prompt}"
     if name in _ELSEWHERE:
         return f"{name}: is not an option; {_ELSEWHERE[name]}"
     close = closest(name, options)

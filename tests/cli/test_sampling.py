@@ -210,7 +210,12 @@ def test_without_a_command_the_help_is_shown(capsys):
         (("run", "--temp", "warm"), "--temp/--temperature: found 'warm', wanted a number"),
         (("run", "-n", "1.5"), "found '1.5', wanted a whole number"),
         (("run", "--kv-type", "f17"), "did you mean f16?"),
-        (("run", "a.gguf", "b.gguf"), "found the argument 'b.gguf' too many"),
+        # as Ollama's command line takes it
+        (("run", "a", "Why?"), "found the argument 'Why?' too many; -p gives a prompt ("),
+        (("info", "a.gguf", "b.gguf"), "found the argument 'b.gguf' too many ("),
+        (("show", "a"), "found 'show', wanted one of run,"),
+        (("show", "a"), "did you mean info?"),
+        (("help",), "did you mean --help?"),
         (("run", "-p", "a", "-f", "b"), "not allowed with argument"),
         (("bench", "--top-k", "3"), "--top-k: is not an option"),
         (("run", "-ngl", "99"), "-ngl: is not an option; everything runs on the CPU (ox"),
