@@ -611,6 +611,16 @@ def _store(
     call.state.store(call.state.responses, made["id"], stored)
 
 
+# parameters of a retrieval that would change what comes back
+_NOT_RETRIEVED = {
+    "stream": "events are not stored, wanted the response itself",
+    "starting_after": "events are not stored, wanted the response itself",
+    **dict.fromkeys(
+        ("include", "include[]"), "a response has what it was created with, wanted it in its body"
+    ),
+}
+
+
 # ---- routes
 
 
@@ -706,7 +716,11 @@ def _stored(call: Call) -> StoredResponse:
 
 async def retrieve(call: Call) -> Response:
     """GET /v1/responses/{response_id}"""
-    return json_response(_stored(call).response)
+    found, query = _stored(call).response, call.request.query_params
+    for name, why in _NOT_RETRIEVED.items():
+        if query.get(name, "false") != "false":
+            raise unsupported(name, why)
+    return json_response(found)
 
 
 async def delete(call: Call) -> Response:

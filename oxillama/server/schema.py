@@ -195,6 +195,8 @@ def _tagged(value: Any, variant: Schema) -> bool:
     if not isinstance(value, dict):
         return True
     for name in ("type", "role"):
+        if value.get(name) is None and name not in variant.get("required", ()):
+            continue  # where it is left out, this variant is meant
         tag = variant.get("properties", {}).get(name, {})
         if "enum" in tag or "const" in tag:
             known = tag.get("enum", [tag.get("const")])

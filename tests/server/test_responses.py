@@ -172,6 +172,24 @@ def test_a_stored_response_is_found_and_forgotten(server):
     assert server.get(path).status_code == 404
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("stream", "true"),
+        ("starting_after", "3"),
+        ("include", "message.output_text.logprobs"),
+        ("include[]", "reasoning.encrypted_content"),
+    ],
+)
+def test_a_stored_response_comes_as_it_is(server, name, value):
+    """A client that asks for its events would read none in its JSON."""
+    made = server.ok(PATH, ASK)
+    path = f"{PATH}/{made['id']}"
+    answer = server.get(path, params={name: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert server.get(path, params={"stream": "false"}).json() == made
+
+
 def test_input_items_come_in_pages(server):
     given = [{"role": "user", "content": text} for text in ("a", "b", "c")]
     path = f"{PATH}/{server.ok(PATH, {**ASK, 'input': given})['id']}/input_items"
@@ -269,6 +287,10 @@ def test_reasoning_belongs_to_what_follows_it(items, wanted):
         ({"input": None}, "input"),
         ({"input": ""}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+            "input[0].content[0].type",
+        ),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tokens": 5}, "max_tokens"),
