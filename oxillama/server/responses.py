@@ -107,6 +107,7 @@ _ITEM = one_of(
         },
         ("type",),
     ),
+    obj({"type": enum("item_reference"), "id": NAME}, ("type", "id")),
 )
 _TOOL = obj(
     {
@@ -206,6 +207,30 @@ class StoredResponse:
 
 
 # ---- from items to messages
+
+
+def _resolved(call: Call) -> dict[str, Any]:
+    """The body with the items of stored responses in the place of references to them."""
+    body = call.body
+    if isinstance(body["input"], str):
+        return body
+    known: dict[str, Any] | None = None
+    items = []
+    for at, item in enumerate(body["input"]):
+        if item.get("type") == "item_reference":
+            if known is None:
+                stored = call.state.responses.values()
+                known = {one["id"]: one for each in stored for one in each.response["output"]}
+            if item["id"] not in known:
+                raise ApiError(
+                    400,
+                    f"input[{at}].id: no stored response has the item {item['id'][:80]!r}",
+                    param=f"input[{at}].id",
+                    code="item_not_found",
+                )
+            item = known[item["id"]]
+        items.append(item)
+    return {**body, "input": items}
 
 
 def _messages(items: Any) -> list[dict[str, Any]]:
@@ -626,7 +651,7 @@ _NOT_RETRIEVED = {
 
 async def create(call: Call) -> Response:
     """POST /v1/responses"""
-    body = call.body
+    body = call.body = _resolved(call)
     async with call.state.models.use(body.get("model")) as model:
         asked, conversation, repeated = await call.offload(_read, call, model, body)
         head = _head(adapters.served_as(model, body), repeated)
@@ -766,7 +791,7 @@ async def input_items(call: Call) -> Response:
 
 async def input_tokens(call: Call) -> Response:
     """POST /v1/responses/input_tokens"""
-    body = call.body
+    body = _resolved(call)
     async with call.state.models.use(body.get("model")) as model:
 
         def count() -> int:

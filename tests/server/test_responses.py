@@ -127,6 +127,29 @@ def test_a_conversation_goes_on_from_a_stored_response(server):
     assert second["previous_response_id"] == first["id"]
 
 
+def test_an_item_may_be_named_by_its_id(server):
+    """The AI SDK names the items of earlier replies, which are stored, and sends the others."""
+    first = server.ok(PATH, ASK)
+    call = server.ok(PATH, {**ASK, **FORCED})["output"][0]
+    user = {"role": "user", "content": ASK["input"]}
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
+    whole = [user, *first["output"], user, call, output]
+    named = [
+        {"type": "item_reference", "id": each["id"]} if "id" in each else each for each in whole
+    ]
+    wanted = server.ok(PATH, {**ASK, "input": whole})
+    made = server.ok(PATH, {**ASK, "input": named})
+    assert made["output"][0]["content"] == wanted["output"][0]["content"]
+    assert made["usage"]["input_tokens"] == wanted["usage"]["input_tokens"]
+    count = server.ok(f"{PATH}/input_tokens", {"input": named})["input_tokens"]
+    assert count == wanted["usage"]["input_tokens"]
+    items = server.get(f"{PATH}/{made['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert [each["type"] for each in items[1:4]] == ["message", "message", "function_call"]
+    server.client.delete(f"{PATH}/{first['id']}")
+    error = server.refused(PATH, {**ASK, "input": named})
+    assert (error["param"], error["code"]) == ("input[1].id", "item_not_found")
+
+
 def test_instructions_are_of_one_response_alone(server):
     first = server.ok(PATH, {**ASK, "instructions": "Speak of dogs."})
     second = server.ok(PATH, {**ASK, "input": "Go on", "previous_response_id": first["id"]})
