@@ -11,9 +11,16 @@ def test_the_page_and_its_files_are_served(server):
     for name in FILES:
         answer = server.get(f"/static/{name}")
         assert answer.status_code == 200 and answer.content
-    named = re.findall(r'(?:src|href)="(/[^"]+)"', page.text)
-    assert sorted(named) == ["/static/icon.svg", "/static/page.css", "/static/page.js"]
+    named = re.findall(r'(?:src|href)="([^#"]+)"', page.text)
+    assert sorted(named) == ["static/icon.svg", "static/page.css", "static/page.js"]
     assert server.get("/static/app.py").status_code == 404
+
+
+def test_the_page_works_below_a_path_of_a_proxy(server):
+    """All that it names is relative to its own address."""
+    script = server.get("/static/page.js").text
+    asked = re.findall(r'(?:fetch|ask|post)\(["`]([^"`$]+)', script)
+    assert len(asked) >= 9 and not any(each.startswith("/") for each in asked), asked
 
 
 def test_nothing_is_inline_or_from_elsewhere(server):

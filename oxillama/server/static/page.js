@@ -254,7 +254,7 @@ async function answer() {
   const began = performance.now();
   let first = 0, last = 0, usage = null, count = 0;
   try {
-    const response = await fetch("/v1/chat/completions", {
+    const response = await fetch("v1/chat/completions", {
       method: "POST", headers: { "content-type": "application/json" },
       body: JSON.stringify(body), signal: controller.signal });
     if (!response.ok) {
@@ -384,7 +384,7 @@ by("log").addEventListener("keydown", (event) => {
 
 async function drawSessions() {
   if (!props.sessions) { by("sessions-part").hidden = true; return; }
-  const { data } = await ask("/v1/sessions");
+  const { data } = await ask("v1/sessions");
   by("sessions").replaceChildren(...data.map((each) => element("li", {},
     element("button", { text: `${each.name} (${each.tokens ?? 0} tokens)`,
                         title: "Restore", onclick: () => restore(each.name) }),
@@ -395,25 +395,25 @@ async function drawSessions() {
 async function save(name) {
   const conversation = current();
   if (conversation.session !== name) {
-    if (conversation.session) await post(`/v1/sessions/${conversation.session}/fork`, { to: name });
+    if (conversation.session) await post(`v1/sessions/${conversation.session}/fork`, { to: name });
     else {
       const messages = conversation.messages.map(({ role, content }) => ({ role, content }));
       if (conversation.system.trim()) {
         messages.unshift({ role: "system", content: conversation.system });
       }
-      await post(`/v1/sessions/${name}`, messages.length ? { messages } : {});
+      await post(`v1/sessions/${name}`, messages.length ? { messages } : {});
     }
     conversation.session = name;
     keep();
   }
-  await post(`/v1/sessions/${name}/save`, {});
+  await post(`v1/sessions/${name}/save`, {});
   say(`Saved ${name}`);
   await drawSessions();
 }
 
 async function restore(name) {
   stop();
-  const found = await post(`/v1/sessions/${name}/restore`, {});
+  const found = await post(`v1/sessions/${name}/restore`, {});
   const made = fresh();
   const messages = found.messages || [];
   made.system = messages[0]?.role === "system" ? messages[0].content : "";
@@ -431,7 +431,7 @@ async function restore(name) {
 }
 
 async function forget(name) {
-  await ask(`/v1/sessions/${name}`, { method: "DELETE" });
+  await ask(`v1/sessions/${name}`, { method: "DELETE" });
   for (const each of stored.conversations) if (each.session === name) each.session = null;
   keep();
   await drawSessions();
@@ -522,7 +522,7 @@ by("model").addEventListener("change", guarded(async () => { await describe(); }
 
 async function describe() {
   const name = by("model").value;
-  props = await ask(`/props${name ? `?model=${encodeURIComponent(name)}` : ""}`);
+  props = await ask(`props${name ? `?model=${encodeURIComponent(name)}` : ""}`);
   by("image-part").hidden = !props.modalities?.vision;
   drawContext();
 }
@@ -530,7 +530,7 @@ async function describe() {
 async function begin() {
   drawSettings();
   draw();
-  const { data } = await ask("/v1/models");
+  const { data } = await ask("v1/models");
   by("model").replaceChildren(...data.map((each) => element("option", { value: each.id, text: each.id })));
   await describe();
   await drawSessions();
