@@ -6,7 +6,7 @@ come next; the trie, which keeps the tokens of such characters apart, then takes
 from libc.stdint cimport int32_t
 
 from oxillama._core.networks cimport COUNTED, REP
-from oxillama._core.pushdown cimport Machine
+from oxillama._core.pushdown cimport FROZEN, Machine
 from oxillama._core.sequences cimport seq_at, seq_len
 
 cdef enum:
@@ -88,11 +88,11 @@ cdef int covers(Machine m, int32_t d, int u8) except -1:
 cdef int32_t exact_cover(Machine m, int32_t config) except -2:
     """The number n such that of all plain strings exactly those of up to n characters are allowed from here; -1 if not proved.
 
-    Holds where the config is a bounded repeat of single characters, about to read one, and whatever may follow the repeat does
-    not begin with a plain character.
+    Holds where the config is a bounded repeat of single characters, about to read one, and whatever may stand instead or follow the
+    repeat does not begin with a plain character.
     """
-    cdef Py_ssize_t i, k, n
-    cdef int32_t d, stack, frame, ret, rep, count, most, parent = 0, body = -1, left = -1, beyond
+    cdef Py_ssize_t i, k, n, at
+    cdef int32_t d, stack, frame, ret, rep, count, most, byte, parent = 0, body = -1, left = -1, beyond
     cdef int32_t *row
     n = seq_len(&m.configs, config)
     for i in range(1, n, 2):
@@ -104,7 +104,7 @@ cdef int32_t exact_cover(Machine m, int32_t config) except -2:
         if rep < 0 or m.reps.data[REP * rep + 3] != COUNTED:
             continue
         most = m.reps.data[REP * rep + 2]
-        if most < 0 or d != m._start(m.reps.data[REP * rep]) or not explore(m, d, 0, 2):
+        if most < 0 or count & FROZEN or d != m._start(m.reps.data[REP * rep]) or not explore(m, d, 0, 2):
             continue
         body, left = d, most - count + 1
         break
@@ -114,14 +114,15 @@ cdef int32_t exact_cover(Machine m, int32_t config) except -2:
     m._visit(ret, parent, 0)
     beyond = m._finish()
     for i in range(1, n, 2):
-        d, stack = seq_at(&m.configs, config)[i], seq_at(&m.configs, config)[i + 1]
+        d = seq_at(&m.configs, config)[i]
         if d == body:
             continue
-        for k in range(1, seq_len(&m.configs, beyond), 2):
-            if seq_at(&m.configs, beyond)[k] == d and seq_at(&m.configs, beyond)[k + 1] == stack:
-                break
-        else:
-            return -1
+        m._segments(d)
+        at = m.d_seg_at.data[d]
+        for k in range(at + 1, at + 1 + 3 * m.d_segs.data[at], 3):
+            for byte in range(max(0x20, m.d_segs.data[k]), min(0xFF, m.d_segs.data[k + 1]) + 1):
+                if byte != 0x22 and byte != 0x5C:
+                    return -1
     row = m.row(beyond)
     for i in range(0x20, 0x100):
         if row[i] and i != 0x22 and i != 0x5C:
@@ -130,8 +131,8 @@ cdef int32_t exact_cover(Machine m, int32_t config) except -2:
 
 
 cdef int closed_text(Machine m, int32_t config) except -1:
-    """1 if every plain text may follow: the few configs that plain characters lead to lead nowhere else. For registers, whose networks
-    prove nothing by themselves."""
+    """1 if every plain text may follow: the few configs that plain characters lead to lead nowhere else. For registers whose counts
+    stand still: their networks prove nothing by themselves."""
     cdef int32_t[64][2] seen
     cdef int32_t *row
     cdef int32_t follow, byte
@@ -165,7 +166,7 @@ cdef int32_t cover(Machine m, int32_t config, int u8) except -1:
     if u8 == 0:
         if m.c_flags.data[config] == 0:
             known = covered(m, config, 0)
-            if known < INFINITE and m.counting and closed_text(m, config):
+            if known < INFINITE and m.still and closed_text(m, config):
                 known = INFINITE
             m.c_flags.data[config] = 1 + known
         return m.c_flags.data[config] - 1
@@ -202,7 +203,7 @@ cdef int32_t covered(Machine m, int32_t config, int u8) except -1:
                 most = m.reps.data[REP * rep + 2]
                 start = m._start(m.reps.data[REP * rep])
                 if covers(m, start, 0) & 2:
-                    if most < 0:
+                    if most < 0 or count & FROZEN:
                         return INFINITE
                     best = max(best, most - count + (1 if u8 == 0 else 0))
     return best

@@ -76,7 +76,7 @@ cdef class Dstates(Emission):
     cdef int _write(self, int32_t rule) except -1:
         """Gives a deferred rule its network. The machines of one grammar share its rules, so this takes their lock."""
         cdef TableSizes before = self._sizes()
-        with self.deferred.lock:
+        with self.deferred.alone():
             try:
                 self._grow(rule, None)
             except BaseException:

@@ -27,6 +27,7 @@ cdef class Emission(Networks):
     cdef list families                                   # of distinct words: how a language goes on without some words
     cdef Ints scopes                                     # registers: where their numbers begin, see pushdown.pyx
     cdef dict scope_at
+    cdef bint repeating                                  # some repeat is counted on the stack
     cdef bint counting                                   # some register only counts
     cdef bint distinct                                   # some rule calls for distinct words
     cdef dict tails                                      # (tail, b): the state from which exactly this tail of byte ranges leads to b
@@ -41,6 +42,7 @@ cdef class Emission(Networks):
     cdef Py_ssize_t _weigh(self, node, int depth) except -1
     cdef int _emit(self, node, int32_t a, int32_t b, int depth) except -1
     cdef int _emit_apart(self, node, int32_t a, int32_t b, int depth) except -1
+    cdef int _emit_choice(self, parts, int32_t a, int32_t b, int depth) except -1
     cdef int _emit_literal(self, bytes data, int32_t a, int32_t b) except -1
     cdef int _emit_sequence(self, parts, int32_t a, int32_t b, int depth) except -1
     cdef int _emit_network(self, int32_t start, states, int32_t a, int32_t b, int depth) except -1

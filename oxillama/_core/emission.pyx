@@ -4,9 +4,10 @@ Nodes are tuples, their kind first (see `oxillama.grammar.nodes`). Small rules a
 repetition that would take many copies becomes a counted call; code points become UTF-8 byte ranges whose common tails are shared.
 """
 from libc.stdint cimport int32_t
+from libc.string cimport memset
 
 from oxillama._core.networks cimport COUNTED, DISTINCT, DONE, GUARD, TableSizes, Networks, REP, SCOPE
-from oxillama._core.sequences cimport drop, put, reserve
+from oxillama._core.sequences cimport Ints, drop, put, reserve
 
 from oxillama.errors import GrammarError
 
@@ -85,9 +86,9 @@ cdef class Emission(Networks):
     cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1:
         """Compiles the rules, rule 0 the root. Raises `GrammarError` for left recursion, endless rules and too many states.
 
-        `deferred` (or None) has `rules`, `lazy`, `write` and `lock`: rule i with `lazy[i]` gets its network when the machine first calls
+        `deferred` (or None) has `rules`, `lazy`, `write` and `alone`: rule i with `lazy[i]` gets its network when the machine first calls
         it, from `rules[i]`, which `write(i)` fills where it is None. It must match something, never nothing, and not begin with itself.
-        Rules are read and written under `lock`, which is held too while a machine is built.
+        Rules are read and written in `alone()`, a machine is built in it too.
         """
         cdef Py_ssize_t i
         self.symbols = symbols
@@ -213,12 +214,7 @@ cdef class Emission(Networks):
         if kind == SEQUENCE:
             return self._emit_sequence(node[1], a, b, depth)
         if kind == CHOICE:
-            for part in node[1]:
-                kind = part[0]
-                if kind == LITERAL or kind == CLASS or kind == RULE or kind == SYMBOL:
-                    self._emit(part, a, b, depth + 1)
-                else:             # own end states: an alternative that ends in a loop must not leak into its siblings
-                    self._emit_apart(part, a, b, depth)
+            return self._emit_choice(node[1], a, b, depth)
         elif kind == REPEAT:
             return self._emit_repeat(node[1], node[2], node[3], a, b, depth)
         elif kind == RULE:
@@ -317,6 +313,40 @@ cdef class Emission(Networks):
         self._eps(a, s)
         self._emit(node, s, t, depth + 1)
         return self._eps(t, b)
+
+    cdef int _emit_choice(self, parts, int32_t a, int32_t b, int depth) except -1:
+        """Alternatives; literals share the states of what they begin with alike, each with the one before it."""
+        cdef Py_ssize_t i, n, common
+        cdef int32_t t
+        cdef const unsigned char[::1] data
+        cdef const unsigned char[::1] before = b""
+        cdef Ints path                            # the states along the literal before, but for its last
+        cdef int kind
+        memset(&path, 0, sizeof(Ints))
+        try:
+            put(&path, a)
+            for part in parts:
+                kind = part[0]
+                if kind == LITERAL and len(part[1]):
+                    data = part[1]
+                    n = data.shape[0]
+                    common = 0
+                    while common < min(path.n, n) - 1 and data[common] == before[common]:
+                        common += 1
+                    path.n = common + 1
+                    for i in range(common, n):
+                        t = b if i == n - 1 else self._state()
+                        self._bytes(path.data[i], data[i], data[i], t)
+                        put(&path, t)
+                    path.n = n
+                    before = data
+                elif kind == LITERAL or kind == CLASS or kind == RULE or kind == SYMBOL:
+                    self._emit(part, a, b, depth + 1)
+                else:             # own end states: an alternative that ends in a loop must not leak into its siblings
+                    self._emit_apart(part, a, b, depth)
+        finally:
+            drop(&path)
+        return 0
 
     cdef int _emit_literal(self, bytes data, int32_t a, int32_t b) except -1:
         cdef Py_ssize_t i, n = len(data)
@@ -428,11 +458,13 @@ cdef class Emission(Networks):
         cdef int kind = body[0]
         cdef int32_t s, t, loop, rule
         cdef Py_ssize_t i, copies, weight
+        cdef bint called
         if most == 0:
             return self._eps(a, b)
         copies = most if most > 0 else least + 1
         weight = self._weigh(body, 0)
-        if copies > 1 and (weight + 1) * copies > UNROLL_WEIGHT and not (least <= 1 and most < 0):
+        called = kind == RULE and not self._copied(self._called(body))     # copies would be calls: no fewer frames
+        if copies > 1 and (called or (weight + 1) * copies > UNROLL_WEIGHT) and not (least <= 1 and most < 0):
             key = body if kind == CLASS else id(body)
             known = self.bodies_seen.get(key)
             if kind == RULE:
@@ -443,6 +475,7 @@ cdef class Emission(Networks):
                 self.bodies_seen[key] = rule
             else:
                 rule = known
+            self.repeating = True
             return self._call(a, rule, self._rep(rule, <int32_t>least, <int32_t>most, COUNTED, 0), b)
         s = self._state()
         self._eps(a, s)

@@ -6,6 +6,11 @@ from oxillama._core.dstates cimport Dstates
 from oxillama._core.sequences cimport Ints, Sequences
 
 
+cdef enum:
+    FROZEN = 1 << 30      # a count that is not changed any more, because no bound is near
+    LENGTHS = 5           # horizons
+
+
 cdef class Machine(Dstates):
     cdef cython.pymutex turn                             # held through each operation: see cursor.pyx
     cdef Py_ssize_t max_configs, max_items
@@ -18,12 +23,14 @@ cdef class Machine(Dstates):
     cdef object unplaced                                 # the cursors' positions while a failed `collect` has not been made good
     cdef Ints s_depth, u_result                          # by stack, by union
     cdef Ints c_flags                                    # by config: 1 + its cover, 0 where not asked for yet
+    cdef Ints c_frozen                                   # by config and horizon: what `frozen` gives, -1 where not asked for yet
     cdef Ints c_deep                                     # by config: 1 where max_depth cuts off what might follow
     cdef int32_t **rows
     cdef Py_ssize_t rows_cap
     cdef Ints roots, free_roots                          # the cursors' configs, and their slots that are free
     cdef Ints work, items, scratch, touched
     cdef int32_t gen
+    cdef bint still                                      # whether a mask is asked for where counts stand still
     cdef bint too_deep                                   # whether max_depth cut something off in this closure
     cdef Py_ssize_t steps, spent, budget                 # of this closure; of those before it in a mask; at most (0: any number)
     cdef readonly int64_t epoch, serial
@@ -37,7 +44,7 @@ cdef class Machine(Dstates):
     cdef int32_t _marked(self, int32_t stack) except -1
     cdef int32_t _frozen(self, int32_t frame, int32_t horizon) except -1
     cdef int32_t _stack_frozen(self, int32_t stack, int32_t horizon, dict memo) except -1
-    cdef int32_t frozen(self, int32_t config, int32_t horizon) except -1
+    cdef int32_t frozen(self, int32_t config, int length, int32_t horizon) except -1
     cdef int32_t _noted(self, int32_t config, object word) except -1
     cdef int32_t _stack_noted(self, int32_t stack, object word, dict memo) except -1
     cdef int _reset(self) except -1

@@ -17,7 +17,7 @@ from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 
 from oxillama._core.dstates cimport Dstates
-from oxillama._core.networks cimport DISTINCT, TableSizes, REP, SCOPE
+from oxillama._core.networks cimport COUNTED, DISTINCT, REP, SCOPE, TableSizes
 from oxillama._core.sequences cimport Ints, clear_sequences, close_sequences, drop, intern, open_sequences, put, reserve, seq_at, seq_len
 
 from oxillama.errors import GrammarError
@@ -25,7 +25,6 @@ from oxillama.errors import GrammarError
 
 cdef enum:
     ROOM = -2             # the guard of a comma: one more member may follow
-    FROZEN = 1 << 30      # a count that is not changed any more, because no bound is near
 
 
 cdef inline int32_t popcount(int32_t x) noexcept nogil:
@@ -83,7 +82,7 @@ cdef class Machine(Dstates):
         for i in range(self.rows_cap):
             free(self.rows[i])
         free(self.rows)
-        drop(&self.s_depth); drop(&self.u_result); drop(&self.c_flags); drop(&self.c_deep)
+        drop(&self.s_depth); drop(&self.u_result); drop(&self.c_flags); drop(&self.c_deep); drop(&self.c_frozen)
         drop(&self.roots); drop(&self.free_roots); drop(&self.work); drop(&self.items); drop(&self.scratch); drop(&self.touched)
 
     cdef int _reset(self) except -1:
@@ -96,7 +95,7 @@ cdef class Machine(Dstates):
         clear_sequences(&self.unions)
         clear_sequences(&self.values)
         clear_sequences(&self.wordsets)
-        self.s_depth.n = self.u_result.n = self.c_flags.n = self.c_deep.n = 0
+        self.s_depth.n = self.u_result.n = self.c_flags.n = self.c_deep.n = self.c_frozen.n = 0
         self.words, self.word_numbers = [], {}
         for i in range(self.rows_cap):
             free(self.rows[i])
@@ -267,15 +266,19 @@ cdef class Machine(Dstates):
             out = single if out < 0 else self._union(out, single)
         return out
 
-    cdef int32_t frozen(self, int32_t config, int32_t horizon) except -1:
+    cdef int32_t frozen(self, int32_t config, int length, int32_t horizon) except -1:
         """A config that allows the same texts of up to `horizon` bytes: counts that come to no bound on the way stand still in it, so
-        that a walk over the vocabulary meets few configs."""
-        cdef Py_ssize_t k
+        that a walk over the vocabulary meets few configs. Memoised: `length` is the number of the horizon."""
+        cdef Py_ssize_t k, at
         cdef int32_t stack, accept
-        cdef dict memo = {}
-        cdef list pairs = []
-        if not self.counting:
-            return config
+        cdef dict memo
+        cdef list pairs
+        at = LENGTHS * <Py_ssize_t>config + length
+        while self.c_frozen.n <= at:
+            put(&self.c_frozen, -1)
+        if self.c_frozen.data[at] >= 0:
+            return self.c_frozen.data[at]
+        memo, pairs = {}, []
         for k in range(1, seq_len(&self.configs, config), 2):
             pairs.append((seq_at(&self.configs, config)[k],
                           self._stack_frozen(seq_at(&self.configs, config)[k + 1], horizon, memo)))
@@ -284,7 +287,8 @@ cdef class Machine(Dstates):
         for d, stack in pairs:
             put(&self.items, d)
             put(&self.items, stack)
-        return self._intern_config(accept)
+        self.c_frozen.data[at] = self._intern_config(accept)
+        return self.c_frozen.data[at]
 
     cdef int32_t _stack_frozen(self, int32_t stack, int32_t horizon, dict memo) except -1:
         cdef Py_ssize_t k, n = seq_len(&self.stacks, stack)
@@ -309,7 +313,22 @@ cdef class Machine(Dstates):
         cdef int32_t rep = seq_at(&self.frames, frame)[1], scope, at, count, bound, last = 0
         cdef int32_t[3] changed
         cdef Py_ssize_t k
-        if rep < 0 or self.reps.data[REP * rep + 3] != SCOPE:
+        if rep < 0:
+            return frame
+        changed[0], changed[1] = seq_at(&self.frames, frame)[0], rep
+        if self.reps.data[REP * rep + 3] == COUNTED:
+            count = seq_at(&self.frames, frame)[2]
+            last, bound = self.reps.data[REP * rep + 1], self.reps.data[REP * rep + 2]
+            if count >= last:
+                if bound < 0 or bound - count <= horizon + 1:
+                    return frame
+            elif last - count <= horizon + 1:
+                return frame
+            else:
+                last = 0
+            changed[2] = last | FROZEN
+            return intern(&self.frames, changed, 3)
+        if self.reps.data[REP * rep + 3] != SCOPE:
             return frame
         scope = self.reps.data[REP * rep + 4]
         at = scope + 4 + self.scopes.data[scope + 3]
@@ -322,7 +341,6 @@ cdef class Machine(Dstates):
                 last = bound
             elif bound <= count + horizon + 1:
                 return frame
-        changed[0], changed[1] = seq_at(&self.frames, frame)[0], rep
         changed[2] = 2 * self._value(last | FROZEN, 0, NULL, 0)
         return intern(&self.frames, changed, 3)
 
@@ -521,7 +539,7 @@ cdef class Machine(Dstates):
     cdef int32_t _finish(self) except -1:
         """Runs the queued closure to its end and interns the config it makes."""
         cdef Py_ssize_t i, k, n, at
-        cdef int32_t d, stack, pending, accept = 0, frame, parent, rule, rep, count, most, pushed
+        cdef int32_t d, stack, pending, accept = 0, frame, parent, rule, rep, count, least, most, pushed, frozen
         cdef int32_t[3] next_frame
         i = 0
         while i < self.work.n:
@@ -564,12 +582,14 @@ cdef class Machine(Dstates):
                     if self.reps.data[REP * rep + 3] == DISTINCT:
                         self._visit(d, self._marked(parent), 0)
                         continue
-                    most = self.reps.data[REP * rep + 2]
-                    if count >= self.reps.data[REP * rep + 1]:
+                    least, most = self.reps.data[REP * rep + 1], self.reps.data[REP * rep + 2]
+                    frozen = count & FROZEN
+                    count &= ~FROZEN
+                    if count >= least:
                         self._visit(d, parent, 0)
                     if most < 0 or count < most:
                         next_frame[0], next_frame[1] = d, rep
-                        next_frame[2] = count + 1 if most >= 0 or count < self.reps.data[REP * rep + 1] else count
+                        next_frame[2] = frozen | (count if frozen or (most < 0 and count >= least) else count + 1)
                         pushed = self._push(intern(&self.frames, next_frame, 3), parent)
                         self._visit(self._start(self.reps.data[REP * rep]), pushed, 1)
         self.items.n = 0

@@ -8,25 +8,26 @@ position allows any plain text of that length (cover.pyx); if that holds for mos
 mask and only clears what turns out dead, so the inside of a string costs a copy and not a hundred thousand steps.
 """
 cimport cython
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 import numpy as np
 
 from oxillama._core.cover cimport cover as covers, exact_cover
 from oxillama._core.cursor cimport Cursor, begin_operation
-from oxillama._core.pushdown cimport Machine
+from oxillama._core.pushdown cimport LENGTHS, Machine
+from oxillama._core.sequences cimport drop, put
 
 from oxillama._core.cover import plain_step
 from oxillama.errors import GrammarError
 
 
 cdef enum:
-    COUNTED = 48           # up to this many characters left, a bounded string's plain tokens come from a table
-    CLOSED = 8             # positions followed to prove that a subtree is allowed whole
+    COUNTED = 48           # plain tokens of up to so many characters stand in a table by length, longer ones in a list
+    CLOSED = 16            # positions followed to prove that a subtree is allowed whole
     STEPS = 150            # merged stacks for a mask, per alternative that may be followed at once
-    WORTH = 24             # nodes of a subtree that make the proof worth its time
+    WORTH = 12             # tokens of a subtree that make the proof worth its time
 
 # Bytes by kind: what grammars tell apart mostly goes by these. Bytes beyond ASCII are one kind, ASCII signs each their own.
 cdef uint8_t[256] KIND
@@ -34,57 +35,59 @@ for _b in range(256):
     KIND[_b] = (0 if 0x30 <= _b <= 0x39 else 1 if 0x61 <= _b <= 0x66 else 2 if 0x67 <= _b <= 0x7A else 3 if 0x41 <= _b <= 0x46
                 else 4 if 0x47 <= _b <= 0x5A else 5 if _b >= 0x80 else 6 if _b < 0x20 and _b not in (9, 10, 13) or _b == 0x7F
                 else 7 + [*b" \t\n\r!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"].index(_b))
+cdef uint8_t[128] BY_KIND      # ASCII, kind by kind: neighbours often lead to the same position
+for _i, _b in enumerate(sorted(range(128), key=lambda b: KIND[b])):
+    BY_KIND[_i] = _b
+
+
+# Up to how many bytes the tokens of a part have; those of the last have more.
+cdef int32_t[LENGTHS - 1] LIMITS
+LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3] = 4, 8, 16, 32
 
 
 cdef void drop_tree(Tree *t) noexcept:
-    free(t.byte)
-    free(t.u8)
-    free(t.depth)
-    free(t.skip)
-    free(t.chars)
-    free(t.below)
-    free(t.first)
+    free(t.at)
     free(t.tokens)
+    free(t.sizes)
 
 
 cdef int open_tree(Tree *t, Py_ssize_t nodes, Py_ssize_t tokens) except -1:
     """Room for so many nodes and tokens; `drop_tree` frees it."""
     memset(t, 0, sizeof(Tree))
-    t.byte = <uint8_t *>malloc(nodes)
-    t.u8 = <uint8_t *>malloc(nodes)
-    t.depth = <int32_t *>malloc(nodes * sizeof(int32_t))
-    t.skip = <int32_t *>malloc(nodes * sizeof(int32_t))
-    t.chars = <int32_t *>calloc(nodes, sizeof(int32_t))
-    t.below = <uint64_t *>calloc(nodes, sizeof(uint64_t))
-    t.first = <int32_t *>malloc((nodes + 1) * sizeof(int32_t))
+    t.at = <Node *>calloc(nodes + 1, sizeof(Node))
     t.tokens = <int32_t *>malloc((tokens + 1) * sizeof(int32_t))
-    if (t.byte == NULL or t.u8 == NULL or t.depth == NULL or t.skip == NULL or t.chars == NULL or t.below == NULL or t.first == NULL
-            or t.tokens == NULL):
+    t.sizes = <int32_t *>malloc((tokens + 1) * sizeof(int32_t))
+    if t.at == NULL or t.tokens == NULL or t.sizes == NULL:
         raise MemoryError()
     return 0
 
 
 cdef void look_below(Tree *t) noexcept:
-    """Per node the deepest count of plain characters that start below it (at nodes whose parent is between characters), and the kinds of
-    bytes that occur there; children first."""
-    cdef Py_ssize_t i, k
-    cdef int32_t own
+    """Per node the deepest count of plain characters that start below it (at nodes whose parent is between characters), the kinds of
+    bytes that occur there, and the bytes of the longest token; children first."""
+    cdef Py_ssize_t i
+    cdef Node *node
+    cdef Node *child
+    cdef uint16_t own
     for i in range(t.nodes - 1, -1, -1):
-        k = i + 1
-        while k < t.skip[i]:
-            own = t.chars[k] + (1 if t.u8[i] == 0 else 0)
-            if own > t.chars[i]:
-                t.chars[i] = own
-            t.below[i] |= t.below[k] | (<uint64_t>1 << KIND[t.byte[k]])
-            k = t.skip[k]
+        node = t.at + i
+        child = node + 1
+        node.reach = node.depth
+        while child < t.at + node.skip:
+            node.reach = max(node.reach, child.reach)
+            own = child.chars + (1 if node.u8 == 0 else 0)
+            node.chars = max(node.chars, own)
+            node.below |= child.below | (<uint64_t>1 << KIND[child.byte])
+            child = t.at + child.skip
 
 
 cdef int grow_tree(Tree *t, list pairs, uint8_t[:, ::1] steps) except -1:
-    """Builds the preorder arrays from (bytes, token) pairs in byte order; `steps` is the plain automaton as a table (255 = none)."""
+    """Builds the preorder nodes from (bytes, token) pairs in byte order; `steps` is the plain automaton as a table (255 = none)."""
     cdef Py_ssize_t i, n, common, node = -1, last = 0      # last: how many nodes are open, those on the path of the last token
     cdef const uint8_t[::1] now
     cdef const uint8_t[::1] before = b""
     cdef int32_t *open_nodes
+    cdef Node *smaller
     cdef uint8_t state
     open_tree(t, sum([len(data) for data, _ in pairs]) + 1, len(pairs))
     open_nodes = <int32_t *>malloc((max([len(data) for data, _ in pairs], default=0) + 2) * sizeof(int32_t))
@@ -99,24 +102,27 @@ cdef int grow_tree(Tree *t, list pairs, uint8_t[:, ::1] steps) except -1:
                 common += 1
             while last > common:
                 last -= 1
-                t.skip[open_nodes[last]] = <int32_t>(node + 1)
+                t.at[open_nodes[last]].skip = <int32_t>(node + 1)
             for i in range(common, n):
                 node += 1
-                state = t.u8[open_nodes[i - 1]] if i else 0
-                t.byte[node] = now[i]
-                t.u8[node] = steps[state, now[i]] if state < 8 else 255
-                t.depth[node] = <int32_t>(i + 1)
-                t.first[node] = <int32_t>t.token_count
+                state = t.at[open_nodes[i - 1]].u8 if i else 0
+                t.at[node].byte = now[i]
+                t.at[node].u8 = steps[state, now[i]] if state < 8 else 255
+                t.at[node].depth = <uint16_t>(i + 1)
+                t.at[node].first = <int32_t>t.token_count
                 open_nodes[i] = <int32_t>node
             last = n
             t.tokens[t.token_count] = token
+            t.sizes[t.token_count] = <int32_t>n
             t.token_count += 1
             before = now
         while last > 0:
             last -= 1
-            t.skip[open_nodes[last]] = <int32_t>(node + 1)
+            t.at[open_nodes[last]].skip = <int32_t>(node + 1)
         t.nodes = node + 1
-        t.first[t.nodes] = <int32_t>t.token_count
+        t.at[t.nodes].first = <int32_t>t.token_count
+        smaller = <Node *>realloc(t.at, (t.nodes + 1) * sizeof(Node))
+        t.at = smaller if smaller != NULL else t.at
         look_below(t)
     finally:
         free(open_nodes)
@@ -131,41 +137,45 @@ cdef inline void clear_bit(uint32_t *mask, int32_t token) noexcept:
     mask[token >> 5] &= ~(<uint32_t>1 << (token & 31))
 
 
-cdef struct Proof:
-    int32_t config           # from here any text of these kinds of bytes is allowed
-    uint64_t kinds
-    int32_t refuted          # and from here some text of these is not, or too many positions would have to be looked at
-    uint64_t too_many
+cdef inline void set_tokens(uint32_t *mask, Tree *t, int32_t first, int32_t end, Walk *walk) noexcept:
+    """Sets tokens of a range, those of the lengths asked for."""
+    cdef int32_t k
+    for k in range(first, end):
+        if walk.shorter < t.sizes[k] <= walk.longest:
+            set_bit(mask, t.tokens[k])
 
 
-cdef int closed(Machine machine, int32_t config, uint64_t kinds, Proof *proof) except -1:
-    """Whether every text of these kinds of bytes is surely allowed from a config: the few configs that they lead to lead nowhere else."""
-    cdef int32_t[CLOSED] seen
+cdef int closed(Machine machine, int32_t config, uint64_t kinds, int32_t bytes_, Proof *proof) except -1:
+    """Whether every text of these kinds of bytes, and up to so many, is surely allowed from a config: the few configs that they lead to
+    lead nowhere else."""
+    cdef int32_t[CLOSED] seen, at
     cdef int32_t *row
-    cdef int32_t follow
-    cdef int n = 1, i = 0, j, b
-    if config == proof.config and (kinds & ~proof.kinds) == 0:
+    cdef int32_t follow, last = -1
+    cdef int n = 1, i = 0, j, k, b
+    if config == proof.config and (kinds & ~proof.kinds) == 0 and bytes_ <= proof.bytes:
         return 1
-    if kinds >> 5 & 1 or (config == proof.refuted and (proof.too_many & ~kinds) == 0):
+    if kinds >> 5 & 1 or (config == proof.refuted and (proof.too_many & ~kinds) == 0 and bytes_ >= proof.too_long):
         return 0
-    seen[0] = config
-    while i < n:
+    seen[0], at[0] = config, 0
+    while i < n and at[i] < bytes_:
         row = machine.row(seen[i])
-        i += 1
-        for b in range(128):
-            if not kinds >> KIND[b] & 1:
-                continue
+        for k in range(128):
+            b = BY_KIND[k]
             follow = row[b]
+            if follow == last or not kinds >> KIND[b] & 1:
+                continue
+            last = follow
             for j in range(n):
                 if seen[j] == follow:
                     break
             else:
                 if follow == 0 or n == CLOSED:
-                    proof.refuted, proof.too_many = config, kinds
+                    proof.refuted, proof.too_many, proof.too_long = config, kinds, bytes_
                     return 0
-                seen[n] = follow
+                seen[n], at[n] = follow, at[i] + 1
                 n += 1
-    proof.config, proof.kinds = config, kinds
+        i += 1
+    proof.config, proof.kinds, proof.bytes = config, kinds, bytes_
     return 1
 
 
@@ -186,17 +196,22 @@ cdef class TokenTrie:
         steps = table
         self.vocab = len(vocab_bytes)
         self.words = (self.vocab + 31) // 32
-        # the plain tokens, then those of at most 1, 2, ... COUNTED characters
+        self.longest = max([len(piece) for piece in vocab_bytes if piece], default=0)
         self.plain_mask = <uint32_t *>calloc((COUNTED + 1) * self.words + 1, sizeof(uint32_t))
-        if self.plain_mask == NULL:
+        self.sized_mask = <uint32_t *>calloc(LENGTHS * self.words + 1, sizeof(uint32_t))
+        if self.plain_mask == NULL or self.sized_mask == NULL:
             raise MemoryError()
-        plain, rest = [], []
+        for i in range(LENGTHS):
+            self.bounds[i + 1] = <int32_t>(min(LIMITS[i], self.longest) if i < LENGTHS - 1 else self.longest)
+        plain, rest, long_plain = [], [], []
         for i in range(self.vocab):
             piece = vocab_bytes[i]
             if not piece:
                 continue
             data = piece
-            self.longest = max(self.longest, len(piece))
+            for k in range(LENGTHS):
+                if self.bounds[k] < len(piece) <= self.bounds[k + 1]:
+                    set_bit(self.sized_mask + k * self.words, <int32_t>i)
             state = 0
             chars = 0
             for k in range(data.shape[0]):
@@ -208,9 +223,14 @@ cdef class TokenTrie:
                 rest.append((piece, i))
             else:
                 plain.append((piece, i))
+                if chars > COUNTED:
+                    long_plain.append((chars, i))
                 set_bit(self.plain_mask, <int32_t>i)
                 for k in range(chars, COUNTED + 1):
                     set_bit(self.plain_mask + k * self.words, <int32_t>i)
+        for found in sorted(long_plain):
+            put(&self.long_plain, found[0])
+            put(&self.long_plain, found[1])
         plain.sort()
         rest.sort()
         grow_tree(&self.plain, plain, steps)
@@ -220,10 +240,12 @@ cdef class TokenTrie:
         drop_tree(&self.plain)
         drop_tree(&self.rest)
         free(self.plain_mask)
+        free(self.sized_mask)
+        drop(&self.long_plain)
 
-    cdef int _choose(self, Machine machine, int32_t config) except -1:
+    cdef int _choose(self, Machine machine, int32_t config, int32_t longest) except -1:
         """0: walk the plain trie setting bits; 1: walk it clearing them (most of it is covered); 2: it is covered whole;
-        2 + n: exactly its tokens of up to n characters are allowed."""
+        2 + n: exactly its tokens of up to n characters are allowed. Tokens of up to `longest` bytes are asked for."""
         cdef int32_t cover = covers(machine, config, 0)
         cdef int32_t *row
         cdef int32_t follow
@@ -231,106 +253,172 @@ cdef class TokenTrie:
         cdef Py_ssize_t node = 0, covered = 0
         cdef int32_t deepest = 0
         while node < t.nodes:
-            deepest = max(deepest, t.chars[node] + 1)
-            node = t.skip[node]
-        if cover >= deepest:
+            deepest = max(deepest, t.at[node].chars + 1)
+            node = t.at[node].skip
+        if cover >= min(deepest, longest):
             return 2
-        if 0 < cover <= COUNTED:
+        if cover > 0:
             cover = exact_cover(machine, config)
-            if 0 < cover <= COUNTED:
+            if cover > 0:
                 return 2 + cover
         row = machine.row(config)
         node = 0
         while node < t.nodes:
-            follow = row[t.byte[node]]
-            if follow and covers(machine, follow, t.u8[node]) >= min(t.chars[node], 8):
-                covered += t.first[t.skip[node]] - t.first[node]
-            node = t.skip[node]
+            follow = row[t.at[node].byte]
+            if follow and covers(machine, follow, t.at[node].u8) >= min(t.at[node].chars, 8):
+                covered += t.at[t.at[node].skip].first - t.at[node].first
+            node = t.at[node].skip
         return 1 if 2 * covered > t.token_count else 0
 
-    cdef int _walk(self, Tree *t, Machine machine, int32_t config, int32_t **rows, uint32_t *mask, bint covered, bint optimistic) except -1:
-        """One walk; `rows` is room for the rows of a path, `covered` allows taking subtrees whole, `optimistic` means that bits are set
-        already and only dead ones matter."""
-        cdef Py_ssize_t i = 0, k
-        cdef int32_t d, follow
+    cdef int _walk(self, Tree *t, Machine machine, int32_t config, Walk *walk, uint32_t *mask, bint covered, bint optimistic) except -1:
+        """One walk; `covered` allows taking subtrees whole, `optimistic` means that bits are set already and only dead ones matter."""
+        cdef int32_t d, follow, end, longest = walk.longest
         cdef int32_t last_follow = -1, last_u8 = -1, last_cover = 0
-        cdef Proof proof
-        proof.config = proof.refuted = -1
+        cdef int32_t **rows = walk.rows
+        cdef Node *node = t.at
+        cdef Node *stop = t.at + t.nodes
+        cdef Node *beyond
         if t.nodes == 0:
             return 0
         rows[0] = machine.row(config)
-        while i < t.nodes:
-            d = t.depth[i]
-            follow = rows[d - 1][t.byte[i]]
+        memset(walk.proofs, 0xFF, (longest + 1) * sizeof(Proof))      # of no config
+        while node < stop:
+            d = node.depth
+            beyond = t.at + node.skip
+            if d > longest or node.reach <= walk.shorter:
+                node = beyond
+                continue
+            follow = rows[d - 1][node.byte]
             if follow == 0:
                 if optimistic:
-                    for k in range(t.first[i], t.first[t.skip[i]]):
-                        clear_bit(mask, t.tokens[k])
-                i = t.skip[i]
+                    for d in range(node.first, beyond.first):
+                        clear_bit(mask, t.tokens[d])
+                node = beyond
                 continue
-            if t.skip[i] > i + 1:
+            end = (node + 1).first
+            if d < longest and beyond > node + 1:
                 if covered:
-                    if follow != last_follow or t.u8[i] != last_u8:
-                        last_follow, last_u8 = follow, t.u8[i]
-                        last_cover = covers(machine, follow, t.u8[i])
-                    if last_cover >= t.chars[i] and last_cover:
+                    if follow != last_follow or node.u8 != last_u8:
+                        last_follow, last_u8 = follow, node.u8
+                        last_cover = covers(machine, follow, node.u8)
+                    if last_cover and last_cover >= min(<int32_t>node.chars, longest - d):
                         if not optimistic:
-                            for k in range(t.first[i], t.first[t.skip[i]]):
-                                set_bit(mask, t.tokens[k])
-                        i = t.skip[i]
+                            set_tokens(mask, t, node.first, beyond.first, walk)
+                        node = beyond
                         continue
                 rows[d] = machine.row(follow)
-                if t.skip[i] > i + WORTH and rows[d][t.byte[i + 1]] and closed(machine, follow, t.below[i], &proof):
+                if (beyond.first - node.first > WORTH and rows[d][(node + 1).byte]
+                        and closed(machine, follow, node.below, min(<int32_t>node.reach, longest) - d, &walk.proofs[d])):
                     if not optimistic:
-                        for k in range(t.first[i], t.first[t.skip[i]]):
-                            set_bit(mask, t.tokens[k])
-                    i = t.skip[i]
+                        set_tokens(mask, t, node.first, beyond.first, walk)
+                    node = beyond
                     continue
-                if not optimistic:
-                    for k in range(t.first[i], t.first[i + 1]):
-                        set_bit(mask, t.tokens[k])
-            elif not optimistic:
-                for k in range(t.first[i], t.first[i + 1]):
-                    set_bit(mask, t.tokens[k])
-            i += 1
+            if not optimistic:
+                set_tokens(mask, t, node.first, end, walk)
+            node += 1
         return 0
 
-    def fill(self, Cursor cursor not None, uint32_t[::1] mask not None):
-        """Writes the tokens whose bytes may come next at the cursor: bit t of the mask is set exactly if token t is allowed."""
-        cdef int32_t config
-        cdef int32_t **rows
+    cdef int _fill_part(self, Machine machine, int32_t config, int low, int high, uint32_t *mask) except -1:
+        """Sets in an empty mask the tokens of parts `low` to `high` - 1 that may come next at a config."""
+        cdef Walk walk
         cdef int how
+        cdef Py_ssize_t i, k
+        cdef uint32_t sized
+        walk.shorter, walk.longest = self.bounds[low], self.bounds[high]
+        walk.rows = <int32_t **>malloc((walk.longest + 1) * sizeof(int32_t *))
+        walk.proofs = <Proof *>malloc((walk.longest + 1) * sizeof(Proof))
+        try:
+            if walk.rows == NULL or walk.proofs == NULL:
+                raise MemoryError()
+            how = self._choose(machine, config, walk.longest) if self.plain.nodes else 0
+            if how:
+                memcpy(mask, self.plain_mask + min(max(how - 2, 0), COUNTED) * self.words, self.words * sizeof(uint32_t))
+                for i in range(0, self.long_plain.n, 2):
+                    if self.long_plain.data[i] > how - 2:
+                        break
+                    set_bit(mask, self.long_plain.data[i + 1])
+                for i in range(self.words if low > 0 or high < LENGTHS else 0):
+                    sized = 0
+                    for k in range(low, high):
+                        sized |= self.sized_mask[k * self.words + i]
+                    mask[i] &= sized
+            if how < 2:
+                self._walk(&self.plain, machine, config, &walk, mask, True, how == 1)
+            self._walk(&self.rest, machine, config, &walk, mask, False, False)
+        finally:
+            free(walk.rows)
+            free(walk.proofs)
+        return 0
+
+    cdef tuple _parts(self, Machine machine, int32_t config):
+        """(config, first part, behind the last part) triples, flat: where a count comes near a bound within longer tokens only, a config
+        in which it stands still answers for the shorter ones."""
+        cdef int32_t[LENGTHS] frozen
+        cdef int k, low = 0
+        cdef list found = []
+        if not machine.counting and not machine.repeating:
+            return (config,)
+        for k in range(LENGTHS):
+            frozen[k] = machine.frozen(config, k, self.bounds[k + 1])
+        for k in range(1, LENGTHS + 1):
+            if k == LENGTHS or (frozen[k] != frozen[low] and self.bounds[k] < self.bounds[k + 1]):
+                if low == 0 and k == LENGTHS:
+                    return (frozen[0],)
+                found += (frozen[low], low, k)
+                low = k
+        return tuple(found)
+
+    def fill(self, Cursor cursor not None, uint32_t[::1] mask not None, known=None):
+        """Writes the tokens whose bytes may come next at the cursor: bit t of the mask is set exactly if token t is allowed. `known` may
+        keep what was found for some of the tokens, by `get(key)` and `put(key, mask)`. Returns `position`."""
         cdef Machine machine = cursor.machine
         if mask.shape[0] != self.words:
             raise GrammarError(f"mask: has {mask.shape[0]} words, the vocabulary of {self.vocab} needs {self.words}")
         with cython.critical_section(machine), machine.turn:
             begin_operation(machine)
-            config = machine.frozen(cursor.config(), <int32_t>self.longest)
-            if self.words == 0:
-                return
-            memset(&mask[0], 0, self.words * sizeof(uint32_t))
-            if config == 0:
-                return
-            rows = <int32_t **>malloc((self.longest + 2) * sizeof(int32_t *))
-            if rows == NULL:
-                raise MemoryError()
-            machine.spent, machine.budget = 0, STEPS * machine.max_items
-            try:
-                how = self._choose(machine, config) if self.plain.nodes else 0
-                if how:
-                    memcpy(&mask[0], self.plain_mask + max(how - 2, 0) * self.words, self.words * sizeof(uint32_t))
-                if how < 2:
-                    self._walk(&self.plain, machine, config, rows, &mask[0], True, how == 1)
-                self._walk(&self.rest, machine, config, rows, &mask[0], False, False)
-            finally:
-                machine.budget = 0
-                free(rows)
+            parts = self._parts(machine, cursor.config())
+            if self.words:
+                memset(&mask[0], 0, self.words * sizeof(uint32_t))
+                machine.spent, machine.budget = 0, STEPS * machine.max_items
+                try:
+                    self._fill_parts(machine, cursor.config(), parts, &mask[0], known)
+                finally:
+                    machine.budget = 0
+            return machine.epoch, *parts
+
+    cdef int _fill_parts(self, Machine machine, int32_t config, tuple parts, uint32_t *mask, known) except -1:
+        """Sets in an empty mask what each of the parts allows: the longest tokens first, for which no count may stand still."""
+        cdef Py_ssize_t i, k
+        cdef uint32_t[::1] fresh
+        cdef const uint32_t[::1] part
+        cdef const uint32_t *bits
+        if len(parts) == 1:
+            machine.still = parts[0] != config
+            return self._fill_part(machine, parts[0], 0, LENGTHS, mask) if config else 0
+        for i in range(len(parts) - 3, -1, -3):
+            machine.still = parts[i] != config
+            if not machine.still:                     # where no count stands still, nobody asks again
+                self._fill_part(machine, config, parts[i + 1], parts[i + 2], mask)
+                continue
+            key = (machine.serial, machine.epoch, *parts[i:i + 3])
+            found = known.get(key) if known is not None else None
+            if found is None:
+                found = np.zeros(self.words, np.uint32)
+                fresh = found
+                self._fill_part(machine, parts[i], parts[i + 1], parts[i + 2], &fresh[0])
+                if known is not None:
+                    known.put(key, found)
+            part = found
+            bits = &part[0]
+            for k in range(self.words):
+                mask[k] |= bits[k]
+        return 0
 
     def position(self, Cursor cursor not None):
-        """(epoch, config): equal for cursors to which `fill` gives the same."""
+        """(epoch, config ...): equal for cursors to which `fill` gives the same."""
         with cython.critical_section(cursor.machine), cursor.machine.turn:
             begin_operation(cursor.machine)
-            return cursor.machine.epoch, cursor.machine.frozen(cursor.config(), <int32_t>self.longest)
+            return cursor.machine.epoch, *self._parts(cursor.machine, cursor.config())
 
     def sizes(self):
         """Tokens and nodes of the two tries, for tests and reports."""

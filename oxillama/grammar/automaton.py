@@ -117,7 +117,7 @@ class Grammar:
         lim, symbols = self.limits, len(self.tokens) + 1 if self.tokens else 0
 
         def make() -> Machine:  # without `self`: a grammar is freed when the last use of it ends
-            with nullcontext() if deferred is None else deferred.lock:
+            with nullcontext() if deferred is None else deferred.alone():
                 return Machine(
                     list(rules),
                     symbols=symbols,
@@ -293,7 +293,7 @@ class Grammar:
     def _write_all(self) -> None:
         """Writes the deferred rules."""
         if self._deferred is not None:
-            with self._deferred.lock:
+            with self._deferred.alone():
                 index = 0
                 while index < len(self._rules):
                     self._deferred.write(index)

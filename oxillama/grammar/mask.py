@@ -17,12 +17,40 @@ from oxillama._core.trie import TokenTrie, apply_bits
 from oxillama.errors import GrammarError
 from oxillama.grammar.automaton import Grammar, GrammarState
 
-# what can end two JSON scalars: a number and one more sign, or three quotes
-PAIRED = re.compile(rb"[0-9a-z]\s*,\s*-?[0-9a-z]|\".*\".*\"", re.DOTALL)
+# what can end two JSON scalars, as three quotes can: a number and one more sign
+PAIRED = re.compile(rb"[0-9a-z]\s*,\s*-?[0-9a-z]")
 
 # bytes that a memoised mask takes at most besides its words: array, key and place in the cache,
 # whose table grows by doubling
 _ENTRY = 512
+
+
+class _Masks:
+    """The masks that were asked for last, by position."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self._masks: OrderedDict[tuple, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()  # without a GIL the links of `_masks` need one before 3.14
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def get(self, key: tuple) -> np.ndarray | None:
+        with self._lock:
+            mask = self._masks.get(key)
+            if mask is not None:
+                self._masks.move_to_end(key)
+            return mask
+
+    def put(self, key: tuple, mask: np.ndarray) -> None:
+        """Keeps a mask, which is read-only from here on."""
+        mask.flags.writeable = False
+        with self._lock:
+            self._masks[key] = mask
+            self._masks.move_to_end(key)  # where another thread has put it meanwhile
+            while len(self._masks) > self.capacity:
+                self._masks.popitem(last=False)
 
 
 class TokenMasker:
@@ -58,13 +86,11 @@ class TokenMasker:
         self.trie = TokenTrie(self.vocab_bytes)
         self.words = self.trie.words
         self.vocab_size = size
-        self._capacity = max(16, cache_bytes // (4 * self.words + _ENTRY))
-        self._masks: OrderedDict[tuple, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()  # of `_masks`: without a GIL its links need one before 3.14
+        self._masks = _Masks(max(16, cache_bytes // (4 * self.words + _ENTRY)))
         self._end = self._bits(self.eog_ids)
         self._ordinary = self._bits(i for i in range(size) if i not in self.control_ids)
         self._text: tuple[np.ndarray, np.ndarray] | None = None
-        self._paired: np.ndarray | None = None
+        self._paired: tuple[np.ndarray, np.ndarray] | None = None  # all, those with a quote
 
     def _bits(self, ids: Iterable[int]) -> np.ndarray:
         mask = np.zeros(self.words, np.uint32)
@@ -89,11 +115,17 @@ class TokenMasker:
 
     def tokens_with(self, byte: int) -> np.ndarray:
         """Ids of the tokens that hold a byte, ascending."""
+        return np.flatnonzero(self._holding(byte))
+
+    def _holding(self, byte: int) -> np.ndarray:
+        """Whether each token holds a byte."""
         if self._text is None:
             ends = np.cumsum(np.fromiter(map(len, self.vocab_bytes), np.int64, self.vocab_size))
             self._text = np.frombuffer(b"".join(self.vocab_bytes), np.uint8), ends
         text, ends = self._text
-        return np.unique(np.searchsorted(ends, np.flatnonzero(text == byte), side="right"))
+        holding = np.zeros(self.vocab_size, bool)
+        holding[np.searchsorted(ends, np.flatnonzero(text == byte), side="right")] = True
+        return holding
 
     def state(self, grammar: Grammar) -> GrammarState:
         """A state of the grammar at its beginning, bound to this vocabulary."""
@@ -105,26 +137,16 @@ class TokenMasker:
         """
         cursor = state._cursor
         key = (cursor.machine.serial, *self.trie.position(cursor))
-        with self._lock:
-            cached = self._masks.get(key)
-            if cached is not None:
-                self._masks.move_to_end(key)
-        if cached is not None:
-            return self._without_repeated(state, cached) if cursor.distinct else cached
-        mask = np.empty(self.words, np.uint32)
-        self.trie.fill(cursor, mask)
-        if state.grammar.tokens:
-            self._add_symbols(state, mask)
-        if cursor.complete:
-            mask |= self._end
-        mask.flags.writeable = False
-        # the key again: filling may have collected
-        key = (cursor.machine.serial, *self.trie.position(cursor))
-        with self._lock:
-            self._masks[key] = mask
-            self._masks.move_to_end(key)  # where another thread has put it meanwhile
-            while len(self._masks) > self._capacity:
-                self._masks.popitem(last=False)
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = np.empty(self.words, np.uint32)
+            # the key again: filling may have collected
+            key = (cursor.machine.serial, *self.trie.fill(cursor, mask, self._masks))
+            if state.grammar.tokens:
+                self._add_symbols(state, mask)
+            if cursor.complete:
+                mask |= self._end
+            self._masks.put(key, mask)
         return self._without_repeated(state, mask) if cursor.distinct else mask
 
     def _without_repeated(self, state: GrammarState, mask: np.ndarray) -> np.ndarray:
@@ -133,12 +155,16 @@ class TokenMasker:
         these tokens are checked one by one.
         """
         if self._paired is None:
-            self._paired = np.array(
-                [token for token, piece in enumerate(self.vocab_bytes) if PAIRED.search(piece)],
-                np.int64,
-            )
-        shifts = (self._paired & 31).astype(np.uint32)
-        allowed = self._paired[(mask[self._paired >> 5] >> shifts & np.uint32(1)) != 0]
+            quoted = self._holding(0x22)
+            paired = self._holding(0x2C) | quoted
+            for token in np.flatnonzero(paired).tolist():
+                piece = self.vocab_bytes[token]
+                paired[token] = piece.count(b'"') > 2 or PAIRED.search(piece) is not None
+            self._paired = np.flatnonzero(paired), np.flatnonzero(paired & quoted)
+        # '#' follows in the middle of a string alone, which nothing without a quote ends
+        paired = self._paired[state._cursor.next_bytes()[0x23]]
+        shifts = (paired & 31).astype(np.uint32)
+        allowed = paired[(mask[paired >> 5] >> shifts & np.uint32(1)) != 0]
         repeated = [token for token in allowed.tolist() if not self.allows(state, token)]
         if repeated:
             mask = mask & ~self._bits(repeated)

@@ -111,7 +111,7 @@ class Watched(OrderedDict):
 def test_one_thread_at_a_time_uses_the_cached_masks():
     """The links of an ordered dict break where threads without a GIL change it together."""
     shared, grammar = masker(), Grammar.parse(GRAMMAR, limits=LIMITS)
-    shared._masks = Watched()
+    shared._masks._masks = Watched()
     alone = [walk(masker(), Grammar.parse(GRAMMAR, limits=LIMITS), seed) for seed in range(THREADS)]
     assert together(lambda seed: walk(shared, grammar, seed)) == alone
     assert not Watched.overlapped

@@ -10,12 +10,14 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from oxillama._core.cases import Case
 from oxillama._core.expansion import MAX_CASES
 from oxillama.errors import GrammarError
+from oxillama.grammar.collector import paused_collector
 from oxillama.grammar.nodes import (
     ANY,
     CHOICE,
@@ -52,7 +54,7 @@ from oxillama.grammar.schema.objects import object_ as object_node
 from oxillama.grammar.schema.survey import FREE, endless, living, survey
 
 MAX_AUTOMATA = 30_000  # states of all automata of one schema
-MAX_PRODUCT = 1000  # states times length up to which both make one automaton
+MAX_PRODUCT = 64  # states times length up to which both make one automaton
 
 
 class Emitter:
@@ -75,7 +77,7 @@ class Emitter:
         self.document, self.expander = document, expander
         self.flexible, self.free_order, self.refuse = flexible, free_order, refuse
         self.closed = closed
-        self.lock = threading.RLock()  # reentrant: writing a rule writes others
+        self._lock = threading.RLock()  # reentrant: writing a rule writes others
         self.keys: list = []
         self.rules: list[tuple | None] = []  # None: put off
         # whether a rule's network may wait until it is called
@@ -135,9 +137,15 @@ class Emitter:
                     continue
             self.rules[index] = self.written(key)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One thread at a time writes rules, and no collection looks through them meanwhile."""
+        with self._lock, paused_collector():
+            yield
+
     def write(self, index: int) -> None:
         """Writes a deferred rule, and with it what it needs at once."""
-        with self.lock:
+        with self.alone():
             if self.rules[index] is None:
                 self.rules[index] = self.written(self.keys[index])
                 self.settle()
@@ -316,7 +324,7 @@ class Emitter:
 
         def left(words: frozenset[bytes]) -> tuple | None:
             em = cast(Emitter, holder())  # the machine that asks keeps it
-            with em.lock:
+            with em.alone():
                 return without(em, words)
 
         return (FRESH, node, left, size)

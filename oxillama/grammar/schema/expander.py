@@ -166,6 +166,9 @@ class Expander(Expansion):
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if not isinstance(values, list):
             return None
+        words = schema.keys() <= {"enum", "type"} and schema.get("type") in (None, "string")
+        if words and all(type(v) is str for v in values):  # of which there may be thousands
+            return set(map(canonical, values)), True
         return {canonical(v) for v in values if holds(self.document, (node, True), v)}, True
 
     def join_texts(self, case: Case) -> None:
