@@ -667,3 +667,38 @@ def test_names_are_told_apart_by_the_patterns_they_match_and_the_names_listed():
                 good = value == 0
             for text in (json.dumps({name: value}), json.dumps({name: value}, ensure_ascii=False)):
                 assert grammar.matches(text) == good, text
+
+
+HOSTS = [
+    "a",
+    "www.example.com",
+    "k8s-default-ingress-1234567890-0123456789.us-east-1.elb.amazonaws.com",
+    ".".join(["a" * 63] * 3 + ["b" * 61]),
+    ".".join(["a"] * 127),
+]
+NO_HOSTS = [
+    "",
+    "-a",
+    "a-",
+    "a..b",
+    "a" * 64,
+    ".".join(["a" * 63] * 3 + ["b" * 62]),
+    "a." * 127 + "b",
+]
+
+
+@pytest.mark.parametrize("compiler", [COMPACT, FLEXIBLE])
+@pytest.mark.parametrize(
+    "schema, accepted",
+    [
+        ({"type": "string", "format": "hostname"}, HOSTS),
+        ({"type": "string", "not": {"format": "hostname"}}, NO_HOSTS),
+        ({"format": "hostname", "enum": HOSTS + NO_HOSTS}, HOSTS),
+        ({"type": "string", "format": "hostname", "minLength": 3, "maxLength": 69}, HOSTS[1:3]),
+        ({"type": "string", "format": "hostname", "pattern": "com$"}, HOSTS[1:3]),
+        ({"oneOf": [{"type": "string", "format": f} for f in ("hostname", "ipv6")]}, HOSTS),
+    ],
+)
+def test_host_names_have_up_to_253_characters(compiler, schema, accepted):
+    grammar = compiler.compile(schema)
+    assert [t for t in HOSTS + NO_HOSTS if grammar.matches(json.dumps(t))] == accepted

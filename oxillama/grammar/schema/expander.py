@@ -18,7 +18,7 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.regex import few_matches, search_automaton
 from oxillama.grammar.regular import Dfa, meet
 from oxillama.grammar.schema.document import Document, contradicts
-from oxillama.grammar.schema.formats import format_automaton
+from oxillama.grammar.schema.formats import LONGEST, format_automaton, shorter_automaton
 from oxillama.grammar.schema.keywords import APPLY, declared, in_place, note_evaluated
 from oxillama.grammar.schema.negation import Act, negate
 from oxillama.grammar.schema.validity import holds
@@ -353,15 +353,19 @@ class Expander(Expansion):
 
 def language(case: Case) -> Dfa:
     """The automaton of a string's content."""
-    dfa = None
+    dfa, longest = None, case.max_length
     for source, sign in case.patterns:
         dfa = meet(dfa, search_automaton(source), sign)
     for name, sign in case.formats:
-        dfa = meet(dfa, format_automaton(name), sign)
+        if sign and name in LONGEST and longest is not None:
+            dfa = meet(dfa, shorter_automaton(name), True)
+            longest = None if longest == LONGEST[name] else longest
+        else:
+            dfa = meet(dfa, format_automaton(name), sign)
     for cases in case.text_choices:
         dfa = meet(dfa, functools.reduce(Dfa.either, map(language, cases)).minimal(), True)
-    if case.min_length or case.max_length is not None:
-        dfa = meet(dfa, Dfa.lengths(case.min_length, case.max_length), True)
+    if case.min_length or longest is not None:
+        dfa = meet(dfa, Dfa.lengths(case.min_length, longest), True)
     if banned := case.banned_texts():
         dfa = meet(dfa, Dfa.words(banned), False)
     return dfa if dfa is not None else Dfa.everything()

@@ -4,8 +4,8 @@ Sources: RFC 3339 (dates, times, durations), RFC 4122 (UUID), RFC 5321 (mail add
 local parts), RFC 1123 (host names), RFC 2673 and 4291 (addresses), RFC 3986, 3987 and 6570 (URIs,
 IRIs, templates), RFC 6901 (JSON pointers). Where a rule is not worth an exact automaton the
 expression accepts less, never more: leap seconds are left out, as are encoded host names
-(`xn--...`), and a host name's 253-character limit is kept by allowing fewer labels the longer they
-are. Formats not listed here are annotations, as the standard says.
+(`xn--...`); where members are named by hosts, a host has fewer labels the longer those are. Formats
+not listed here are annotations, as the standard says.
 """
 
 import functools
@@ -25,20 +25,18 @@ DURATION = rf"P(?:(?:\d+D|\d+M(?:\d+D)?|\d+Y(?:\d+M(?:\d+D)?)?)(?:T{CLOCK})?|T{C
 UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
 
 
-def _labels(longest: int, most: int) -> str:
-    """Up to `most` host name labels of up to `longest` characters; "--" in third place is for
-    encoded names (RFC 5890), left out.
+def _labels(longest: int, most: str) -> str:
+    """So many host name labels of up to `longest` characters; "--" in third place is for encoded
+    names (RFC 5890), left out.
     """
     ends = [f"(?:[A-Za-z0-9-]{{0,{longest - k}}}[A-Za-z0-9])?" for k in (4, 5)]
     label = (
         f"[A-Za-z0-9](?:[A-Za-z0-9]|[A-Za-z0-9-](?:[A-Za-z0-9]{ends[0]}|-[A-Za-z0-9]{ends[1]}))?"
     )
-    return rf"{label}(?:\.{label}){{0,{most - 1}}}"
+    return rf"{label}(?:\.{label}){most}"
 
 
-HOSTNAME = (
-    "(?:" + "|".join(_labels(longest, most) for longest, most in ((63, 3), (31, 7), (14, 16))) + ")"
-)
+HOSTNAME = _labels(63, "*")
 DOT_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*"
 LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,40}[A-Za-z0-9])?"
 EMAIL = rf"{DOT_ATOM}@{LABEL}(?:\.{LABEL}){{0,4}}"
@@ -124,6 +122,13 @@ FORMATS: dict[str, str] = {
     "regex": REGEX,
 }
 
+# The most characters of a format, where its expression does not say so; and expressions of texts
+# that are never longer, with fewer labels the longer they are, for where nothing can be counted.
+LONGEST = {"hostname": 253}
+SHORTER = {
+    "hostname": f"(?:{_labels(63, '{0,2}')}|{_labels(31, '{0,6}')}|{_labels(14, '{0,15}')})",
+}
+
 
 def format_pattern(name: str) -> str | None:
     """The anchored expression of a format, or None for one that is an annotation."""
@@ -135,3 +140,9 @@ def format_pattern(name: str) -> str | None:
 def format_automaton(name: str) -> Dfa:
     """The automaton of an enforced format."""
     return parse_regex(FORMATS[name]).automaton(search=False)
+
+
+@functools.lru_cache(maxsize=4)
+def shorter_automaton(name: str) -> Dfa:
+    """One automaton of a format in `LONGEST` whose texts are all within its length."""
+    return parse_regex(SHORTER[name]).automaton(search=False)

@@ -7,7 +7,7 @@ from oxillama._core.expansion import apply_objects, apply_required, apply_type
 from oxillama._core.schemas import FALSE, IN_PLACE, REFERENCES, TRUE, escape, kind_of
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import parse_regex
-from oxillama.grammar.schema.formats import FORMATS
+from oxillama.grammar.schema.formats import FORMATS, LONGEST
 from oxillama.grammar.schema.values import exact
 
 # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at
@@ -105,6 +105,8 @@ def _not_pattern(ex, case, node, schema, value):
 def _format(ex, case, node, schema, value):
     if value in FORMATS and (value, True) not in case.formats:
         case.add("formats", (value, True))
+        if value in LONGEST:
+            case.length(0, LONGEST[value])
 
 
 def _not_format(ex, case, node, schema, value):

@@ -21,7 +21,7 @@ from oxillama._core.cases import (
 from oxillama._core.schemas import FALSE, TRUE, TYPES
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import parse_regex
-from oxillama.grammar.schema.formats import FORMATS
+from oxillama.grammar.schema.formats import FORMATS, LONGEST
 from oxillama.grammar.schema.keywords import APPLY, array_schemas
 from oxillama.grammar.schema.values import exact
 
@@ -137,7 +137,12 @@ def _no_pattern(ex, node, schema, value):
 
 
 def _no_format(ex, node, schema, value):
-    return [positive(ex, node, {"type": "string", "$notFormat": value})] if value in FORMATS else []
+    if value not in FORMATS:
+        return []
+    ways = [{"$notFormat": value}]
+    if value in LONGEST:
+        ways.append({"minLength": LONGEST[value] + 1})
+    return [positive(ex, node, {"type": "string", **way}) for way in ways]
 
 
 def _no_arrays(ex, node, schema, value):

@@ -28,7 +28,7 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.schema.arrays import item_at
 from oxillama.grammar.schema.document import contradicts
-from oxillama.grammar.schema.formats import FORMATS
+from oxillama.grammar.schema.formats import FORMATS, LONGEST
 from oxillama.grammar.schema.keywords import APPLY
 
 # By type, the keywords that a look at the schema is enough for.
@@ -155,7 +155,7 @@ def glance_scalar(kind: str, schema: dict) -> bool:
     if kind == "string":
         low, high = schema.get("minLength", 0), schema.get("maxLength")
         if schema.get("format") in FORMATS:
-            return not low and high is None
+            return not low and high is None and schema["format"] not in LONGEST
     elif kind in ("number", "integer"):
         low, high = schema.get("minimum"), schema.get("maximum")
         if isinstance(schema.get("exclusiveMinimum"), bool) or isinstance(

@@ -8,7 +8,7 @@ from oxillama._core.schemas import REFERENCES, canonical, kind_of
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import search_automaton
 from oxillama.grammar.schema.document import Document
-from oxillama.grammar.schema.formats import FORMATS, format_automaton
+from oxillama.grammar.schema.formats import FORMATS, LONGEST, format_automaton
 from oxillama.grammar.schema.values import exact
 
 REFERRING = frozenset(REFERENCES)
@@ -212,6 +212,8 @@ def _valid_string(schema, value: str) -> bool:
         return False
     if "pattern" in schema and not search_automaton(schema["pattern"]).accepts_text(value):
         return False
-    return schema.get("format") not in FORMATS or format_automaton(schema["format"]).accepts_text(
-        value
+    format_ = schema.get("format")
+    return format_ not in FORMATS or (
+        len(value) <= LONGEST.get(format_, len(value))
+        and format_automaton(format_).accepts_text(value)
     )
