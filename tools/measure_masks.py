@@ -3,10 +3,11 @@
 for every schema, one thread each.
 
     measure_masks.py VOCABULARY.gguf SCHEMAS --every 40 [--offset 0] [--peer PYTHON] [--peers
-    llguidance,xgrammar] [--seconds 80]
+    llguidance,xgrammar] [--seconds 80] [--each]
 
 SCHEMAS is a folder of JSON files with `schema` and `tests` (`data`, `valid`), as MaskBench has
-them. PYTHON is an interpreter with llguidance, xgrammar and what oxillama depends on; it runs this
+them; `mask_cases.py` writes one. PYTHON is an interpreter with llguidance, xgrammar and what
+oxillama depends on; it runs this
 file with --serve and answers a JSON line a schema. For each schema an engine compiles and gives its
 first mask, --repeats times (the least sum counts; the first one is told too), and then one mask per
 token along every text as far as it allows it; a text is right if it is allowed to its end exactly
@@ -251,6 +252,24 @@ def table(found: dict[str, list[dict]]) -> str:
     return "\n".join(lines)
 
 
+def each(names: list[str], found: dict[str, list[dict]]) -> str:
+    """A row per schema: how long masks took in the mean, and at most, in microseconds."""
+    lines = [
+        "| schema | " + " | ".join(f"{name}: mean / max, us" for name in found) + " |",
+        "| --- " * (len(found) + 1) + "|",
+    ]
+    for i, name in enumerate(names):
+        cells = []
+        for runs in found.values():
+            masks = runs[i].get("masks")
+            wrong = " (wrong)" if runs[i].get("accepts") or runs[i].get("rejects") else ""
+            cells.append(
+                f"{np.mean(masks):,.0f} / {max(masks):,.0f}{wrong}" if masks else "refused"
+            )
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -270,6 +289,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3, help="of compilation and first mask")
     parser.add_argument("--order", default="free", help="of members, for oxillama: free, declared")
+    parser.add_argument("--each", action="store_true", help="a row per schema as well")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -294,7 +314,7 @@ def main() -> None:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
         )
-    found, begun = {"ours": []}, time.monotonic()
+    found, names, begun = {"ours": []}, [], time.monotonic()
     for path in sorted(options.schemas.glob("*.json"))[options.offset :: options.every]:
         if time.monotonic() - begun > options.seconds:
             break
@@ -311,6 +331,7 @@ def main() -> None:
             for test in case["tests"]
         ]
         schema = json.dumps(case["schema"])
+        names.append(path.stem)
         found["ours"].append(run(*engine, schema, texts, options.repeats))
         if child is not None:
             child.stdin.write(json.dumps({"schema": schema, "texts": texts}) + "\n")
@@ -321,6 +342,8 @@ def main() -> None:
         child.stdin.close()
         child.wait()
     print(f"{len(found['ours'])} schemas, {len(pieces)} tokens\n\n{table(found)}")
+    if options.each:
+        print(f"\n{each(names, found)}")
 
 
 if __name__ == "__main__":
