@@ -4,7 +4,12 @@ dispatched, and answered.
 formats    the notations of model families; the notation that a chat template teaches
 tools      Tool: name, description and parameters; errors in arguments
 events     the events of a reply, and ToolCall
-reader     ToolCallDetector, HarmonyReader: text -> events
+openings   where calls begin in a growing text
+literals   values in the notations of calls
+calls      JsonCall, PythonCall, TagCall, QuotedCall: one call, as it streams
+streaming  StreamReader: what readers of a streamed reply have in common
+reader     ToolCallDetector: text -> events
+harmony    HarmonyReader: the same for messages on channels (gpt-oss)
 reasoning  ReasoningSplitter: separates reasoning regions
 reply      ReplyParser: reasoning, answer and calls of one reply; ChatEvent
 quoted     a grammar of arguments with bare keys and special quotes
@@ -45,9 +50,10 @@ from oxillama.toolcalls.grammar import (
     restore_state,
     with_reasoning,
 )
+from oxillama.toolcalls.harmony import HarmonyReader
 from oxillama.toolcalls.messages import MessageForm, check_messages
 from oxillama.toolcalls.plan import ChatPlan, ChatPlanner, detect_format, plan_chat
-from oxillama.toolcalls.reader import HarmonyReader, ToolCallDetector, detect_calls
+from oxillama.toolcalls.reader import ToolCallDetector, detect_calls
 from oxillama.toolcalls.reasoning import (
     THINK,
     ReasoningFormat,

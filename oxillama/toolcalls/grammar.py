@@ -44,22 +44,10 @@ from oxillama.toolcalls.formats import (
     ToolCallFormat,
     format_of,
 )
+from oxillama.toolcalls.harmony import CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, NEXT
+from oxillama.toolcalls.literals import types_of
+from oxillama.toolcalls.openings import KEYWORD, NAME, SPACE, WORD, bare_templates, search
 from oxillama.toolcalls.quoted import quoted_arguments
-from oxillama.toolcalls.reader import (
-    _FUNCTIONS,
-    _NEXT,
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    KEYWORD,
-    MESSAGE,
-    NAME,
-    SPACE,
-    WORD,
-    bare_templates,
-    search,
-    types_of,
-)
 from oxillama.toolcalls.reasoning import THINK, ReasoningFormat, ReasoningSplitter
 from oxillama.toolcalls.tools import Tool, arguments_schema, tools_of
 
@@ -161,15 +149,15 @@ def harmony_grammar(
     """
     spelled, message = composer.spelled, composer.delimiter(MESSAGE)
     before = [
-        seq(spelled(f"{CHANNEL}{channel}{MESSAGE}"), composer.until(END), spelled(_NEXT))
+        seq(spelled(f"{CHANNEL}{channel}{MESSAGE}"), composer.until(END), spelled(NEXT))
         for channel in ("analysis", "commentary")
     ]
     typed = choice(spelled(f" {CONSTRAIN}json"), literal(" json"), literal(""))
     ends = []
     for name, arguments in calls:
         heads = (
-            spelled(f"{CHANNEL}commentary to={_FUNCTIONS}{name}"),
-            spelled(f" to={_FUNCTIONS}{name}{CHANNEL}commentary"),
+            spelled(f"{CHANNEL}commentary to={FUNCTIONS}{name}"),
+            spelled(f" to={FUNCTIONS}{name}{CHANNEL}commentary"),
         )
         ends.append(seq(choice(*heads), typed, message, arguments))
     if answered:

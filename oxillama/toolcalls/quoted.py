@@ -15,7 +15,7 @@ from oxillama.errors import GrammarError
 from oxillama.grammar import GrammarLimits, JsonSchemaCompiler
 from oxillama.grammar.composer import Composer
 from oxillama.grammar.nodes import ANY, CLASS, choice, literal, repeat, seq, subtract
-from oxillama.toolcalls.reader import types_of
+from oxillama.toolcalls.literals import types_of
 from oxillama.toolcalls.tools import Tool
 
 _NOTES = frozenset(

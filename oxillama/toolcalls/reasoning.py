@@ -14,7 +14,7 @@ from oxillama.grammar.composer import partial
 from oxillama.tokenizer.provenance import marks_of
 from oxillama.toolcalls.events import Event, Markup, Reasoning, Text, joined
 from oxillama.toolcalls.formats import marks_in, spelled_out
-from oxillama.toolcalls.reader import SPACE
+from oxillama.toolcalls.openings import SPACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from oxillama.toolcalls.events import (
     ToolCall,
 )
 from oxillama.toolcalls.formats import ToolCallFormat
-from oxillama.toolcalls.reader import SPACE, detector_of
+from oxillama.toolcalls.openings import SPACE
+from oxillama.toolcalls.reader import detector_of
 from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
 
 

@@ -21,7 +21,7 @@ from oxillama.toolcalls import (
     TriggeredGrammar,
     plan_chat,
 )
-from oxillama.toolcalls.reader import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
+from oxillama.toolcalls.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 
 TOOLS = [
     {

@@ -22,7 +22,7 @@ from oxillama.toolcalls import (
 )
 from oxillama.toolcalls.events import joined
 from oxillama.toolcalls.inline import written_calls
-from oxillama.toolcalls.reader import read_value
+from oxillama.toolcalls.literals import read_value
 
 FEW = settings(max_examples=60, deadline=None)
 PIECES = [
