@@ -13,7 +13,9 @@ harmony    HarmonyReader: the same for messages on channels (gpt-oss)
 reasoning  ReasoningSplitter: separates reasoning regions
 reply      ReplyParser: reasoning, answer and calls of one reply; ChatEvent
 quoted     a grammar of arguments with bare keys and special quotes
-grammar    constraints: ToolCallGrammar, TriggeredGrammar, ReplyGrammar
+call_nodes CallNodes: the grammar nodes of calls in one notation
+grammar    ToolCallGrammar, ReplyGrammar: whole replies that are calls
+triggered  TriggeredGrammar: free text in which calls are constrained
 dispatch   ToolDispatcher, run_until_answer
 messages   messages in the form a chat template expects
 inline     tools and calls in the text of messages
@@ -44,10 +46,6 @@ from oxillama.toolcalls.formats import FORMATS, Custom, ToolCallFormat, format_o
 from oxillama.toolcalls.grammar import (
     ReplyGrammar,
     ToolCallGrammar,
-    TriggeredGrammar,
-    TriggeredState,
-    constraint_of,
-    restore_state,
     with_reasoning,
 )
 from oxillama.toolcalls.harmony import HarmonyReader
@@ -64,6 +62,12 @@ from oxillama.toolcalls.reasoning import (
 )
 from oxillama.toolcalls.reply import ChatEvent, ChatEventBuilder, Reply, ReplyParser, parse_reply
 from oxillama.toolcalls.tools import Tool, tool_from_function, tool_of
+from oxillama.toolcalls.triggered import (
+    TriggeredGrammar,
+    TriggeredState,
+    constraint_of,
+    restore_state,
+)
 from oxillama.toolcalls.writer import ChatWriter
 
 __all__ = [

@@ -23,7 +23,6 @@ from oxillama.toolcalls.formats import FORMATS, HARMONY, ToolCallFormat, format_
 from oxillama.toolcalls.grammar import (
     ReplyGrammar,
     ToolCallGrammar,
-    TriggeredGrammar,
     answer_or_calls,
     with_reasoning,
 )
@@ -37,6 +36,7 @@ from oxillama.toolcalls.reasoning import (
 )
 from oxillama.toolcalls.reply import Reply, ReplyParser
 from oxillama.toolcalls.tools import Tool, tools_of
+from oxillama.toolcalls.triggered import TriggeredGrammar
 
 CHOICES = ("auto", "none", "required")
 _KEPT = 32  # plans
