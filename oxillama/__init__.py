@@ -49,6 +49,7 @@ _HOMES = {
         "Cancelled",
         "ConfigError",
         "ContextError",
+        "ConvertError",
         "DamagedWeightsWarning",
         "EmptySequence",
         "EngineError",

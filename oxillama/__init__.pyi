@@ -54,6 +54,7 @@ from oxillama.engine.speculation import SpecStats as SpecStats
 from oxillama.errors import Cancelled as Cancelled
 from oxillama.errors import ConfigError as ConfigError
 from oxillama.errors import ContextError as ContextError
+from oxillama.errors import ConvertError as ConvertError
 from oxillama.errors import DamagedWeightsWarning as DamagedWeightsWarning
 from oxillama.errors import EmptySequence as EmptySequence
 from oxillama.errors import EngineError as EngineError

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama import MetricsSnapshot, SamplerConfig
+from oxillama import MetricsSnapshot, SamplerConfig, errors
 from oxillama.engine.metrics import HistogramSnapshot
 
 GREEDY = SamplerConfig.greedy()
@@ -727,5 +727,8 @@ def test_a_continued_session_takes_new_wishes(engine):
 def test_every_public_name_is_there():
     for name in oxillama.__all__:
         assert getattr(oxillama, name) is not None
+    kinds = [each for each in vars(errors).values() if isinstance(each, type)]
+    raised = {each.__name__ for each in kinds if issubclass(each, Exception)}
+    assert "OxillamaError" in raised and raised <= set(oxillama.__all__)
     with pytest.raises(AttributeError):
         oxillama.nothing_of_the_kind  # noqa: B018
