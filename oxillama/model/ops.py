@@ -180,7 +180,8 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _activated(x: np.ndarray, kind: str) -> np.ndarray:
+def activated(x: np.ndarray, kind: str) -> np.ndarray:
+    """An activation of `ACTIVATIONS`, elementwise."""
     return ACTIVATIONS[kind](x.astype(np.float64)).astype(np.float32)
 
 
@@ -311,7 +312,7 @@ class Matmul(Op, name="matmul"):
         y = (y if addend is None else y + f.slots[addend]).astype(np.float32)
         if gate is not None:
             half = y.shape[1] // 2
-            y = _activated(y[:, :half], gate) * y[:, half:]
+            y = activated(y[:, :half], gate) * y[:, half:]
         _write(f, out, y, offset)
 
 
@@ -327,7 +328,7 @@ def _write(f: Frame, out: Any, y: np.ndarray, offset: int) -> None:
     f.slots[out] = held
 
 
-def _rotated(x: np.ndarray, table: np.ndarray, dims: int, style: str) -> np.ndarray:
+def rotated(x: np.ndarray, table: np.ndarray, dims: int, style: str) -> np.ndarray:
     """x (rows, heads, dim) with the first `dims` floats of each head turned by the row's angles."""
     cos, sin = (part[:, None, :].astype(np.float64) for part in np.split(table, 2, axis=1))
     y = x.astype(np.float64)
@@ -396,8 +397,8 @@ class RopeStore(Op, name="rope_store"):
         if rope is not None:
             turned = slice(rope_start, None)
             q, k = q.astype(np.float64), k.astype(np.float64)
-            q[..., turned] = _rotated(q[..., turned], f.slots[rope], rope_dims, style)
-            k[..., turned] = _rotated(k[..., turned], f.slots[rope], rope_dims, style)
+            q[..., turned] = rotated(q[..., turned], f.slots[rope], rope_dims, style)
+            k[..., turned] = rotated(k[..., turned], f.slots[rope], rope_dims, style)
         if norm_last:
             q, k = normed(q, q_norm), normed(k, k_norm)
         if temper is not None:
@@ -609,9 +610,9 @@ class Compress(Op, name="compress"):
             angles = ratio * np.arange(count)[:, None] * inv_freq.astype(np.float64)[None]
             table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * mscale
             turned = 2 * len(inv_freq)
-            made[..., dim - turned :] = _rotated(made[..., dim - turned :], table, turned, "norm")
+            made[..., dim - turned :] = rotated(made[..., dim - turned :], table, turned, "norm")
         elif carried:
-            made[..., :carried] = _rotated(made[..., :carried], table, carried, "neox")
+            made[..., :carried] = rotated(made[..., :carried], table, carried, "neox")
         f.keys[into] = made.astype(np.float32)
 
 
@@ -692,7 +693,7 @@ class Turn(Op, name="turn"):
         if back:
             table[:, turned // 2 :] *= -1
         part = slice(start, start + turned)
-        y[..., part] = _rotated(y[..., part], table, turned, style)
+        y[..., part] = rotated(y[..., part], table, turned, style)
         f.slots[out] = y.reshape(len(y), -1).astype(np.float32)
 
 
@@ -837,7 +838,7 @@ class Experts(Op, name="experts"):
         parts = np.broadcast_to(parts, (len(x), ids.shape[1], parts.shape[2]))
         y = [np.einsum("rkdc,rkc->rkd", w[ids], parts) for w in stacks]
         y = [part.astype(np.float32) for part in y]
-        f.slots[out] = (y[0] if gate is None else _activated(y[0], gate) * y[1]).reshape(len(x), -1)
+        f.slots[out] = (y[0] if gate is None else activated(y[0], gate) * y[1]).reshape(len(x), -1)
 
 
 class ExpertBias(Op, name="expert_bias"):
@@ -885,7 +886,7 @@ class Conv(Op, name="conv"):
         seen = np.concatenate([before, rows])
         y = sum(seen[j : j + len(rows)].astype(np.float64) * weight[:, j] for j in range(past + 1))
         y = (y if bias is None else y + bias).astype(np.float32)
-        f.slots[out] = y if act is None else _activated(y, act)
+        f.slots[out] = y if act is None else activated(y, act)
         f.states[state] = seen[len(rows) :]
 
 
@@ -1115,7 +1116,7 @@ class Activate(Op, name="activate"):
 
     @staticmethod
     def meaning(f: Frame, *, x, kind, out) -> None:
-        f.slots[out] = _activated(f.slots[x], kind)
+        f.slots[out] = activated(f.slots[x], kind)
 
 
 class Measure(Op, name="measure"):

@@ -11,7 +11,7 @@ from oxillama._core.tape import Batch, EmbeddingTable, PageMemory, Program
 from oxillama.gguf.keys import Keys
 from oxillama.model.builder import Builder, Heads, Value
 from oxillama.model.lower import lower
-from oxillama.model.ops import OPS, Frame, _activated, _rotated, as_kept
+from oxillama.model.ops import OPS, Frame, activated, as_kept, rotated
 from oxillama.model.rope import Rope
 from oxillama.model.state import Slot
 from oxillama.model.tensors import Tensor
@@ -182,7 +182,7 @@ def direct(b: Graph, f: Frame) -> list[np.ndarray]:
             y = x[0].astype(np.float64) @ f.weights(p["weight"]).T.astype(np.float64)
             made = (y if p["bias"] is None else y + p["bias"]).astype(np.float32)
         elif name == "gate":
-            made = _activated(x[0], p["kind"]) * x[1]
+            made = activated(x[0], p["kind"]) * x[1]
         elif name == "columns":
             made = x[0].reshape(len(x[0]), p["heads"], -1)[..., p["start"] : p["stop"]]
             made = made.reshape(len(x[0]), -1)
@@ -221,7 +221,7 @@ def _attention(f: Frame, x: list[np.ndarray], p: dict) -> np.ndarray:
     if table is not None:
         start = p.get("rope_start", 0)
         for part in (q, k):
-            part[..., start:] = _rotated(part[..., start:], table, p["rope_dims"], p["style"])
+            part[..., start:] = rotated(part[..., start:], table, p["rope_dims"], p["style"])
     k = as_kept(k, "f32").astype(np.float64)
     v = k[..., : heads.value_dim] if latent else x[2].reshape(ROWS, heads.kv, -1).astype(np.float64)
     out = np.zeros((ROWS, heads.query, heads.value_dim))
