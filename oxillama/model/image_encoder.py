@@ -115,18 +115,23 @@ class ImageEncoder:
         """
         check_keys(self.reader.metadata, "clip", self._read)
 
-    def vector(self, name: str, size: int) -> np.ndarray | None:
-        """A vector of the file that is not part of the tapes, None without one."""
+    def optional_vector(self, name: str, size: int) -> np.ndarray | None:
+        """`vector`, or None if the file has no such tensor."""
+        return self.vector(name, size) if name in self.reader.tensors else None
+
+    def vector(self, name: str, size: int) -> np.ndarray:
+        """A vector of the file that no tape reads, float32 (size,)."""
+        return self.array(name, size)
+
+    def array(self, name: str, *shape: int) -> np.ndarray:
+        """A tensor of the file that no tape reads, float32. ModelError if it is missing, or has
+        another shape than the one given.
+        """
         info = self.reader.tensors.get(name)
         if info is None:
-            return None
-        if tuple(info.shape) != (size,):
-            raise ModelError(f"{name}: file has {tuple(info.shape)}, wanted ({size},)")
-        return unpacked(self.reader, Tensor(name, info.type_name, (1, size)))[0]
-
-    def array(self, name: str) -> np.ndarray:
-        """A tensor of the file that is not part of the tapes, float32."""
-        info = self.reader.tensors[name]
+            raise ModelError(f"{name}: the file has no such tensor, {self.kind} needs it")
+        if shape and tuple(info.shape) != shape:
+            raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.kind} needs {shape}")
         rows, width = int(np.prod(info.shape[:-1])), int(info.shape[-1])
         held = unpacked(self.reader, Tensor(name, info.type_name, (rows, width)))
         return held.reshape(tuple(info.shape))

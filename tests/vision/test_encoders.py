@@ -212,6 +212,15 @@ def test_tiles_of_smolvlm_say_where_they_are(tmp_path):
     assert [len(each) for each in pieces if isinstance(each, ImageFeatures)] == [4, 4, 4]
 
 
+def test_rows_that_a_processor_adds_are_wanted_in_their_shape(tmp_path):
+    source, name = write_mmproj(tmp_path / "a.gguf", "pixtral", width=48), "v.token_embd.img_break"
+    with pytest.raises(ModelError, match=f"{name}: the file has no such tensor, pixtral needs it"):
+        Vision(rewritten(source, tmp_path / "b.gguf", drop=(name,)))
+    add = {name: np.zeros(47, np.float32)}
+    with pytest.raises(ModelError, match=rf"{name}: file has \(47,\), pixtral needs \(48,\)"):
+        Vision(rewritten(source, tmp_path / "c.gguf", drop=(name,), add=add))
+
+
 def test_lines_of_pixtral_end_with_a_row_but_the_last(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "pixtral", width=48, image=112))
     (made,) = features_of(vision, picture(224, 100))  # 112 x 50, in patches 8 x 4

@@ -195,9 +195,7 @@ def _made(e: ImageEncoder, fit: Fit | None, most: int, after: After, lined: bool
 
 
 def _row(e: ImageEncoder, name: str, size: int) -> np.ndarray:
-    """A row of the file, of so many floats however they are shaped."""
-    if name not in e.reader.tensors:
-        raise ModelError(f"{name}: the file has no such tensor, {e.kind} needs it")
+    """A tensor of the file with `size` floats in any shape, as one row."""
     held = e.array(name).reshape(-1)
     if len(held) != size:
         found = tuple(e.reader.tensors[name].shape)

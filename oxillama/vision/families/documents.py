@@ -11,7 +11,6 @@ from functools import partial
 
 import numpy as np
 
-from oxillama.errors import ModelError
 from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
 from oxillama.vision.features import ImageFeatures
 from oxillama.vision.layout import resampled
@@ -59,14 +58,6 @@ _EXAONE = ImageTokens(
     "<vision>",
     "</vision>",
 )
-
-
-def _needed(e: ImageEncoder, name: str, size: int) -> np.ndarray:
-    """A vector of the file that is given as a row."""
-    held = e.vector(name, size)
-    if held is None:
-        raise ModelError(f"{name}: the file has no such tensor, {e.kind} needs it")
-    return held
 
 
 def _limits(e: ImageEncoder) -> tuple[int, int]:
@@ -157,7 +148,7 @@ class Lined(DynamicResolution):
 @processor("hunyuanvl")
 def _hunyuanvl(e: ImageEncoder, fit: Fit | None) -> Processor:
     least, most = _limits(e)
-    rows = [_needed(e, name, e.width) for name in ("mm.image_begin", "mm.image_end")]
+    rows = [e.vector(name, e.width) for name in ("mm.image_begin", "mm.image_end")]
     return Lined(
         _HUNYUAN,
         e.patch,
@@ -166,7 +157,7 @@ def _hunyuanvl(e: ImageEncoder, fit: Fit | None) -> Processor:
         most,
         fit or "stretch",
         positions=partial(resampled, e.grid("v.position_embd.weight"), kernel="bilinear"),
-        newline=_needed(e, "v.image_newline", e.tapes[1].width)[None],
+        newline=e.vector("v.image_newline", e.tapes[1].width)[None],
         around=np.stack(rows),
     )
 

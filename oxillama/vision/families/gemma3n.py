@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oxillama.errors import ModelError
 from oxillama.model.image_builder import Window
 from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
 from oxillama.vision.features import ImageFeatures
@@ -101,8 +100,6 @@ def _gemma3n(e: ImageEncoder, fit: Fit | None) -> Processor:
     # <end_of_image> is the first of the tokens that the encoder's own table embeds
     row = e.array("mm.embedding.weight")[0].astype(np.float64)
     weight = e.vector("mm.hard_emb_norm.weight", e.hidden)
-    if weight is None:
-        raise ModelError("mm.hard_emb_norm.weight: the file has no such tensor, gemma3nv needs it")
     eps = e.keys.number("attention.layer_norm_epsilon")
     row = row / np.sqrt((row * row).mean() + eps) * weight
     # not by BLAS, whose sums may depend on threads

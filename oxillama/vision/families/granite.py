@@ -76,15 +76,13 @@ def _granite4_vision(e: ImageEncoder, fit: Fit | None) -> Processor:
     places = [
         np.concatenate(
             [
-                _place(e, f"v.proj_blk.{at}.{name}", side * side)
+                e.array(f"v.proj_blk.{at}.{name}", 1, side * side, e.hidden)[0]
                 for name, side in (("img_pos", window), ("query", query))
             ]
         )
         for at in range(count)
     ]
     line = e.vector("v.image_newline", e.width // count)
-    if line is None:
-        raise ModelError(f"v.image_newline: the file has no such tensor, {e.kind} needs it")
     return QueriedTiles(
         _TOKENS,
         e.image,
@@ -99,13 +97,3 @@ def _granite4_vision(e: ImageEncoder, fit: Fit | None) -> Processor:
         query=query,
         places=np.concatenate(places, axis=1),
     )
-
-
-def _place(e: ImageEncoder, name: str, rows: int) -> np.ndarray:
-    """(rows, width) of a tensor (1, rows, width)."""
-    if name not in e.reader.tensors:
-        raise ModelError(f"{name}: the file has no such tensor, {e.kind} needs it")
-    shape = tuple(e.reader.tensors[name].shape)
-    if shape != (1, rows, e.hidden):
-        raise ModelError(f"{name}: file has {shape}, {e.kind} needs {(1, rows, e.hidden)}")
-    return e.array(name)[0]

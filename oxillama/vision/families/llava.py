@@ -55,5 +55,5 @@ def _llava(e: ImageEncoder, fit: Fit | None) -> Processor:
     return AnyResolution(
         **vars(replace(square, fit="stretch")),
         pinpoints=pairs,
-        newline=e.vector("model.image_newline", e.width),
+        newline=e.optional_vector("model.image_newline", e.width),
     )
