@@ -1,4 +1,4 @@
-/* The C floor's contract: plain C11 microkernels behind tables. No Python.h, no malloc, no threads, no errors, no mutable globals.
+/* The contract of the C kernels: plain C11 microkernels behind tables. No Python.h, no malloc, no threads, no errors, no mutable globals.
  *
  *   dispatch.c      which instruction sets this CPU and kernel allow (CPUID and XCR0)
  *   isa/<isa>.h     the vector vocabulary: 16 float lanes, 16 int lanes, 64 code bytes; the same words on every instruction set
@@ -6,7 +6,9 @@
  *   vec/            norms, rope, softmax, gates, attention over the same vocabulary
  *   formats/        one GGUF row <-> float
  *
- * Same bits everywhere: fma is always a named word (the build forbids contraction), sums across lanes have one fixed tree.
+ * Beside the kernels, and bound by none of this but Python.h: workers.h and team.h (the threads of a step), pager.h (weights read from disk).
+ *
+ * Same bits everywhere: fma is always an explicit call (the build forbids contraction), sums across lanes have one fixed tree.
  */
 #ifndef OX_H
 #define OX_H

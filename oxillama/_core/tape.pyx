@@ -106,7 +106,7 @@ cdef class Program:
     attention layer (kv_heads LATENT: values are a view of the keys; ROWS: floats that keys are made of); slot_layers: the shape of each recurrent
     layer's state; hidden: the slot that holds the rows of output="hidden" after the op before the first that writes the output; max_rows: most rows
     of a step; num_threads: workers (0 = all cores this process may use); isa: instruction set of the float kernels (None = the active one); packing:
-    `begin(rows, cancel)` and `end()` of weights that may not be packed yet (model/packing.py); beside: a program on whose workers this one runs, with as
+    `begin(rows, cancel)` and `end()` of weights that may not be packed yet (weights/packing.py); beside: a program on whose workers this one runs, with as
     many; only one of them steps at a time. ModelError or ConfigError for whatever cannot run.
     """
     cdef Step step_
@@ -140,7 +140,7 @@ cdef class Program:
     cdef readonly int embed_columns  # of the rows that a batch may bring
     cdef bint spanned, by_token
     cdef int reach               # most keys an attention layer looks back, 0 = all
-    cdef int32_t[::1] layer_reach    # the same of each layer, -1: nobody looks at it
+    cdef int32_t[::1] layer_reach    # the same of each layer, -1: no op reads it
     cdef double *clock
     cdef readonly int n_tiles, max_rows, num_threads, vocab_size, hidden_size
     cdef readonly list kv_layers, slot_layers
