@@ -135,8 +135,16 @@ def load_model_from_bytes(
 
 @spelled
 class InferenceEngine:
-    """One model, served to any number of threads. `EngineConfig` describes how it is loaded and
-    served, `Options` (engine.generation) what a request can set.
+    """One loaded model, which serves requests from any number of threads.
+
+        with oxillama.load("model.gguf") as engine:
+            engine.generate("Once upon a time", max_tokens=32).text
+
+    `EngineConfig` describes how the model is loaded and served, and `Options` what one request can
+    set. Text: `generate`, `stream`, `chat`, `beam_generate`; without waiting: `submit`,
+    `submit_chat`, `submit_beams`. Vectors and scores: `embed`, `rerank`, `score`. Logits: `logits`,
+    `prefill`, `forward_one`. State: `session`, `snapshot`, `restore`. EngineError for every call
+    before a model is loaded, or after `close`.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -905,7 +913,7 @@ class InferenceEngine:
         normalize: bool | None = None,
         lora: Any = None,
     ) -> np.ndarray:
-        """`embed` with pooling as the second argument."""
+        """`embed` with the pooling mode as the second positional argument."""
         return all_pooled(
             [self.submit_embedding(text, pooling=mode, normalize=normalize, lora=lora)]
         )[0]

@@ -70,11 +70,13 @@ NONE_LEFT = float("-inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchConfig:
-    """The width and length of a search.
+    """The width and length of a beam search.
 
-    length_penalty: above 0 favours long hypotheses, below 0 short ones. early_stopping: end as soon
-    as nothing better is possible, with the same hypotheses as the complete search; False continues
-    to the last token.
+    beam_width: live continuations, and most hypotheses returned. max_new_tokens: most tokens of a
+    hypothesis. length_penalty: the p of the score logprob_sum / length ** p; above 0 favours long
+    hypotheses, below 0 short ones. early_stopping: end as soon as nothing better is possible, with
+    the same hypotheses as the complete search; False continues to the last token. ConfigError for a
+    value out of range.
     """
 
     beam_width: int = 4
@@ -345,7 +347,7 @@ class BeamSearch:
         try:
             return self._grown(parents, going, made)
         except BaseException:
-            for session in filter(None, made):  # which nobody else knows
+            for session in filter(None, made):  # nothing else refers to them
                 self._drop(session)
             raise
 

@@ -70,14 +70,17 @@ def all_logits(
 
 
 class PoolingMode(Enum):
-    """How the rows of a text become one vector. NONE keeps all rows; RANK gives the scores of the
-    model's classifier instead of a vector.
+    """How the hidden rows (tokens, hidden) of a text become one vector (hidden,).
+
+    LAST, CLS: the last row, the first row. MEAN, MAX: the mean or the largest value of each column.
+    NONE keeps all rows, (tokens, hidden). RANK gives the scores of the model's classifier,
+    (labels,), instead.
     """
 
     LAST = "last"
     MEAN = "mean"
     MAX = "max"
-    CLS = "cls"  # the first row
+    CLS = "cls"
     NONE = "none"
     RANK = "rank"
 
@@ -223,7 +226,7 @@ def all_pooled(work: Iterable[tuple[Request, Pooler]]) -> list[np.ndarray]:
 class RankedDocument(NamedTuple):
     """A document of `rerank`: its index in the list given, and its score."""
 
-    index: int  # type: ignore[assignment]  # nobody asks a document for the method
+    index: int  # type: ignore[assignment]  # hides tuple.index
     score: float
 
 

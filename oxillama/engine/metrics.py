@@ -30,9 +30,9 @@ _HELP = {
     "kv_evictions_total": "Stored sequences evicted.",
     "requests_waiting": "Requests that wait for their turn.",
     "requests_running": "Requests that run.",
-    "pages_used": "Pages of keys and values that somebody owns.",
+    "pages_used": "Pages of keys and values with an owner.",
     "pages_cached": "Pages the prefix cache has a share in.",
-    "pages_leaked": "Owned pages that nobody knows; always 0.",
+    "pages_leaked": "Owned pages that no request, session or stored prefix refers to; always 0.",
     "page_memory_bytes": "Bytes held for pages, free ones included.",
     "weights_budget_bytes": "Bytes that paged weights may take; 0 where weights are not paged.",
     "weights_packed_bytes": "Bytes of all paged weights, in memory or not.",
@@ -125,7 +125,7 @@ class MetricsSnapshot:
     requests_running: int = 0
     pages_used: int = 0
     pages_cached: int = 0
-    pages_leaked: int = 0  # owned by nobody who is known: always 0
+    pages_leaked: int = 0  # owned, but by no request, session or prefix: always 0
     page_memory_bytes: int = 0
     weights_budget_bytes: int = 0
     weights_packed_bytes: int = 0
@@ -164,7 +164,9 @@ class MetricsSnapshot:
 
 
 class EngineMetrics:
-    """The counters in use. The loop writes them, `EngineCore.metrics` takes snapshots."""
+    """The live counters of one engine. Its loop writes them; `InferenceEngine.metrics()` returns a
+    `MetricsSnapshot` of them.
+    """
 
     __slots__ = (
         "cancelled",

@@ -239,13 +239,15 @@ def _power(number: int) -> int:
 
 
 class Scheduler:
-    """Plans steps. The engine supplies three functions, because it owns the pages; this class owns
-    the order.
+    """Plans steps (continuous batching). This class decides the order; the engine, which owns the
+    pages, supplies three functions:
 
-    admit(entry) -> bool | None: set `done` (a prefix hit) and return whether the entry may start
-    now. False lets others pass it (what it waits for is on its way), None does not (it waits for
-    pages). reserve(entry, length) -> bool: make positions below `length` writable, False if no page
-    is left. release(entry): take all pages of an entry away (`done` is set to 0 here).
+    - `admit(entry) -> bool | None`: set `done` (a prefix hit) and return whether the entry may
+      start now. False lets others pass it (what it waits for is on its way), None does not (it
+      waits for pages).
+    - `reserve(entry, length) -> bool`: make positions below `length` writable; False if no page is
+      left.
+    - `release(entry)`: take all pages of an entry away (`done` is set to 0 here).
     """
 
     def __init__(
@@ -261,8 +263,8 @@ class Scheduler:
         self.prefilling: list[ScheduleEntry] = []
         self.decoding: deque[ScheduleEntry] = deque()
         self.parked = 0  # how many entries are
-        self.short = False  # whether the last plan left somebody waiting for pages
-        # whom the callables are being asked for: whose doing it is where one of them raises
+        self.short = False  # whether the last plan left an entry waiting for pages
+        # the entry that a callable is called for: the one at fault if it raises
         self.asking: ScheduleEntry | None = None
         self.preemptions = 0
         self._admit, self._reserve, self._release = admit, reserve, release

@@ -76,6 +76,8 @@ def read_lora(path: str | os.PathLike[str], base: GgufReader) -> LoraFile:
 class LoraStack:
     """The adapters of one loaded model, and the stack for new sessions; safe from any thread.
 
+    An adapter with scale s changes a matrix W to W + s alpha / rank B A (Hu et al. 2021, LoRA,
+    section 4.1); those of a stack are added in order.
     A loaded adapter has a name, which `lora=` of a request and `push_lora` accept. A path instead
     of a name is loaded under its file's name.
     """

@@ -78,8 +78,9 @@ RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=) 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """The description of a snapshot: `facts` as JSON values, and `sections` with the stored bytes
-    of each section, in order.
+    """The description of a snapshot, which `inspect` reads without restoring it: the format
+    `version`, the fingerprint of its `model`, `facts` as JSON values, the stored bytes and the
+    encoding of each section by name, in order, and the size of the file in bytes.
     """
 
     version: int
@@ -602,7 +603,7 @@ class Snapshots:
                 f"page pool: the snapshot's {length} tokens need {need} pages, max_pages is {most}"
             )
         with core.exclusive(session):
-            # its pages are nobody's to take until they are filled
+            # its pages cannot be taken until they are filled
             session.busy = True
             core.keep(session)
         try:

@@ -82,6 +82,7 @@ class PinnedHotSet:
 
 
 OffloadPolicy: TypeAlias = Budget | PinnedHotSet | None
+"""How much memory weights may take: None for all of them, or a `Budget` or `PinnedHotSet`."""
 
 
 def parse_size(text: str) -> int:

@@ -40,7 +40,7 @@ def test_a_page_freed_twice_raises():
     pool = KvCachePool(NullMemory())
     page = pool.alloc()
     pool.free(page)
-    with pytest.raises(PoolError.InvalidSlot, match=f"page {page}: nobody owns it"):
+    with pytest.raises(PoolError.InvalidSlot, match=f"page {page}: has no owner"):
         pool.free(page)
     with pytest.raises(PoolError, match="page 7"):
         pool.share(7)
@@ -49,7 +49,7 @@ def test_a_page_freed_twice_raises():
     pool.free_all(pages)
     assert [pool.owners(page) for page in pages] == [1, 1]
     pool.free_all(pages)
-    with pytest.raises(PoolError, match="nobody owns it"):
+    with pytest.raises(PoolError, match="has no owner"):
         pool.free_all(pages)
     assert pool.pages_used == 0
 
@@ -61,7 +61,7 @@ def test_pages_freed_together_with_one_that_is_free_are_all_kept(wrong):
     pool.free(free)
     pool.share(one)
     for freed in ([one, two, one, free], [two, wrong], [two, one, two]):
-        with pytest.raises(InvalidSlot, match="nobody owns it"):
+        with pytest.raises(InvalidSlot, match="has no owner"):
             pool.free_all(freed)
         assert (pool.owners(one), pool.owners(two), pool.owners(free), pool.pages_used) == (
             2,

@@ -41,7 +41,7 @@ def test_slots_run_out_and_come_back():
     # invariant 3
     assert pool.used == 0
     # invariant 1
-    with pytest.raises(PoolError.InvalidSlot, match="nobody owns it"):
+    with pytest.raises(PoolError.InvalidSlot, match="has no owner"):
         pool.release(first)
     assert (
         PoolError.Exhausted is Exhausted
@@ -52,7 +52,7 @@ def test_slots_run_out_and_come_back():
 
 @pytest.mark.parametrize("slot", (-1, 0, 2, True, "0"))
 def test_a_slot_that_nobody_owns_raises(slot):
-    with pytest.raises(InvalidSlot, match="nobody owns it"):
+    with pytest.raises(InvalidSlot, match="has no owner"):
         SequencePool(2).release(slot)
 
 

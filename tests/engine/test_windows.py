@@ -127,7 +127,7 @@ def test_what_lies_before_a_window_given_back_is_gone_and_0_remains():
 def test_a_near_part_that_nobody_owns_cannot_be_given_back():
     pool = pool_of()
     page = pool.alloc(bare=True)
-    with pytest.raises(InvalidSlot, match=f"page {page}: nobody owns its near part"):
+    with pytest.raises(InvalidSlot, match=f"page {page}: its near part has no owner"):
         pool.free_near([page])
 
 

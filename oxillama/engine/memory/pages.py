@@ -26,7 +26,7 @@ name it). 2. A table of length n names exactly ceil(n / page_size) pages, or mor
 `reserve` replaces it by a copy of its filled part first. 4. A committed position is written again
 only after a `truncate` below it. 5. Fork, truncate and release only change counts; no token is
 copied before it would be written. 6. When every table is released, `pages_used` is 0. 7. A near
-part is attached while somebody owns it, and only then; whoever owns it owns its page. 8. A sequence
+part is attached exactly while it has an owner, and every owner of it owns its page. 8. A sequence
 of length n owns the near parts of all positions that a row at n or later looks at. 9. The memory of
 pages, free ones included, takes no more than `max_pages` whole ones.
 """
@@ -82,8 +82,9 @@ def rewindable(memory: Any) -> bool:
 
 
 class KvCachePool:
-    """Pages of `page_size` tokens with an owner count each; at most `max_pages` (None: as many as
-    memory allows).
+    """Reference-counted pages of `page_size` tokens (a multiple of 16); at most `max_pages` (None:
+    as many as memory allows). `alloc` raises Exhausted, `free` InvalidSlot for a page without an
+    owner; both are PoolErrors.
     """
 
     __slots__ = (
@@ -260,14 +261,14 @@ class KvCachePool:
 
     def free_near(self, pages: Sequence[int]) -> None:
         """Remove one owner of the near part of each page, before the page itself is freed; the last
-        one gives it back to memory. InvalidSlot for one that nobody owns.
+        one gives it back to memory. InvalidSlot for one without an owner.
         """
         if not self.window:
             return
         for page in pages:
             left = self.near_owners(page) - 1
             if left < 0:
-                raise InvalidSlot(f"page {page}: nobody owns its near part, wanted an owned one")
+                raise InvalidSlot(f"page {page}: its near part has no owner, wanted an owned one")
             self._near[page] = left
             if not left:
                 self.near_used -= 1
@@ -297,13 +298,14 @@ class KvCachePool:
 
     def _unowned(self, page: int) -> InvalidSlot:
         return InvalidSlot(
-            f"page {page}: nobody owns it, wanted an owned page (0 to {len(self._counts) - 1})"
+            f"page {page}: has no owner, wanted an owned page (0 to {len(self._counts) - 1})"
         )
 
 
 class PagedKvCache:
     """The block table of one sequence: `table[p // page_size]` is the page of position p, and
-    `length` positions are filled.
+    `length` positions are filled (Kwon et al. 2023, "Efficient Memory Management for Large Language
+    Model Serving with PagedAttention").
     """
 
     __slots__ = ("_table", "length", "pages", "pool", "shed", "writable")

@@ -67,7 +67,8 @@ class _Node:
 
 
 class PrefixKvCache:
-    """Shares of pages by token prefix. The least recently used leaf is evicted first.
+    """The prefix cache: a radix tree over tokens that owns pages of evaluated prefixes. The least
+    recently used leaf is evicted first.
 
     With `stateful=True`, a prefix can be used only up to a position with a checkpoint of recurrent
     state that is still `alive`.

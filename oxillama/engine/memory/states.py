@@ -39,7 +39,9 @@ class SlotMemory(Protocol):
 
 
 class SequencePool:
-    """`capacity` numbered slots: `alloc` returns one, `release` frees it."""
+    """`capacity` numbered slots: `alloc` returns a free one (Exhausted if there is none), `release`
+    frees it (InvalidSlot unless it is owned).
+    """
 
     __slots__ = ("_free", "_owned", "capacity")
 
@@ -80,7 +82,7 @@ class SequencePool:
             or not self._owned[slot]
         ):
             raise InvalidSlot(
-                f"slot {slot!r}: nobody owns it, wanted an owned slot (0 to {self.capacity - 1})"
+                f"slot {slot!r}: has no owner, wanted an owned slot (0 to {self.capacity - 1})"
             )
 
 
@@ -95,7 +97,9 @@ class Checkpoint:
 
 
 class SsmStatePool:
-    """The slots of one memory, and checkpoints of their states, at most `checkpoint_bytes`."""
+    """The recurrent states of a model's sequences: one slot of `memory` for each, and checkpoints,
+    copies of at most `checkpoint_bytes` in all. PoolError if no slot is free.
+    """
 
     __slots__ = ("_checkpoints", "checkpoint_bytes", "memory", "slots")
 
