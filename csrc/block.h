@@ -52,7 +52,7 @@ static inline void ox_expect_pages(const void *start, size_t size) {
 #endif
 }
 
-/* The number of the next unit that nobody has taken; and whether somebody wants those who take them to stop. */
+/* The number of the next free unit; and a flag that tells those who take units to stop. */
 static inline int64_t ox_units_take(int64_t *next) { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
 static inline void ox_flag_put(int32_t *flag, int value) { __atomic_store_n(flag, value, __ATOMIC_RELAXED); }
 static inline int ox_flag_get(const int32_t *flag) { return __atomic_load_n(flag, __ATOMIC_RELAXED); }

@@ -344,7 +344,7 @@ static void ox_pager_stop(ox_pager *p) {
 
 /* ---- a step ----------------------------------------------------------------------------------------------------------- */
 
-/* Forgets what was read ahead and asked for; nobody reads then. Pages at home and experts that are here stay. */
+/* Forgets what was read ahead or requested, when no reader is at work. Pages that stay in memory and loaded experts are kept. */
 static void ox_pager_forget(ox_pager *p) {
     p->held = 1;
     while (p->loading) pthread_cond_wait(&p->changed, &p->lock);

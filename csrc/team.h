@@ -28,8 +28,8 @@
 /* Runs of work that a team keeps apart; with more workers than that some share a run. */
 enum { OX_TEAM_RUNS = 64 };
 
-/* Spinning for about 20 us covers the difference between workers on cores of their own. After that somebody's core was
- * taken away: yield, then sleep, so that the scheduler may move the late worker to this core. */
+/* Spinning for about 20 us covers the difference between workers on cores of their own. After that a worker has lost its
+ * core: yield, then sleep, so that the scheduler may move the late worker to this core. */
 enum { OX_TEAM_SPINS = 1500, OX_TEAM_YIELDS = 16 };
 
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
     _Atomic uint32_t sleepers;              /* workers asleep on `phase`: 0 unless cores are short */
     _Alignas(64) _Atomic int32_t next;      /* the next chunk of the op */
     _Alignas(64) const int32_t *cancel;     /* not 0: the caller wants out. Read only here, written by another thread */
-    int32_t never;                          /* what `cancel` points to when nobody can cancel */
+    int32_t never;                          /* what `cancel` points to if the work cannot be cancelled */
     int32_t stopped;                        /* what the last barrier found there: all workers see the same answer */
     ox_team_run runs[OX_TEAM_RUNS];         /* whose size each op knows for itself */
 } ox_team;
@@ -72,7 +72,7 @@ static inline void ox_team_break(ox_team *team) {
     __atomic_store_n(&team->cancel, &broken, __ATOMIC_RELAXED);
 }
 
-/* The index of the next chunk nobody has taken; the caller compares it with its count. Once the caller of the step has cancelled it,
+/* The index of the next free chunk; the caller compares it with its count. Once the caller of the step has cancelled it,
  * that is past every end: the op's result is then worthless, and its workers meet at the next barrier within a chunk's time. */
 static inline int ox_team_take(ox_team *team) {
     if (ox_team_cancelled(team)) return INT32_MAX;

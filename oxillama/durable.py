@@ -123,7 +123,7 @@ class Replacement:
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove the temporary files of killed writers, which nobody holds a lock on. Files that cannot
+    """Remove the temporary files of killed writers, on which no lock is held. Files that cannot
     be removed stay.
     """
     with contextlib.suppress(OSError), os.scandir(folder) as inside:

@@ -78,7 +78,7 @@ class ImagePrompts:
             places = []
         if len(places) == len(images):
             return text, places
-        # no message can hold what nobody knows
+        # random, so that no message can contain the marks
         secret = secrets.token_hex(8)
         marks = [f"<image {secret} {number}>" for number in range(len(images))]
         joint = self.vision.image_tokens.joint

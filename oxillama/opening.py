@@ -63,8 +63,8 @@ class Opened:
     core: EngineCore
     vocabulary: Vocabulary | None
     loras: LoraStack
-    recommended: SamplerConfig | None = None  # the sampler that the file names
-    vision: LazyVision | None = None  # what encodes images, where there is something
+    recommended: SamplerConfig | None = None  # the sampler that the file recommends
+    vision: LazyVision | None = None  # the image encoder, if there is one
 
     def close(self, *, keep: bool = True) -> None:
         """Stop all work, and end the packing and writing of the model's weights: finish what is
@@ -99,7 +99,7 @@ def open_model(
         )
     scheduler = config.scheduling()
     reader = GgufReader(source)
-    # a sampler that was given stands in its place
+    # a sampler in the config replaces the recommended one
     recommended = None if config.sampler is not None else recommended_sampler(reader.metadata)
     with ThreadPoolExecutor(1) as other:  # the vocabulary is read while workers pack weights
         reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json)
@@ -117,7 +117,7 @@ def open_model(
             opened = _serving(config, reader, model, reading.result(), tokenizer_json)
             return replace(opened, recommended=recommended, vision=vision)
         except BaseException:
-            # what runs beside it holds the weights, which nobody else will
+            # background threads hold the weights, which nothing will use
             model.end(keep=False)
             raise
 

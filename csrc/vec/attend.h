@@ -45,7 +45,7 @@ OX_INLINE int within(const walk *w, int g)
     return g < first ? first : g > last ? last : g;
 }
 
-/* The groups of block `n` of K or V; a seen group stands in for one nobody sees. */
+/* The groups of block `n` of K or V; a visible group stands in for one that no row sees. */
 OX_INLINE void place(const walk *w, const void *const *groups, int64_t stride, int n, const void **out)
 {
     int g = w->g0 + OX_BLOCK_GROUPS * (n / w->s->heads);

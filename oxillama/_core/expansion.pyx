@@ -36,7 +36,7 @@ cdef frozenset OPENING = MEMBERS - {"properties"}       # say what members witho
 
 cdef class Summary:
     """What is known cheaply of a case of a branch: its types here, its values, and of the members required here those of which the values
-    are listed (None until somebody asks for them).
+    are listed (None until they are asked for).
     """
 
     cdef Summary without(self, frozenset types):

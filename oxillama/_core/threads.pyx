@@ -205,7 +205,7 @@ def physical_cores(cpus, sysfs: str = "/sys/devices/system/cpu") -> int:
 
 
 def default_threads() -> int:
-    """Workers used when nobody says: `OXILLAMA_NUM_THREADS`, else physical cores within the CPU affinity, no more than the cgroup
+    """The default number of workers: `OXILLAMA_NUM_THREADS`, else physical cores within the CPU affinity, no more than the cgroup
     quota, at least 1. ConfigError where the variable is no number from 1 to 1024.
     """
     asked = os.environ.get("OXILLAMA_NUM_THREADS", "")
@@ -259,7 +259,7 @@ cdef class AdaptiveWorkers:
         self.patience = PATIENCE
 
     cpdef int note(self, int key, double seconds, int preempted, double ran=-1.0) except -1:
-        """Takes in one step; returns the number of workers for the next. ran: below 0 where nobody knows."""
+        """Takes in one step; returns the number of workers for the next. ran: below 0 if unknown."""
         if self.most == 1:
             return 1
         cdef int kind = key % KINDS

@@ -373,7 +373,7 @@ class EngineCore:
         except BaseException:
             request.cancel()
             request.wait()
-            # interrupted with the logits at hand: nobody saw them
+            # interrupted after the logits were computed, which no caller has seen
             with self.lock:
                 if (
                     request.value is not None

@@ -46,7 +46,7 @@ _CLOSE = object()
 _MEASURED = 7  # a bit mask: every eighth step without candidates is measured for speculation
 _DECODING = State.DECODING  # read for every token
 STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does not return
-AWAY_SECONDS = 0.01  # until a request without pages looks again for those that nobody schedules
+AWAY_SECONDS = 0.01  # until a request without pages looks again for pages in transit
 
 Plan = list[tuple[ScheduleEntry, int]]
 Call = Callable[[], Any]
@@ -371,8 +371,8 @@ class StepLoop:
             self._scheduler.observe(
                 prefill_rows=prefilled, seconds=now - start, decode_rows=decoded
             )
-            # Of the steps that all are alike some are enough. Rows of forced tokens take less time
-            # than others: nobody draws from them.
+            # Some of many equal steps are enough. Rows of forced tokens take less time
+            # than others, because nothing is drawn from them.
             if (
                 (candidates or not counters.steps & _MEASURED)
                 and not (prefilled or forced)

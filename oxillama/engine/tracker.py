@@ -131,7 +131,7 @@ class RequestTracker:
         kept = session in self._allocator.sessions
         if error is None:
             self._allocator.store(request, whole_pages=kept)
-        request.roll_back()  # here: once it is idle somebody else may append to it
+        request.roll_back()  # here: once the session is idle, others may append to it
         if kept:
             self._allocator.keep(session)  # now the one used last
             # without pages that were reserved for a step that never was

@@ -48,8 +48,8 @@ class Workers:
         ).start()
 
     def run_quietly(self, call: Callable[[], None]) -> None:
-        """Run `call()` when nobody waits for it: exceptions go to `threading.excepthook`, and it is
-        not called if the system refuses a thread.
+        """Run `call()` for which no caller waits: exceptions go to `threading.excepthook`, and it
+        is not called if the system refuses a thread.
         """
 
         def quietly() -> None:

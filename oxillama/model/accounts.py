@@ -11,14 +11,14 @@ import numpy as np
 
 from oxillama.errors import ModelError
 
-# Keys that say nothing of the computation, each with the reason.
+# Keys that do not affect the computation, each with the reason.
 INERT = {
     "classifier.output_labels": "names what the scores of a classifier are of, where there is one",
     "vocab_size": "the rows of token_embd.weight are the vocabulary",
     "rope.scaling.finetuned": "says how the model was made",
     "tensor_data_layout": "names the order of rows that this architecture's rotation means",
 }
-# Keys whose value is what the computation is without them; any other value must be read or refused.
+# Keys with the value that changes nothing; any other value must be read or refused.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.sliding_window": (0,),

@@ -120,7 +120,9 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Keys of blocks of `ratio` tokens; layer: that keeps them, among those that keep pages."""
+    """Keys of blocks of `ratio` tokens; layer: the number, among the layers that keep pages, of the
+    one that keeps them.
+    """
 
     layer: int
     ratio: int
@@ -138,7 +140,7 @@ class Choice:
     running: bool = False
 
     def params(self) -> dict[str, Any]:
-        """Those of the op `attend`."""
+        """As parameters of the op `attend`."""
         more = {name: True for name in ("each", "running") if getattr(self, name)}
         return dict(ratio=self.ratio, strict=True, **more)
 
@@ -158,10 +160,10 @@ class Builder:
     ) -> None:
         self.reader = reader
         self.arch = arch
-        # of the file's keys under its architecture's prefix, those that somebody read
+        # the keys under the architecture's prefix that have been read
         self.read: set[str] = set()
         self.keys = rope.over(Keys(reader.metadata, arch, read=self.read))
-        # of `BASE` and `SCALING`, what a rotation was made of
+        # the keys of `BASE` and `SCALING` that a rotation was made from
         self.rotated_by: set[str] = set()
         self.nodes: list[Node] = []
         # what layers keep: in pages, and in a slot
@@ -171,7 +173,7 @@ class Builder:
         # None until the first attention asks the file, or the architecture says
         self.causal: bool | None = None
         self.classifier: Classifier | None = None
-        # the graph of what is done to a pooled row of the embedding
+        # the graph over a pooled row of the embedding
         self.projection: Builder | None = None
         self.used: set[str] = set()
         self.missing: list[str] = []
@@ -193,9 +195,9 @@ class Builder:
         return name in self.reader.tensors
 
     def _info(self, name: str, *shape: int) -> TensorInfo:
-        """What the file says of a tensor. Where it has none, recording goes on with one of the
-        wanted shape, so that the error at the end names all that are missing; without a shape it
-        ends here.
+        """The file's entry for a tensor. If it is missing, recording continues with an entry of
+        the wanted shape, so that the error at the end names every missing tensor; without a shape
+        it is raised here.
         """
         info = self.reader.tensors.get(name)
         if info is None:
@@ -217,7 +219,7 @@ class Builder:
 
     @contextmanager
     def complete(self) -> Iterator[None]:
-        """Around recording: ModelError names all tensors that are missing, whatever else is
+        """A context manager for recording: ModelError names every missing tensor, whatever else is
         wrong.
         """
         try:
@@ -926,11 +928,13 @@ class Builder:
     def turn(
         self, x: Value, rope: Rope, *, heads: int = 1, start: int, style: str = "norm"
     ) -> Value:
-        """Some floats of each head of x, from `start` on, turned by the token's position."""
+        """x with the floats that `rope` rotates in each head, from `start` on, rotated by the
+        token's position.
+        """
         return self.op("turn", x, *self._table(rope), heads=heads, start=start, style=style)
 
     def keep(self, x: Value) -> Blocks:
-        """Keep x of each token: a key for each."""
+        """Keep the row x of each token, as the key of that token."""
         layer = self.keeps(Rows(x.width))
         self.record("compress", (x,), width=1, stateful=True, layer=layer)
         return Blocks(layer, 1)
@@ -958,9 +962,9 @@ class Builder:
         return self._compressed((x, gate), len(bias), dim, bias=np.ascontiguousarray(bias), **more)
 
     def compress_mean(self, x: Value, *, ratio: int, weight: np.ndarray, rope: Rope) -> Blocks:
-        """The same without gates: a key is the mean of a block's rows under a norm, and its first
-        floats are rotated by where the block begins, which rows bring along: a batch may say
-        other positions than those of a sequence.
+        """`compress` without gates: a key is the normalised mean of a block's rows, its first
+        floats rotated by the position where the block begins. Rows carry that position, because a
+        batch may give other positions than those of the sequence.
         """
         (table,) = self._table(rope)
         return self._compressed(

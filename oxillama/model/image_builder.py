@@ -27,11 +27,12 @@ _LAYERLESS = ("gemma4uv",)  # files of these kinds have no layers
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How the places of a picture are joined between two tapes of a network of convolutions:
-    `side` x `side` around every `stride`-th place, padded with zeros as far as the number of places
-    left is that of the strides ("same"). keyed: first those at every second place, which are to be
-    keys, then a row for each place, which are to be queries. seen: the rows as they are, which all
-    see those that are keys. spread: each row is cut into those of 2 x 2 places.
+    """How the positions of an image are joined between two tapes of a convolutional network:
+    windows of `side` x `side` around every `stride`-th position, with zeros as padding so that as
+    many positions are left as there are strides ("same"). keyed: the windows at every second
+    position, which become keys, then a row for each position, which become queries. seen: the rows
+    unchanged, of which all attend to those that are keys. spread: each row is split into those of
+    2 x 2 positions.
     """
 
     side: int = 1
@@ -60,10 +61,11 @@ def encoders() -> Mapping[str, Callable[[ImageBuilder], None]]:
 
 
 class ImageBuilder(Builder):
-    """What an encoder's function is given: the keys `clip.vision.*`, tensors and ops.
+    """The argument of an encoder's function: the keys `clip.vision.*`, tensors and ops.
 
-    It records the encoder itself and says what comes of a patch (`mark_embedding`), then asks for
-    the builder of the projector (`projector`), which says what comes of a group of patches.
+    The function records the encoder and marks the result of each patch (`mark_embedding`). Then it
+    asks for the builder of the projector (`projector`) and marks the result of each group of
+    patches there.
     """
 
     def __init__(self, reader: GgufReader, kind: str) -> None:
@@ -97,8 +99,8 @@ class ImageBuilder(Builder):
         return super().epsilon(kind) if self.eps is None else self.eps
 
     def _info(self, name: str, *shape: int) -> TensorInfo:
-        """What the file says of a tensor; InternVL's tables of tokens without the axes of one that
-        converters leave before them.
+        """The file's entry for a tensor; InternVL's tables of tokens without the leading axes of
+        length 1 that converters leave.
         """
         info = super()._info(name, *shape)
         axes = _TABLES.get(name, len(info.shape))
@@ -112,7 +114,7 @@ class ImageBuilder(Builder):
         raise ModelError(f"{key}: found {found!r}, wanted {wanted}")
 
     def skip(self, layer: Layer) -> None:
-        """Say that a layer of the file takes no part."""
+        """Declare that a layer of the file is not used."""
         start = layer.name("")
         self.used.update(name for name in self.reader.tensors if name.startswith(start))
 
@@ -203,8 +205,8 @@ class ImageBuilder(Builder):
         return super().position_embed(name)
 
     def grid_positions(self, name: str = "v.position_embd.weight") -> Value:
-        """What the batch brings after each patch: learned positions of a square grid in the file,
-        at as many places as the image has patches.
+        """The columns that the batch brings after each patch: the file's learned positions, a
+        square grid, resampled to the patches of the image.
         """
         rows, width = self.shape(name, 2)
         if width != self.hidden or round(rows**0.5) ** 2 != rows:
@@ -288,7 +290,7 @@ class ImageBuilder(Builder):
         return self.repeat(ones, heads), self.repeat(self.repeat(mask, 16) * one, heads)
 
     def activation(self, gelu: str = "gelu_tanh") -> str:
-        """What the file says of its activation; gelu: which one `clip.use_gelu` means."""
+        """The file's activation; gelu: the one that `clip.use_gelu` stands for."""
         # read both, so that both are accounted for
         uses_gelu = self.root.flag("use_gelu", default=False)
         if self.root.flag("use_silu", default=False):

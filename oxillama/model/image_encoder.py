@@ -88,7 +88,7 @@ class ImageEncoder:
     further parts of it over joined rows, and that of the projector. group: rows of the first tape
     that are joined in one of the next. joints: for each tape but the last one, graphs' results side
     by side in its rows, whether these are joined by channel, and rows that each is cut into before.
-    windows: how the tapes of a network of convolutions are joined.
+    windows: how the tapes of a convolutional network are joined.
     """
 
     kind: str
@@ -151,7 +151,7 @@ class ImageEncoder:
             return rows
 
     def _begun(self, image: ImageRows) -> np.ndarray:
-        """What the first tape makes of an image; without attention, of a part of it at a time."""
+        """The result of the first tape; a tape without attention runs over parts of the image."""
         program, count = self._programs[0], len(image.patches)
         if program.kv_layers or count <= program.max_rows:
             return _stepped(program, image.patches, image)
@@ -159,8 +159,8 @@ class ImageEncoder:
         return np.concatenate([_stepped(program, each.patches, each) for each in parts])
 
     def _step(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
-        """What tape number `at` makes of the rows of the one before; those of a tape without
-        attention a part at a time.
+        """The result of tape number `at` over the rows of the one before; a tape without attention
+        runs over parts of them.
         """
         program, count = self._programs[at], len(joined.groups)
         rows = self._cut(at - 1, rows, joined)
@@ -173,8 +173,8 @@ class ImageEncoder:
         )
 
     def _cut(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
-        """What is joined of the rows of tape number `at`: with those that are given, and with zeros
-        in the end where groups name them.
+        """The rows that are joined after tape number `at`: its own, those that are given, and a row
+        of zeros at the end if groups refer to one.
         """
         rows = rows.reshape(self.joints[at][2] * len(rows), -1)
         if joined.given is not None:
@@ -416,9 +416,9 @@ def _columns(tape: Tape) -> int:
     )
 
 
-# Files of these kinds hold an encoder of sound beside that of images, which takes no part.
+# Files of these kinds also hold an audio encoder, which is not used.
 _WITH_SOUND = ("qwen2.5o", "gemma3nv", "gemma4v", "gemma4uv", "mimovl", "dots3note_v")
-# What is said of the file, or again by its tensors.
+# Keys that describe the file, or repeat what its tensors say.
 _SAID = (
     *("has_text_encoder", "has_vision_encoder", "has_audio_encoder", "has_llava_projector"),
     *("projector_type", "vision.projector_type", "use_gelu", "use_silu"),
@@ -426,7 +426,7 @@ _SAID = (
     *("vision.image_mean", "vision.image_std", "vision.image_crop_resolution"),
     *("vision.image_aspect_ratio", "vision.attention.layer_norm_epsilon"),
 )
-# What is said of pictures before they are patches: for a processor (`oxillama/vision`) to read.
+# Keys about images before they are cut into patches, which processors (`oxillama/vision`) read.
 _OF_PICTURES = (
     *("vision.image_min_pixels", "vision.image_max_pixels", "vision.preproc_image_size"),
     *("vision.preproc_min_tiles", "vision.preproc_max_tiles", "vision.use_thumbnail"),

@@ -134,7 +134,7 @@ class _Lowering:
     # nodes after this one see wanted rows only
     cut: int = -1
     taken: dict[Hashable, Hashable] = field(default_factory=dict)
-    # nodes that somebody outside of the tape reads
+    # nodes that are read outside of the tape
     pinned: set[int] = field(default_factory=set)
 
     def run(self, result: int | None, embedding: int | None) -> Hashable | None:

@@ -358,7 +358,7 @@ class ModelDrafter:
 
     def _reserve(self, draft: SessionDraft, ids: list[int]) -> bool:
         with self.core.lock:
-            self.core.check()  # closed meanwhile, its pages are nobody's
+            self.core.check()  # if it was closed meanwhile, its pages have no owner
             try:
                 draft.kv.reserve(draft.kv.length + len(ids))
                 return True

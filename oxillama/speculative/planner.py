@@ -74,7 +74,7 @@ class Planner:
         if candidates is None:
             return None
         if not (candidates.asked or self._core.allocator.rewindable):
-            return None  # nobody asked for what this model cannot do
+            return None  # by default, without an error for a model that cannot speculate
         return self.speculation(candidates, session)
 
     def speculation(

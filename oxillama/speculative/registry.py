@@ -48,7 +48,7 @@ class Registry:
         self._lookup = LookupDrafter()
         self._text: ForcedText | None = None
         self._models: dict[Any, tuple[ModelDrafter, Callable[[], None] | None]] = {}
-        # an engine that nobody else holds drafts no more
+        # weak: an engine that is not referenced otherwise stops drafting
         self._engines: WeakKeyDictionary[Any, ModelDrafter] = WeakKeyDictionary()
         # held while a model is loaded: a second request for the same one waits for it
         self._opening = threading.Lock()

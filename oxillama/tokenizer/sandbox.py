@@ -165,7 +165,7 @@ _METHODS: dict[type, frozenset[str]] = {
     int: frozenset({"bit_length"}),
 }
 # Those that change what they belong to: a template's own lists and dicts, and the copies that it is
-# given of everything else. A subclass may be somebody's own object and is left alone.
+# given of everything else. A subclass may be a caller's own object and is left alone.
 _CHANGING = frozenset({"append", "extend", "insert", "pop", "setdefault", "update"})
 _PER_ITEM = 128  # bytes that a further element of a list or dict takes at most
 

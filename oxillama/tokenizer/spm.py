@@ -122,7 +122,7 @@ class SpmEncoder:
             place, size = divmod(heappop(queue) % by_rank, by_size)
             left, right = pieces[place], after[place]
             if not left or right == n or len(left) + len(pieces[right]) != size:
-                # one of the two has merged with somebody else meanwhile
+                # one of the two has been merged with another piece meanwhile
                 continue
             joined = pieces[place] = left + pieces[right]
             pieces[right] = ""

@@ -157,7 +157,7 @@ class ToolDispatcher:
                     call, "failed", f"{call.name}: has to be awaited, wanted dispatch_async"
                 )
             return _result(call, value)
-        # a tool is somebody else's code: whatever it raises is its answer
+        # a tool is the caller's code: any exception becomes its result
         except Exception as error:
             return _raised(call, error)
 

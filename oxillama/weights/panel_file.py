@@ -360,7 +360,7 @@ def _claimed(temporary: Path) -> BinaryIO | None:
 
 
 def remove_abandoned(temporary: Path) -> None:
-    """Remove a temporary file if nobody is writing it: under the writer's own lock, so that none
+    """Remove a temporary file if it is not being written: under the writer's own lock, so that none
     can begin meanwhile.
     """
     with suppress(OSError):

@@ -41,10 +41,9 @@ class DiskTooSlow(WriteAborted):
 
 class CacheWriter(threading.Thread):
     """Writes the packed weights of one model in the background, without keeping `program` alive.
-    packing: may still have matrices to pack.
 
-    folder, automatic, nbytes: the folder of the file, whether nobody named it, and the size of the
-    weights.
+    packing: may still have matrices to pack. folder: of the file. automatic: whether that is the
+    default folder. nbytes: the size of the weights.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from oxillama.grammar.schema.formats import FORMATS, LONGEST
 from oxillama.grammar.schema.keywords import APPLY, array_schemas
 from oxillama.grammar.schema.values import exact
 
-Act = Callable[[Case], object]  # an action, or a function where nobody asks what it does
+Act = Callable[[Case], object]  # an action, or any function whose result is not used
 
 
 def negate(ex, node: int, schema: dict) -> list[list[Act]]:

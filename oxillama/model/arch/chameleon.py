@@ -1,5 +1,5 @@
 """Chameleon (Meta 2024, by its code in transformers, `models/chameleon`): Llama with layer norms of
-queries and keys, whose vocabulary has the codes of pictures too.
+queries and keys, whose vocabulary also has the codes of images.
 """
 
 import numpy as np
@@ -7,7 +7,7 @@ import numpy as np
 from oxillama.model.blocks import attention, gated_ffn
 from oxillama.model.builder import Builder, Value, architecture
 
-# the tokens that stand for pictures, which the model does not write
+# the tokens that stand for images, which the model does not write
 _PICTURES = slice(4, 8196)
 
 

@@ -1,5 +1,5 @@
 """The text part of CogVLM (Wang et al. 2023, section 2.1): Llama whose layers have a second set of
-matrices for the rows of pictures.
+matrices for the rows of images.
 """
 
 from oxillama.model.blocks import attention, gated_ffn
@@ -8,7 +8,7 @@ from oxillama.model.builder import Builder, Value, architecture
 
 @architecture("cogvlm")
 def cogvlm(b: Builder) -> Value:
-    """Rows of pictures, whose matrices are `vis_*`, are not part of what this computes."""
+    """Rows of images, whose matrices are `vis_*`, are not supported."""
     b.used.update(name for name in b.reader.tensors if ".vis_" in name)
     x = b.embed()
     for layer in b.layers():

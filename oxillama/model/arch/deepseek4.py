@@ -42,7 +42,7 @@ def deepseek4(b: Builder) -> Value:
                 f"{'without' if at < hashed else 'with'} a table of experts by token"
             )
         if layer.has("exp_probs_b_vl.bias"):
-            b.used.add(layer.name("exp_probs_b_vl.bias"))  # in place of the other for pictures
+            b.used.add(layer.name("exp_probs_b_vl.bias"))  # in place of the other for images
         for branch in ("attn", "ffn"):
             name = layer.name(f"hc_{branch}")
             taken, given, mixing = stream_weights(b, name, x, count, count, count * count)

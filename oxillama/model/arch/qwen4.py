@@ -107,7 +107,7 @@ def _hashed_embedding(b: Builder, layer: Layer, x: Value) -> Value:
         sizes=sizes,
         offsets=offsets,
         stop=stop,
-        # a row of a picture; llama.cpp takes the same where a file does not say which token that is
+        # a row of an image; llama.cpp takes the same if a file does not say which token that is
         filler=keys.integer("ple.image_token_id", default=stop, maximum=b.vocab_size - 1),
     )
     key = layer.norm(layer.linear(made, "ple_key", x.width), "ple_norm_key", heads=count)

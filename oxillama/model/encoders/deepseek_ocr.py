@@ -186,7 +186,7 @@ def deepseekocr(b: ImageBuilder) -> None:
     stand beside what comes of them before the projector. `v.view_seperator` ends an image,
     `v.image_newline` each line.
     """
-    # what the converter works out of the sizes of CLIP alone, and nobody reads
+    # computed by the converter from the sizes of CLIP alone, and not used
     b.keys.integer("projector.scale_factor", default=1, minimum=1, maximum=4)
     sam = sam_of(b.shape, b.keys, b.kind)
     q, made = _sam(b, sam)

@@ -1,6 +1,6 @@
 """The encoder of Gemma 3n: MobileNetV5 (published code, timm's `mobilenetv5.py`), of the blocks of
-MobileNetV4 (Qin et al. 2024, sections 3 and 4), as a chain of tapes whose rows are places of the
-picture; a convolution joins the places around one.
+MobileNetV4 (Qin et al. 2024, sections 3 and 4), as a chain of tapes whose rows are positions of the
+image; a convolution joins the positions around one.
 """
 
 from itertools import pairwise

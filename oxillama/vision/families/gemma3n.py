@@ -1,4 +1,4 @@
-"""The processor of Gemma 3n, whose encoder is a network of convolutions: places of the picture and
+"""The processor of Gemma 3n, whose encoder is a convolutional network: positions of the image and
 the windows around them as rows.
 """
 
@@ -28,7 +28,7 @@ _STEM = Window(3, 2)  # of the first convolution, over pixels
 
 @dataclass(frozen=True)
 class Convolved(FixedSize):
-    """An image of one size for a network of convolutions. windows: how its tapes are joined; end: a
+    """An image of one size for a convolutional network. windows: how its tapes are joined; end: a
     row that follows the features.
     """
 
