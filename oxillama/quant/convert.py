@@ -31,7 +31,7 @@ _SLAB = 1 << 20  # numbers unpacked at a time: 4 MB, which the caches keep until
 _FLOATS = {"F32", "F16", "BF16"}
 # of so few bits that llama.cpp refuses them without importances
 _COARSE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
-# each number to its nearest: importances change nothing
+# each number is rounded to the nearest: importances change nothing
 _WEIGHTLESS = ("F32", "F16", "BF16", "Q8_0", "Q8_1", "Q8_K")
 
 
@@ -48,7 +48,7 @@ class TensorPlan:
     # "recipe", "override", "kept", or "fallback": its rows do not fill the blocks of the wanted
     # format (`recipes.FALLBACKS`)
     reason: str
-    importance: bool  # whether the importance matrix has a say
+    importance: bool  # whether the importance matrix is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +157,25 @@ def quantize_file(
     progress: Callable[[int, int, str], None] | None = None,
     dry_run: bool = False,
 ) -> Conversion:
-    """Write `src` (a path, or whatever GgufReader takes) as `dst` with the formats of `recipe`;
-    gives what was done to each tensor.
+    """Write `src` (a path, or any other source of GgufReader) to `dst` in the formats of `recipe`;
+    returns what was done to each tensor. Norms, vectors and other small tensors are not changed.
 
-    `overrides`: regular expression to format, searched in tensor names, the first that is found
-    decides; it must fit the rows. `imatrix`: a file, several whose tokens count together, or what
-    `read_imatrix` gives. `pure`: the recipe's base format everywhere. `progress(done, total, name)`
-    is called after each tensor, with bytes of `src`. `dry_run` plans and checks, all but the
-    numbers of tensors, and writes nothing (`dst` may be None). `recipe`: its name in any case, or
-    its file type's number ("15"); `COPY` changes nothing but what an override names. `src` may be
-    split in parts; `dst` is one file. Norms, vectors and other small tensors stay as they are.
-    Raises QuantError for a request that cannot be kept: an unknown recipe or format, a pattern or
-    an importance that matches no tensor, rows that do not fit, numbers that are not finite, a `dst`
-    that is read; ModelError for keys that tell no sizes; GgufError for a `dst` where no file can
-    be.
+    - `src`: may be a split set; `dst` is one file.
+    - `recipe`: a name in any case, or the number of a file type ("15"). `COPY` changes only what an
+      override names.
+    - `imatrix`: a file, several files whose tokens are counted together, or the result of
+      `read_imatrix`.
+    - `overrides`: regular expression to format. The first that is found in a tensor's name decides;
+      its format must fit the rows.
+    - `pure`: use the recipe's base format everywhere.
+    - `progress(done, total, name)`: called after each tensor, with bytes of `src`.
+    - `dry_run`: plan and check everything except the values of tensors, and write nothing (`dst`
+      may be None).
+
+    QuantError for a request that cannot be honoured: an unknown recipe or format, a pattern or an
+    importance that matches no tensor, rows that do not fit, values that are not finite, a `dst`
+    that is one of the inputs. ModelError for keys that are not sizes, GgufError for a `dst` where
+    no file can be written.
     """
     recipe = recipe_name(recipe)
     if pure and recipe_named(recipe).base is None:
@@ -220,7 +225,7 @@ def _write(
     threads: int,
     progress: Callable[[int, int, str], None] | None,
 ) -> None:
-    """Bring every declared tensor's bytes."""
+    """Write the bytes of every declared tensor."""
     done, total = 0, sum(plan.bytes_before for plan in plans)
     buffer = np.empty(_SLAB, np.float32)
     for plan in plans:
@@ -310,12 +315,14 @@ def _patterns(overrides: Mapping[str, str]) -> list[tuple[str, re.Pattern[str], 
         if not pattern:
             raise QuantError(
                 f"override {pattern!r} to {target}: an empty pattern, wanted a regular expression "
-                "('.' meets every name)"
+                "('.' matches every name)"
             )
         try:
             compiled.append((pattern, re.compile(pattern), format_named(target).name))
         except re.error as error:
-            raise QuantError(f"override {pattern!r}: no regular expression: {error}") from None
+            raise QuantError(
+                f"override {pattern!r}: is not a regular expression: {error}"
+            ) from None
         except QuantError as error:
             raise QuantError(f"override {pattern!r}: {error}") from None
     return compiled
@@ -385,7 +392,7 @@ def _converted(
     per_matrix = plan.shape[-2] if len(plan.shape) > 1 else 1
     importances = None if weights is None else np.asarray(weights, np.float32).reshape(-1, columns)
     shared = importances is None or len(importances) == 1
-    span = len(rows) if shared else per_matrix  # rows that the same importances speak of
+    span = len(rows) if shared else per_matrix  # rows with the same importances
     step = max(1, buffer.size // columns)
     buffer = buffer[: step * columns] if columns <= buffer.size else np.empty(columns, np.float32)
     for start in range(0, len(rows), span):

@@ -1,12 +1,12 @@
-"""Importance matrices: how strongly a model's text excites each column of each weight tensor.
+"""Importance matrices: how large the inputs of each column of each weight tensor are on a text.
 
-An importance is the mean, over the tokens of a sample, of the square of the input that meets a
-column. Two kinds of file carry them: GGUF files with `NAME.in_sum2` (sums of squares) and
+An importance is the mean square, over the tokens of a sample, of the input that a column is
+multiplied by. Two kinds of file carry them: GGUF files with `NAME.in_sum2` (sums of squares) and
 `NAME.counts` (tokens summed) for every tensor NAME, and the older `.dat` files, little-endian:
 
     int32 entries, then per entry: int32 length, name, int32 calls, int32 values, float32[values]
     (mean * calls, or the mean itself at 0 calls);
-    and, where the file goes on: int32 chunks, int32 length, name of the sample
+    and, if the file goes on: int32 chunks, int32 length, name of the sample
 
 Both are read by `read_imatrix`; `write_imatrix` writes the first.
 """
@@ -196,14 +196,14 @@ def write_imatrix(
     chunk_size: int = 0,
     datasets: Sequence[str] = (),
 ) -> Path:
-    """Write sums of squares and the numbers of tokens they were summed over as a GGUF file; gives
-    its path.
+    """Write sums of squares, and the numbers of tokens they were summed over, as a GGUF file;
+    returns its path.
 
     `sums`: tensor name to float32 (columns,) or (experts, columns). `counts`: tensor name to one
     number, or (experts,) of them. `chunk_count` chunks of `chunk_size` tokens of `datasets`, names
-    of files, were seen; what in a name is no UTF-8 is written as an escape. Raises QuantError for
-    sums or counts that are not finite and >= 0, and for names of more than 56 bytes, which leave no
-    room for `.in_sum2` in a GGUF name.
+    of files, were seen; bytes of a name that are not UTF-8 are written as escapes. QuantError for
+    sums or counts that are not finite and at least 0, and for names of more than 56 bytes, which
+    leave no room for `.in_sum2` in a GGUF name.
     """
     for name in sums:
         length = len(name.encode(errors="surrogatepass"))

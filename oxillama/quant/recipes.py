@@ -1,11 +1,11 @@
-"""Recipes: which tensor of a model gets which format when a file is made `Q4_K_M`, `IQ3_XS` and so
-on.
+"""Recipes: which format each tensor of a model gets when a file is quantised as `Q4_K_M`, `IQ3_XS`
+and so on.
 
-A recipe has a base format and rules for the roles that suffer most from few bits: the values of
-attention, the way down of the feed-forward net, the attention output, the embedding and the output
-matrix, above all in the first and last layers. `RECIPES` is the table of them, `choose` applies one
-to a tensor. The mixtures are those that users of GGUF files know by these names; where a row is no
-whole number of blocks, `FALLBACKS` leads to the next format up that fits.
+A recipe has a base format and rules for the roles that suffer most from few bits: the value
+projection of attention, the down projection of the feed-forward network, the attention output, the
+embedding and the output matrix, above all in the first and last layers. `RECIPES` is the table of
+recipes, and `choose` applies one to a tensor. The mixtures are those known by these names from
+llama.cpp. If a row is not a whole number of blocks, `FALLBACKS` names the next larger format.
 """
 
 import re
@@ -123,8 +123,8 @@ _ATTENTION_OUT_OF_EXPERTS = (*_ATTENTION_OF_EXPERTS, Rule("attn_output", "Q5_K",
 def _tiny(
     file_type: int, base: str, better: str, embedding: str, attn_output: str | None
 ) -> Recipe:
-    """Recipes of about two bits and less: `better` for the values and the first layers' way
-    down.
+    """Recipes of about two bits and less: `better` for value projections and for the down
+    projections of the first layers.
     """
     rules: tuple[Rule, ...] = (
         Rule("attn_v", "Q4_K", _grouped_or_experts),
@@ -325,7 +325,7 @@ _ALIASES = {
     "Q1_0_G128": "Q1_0",
 }
 
-# Where a row is no whole number of blocks: the format that is tried next. What is not named here
+# If a row is not a whole number of blocks: the format that is tried next. What is not named here
 # goes to F16.
 FALLBACKS: dict[str, str] = {
     **dict.fromkeys(
@@ -386,7 +386,7 @@ def layer_of(name: str) -> int | None:
 
 
 def roles_of(name: str) -> tuple[str, ...]:
-    """What a tensor is, the most telling role first; empty for one that no rule speaks of."""
+    """The roles of a tensor, the most specific first; empty if no rule is about it."""
     if name in _EXACT:
         return (_EXACT[name],)
     roles = ("experts",) if name.endswith("_exps.weight") else ()
@@ -408,8 +408,8 @@ def is_kept(name: str, shape: tuple[int, ...]) -> bool:
 def choose(
     name: str, columns: int, recipe: Recipe, context: TensorContext, *, pure: bool = False
 ) -> str:
-    """The format of a tensor that is not kept, in any recipe but COPY; `pure` leaves the rules out
-    and uses the base format everywhere.
+    """The format of a tensor that is not kept, in any recipe but COPY; `pure` ignores the rules and
+    uses the base format everywhere.
     """
     roles = roles_of(name)
     if recipe.base is None:

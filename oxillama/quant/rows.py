@@ -104,8 +104,8 @@ def format_named(name: str) -> Format:
 def dequantize(blocks: Any, format: str, *, num_threads: int = 0) -> np.ndarray:
     """The float32 numbers of stored rows, bit-equal to ggml's.
 
-    `blocks`: uint8, (..., row bytes), or bytes for one row. Gives (..., columns). Raises QuantError
-    where the rows are not whole blocks.
+    `blocks`: uint8, (..., row bytes), or bytes for one row. Returns (..., columns). QuantError if
+    the rows are not whole blocks.
     """
     kind = format_named(format)
     if isinstance(blocks, (bytes, bytearray, memoryview)):
@@ -122,13 +122,13 @@ def dequantize(blocks: Any, format: str, *, num_threads: int = 0) -> np.ndarray:
 
 
 def quantize(rows: Any, format: str, imatrix: Any = None, *, num_threads: int = 0) -> np.ndarray:
-    """The blocks that say float rows best in `format`: the least squared error, each column
+    """The blocks that represent float rows best in `format`: the least squared error, each column
     weighted by `imatrix`.
 
     `rows`: floats, (..., columns), taken as float32. `imatrix`: importances (columns,), at least 0,
-    the same for every row; None, or all 0, counts all columns alike. Gives uint8 (..., row bytes).
-    Raises QuantError for rows that are not whole blocks, for importances that do not fit, and for a
-    number that is NaN, infinite or beyond the format's `limit`, naming its context.
+    the same for every row; None, or all 0, weights all columns equally. Returns uint8 (..., row
+    bytes). QuantError for rows that are not whole blocks, for importances that do not fit, and for
+    a number that is NaN, infinite or beyond the format's `limit`, naming its position.
     """
     kind = format_named(format)
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f" or rows.ndim == 0:

@@ -140,7 +140,7 @@ def test_overrides_decide_and_the_first_match_wins(model, tmp_path):
             "override 'attn': matches no tensor that it can change: blk.0.attn_v.weight is decided "
             "by 'blk' before it",
         ),
-        ({"(": "Q8_0"}, "override '(': no regular expression"),
+        ({"(": "Q8_0"}, "override '(': is not a regular expression"),
         ({"": "Q8_0"}, "override '' to Q8_0: an empty pattern"),
         ({"output": "Q9"}, "override 'output': unknown format 'Q9'"),
         (
