@@ -392,7 +392,7 @@ def format_of(format: str | ToolCallFormat) -> ToolCallFormat:
     """The format of a name; a format is returned unchanged. ConfigError for an unknown name."""
     if isinstance(format, ToolCallFormat):
         return format
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise ConfigError(
             f"tool call format: found {format!r}, wanted a ToolCallFormat or one of "
             f"{', '.join(FORMATS)}"

@@ -376,6 +376,8 @@ def test_what_is_no_text_or_format_is_refused():
         ToolCallDetector("qwen").feed(b"x")
     with pytest.raises(ConfigError, match="'zephyr', wanted a ToolCallFormat or one of"):
         ToolCallDetector("zephyr")
+    with pytest.raises(ConfigError, match=r"found \[\], wanted a ToolCallFormat or one of"):
+        ToolCallDetector([])
     for arguments in (("",), ("x", "x"), (" x",)):
         with pytest.raises(ConfigError):
             Custom(*arguments)
