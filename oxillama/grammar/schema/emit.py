@@ -144,11 +144,10 @@ class Emitter:
             yield
 
     def write(self, index: int) -> None:
-        """Writes a deferred rule, and with it what it needs at once."""
-        with self.alone():
-            if self.rules[index] is None:
-                self.rules[index] = self.written(self.keys[index])
-                self.settle()
+        """Writes a deferred rule, and with it what it needs at once; in `alone()`."""
+        if self.rules[index] is None:
+            self.rules[index] = self.written(self.keys[index])
+            self.settle()
 
     def written(self, key) -> tuple:
         """The body of a rule, without what is known not to finish."""
