@@ -11,6 +11,7 @@ cimport cython
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
+from cpython.bytes cimport PyBytes_AS_STRING
 
 import numpy as np
 
@@ -81,22 +82,25 @@ cdef void look_below(Tree *t) noexcept:
             child = t.at + child.skip
 
 
-cdef int grow_tree(Tree *t, list pairs, uint8_t[:, ::1] steps) except -1:
-    """Builds the preorder nodes from (bytes, token) pairs in byte order; `steps` is the plain automaton as a table (255 = none)."""
-    cdef Py_ssize_t i, n, common, node = -1, last = 0      # last: how many nodes are open, those on the path of the last token
-    cdef const uint8_t[::1] now
-    cdef const uint8_t[::1] before = b""
+cdef int grow_tree(Tree *t, list vocab_bytes, list tokens, uint8_t[:, ::1] steps) except -1:
+    """Builds the preorder nodes of tokens, given in the order of their bytes; `steps` is the plain automaton as a table (255 = none)."""
+    cdef Py_ssize_t i, n, common, total = 0, longest = 0, node = -1, last = 0      # last: how many nodes of the last token's path are open
+    cdef const uint8_t *now
+    cdef const uint8_t *before = NULL
     cdef int32_t *open_nodes
     cdef Node *smaller
     cdef uint8_t state
-    open_tree(t, sum([len(data) for data, _ in pairs]) + 1, len(pairs))
-    open_nodes = <int32_t *>malloc((max([len(data) for data, _ in pairs], default=0) + 2) * sizeof(int32_t))
+    for token in tokens:
+        n = len(<bytes>vocab_bytes[token])
+        total += n
+        longest = max(longest, n)
+    open_tree(t, total + 1, len(tokens))
+    open_nodes = <int32_t *>malloc((longest + 2) * sizeof(int32_t))
     if open_nodes == NULL:
         raise MemoryError()
     try:
-        for data, token in pairs:
-            now = data
-            n = now.shape[0]
+        for token in tokens:
+            now, n = <const uint8_t *>PyBytes_AS_STRING(<bytes>vocab_bytes[token]), len(<bytes>vocab_bytes[token])
             common = 0
             while common < last and common < n and now[common] == before[common]:
                 common += 1
@@ -185,7 +189,8 @@ cdef class TokenTrie:
     def __cinit__(self, list vocab_bytes not None):
         cdef Py_ssize_t i, k, chars
         cdef uint8_t state
-        cdef const uint8_t[::1] data
+        cdef const uint8_t *data
+        cdef Py_ssize_t n
         cdef uint8_t[:, ::1] steps
         table = np.full((8, 256), 255, np.uint8)
         for s in range(8):
@@ -197,6 +202,8 @@ cdef class TokenTrie:
         self.vocab = len(vocab_bytes)
         self.words = (self.vocab + 31) // 32
         self.longest = max([len(piece) for piece in vocab_bytes if piece], default=0)
+        if self.longest > 0xFFFF:
+            raise GrammarError(f"vocabulary: found a token of {self.longest} bytes, wanted at most {0xFFFF}")
         self.plain_mask = <uint32_t *>calloc((COUNTED + 1) * self.words + 1, sizeof(uint32_t))
         self.sized_mask = <uint32_t *>calloc(LENGTHS * self.words + 1, sizeof(uint32_t))
         if self.plain_mask == NULL or self.sized_mask == NULL:
@@ -204,37 +211,35 @@ cdef class TokenTrie:
         for i in range(LENGTHS):
             self.bounds[i + 1] = <int32_t>(min(LIMITS[i], self.longest) if i < LENGTHS - 1 else self.longest)
         plain, rest, long_plain = [], [], []
-        for i in range(self.vocab):
-            piece = vocab_bytes[i]
-            if not piece:
-                continue
-            data = piece
+        for i in sorted([i for i in range(self.vocab) if vocab_bytes[i]], key=vocab_bytes.__getitem__):
+            piece = <bytes>vocab_bytes[i]
+            data, n = <const uint8_t *>PyBytes_AS_STRING(piece), len(piece)
             for k in range(LENGTHS):
-                if self.bounds[k] < len(piece) <= self.bounds[k + 1]:
+                if self.bounds[k] < n <= self.bounds[k + 1]:
                     set_bit(self.sized_mask + k * self.words, <int32_t>i)
             state = 0
             chars = 0
-            for k in range(data.shape[0]):
+            for k in range(n):
                 chars += state == 0
                 state = steps[state, data[k]]
                 if state == 255:
                     break
             if state == 255:
-                rest.append((piece, i))
+                rest.append(i)
+                continue
+            plain.append(i)
+            set_bit(self.plain_mask, <int32_t>i)
+            if chars > COUNTED:
+                long_plain.append((chars, i))
             else:
-                plain.append((piece, i))
-                if chars > COUNTED:
-                    long_plain.append((chars, i))
-                set_bit(self.plain_mask, <int32_t>i)
-                for k in range(chars, COUNTED + 1):
-                    set_bit(self.plain_mask + k * self.words, <int32_t>i)
+                set_bit(self.plain_mask + chars * self.words, <int32_t>i)
+        for i in range(2 * self.words, (COUNTED + 1) * self.words):     # of so many characters, or fewer
+            self.plain_mask[i] |= self.plain_mask[i - self.words]
         for found in sorted(long_plain):
             put(&self.long_plain, found[0])
             put(&self.long_plain, found[1])
-        plain.sort()
-        rest.sort()
-        grow_tree(&self.plain, plain, steps)
-        grow_tree(&self.rest, rest, steps)
+        grow_tree(&self.plain, vocab_bytes, plain, steps)
+        grow_tree(&self.rest, vocab_bytes, rest, steps)
 
     def __dealloc__(self):
         drop_tree(&self.plain)

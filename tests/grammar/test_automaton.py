@@ -259,6 +259,17 @@ def test_states_fork_serialise_and_restore():
             GrammarState.restore(junk)
 
 
+def test_tokens_of_more_bytes_than_a_trie_counts_are_refused():
+    longest = TokenMasker([b"a", b"a" * 0xFFFF])
+    limits = GrammarLimits(max_repetition=100_000)
+    state = longest.state(Grammar.parse("root ::= [a-z]{0,100000}", limits=limits))
+    assert state.mask().tolist() == [3]
+    state.advance(b"a" * 50_000)
+    assert state.mask().tolist() == [1]
+    with pytest.raises(GrammarError, match="a token of 65536 bytes, wanted at most 65535"):
+        TokenMasker([b"a", b"a" * 0x10000])
+
+
 def test_masks_take_no_more_memory_than_they_may():
     most = 100_000
     masker = TokenMasker([bytes([b]) for b in range(256)], cache_bytes=most)
