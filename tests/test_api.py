@@ -566,6 +566,47 @@ def test_closing_a_stream_stops_the_work(engine):
     assert list(stream) == []
 
 
+def readers(stream, count):
+    """(the pieces that this many threads read of one stream, the threads)."""
+    found: list[oxillama.Piece] = []
+    threads = [threading.Thread(target=found.extend, args=(stream,)) for _ in range(count)]
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    return found, threads
+
+
+def test_closing_a_stream_ends_the_threads_that_wait_for_its_pieces(engine):
+    go_on = threading.Event()
+
+    def held(tokens, logits):
+        go_on.wait(30)
+        return logits
+
+    stream = engine.stream("Once", sampler=SamplerConfig(ignore_eos=True), processors=[held])
+    found, threads = readers(stream, 3)
+    try:
+        stream.close()
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads) and found == []
+    finally:
+        go_on.set()
+    assert stream.completion.finish_reason == "cancelled"
+
+
+def test_threads_that_read_one_stream_share_its_pieces(engine):
+    for _ in range(5):
+        stream = engine.stream("Once upon", max_tokens=60, sampler=GREEDY)
+        found, threads = readers(stream, 4)
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads)
+        tokens = [token for piece in found for token in piece.tokens]
+        assert sorted(tokens) == sorted(stream.completion.tokens)
+        assert [piece.finish_reason for piece in found if piece.finish_reason] == ["length"]
+
+
 def test_a_forgotten_stream_stops_the_work(engine):
     stream = engine.stream("Once", sampler=SamplerConfig(ignore_eos=True))
     next(stream)

@@ -776,10 +776,21 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 class Stream(Generic[Item]):
     """An iterator over the pieces of a request, or the events of a chat. Closing or dropping a
-    stream that owns its request cancels the request.
+    stream that owns its request cancels the request. Several threads may read one stream: each
+    piece goes to one of them. Closing it, from any thread, ends them all.
     """
 
-    __slots__ = ("_at", "_ended", "_owner", "_queue", "_reader", "_ready", "_wake", "request")
+    __slots__ = (
+        "_at",
+        "_ended",
+        "_owner",
+        "_queue",
+        "_reader",
+        "_ready",
+        "_taking",
+        "_wake",
+        "request",
+    )
 
     def __init__(self, request: Request, *, owner: bool = True) -> None:
         self.request = request
@@ -788,6 +799,7 @@ class Stream(Generic[Item]):
         self._owner = owner
         self._reader = None if request.events is None else request.events()
         self._ready: deque[Any] = deque()  # events that are not yet given out
+        self._taking = threading.Lock()  # one reader at a time
         self._queue: SimpleQueue[None] = SimpleQueue()
         # knows the queue alone, so that a forgotten stream can go
         self._wake = partial(self._queue.put, None)
@@ -797,22 +809,15 @@ class Stream(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
-        request, reader = self.request, self._reader
-        while not self._ended or self._ready:
-            if self._ready:
-                item: Item = self._ready.popleft()
-                return item
-            if self._at < len(request.pieces):
-                piece, self._at = request.piece(self._at), self._at + 1
-                self._ready.extend((piece,) if reader is None else reader.feed(piece))
-                continue
-            if request.done:
-                if self._at < len(request.pieces):
-                    continue
-                self._end()
-                done, piece = request.result(), request.last_piece()
-                self._ready.extend((piece,) if reader is None else reader.finish(piece, done))
-                continue
+        request = self.request
+        while True:
+            with self._taking:
+                self._take()
+                with suppress(IndexError):  # another thread closed the stream
+                    item: Item = self._ready.popleft()
+                    return item
+            if self._ended:
+                raise StopIteration
             request.check_process()
             request._check_waiter()
             try:
@@ -820,7 +825,22 @@ class Stream(Generic[Item]):
             except BaseException:
                 self.close()
                 raise
-        raise StopIteration
+            if self._ended:  # nothing more wakes the others that wait
+                self._wake()
+
+    def _take(self) -> None:
+        """Put the next piece or event, if it is there, among those that are ready."""
+        request, reader = self.request, self._reader
+        while not self._ended and not self._ready:
+            if self._at < len(request.pieces):
+                piece, self._at = request.piece(self._at), self._at + 1
+                self._ready.extend((piece,) if reader is None else reader.feed(piece))
+            elif not request.done:
+                return
+            elif self._at == len(request.pieces):
+                self._end()
+                done, piece = request.result(), request.last_piece()
+                self._ready.extend((piece,) if reader is None else reader.finish(piece, done))
 
     def __repr__(self) -> str:
         return f"<Stream of {self.request!r}>"
@@ -851,3 +871,4 @@ class Stream(Generic[Item]):
     def _end(self) -> None:
         self._ended = True
         self.request.stop_listening(self._wake)
+        self._wake()  # a reader in another thread
