@@ -1,6 +1,7 @@
 """The public face, as a user writes it."""
 
 import asyncio
+import copy
 import dataclasses
 import gc
 import json
@@ -477,9 +478,12 @@ def test_errors_carry_what_they_are_about(engine):
     with pytest.raises(FileNotFoundError, match="nowhere.gguf: no such file") as missing:
         oxillama.load("nowhere.gguf")
     assert isinstance(missing.value, oxillama.GgufError)
-    for thing in (engine, engine.session(), engine.submit("Once", max_tokens=1)):
+    request = engine.submit("Once", max_tokens=1)
+    for thing in (engine, engine.session(), request, engine.stream("Once", max_tokens=1)):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(thing)
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            copy.copy(thing)
     with pytest.raises(TimeoutError, match="it continues; `cancel..` ends it"):
         request = engine.submit("Once", ignore_eos=True)
         request.result(timeout=0)

@@ -842,6 +842,12 @@ class Stream(Generic[Item]):
                 done, piece = request.result(), request.last_piece()
                 self._ready.extend((piece,) if reader is None else reader.finish(piece, done))
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "stream: belongs to the engine of this process and cannot be pickled or copied; "
+            "iterate over its `request` for another reader"
+        )
+
     def __repr__(self) -> str:
         return f"<Stream of {self.request!r}>"
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,13 @@ class Grammar:
         grammar.
         """
         return {"gbnf": self.source} if self._origin is None else dict(self._origin)
+
+    def __reduce__(self) -> Any:
+        """Pickles hold the description; the grammar is compiled again where one is read."""
+        return partial(Grammar.rebuild, self.describe(), limits=self.limits), ()
+
+    def __deepcopy__(self, memo: Any) -> "Grammar":
+        return self
 
     @classmethod
     def rebuild(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -66,6 +67,14 @@ class TokenizerBridge:
         """The vocabulary's model and size."""
         return f"<TokenizerBridge {self.vocabulary.model}, {len(self.vocabulary.tokens)} tokens>"
 
+    def __reduce__(self) -> Any:
+        """Pickles hold the vocabulary, from which the encoder is made again."""
+        words, encoder = self.vocabulary, self._encoder
+        words = replace(words, tokens=[*words.tokens], merges=[*words.merges])
+        if type(encoder) in (BpeEncoder, *_ENCODERS.values()):
+            return TokenizerBridge._made_of, (words,)
+        return TokenizerBridge, (words, encoder)
+
     @classmethod
     def from_metadata(
         cls, metadata: Mapping[str, Any], *, allow_unknown_pre: bool = False
@@ -73,7 +82,10 @@ class TokenizerBridge:
         """From the `tokenizer.*` keys of a file. An unknown pre-tokenizer raises unless
         `allow_unknown_pre` selects the default one.
         """
-        vocabulary = read_vocabulary(metadata)
+        return cls._made_of(read_vocabulary(metadata), allow_unknown_pre=allow_unknown_pre)
+
+    @classmethod
+    def _made_of(cls, vocabulary: Vocabulary, *, allow_unknown_pre: bool = True) -> TokenizerBridge:
         if vocabulary.model == "gpt2":
             return cls(vocabulary, BpeEncoder(vocabulary, allow_unknown_pre=allow_unknown_pre))
         encoder = _ENCODERS.get(vocabulary.model)

@@ -50,6 +50,10 @@ class JsonEncoder:
         self._tokenizer = tokenizer
         tokenizer.encode_special_tokens = True
 
+    def __reduce__(self) -> Any:
+        """The library's pickles leave out what is set on its tokenizer."""
+        return JsonEncoder, (self._tokenizer,)
+
     def encode(self, text: str) -> list[int]:
         """The ids of `text`."""
         check_runs(text)

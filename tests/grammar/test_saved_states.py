@@ -2,13 +2,16 @@
 making a grammar.
 """
 
+import copy
 import hashlib
 import json
+import pickle
 import subprocess
 import sys
 
 import pytest
 
+import oxillama
 from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar, GrammarState, JsonSchemaCompiler, TokenMasker
 
@@ -80,6 +83,19 @@ def test_a_grammar_rebuilt_from_its_description_describes_itself_so(kind):
         two.forced(),
         two._cursor.next_bytes(),
     )
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_grammar_can_be_pickled_and_copied(kind):  # for processes, as part of `Options`
+    grammar, text = MADE[kind]
+    again = pickle.loads(pickle.dumps(grammar))
+    assert again.describe() == grammar.describe() and again.limits == grammar.limits
+    state = again.state()
+    state.advance(text)
+    assert state.is_complete() or state._cursor.next_bytes()
+    options = oxillama.Options(grammar=grammar, max_tokens=5)
+    assert pickle.loads(pickle.dumps(options)).grammar.describe() == grammar.describe()
+    assert copy.deepcopy(options).grammar is grammar
 
 
 def test_a_saved_state_holds_no_tables():

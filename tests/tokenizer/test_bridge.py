@@ -2,7 +2,9 @@
 name.
 """
 
+import copy
 import json
+import pickle
 import time
 
 import numpy as np
@@ -437,3 +439,27 @@ def test_an_engine_tokenizes_batches():
     with oxillama.load() as engine:
         texts = ["Once upon a time", "Hello"]
         assert engine.tokenize_batch(texts) == [engine.tokenize(text) for text in texts]
+
+
+def test_a_vocabulary_can_be_pickled_and_copied(cases):  # for processes that prepare texts
+    text = "Käse 12 \U0001f98a  <|x|> <s> end\n"
+    made = [
+        TokenizerBridge.from_gguf(cases / "tokenizers" / "gpt-2.gguf"),
+        spm({"▁a": 0.0, "b": 0.0}),
+        bpe(["a b"], {"<|x|>": CONTROL}),
+        TokenizerBridge.from_tokenizer_json(json.dumps(json_tokenizer())),
+    ]
+    kinds = ("bert", "t5", "rwkv", "gemma4", "plamo2")
+    for path in sorted((cases / "arch").glob("*/f32.gguf")):
+        with GgufReader(path) as reader:
+            model = reader.metadata.get("tokenizer.ggml.model")
+            if model in kinds:
+                made.append(TokenizerBridge.from_metadata(reader.metadata))
+    for bridge in made:
+        for again in (pickle.loads(pickle.dumps(bridge)), copy.deepcopy(bridge)):
+            for special in (False, True):
+                ids = bridge.encode(text, add_special=special, parse_special=special)
+                assert again.encode(text, add_special=special, parse_special=special) == ids
+            assert again.decode(ids) == bridge.decode(ids)
+            assert again.vocab_bytes() == bridge.vocab_bytes()
+            assert (again.eog_ids, repr(again)) == (bridge.eog_ids, repr(bridge))
