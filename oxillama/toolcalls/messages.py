@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from oxillama.errors import ConfigError, TemplateError
@@ -164,10 +165,7 @@ def _check(message: Any, name: str) -> None:
     if calls is not None and not isinstance(calls, (list, tuple)):
         raise ConfigError(f"{name}.tool_calls: found {type(calls).__name__}, wanted a list")
     for at, call in enumerate(calls or ()):
-        if not isinstance(call, Mapping):
-            raise ConfigError(
-                f"{name}.tool_calls[{at}]: found {type(call).__name__}, wanted a dict of function"
-            )
+        _check_call(call, f"{name}.tool_calls[{at}]")
     if isinstance(content, str) or (role == "assistant" and calls and content is None):
         return
     if isinstance(content, Mapping) and role in _RESULTS:
@@ -186,6 +184,23 @@ def _check(message: Any, name: str) -> None:
                 f"{name}.content[{at}]: found {_part_found(part)}, wanted a part such as "
                 '{"type": "text", "text": "..."}, or an image'
             )
+
+
+def _check_call(call: Any, name: str) -> None:
+    """ConfigError for a call that does not say what is called, under its name."""
+    if not isinstance(call, Mapping):
+        raise ConfigError(f"{name}: found {type(call).__name__}, wanted a dict of function")
+    function = call.get("function", call)
+    if "function" in call:
+        name += ".function"
+    if not isinstance(function, Mapping):
+        raise ConfigError(f"{name}: found {type(function).__name__}, wanted a dict with a name")
+    if not isinstance(function.get("name"), str):
+        raise ConfigError(f"{name}.name: found {_kind(function, 'name')}, wanted a text")
+    if not isinstance(function.get("arguments"), (str, Mapping, NoneType)):
+        raise ConfigError(
+            f"{name}.arguments: found {_kind(function, 'arguments')}, wanted a dict or its JSON"
+        )
 
 
 def _kind(message: Mapping[str, Any], key: str) -> str:

@@ -71,6 +71,22 @@ def test_images_and_results_are_left_alone():
             ".tool_calls[0]: found int, wanted a dict of function",
         ),
         (
+            {"role": "assistant", "tool_calls": [{"id": "a", "function": 5}]},
+            ".tool_calls[0].function: found int, wanted a dict with a name",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}, {"id": "a"}]},
+            ".tool_calls[1].name: found nothing, wanted a text",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": None}}]},
+            ".tool_calls[0].function.name: found None, wanted a text",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": [1]}]},
+            ".tool_calls[0].arguments: found list, wanted a dict or its JSON",
+        ),
+        (
             {"role": "user", "content": [*SPLIT, "x"]},
             '.content[2]: found str, wanted a part such as {"type": "text", "text": "..."}, or an '
             "image",
