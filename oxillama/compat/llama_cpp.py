@@ -21,16 +21,19 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 
 import oxillama
 from oxillama.compat import constants, shapes
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
-from oxillama.engine.arguments import spelled
+from oxillama.engine.arguments import spelled, unknown
 from oxillama.engine.generation import sampler_of
+from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError, EngineError
 from oxillama.grammar import ClosedSchema, Grammar
 from oxillama.sampling import Sampler
@@ -45,6 +48,7 @@ __all__ = [
     "LlamaPromptLookupDecoding",
     "LlamaRAMCache",
     "LlamaState",
+    "LlamaTokenizer",
     "LogitsProcessorList",
     "MinTokensLogitsProcessor",
     "StoppingCriteriaList",
@@ -191,14 +195,48 @@ class LlamaDiskCache:
 
 @dataclass(frozen=True, slots=True)
 class LlamaState:
-    """The result of `save_state`: the tokens, the rest of the session as bytes, and the functions
-    of its last completion, which bytes cannot hold.
+    """The result of `save_state`: the tokens, the rest of the session as bytes, the functions of
+    its last completion, which bytes cannot hold, and the seed of completions without one.
     """
 
     input_ids: np.ndarray
     n_tokens: int
     llama_state: bytes
     processors: tuple[Processor, ...] = ()
+    seed: int = _ANY_SEED
+
+    @property
+    def llama_state_size(self) -> int:
+        """Bytes of `llama_state`."""
+        return len(self.llama_state)
+
+
+class LlamaTokenizer:
+    """The vocabulary of a `Llama`, for texts instead of bytes."""
+
+    def __init__(self, llama: Llama) -> None:
+        self._llama = llama
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """`Llama.tokenize`, with control tokens recognised."""
+        return self._llama.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """`Llama.detokenize`."""
+        return self._llama.detokenize(tokens, prev_tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return self.tokenize(text.encode(), add_bos, special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without bytes that are no characters."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")
 
 
 class LlamaGrammar:
@@ -258,7 +296,23 @@ class LlamaOptions(TypedDict, total=False):
 
 
 class Llama:
-    """A model, with llama-cpp-python's methods."""
+    """A model, with llama-cpp-python's methods. Pickling one pickles the arguments it was made
+    with: the model is loaded again where it is read.
+    """
+
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        made._given = (arguments, options)
+        return made
+
+    def __reduce__(self) -> Any:
+        arguments, options = self._given
+        return partial(type(self), *arguments, **options), ()
+
+    def __repr__(self) -> str:
+        return f"<Llama {self.model_path!r}{', closed' if self._closed else ''}>"
 
     def __init__(
         self,
@@ -325,12 +379,16 @@ class Llama:
                 f"draft_model: found {type(draft_model).__name__}, wanted a "
                 "LlamaPromptLookupDecoding"
             )
+        if not isinstance(model_path, (str, os.PathLike)):
+            raise ConfigError(f"model_path: found {type(model_path).__name__}, wanted a path")
         self.model_path = os.fspath(model_path)
         self.verbose, self.chat_format = verbose, chat_format
         self._seed = _given_seed(seed)
         self._logits_all, self._embedding = logits_all, embedding
-        self._pooling_type, self._window = pooling_type, last_n_tokens_size
+        self._pooling_type, self.last_n_tokens_size = pooling_type, last_n_tokens_size
+        self.draft_model = draft_model
         self._speculative = "lookup" if draft_model is not None else None
+        self.cache: LlamaRAMCache | None = None
         self._rows: np.ndarray | None = None
         self._session: Any = None
         self._engine: oxillama.InferenceEngine | None = None
@@ -401,6 +459,15 @@ class Llama:
         """Tokens of the vocabulary."""
         return self._bridge.vocab_size
 
+    @property
+    def n_batch(self) -> int:
+        """Tokens of a prompt that a step evaluates."""
+        return self.engine.engine_config.scheduling().prefill_chunk
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The vocabulary, for texts."""
+        return LlamaTokenizer(self)
+
     def token_bos(self) -> int:
         """The token that begins a text, -1 for none."""
         return -1 if self._bridge.bos_id is None else self._bridge.bos_id
@@ -437,13 +504,15 @@ class Llama:
         prev_tokens: the tokens before, so that the first of these begins no text. special: write
         control tokens as text.
         """
+        tokens = checked_ids(tokens, name="tokens", wanted="token ids")
         parts = []
         for token in tokens:
             control = special and self._bridge.is_special(token)
             name = self._bridge.token_text(token).encode() if control else b""
             parts.append(name or self._bridge.token_bytes(token))
         data = b"".join(parts)
-        begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self.token_bos()
+        first = prev_tokens is None or len(prev_tokens) == 0
+        begins = first and len(tokens) > 0 and tokens[0] == self.token_bos()
         return data[1:] if begins and data.startswith(b" ") else data
 
     def _data(self, token: int) -> bytes:
@@ -486,8 +555,12 @@ class Llama:
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[Any, float] | None = None,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """The completion of a prompt; with `stream` its pieces."""
+        """The completion of a prompt; with `stream` its pieces.
+
+        The `text_offset` of log-probabilities counts from the beginning of the prompt.
+        """
         _refuse("suffix", suffix, None)
+        _check_flags(echo=echo, stream=stream)
         options = self._options(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -517,15 +590,12 @@ class Llama:
             options["prompt_logprobs"] = logprobs
         ids = self._ids(prompt)
         frame = shapes.Frame("text_completion", "cmpl", model or self.model_path)
-        text = ""
-        if echo:
-            text = (
-                prompt
-                if isinstance(prompt, str)
-                else self.detokenize(ids).decode("utf-8", "replace")
-            )
+        told = (
+            prompt if isinstance(prompt, str) else self.detokenize(ids).decode("utf-8", "replace")
+        )
+        text = told if echo else ""
         if stream:
-            return self._pieces(frame, ids, text if echo else None, logprobs, stopping, options)
+            return self._pieces(frame, ids, told, echo, logprobs, stopping, options)
         with self.engine.stream(ids, **options) as pieces:
             if stopping is not None:
                 stopping.watch(pieces.request)
@@ -538,7 +608,13 @@ class Llama:
                 shapes.prompt_logprobs(
                     ids if echo else (), done.prompt_logprobs, self._spelled, offsets
                 ),
-                shapes.text_logprobs(done.logprobs, self._spelled, offsets, top=logprobs),
+                shapes.text_logprobs(
+                    done.logprobs,
+                    self._spelled,
+                    offsets,
+                    top=logprobs,
+                    start=0 if echo else len(told),
+                ),
             )
         rest = self._held_back(ids, done, len(done.text))
         reason = _reason(done.finish_reason)
@@ -549,32 +625,34 @@ class Llama:
         self,
         frame: shapes.Frame,
         ids: list[int],
-        echoed: str | None,
+        told: str,
+        echo: bool,
         logprobs: int | None,
         stopping: _Stopping | None,
         options: dict[str, Any],
     ) -> Iterator[dict[str, Any]]:
-        shown, offsets = 0, TextOffsets(self._bridge, before=ids if echoed is None else ())
-        if echoed and logprobs is None:
-            yield frame(text=echoed, logprobs=None, finish_reason=None)
+        shown, offsets = 0, TextOffsets(self._bridge, before=() if echo else ids)
+        start = 0 if echo else len(told)
+        if echo and told and logprobs is None:
+            yield frame(text=told, logprobs=None, finish_reason=None)
         with self.engine.stream(ids, **options) as pieces:
             if stopping is not None:
                 stopping.watch(pieces.request)
             self._follow()
             for at, piece in enumerate(pieces):
-                if echoed is not None and logprobs is not None and not at:
+                if echo and logprobs is not None and not at:
                     # all of them are known once it has begun to draw
                     request: Any = pieces.request
                     scores = tuple(request.prompt_logprobs)
                     begun = shapes.prompt_logprobs(ids, scores, self._spelled, offsets)
-                    yield frame(text=echoed, logprobs=begun, finish_reason=None)
+                    yield frame(text=told, logprobs=begun, finish_reason=None)
                 text, found = piece.text, None
                 shown += len(text)
                 if piece.finish_reason is not None:
                     text += self._held_back(ids, pieces.completion, shown)
                 if logprobs is not None:
                     found = shapes.text_logprobs(
-                        piece.logprobs, self._spelled, offsets, top=logprobs
+                        piece.logprobs, self._spelled, offsets, top=logprobs, start=start
                     )
                 yield frame(text=text, logprobs=found, finish_reason=_reason(piece.finish_reason))
 
@@ -625,6 +703,8 @@ class Llama:
         tool_format: the notation of calls (None: the template's, or Hermes if it teaches none), an
         option that llama-cpp-python does not have.
         """
+        _check_flags(stream=stream, logprobs=logprobs)
+        messages = _messages(messages)
         options = self._options(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -661,6 +741,8 @@ class Llama:
             "tool_format": tool_format,
             "response_format": _format(response_format),
             "logprobs": (top_logprobs or 0) if logprobs else None,
+            # the older form has room for one call
+            "parallel_tool_calls": False if functions else None,
         }
         options |= {name: value for name, value in given.items() if value is not None}
         name = model or self.model_path
@@ -707,11 +789,18 @@ class Llama:
                 if delta or reason or found:
                     yield frame(delta=delta, logprobs=found, finish_reason=reason)
 
-    def create_chat_completion_openai_v1(self, *_: Any, **__: Any) -> Any:
-        """Not supported: results are dicts."""
-        raise ConfigError(
-            "create_chat_completion_openai_v1: is not done here, wanted create_chat_completion"
-        )
+    def create_chat_completion_openai_v1(self, *arguments: Any, **options: Any) -> Any:
+        """`create_chat_completion` with results of the classes of the package `openai`."""
+        try:
+            from openai.types.chat import ChatCompletion, ChatCompletionChunk
+        except ImportError as error:
+            raise ImportError(
+                "create_chat_completion_openai_v1: needs the package openai (`pip install openai`)"
+            ) from error
+        made = self.create_chat_completion(*arguments, **options)
+        if isinstance(made, dict):
+            return ChatCompletion(**made)
+        return (ChatCompletionChunk(**chunk) for chunk in made)
 
     def _options(self, **given: Any) -> dict[str, Any]:
         """The engine's options for arguments of llama-cpp-python."""
@@ -725,10 +814,10 @@ class Llama:
             given["top_k"] = 0
         if _negative(given["temperature"]):
             given["temperature"] = 0.0
-        given["stop"] = given["stop"] or ()
+        given["stop"] = () if given["stop"] is None else given["stop"]
         options = {
             **given,
-            "repeat_last_n": self._window,
+            "repeat_last_n": self.last_n_tokens_size,
             "max_tokens": None if limit == 0 or _negative(limit) else limit,
             "seed": self._seed if seed is None else _given_seed(seed),
         }
@@ -736,18 +825,18 @@ class Llama:
             options["grammar"] = grammar
         if processors:
             options["processors"] = [*processors]
-        if bias:
-            options["logit_bias"] = {int(token): value for token, value in bias.items()}
+        if bias is not None:
+            options["logit_bias"] = _biases(bias)
         if self._speculative is not None:
             options["speculative"] = self._speculative
         return options
 
-    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def _ids(self, prompt: str | Sequence[int], name: str = "prompt") -> list[int]:
         if isinstance(prompt, str):
             ids = self.engine.tokenize(prompt)
             return ids or [self.token_bos()]
         if isinstance(prompt, (bytes, Mapping)) or not hasattr(prompt, "__iter__"):
-            raise ConfigError(f"prompt: found {type(prompt).__name__}, wanted text or token ids")
+            raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted text or token ids")
         return [*prompt]
 
     # ---- embeddings
@@ -764,8 +853,9 @@ class Llama:
         """
         if not self._embedding:
             raise EngineError("embed: found embedding=False, wanted Llama(..., embedding=True)")
-        texts = [input] if isinstance(input, str) else [*input]
-        limit, ids = self.n_ctx(), [self._ids(text) for text in texts]
+        texts = _texts(input)
+        limit = self.n_ctx()
+        ids = [self._ids(text, f"input[{at}]") for at, text in enumerate(texts)]
         if not truncate and any(len(each) > limit for each in ids):
             most = max(map(len, ids))
             raise oxillama.ContextError(
@@ -779,7 +869,7 @@ class Llama:
 
     def create_embedding(self, input: str | list[str], model: str | None = None) -> dict[str, Any]:
         """Embeddings in OpenAI's form."""
-        texts = [input] if isinstance(input, str) else [*input]
+        texts = _texts(input)
         vectors, count = self.embed(texts, return_count=True)
         data = [
             {"object": "embedding", "embedding": vector, "index": at}
@@ -853,6 +943,7 @@ class Llama:
         """
         if not isinstance(cache, LlamaRAMCache):
             _refuse("cache", cache, None)
+        self.cache = cache
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Append tokens to the session and evaluate them."""
@@ -899,7 +990,7 @@ class Llama:
 
     def _sampler(self, processors: Sequence[Processor] = (), **fields: Any) -> Sampler:
         """A sampler that has seen the session's tokens."""
-        config = oxillama.SamplerConfig(repetition_window=self._window, **fields)
+        config = oxillama.SamplerConfig(repetition_window=self.last_n_tokens_size, **fields)
         made = sampler_of(
             config,
             self.engine.opened.required_vocabulary,
@@ -981,17 +1072,20 @@ class Llama:
 
     def save_state(self) -> LlamaState:
         """The session, to be continued later."""
+        seed = _ANY_SEED if self._seed is None else self._seed
         if self._session is None:
-            return LlamaState(np.zeros(0, np.intc), 0, b"")
+            return LlamaState(np.zeros(0, np.intc), 0, b"", seed=seed)
         sampler = self._session.sampler
         processors = () if sampler is None else tuple(sampler.processors)
-        return LlamaState(self.input_ids, self.n_tokens, self._session.snapshot(), processors)
+        data = self._session.snapshot()
+        return LlamaState(self.input_ids, self.n_tokens, data, processors, seed)
 
     def load_state(self, state: LlamaState) -> None:
         """Continue a saved session of this model."""
         if not isinstance(state, LlamaState):
             raise ConfigError(f"load_state: found {type(state).__name__}, wanted a LlamaState")
         self.reset()
+        self.set_seed(state.seed)
         if not state.llama_state:
             return
         self._session = self.engine.restore(state.llama_state, processors=state.processors)
@@ -1043,10 +1137,62 @@ def _check_more(more: Mapping[str, Any]) -> None:
         if name in refused:
             _refuse(name, value, refused[name])
         elif name not in _HINTS:
-            known = (*refused, *_HINTS)
-            raise ConfigError(
-                f"{name}: is not an argument of Llama, wanted one of {', '.join(known)}"
-            )
+            own = [each for each in signature(Llama.__init__).parameters if each != "self"]
+            raise unknown(name, (*own[:-1], *refused, *_HINTS), place="an argument of Llama")
+
+
+def _check_flags(**given: Any) -> None:
+    """Raise ConfigError for a flag that is neither True nor False nor None."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, (bool, np.bool_)):
+            raise ConfigError(f"{name}: found {value!r:.40}, wanted True or False")
+
+
+def _texts(given: Any) -> list[Any]:
+    """The texts to embed."""
+    if isinstance(given, (bytes, Mapping)) or not hasattr(given, "__iter__"):
+        raise ConfigError(f"input: found {type(given).__name__}, wanted a text or a list of texts")
+    return [given] if isinstance(given, str) else [*given]
+
+
+def _biases(given: Any) -> dict[int, Any]:
+    """logit_bias by token id; programs that read JSON have the ids as text."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"logit_bias: found {type(given).__name__}, wanted a mapping of token id to number"
+        )
+    out = {}
+    for key, value in given.items():
+        try:
+            token = int(key)
+        except (TypeError, ValueError, OverflowError):
+            token = -1
+        if isinstance(key, bool) or token < 0 or (not isinstance(key, str) and token != key):
+            raise ConfigError(f"logit_bias: found {key!r:.40} as a token, wanted its id")
+        out[token] = value
+    return out
+
+
+def _messages(given: Any) -> Any:
+    """Messages with the calls of functions as those of tools: `function_call` of a message is the
+    older form, with the role `function` for what the call gave.
+    """
+    if isinstance(given, (str, bytes, Mapping)) or not hasattr(given, "__iter__"):
+        return given
+    out, last = [], None
+    for at, message in enumerate(given):
+        if isinstance(message, Mapping):
+            message = dict(message)
+            call = message.pop("function_call", None)
+            if call is not None and not message.get("tool_calls"):
+                made = {"id": f"call{at:05}", "type": "function", "function": call}
+                message["tool_calls"] = [made]
+            for each in message.get("tool_calls") or ():
+                last = each.get("id") if isinstance(each, Mapping) else None
+            if message.get("role") == "function" and last is not None:
+                message |= {"role": "tool", "tool_call_id": last}
+        out.append(message)
+    return out
 
 
 def _negative(value: Any) -> bool:
@@ -1069,7 +1215,9 @@ def _format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """A response_format as the engine takes it; llama-cpp-python's json_object may have a
     schema.
     """
-    if given is None or given.get("type") != "json_object" or "schema" not in given:
+    if not isinstance(given, Mapping):
+        return given
+    if given.get("type") != "json_object" or "schema" not in given:
         return given
     schema = {"name": "reply", "schema": given["schema"], "strict": True}
     return {"type": "json_schema", "json_schema": schema}
@@ -1111,9 +1259,9 @@ def _delta(event: Any, legacy: bool) -> dict[str, Any]:
         return {"reasoning_content": event.reasoning}
     if event.kind not in ("call", "arguments"):
         return {}
-    function = {"name": event.name} if event.kind == "call" else {}
-    function["arguments"] = event.arguments
+    begun = event.kind == "call"
+    function = {"name": event.name if begun else None, "arguments": event.arguments}
     if legacy:
         return {"function_call": function}
-    head = {"id": event.id, "type": "function"} if event.kind == "call" else {}
-    return {"tool_calls": [{"index": event.index, **head, "function": function}]}
+    head = {"index": event.index, "type": "function", "function": function}
+    return {"tool_calls": [{**head, "id": event.id} if begun else head]}

@@ -41,9 +41,11 @@ class Frame:
 
 
 def text_logprobs(
-    reports: Sequence[Any], spell: Spell, offsets: TextOffsets, *, top: int = 0
+    reports: Sequence[Any], spell: Spell, offsets: TextOffsets, *, top: int = 0, start: int = 0
 ) -> dict[str, list[Any]]:
-    """Log-probabilities of a completion's tokens, the next ones of `offsets`."""
+    """Log-probabilities of a completion's tokens, the next ones of `offsets`, which count from
+    `start`.
+    """
     out: dict[str, list[Any]] = {
         "tokens": [],
         "text_offset": [],
@@ -54,7 +56,7 @@ def text_logprobs(
         text = spell(report.token)
         likeliest = dict(zip(map(spell, report.raw_ids[:top]), report.raw_values))
         out["tokens"].append(text)
-        out["text_offset"].append(offsets.add(report.token))
+        out["text_offset"].append(start + offsets.add(report.token))
         out["token_logprobs"].append(report.raw)
         out["top_logprobs"].append({**likeliest, text: report.raw})
     return out

@@ -1,6 +1,9 @@
 """llama-cpp-python's interface: programs as people write them, and what is refused by name."""
 
+import copy
 import json
+import pickle
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +18,7 @@ from oxillama.compat.llama_cpp import (
     LlamaGrammar,
     LlamaPromptLookupDecoding,
     LlamaRAMCache,
+    LlamaTokenizer,
     LogitsProcessorList,
     MinTokensLogitsProcessor,
     StoppingCriteriaList,
@@ -174,12 +178,48 @@ def test_tools_are_called_as_openais_are(llm):
         for each in chunk["choices"][0]["delta"].get("tool_calls", ()):
             if each["index"] == 0:
                 text += each["function"]["arguments"]
-                names += [each["function"]["name"]] if "name" in each["function"] else []
+                names += [each["function"]["name"]] if each["function"]["name"] else []
+                assert set(each) - {"id"} == {"index", "type", "function"}
+                assert set(each["function"]) == {"name", "arguments"}
     assert names == ["weather"] and text == first["function"]["arguments"]
     legacy = llm.create_chat_completion(
         ASKED, functions=[WEATHER], function_call={"name": "weather"}, **options
     )
-    assert legacy["choices"][0]["message"]["function_call"]["name"] == "weather"
+    message = legacy["choices"][0]["message"]
+    assert message["function_call"] == first["function"]
+    assert [each["function"] for each in message["tool_calls"]] == [first["function"]]
+    chunks = llm.create_chat_completion(
+        ASKED, functions=[WEATHER], function_call={"name": "weather"}, stream=True, **options
+    )
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls = [each["function_call"] for each in deltas if "function_call" in each]
+    assert [each["name"] for each in calls] == ["weather"] + [None] * (len(calls) - 1)
+    assert "".join(each["arguments"] for each in calls) == first["function"]["arguments"]
+
+
+def test_what_a_function_gave_is_told_in_the_older_form_too(llm):
+    call = {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    tool = {"id": "call00001", "type": "function", "function": call}
+    ask = {"max_tokens": 9, "temperature": 0, "tool_format": "hermes", "functions": [WEATHER]}
+    older = [
+        *ASKED,
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "weather", "content": "12 degrees"},
+    ]
+    newer = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [tool]},
+        {"role": "tool", "tool_call_id": tool["id"], "name": "weather", "content": "12 degrees"},
+    ]
+    wanted = llm.create_chat_completion(newer, **ask)
+    both = {"role": "assistant", "content": None, "tool_calls": [tool], "function_call": call}
+    for messages in (older, [older[0], both, older[2]]):
+        given = copy.deepcopy(messages)
+        found = llm.create_chat_completion(messages, **ask)
+        assert found["choices"] == wanted["choices"] and found["usage"] == wanted["usage"]
+        assert messages == given
+    with pytest.raises(ConfigError, match=r"^messages\[0\].tool_calls\[0\].function: found int"):
+        llm.create_chat_completion([{"role": "assistant", "function_call": 5}], **ask)
 
 
 def test_response_formats_and_grammars_are_kept_to(llm):
@@ -521,8 +561,74 @@ def test_what_is_not_done_in_a_completion_is_named(llm, options, words):
         llm.set_cache(object())
     with pytest.raises(ConfigError, match="LlamaDiskCache: is not done here, wanted LlamaRAMCa"):
         llm.set_cache(LlamaDiskCache(capacity_bytes=1 << 20))
-    with pytest.raises(ConfigError, match="create_chat_completion_openai_v1"):
+
+
+def test_results_may_be_of_the_classes_of_openai(llm, monkeypatch):
+    made = SimpleNamespace(ChatCompletion=SimpleNamespace, ChatCompletionChunk=SimpleNamespace)
+    ask = {"max_tokens": 6, "temperature": 0}
+    monkeypatch.setitem(sys.modules, "openai.types.chat", None)
+    with pytest.raises(ImportError, match="create_chat_completion_openai_v1: needs the package op"):
         llm.create_chat_completion_openai_v1(ASKED)
+    monkeypatch.setitem(sys.modules, "openai.types.chat", made)
+    wanted = llm.create_chat_completion(ASKED, **ask)
+    done = llm.create_chat_completion_openai_v1(messages=ASKED, **ask)
+    assert (done.choices, done.usage) == (wanted["choices"], wanted["usage"])
+    chunks = [*llm.create_chat_completion_openai_v1(ASKED, stream=True, **ask)]
+    text = "".join(each.choices[0]["delta"].get("content", "") for each in chunks)
+    assert text == wanted["choices"][0]["message"]["content"] != ""
+
+
+def test_offsets_count_from_the_beginning_of_the_prompt(llm):
+    ask = {"max_tokens": 4, "temperature": 0, "logprobs": 1}
+    prompt = "Once upon a time"
+    whole = llm(prompt, echo=True, **ask)["choices"][0]
+    found = llm(prompt, **ask)["choices"][0]["logprobs"]
+    assert found["text_offset"][0] == len(prompt)
+    for token, offset in zip(found["tokens"], found["text_offset"]):
+        assert whole["text"][offset:].startswith(token)
+    count = len(found["tokens"])
+    assert {name: values[-count:] for name, values in whole["logprobs"].items()} == found
+    pieces = [each["choices"][0]["logprobs"] for each in llm(prompt, stream=True, **ask)]
+    for name, values in found.items():
+        assert [value for each in pieces for value in each[name]] == values
+    of_ids = llm(llm.tokenize(prompt.encode()), **ask)["choices"][0]["logprobs"]
+    assert of_ids == found
+
+
+def test_a_model_is_pickled_as_what_it_was_made_with(llm):
+    llm.set_seed(7)
+    again = pickle.loads(pickle.dumps(llm))
+    ask = {"max_tokens": 8, "temperature": 2.0}
+    with again:
+        assert again.n_ctx() == 512 and again.engine is not llm.engine
+        assert again("Once", **ask)["choices"] == llm("Once", **ask)["choices"]
+        assert repr(again) == f"<Llama {MODEL!r}>"
+    assert repr(again) == f"<Llama {MODEL!r}, closed>"
+
+
+def test_what_programs_look_up(llm):
+    assert llm.n_batch >= 1 and llm.last_n_tokens_size == 64 and llm.draft_model is None
+    cache = LlamaRAMCache()
+    llm.set_cache(cache)
+    assert llm.cache is cache
+    llm.set_cache(None)
+    assert llm.cache is None
+    words, text = llm.tokenizer(), "Käse<|end|>"
+    ids = words.encode(text)
+    assert ids == llm.tokenize(text.encode(), special=True) == words.tokenize(text.encode())
+    assert ids != words.encode(text, special=False) and words.decode(ids) == "Käse"
+    assert isinstance(words, LlamaTokenizer) and words.detokenize(ids) == "Käse".encode()
+    # as processors and criteria are given them
+    assert llm.detokenize(np.array(ids[1:]), prev_tokens=np.array(ids[:1])) == "Käse".encode()
+    llm.set_seed(5)
+    state = llm.save_state()
+    assert (state.seed, state.llama_state_size) == (5, len(state.llama_state))
+    llm.set_seed(6)
+    llm.load_state(state)
+    drawn = llm("Once", temperature=2.0)["choices"]
+    llm.set_seed(5)
+    assert drawn == llm("Once", temperature=2.0)["choices"]
+    llm.set_seed(7)
 
 
 def test_a_prompt_that_is_too_long_is_a_value_error(llm):
@@ -553,11 +659,53 @@ def test_a_model_of_the_hub_by_its_name(monkeypatch, tmp_path):
         ("Once", {"temperature": "hot"}, "temperature: found 'hot', wanted a finite number"),
         ("Once", {"top_k": "all"}, "top_k: found 'all', wanted an integer"),
         ("Once", {"max_tokens": "x"}, "max_tokens: found 'x', wanted an integer"),
+        ("Once", {"echo": "yes"}, "echo: found 'yes', wanted True or False"),
+        ("Once", {"stream": "no"}, "stream: found 'no', wanted True or False"),
+        ("Once", {"stop": ""}, "stop: found"),
+        ("Once", {"logit_bias": [5]}, "logit_bias: found list, wanted a mapping of token id"),
+        ("Once", {"logit_bias": {"a": 1}}, "logit_bias: found 'a' as a token, wanted its id"),
+        ("Once", {"logit_bias": {5.5: 1}}, "logit_bias: found 5.5 as a token, wanted its id"),
+        ("Once", {"logit_bias": {-1: 1}}, "logit_bias: found -1 as a token, wanted its id"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_one_error_that_names_it(llm, prompt, options, error):
     with pytest.raises(ConfigError, match=f"^{error}"):
         llm(prompt, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda llm: Llama(None), "model_path: found NoneType, wanted a path"),
+        (lambda llm: Llama(MODEL, n_treads=2), "n_treads: .* of Llama; did you mean n_threads?"),
+        (lambda llm: llm.detokenize("ab"), "tokens: found str, wanted token ids"),
+        (lambda llm: llm.detokenize([1.5]), r"tokens\[0\]: found float 1.5, wanted a token id"),
+        (
+            lambda llm: llm.create_chat_completion(ASKED, response_format="json"),
+            "response_format: found 'json', wanted a type of text",
+        ),
+        (lambda llm: llm.create_chat_completion("Hello"), "messages: found str, wanted a list"),
+        (
+            lambda llm: llm.create_chat_completion(ASKED, logprobs=5),
+            "logprobs: found 5, wanted True or False",
+        ),
+    ],
+)
+def test_other_values_of_a_wrong_type_are_one_error_too(llm, call, error):
+    with pytest.raises(ConfigError, match=f"^{error}"):
+        call(llm)
+
+
+def test_texts_to_embed_are_texts():
+    with Llama(MODEL, embedding=True, pooling_type=1, n_threads=1) as llm:
+        for wrong, error in (
+            (5, "input: found int, wanted a text or a list of texts"),
+            (b"a", "input: found bytes, wanted a text or a list of texts"),
+            (["a", 5], r"input\[1\]: found int, wanted text or token ids"),
+        ):
+            for call in (llm.embed, llm.create_embedding):
+                with pytest.raises(ConfigError, match=f"^{error}"):
+                    call(wrong)
 
 
 def test_a_closed_model_says_so():
