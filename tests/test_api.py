@@ -18,6 +18,8 @@ import pytest
 
 import oxillama
 from oxillama import MetricsSnapshot, SamplerConfig, errors
+from oxillama.engine import arguments, generation
+from oxillama.engine.config import ConfigOptions
 from oxillama.engine.metrics import HistogramSnapshot
 
 GREEDY = SamplerConfig.greedy()
@@ -456,6 +458,13 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
         ("num_beams", "beam_generate searches"),
         ("format", "json_schema= constrains"),
         ("tools", r"chat\(...\) takes them"),
+        ("max_time", "timeout= is the most seconds"),
+        ("max_completion_tokens", "max_tokens= bounds"),
+        ("suppress_tokens", "banned_tokens= takes ids"),
+        ("prompt_token_ids", "the prompt is the first argument"),
+        ("length_penalty", "BeamSearchConfig of beam_generate has it"),
+        ("lora_request", "lora= takes an adapter's name"),
+        ("prompt_lookup_num_tokens", "speculative=.lookup. proposes"),
     ):
         with pytest.raises(
             oxillama.ConfigError, match=f"{name}: is not an option of gen.*; {told}"
@@ -469,6 +478,21 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
         oxillama.load(num_threads=-1)
     with pytest.raises(oxillama.ConfigError, match="keep: found -1"):
         engine.generate("Once", keep=-1, context_shift=True)
+
+
+def test_what_stands_for_a_name_of_elsewhere_is_there():
+    options = [*generation.ChatOptions.__annotations__, *ConfigOptions.__annotations__]
+    for of in (oxillama.SamplerConfig, oxillama.SchedulerConfig, oxillama.BeamSearchConfig):
+        options += [field.name for field in dataclasses.fields(of)]
+    methods = ("chat", "embed", "generate", "logits", "session", "stream", "apply_lora")
+    methods += ("load_lora", "submit", "beam_generate")
+    for name, told in arguments._ELSEWHERE.items():
+        for option in re.findall(r"(\w+)=", told):
+            assert option in (*options, "pooling"), (name, told)
+        for called in re.findall(r"(?<![.A-Z])\b([a-z_]+)\(", told):
+            assert called in methods and hasattr(oxillama.InferenceEngine, called), (name, told)
+        # neither taken everywhere, nor another name of what is
+        assert name not in arguments.OPTION_NAMES and name not in arguments.CONFIG_NAMES
 
 
 def test_errors_carry_what_they_are_about(engine):
