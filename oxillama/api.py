@@ -21,7 +21,7 @@ import numpy as np
 
 from oxillama._core.kernels import cpu_info
 from oxillama.embedded import embedded_path
-from oxillama.engine.arguments import separated, spelled, whole
+from oxillama.engine.arguments import checked_flag, separated, spelled, whole
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import ConfigOptions, EngineConfig
 from oxillama.engine.embedding import (
@@ -637,7 +637,7 @@ class InferenceEngine:
         With `stream`, an iterator of `ChatEvent`s: their `.text` is the answer, and the last one
         holds the completion.
         """
-        if stream:
+        if checked_flag("stream", stream):
             _only_one({**options})
         request = self._begin_chat(messages, resumable=True, session=session, **options)
         return Stream(_single(request)) if stream else finished(request)
@@ -698,9 +698,9 @@ class InferenceEngine:
     # ---- logits and the default session
     # ----------------------------------------------------------------------------------------
 
-    def logits(self, ids: Sequence[int], *, lora: Any = None) -> np.ndarray:
-        """float32 (len(ids), vocabulary): row i predicts token i + 1, computed as in `generate`.
-        lora: as in `Options`.
+    def logits(self, ids: Prompt, *, lora: Any = None) -> np.ndarray:
+        """float32 (tokens, vocabulary): row i predicts token i + 1, computed as in `generate`.
+        Text is tokenized as there. lora: as in `Options`.
         """
         return all_logits(
             self._loaded.core,

@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from oxillama.api import InferenceEngine
-from oxillama.engine.arguments import separated, spelled
+from oxillama.engine.arguments import checked_flag, separated, spelled
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
 from oxillama.engine.embedding import PoolingMode
 from oxillama.engine.generation import (
@@ -272,6 +272,7 @@ class AsyncEngine:
         """The reply to a conversation. With `stream`, an iterator of its events: `async for event
         in await engine.chat(..., stream=True)`.
         """
+        checked_flag("stream", stream)
         request = self.engine.submit_chat(messages, resumable=True, session=session, **options)
         return _Events(request) if stream else await request
 

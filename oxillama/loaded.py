@@ -8,7 +8,7 @@ it open, does it have a vocabulary?
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -31,7 +31,7 @@ from oxillama.vision.placed import ImagePrompt, images_of
 Prompt = str | Sequence[int]
 # What type checkers know to be one prompt, or a list of prompts.
 SinglePrompt = str | list[int] | tuple[int, ...] | None
-PromptList = list[str] | tuple[str, ...] | list[list[int]]
+PromptList = list[str] | tuple[str, ...] | Iterator[str] | list[list[int]]
 
 
 class Loaded:

@@ -2,6 +2,7 @@
 guess, no crash, no wait without an end.
 """
 
+import asyncio
 import threading
 
 import numpy as np
@@ -195,6 +196,16 @@ def test_a_conversation_is_a_list_of_messages(engine, messages):
         engine.chat(messages)
     with pytest.raises(ConfigError, match="tools: found int"):
         engine.chat([{"role": "user", "content": "hi"}], tools=5)
+
+
+@pytest.mark.parametrize("value", ("no", 1, None))
+def test_whether_a_reply_is_streamed_is_true_or_false(engine, value):
+    asked = [{"role": "user", "content": "Hi"}]
+    error = f"^stream: found {value!r}, wanted True or False$"
+    with pytest.raises(ConfigError, match=error):
+        engine.chat(asked, stream=value)
+    with pytest.raises(ConfigError, match=error):
+        asyncio.run(oxillama.AsyncEngine(engine).chat(asked, stream=value))
 
 
 @pytest.mark.parametrize(

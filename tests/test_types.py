@@ -44,6 +44,7 @@ engine.stream("x", temprature=0)
 done = engine.chat([{"role": "user", "content": "x"}], logprobs=1)
 reveal_type(done.tool_calls[0].arguments)
 reveal_type(done.logprobs[0].raw)
+engine.logits("x")
 """
 
 
@@ -133,7 +134,7 @@ def test_a_checker_knows_the_types_and_refuses_what_would_be_refused(tmp_path):
         "list[Completion]",
         "list[list[Completion]]",
         "Completion | list[Completion]",
-        "Completion | list[Completion] | list[list[Completion]]",
+        "list[Completion]",
         "Completion",
         "list[Completion]",
         "Completion | list[Completion]",

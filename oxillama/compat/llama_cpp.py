@@ -31,7 +31,7 @@ import numpy as np
 import oxillama
 from oxillama.compat import constants, shapes
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
-from oxillama.engine.arguments import spelled, unknown
+from oxillama.engine.arguments import checked_flag, spelled, unknown
 from oxillama.engine.generation import sampler_of
 from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError, EngineError
@@ -1144,8 +1144,8 @@ def _check_more(more: Mapping[str, Any]) -> None:
 def _check_flags(**given: Any) -> None:
     """Raise ConfigError for a flag that is neither True nor False nor None."""
     for name, value in given.items():
-        if value is not None and not isinstance(value, (bool, np.bool_)):
-            raise ConfigError(f"{name}: found {value!r:.40}, wanted True or False")
+        if value is not None:
+            checked_flag(name, value)
 
 
 def _texts(given: Any) -> list[Any]:

@@ -226,6 +226,13 @@ def whole(name: str, value: Any, least: int) -> int:
     return number
 
 
+def checked_flag(name: str, value: Any) -> bool:
+    """A value that is True or False; ConfigError otherwise."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: found {value!r:.50}, wanted True or False")
+    return value
+
+
 def seconds(name: str, value: Any) -> float:
     """A number of seconds above 0, of any type; ConfigError otherwise."""
     good = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)

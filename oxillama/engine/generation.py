@@ -16,7 +16,14 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from oxillama.engine.arguments import OPTION_NAMES, renamed, seconds, unknown, whole
+from oxillama.engine.arguments import (
+    OPTION_NAMES,
+    checked_flag,
+    renamed,
+    seconds,
+    unknown,
+    whole,
+)
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.output import StopText
 from oxillama.engine.request import GenerateRequest, Request
@@ -214,8 +221,7 @@ class Options:
         for name in ("stop", "stop_token_ids", "shown_tokens", "processors", "choices"):
             object.__setattr__(self, name, _listed(name, getattr(self, name)))
         for name in ("cache_prompt", "truncate_prompt", "context_shift"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}: found {getattr(self, name)!r}, wanted True or False")
+            checked_flag(name, getattr(self, name))
         if isinstance(self.max_tokens, (int, np.integer)) and self.max_tokens == -1:
             object.__setattr__(self, "max_tokens", None)  # as llama.cpp has it
         if isinstance(self.seed, (int, np.integer)) and self.seed == -1:
