@@ -30,19 +30,24 @@ POINTS = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
 def members(expression: str) -> list[tuple[int, int]]:
     """The code points of a set, as ranges with both ends included, surrogates left out."""
     splitter = pre_tokenizers.Split(Regex(f"{expression}+"), "removed")
-    found: list[tuple[int, int]] = []
+    found: list[int] = []
     for start in range(0, len(POINTS), 4096):
         part = POINTS[start : start + 4096]
         inside = [True] * len(part)
         for _, (first, last) in splitter.pre_tokenize_str("".join(map(chr, part))):
             inside[first:last] = [False] * (last - first)
-        for point, is_member in zip(part, inside):
-            if not is_member:
-                continue
-            if found and found[-1][1] == point - 1:
-                found[-1] = (found[-1][0], point)
-            else:
-                found.append((point, point))
+        found += [point for point, is_member in zip(part, inside) if is_member]
+    return together(found)
+
+
+def together(points: list[int]) -> list[tuple[int, int]]:
+    """Ascending code points as ranges with both ends included."""
+    found: list[tuple[int, int]] = []
+    for point in points:
+        if found and found[-1][1] == point - 1:
+            found[-1] = (found[-1][0], point)
+        else:
+            found.append((point, point))
     return found
 
 
@@ -75,6 +80,17 @@ def main() -> None:
     text = replaced(text, '_CATEGORIES = """\n', "\n".join(lines), '\n"""\n')
     text = replaced(text, "_SPACE = (\n", shown(members(r"\s")), "\n)\n")
     text = replaced(text, "_HAN = (\n", shown(members(r"\p{Han}")), "\n)\n")
+    text = replaced(text, "_DIGITS = (\n", shown(members(r"\d")), "\n)\n")
+    # not [\w&&[^\p{L}\p{M}\d]]: within brackets the library's \w is a smaller set
+    others = {
+        point
+        for ranges in map(members, (r"\p{L}", r"\p{M}", r"\d"))
+        for first, last in ranges
+        for point in range(first, last + 1)
+    }
+    word = [p for first, last in members(r"\w") for p in range(first, last + 1)]
+    signs = together([point for point in word if point not in others])
+    text = replaced(text, "_WORD_SIGNS = (\n", shown(signs), "\n)\n")
     PATH.write_text(text)
 
 

@@ -18,7 +18,9 @@ class Strings:
 
 @disjoint_base
 class Splitter:
-    def __init__(self, stages: Iterable[tuple[np.ndarray, np.ndarray]]) -> None: ...
+    def __init__(
+        self, stages: Iterable[tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, int, bool]]
+    ) -> None: ...
     def pieces(self, text: str) -> list[str]: ...
 
 @disjoint_base

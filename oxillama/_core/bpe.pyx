@@ -70,6 +70,9 @@ cdef enum:
     WORD_IDS = 8        # and what it may become
     SHORT = 32          # bytes of a piece whose pairs are all looked at for each merge
     LONG_FAILURE = 64   # bytes of an attempt without a match after which states are noted
+    ANY = 0             # classes of characters where digits are counted
+    DIGIT = 1
+    BARRIER = 2         # digits before it are left as they are
 
 # A piece and its ids, in a line of the cache. A place holds one piece, the last that came.
 cdef struct Word:
@@ -79,11 +82,13 @@ cdef struct Word:
     uint8_t text[WORD_BYTES]
     int32_t ids[WORD_IDS]
 
-# An expression of `tokenizer.splits` as tables (`tokenizer.automaton`).
+# An expression of `tokenizer.splits` as tables, or groups of digits (`tokenizer.automaton`).
 cdef struct Stage:
     const uint8_t *classes
     const int32_t *steps
     int64_t columns
+    int64_t size        # of a group of digits; 0: steps
+    bint apart
 
 # One merge: its two pieces and their product.
 cdef struct Merge:
@@ -251,7 +256,8 @@ cdef class EncodeScratch:
 
 cdef class Splitter:
     """Cuts a text into pieces by expressions in turn, each applied to the pieces that the one before left: a match is a piece, and so is
-    what lies between two. stages: (class of each code point, steps) of each, as `tokenizer.automaton` makes them; none leave a text whole.
+    what lies between two. stages: (class of each code point, steps) of each, or (classes, size, apart) of one that counts digits from the
+    right, as `tokenizer.automaton` makes them; none leave a text whole.
     """
     cdef Stage stages[8]
     cdef int count
@@ -263,10 +269,16 @@ cdef class Splitter:
         self.held = list(stages)
         if len(self.held) > 8:
             raise TokenizerError(f"splits: found {len(self.held)} expressions, wanted at most 8")
-        for i, (classes, steps) in enumerate(self.held):
+        for i, (classes, *rest) in enumerate(self.held):
+            if len(rest) == 2:
+                if classes.shape[0] != 0x110000 or rest[0] < 1:
+                    raise TokenizerError("splits: found classes that are not of all characters, or groups of no digits")
+                self.stages[i] = Stage(&classes[0], NULL, 0, rest[0], rest[1])
+                continue
+            steps, = rest
             if classes.shape[0] != 0x110000 or max(np.asarray(classes)) + 1 >= steps.shape[1] or np.max(steps) >= 2 * steps.shape[0]:
                 raise TokenizerError("splits: tables that do not fit each other")
-            self.stages[i] = Stage(&classes[0], &steps[0, 0], steps.shape[1])
+            self.stages[i] = Stage(&classes[0], &steps[0, 0], steps.shape[1], 0, False)
         self.count = len(self.held)
 
     def pieces(self, str text not None):
@@ -294,7 +306,10 @@ cdef class Splitter:
         for stage in range(self.count):
             start, made = 0, 0
             for i in range(count):
-                made = self._cut(&self.stages[stage], p, start, scratch.ends[i], scratch, made)
+                if self.stages[stage].size:
+                    made = self._cut_groups(&self.stages[stage], p, start, scratch.ends[i], scratch, made)
+                else:
+                    made = self._cut(&self.stages[stage], p, start, scratch.ends[i], scratch, made)
                 if made < 0:
                     return -1
                 start = scratch.ends[i]
@@ -352,6 +367,46 @@ cdef class Splitter:
             _point(p + i, &length)
             i += length
         if gap < end:
+            scratch.others[made] = end
+            made += 1
+        return made
+
+    cdef int64_t _cut_groups(self, const Stage *stage, const uint8_t *p, int64_t begin, int64_t end, EncodeScratch scratch, int64_t made) noexcept nogil:
+        """Appends to `others` the ends of the pieces of p[begin:end]: a run of digits is cut before each `size` of them, counted from its
+        end, and where groups stand apart also at its beginning and end.
+        """
+        cdef int64_t i = begin, j, gap = begin, digits, left, length = 0
+        cdef uint8_t kind
+        while i < end:
+            j, digits, kind = i, 0, ANY
+            while j < end:
+                kind = stage.classes[_point(p + j, &length)]
+                if kind != DIGIT:
+                    break
+                digits += 1
+                j += length
+            if digits == 0 or j < end and kind == BARRIER:
+                i = j + length * (digits == 0)
+                continue
+            if made + digits // stage.size + 3 > scratch.ends_capacity and not scratch.reserve_ends(made + digits // stage.size + 3):
+                return -1
+            left = digits % stage.size
+            if gap < i and (left == 0 or stage.apart):
+                scratch.others[made] = gap = i
+                made += 1
+            left = left if left else stage.size
+            while i < j:
+                _point(p + i, &length)
+                i += length
+                left -= 1
+                if left == 0 and (i < j or stage.apart):
+                    scratch.others[made] = gap = i
+                    made += 1
+                if left == 0:
+                    left = stage.size
+        if gap < end:
+            if made + 1 > scratch.ends_capacity and not scratch.reserve_ends(made + 1):
+                return -1
             scratch.others[made] = end
             made += 1
         return made

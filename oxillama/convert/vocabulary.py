@@ -34,6 +34,7 @@ _SPECIAL = {
 }
 _IGNORED_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _EITHER_CASE = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_CODE_POINT = re.compile(r"\\u([0-9A-Fa-f]{4})")
 # Gemma 4's tokens that its replies are read by
 _RENDERED = frozenset(
     ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>")
@@ -620,6 +621,7 @@ def _split(label: str, tokenizer: dict) -> str:
             pattern = one["pattern"].get("Regex")
             if not isinstance(pattern, str) or one.get("behavior") not in ("Isolated", "Removed"):
                 raise ConvertError(f"{label}: pre_tokenizer: found {one!r:.120}")
+            pattern = _CODE_POINT.sub(lambda code: chr(int(code[1], 16)), pattern)
             expressions.append(pattern.replace(_IGNORED_CASE, _EITHER_CASE))
         elif kind == "Digits":
             expressions.append(r"\p{N}" if one.get("individual_digits") else r"\p{N}+")

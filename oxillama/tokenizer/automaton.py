@@ -8,7 +8,8 @@ what a backtracking search finds. Characters are put into classes first: those t
 expression tells apart are one.
 
 A lookahead `(?!X)` of one character is decided when the next character is known; for that, a state
-says of each class whether a match ends before it.
+says of each class whether a match ends before it. Expressions that count digits from the right of
+their run look ahead without a bound: `COUNTED` says which, and what they come to (`DigitGroups`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,18 @@ class SplitTables:
 
     classes: np.ndarray
     steps: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class DigitGroups:
+    """Runs of digits cut into groups, counted from their right. classes: of each code point, 1 of a
+    digit, 2 of one before which a run is left as it is. size: digits of a group. apart: whether a
+    run is cut off from what is beside it.
+    """
+
+    classes: np.ndarray
+    size: int
+    apart: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,39 @@ class _Repeat:
 
 
 _Node = _Char | _Not | _All | _Either | _Repeat
+
+# Expressions, in a row where several do one thing: whether a run of digits stands apart, and what
+# must not follow it.
+COUNTED: dict[tuple[str, ...], tuple[bool, tuple[str, ...]]] = {
+    (r"\d{1,3}(?=(?:\d{3})*\b)",): (True, ("L", "M", "word signs")),
+    (r"(?=(\d{3})+(?!\d))",): (False, ()),
+    (
+        # pieces of 510 digits from the right, so that the next two need not look far
+        r"\p{Nd}{1,510}(?=(?>\p{Nd}{510})*(?:\P{Nd}|$))|\G\p{Nd}{510}",
+        r"\A\p{Nd}{1,2}(?=\p{Nd}{3}+\z)",
+        r"\A\p{Nd}{3}|\G\p{Nd}{3}",
+    ): (True, ()),
+}
+
+
+def split_stages(expressions: tuple[str, ...]) -> list[SplitTables | DigitGroups]:
+    """What cuts a text as the expressions in turn do."""
+    stages: list[SplitTables | DigitGroups] = []
+    while expressions:
+        counted = next((each for each in COUNTED if expressions[: len(each)] == each), None)
+        stages.append(split_tables(expressions[0]) if counted is None else _groups(counted))
+        expressions = expressions[len(counted or "1") :]
+    return stages
+
+
+def _groups(counted: tuple[str, ...]) -> DigitGroups:
+    apart, barriers = COUNTED[counted]
+    classes = np.zeros(_POINTS, np.uint8)
+    for kind, names in ((2, barriers), (1, ("Nd",))):
+        for name in names:
+            for first, last in named_set(name):
+                classes[first : last + 1] = kind
+    return DigitGroups(classes, 3, apart)
 
 
 @cache

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 
 from oxillama._core.bpe import BpeTables, Splitter, Strings
 from oxillama.errors import TokenizerError
-from oxillama.tokenizer.automaton import split_tables
+from oxillama.tokenizer.automaton import SplitTables, split_stages
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
 from oxillama.tokenizer.vocabulary import Vocabulary, packed
 
@@ -72,8 +72,14 @@ class BpeEncoder:
 @cache
 def splitter_of(expressions: tuple[str, ...]) -> Splitter:
     """What cuts a text by expressions in turn."""
-    tables = [split_tables(each) for each in expressions]
-    return Splitter([(each.classes, each.steps) for each in tables])
+    return Splitter(
+        [
+            (each.classes, each.steps)
+            if isinstance(each, SplitTables)
+            else (each.classes, each.size, each.apart)
+            for each in split_stages(expressions)
+        ]
+    )
 
 
 def _check_merges(merges: Sequence[str] | Strings) -> None:

@@ -67,6 +67,13 @@ _CHAMELEON = (
 _DIGITS_THEN_GPT2 = (r"\p{N}", _GPT2)
 _WORDS_AND_MARKS = (r" ?[^(\s|.,!?…。，、।۔،)]+",)
 
+# scripts without spaces between words
+_UNSPACED = (
+    "(?:[\u4e00-\u9fff\u3040-\u309f\u30a0-\u30ff\u3400-\u4dbf\uf900-\ufaff\uff65-\uff9f\u2f00-\u2fdf]+"
+    "|[\u0e00-\u0e7f]+|[\u0e80-\u0eff]+|[\u1780-\u17ff]+"
+    "|[\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff]+|[\uac00-\ud7af\u1100-\u11ff]+)"
+)
+
 SPLITS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     **dict.fromkeys(
@@ -87,6 +94,9 @@ SPLITS: dict[str, tuple[str, ...]] = {
             "mellum",
             "modern-bert",
             "exaone4",
+            "roberta-bpe",
+            "jina-v1-en",
+            "jina-v2-code",
         ),
         (_GPT2,),
     ),
@@ -172,6 +182,15 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "youtu": _YOUTU,
     "exaone-moe": (_EXAONE_MOE,),
     "chameleon": _CHAMELEON,
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
+    "superbpe": (r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
+    "afmoe": (
+        r"\p{Nd}{1,510}(?=(?>\p{Nd}{510})*(?:\P{Nd}|$))|\G\p{Nd}{510}",
+        r"\A\p{Nd}{1,2}(?=\p{Nd}{3}+\z)",
+        r"\A\p{Nd}{3}|\G\p{Nd}{3}",
+        _UNSPACED,
+        _DEEPSEEK3[2],
+    ),
     "seed-coder": (
         _CONTRACTIONS
         + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",

@@ -130,6 +130,10 @@ _DEFAULTS: dict[str, tuple[dict[str, int], frozenset[str]]] = {
     "plamo2": ({"bos": 1, "eos": 2, "unk": 0, "pad": 3}, frozenset()),
 }
 _MERGED = ("gpt2", "gemma4")  # models whose tokens are made by merges
+# files of these are of the model gpt2 in name; their tokens are spelled as Gemma 4's
+_PIECES = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})
+_BYTE_NAMES = frozenset(f"<0x{value:02X}>" for value in range(256))
+_ADD_SEP = frozenset({"roberta-bpe", "jina-v1-en", "jina-v2-code"})
 _ADD_BOS = frozenset(
     {
         "llama-bpe",
@@ -207,6 +211,11 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         raise TokenizerError(
             f"tokenizer.ggml.token_type: token {wrong[0]} has kind {kinds[wrong[0]]}, wanted 1 to 6"
         )
+    pre = _value(metadata, "pre", str, "default")
+    if model == "gpt2" and pre in _PIECES:
+        model = "gemma4"
+        named = np.array(tokens.where(_BYTE_NAMES), np.int64)
+        kinds[named[kinds[named] == NORMAL]] = BYTE
     scores = _array(metadata, "scores", n, np.float32)
     if scores is not None and not np.isfinite(scores).all():
         raise TokenizerError(
@@ -216,7 +225,6 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     merges = _strings(metadata, "merges") if "tokenizer.ggml.merges" in metadata else ()
     if model in _MERGED and not len(merges):
         raise TokenizerError(f"tokenizer.ggml.merges: missing, a {model!r} vocabulary needs them")
-    pre = _value(metadata, "pre", str, "default")
     special = {}
     for name, key in SPECIAL_KEYS.items():
         found = _value(metadata, key, int, None)
@@ -230,7 +238,10 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
                     "such token",
                     stacklevel=4,
                 )
-    ids, added = _DEFAULTS.get(model, ({}, frozenset({"bos"} if pre in _ADD_BOS else ())))
+    around = {name for name, ones in (("bos", _ADD_BOS), ("sep", _ADD_SEP)) if pre in ones}
+    ids, added = _DEFAULTS.get(model, ({}, frozenset(around)))
+    if pre == "sarvam-moe":
+        added = frozenset()
     for name, default in ids.items():
         if (
             SPECIAL_KEYS[name] not in _present(metadata)

@@ -10,6 +10,7 @@ from oxillama.convert.family import FAMILIES, Hyper
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.vocabulary import vocabulary_keys
 from oxillama.errors import ConvertError
+from oxillama.tokenizer.splits import SPLITS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -283,6 +284,26 @@ def test_added_tokens_of_byte_level_vocabularies(tmp_path):
     tokenizer["added_tokens"].append({"id": 5, "content": "x", "special": False})
     with pytest.raises(ConvertError, match="token 5"):
         keys_of(tmp_path / "m", "Qwen2ForCausalLM", 5, settings, tokenizer__json=tokenizer)
+
+
+@pytest.mark.parametrize("pre", ["tiny_aya", "superbpe", "afmoe", "deepseek-v3"])
+def test_the_expressions_of_a_folder_name_its_split(tmp_path, pre):
+    splits = [
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
+        for each in SPLITS[pre]
+    ]
+    if pre == "afmoe":  # as Trinity's folder writes them
+        unspaced = splits[3]["pattern"]
+        unspaced["Regex"] = "".join(
+            char if char.isascii() else f"\\u{ord(char):04X}" for char in unspaced["Regex"]
+        )
+    splits.append({"type": "ByteLevel", "add_prefix_space": False, "use_regex": False})
+    tokenizer = {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+    }
+    keys = keys_of(tmp_path / "m", "Qwen2ForCausalLM", 1, tokenizer__json=tokenizer)
+    assert keys["pre"] == pre
 
 
 def test_qwens_byte_strings_give_the_merges_that_made_them(tmp_path):

@@ -298,6 +298,25 @@ def test_gemma4_takes_a_run_of_line_ends_whole_where_it_is_a_token():
     assert bridge.encode("a\n\n\na\n\n", add_special=False) == [1, 4, 1, 3]
 
 
+@pytest.mark.parametrize("pre", ["gemma4", "granite-embed-multi-311m", "sarvam-moe"])
+def test_pieces_with_merges_in_a_gpt2_file_are_read_as_gemma4s(pre):
+    tokens = ["<unk>", "<bos>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "▁ab"]
+    keys = {"model": "gpt2", "pre": pre, "tokens": tokens, "merges": ["▁ a", "▁a b"]}
+    keys |= {"unknown_token_id": 0, "bos_token_id": 1, "token_type": [2, 3] + [1] * 261}
+    bridge = TokenizerBridge.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
+    ids = bridge.encode(" ab é\n", add_special=False)
+    assert [tokens[i] for i in ids] == ["▁ab", "▁", "<0xC3>", "<0xA9>", "<0x0A>"]
+    assert bridge.decode(ids) == " ab é\n"
+    assert bridge.add_bos is (pre != "sarvam-moe")
+
+
+@pytest.mark.parametrize("pre", ["roberta-bpe", "jina-v1-en", "jina-v2-code"])
+def test_vocabularies_of_roberta_put_a_separator_more_between_two_texts(pre):
+    bridge = bpe([], {"</s>": CONTROL}, pre=pre, seperator_token_id=256)
+    assert bridge.vocabulary.sep_between
+    assert not bpe([], {"</s>": CONTROL}, seperator_token_id=256).vocabulary.sep_between
+
+
 def added_token(index: object, text: str) -> dict:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": index, "content": text, "special": True, **flags}

@@ -11,7 +11,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from oxillama._core.bpe import Splitter
 from oxillama.errors import TokenizerError
-from oxillama.tokenizer.automaton import split_tables
+from oxillama.tokenizer.automaton import split_stages, split_tables
 from oxillama.tokenizer.bpe import splitter_of
 from oxillama.tokenizer.splits import SPLITS
 from oxillama.tokenizer.unicode_sets import named_set
@@ -79,3 +79,24 @@ def test_tables_that_do_not_fit_are_refused():
         Splitter([(other.classes, good.steps)])
     with pytest.raises(TokenizerError, match="at most 8"):
         Splitter([(good.classes, good.steps)] * 9)
+
+
+@pytest.mark.parametrize("name", ["tiny_aya", "superbpe", "afmoe"])
+def test_digits_are_counted_from_the_right_as_the_expressions_count_them(name):
+    ours, theirs = splitter_of(SPLITS[name]), library(name)
+    beside = ["", " ", "a", "_", "½", "²", "\u0301", "Ⅷ", "٣", "中", ".5", "\n"]
+    for count in (*range(1, 8), 510, 511, 1022):
+        digits = "1234567890"[: count % 10] + "0123456789" * (count // 10)
+        for before in beside:
+            for after in beside:
+                text = f"{before}{digits}{after}"
+                assert ours.pieces(text) == theirs(text), text
+    assert "1|234|567" in "|".join(ours.pieces("$1234567"))
+
+
+def test_groups_of_digits_that_cannot_be_are_refused():
+    groups = split_stages(SPLITS["superbpe"])[1]
+    with pytest.raises(TokenizerError, match="groups of no digits"):
+        Splitter([(groups.classes, 0, True)])
+    with pytest.raises(TokenizerError, match="not of all characters"):
+        Splitter([(groups.classes[:9], 3, True)])
