@@ -112,6 +112,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
             "smaug-bpe",
             "chatglm-bpe",
             "glm4",
+            "glm5",
             "midm-2.0",
             "falcon-h1",
             "jina-v5-nano",
@@ -213,5 +214,7 @@ WHOLE_WORDS = frozenset(
         "minicpm5",
         "youtu",
         "granite-embed-multi-97m",
+        "glm4",
+        "glm5",
     }
 )

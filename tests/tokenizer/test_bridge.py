@@ -317,6 +317,14 @@ def test_vocabularies_of_roberta_put_a_separator_more_between_two_texts(pre):
     assert not bpe([], {"</s>": CONTROL}, seperator_token_id=256).vocabulary.sep_between
 
 
+@pytest.mark.parametrize("pre", ["glm4", "glm5"])
+def test_a_word_of_glm_that_is_a_token_is_taken_whole(pre):
+    # "a b" merges first, after which nothing makes " ab": the token is reached as a whole only
+    bridge = bpe(["a b", "Ġ a", "Ġa b"], pre=pre)
+    assert bridge.encode(" ab", add_special=False) == [258]
+    assert len(bpe(["a b", "Ġ a", "Ġa b"], pre="chatglm-bpe").encode(" ab")) == 2
+
+
 def added_token(index: object, text: str) -> dict:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": index, "content": text, "special": True, **flags}
