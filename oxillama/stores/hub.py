@@ -41,6 +41,8 @@ _NOT_STORED = (
     *(errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.EIO, errno.ENOTDIR),
 )
+# files beside a model that are none: drafts of it, by llama.cpp's names for them, and statistics
+_BESIDE = re.compile(r"^(?:mtp|eagle3|dflash|dspark)-|^imatrix|[-_.]imatrix\.gguf$")
 # of a folder of weights what a conversion reads
 _PARTS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 
@@ -57,12 +59,14 @@ class CachedFile:
 
 def choose(names: Iterable[str], wanted: str | None, *, place: str) -> str:
     """One GGUF file of many: by a pattern, by a quantisation, or a common quantisation. Of a set of
-    shards, the first.
+    shards, the first. Files of drafts (`mtp-*.gguf`) and of an imatrix are for patterns alone.
 
     ConfigError if several match equally well, GgufNotFound if there is none.
     """
     files = [name for name in sorted(names) if name.lower().endswith(".gguf")]
     models = [name for name in files if "mmproj" not in PurePosixPath(name).name.lower()]
+    if wanted is None or not _is_pattern(wanted):
+        models = [n for n in models if not _BESIDE.search(PurePosixPath(n).name)] or models
     found = [name for name in models if _is_first(name)]
     if not found:
         if models:
@@ -103,9 +107,14 @@ def _is_of(name: str, kind: str) -> bool:
     )
 
 
+def _is_pattern(wanted: str) -> bool:
+    """Whether what is wanted is a file's name or a pattern of names, not a quantisation."""
+    return any(sign in wanted for sign in "*?[") or wanted.lower().endswith(".gguf")
+
+
 def _matches(name: str, wanted: str) -> bool:
     """Whether a file matches a pattern or a quantisation, ignoring case."""
-    if any(sign in wanted for sign in "*?[") or wanted.lower().endswith(".gguf"):
+    if _is_pattern(wanted):
         pattern, whole = wanted.lower(), name.lower()
         shards = shard_names(PurePosixPath(whole).name)
         if shards is not None:  # as the pattern would be of a single file

@@ -168,6 +168,15 @@ def test_sets_count_as_one_file_and_encoders_of_pictures_as_none():
     assert choose(["mmproj.gguf", "fox.gguf"], None, place="here") == "fox.gguf"
 
 
+def test_drafts_and_statistics_beside_a_model_are_no_models():
+    beside = ["mtp-m-Q4_K_M.gguf", "dflash-m-Q4_K_M.gguf", "imatrix_m.gguf", "m.imatrix.gguf"]
+    for wanted in (None, "Q4_K_M"):
+        assert choose([*beside, "m-Q4_K_M.gguf"], wanted, place="here") == "m-Q4_K_M.gguf"
+    assert choose([*beside, "m-imatrix-Q2_K.gguf"], None, place="here") == "m-imatrix-Q2_K.gguf"
+    assert choose([*beside, *QUANTS], "mtp-*", place="here") == "mtp-m-Q4_K_M.gguf"
+    assert choose(beside[:1], "Q4_K_M", place="here") == beside[0]
+
+
 def test_nothing_is_guessed_among_files():
     with pytest.raises(ConfigError, match="several files for '\\*Q4\\*': m-Q4_K_M.gguf, m-Q4_K_S"):
         choose(QUANTS, "*Q4*", place="here")
