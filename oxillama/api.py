@@ -102,12 +102,14 @@ def load(
 
     A path is a GGUF file, a folder with one, or a Hugging Face folder, which is converted once into
     the cache folder. `owner/name` is a repository on the Hugging Face hub (extra `hub`), and `file`
-    selects one of its files ("*Q4_K_M.gguf"). `ollama:NAME` and `lmstudio:OWNER/NAME` are models
+    selects one of its files ("*Q4_K_M.gguf"); the image encoder beside it comes too, unless
+    `mmproj` is given, or False. `ollama:NAME` and `lmstudio:OWNER/NAME` are models
     stored by those programs (`stores.located`). `progress(done, total)` is called with the bytes of
     weights prepared so far.
     """
     if file is not None:
-        model_path = located(model_path, file=file)
+        sees = config.get("mmproj") is None and config.get("max_images") != 0
+        model_path = located(model_path, file=file, encoder=sees)
     engine = InferenceEngine(EngineConfig.of({"model_path": model_path, **config}, function="load"))
     engine.load_model(progress=progress)
     return engine
@@ -161,9 +163,10 @@ class InferenceEngine:
     ) -> InferenceEngine:
         """Load the config's model, or another one, named as in `load`; returns the engine."""
         path = model_path if model_path is not None else self.engine_config.model_path
+        own = self.engine_config.mmproj is None and self.engine_config.max_images > 0
         self._loaded.open(
             self.engine_config,
-            located(path) if path is not None else embedded_path(),
+            located(path, encoder=own) if path is not None else embedded_path(),
             progress=progress,
         )
         return self
@@ -293,7 +296,7 @@ class InferenceEngine:
 
     @property
     def takes_images(self) -> bool:
-        """Whether there is an encoder of images (`mmproj`, or that of the model's folder)."""
+        """Whether there is an encoder of images (`mmproj`, or the model's own)."""
         return self._loaded.images is not None
 
     def is_eos(self, token: int) -> bool:

@@ -28,7 +28,7 @@ from oxillama.snapshot.session import Snapshots
 from oxillama.speculative.drafts import DraftModels
 from oxillama.speculative.planner import Planner
 from oxillama.speculative.registry import Registry
-from oxillama.stores import encoder_folder, located_encoder
+from oxillama.stores import located_encoder, own_encoder
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
 from oxillama.vision import ImageLimits, Vision
@@ -123,16 +123,27 @@ def open_model(
 
 
 def vision_for(config: EngineConfig, model: Model, source: Any) -> LazyVision | None:
-    """The encoder of the config's mmproj, opened; without one that of the Hugging Face folder that
-    the model was converted from, which is converted and opened for the first image. None for a
-    model without either. ModelError if the encoder was made for another model.
+    """The encoder of the config's mmproj, opened; without one the model's own
+    (`stores.own_encoder`), which is opened for the first image, and that of a Hugging Face folder
+    converted then. None for a model without either. ModelError if the encoder was made for another
+    model.
     """
+    if config.mmproj is False:
+        return None
     if config.mmproj is not None:
         found = LazyVision(partial(_opened_vision, config, model, config.mmproj))
         found()
         return found
-    folder = encoder_folder(source) if model.config.causal else None
-    return None if folder is None else LazyVision(partial(_opened_vision, config, model, folder))
+    own = own_encoder(source) if model.config.causal else None
+    if own is None or (own.is_file() and not _sees(own)):
+        return None
+    return LazyVision(partial(_opened_vision, config, model, own))
+
+
+def _sees(path: Path) -> bool:
+    """Whether an mmproj file encodes images, not sound alone."""
+    with GgufReader(path) as reader:
+        return reader.metadata.get("clip.has_vision_encoder") is not False
 
 
 def _opened_vision(config: EngineConfig, model: Model, encoder: str | Path) -> Vision:

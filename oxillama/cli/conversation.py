@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
     chat = commands.add_parser("chat", help="chat with a model through its own chat template")
     add_model(chat, sidecar="auto")
     add_prompt(chat, "the first message; further ones come from standard input")
-    images.add_images(chat)
+    images.add_images(chat, later=True)
     add_template(chat)
     chat.add_argument(
         "--tools",

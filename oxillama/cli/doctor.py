@@ -36,7 +36,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
             print(engine.dump())
         checks = [("", engine.diagnose(engine.tokenize(arguments.prompt)))]
         # that of a folder is not converted for this alone
-        if arguments.mmproj is not None and engine.opened.images is not None:
+        if arguments.mmproj and engine.opened.images is not None:
             checks.append(
                 ("of the image encoder ", engine.opened.images.vision.diagnose(_picture()))
             )

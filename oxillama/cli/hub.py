@@ -18,6 +18,7 @@ from oxillama.stores import (
     lm_studio_files,
     ollama_file,
     ollama_files,
+    own_encoder,
     remove_cached,
     remove_converted,
 )
@@ -32,6 +33,11 @@ def add_commands(commands: Any) -> None:
         default=None,
         metavar="PATTERN",
         help="which file: a name, a pattern (*Q4_K_M.gguf) or a quantisation (Q4_K_M)",
+    )
+    pull.add_argument(
+        "--no-mmproj",
+        action="store_true",
+        help="leave out the encoder of images that belongs to the model",
     )
     pull.set_defaults(function=_pull)
     listed = commands.add_parser("list", help="show models that are stored on this machine")
@@ -56,7 +62,11 @@ def _pull(arguments: argparse.Namespace) -> int:
         )
     if kind and arguments.file:
         raise ConfigError(f"--file: found together with {arguments.name!r}, wanted one of them")
-    print(fetch(name, arguments.file or kind or None))
+    path = fetch(name, arguments.file or kind or None, encoder=not arguments.no_mmproj)
+    print(path)
+    encoder = None if arguments.no_mmproj else own_encoder(path)
+    if encoder is not None and encoder.is_file():
+        print(encoder)
     return 0
 
 

@@ -6,21 +6,29 @@ import argparse
 import base64
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import oxillama
-from oxillama.stores import encoder_folder
+from oxillama.stores import own_encoder
 from oxillama.vision.reading import file_bytes, read_image
 
 
 def add_encoder(command: argparse.ArgumentParser) -> None:
     """`--mmproj` and what goes with it."""
-    command.add_argument(
+    either = command.add_mutually_exclusive_group()
+    either.add_argument(
         "--mmproj",
         default=None,
         metavar="FILE",
         help="the encoder that turns images into what the model reads: its GGUF file, or a Hugging "
-        "Face folder; that of MODEL when it is such a folder",
+        "Face folder (default: that of MODEL, if it is such a folder or has one in its store)",
+    )
+    either.add_argument(
+        "--no-mmproj",
+        dest="mmproj",
+        action="store_const",
+        const=False,
+        help="load no encoder of images, and fetch none with MODEL",
     )
     command.add_argument(
         "--image-fit",
@@ -30,8 +38,9 @@ def add_encoder(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_images(command: argparse.ArgumentParser) -> None:
-    """`--image`."""
+def add_images(command: argparse.ArgumentParser, *, later: bool = False) -> None:
+    """`--image`; later: images may also come while the command runs."""
+    command.set_defaults(later_images=later)
     command.add_argument(
         "--image",
         action="append",
@@ -53,20 +62,27 @@ def check_images(arguments: argparse.Namespace) -> None:
         read_image(Path(path), name="--image")
 
 
+def wants_own_encoder(arguments: argparse.Namespace) -> bool:
+    """Whether the encoder that belongs to the model is fetched with it."""
+    images = getattr(arguments, "image", []) or getattr(arguments, "later_images", False)
+    return bool(images) and arguments.mmproj is None
+
+
 def needed_encoder(arguments: argparse.Namespace, model: str | None) -> str | Path | None:
-    """What images of the arguments need: `--mmproj`, otherwise the folder that the model's file was
-    converted from. ConfigError for images without either; None without images.
+    """What images of the arguments need: `--mmproj`, otherwise the model's own encoder. ConfigError
+    for images without either; None without images.
     """
-    given: str | None = getattr(arguments, "mmproj", None)
+    given: str | Literal[False] | None = getattr(arguments, "mmproj", None)
     paths: list[str] = getattr(arguments, "image", [])
-    if given is not None or not paths:
-        return given
-    folder = encoder_folder(model)
-    if folder is None:
+    if not paths:
+        return given or None
+    found = given or (None if given is False else own_encoder(model))
+    if found is None:
+        without = "--mmproj" if given is None else "an encoder (--no-mmproj)"
         raise oxillama.ConfigError(
-            f"--image: found {paths[0]} without --mmproj, wanted the file of the model's encoder"
+            f"--image: found {paths[0]} without {without}, wanted the file of the model's encoder"
         )
-    return folder
+    return found
 
 
 def content(text: str, paths: Iterable[str | Path]) -> str | list[dict[str, Any]]:

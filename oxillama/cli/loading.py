@@ -168,20 +168,22 @@ def _rope(arguments: argparse.Namespace) -> dict:
     return found
 
 
-def located_model(arguments: argparse.Namespace) -> str | None:
-    """The file that MODEL names, found or made; None for the embedded model."""
+def located_model(arguments: argparse.Namespace, *, encoder: bool = False) -> str | None:
+    """The file that MODEL names, found or made, from the hub with its encoder if so asked; None for
+    the embedded model.
+    """
     given = arguments.model
     if given is None:
         return None
-    found = _found(given)
+    found = _found(given, encoder)
     if str(found) != given:
         print(f"oxillama: {given} is {found}", file=sys.stderr, flush=True)
     return str(found)
 
 
-def _found(given: str) -> Any:
+def _found(given: str, encoder: bool) -> Any:
     """The file of a name; a conversion shows a bar where a person is watching."""
-    return _converting(partial(located, given))
+    return _converting(partial(located, given, encoder=encoder))
 
 
 def _converting(find: Callable[..., Any]) -> Any:
@@ -220,7 +222,8 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
     """The engine of `arguments.model`; the bar shows weights packed and is left out when stderr is
     not a terminal.
     """
-    options, model = engine_options(arguments), located_model(arguments)
+    options = engine_options(arguments)
+    model = located_model(arguments, encoder=images.wants_own_encoder(arguments))
     encoder = images.needed_encoder(arguments, model)
     if encoder is not None:
         options["mmproj"] = str(_converting(partial(located_encoder, encoder)))

@@ -134,7 +134,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         if name in known and value is not None
     }
     if arguments.model is not None:
-        given["model"] = located_model(arguments)
+        given["model"] = located_model(arguments, encoder=arguments.mmproj is None)
         if not Path(arguments.model).exists():  # clients know a stored model by that name
             given.setdefault("alias", arguments.model)
     given["api_keys"] = tuple(_keys(arguments))
@@ -175,7 +175,7 @@ def _engine(arguments: argparse.Namespace) -> dict[str, Any]:
     from oxillama.cli.loading import engine_options
 
     options = engine_options(arguments)
-    if arguments.mmproj is not None and arguments.models_dir is not None:
+    if arguments.mmproj and arguments.models_dir is not None:
         raise ConfigError(
             "--mmproj: found together with --models-dir, wanted one model, whose encoder it is"
         )

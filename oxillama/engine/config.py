@@ -33,7 +33,7 @@ class ConfigOptions(TypedDict, total=False):
     tokenizer_path: str | Path | None
     sidecar: str | Path | Literal[False]
     offload: OffloadPolicy
-    mmproj: str | Path | None
+    mmproj: str | Path | Literal[False] | None
     image_fit: Literal["stretch", "pad"] | None
     image_folder: str | Path | None
     chat_template: str | None
@@ -84,8 +84,9 @@ class EngineConfig:
     Images (docs/pictures.md):
 
     - `mmproj`: the image encoder: its GGUF file, or the Hugging Face folder of a model, or a name
-      on the hub. None for the encoder of the folder that the model itself is converted from, which
-      is converted and loaded when the first image comes; a GGUF file has none.
+      on the hub. None for the model's own, which is loaded when the first image comes: that of the
+      folder that it is converted from, or the mmproj file beside it on the hub, in LM Studio's or
+      in Ollama's store; any other GGUF file has none. False for none.
     - `image_fit`: "stretch" or "pad" instead of the model family's own way to fit an image.
     - `image_folder`: where messages may name image files, None for nowhere.
     - `max_images`: per prompt; `max_image_pixels`: per image.
@@ -119,7 +120,7 @@ class EngineConfig:
     model_path: str | Path | None = None
     tokenizer_path: str | Path | None = None
     sidecar: str | Path | Literal[False] = False
-    mmproj: str | Path | None = None
+    mmproj: str | Path | Literal[False] | None = None
     image_fit: Literal["stretch", "pad"] | None = None
     image_folder: str | Path | None = None
     max_images: int = 32
@@ -176,6 +177,8 @@ class EngineConfig:
             raise ConfigError("model_path: found '', wanted a path, or None for the embedded model")
         for name in ("tokenizer_path", "mmproj", "image_folder"):
             path = getattr(self, name)
+            if name == "mmproj" and path is False:
+                continue
             if path is not None and not (isinstance(path, (str, Path)) and str(path)):
                 raise ConfigError(f"{name}: found {path!r}, wanted a path")
         if self.image_fit not in (None, "stretch", "pad"):
@@ -183,7 +186,7 @@ class EngineConfig:
                 f"image_fit: found {self.image_fit!r}, wanted 'stretch', 'pad' or None"
             )
         for name in ("image_fit", "image_folder"):
-            if getattr(self, name) is not None and self.mmproj is None:
+            if getattr(self, name) is not None and not self.mmproj:
                 raise ConfigError(
                     f"{name}: found {str(getattr(self, name))!r} without mmproj, which encodes "
                     "images"

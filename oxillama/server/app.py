@@ -172,8 +172,7 @@ class App:
         config, headers = self.config, call.request.headers
         # images are only for a server that sees them
         sees = route.images and (
-            config.engine.get("mmproj") is not None
-            or any(model.sees for model in self.state.models.loaded())
+            config.engine.get("mmproj") or any(model.sees for model in self.state.models.loaded())
         )
         limit = config.image_body_bytes if sees else config.body_bytes
         if (

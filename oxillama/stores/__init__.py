@@ -1,8 +1,8 @@
 """Finds models: turns what a user names into the file that is opened.
 
-`located` is the interface, `located_encoder` that of image encoders. `converted` makes GGUF files
-of Hugging Face folders, `hub` downloads from the Hugging Face hub, `others` finds the models of
-Ollama and LM Studio.
+`located` is the interface, `located_encoder` and `own_encoder` those of image encoders. `converted`
+makes GGUF files of Hugging Face folders, `hub` downloads from the Hugging Face hub, `others` finds
+the models of Ollama and LM Studio.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from oxillama.stores.converted import (
     remove_converted,
 )
 from oxillama.stores.hub import (
+    cached_encoder,
     cached_files,
     cached_folder,
     choose,
@@ -31,7 +32,14 @@ from oxillama.stores.hub import (
     fetch_encoder,
     remove_cached,
 )
-from oxillama.stores.others import lm_studio_file, lm_studio_files, ollama_file, ollama_files
+from oxillama.stores.others import (
+    lm_studio_encoder,
+    lm_studio_file,
+    lm_studio_files,
+    ollama_encoder,
+    ollama_file,
+    ollama_files,
+)
 
 __all__ = [
     "cached_files",
@@ -41,7 +49,6 @@ __all__ = [
     "converted_encoder",
     "converted_file",
     "converted_files",
-    "encoder_folder",
     "fetch",
     "fetch_encoder",
     "lm_studio_file",
@@ -50,6 +57,7 @@ __all__ = [
     "located_encoder",
     "ollama_file",
     "ollama_files",
+    "own_encoder",
     "remove_cached",
     "remove_converted",
 ]
@@ -62,7 +70,11 @@ _EXPLICIT = ("hf://", "hf.co/", "huggingface.co/")
 
 
 def located(
-    source: Any, *, file: str | None = None, progress: Callable[[int, int, str], None] | None = None
+    source: Any,
+    *,
+    file: str | None = None,
+    encoder: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Any:
     """The file of a model's name; a value that is not a name (bytes, a list of shards) is returned
     unchanged.
@@ -74,6 +86,7 @@ def located(
 
     file: the file of a hub repository or folder, as a pattern ("*Q4_K_M.gguf") or a quantisation
     ("Q4_K_M"); without it the only one, otherwise a common quantisation (`hub.PREFERRED`).
+    encoder: what is fetched from the hub comes with the image encoder that belongs to it.
     progress(done, total, name) is called for the tensors of a conversion. ConfigError if several
     files match, GgufNotFound if none does or nothing has this name. The path of a .gguf file that
     is missing is returned unchanged.
@@ -101,7 +114,23 @@ def located(
             raise ConfigError(f"file: found {file!r} and the file {source}, wanted one of them")
         made = [] if path.exists() else [one for one in converted_files() if one.name == source]
         return made[0] if made else source
-    return _named(source, file, progress)
+    return _named(source, file, encoder, progress)
+
+
+def own_encoder(model: Any) -> Path | None:
+    """What encodes images for a model's file, by where it lies: the Hugging Face folder that it was
+    converted from, or the encoder's file beside it in a repository of the hub's cache or of LM
+    Studio, or in Ollama's store. None for every other file, whose folder says nothing.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return None
+    path = Path(os.path.abspath(model))
+    return (
+        encoder_folder(model)
+        or cached_encoder(path)
+        or lm_studio_encoder(path)
+        or ollama_encoder(path)
+    )
 
 
 def located_encoder(
@@ -140,7 +169,7 @@ def _in_folder(path: Path, file: str | None, progress: Any) -> Path:
     )
 
 
-def _named(source: str, file: str | None, progress: Any) -> Any:
+def _named(source: str, file: str | None, encoder: bool, progress: Any) -> Any:
     """The file of a name that is not a path."""
     if source.startswith("ollama:"):
         name = source.removeprefix("ollama:")
@@ -157,7 +186,7 @@ def _named(source: str, file: str | None, progress: Any) -> Any:
         here = None if source.startswith(_EXPLICIT) else lm_studio_file(match["repo"], wanted)
         if here is None and file is None and not source.startswith(_EXPLICIT):
             here = ollama_file(source)
-        return here or fetch(match["repo"], wanted, progress=progress)
+        return here or fetch(match["repo"], wanted, encoder=encoder, progress=progress)
     if file is not None:
         raise ConfigError(f"file: found {file!r} and {source!r}, wanted a name as owner/name")
     here = ollama_file(source)

@@ -43,6 +43,9 @@ _NOT_STORED = (
 )
 # files beside a model that are none: drafts of it, by llama.cpp's names for them, and statistics
 _BESIDE = re.compile(r"^(?:mtp|eagle3|dflash|dspark)-|^imatrix|[-_.]imatrix\.gguf$")
+_KIND = re.compile(
+    r"[-_.](?:UD[-_])?(?:I?Q|TQ|MXFP|NVFP|BF|F)(\d+)(?:_[A-Z0-9]+)*(?=[-_.]|$)", re.IGNORECASE
+)
 # of a folder of weights what a conversion reads
 _PARTS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
 
@@ -64,7 +67,7 @@ def choose(names: Iterable[str], wanted: str | None, *, place: str) -> str:
     ConfigError if several match equally well, GgufNotFound if there is none.
     """
     files = [name for name in sorted(names) if name.lower().endswith(".gguf")]
-    models = [name for name in files if "mmproj" not in PurePosixPath(name).name.lower()]
+    models = [name for name in files if not _is_encoder(name)]
     if wanted is None or not _is_pattern(wanted):
         models = [n for n in models if not _BESIDE.search(PurePosixPath(n).name)] or models
     found = [name for name in models if _is_first(name)]
@@ -112,6 +115,11 @@ def _is_pattern(wanted: str) -> bool:
     return any(sign in wanted for sign in "*?[") or wanted.lower().endswith(".gguf")
 
 
+def _is_encoder(name: str) -> bool:
+    """Whether a file's name is that of an image encoder's."""
+    return "mmproj" in PurePosixPath(name).name.lower()
+
+
 def _matches(name: str, wanted: str) -> bool:
     """Whether a file matches a pattern or a quantisation, ignoring case."""
     if _is_pattern(wanted):
@@ -129,9 +137,11 @@ def fetch(
     repo: str,
     file: str | None = None,
     *,
+    encoder: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Path:
-    """A GGUF file of a repository, downloaded if it is not cached; file: see `choose`.
+    """A GGUF file of a repository, downloaded if it is not cached; file: see `choose`. encoder:
+    with the image encoder that belongs to it, if there is one (`matching_encoder`).
 
     A repository that has only safetensors is downloaded completely and converted
     (`converted_file`).
@@ -148,7 +158,11 @@ def fetch(
         name = choose(names, file, place=repo)
         folder, shards = PurePosixPath(name).parent, shard_names(PurePosixPath(name).name)
         wanted = [name] if shards is None else [str(folder / each) for each in shards]
-        return [_one(hub, repo, each) for each in wanted][0]
+        found = [_one(hub, repo, each) for each in wanted][0]
+        beside = matching_encoder(names, name) if encoder else None
+        if beside is not None:
+            _one(hub, repo, beside)
+        return found
     return converted_file(_weights(hub, repo, names), progress=progress)
 
 
@@ -183,11 +197,7 @@ def choose_encoder(names: Iterable[str], *, place: str) -> str:
     """The GGUF file of an image encoder among many: the only one, otherwise the one of halves;
     ConfigError if there are several others, GgufNotFound if there is none.
     """
-    found = [
-        name
-        for name in sorted(names)
-        if name.lower().endswith(".gguf") and "mmproj" in PurePosixPath(name).name.lower()
-    ]
+    found = [name for name in sorted(names) if name.lower().endswith(".gguf") and _is_encoder(name)]
     if not found:
         raise GgufNotFound(f"{place}: found no GGUF file of an image encoder (mmproj)")
     halves = [name for name in found if _is_of(name, "F16")]
@@ -195,6 +205,38 @@ def choose_encoder(names: Iterable[str], *, place: str) -> str:
         if len(several) == 1:
             return several[0]
     raise ConfigError(f"{place}: several files of image encoders: {listed(found)}, wanted one")
+
+
+def matching_encoder(names: Iterable[str], model: str) -> str | None:
+    """The GGUF file of the image encoder that belongs to a model's among the files of a repository,
+    as llama.cpp chooses it: in the model's folder or the nearest above it, of the quantisation with
+    the nearest number of bits, of equals the first. None if there is none, or several that are of
+    different models and none of them of this one.
+    """
+    path = PurePosixPath(model)
+    above = (path.parent, *path.parent.parents)
+    found = [PurePosixPath(name) for name in sorted(names) if name.lower().endswith(".gguf")]
+    found = [each for each in found if _is_encoder(each.name) and each.parent in above]
+    if not found:
+        return None
+    nearest = min((each.parent for each in found), key=above.index)
+    found = [each for each in found if each.parent == nearest]
+    if len({_of_model(each) for each in found}) > 1:
+        found = [each for each in found if _of_model(each) in path.name.lower()]
+    if len({_of_model(each) for each in found}) != 1:
+        return None
+    return str(min(found, key=lambda each: abs(_bits(each) - _bits(path))))
+
+
+def _of_model(encoder: PurePosixPath) -> str:
+    """The model that an encoder's name names: what is left without `mmproj` and the kind."""
+    return re.sub(r"[-_.]?mmproj[-_.]?", "", _KIND.sub("", encoder.stem.lower()))
+
+
+def _bits(path: PurePosixPath) -> int:
+    """The number in the quantisation of a file's name, 0 without one."""
+    numbers = _KIND.findall(path.stem)
+    return int(numbers[-1]) if numbers else 0
 
 
 def _weights(hub: Any, repo: str, names: list[str]) -> Path:
@@ -327,6 +369,21 @@ def cached_folder(repo: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def cached_encoder(model: Path) -> Path | None:
+    """The image encoder that belongs to a model in the hub's cache, if it was fetched too."""
+    for snapshot in model.parents:
+        if snapshot.parent.name == "snapshots" and snapshot.parents[1].name.startswith("models--"):
+            return encoder_within(snapshot, model)
+    return None
+
+
+def encoder_within(folder: Path, model: Path) -> Path | None:
+    """The image encoder that belongs to a model among the files of its repository."""
+    names = [each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf")]
+    name = matching_encoder(names, model.relative_to(folder).as_posix())
+    return None if name is None else folder / name
+
+
 def cached_files() -> list[CachedFile]:
     """The GGUF files in the hub's cache; empty without the extra or without a cache."""
     try:
@@ -381,7 +438,8 @@ def remove_cached(repo: str, wanted: str | None = None) -> int:
         name = choose(kept, wanted, place=repo)
         shards = shard_names(PurePosixPath(name).name) or [PurePosixPath(name).name]
         gone = {str(PurePosixPath(name).with_name(each)) for each in shards}
-        if kept - gone:
+        # without a model its encoder is of no use
+        if any(not _is_encoder(each) for each in kept - gone):
             return _remove_files(revisions, gone)
     strategy = info.delete_revisions(*(revision.commit_hash for revision in revisions))
     strategy.execute()

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from oxillama.errors import GgufError
-from oxillama.stores.hub import choose
+from oxillama.stores.hub import choose, encoder_within
 
 _REGISTRY, _LIBRARY = "registry.ollama.ai", "library"
 _MODEL = "application/vnd.ollama.image.model"
 _ADAPTER = "application/vnd.ollama.image.adapter"
+_PROJECTOR = "application/vnd.ollama.image.projector"
 _DIGEST = re.compile(r"^sha256[:-](?P<hash>[0-9a-f]{64})$")
 _PART = re.compile(r"^[\w.-]+$")
 
@@ -60,13 +61,34 @@ def ollama_file(name: str) -> Path | None:
     return None
 
 
-def _blob(folder: Path, manifest: Path, name: str) -> Path:
-    """The file of weights that a manifest names."""
+def ollama_encoder(model: Path) -> Path | None:
+    """The image encoder that Ollama's manifests name beside a file of weights; None if they name
+    none, or several.
+    """
+    folder = model.parent.parent
+    if model.parent.name != "blobs" or folder not in _ollama_folders():
+        return None
+    found = set()
+    for manifest in _files(folder / "manifests"):
+        with suppress(GgufError):
+            layers = [(kind, f"sha256-{one['hash']}") for kind, one in _layers(manifest) if one]
+            if (_MODEL, model.name) in layers:
+                found |= {name for kind, name in layers if kind == _PROJECTOR}
+    return model.with_name(found.pop()) if len(found) == 1 else None
+
+
+def _layers(manifest: Path) -> list[tuple[str, re.Match[str] | None]]:
+    """The kind of each layer of a manifest, and the match of its digest."""
     try:
         layers = json.loads(manifest.read_bytes())["layers"]
-        kinds = [(layer["mediaType"], _DIGEST.match(layer["digest"])) for layer in layers]
+        return [(layer["mediaType"], _DIGEST.match(layer["digest"])) for layer in layers]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GgufError(f"{manifest}: found no manifest of Ollama: {error}") from error
+
+
+def _blob(folder: Path, manifest: Path, name: str) -> Path:
+    """The file of weights that a manifest names."""
+    kinds = _layers(manifest)
     if any(kind == _ADAPTER for kind, _ in kinds):
         raise GgufError(
             f"{name}: Ollama applies an adapter to this model, wanted one without (its weights "
@@ -146,6 +168,15 @@ def lm_studio_file(repo: str, file: Any = None) -> Path | None:
         names = [each.name for each in _files(place) if each.suffix.lower() == ".gguf"]
         if names:
             return place / choose(names, file, place=str(place))
+    return None
+
+
+def lm_studio_encoder(model: Path) -> Path | None:
+    """The image encoder in the folder of a model of LM Studio."""
+    for folder in _lm_studio_folders():
+        if folder in model.parents:
+            owner, name, *rest = model.relative_to(folder).parts
+            return encoder_within(folder / owner / name, model) if rest else None
     return None
 
 

@@ -20,7 +20,7 @@ import oxillama
 from oxillama import stores
 from oxillama.cli import main
 from oxillama.errors import ConfigError, GgufError, GgufNotFound
-from oxillama.stores.hub import choose
+from oxillama.stores.hub import choose, matching_encoder
 from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
 
 QUANTS = [f"m-{kind}.gguf" for kind in ("Q2_K", "Q4_K_M", "Q4_K_S", "Q8_0")]
@@ -175,6 +175,54 @@ def test_drafts_and_statistics_beside_a_model_are_no_models():
     assert choose([*beside, "m-imatrix-Q2_K.gguf"], None, place="here") == "m-imatrix-Q2_K.gguf"
     assert choose([*beside, *QUANTS], "mtp-*", place="here") == "mtp-m-Q4_K_M.gguf"
     assert choose(beside[:1], "Q4_K_M", place="here") == beside[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "encoders", "wanted"),
+    (
+        ("m-Q4_K_M.gguf", ["mmproj-m-f16.gguf"], 0),
+        ("m-Q4_K_M.gguf", ["mmproj-F32.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"], 2),
+        ("m-Q4_K_M.gguf", ["mmproj-m-f16.gguf", "mmproj-m-Q8_0.gguf"], 1),
+        ("m-BF16.gguf", ["mmproj-m-f16.gguf", "mmproj-m-Q8_0.gguf"], 0),
+        ("m-UD-Q4_K_XL.gguf", ["m.mmproj-Q8_0.gguf", "m.mmproj-f16.gguf"], 0),
+        ("Q8_0/m-Q8_0-00001-of-00002.gguf", ["mmproj-F16.gguf"], 0),
+        ("a/m-Q8_0.gguf", ["mmproj-a-Q8_0.gguf", "a/mmproj-a-F32.gguf"], 1),
+        ("a/m-Q8_0.gguf", ["b/mmproj-F16.gguf"], None),
+        ("m-Q8_0.gguf", ["a/mmproj-F16.gguf"], None),
+        ("m-4b-Q8_0.gguf", ["mmproj-m-4b-F16.gguf", "mmproj-m-12b-F16.gguf"], 0),
+        ("m-12b-Q8_0.gguf", ["mmproj-m-4b-F16.gguf", "mmproj-m-12b-Q8_0.gguf"], 1),
+        ("other-Q8_0.gguf", ["mmproj-m-4b-F16.gguf", "mmproj-m-12b-F16.gguf"], None),
+        ("m-Q8_0.gguf", [], None),
+    ),
+)
+def test_the_encoder_of_a_model_is_chosen_among_those_of_its_repository(model, encoders, wanted):
+    names = ["README.md", "mmproj.json", model, *encoders]
+    assert matching_encoder(names, model) == (None if wanted is None else encoders[wanted])
+
+
+def test_the_encoder_beside_a_model_is_fetched_where_images_may_come(hub, monkeypatch):
+    hub.files["owner/name"] = [*QUANTS, "mmproj-m-F16.gguf"]
+    assert stores.located("owner/name").name == "m-Q4_K_M.gguf"
+    assert stores.located("owner/name:Q2_K", encoder=True).name == "m-Q2_K.gguf"
+    assert hub.fetched == ["m-Q4_K_M.gguf", "m-Q2_K.gguf", "mmproj-m-F16.gguf"]
+    hub.fetched.clear()
+    monkeypatch.setattr("oxillama.server.run.serve", lambda config: 0)
+    for line, fetched in (
+        ("info owner/name", False),
+        ("run owner/name -n 1 -p Once", False),
+        ("serve owner/name", True),
+        ("serve owner/name --no-mmproj", False),
+        ("pull owner/name", True),
+        ("pull owner/name --no-mmproj", False),
+    ):
+        assert main(line.split()) == 0
+        assert hub.fetched == ["m-Q4_K_M.gguf", "mmproj-m-F16.gguf"][: 1 + fetched], line
+        hub.fetched.clear()
+    for options, fetched in (({}, True), ({"mmproj": False}, False), ({"max_images": 0}, False)):
+        for file in (None, "Q4_K_M"):
+            oxillama.load("owner/name", file=file, num_threads=1, **options).close()
+            assert len(hub.fetched) == 1 + fetched, options
+            hub.fetched.clear()
 
 
 def test_nothing_is_guessed_among_files():
@@ -402,6 +450,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for line in sys.stdin.read().splitlines():
     print(f"$ {line}: {main(line.split())}", flush=True)
 """
+
+
+def test_pull_brings_the_encoder_and_rm_takes_it_with_the_last_model(pull):
+    data = oxillama.embedded_path().read_bytes()
+    names = ("m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf")
+    HubServer.repositories["owner/sees"] = {name: data + b" " * at for at, name in enumerate(names)}
+    out, err = pull("pull owner/sees")
+    first, second, last = out.splitlines()
+    assert first.endswith("/m-Q4_0.gguf") and second.endswith("/mmproj-F16.gguf") and not err
+    assert last == "$ pull owner/sees: 0"
+    out, _ = pull("pull owner/sees:Q8_0\nrm owner/sees:Q4_0\nlist\nrm owner/sees:Q8_0\nlist")
+    assert "owner/sees:mmproj-F16.gguf" in out.split("$ list: 0")[0]
+    assert "owner/sees:mmproj-F16.gguf" not in out.split("$ list: 0")[1]
 
 
 def test_the_client_of_the_hub_pulls_lists_and_removes(tmp_path):

@@ -1,6 +1,7 @@
 """Hugging Face folders of models with an image encoder: asked about images as they are."""
 
 import base64
+import hashlib
 import io
 import json
 import shutil
@@ -14,7 +15,7 @@ from oxillama import stores
 from oxillama.cli import main
 from oxillama.convert import convert_encoder
 from oxillama.errors import ConfigError, ConvertError, EngineError, GgufNotFound, ModelError
-from oxillama.gguf import GgufReader
+from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.vision import ImageFeatures
 from tests.convert.test_encoders import golden_of
 from tests.convert.test_families import save, spread
@@ -194,6 +195,80 @@ def test_commands_take_folders(seeing, cache, tmp_path, capsys):
     for path in stores.converted_files():
         assert main(["rm", path.name]) == 0
     assert list(cache.iterdir()) == []
+
+
+@pytest.fixture(params=["hub", "lmstudio", "ollama"])
+def stored(request, seeing, tmp_path, monkeypatch):
+    """The file of a model in a store that has its encoder too, and the encoder's."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    files = [stores.located(seeing), stores.located_encoder(seeing)]
+    if request.param == "ollama":
+        place, kinds = tmp_path / "home/.ollama/models", ("model", "projector")
+        names = [f"sha256-{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
+        manifest = place / "manifests/registry.ollama.ai/library/see/latest"
+        manifest.parent.mkdir(parents=True)
+        layers = [
+            {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": name.replace("-", ":")}
+            for kind, name in zip(kinds, names)
+        ]
+        manifest.write_text(json.dumps({"layers": layers}))
+        place /= "blobs"
+    else:
+        place = {
+            "hub": tmp_path / "hub/models--owner--see/snapshots/0123",
+            "lmstudio": tmp_path / "home/.lmstudio/models/owner/see",
+        }[request.param]
+        names = ["see-Q8_0.gguf", "mmproj-see-F16.gguf"]
+    place.mkdir(parents=True)
+    for file, name in zip(files, names):
+        shutil.move(file, place / name)
+    shutil.rmtree(tmp_path / "cache")
+    return [place / name for name in names]
+
+
+def test_the_encoder_beside_a_model_in_a_store_is_its_own(stored, seeing, tmp_path, capsys):
+    model, encoder = stored
+    with oxillama.load(model) as engine:
+        assert engine.takes_images
+        found = asked(engine).content
+    other = shutil.copy(model, tmp_path / "other.gguf")
+    shutil.copy(encoder, tmp_path / "mmproj-other.gguf")
+    with oxillama.load(other) as engine:  # a folder of one's own says nothing
+        assert not engine.takes_images
+    with oxillama.load(other, mmproj=encoder) as engine:
+        assert asked(engine).content == found
+    with oxillama.load(model, mmproj=False) as engine:
+        assert not engine.takes_images
+        with pytest.raises(EngineError, match="without mmproj"):
+            asked(engine)
+    picture(70, 50).save(tmp_path / "cat.png")
+    see = ["run", str(model), "--image", str(tmp_path / "cat.png"), "-p", "what?", "-n", "2"]
+    assert main(see) == 0
+    assert main([*see, "--no-mmproj"]) == 1
+    assert "without an encoder (--no-mmproj)" in capsys.readouterr().err
+    encoder.unlink()
+    with oxillama.load(model) as engine:
+        assert engine.generate("abc", max_tokens=2).tokens  # texts alone do not need it
+
+
+def test_an_encoder_of_sound_alone_takes_no_images(tmp_path, folder):  # noqa: F811
+    place = tmp_path / "hub/models--owner--hear/snapshots/0123"
+    place.mkdir(parents=True)
+    model = shutil.copy(stores.located(folder), place / "hear-Q8_0.gguf")
+    with GgufWriter(place / "mmproj-F16.gguf", "clip") as file:
+        file.add("clip.has_vision_encoder", False)
+        file.add_tensor("a.blk.0.ln1.weight", np.ones(4, np.float32))
+    with oxillama.load(model) as engine:
+        assert not engine.takes_images
+
+
+@pytest.mark.parametrize("given", [True, "", 3])
+def test_an_encoder_is_a_path_or_false(given):
+    with pytest.raises(ConfigError, match="mmproj: found .*, wanted a path"):
+        oxillama.load(mmproj=given)
+    with pytest.raises(ConfigError, match="image_fit: found 'pad' without mmproj"):
+        oxillama.load(mmproj=False, image_fit="pad")
 
 
 def test_a_server_of_a_folder_takes_images(seeing, cache):
