@@ -1,5 +1,6 @@
 """The sampler that a file recommends is the engine's default, or the file is refused."""
 
+import numpy as np
 import pytest
 
 import oxillama
@@ -95,3 +96,34 @@ def test_it_is_the_default_that_is_shown_and_a_sampler_given_takes_its_place(tmp
     tiny.write(path, "llama", keys={"general.sampling.top_p": 5.0})
     with pytest.raises(ModelError, match="top_p: found 5"):
         oxillama.load(path)
+
+
+def suppressing(path, *suppressed):
+    """A tiny model whose vocabulary suppresses tokens."""
+    keys = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(77))],
+        "tokenizer.ggml.scores": np.arange(80, 0, -1).astype(np.float32),
+        "tokenizer.ggml.token_type": np.array([2, 3, 3] + [1] * 77, np.int32),
+        "tokenizer.ggml.suppress_tokens": np.array(suppressed, np.int32) if suppressed else None,
+    }
+    tiny.write(path, "llama", keys=keys)
+    return oxillama.load(path, num_threads=1, sampler=SamplerConfig(temperature=0.0))
+
+
+def test_tokens_that_a_file_suppresses_are_never_drawn(tmp_path):
+    options = {"max_tokens": 8, "ignore_eos": True}
+    with suppressing(tmp_path / "plain.gguf") as engine:
+        drawn = engine.generate([1, 5], **options).tokens
+    never = set(drawn[:3])
+    # a token that the vocabulary lacks changes nothing
+    with suppressing(tmp_path / "m.gguf", *never, -1, 80) as engine:
+        for more in ({}, {"logit_bias": {drawn[0]: 99}}, {"temperature": 2.0, "seed": 1}):
+            found = engine.generate([1, 5], **options, **more).tokens
+            assert len(found) == 8 and not never & set(found), more
+        beams = engine.beam_generate([1, 5])
+        assert not never & {token for beam in beams for token in beam.tokens}
+        # by the order of what is left
+        logits = engine.logits([1, 5])[-1]
+        logits[list(never)] = -np.inf
+        assert engine.generate([1, 5], **options).tokens[0] == int(logits.argmax())

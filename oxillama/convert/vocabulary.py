@@ -96,7 +96,7 @@ def vocabulary_keys(
     prefix = settings.get("add_prefix_space")
     if family.prefix_setting and isinstance(prefix, bool):
         keys["tokenizer.ggml.add_space_prefix"] = prefix, "bool"
-    keys |= _special(folder, family, hyper, settings, ids)
+    keys |= _special(folder, family, hyper, settings, ids) | _suppressed(folder)
     if family.prefix_setting:
         keys |= _GROWN.get(size, {})
     return keys | _templates(folder, settings, family)
@@ -677,6 +677,22 @@ def _special(
             found[key.removesuffix("?")] = value
     keys = _ggml(**{f"{key}_token_id": (value, "uint32") for key, value in found.items()})
     return keys | _ggml(**{key: (value, "bool") for key, value in switches.items()})
+
+
+def _suppressed(folder: ModelFolder) -> KeyValues:
+    """The tokens that are never drawn, those of pictures and sound in Gemma 4 for example."""
+    found = folder.json("generation_config.json").get("suppress_tokens")
+    if not found:
+        return {}
+    if not isinstance(found, list) or not all(
+        isinstance(one, int) and not isinstance(one, bool) and -(1 << 31) <= one < 1 << 31
+        for one in found
+    ):
+        raise ConvertError(
+            f"{folder.path / 'generation_config.json'}: suppress_tokens: found {found!r:.80}, "
+            "wanted token ids"
+        )
+    return _ggml(suppress_tokens=(found, "array[int32]"))
 
 
 def _content(token: object) -> str | None:

@@ -669,7 +669,7 @@ def _equip(
     """Give a session its sampler, grammar state, text decoder and stop filter, from its current
     position.
     """
-    config = _without_padding(config, vocabulary, vocab_size)
+    config = _drawable(config, vocabulary, vocab_size)
     session.sampler = sampler_of(
         config,
         vocabulary,
@@ -698,10 +698,10 @@ def _amend(
     before = session.sampler
     config = options.sampling(before.config)
     if options.sampler is not None:
-        config = _without_padding(config, vocabulary, vocab_size)
+        config = _drawable(config, vocabulary, vocab_size)
     anew = options.sampler is not None or options.seed is not None
     if options.sampling_fields:
-        config = _without_padding(config, vocabulary, vocab_size)
+        config = _drawable(config, vocabulary, vocab_size)
     session.sampler = sampler_of(
         config,
         vocabulary,
@@ -726,16 +726,17 @@ def _amend(
         session.text = words.bridge.stream(shown=options.shown_tokens)
 
 
-def _without_padding(
+def _drawable(
     config: SamplerConfig, vocabulary: Vocabulary | None, vocab_size: int
 ) -> SamplerConfig:
-    """The config with the output rows banned that lie beyond the vocabulary."""
-    known = vocab_size if vocabulary is None else vocabulary.bridge.vocab_size
-    return (
-        config.replace(banned_tokens=(*config.banned_tokens, *range(known, vocab_size)))
-        if known < vocab_size
-        else config
-    )
+    """The config with the tokens banned that the vocabulary suppresses, and the output rows that
+    lie beyond it.
+    """
+    if vocabulary is None:
+        return config
+    bridge = vocabulary.bridge
+    never = (*bridge.vocabulary.suppressed, *range(bridge.vocab_size, vocab_size))
+    return config.replace(banned_tokens=(*config.banned_tokens, *never)) if never else config
 
 
 def _words(

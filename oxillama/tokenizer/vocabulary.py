@@ -175,6 +175,7 @@ class Vocabulary:
     strip_accents: bool = True  # `bert`
     # special tokens that swallow the white space after them
     rstrip: frozenset[int] = frozenset()
+    suppressed: tuple[int, ...] = ()  # that are never drawn
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -259,6 +260,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add[name] = wanted and name in special
     charsmap = _array(metadata, "precompiled_charsmap", None, None)
     lowercase = _value(metadata, "normalizer.lowercase", bool, True)
+    suppressed = _array(metadata, "suppress_tokens", None, np.int32)
     return Vocabulary(
         model,
         pre,
@@ -279,6 +281,10 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         lowercase=lowercase,
         strip_accents=_value(metadata, "normalizer.strip_accents", bool, lowercase),
         rstrip=_swallowing(str(metadata.get("general.name", "")), tokens, kinds),
+        # what is no token is never drawn anyway
+        suppressed=()
+        if suppressed is None
+        else tuple(int(token) for token in suppressed.tolist() if 0 <= token < n),
     )
 
 

@@ -306,6 +306,23 @@ def test_the_expressions_of_a_folder_name_its_split(tmp_path, pre):
     assert keys["pre"] == pre
 
 
+def test_tokens_that_a_folder_suppresses_are_kept(tmp_path):
+    tokenizer = {
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+    }
+
+    def keys(said):
+        return keys_of(tmp_path / "m", "Qwen2ForCausalLM", 2, tokenizer__json=tokenizer,
+                       generation_config__json={"suppress_tokens": said})  # fmt: skip
+
+    assert keys([1, 0])["suppress_tokens"] == [1, 0]
+    assert "suppress_tokens" not in keys(None)
+    for wrong in (["a"], 3, [True]):
+        with pytest.raises(ConvertError, match="suppress_tokens: found .*, wanted token ids"):
+            keys(wrong)
+
+
 def test_qwens_byte_strings_give_the_merges_that_made_them(tmp_path):
     strings = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"hex", b"he"]
     lines = [b"%s %d" % (base64.b64encode(one), rank) for rank, one in enumerate(strings)]
