@@ -324,10 +324,12 @@ def test_fp8_that_does_not_fit_together_is_refused(tmp_path):
     refused(tmp_path, floats, BLOCKS, "found fp8, and no weight that is so stored")
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "hqq", "torchao", None])
+@pytest.mark.parametrize("method", ["quanto", "hqq", "torchao", None])
 def test_other_methods_are_named(method, tmp_path):
     said = {"quant_method": method}
-    refused(tmp_path, {}, said, f"quant_method: found {method!r}, wanted one of awq, compressed-")
+    refused(
+        tmp_path, {}, said, f"quant_method: found {method!r}, wanted one of awq, bitsandbytes, "
+    )
 
 
 @pytest.mark.parametrize(
@@ -970,6 +972,126 @@ def test_queries_keys_and_values_of_mimo_in_the_order_of_devices_are_refused(tmp
     place, _ = golden_with(tmp_path, "mimo2", quantise, quantization_config=said)
     with pytest.raises(ConvertError, match=r"qkv_proj.weight: found quantised, its rows in the"):
         convert_folder(place, tmp_path / "out.gguf")
+
+
+# ---- bitsandbytes --------------------------------------------------------------------------------
+
+NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+       -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+       0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+       0.7229568362236023, 1.0]  # fmt: skip
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "uint8"}
+
+
+def bnb4(kind, nested, size=64):
+    """Codes of a table, two in a byte; blocks run through the rows of 96 columns."""
+
+    def quantise(module, shape, random):
+        table = np.array(NF4 if kind == "nf4" else E2M1, np.float32) / (1 if kind == "nf4" else 6)
+        codes = random.integers(0, 16, shape)
+        count = -(-codes.size // size)
+        said = {"quant_type": kind, "blocksize": size, "dtype": "bfloat16", "shape": list(shape)}
+        pairs = codes.reshape(-1, 2)
+        parts = {"weight": ("U8", (pairs[:, :1] << 4 | pairs[:, 1:]).astype(np.uint8))}
+        parts["weight.quant_map"] = ("F32", table)
+        if nested:
+            outer = random.uniform(0.01, 0.02, -(-count // 16)).astype(np.float32)
+            inner = np.sort(random.uniform(-1, 1, 256)).astype(np.float32)
+            held = random.integers(0, 256, count).astype(np.uint8)
+            said |= {"nested_blocksize": 16, "nested_dtype": "float32", "nested_offset": 0.05}
+            scales = [
+                inner[one] * outer[at // 16] + np.float32(0.05) for at, one in enumerate(held)
+            ]
+            parts["weight.absmax"] = ("U8", held)
+            parts["weight.nested_absmax"] = ("F32", outer)
+            parts["weight.nested_quant_map"] = ("F32", inner)
+        else:
+            scales = random.uniform(0.01, 0.2, count).astype(np.float32)
+            parts["weight.absmax"] = ("F32", scales)
+        state = np.frombuffer(json.dumps(said).encode(), np.uint8)
+        parts[f"weight.quant_state.bitsandbytes__{kind}"] = ("U8", state)
+        made = [table[code] * scales[at // size] for at, code in enumerate(codes.reshape(-1))]
+        return parts, np.array(made, np.float32).reshape(shape)
+
+    return quantised(quantise)
+
+
+@pytest.mark.parametrize(("kind", "nested"), [("nf4", True), ("nf4", False), ("fp4", False)])
+def test_bitsandbytes_of_4_bits_is_a_table_times_scales(kind, nested, tmp_path):
+    checked(tmp_path, *bnb4(kind, nested), BNB)
+
+
+def test_numbers_are_those_that_bitsandbytes_gives():
+    """A row that bitsandbytes 0.50.2 quantised twice, and the bfloat16 numbers it made of it."""
+    codes = "9d6d63a85787923c5979518932297b97a7854144ba97917ad6c295906f38156c"
+    wanted = (
+        "ee3bd03c86bbd03c86bb92bc363c6b3b08bc00006b3b0000ee3bc2bc92bca33c08bcee3b0000ee3b08bc01bd"
+        "6b3bee3b92bcc2bcc2bcee3b0000793cee3b0000363c00006b3b08bc52bc01bd52bc52bc793c363cee3b0000"
+        "ee3b01bd0000363cd03c86bba33cc2bcee3b08bcee3b39bd86bb393d92bc6b3b01bd08bc86bba33c"
+    )
+    said = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [1, 64],
+            "nested_blocksize": 256, "nested_dtype": "float32",
+            "nested_offset": 0.05381011962890625}  # fmt: skip
+    inner = np.zeros(256, np.float32)
+    inner[34] = -0.5148437023162842
+    parts = {
+        "": np.frombuffer(bytes.fromhex(codes), np.uint8)[:, None],
+        ".absmax": np.array([34], np.uint8),
+        ".quant_map": np.array(NF4, np.float32),
+        ".nested_absmax": np.array([0.01699066162109375], np.float32),
+        ".nested_quant_map": inner,
+        ".quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(said).encode(), np.uint8),
+    }
+    stored = {
+        f"x.weight{end}": StoredTensor("U8" if one.dtype == np.uint8 else "F32", one)
+        for end, one in parts.items()
+    }
+    made = dequantised(stored, {**CONFIG, "quantization_config": BNB}, "here")
+    assert list(made) == ["x.weight"]
+    assert made["x.weight"].as_type("BF16").tobytes().hex() == wanted
+
+
+def bnb8():
+    def quantise(module, shape, random):
+        codes = random.integers(-127, 128, shape).astype(np.int8)
+        scales = random.uniform(0.1, 2, shape[0]).astype(np.float32)
+        parts = {"weight": ("I8", codes), "SCB": ("F32", scales)}
+        parts["weight_format"] = ("U8", np.uint8(0))
+        return parts, scaled(codes, scales[:, None] / np.float32(127), 1, shape[1])
+
+    return quantised(quantise)
+
+
+def test_bitsandbytes_of_8_bits_has_a_scale_for_each_row(tmp_path):
+    checked(tmp_path, *bnb8(), BNB)
+
+
+def test_bitsandbytes_that_does_not_fit_together_is_refused(tmp_path):
+    stored, _ = bnb4("nf4", True)
+    name = f"{MODULES[0]}.weight"
+    state = f"{name}.quant_state.bitsandbytes__nf4"
+
+    def with_state(**more):
+        said = {**json.loads(stored[state][1].tobytes()), **more}
+        return {**stored, state: ("U8", np.frombuffer(json.dumps(said).encode(), np.uint8))}
+
+    for end in (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", state[len(name) :]):
+        left = {key: one for key, one in stored.items() if key != name + end}
+        refused(tmp_path, left, BNB, f"{name}: found no {name}{end}")
+    left = {key: one for key, one in stored.items() if key != name}
+    refused(tmp_path, left, BNB, "found without the weight")
+    refused(tmp_path, with_state(shape=[64, 32]), BNB, f"{name}: shape [2048, 1], wanted [1024, 1]")
+    refused(tmp_path, with_state(shape=[4096]), BNB, "shape: found [4096], wanted a matrix")
+    refused(tmp_path, with_state(blocksize=128), BNB, f"{name}.absmax: shape [64], wanted [32]")
+    refused(tmp_path, with_state(blocksize=0), BNB, "blocksize: found 0, wanted a positive integer")
+    refused(tmp_path, {**stored, state: ("U8", np.zeros(4, np.uint8))}, BNB, "do not fit together")
+    other = {**BNB, "bnb_4bit_quant_storage": "bfloat16"}
+    refused(tmp_path, stored, other, "bnb_4bit_quant_storage: found 'bfloat16', wanted 'uint8'")
+    stored, _ = bnb8()
+    turned = {**stored, f"{name}_format": ("U8", np.uint8(1))}
+    refused(tmp_path, turned, BNB, f"{name}_format: found 1, wanted 0 (rows)")
+    short = {**stored, name.replace("weight", "SCB"): ("F32", np.ones(3, np.float32))}
+    refused(tmp_path, short, BNB, "SCB: shape [3], wanted [64]")
 
 
 # ---- whole models --------------------------------------------------------------------------------
