@@ -265,6 +265,23 @@ def test_fp8_with_one_scale_for_all(names, tmp_path):
     checked(tmp_path, stored, floats, said)
 
 
+def test_fbgemm_has_a_scale_for_each_row(tmp_path):
+    def quantise(module, shape, random):
+        codes = codes8(random, shape)
+        stored, scales = scales_of(random, (shape[0], 1), "F32")
+        parts = {"weight": ("F8_E4M3", codes), "weight_scale": stored}
+        return parts, scaled(np.vectorize(e4m3)(codes), scales, 1, shape[1])
+
+    stored, floats = quantised(quantise)
+    said = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    (tmp_path / "good").mkdir()
+    checked(tmp_path / "good", stored, floats, said)
+    name = f"{MODULES[0]}.weight_scale"
+    short = {**stored, name: ("F32", np.ones((3, 1), np.float32))}
+    (tmp_path / "bad").mkdir()
+    refused(tmp_path / "bad", short, said, f"{name}: shape [3, 1]")
+
+
 def test_modules_that_are_not_quantised_stay_as_they_are(tmp_path):
     stored, floats = fp8_blocks("F32", "weight_scale_inv")
     name = "model.layers.0.mlp.down_proj.weight"

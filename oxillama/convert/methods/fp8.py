@@ -12,9 +12,11 @@ from oxillama.convert.safetensors import StoredTensor, Tensor
 from oxillama.errors import ConvertError
 
 
+@method("fbgemm_fp8")
 @method("fp8")
 class _Fp8(Reader):
-    """`fp8`: weights of E4M3 with a scale for each block of `weight_block_size`, or one for all.
+    """`fp8`: weights of E4M3 with a scale for each block of `weight_block_size`, or one for all;
+    `fbgemm_fp8`: one for each row.
 
     The scale of NAME is NAME_scale_inv (a factor in spite of its name), NAME_scale, or for
     MODULE.weight MODULE.scale. DeepSeek V4's experts (`expert_dtype` fp4) are E2M1 codes, two in a
