@@ -255,7 +255,8 @@ class InferenceEngine:
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids."""
-        return self.tokenizer.decode(checked_ids(ids, name="detokenize", wanted="token ids"))
+        given = checked_ids(ids, name="detokenize", wanted="token ids", images=True)
+        return self.tokenizer.decode(given)
 
     def image_prompt(self, parts: Iterable[Any]) -> ImagePrompt:
         """A prompt of texts, token ids and images in order, for `generate`, `stream`, `logits` and

@@ -224,7 +224,7 @@ class Loaded:
             return self.required_vocabulary.bridge.encode(
                 prompt, add_special=add_special, parse_special=True
             )
-        ids = checked_ids(prompt, self.model.config.vocab_size)
+        ids = checked_ids(prompt, self.model.config.vocab_size, images=True)
         return ImagePrompt(ids, images_of(prompt)) if isinstance(prompt, ImagePrompt) else ids
 
     def last_session(self, purpose: str) -> Session:

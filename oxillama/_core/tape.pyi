@@ -27,6 +27,7 @@ class Program:
     positions: int
     sections: int
     embed_columns: int
+    by_token: bool
     served: int
     kv_layers: list[tuple[int, int, int]]
     slot_layers: list[tuple[int, ...]]

@@ -138,7 +138,8 @@ cdef class Program:
     cdef readonly int positions  # that tables by position have rows for, or attention is exact for
     cdef readonly int sections       # rope positions that the op tells apart
     cdef readonly int embed_columns  # of the rows that a batch may bring
-    cdef bint spanned, by_token
+    cdef bint spanned
+    cdef readonly bint by_token      # some op wants a token in every row, so that a batch brings none in its place
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef int32_t[::1] layer_reach    # the same of each layer, -1: no op reads it
     cdef double *clock

@@ -34,6 +34,7 @@ from oxillama.errors import (
     SnapshotIncompatible,
     WeightsDamaged,
 )
+from oxillama.vision.features import ImageFeatures
 from oxillama.vision.placed import images_of, spans_of
 from oxillama.weights.pager import PagingStats
 
@@ -253,9 +254,11 @@ class EngineCore:
         )
 
     def _check_images(self, session: Session) -> None:
-        """Raise ContextError for an image with more rows than one step holds; they must be
-        evaluated in one step.
+        """Raise ConfigError for an image that another model's encoder made, ContextError for one
+        with more rows than one step holds; they must be evaluated in one step.
         """
+        for each in session.images:
+            _check_features(self.program, each.features)
         limits = self._scheduler.config
         most = limits.max_batch_tokens - limits.max_batch_sequences
         for start, end in spans_of(session.images):
@@ -352,7 +355,8 @@ class EngineCore:
         """
         self.check_waiter()
         self.check_session(session)
-        ids = list(ids)
+        if not isinstance(ids, list):  # a prompt with images is one
+            ids = list(ids)
         if not ids:
             raise ContextError("prefill: found no tokens, wanted 1 or more")
         with self.lock, session.restored_on_error():
@@ -463,6 +467,28 @@ class EngineCore:
 
     def _cancel(self, request: Request) -> None:
         self._loop.stop(request, "cancelled")
+
+
+def _check_features(program: Any, features: ImageFeatures) -> None:
+    """Raise ConfigError for features that a program cannot take in place of embeddings."""
+    width = features.rows.shape[1]
+    axes = 1 if features.positions is None else 4 if features.fixed else 3
+    if not program.causal:
+        raise ConfigError("image: found one for an encoder of texts, wanted tokens alone")
+    if program.by_token:
+        raise ConfigError(
+            "image: found one for a model that routes tokens to experts by their number, wanted "
+            "tokens alone"
+        )
+    if width != program.embed_columns:
+        raise ConfigError(
+            f"image: found rows of {width}, wanted {program.embed_columns}, as this model's own "
+            "encoder makes them"
+        )
+    if axes not in (1, program.sections):
+        raise ConfigError(
+            f"image: found {axes} positions of each row, this model rotates by {program.sections}"
+        )
 
 
 def _paging(stats: PagingStats) -> dict[str, Any]:

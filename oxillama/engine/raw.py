@@ -242,6 +242,7 @@ def diagnose(
     """
     core.check()
     core.check_waiter()
+    ids = checked_ids(ids, model.program.vocab_size)
     rows, most = len(ids), min(model.program.max_rows, core.context_size)
     if not 1 <= rows <= most:
         raise ContextError(f"diagnose: found {rows} tokens, wanted 1 to {most}")
@@ -272,4 +273,4 @@ def diagnose(
             model.program.run_until(batch, memory, index)
             return {out: model.program.slot(out, rows)}
 
-    return compare(reference, list(ids), compiled)
+    return compare(reference, ids, compiled)

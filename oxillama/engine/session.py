@@ -26,6 +26,7 @@ import numpy as np
 from oxillama.engine.memory.pages import KvCache, PagedKvCache
 from oxillama.errors import ConfigError, ContextError, EngineError
 from oxillama.vision.placed import (
+    ImagePrompt,
     PlacedImage,
     check_boundary,
     identities,
@@ -212,7 +213,7 @@ class Session:
         """
         with self.owner.exclusive(self):
             images = moved(images_of(ids), len(self.tokens)) if isinstance(ids, list) else ()
-            self.tokens.extend(checked_ids(ids, self.owner.program.vocab_size))
+            self.tokens.extend(checked_ids(ids, self.owner.program.vocab_size, images=True))
             self.images += images
             self.start = len(self.tokens)
             self._forget()
@@ -425,10 +426,13 @@ def checked_ids(
     *,
     name: str = "prompt",
     wanted: str = "a string or token ids",
+    images: bool = False,
 ) -> list[int]:
     """The token ids of a prompt, each within a vocabulary of that size. ConfigError for any other
-    value; nothing is rounded or parsed.
+    value, and for images unless the caller takes them besides; nothing is rounded or parsed.
     """
+    if not images and isinstance(prompt, ImagePrompt) and prompt.images:
+        raise ConfigError(f"{name}: found a prompt with images, wanted {wanted} alone")
     if isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, Set)):
         raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}")
     try:

@@ -62,11 +62,37 @@ class ImagePrompt(list[int]):
             super().__add__(other), (*self.images, *moved(images_of(other), len(self)))
         )
 
+    def __radd__(self, other: list[int]) -> ImagePrompt:
+        return ImagePrompt(other) + self
+
+    def __iadd__(self, other: Iterable[int]) -> ImagePrompt:  # type: ignore[override,misc]
+        self.extend(other)
+        return self
+
+    def extend(self, more: Iterable[int]) -> None:
+        """Append tokens, and the images of another prompt."""
+        images = moved(more.images, len(self)) if isinstance(more, ImagePrompt) else ()
+        super().extend(more)
+        if images:  # none in what is unpickled: its own come last
+            self.images += images
+
+    def copy(self) -> ImagePrompt:
+        """A prompt of the same tokens and images."""
+        return ImagePrompt(self, self.images)
+
     def add(self, features: ImageFeatures, token: int) -> None:
         """Append an image; `token` marks its rows."""
         _ = features.digest  # hashed here, not in the loop
         self.images = (*self.images, PlacedImage(len(self), features))
-        self.extend([token] * len(features))
+        super().extend([token] * len(features))
+
+    def _fixed(self, *_: Any, **__: Any) -> Any:
+        raise ContextError(
+            "prompt: has images, which stay with their tokens, wanted a slice, a sum or an append"
+        )
+
+    __setitem__ = __delitem__ = __mul__ = __rmul__ = __imul__ = _fixed
+    insert = pop = remove = reverse = sort = clear = _fixed
 
 
 class HasImages(Protocol):
