@@ -702,3 +702,46 @@ NO_HOSTS = [
 def test_host_names_have_up_to_253_characters(compiler, schema, accepted):
     grammar = compiler.compile(schema)
     assert [t for t in HOSTS + NO_HOSTS if grammar.matches(json.dumps(t))] == accepted
+
+
+@pytest.mark.parametrize("most", (2**30, 2**31 - 1, 2**31, 2**32 + 1, 2**63, 10**40))
+def test_a_bound_that_no_text_reaches_bounds_nothing(most):
+    """2**31 - 1 is what generators of schemas write for "any length"."""
+    for schema, text in (
+        ({"type": "string", "maxLength": most}, '"abc"'),
+        ({"type": "string", "pattern": "b", "maxLength": most}, '"abc"'),
+        ({"type": "string", "pattern": "^[a-c]*$", "maxLength": most}, '"abc"'),
+        ({"type": "array", "maxItems": most}, "[1,2,3]"),
+        ({"type": "array", "contains": {"const": 1}, "maxContains": most}, "[1,1,2]"),
+        ({"type": "object", "maxProperties": most}, '{"a":1,"b":2}'),
+        ({"type": "string", "not": {"minLength": most}}, '"abc"'),
+    ):
+        assert COMPACT.compile(schema).matches(text), schema
+
+
+@pytest.mark.parametrize("least", (2**30, 2**32 + 1, 10**40))
+@pytest.mark.parametrize(
+    "kind, keyword",
+    (
+        ("string", "minLength"),
+        ("array", "minItems"),
+        ("object", "minProperties"),
+        ("array", "minContains"),
+    ),
+)
+def test_a_bound_that_no_text_can_reach_is_refused_when_the_schema_is_compiled(
+    kind, keyword, least
+):
+    bounded = {"type": kind, keyword: least, "contains": {"const": 1}}
+    told = f"found at least {least}, wanted less than 1073741824"
+    for schema in (
+        bounded,
+        {"type": "object", "properties": {"a": bounded}, "required": ["a"]},
+        {"type": "object", "properties": {"a": bounded, "b": {"type": "string"}}},
+    ):
+        with pytest.raises(GrammarError, match=told):
+            COMPACT.compile(schema)
+    if keyword != "minContains":
+        del bounded["contains"]
+        with pytest.raises(GrammarError, match=told):
+            COMPACT.compile({"type": "object", "properties": {"a": bounded}, "required": ["a"]})

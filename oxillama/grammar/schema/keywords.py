@@ -14,6 +14,22 @@ from oxillama.grammar.schema.values import exact
 # it
 MAX_SUBSETS = 5
 _ELSEWHERE = IN_PLACE.union(REFERENCES)
+# characters, items or members: more than any text of a model has, and as far as automata count
+UNCOUNTED = 1 << 30
+
+
+def _least(value):
+    """The count that a keyword wants at least."""
+    count = int(value)
+    if count >= UNCOUNTED:
+        raise GrammarError(f"found at least {count}, wanted less than {UNCOUNTED}")
+    return count
+
+
+def _most(value):
+    """The count that a keyword allows at most, None where no text reaches it."""
+    count = int(value)
+    return count if count < UNCOUNTED else None
 
 
 def _fraction(ex, case, node, schema, value):
@@ -167,7 +183,8 @@ def _contains(ex, case, node, schema, value):
         case.add("evaluated_items", (case.scope, -1 if ex.document.draft_of(node) >= 2020 else 0))
     if least == 0 and most is None:
         return
-    case.add("contains", (ex.literal(value), int(least), None if most is None else int(most), 0))
+    most = None if most is None else _most(most)
+    case.add("contains", (ex.literal(value), _least(least), most, 0))
 
 
 def note_evaluated(case, schema, entry):
@@ -309,8 +326,8 @@ APPLY = {
     "exclusiveMaximum": _exclusive_maximum,
     "multipleOf": _multiple,
     "$notMultiple": lambda ex, f, n, s, v: f.add("not_multiples", exact(v)),
-    "minLength": lambda ex, f, n, s, v: f.length(int(v)),
-    "maxLength": lambda ex, f, n, s, v: f.length(0, int(v)),
+    "minLength": lambda ex, f, n, s, v: f.length(_least(v)),
+    "maxLength": lambda ex, f, n, s, v: f.length(0, _most(v)),
     "pattern": _pattern,
     "$notPattern": _not_pattern,
     "format": _format,
@@ -319,8 +336,8 @@ APPLY = {
     "items": _arrays,
     "additionalItems": _arrays,
     "unevaluatedItems": _arrays,
-    "minItems": lambda ex, f, n, s, v: f.items(int(v)),
-    "maxItems": lambda ex, f, n, s, v: f.items(0, int(v)),
+    "minItems": lambda ex, f, n, s, v: f.items(_least(v)),
+    "maxItems": lambda ex, f, n, s, v: f.items(0, _most(v)),
     "contains": _contains,
     "uniqueItems": _unique,
     "properties": apply_objects,
@@ -329,8 +346,8 @@ APPLY = {
     "unevaluatedProperties": apply_objects,
     "required": apply_required,
     "propertyNames": _names,
-    "minProperties": lambda ex, f, n, s, v: f.properties(int(v)),
-    "maxProperties": lambda ex, f, n, s, v: f.properties(0, int(v)),
+    "minProperties": lambda ex, f, n, s, v: f.properties(_least(v)),
+    "maxProperties": lambda ex, f, n, s, v: f.properties(0, _most(v)),
     "$ref": _reference,
     "$dynamicRef": _by_place("$dynamicRef"),
     "$recursiveRef": _by_place("$recursiveRef"),

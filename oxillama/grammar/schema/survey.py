@@ -29,7 +29,7 @@ from oxillama.grammar.nodes import (
 from oxillama.grammar.schema.arrays import item_at
 from oxillama.grammar.schema.document import contradicts
 from oxillama.grammar.schema.formats import FORMATS, LONGEST
-from oxillama.grammar.schema.keywords import APPLY
+from oxillama.grammar.schema.keywords import APPLY, UNCOUNTED
 
 # By type, the keywords that a look at the schema is enough for.
 GLANCED = {
@@ -156,6 +156,8 @@ def glance_scalar(kind: str, schema: dict) -> bool:
         low, high = schema.get("minLength", 0), schema.get("maxLength")
         if schema.get("format") in FORMATS:
             return not low and high is None and schema["format"] not in LONGEST
+        if type(low) is int and low >= UNCOUNTED:
+            return False  # refused
     elif kind in ("number", "integer"):
         low, high = schema.get("minimum"), schema.get("maximum")
         if isinstance(schema.get("exclusiveMinimum"), bool) or isinstance(
@@ -177,6 +179,8 @@ def glance_array(em, schema: dict) -> Needs | None:
     )
     if not isinstance(items, (dict, bool)) or not (type(least) is int and type(most or 0) is int):
         return None
+    if least >= UNCOUNTED:
+        return None  # refused
     literal = em.document.literal(items)
     if literal == FALSE or most == 0 or (most is not None and least > most):
         return FREE if least == 0 else None
