@@ -60,11 +60,11 @@ def checked_name(raw: bytes | str, what: str, limit: int) -> str:
         data = raw.encode() if isinstance(raw, str) else bytes(raw)
         name = data.decode()
     except UnicodeError:
-        raise GgufError(f"{what}: name {raw!r} is not UTF-8") from None
+        raise GgufError(f"{what}: name {raw[:40]!r} of {len(raw)} bytes is not UTF-8") from None
     if not 1 <= len(data) <= limit:
         raise GgufError(f"{what}: name {name[:40]!r} of {len(data)} bytes, wanted 1 to {limit}")
     if not name.isprintable():
-        raise GgufError(f"{what}: name {name!r} holds an unprintable character")
+        raise GgufError(f"{what}: name {name[:200]!r} holds an unprintable character")
     return name
 
 

@@ -95,8 +95,8 @@ def read_gguf_lora(path: str | os.PathLike[str]) -> LoraFile:
 def _check_keys(metadata: Mapping[str, Any], label: str) -> None:
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         found = metadata.get(key)
-        if found != wanted:
-            raise LoraError(f"{label}: {key}: found {found!r}, wanted {wanted!r}")
+        if not isinstance(found, str) or found != wanted:
+            raise LoraError(f"{label}: {key}: found {found!r:.60}, wanted {wanted!r}")
     found = metadata.get("general.architecture")
     if not isinstance(found, str) or not found:
         raise LoraError(f"{label}: general.architecture: found {found!r}, wanted the base's name")

@@ -313,8 +313,10 @@ def record_encoder(reader: GgufReader) -> list[ImageBuilder]:
     is read.
     """
     found = reader.metadata.get("general.architecture")
-    if found != "clip":
-        raise ModelError(f"general.architecture: found {found!r}, wanted 'clip', an mmproj file")
+    if not isinstance(found, str) or found != "clip":
+        raise ModelError(
+            f"general.architecture: found {found!r:.60}, wanted 'clip', an mmproj file"
+        )
     root = Keys(reader.metadata, "clip")
     # a file with encoders of several kinds says it of each
     kind = root.text("projector_type", default="") or root.text(

@@ -204,7 +204,9 @@ def _recorded(
     reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED
 ) -> tuple[ModelConfig, Tape, Classifier | None]:
     """`record`, and the model's classifier if it has one."""
-    kind = reader.metadata.get("general.type")
+    kind = reader.metadata.get("general.type", "model")
+    if not isinstance(kind, str):
+        raise ModelError(f"general.type: found {kind!r:.60}, wanted a text")
     if kind in _NOT_MODELS:
         raise ModelError(f"general.type: found {kind!r}, wanted a model: {_NOT_MODELS[kind]}")
     name = reader.metadata.get("general.architecture")

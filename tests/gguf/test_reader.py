@@ -244,6 +244,10 @@ BAD = {
     "empty key": (file([key("", U32, b"1234")]), "wanted 1 to 65535"),
     "key not UTF-8": (file([key(b"\xff\xfe", U32, b"1234")]), "not UTF-8"),
     "key with a line break": (file([key("a\nb", U32, b"1234")]), "unprintable"),
+    "long key not UTF-8": (
+        file([key(b"\xff" * 60000, U32, b"1234")]),
+        "of 60000 bytes is not UTF-8",
+    ),
     "boolean of 2": (file([key("a", 7, b"\2" + bytes(8))]), "a: boolean byte 2, wanted 0 or 1"),
     "string not UTF-8": (
         file([key("a", STRING, string(b"ab\xff"))]),

@@ -9,7 +9,7 @@ import pytest
 
 import oxillama
 from oxillama import ConfigError, LoraError, SchedulerConfig, SnapshotIncompatible
-from oxillama.gguf import GgufReader
+from oxillama.gguf import GgufReader, GgufWriter
 from tests.lora.made import merged, random_pair, write_lora
 from tests.model import tiny
 
@@ -184,6 +184,16 @@ def test_what_no_adapter_is_is_named(made, engine):
         lora = other.load_lora(made[0] / "one.gguf")
         with pytest.raises(ConfigError, match="'one' was loaded for another model"):
             engine.generate(PROMPT, lora=lora)
+
+
+@pytest.mark.parametrize("key", ["general.type", "adapter.type"])
+def test_a_kind_that_is_a_list_is_named(engine, tmp_path, key):
+    kinds = {"general.type": "adapter", "adapter.type": "lora", key: [1, 2]}
+    with GgufWriter(tmp_path / "l.gguf", "llama") as writer:
+        for name, kind in kinds.items():
+            writer.add(name, kind)
+    with pytest.raises(LoraError, match=f"{key}: found array.*, wanted '"):
+        engine.load_lora(tmp_path / "l.gguf")
 
 
 def test_an_adapter_that_is_unloaded_stays_with_the_sessions_that_use_it(made, engine):

@@ -66,6 +66,8 @@ CASES = (
         (dict(keys={"llama.feed_forward_length": 95}), ("95",)),
         (dict(keys={"llama.context_length": "long"}), ("context_length", "'long'")),
         (dict(keys={"general.type": "adapter"}), ("general.type", "'adapter'", "--lora")),
+        (dict(keys={"general.type": ["model"]}), ("general.type", "['model']", "a text")),
+        (dict(keys={"general.type": [1, 2]}), ("general.type", "wanted a text")),
     ],
 )
 def test_an_inconsistent_file_is_refused_by_name(change, words, tmp_path):

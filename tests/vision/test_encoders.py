@@ -1,6 +1,7 @@
 """Encoders of random weights: files that lack or exceed something, tiles."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from PIL import Image
 
 from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.model.image_encoder import record_encoder
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
 from oxillama.vision.processors import AnyResolution, DynamicResolution, DynamicTiles
@@ -72,6 +74,12 @@ def test_what_does_not_describe_an_encoder_is_refused_by_name(tmp_path, change, 
     source = write_mmproj(tmp_path / "a.gguf", width=48)
     with pytest.raises(ModelError, match=said):
         Vision(rewritten(source, tmp_path / "b.gguf", **change))
+
+
+def test_an_architecture_that_is_a_list_is_named():
+    reader = SimpleNamespace(metadata={"general.architecture": np.array([1, 2])})
+    with pytest.raises(ModelError, match="architecture: found array.*, wanted 'clip'"):
+        record_encoder(reader)
 
 
 @pytest.mark.parametrize(
