@@ -100,7 +100,7 @@ def test_every_op_agrees_with_its_meaning(arch, tmp_path):
     batch = batch_of([(ids, 0, range(3))], memory)
 
     def compiled(index):
-        model.program.run_until(batch, memory, index)
+        model.program.run_until(batch, memory, index, first=index)
         out = model.tape.ops[index].params.get("out")
         return {} if out is None else {out: model.program.slot(out, 40)}
 

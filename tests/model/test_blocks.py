@@ -37,7 +37,7 @@ def test_every_op_agrees_with_its_meaning_beyond_two_large_blocks(reader):
     batch = batch_of([(IDS, 0, range(pages))], memory)
 
     def compiled(index):
-        model.program.run_until(batch, memory, index)
+        model.program.run_until(batch, memory, index, first=index)
         out = model.tape.ops[index].params.get("out")
         return {} if out is None else {out: model.program.slot(out, len(IDS))}
 

@@ -131,7 +131,7 @@ def test_every_op_agrees_with_its_meaning(arch, tmp_path):
     )
 
     def compiled(index):
-        model.program.run_until(batch, memory, index)
+        model.program.run_until(batch, memory, index, first=index)
         out = model.tape.ops[index].params.get("out")
         return {} if out is None else {out: model.program.slot(out, 40)}
 
