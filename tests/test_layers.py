@@ -4,6 +4,7 @@ package of its own layer that does not import it back.
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -56,6 +57,12 @@ LAYERS = {
 EXCEPTIONS = {("tokenizer", "gguf")}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
 def package_of(path: Path) -> str:
     """The first name below `oxillama`: a package, or a module at the top; a module of a package
     where the table names it.
@@ -65,10 +72,11 @@ def package_of(path: Path) -> str:
     return whole if whole in LAYERS else parts[0]
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Packages of this project that the file imports, anywhere in the file."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -94,7 +102,7 @@ def imported(path: Path) -> set[str]:
                     if len(parts) > 1 and parts[1] in LAYERS
                     else "__init__"
                 )
-    return found
+    return frozenset(found)
 
 
 FILES = sorted(ROOT.rglob("*.py"))
@@ -147,9 +155,7 @@ PACKAGES = {path.parent for path in ROOT.glob("*/**/__init__.py")} - SCANNED
 
 @pytest.mark.parametrize("home", sorted(PACKAGES), ids=lambda path: path.name)
 def test_a_package_docstring_names_every_module_in_it(home):
-    words = set(
-        re.findall(r"\w+", ast.get_docstring(ast.parse((home / "__init__.py").read_text())))
-    )
+    words = set(re.findall(r"\w+", ast.get_docstring(parsed(home / "__init__.py"))))
     assert {path.stem for path in home.glob("*.p*") if not path.stem.startswith("__")} <= words
 
 
@@ -165,6 +171,7 @@ def test_no_module_has_a_name_that_says_nothing():
     assert not [path for path in ROOT.rglob("*") if path.stem in empty]
 
 
+@cache
 def imports_of_modules() -> dict[str, set[str]]:
     """The modules that each module of the package imports, anywhere in its file."""
     modules = {
@@ -176,7 +183,7 @@ def imports_of_modules() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         found = graph.setdefault(name, set())
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -213,7 +220,7 @@ def test_nothing_but_an_architecture_asks_what_the_architecture_is():
     for path in sorted(ROOT.rglob("*.py")):
         if ROOT / "model" / "arch" in path.parents:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.Compare):
                 continue
             sides = [node.left, *node.comparators]
@@ -234,7 +241,7 @@ def test_the_glossary_names_every_class_of_the_engine_and_no_other():
     classes = {
         node.name
         for path in (ROOT / "engine").rglob("*.py")
-        for node in ast.parse(path.read_text()).body
+        for node in parsed(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     }
     assert named == classes
