@@ -19,6 +19,9 @@ cdef extern from "codecs.h" nogil:
         OX_CODEC_COUNT
     const ox_codec *ox_codecs_of(int isa)
 
+cdef enum:
+    FEW = 1 << 18          # numbers that one thread unpacks in less time than the default takes to be found and started
+
 
 def codec_table():
     """One (name, type number in GGUF files, columns per block, bytes per block) per format."""
@@ -75,8 +78,7 @@ def unpack_rows(const unsigned char[:, ::1] blocks, str name, float[:, ::1] out,
     """Unpack every row of `blocks` (rows, row bytes) into `out` (rows, columns); raises QuantError where the sizes do not fit `name`."""
     cdef Py_ssize_t rows = blocks.shape[0], columns = out.shape[1], row_bytes = blocks.shape[1]
     cdef const ox_codec *codec = _codec(name, columns, row_bytes, isa)
-    # a vector's default is found without asking the system, which takes longer than the vector
-    cdef int workers = 1 if num_threads == 0 and rows <= 8 else worker_count(num_threads)
+    cdef int workers = 1 if num_threads == 0 and (rows <= 8 or rows * columns <= FEW) else worker_count(num_threads)
     if out.shape[0] != rows:
         raise QuantError(f"{name}: {rows} rows of blocks, room for {out.shape[0]}")
     if rows == 0:

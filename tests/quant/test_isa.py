@@ -2,6 +2,8 @@
 the blocks beside it.
 """
 
+import os
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,22 @@ def test_every_instruction_set_writes_and_reads_the_same_bytes(name):
                 found = np.empty_like(x)
                 unpack_rows(law, name, found, 2, isa=isa)
                 assert found.tobytes() == floats.tobytes(), isa
+
+
+def test_few_numbers_are_unpacked_without_asking_the_system_for_cores(monkeypatch):
+    """That and starting threads takes longer than one thread needs for 2^18 numbers."""
+    asked = []
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda pid: asked.append(pid) or {0}, raising=False
+    )
+    monkeypatch.delenv("OXILLAMA_NUM_THREADS", raising=False)
+    for count, times in ((8, 0), (256, 0), (257, 1)):
+        rows = np.random.default_rng(count).integers(0, 256, (count, 1024 // 32 * 34), np.uint8)
+        found, alone = (np.zeros((count, 1024), np.float32) for _ in range(2))
+        unpack_rows(rows, "Q8_0", found)
+        assert len(asked) == times, count
+        unpack_rows(rows, "Q8_0", alone, 1)
+        assert found.tobytes() == alone.tobytes()
 
 
 @pytest.mark.parametrize("name", list(formats()))
