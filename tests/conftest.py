@@ -16,6 +16,9 @@ settings.load_profile("oxillama")
 os.environ["OXILLAMA_SIDECAR"] = "0"
 _own = tempfile.TemporaryDirectory(prefix="oxillama-tests-")
 os.environ["OXILLAMA_KEY_FILE"] = str(Path(_own.name) / "key")
+# programs that tests start find modules compiled, also where a checkout is to stay as it is
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ["PYTHONPYCACHEPREFIX"] = str(Path(_own.name) / "pycache")
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 
 
