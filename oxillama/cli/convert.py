@@ -7,7 +7,6 @@ import sys
 from functools import partial
 
 from oxillama.cli.parsing import number
-from oxillama.convert import convert_encoder, convert_folder, convertible, convertible_encoders
 
 
 def add_commands(commands) -> None:
@@ -40,6 +39,9 @@ def add_commands(commands) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
+    # no other command waits for the converters' import
+    from oxillama.convert import convert_encoder, convert_folder, convertible, convertible_encoders
+
     if arguments.list and arguments.mmproj:
         for name, projector in convertible_encoders().items():
             print(f"{name:40} {projector}")

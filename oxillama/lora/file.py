@@ -24,6 +24,9 @@ from oxillama.errors import GgufError, LoraError
 from oxillama.gguf import GgufReader
 
 EMBEDDING = "token_embd.weight"
+# the files of a PEFT folder
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
 _SUFFIXES = (".lora_a", ".lora_b")
 _FLOATS = ("F32", "F16", "BF16")
 # keys of an adapter that say nothing about what is computed

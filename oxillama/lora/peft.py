@@ -22,10 +22,8 @@ from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import transposed
 from oxillama.errors import ConvertError, LoraError
 from oxillama.gguf import GgufReader
-from oxillama.lora.file import LoraFile, checked_pairs, fits_float32
+from oxillama.lora.file import CONFIG, PICKLED, WEIGHTS, LoraFile, checked_pairs, fits_float32
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PICKLED = "adapter_model.bin"
 _PREFIX = "base_model.model."
 _NAME = re.compile(
     r"(?P<module>.+)\.(?P<half>lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.weight)?\Z"

@@ -17,9 +17,15 @@ import numpy as np
 from oxillama._core.adapters import AdapterSet
 from oxillama.errors import ConfigError, EngineError, LoraError
 from oxillama.gguf import GgufReader
-from oxillama.lora.file import LoraFile, fits_float32, read_gguf_lora
+from oxillama.lora.file import (
+    CONFIG,
+    PICKLED,
+    WEIGHTS,
+    LoraFile,
+    fits_float32,
+    read_gguf_lora,
+)
 from oxillama.lora.fit import Lora, fit
-from oxillama.lora.peft import CONFIG, PICKLED, WEIGHTS, read_peft_lora
 from oxillama.model.load import Model
 
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -65,6 +71,9 @@ def checked_scale(value: Any) -> float:
 def read_lora(path: str | os.PathLike[str], base: GgufReader) -> LoraFile:
     """The adapter of a GGUF file, or of a PEFT folder, for the model of an open file."""
     if Path(path).is_dir():
+        # its names are those of converters, for which nobody else waits
+        from oxillama.lora.peft import read_peft_lora
+
         return read_peft_lora(Path(path), base)
     if Path(path).name in (CONFIG, WEIGHTS, PICKLED):
         raise LoraError(

@@ -241,6 +241,15 @@ def test_an_argument_in_utf8_is_taken_whatever_the_locale(mode):
     assert json.loads(done.stdout) == bridge.encode("é", add_special=True)
 
 
+def test_nobody_waits_for_converters_who_converts_nothing():
+    """Their import would be a fifth of the time until a model is loaded."""
+    code = "import sys, oxillama.api, oxillama.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = done.stdout.split()
+    assert "oxillama.lora.stack" in found and "oxillama.cli.convert" in found
+    assert not [name for name in found if name.startswith("oxillama.convert")]
+
+
 def test_a_long_prompt_loses_its_beginning_where_asked_for(capsys):
     text = "one fox " * 9
     with oxillama.load() as engine:
