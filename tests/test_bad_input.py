@@ -111,7 +111,7 @@ def test_options_may_be_any_iterable_and_are_read_once(engine):
         {1, 2},
         5,
         1.5,
-        object(),
+        pytest.param(object(), id="object"),
         [1.7],
         [1, "2"],
         [True, False],
@@ -149,7 +149,13 @@ def test_a_list_of_texts_for_one_prompt_names_what_takes_it(engine):
 
 @pytest.mark.parametrize(
     "ids",
-    ((5, 9), range(5, 10, 4), np.array([5, 9]), np.array([5, 9], np.uint8), iter([5, 9])),
+    (
+        (5, 9),
+        range(5, 10, 4),
+        np.array([5, 9]),
+        np.array([5, 9], np.uint8),
+        pytest.param(iter([5, 9]), id="iterator"),
+    ),
     ids=repr,
 )
 def test_token_ids_of_every_kind_are_the_same_prompt(engine, ids):
