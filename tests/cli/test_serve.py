@@ -22,13 +22,19 @@ from oxillama.server.settings import ServerConfig
 VERSION = oxillama.__version__
 
 
-def start(*args, **more):
+def heard():
+    """Tests may run where hang-ups are ignored (nohup), and interrupts (a shell's background)."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def start(*args, preexec_fn=heard):
     """(the process, its address), once it listens."""
     process = subprocess.Popen(
         [sys.executable, "-m", "oxillama", "serve", "--port", "0", *args],
         stderr=subprocess.PIPE,
         text=True,
-        **more,
+        preexec_fn=preexec_fn,
     )
     line = process.stderr.readline()
     return process, re.fullmatch(r"oxillama: listening on (http://127\.0\.0\.1:\d+)\n", line)[1]
