@@ -1,5 +1,5 @@
-"""Shared fixtures: where the cases made by other programs lie, when this checkout has them beside
-it.
+"""Shared by all tests: what they may not touch of their user's, how many processes run them, and
+where the cases made by other programs lie, when this checkout has them beside it.
 """
 
 import os
@@ -20,6 +20,15 @@ os.environ["OXILLAMA_KEY_FILE"] = str(Path(_own.name) / "key")
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     os.environ["PYTHONPYCACHEPREFIX"] = str(Path(_own.name) / "pycache")
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """What `-n auto` means: a process for each core, and no more than four, since engines of the
+    tests have threads for all cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, 4)
 
 
 @pytest.fixture(scope="session")
