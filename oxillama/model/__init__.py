@@ -1,14 +1,14 @@
 """From a file to a Program: the tensors and keys of a GGUF file are read, checked, lowered to a
 tape and packed.
 
-`builder` records an architecture; `blocks`, `latent`, `indexer` and `streams` hold what
-architectures share, and `arch/` has one file per architecture family. `tensors` names weights,
-`state` describes what layers keep, and `accounts` checks that every hyper-parameter of a file is
-accounted for. `lower` fuses ops and assigns slots, `ops` defines every op of the tape in numpy,
-`reference` runs these definitions, `rope` reads the rotation of positions, `pooled` handles pooled
-rows, and `load` combines everything. For images, `image_builder` records an encoder, `encoders/`
-has one file per family, and `image_encoder` loads one. Nothing here knows about requests or
-sessions.
+`builder` records an architecture, with nodes and tensors in `recorder` and attention in
+`attention`; `blocks`, `latent`, `indexer` and `streams` hold what architectures share, and `arch/`
+has one file per architecture family. `tensors` names weights, `state` describes what layers keep,
+and `accounts` checks that every hyper-parameter of a file is accounted for. `lower` fuses ops and
+assigns slots, `ops` defines every op of the tape in numpy, `reference` runs these definitions,
+`rope` reads the rotation of positions, `pooled` handles pooled rows, and `load` combines
+everything. For images, `image_builder` records an encoder, `encoders/` has one file per family, and
+`image_encoder` loads one. Nothing here knows about requests or sessions.
 """
 
 from .load import Model, ModelConfig, architectures, load_model

@@ -14,7 +14,8 @@ import numpy as np
 
 from oxillama.errors import ModelError
 from oxillama.gguf.keys import REQUIRED
-from oxillama.model.builder import Builder, Choice, Heads, Layer, Value
+from oxillama.model.attention import Choice, Heads
+from oxillama.model.builder import Builder, Layer, Value
 from oxillama.model.rope import Rope
 
 HeadNorm = Literal["heads", "each", "rows", "plain"]  # what a norm of queries and keys runs over

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from oxillama.errors import ModelError
-from oxillama.model.builder import Blocks, Builder, Choice, Layer, Value
+from oxillama.model.attention import Blocks, Choice
+from oxillama.model.builder import Builder, Layer, Value
 from oxillama.model.rope import Rope
 
 EPSILON = 1e-6  # of the norm of an indexer's keys, in the published code

@@ -24,8 +24,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from oxillama.model.builder import Builder, Node, Value
+from oxillama.model.builder import Builder, Value
 from oxillama.model.ops import OPS, OUTPUT
+from oxillama.model.recorder import Node
 from oxillama.model.tensors import Tensor
 
 

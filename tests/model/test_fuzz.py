@@ -9,7 +9,8 @@ from oxillama._core.matmul import act_bytes
 from oxillama._core.panels import PackedMatrix
 from oxillama._core.tape import Batch, EmbeddingTable, PageMemory, Program
 from oxillama.gguf.keys import Keys
-from oxillama.model.builder import Builder, Heads, Value
+from oxillama.model.attention import Heads
+from oxillama.model.builder import Builder, Value
 from oxillama.model.lower import lower
 from oxillama.model.ops import OPS, Frame, activated, as_kept, rotated
 from oxillama.model.rope import Rope

@@ -7,8 +7,9 @@ Hyper-Connections", section 4).
 import dataclasses
 
 from oxillama.errors import ModelError
+from oxillama.model.attention import Blocks
 from oxillama.model.blocks import routing_of, sparse_ffn, trunk
-from oxillama.model.builder import Blocks, Builder, Layer, Value, architecture
+from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.indexer import Sizes
 from oxillama.model.rope import SCALING, Rope, Scaling
 from oxillama.model.streams import (

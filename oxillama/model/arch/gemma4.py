@@ -6,8 +6,9 @@ parallel to the feed-forward network.
 import math
 from typing import Any
 
+from oxillama.model.attention import Heads
 from oxillama.model.blocks import expert_gate_up, gated_ffn
-from oxillama.model.builder import Builder, Heads, Layer, Value, architecture
+from oxillama.model.builder import Builder, Layer, Value, architecture
 
 
 @architecture("gemma4")

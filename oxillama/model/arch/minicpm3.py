@@ -5,8 +5,9 @@
 
 import math
 
+from oxillama.model.attention import Heads
 from oxillama.model.blocks import ffn, gated_ffn, latent_norm
-from oxillama.model.builder import Builder, Heads, Layer, Value, architecture
+from oxillama.model.builder import Builder, Layer, Value, architecture
 
 
 @architecture("minicpm3")

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from oxillama.model.attention import Choice
 from oxillama.model.blocks import (
     attention,
     convolved,
@@ -18,7 +19,7 @@ from oxillama.model.blocks import (
     sparse_ffn,
     trunk,
 )
-from oxillama.model.builder import Builder, Choice, Layer, Value, architecture
+from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.rope import Rope
 
 _EPSILON = 1e-6  # of the norms of queries and keys of the delta rule, in the published code

@@ -12,7 +12,8 @@ import numpy as np
 
 from oxillama.errors import ModelError
 from oxillama.gguf.keys import Keys
-from oxillama.model.builder import Heads, Value
+from oxillama.model.attention import Heads
+from oxillama.model.builder import Value
 from oxillama.model.image_builder import ImageBuilder, encoder
 from oxillama.model.rope import Rope
 from oxillama.model.tensors import Given

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from oxillama.model.builder import Heads, Value
+from oxillama.model.attention import Heads
+from oxillama.model.builder import Value
 from oxillama.model.image_builder import ImageBuilder, Window, encoder
 
 _ACT = "gelu_tanh"

@@ -5,7 +5,8 @@
 
 import numpy as np
 
-from oxillama.model.builder import Heads, Value
+from oxillama.model.attention import Heads
+from oxillama.model.builder import Value
 from oxillama.model.image_builder import ImageBuilder, encoder
 
 # floats of a head of the projectors

@@ -4,7 +4,8 @@ grouped queries, and attention to patches that are near in a sequence of rows or
 
 import numpy as np
 
-from oxillama.model.builder import Heads, Layer, Value
+from oxillama.model.attention import Heads
+from oxillama.model.builder import Layer, Value
 from oxillama.model.image_builder import ImageBuilder, encoder
 from oxillama.model.rope import Rope
 

@@ -3,8 +3,8 @@ learned queries become the features (2.6, 4 and 4.5), or under squares of patche
 twice (4.6).
 """
 
+from oxillama.model.attention import Heads
 from oxillama.model.blocks import heads_of
-from oxillama.model.builder import Heads
 from oxillama.model.image_builder import ImageBuilder, encoder
 
 _HEAD = 128  # floats of a head of the resampler, which no key gives
