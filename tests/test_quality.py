@@ -13,7 +13,7 @@ from oxillama import quality, quant
 from oxillama.cli import main
 from oxillama.errors import ConfigError, QuantError
 from oxillama.gguf import GgufReader
-from oxillama.model.ops import chosen
+from oxillama.model.ops.experts import chosen
 from tests.model.invented import VOCAB as INVENTED_VOCAB
 from tests.model.invented import invent
 

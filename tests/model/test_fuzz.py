@@ -12,7 +12,8 @@ from oxillama.gguf.keys import Keys
 from oxillama.model.attention import Heads
 from oxillama.model.builder import Builder, Value
 from oxillama.model.lower import lower
-from oxillama.model.ops import OPS, Frame, activated, as_kept, rotated
+from oxillama.model.ops import OPS, Frame
+from oxillama.model.ops.numeric import activated, as_kept, rotated
 from oxillama.model.rope import Rope
 from oxillama.model.state import Slot
 from oxillama.model.tensors import Tensor
