@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `import typing` alone takes as long as all else here
 __version__ = "0.1.0"
 
 _HOMES = {
-    "oxillama.engine.generation": ("Options",),
+    "oxillama.options": ("Options",),
     "oxillama.api": (
         "EngineConfig",
         "InferenceEngine",

@@ -29,7 +29,6 @@ from oxillama.engine.beam import BeamHypothesis as BeamHypothesis
 from oxillama.engine.beam import BeamSearchConfig as BeamSearchConfig
 from oxillama.engine.embedding import PoolingMode as PoolingMode
 from oxillama.engine.embedding import RankedDocument as RankedDocument
-from oxillama.engine.generation import Options as Options
 from oxillama.engine.memory.pages import KvCache as KvCache
 from oxillama.engine.memory.pages import KvCachePool as KvCachePool
 from oxillama.engine.memory.pages import PagedKvCache as PagedKvCache
@@ -93,6 +92,7 @@ from oxillama.grammar import apply_grammar_mask as apply_grammar_mask
 from oxillama.lora.fit import Lora as Lora
 from oxillama.lora.merge import merge_lora as merge_lora
 from oxillama.lora.stack import LoraStack as LoraStack
+from oxillama.options import Options as Options
 from oxillama.quality import Perplexity as Perplexity
 from oxillama.quality import collect_imatrix as collect_imatrix
 from oxillama.quality import perplexity as perplexity

@@ -20,8 +20,8 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from oxillama._core.kernels import cpu_info
+from oxillama.arguments import checked_flag, checked_ids, separated, spelled, whole
 from oxillama.embedded import embedded_path
-from oxillama.engine.arguments import checked_flag, separated, spelled, whole
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import ConfigOptions, EngineConfig
 from oxillama.engine.embedding import (
@@ -37,15 +37,7 @@ from oxillama.engine.embedding import (
     scored_label,
     submit_embedding,
 )
-from oxillama.engine.generation import (
-    ChatOptions,
-    GenerateOptions,
-    Options,
-    Several,
-    SingleChatOptions,
-    SingleOptions,
-    make_request,
-)
+from oxillama.engine.generation import make_request
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import (
@@ -57,7 +49,7 @@ from oxillama.engine.request import (
     all_finished,
     finished,
 )
-from oxillama.engine.session import Session, checked_ids
+from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.errors import (
     ConfigError,
@@ -74,6 +66,14 @@ from oxillama.lora.stack import LoraStack, checked_scale
 from oxillama.model.load import ModelConfig
 from oxillama.model.reference import Difference
 from oxillama.opening import Progress
+from oxillama.options import (
+    ChatOptions,
+    GenerateOptions,
+    Options,
+    Several,
+    SingleChatOptions,
+    SingleOptions,
+)
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.prefixes import load_prefixes, save_prefixes
 from oxillama.snapshot.session import EngineSnapshot

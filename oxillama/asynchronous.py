@@ -11,21 +11,15 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from oxillama.api import InferenceEngine
-from oxillama.engine.arguments import checked_flag, separated, spelled
+from oxillama.arguments import checked_flag, separated, spelled
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
 from oxillama.engine.embedding import PoolingMode
-from oxillama.engine.generation import (
-    ChatOptions,
-    GenerateOptions,
-    Several,
-    SingleChatOptions,
-    SingleOptions,
-)
 from oxillama.engine.request import Completion, Piece, Request
 from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import ConfigError, QueueFull
 from oxillama.loaded import Prompt, PromptList, SinglePrompt
+from oxillama.options import ChatOptions, GenerateOptions, Several, SingleChatOptions, SingleOptions
 from oxillama.toolcalls import ChatEvent
 
 

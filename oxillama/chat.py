@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oxillama.engine.generation import Options, Vocabulary, response_constraint
+from oxillama.engine.generation import Vocabulary
 from oxillama.engine.request import Completion, Piece
 from oxillama.errors import ConfigError, TemplateError
 from oxillama.image_prompts import ImagePrompts, Places, no_encoder
+from oxillama.options import Options, response_constraint
 from oxillama.tokenizer import TemplateText
 from oxillama.toolcalls import (
     ChatEvent,

@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from oxillama.arguments import checked_ids
 from oxillama.chat import TEMPLATE_KEY, Chat
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Options, Vocabulary
+from oxillama.engine.generation import Vocabulary
 from oxillama.engine.request import Request
-from oxillama.engine.session import DefaultSession, Session, checked_ids
+from oxillama.engine.session import DefaultSession, Session
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import EngineError
 from oxillama.image_prompts import ImagePrompts, no_encoder
 from oxillama.lora.stack import LoraStack
 from oxillama.model.load import Model
 from oxillama.opening import LazyVision, Progress, open_model
+from oxillama.options import Options
 from oxillama.sampling import SamplerConfig
 from oxillama.tokenizer.builtin_templates import template_source
 from oxillama.vision.placed import ImagePrompt, images_of

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from oxillama.api import InferenceEngine
+from oxillama.arguments import checked_ids
 from oxillama.durable import replacing
 from oxillama.engine.embedding import submit_rows
-from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError, EngineError, QuantError
 from oxillama.gguf import check_apart, is_among
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT, run
 
 import oxillama
+from oxillama.arguments import CONFIG_NAMES, OPTION_NAMES
 from oxillama.compat.llama_cpp import Llama, LlamaOptions
-from oxillama.engine.arguments import CONFIG_NAMES, OPTION_NAMES
 from oxillama.engine.config import ConfigOptions
-from oxillama.engine.generation import SAMPLING_FIELDS, ChatOptions, GenerateOptions, SamplerFields
+from oxillama.options import SAMPLING_FIELDS, ChatOptions, GenerateOptions, SamplerFields
 from oxillama.server.app import create_app
 from oxillama.server.settings import ServerConfig, ServerOptions
 
@@ -194,7 +194,7 @@ def test_the_public_face_and_the_examples_are_strictly_clean():
         "engine/request "
     )
     names += "engine/session engine/generation engine/config engine/embedding engine/beam "
-    names += "engine/siblings engine/metrics engine/scheduler engine/arguments "
+    names += "engine/siblings engine/metrics engine/scheduler arguments options "
     names += "compat/llama_cpp compat/shapes compat/constants"
     files = [name if "." in name else f"{name}.py" for name in names.split()]
     examples = sorted(map(str, (PACKAGE.parent / "examples").rglob("*.py")))

@@ -383,7 +383,7 @@ class Commands:
             for key, value in options.items():
                 note(f"  {key} = {json.dumps(value)}")
             return
-        names = oxillama.engine.arguments.OPTION_NAMES
+        names = oxillama.arguments.OPTION_NAMES
         name = name.replace("-", "_").lstrip("_")
         name = names.get(name, name)
         oxillama.Options.check_name(name)

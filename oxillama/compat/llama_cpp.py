@@ -29,11 +29,10 @@ from typing import Any, Self, TypedDict, Unpack
 import numpy as np
 
 import oxillama
+from oxillama.arguments import checked_flag, checked_ids, spelled, unknown
 from oxillama.compat import constants, shapes
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
-from oxillama.engine.arguments import checked_flag, spelled, unknown
 from oxillama.engine.generation import sampler_of
-from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError, EngineError
 from oxillama.grammar import ClosedSchema, Grammar
 from oxillama.sampling import Sampler

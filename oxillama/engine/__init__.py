@@ -15,8 +15,7 @@ no tensor is known here.
   metrics      EngineMetrics, MetricsSnapshot
 
   config       EngineConfig: how a model is loaded and served
-  arguments    what callers pass by keyword: types, other tools' names, numbers of any kind
-  generation   Options, Vocabulary: from text and options to a request
+  generation   Vocabulary, make_request: from text and options to a request
   siblings     several completions of one prompt
   beam         BeamSearchConfig, BeamHypothesis: the likeliest continuations
   embedding    logits of all tokens, pooled vectors, relevance of documents

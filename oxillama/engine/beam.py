@@ -32,10 +32,11 @@ import numpy as np
 
 from oxillama._core.trie import apply_bits
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Options, Vocabulary, fill_in, ready_session
+from oxillama.engine.generation import Vocabulary, fill_in, ready_session
 from oxillama.engine.request import BeamRequest
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, SamplingError
+from oxillama.options import Options
 from oxillama.sampling import SamplerConfig, token_logprobs
 
 _SUPPORTED = (

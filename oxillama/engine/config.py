@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from oxillama._core.pool import KV_TYPES
-from oxillama.engine.arguments import CONFIG_NAMES, renamed, unknown, whole
+from oxillama.arguments import CONFIG_NAMES, renamed, unknown, whole
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.model.rope import RopeOverrides

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.tape import Batch
+from oxillama.arguments import checked_ids
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.session import checked_ids
 from oxillama.errors import ContextError, EngineError, ModelError
 from oxillama.model.load import Model
 from oxillama.model.lower import Op

@@ -41,7 +41,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from oxillama.engine.arguments import whole
+from oxillama.arguments import whole
 from oxillama.errors import ConfigError
 
 PREFILL_CHUNK = 512  # rows

@@ -13,20 +13,19 @@ only the engine's loop touches it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from html import escape
-from operator import index
 from os import PathLike
 from typing import Any, Literal, Protocol
 from weakref import ref
 
 import numpy as np
 
+from oxillama.arguments import checked_ids
 from oxillama.engine.memory.pages import KvCache, PagedKvCache
-from oxillama.errors import ConfigError, ContextError, EngineError
+from oxillama.errors import ContextError, EngineError
 from oxillama.vision.placed import (
-    ImagePrompt,
     PlacedImage,
     check_boundary,
     identities,
@@ -412,45 +411,3 @@ def _stored(core: Owner, tokens: int, options: Any) -> bool:
         else min(core.context_size, tokens + options.max_tokens)
     )
     return bool(-(-most // core.pool.page_size) <= core.prefix.max_pages)
-
-
-def _index(token: Any) -> int:
-    if isinstance(token, bool):
-        raise TypeError("a bool")
-    return index(token)
-
-
-def checked_ids(
-    prompt: Iterable[int],
-    vocab_size: int | None = None,
-    *,
-    name: str = "prompt",
-    wanted: str = "a string or token ids",
-    images: bool = False,
-) -> list[int]:
-    """The token ids of a prompt, each within a vocabulary of that size. ConfigError for any other
-    value, and for images unless the caller takes them besides; nothing is rounded or parsed.
-    """
-    if not images and isinstance(prompt, ImagePrompt) and prompt.images:
-        raise ConfigError(f"{name}: found a prompt with images, wanted {wanted} alone")
-    if isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, Set)):
-        raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}")
-    try:
-        given = list(prompt)
-    except TypeError:
-        raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}") from None
-    # as tokenizers give them: no closer look is needed
-    plain = set(map(type, given)) <= {int}
-    ids = given if plain else []
-    for at, token in enumerate(() if plain else given):
-        try:
-            ids.append(_index(token))
-        except TypeError:
-            hint = " (many texts: generate and embed_batch)" if isinstance(token, str) else ""
-            raise ConfigError(
-                f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id{hint}"
-            ) from None
-    if vocab_size is not None and ids and (min(ids) < 0 or max(ids) >= vocab_size):
-        at = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
-        raise ConfigError(f"{name}[{at}]: found token {ids[at]}, wanted 0 to {vocab_size - 1}")
-    return ids

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Options, Vocabulary, make_request
+from oxillama.engine.generation import Vocabulary, make_request
 from oxillama.engine.request import Completion, GenerateRequest, check_timeout
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError
+from oxillama.options import Options
 from oxillama.sampling import SamplerConfig
 
 _MASK = (1 << 64) - 1

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oxillama.engine.arguments import spelled
+from oxillama.arguments import spelled
 from oxillama.server.calls import Call, ClientGone, Route, dumps, json_response
 from oxillama.server.errors import ApiError, from_engine, shutting_down
 from oxillama.server.ids import new_id

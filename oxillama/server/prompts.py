@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oxillama.chat import Turn
-from oxillama.engine.generation import Options, Vocabulary
+from oxillama.engine.generation import Vocabulary
 from oxillama.grammar import Grammar
 from oxillama.image_prompts import ImagePrompts
+from oxillama.options import Options
 from oxillama.server.errors import ApiError
 from oxillama.tokenizer import TemplateText
 from oxillama.toolcalls import ChatWriter

@@ -19,10 +19,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 from oxillama.api import InferenceEngine, load
+from oxillama.arguments import spelled
 from oxillama.durable import write_parts
-from oxillama.engine.arguments import spelled
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.generation import GenerateOptions, Options, Vocabulary, sampler_of
+from oxillama.engine.generation import Vocabulary, sampler_of
 from oxillama.engine.request import Completion, Piece, Request, Stream, finished
 from oxillama.engine.session import Session
 from oxillama.engine.speculation import SpecStats
@@ -30,6 +30,7 @@ from oxillama.errors import ConfigError, OxillamaError, SamplingError, SpecSnaps
 from oxillama.gguf import check_apart
 from oxillama.loaded import Prompt
 from oxillama.opening import core_over, open_model
+from oxillama.options import GenerateOptions, Options
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.background import BackgroundDrafter, ThreadOwner
 from oxillama.speculative.config import Model, SpeculativeConfig

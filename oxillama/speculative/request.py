@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.engine.session import checked_ids
+from oxillama.arguments import checked_ids
 from oxillama.engine.speculation import SpecStats
 from oxillama.errors import ConfigError
 from oxillama.sampling import Distribution, Sampler

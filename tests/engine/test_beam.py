@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from null import VOCAB, NullMemory, NullProgram, core, hashed, request, solo
 
 from oxillama.engine.beam import BeamSearchConfig, likeliest, make_beams
-from oxillama.engine.generation import Options
 from oxillama.engine.request import BeamRequest
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import Cancelled, ConfigError, PoolError, SamplingError
+from oxillama.options import Options
 from oxillama.sampling import SamplerConfig
 
 END = 5

@@ -25,9 +25,10 @@ from null import (
 )
 
 from oxillama.engine.embedding import all_logits
-from oxillama.engine.generation import Options, make_request
+from oxillama.engine.generation import make_request
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ContextError, EngineError, PoolError
+from oxillama.options import Options
 from oxillama.sampling import Sampler, SamplerConfig
 
 SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)

@@ -9,10 +9,10 @@ import time
 import pytest
 from null import VOCAB, NullProgram, core, request, solo
 
-from oxillama.engine.generation import Options
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.siblings import make_siblings
 from oxillama.errors import ConfigError
+from oxillama.options import Options
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.types import Candidates, Draft
 

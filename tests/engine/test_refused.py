@@ -9,9 +9,9 @@ import pytest
 from null import VOCAB, core, request, solo
 
 from oxillama.engine.beam import BeamSearchConfig, make_beams
-from oxillama.engine.generation import Options
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.siblings import make_siblings
+from oxillama.options import Options
 from oxillama.sampling import Sampler, SamplerConfig
 
 SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)

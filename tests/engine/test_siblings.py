@@ -6,10 +6,10 @@ import time
 import pytest
 from null import VOCAB, NullProgram, core, solo
 
-from oxillama.engine.generation import Options
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.siblings import derived_seed, make_siblings
 from oxillama.errors import ConfigError
+from oxillama.options import Options
 from oxillama.sampling import SamplerConfig
 
 # penalties would see the prompt, `solo` has none

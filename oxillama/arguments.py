@@ -1,5 +1,5 @@
-"""Keyword arguments from callers: other libraries' names for them, unknown names, and numbers of
-any type.
+"""Arguments from callers: other libraries' names for them, unknown names, numbers of any type, and
+token ids.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from operator import index
 from types import FunctionType
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from oxillama.errors import ConfigError
+from oxillama.vision.placed import ImagePrompt
 
 # llama.cpp's and llama-cpp-python's, Ollama's, transformers' names of options
 OPTION_NAMES = {
@@ -270,3 +271,45 @@ def separated(prompt: Any, *, in_session: bool = False) -> tuple[Any, bool]:
             "a session for each"
         )
     return items, bool(items) or not in_session
+
+
+def _index(token: Any) -> int:
+    if isinstance(token, bool):
+        raise TypeError("a bool")
+    return index(token)
+
+
+def checked_ids(
+    prompt: Iterable[int],
+    vocab_size: int | None = None,
+    *,
+    name: str = "prompt",
+    wanted: str = "a string or token ids",
+    images: bool = False,
+) -> list[int]:
+    """The token ids of a prompt, each within a vocabulary of that size. ConfigError for any other
+    value, and for images unless the caller takes them besides; nothing is rounded or parsed.
+    """
+    if not images and isinstance(prompt, ImagePrompt) and prompt.images:
+        raise ConfigError(f"{name}: found a prompt with images, wanted {wanted} alone")
+    if isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, Set)):
+        raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}")
+    try:
+        given = list(prompt)
+    except TypeError:
+        raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}") from None
+    # as tokenizers give them: no closer look is needed
+    plain = set(map(type, given)) <= {int}
+    ids = given if plain else []
+    for at, token in enumerate(() if plain else given):
+        try:
+            ids.append(_index(token))
+        except TypeError:
+            hint = " (many texts: generate and embed_batch)" if isinstance(token, str) else ""
+            raise ConfigError(
+                f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id{hint}"
+            ) from None
+    if vocab_size is not None and ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        at = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise ConfigError(f"{name}[{at}]: found token {ids[at]}, wanted 0 to {vocab_size - 1}")
+    return ids
