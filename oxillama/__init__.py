@@ -34,7 +34,9 @@ _HOMES = {
     "oxillama.engine.metrics": ("EngineMetrics", "MetricsSnapshot"),
     "oxillama.engine.memory.pages": ("KvCache", "KvCachePool", "PagedKvCache", "Rewindable"),
     "oxillama.engine.memory.prefix": ("PrefixKvCache",),
-    "oxillama.engine.request": ("Completion", "Piece", "Request", "Stream", "Timings", "Usage"),
+    "oxillama.completion": ("Completion", "Piece", "SpecStats", "Timings", "Usage"),
+    "oxillama.engine.request": ("Request",),
+    "oxillama.engine.stream": ("Stream",),
     "oxillama.engine.scheduler": (
         "MAX_DECODE_WAIT_MS",
         "PREFILL_CHUNK",
@@ -43,7 +45,6 @@ _HOMES = {
     ),
     "oxillama.engine.session": ("Session",),
     "oxillama.snapshot.session": ("EngineSnapshot",),
-    "oxillama.engine.speculation": ("SpecStats",),
     "oxillama.engine.memory.states": ("SequencePool", "SsmStatePool"),
     "oxillama.errors": (
         "Cancelled",

@@ -21,6 +21,7 @@ import numpy as np
 
 from oxillama._core.kernels import cpu_info
 from oxillama.arguments import checked_flag, checked_ids, separated, spelled, whole
+from oxillama.completion import Completion, Piece
 from oxillama.embedded import embedded_path
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import ConfigOptions, EngineConfig
@@ -40,17 +41,10 @@ from oxillama.engine.embedding import (
 from oxillama.engine.generation import make_request
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
-from oxillama.engine.request import (
-    Completion,
-    GenerateRequest,
-    Piece,
-    Request,
-    Stream,
-    all_finished,
-    finished,
-)
+from oxillama.engine.request import GenerateRequest, Request, all_finished, finished
 from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings, make_siblings
+from oxillama.engine.stream import Stream
 from oxillama.errors import (
     ConfigError,
     ContextError,

@@ -12,9 +12,10 @@ import numpy as np
 
 from oxillama.api import InferenceEngine
 from oxillama.arguments import checked_flag, separated, spelled
+from oxillama.completion import Completion, Piece
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
 from oxillama.engine.embedding import PoolingMode
-from oxillama.engine.request import Completion, Piece, Request
+from oxillama.engine.request import Request
 from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import ConfigError, QueueFull

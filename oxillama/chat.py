@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from oxillama.completion import Completion, Piece
 from oxillama.engine.generation import Vocabulary
-from oxillama.engine.request import Completion, Piece
 from oxillama.errors import ConfigError, TemplateError
 from oxillama.image_prompts import ImagePrompts, Places, no_encoder
 from oxillama.options import Options, response_constraint

@@ -28,6 +28,7 @@ LAYERS = {
     "vision": 4,
     "grammar": 4,
     "engine": 5,
+    "completion": 5,
     "snapshot": 5,
     "speculative": 5,
     "toolcalls": 5,

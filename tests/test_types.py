@@ -191,7 +191,7 @@ def test_no_public_signature_leaves_a_type_open():  # which strict pyright repor
 def test_the_public_face_and_the_examples_are_strictly_clean():
     names = (
         "__init__.pyi api asynchronous loaded chat opening recommended embedded about "
-        "engine/request "
+        "engine/request engine/stream completion "
     )
     names += "engine/session engine/generation engine/config engine/embedding engine/beam "
     names += "engine/siblings engine/metrics engine/scheduler arguments options "

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from oxillama.engine.request import Completion
+from oxillama.completion import Completion
 from oxillama.tokenizer import TextOffsets
 from oxillama.toolcalls import ToolCall
 

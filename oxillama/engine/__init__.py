@@ -9,7 +9,8 @@ no tensor is known here.
   allocator    PageAllocator: divides pages among requests, stored prefixes and idle sessions
   memory       pages, stored prefixes, recurrent state
   session      Session: tokens, pages, sampler, grammar state, text; fork and truncate
-  request      Request, Stream, Completion, Piece, Usage: what a caller holds
+  request      Request and its kinds: what a caller holds
+  stream       Stream: the pieces of a request as they come
   speculation  what the loop knows of speculation; `oxillama.speculative` implements it
   workers      Workers run callers' functions, Deadlines end requests; both in their own threads
   metrics      EngineMetrics, MetricsSnapshot

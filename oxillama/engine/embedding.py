@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.request import (
-    EmbedRequest,
-    Request,
-    RowsRequest,
-    all_finished,
-    finished,
-)
+from oxillama.engine.request import EmbedRequest, Request, RowsRequest, all_finished, finished
 from oxillama.errors import ConfigError, EmptySequence, TemplateError, TokenizerError
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.tokenizer.provenance import TemplateText, concat, from_message

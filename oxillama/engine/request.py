@@ -1,160 +1,30 @@
-"""What a caller holds while the engine works: a `Request`, its `Stream` of `Piece`s, and the
-`Completion` at its end.
+"""What a caller holds while the engine works: a `Request`.
 
     GenerateRequest   text after a prompt
     RowsRequest       logits of every token; EmbedRequest: hidden states
     PrefillRequest    tokens at the end of a session
     BeamRequest       a beam search
 
-The engine's loop appends to a request and notifies its listeners. Callers read from any thread or
-from an event loop, without waiting for a lock of others. Nothing is lost between reading and
-listening, because a listener is registered first and reads afterwards.
-
-A listener runs in a worker thread. Its request waits for it, other requests do not.
+The engine's loop appends to a request and notifies its listeners; `stream` reads it. A listener
+runs in a worker thread. Its request waits for it, other requests do not.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
 import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
 from html import escape
-from queue import SimpleQueue
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
-from oxillama.engine.speculation import RequestCandidates, SpecStats
+from oxillama.completion import Completion, Piece, Timings, Usage
+from oxillama.engine.speculation import RequestCandidates
+from oxillama.engine.stream import Stream, awaited, pieces_of
 from oxillama.errors import Cancelled, ConfigError, EngineError
 from oxillama.sampling import Logprobs
-from oxillama.toolcalls.events import CallMalformed, ToolCall
-
-Item = TypeVar("Item", covariant=True)  # of a stream: a piece, or an event of a chat
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of a request: of the prompt, how many of them came from the prefix cache or a
-    sibling, and generated; and context shifts.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-    truncated_tokens: int = 0  # left out of the prompt because truncation was asked for
-    context_shifts: int = 0
-
-    @property
-    def total_tokens(self) -> int:
-        """Prompt and generated tokens together."""
-        return self.prompt_tokens + self.completion_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Where the time of a request went, in seconds, while other requests ran too.
-
-    queue_seconds: from submit to admission. first_token_seconds: from submit to the first token.
-    prompt_tokens_per_second: prompt tokens evaluated between admission and the first token.
-    tokens_per_second: tokens after the first, from the first to the last. A rate is 0 if there was
-    nothing to measure.
-    """
-
-    total_seconds: float = 0.0
-    queue_seconds: float = 0.0
-    first_token_seconds: float = 0.0
-    prompt_tokens_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of a stream: whole UTF-8 text and its token ids. The last piece has the finish reason
-    and the timings.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: str | None = None
-    logprobs: tuple[Logprobs, ...] = ()
-    timings: Timings | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A finished request: its text and tokens, why it ended, and the seed of its sampler.
-
-    finish_reason is "stop", "length" (max_tokens or the end of the context), "cancelled",
-    "timeout", or, in a chat that ended with tool calls, "tool_calls".
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: str
-    usage: Usage
-    seed: int | None = None
-    logprobs: tuple[Logprobs, ...] = ()  # one per token, where they were asked for
-    # one (log-probability, ids, log-probabilities) per prompt token after the first, where asked
-    # for
-    prompt_logprobs: tuple[tuple[float, list[int], list[float]], ...] = ()
-    # of a chat: the answer without reasoning and tool calls; `text` is all of it
-    content: str | None = None
-    reasoning: str = ""  # of a chat: what came before the answer
-    tool_calls: tuple[ToolCall, ...] = ()  # of a chat
-    malformed_calls: tuple[CallMalformed, ...] = ()  # of a chat: what began like a call
-    # what became of candidates, where the request speculated
-    speculation: SpecStats | None = None
-    timings: Timings = field(default=Timings(), compare=False)
-    # with log-probabilities: the pieces of the text, each with the number of tokens up to its end
-    pieces: tuple[tuple[str, int], ...] = field(default=(), compare=False)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        """The text (shortened in the middle), the finish reason, tokens and speed."""
-        text = self.text if len(self.text) <= 120 else f"{self.text[:80]} ... {self.text[-30:]}"
-        calls = f", {len(self.tool_calls)} tool calls" if self.tool_calls else ""
-        return (
-            f"<Completion {text!r}, {self.finish_reason}{calls}, "
-            f"{self.usage.prompt_tokens} + {self.usage.completion_tokens} tokens, "
-            f"{self.timings.tokens_per_second:.1f} tokens/s>"
-        )
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the text; with log-probabilities each piece on a background that is darker
-        the less likely its tokens were, and their probabilities where the mouse rests.
-        """
-        head = escape(
-            f"{self.finish_reason}, {self.usage.prompt_tokens} + {self.usage.completion_tokens} "
-            f"tokens, {self.timings.tokens_per_second:.1f} tokens/s"
-        )
-        body, first = "", 0
-        for text, last in self.pieces:
-            reports = self.logprobs[first:last]
-            likely = math.exp(min(0.0, sum(each.raw for each in reports)))
-            title = escape("; ".join(map(_likeliest, reports)))
-            body += (
-                f'<span title="{title}" style="background: rgba(255, 160, 0, {1 - likely:.2f})">'
-                f"{escape(text)}</span>"
-            )
-            first = last
-        body = body or escape(self.text)
-        return f'<div style="white-space: pre-wrap">{body}</div><small>{head}</small>'
-
-
-def _likeliest(report: Logprobs) -> str:
-    """The probabilities of a token and of the likeliest tokens, by id."""
-    others = ", ".join(
-        f"{token}: {math.exp(value):.3f}" for token, value in zip(report.raw_ids, report.raw_values)
-    )
-    return f"token {report.token}: {math.exp(report.raw):.3f} ({others})"
 
 
 class Request:
@@ -316,6 +186,10 @@ class Request:
                 f"{os.getpid()}; load a model in this process and ask it"
             )
 
+    def check_waiter(self) -> None:
+        """Raise EngineError in a thread that would wait for itself: the engine's own."""
+        self._check_waiter()
+
     def wait(self) -> None:
         """Wait for the end, whatever the reason; returns at once for a request that was never
         submitted.
@@ -329,10 +203,10 @@ class Request:
         return Stream(self, owner=False)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._wait().__await__()
+        return awaited(self).__await__()
 
     def __aiter__(self) -> AsyncIterator[Piece]:
-        return self._astream()
+        return pieces_of(self)
 
     def listen(self, listener: Callable[[], None], *, in_loop: bool = False) -> None:
         """Call `listener()` after every piece and at the end, in a worker thread.
@@ -466,51 +340,6 @@ class Request:
         if self.finish_reason in ("cancelled", "timeout"):
             raise Cancelled("request: was cancelled before it had its result")
         return self.value
-
-    async def _wait(self) -> Any:
-        self.check_process()
-        loop, event = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            if self._done.is_set():
-                _call_in(loop, event.set)
-
-        self.listen(wake, in_loop=True)
-        try:
-            if not self._done.is_set():
-                await event.wait()
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        finally:
-            self.stop_listening(wake)
-        return self._outcome()
-
-    async def _astream(self) -> AsyncIterator[Any]:
-        self.check_process()
-        loop, event, at = asyncio.get_running_loop(), asyncio.Event(), 0
-        reader = None if self.events is None else self.events()
-
-        def wake() -> None:
-            _call_in(loop, event.set)
-
-        self.listen(wake, in_loop=True)
-        try:
-            while True:
-                event.clear()
-                while at < len(self.pieces):
-                    piece, at = self.piece(at), at + 1
-                    for each in (piece,) if reader is None else reader.feed(piece):
-                        yield each
-                if self._done.is_set() and at == len(self.pieces):
-                    break
-                await event.wait()
-            done, piece = self._outcome(), self.last_piece()
-            for each in (piece,) if reader is None else reader.finish(piece, done):
-                yield each
-        finally:
-            self.stop_listening(wake)
-            self.cancel()
 
 
 class GenerateRequest(Request):
@@ -763,118 +592,3 @@ def all_finished(requests: Iterable[Any]) -> list[Any]:
         for request in begun:
             request.cancel()
         raise
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Run `call` in an event loop's thread; nothing happens if the loop has been closed."""
-    try:
-        loop.call_soon_threadsafe(call)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
-
-
-class Stream(Generic[Item]):
-    """An iterator over the pieces of a request, or the events of a chat. Closing or dropping a
-    stream that owns its request cancels the request. Several threads may read one stream: each
-    piece goes to one of them. Closing it, from any thread, ends them all.
-    """
-
-    __slots__ = (
-        "_at",
-        "_ended",
-        "_owner",
-        "_queue",
-        "_reader",
-        "_ready",
-        "_taking",
-        "_wake",
-        "request",
-    )
-
-    def __init__(self, request: Request, *, owner: bool = True) -> None:
-        self.request = request
-        self._at = 0
-        self._ended = False
-        self._owner = owner
-        self._reader = None if request.events is None else request.events()
-        self._ready: deque[Any] = deque()  # events that are not yet given out
-        self._taking = threading.Lock()  # one reader at a time
-        self._queue: SimpleQueue[None] = SimpleQueue()
-        # knows the queue alone, so that a forgotten stream can go
-        self._wake = partial(self._queue.put, None)
-        request.listen(self._wake, in_loop=True)
-
-    def __iter__(self) -> Stream[Item]:
-        return self
-
-    def __next__(self) -> Item:
-        request = self.request
-        while True:
-            with self._taking:
-                self._take()
-                with suppress(IndexError):  # another thread closed the stream
-                    item: Item = self._ready.popleft()
-                    return item
-            if self._ended:
-                raise StopIteration
-            request.check_process()
-            request._check_waiter()
-            try:
-                self._queue.get()
-            except BaseException:
-                self.close()
-                raise
-            if self._ended:  # nothing more wakes the others that wait
-                self._wake()
-
-    def _take(self) -> None:
-        """Put the next piece or event, if it is there, among those that are ready."""
-        request, reader = self.request, self._reader
-        while not self._ended and not self._ready:
-            if self._at < len(request.pieces):
-                piece, self._at = request.piece(self._at), self._at + 1
-                self._ready.extend((piece,) if reader is None else reader.feed(piece))
-            elif not request.done:
-                return
-            elif self._at == len(request.pieces):
-                self._end()
-                done, piece = request.result(), request.last_piece()
-                self._ready.extend((piece,) if reader is None else reader.finish(piece, done))
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "stream: belongs to the engine of this process and cannot be pickled or copied; "
-            "iterate over its `request` for another reader"
-        )
-
-    def __repr__(self) -> str:
-        return f"<Stream of {self.request!r}>"
-
-    def close(self) -> None:
-        """Stop; the engine ends the request within a few milliseconds."""
-        self._end()
-        self._ready.clear()
-        if self._owner:
-            self.request.cancel()
-
-    @property
-    def completion(self) -> Completion:
-        """The finished request; waits for its end."""
-        done: Completion = self.request.result()
-        return done
-
-    def __enter__(self) -> Stream[Item]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._ended:
-            self.close()
-
-    def _end(self) -> None:
-        self._ended = True
-        self.request.stop_listening(self._wake)
-        self._wake()  # a reader in another thread

@@ -12,9 +12,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from oxillama.completion import Completion
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary, make_request
-from oxillama.engine.request import Completion, GenerateRequest, check_timeout
+from oxillama.engine.request import GenerateRequest, check_timeout
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError
 from oxillama.options import Options

@@ -1,4 +1,4 @@
-"""Speculation as a request sees it: the candidates of its next step, and counts of their outcome.
+"""Speculation as a request sees it: the candidates of its next step.
 `oxillama.speculative` implements these types; the engine does not import it.
 
     session   t0 t1 ... tn-1
@@ -14,36 +14,12 @@ Rows do not depend on each other, so the tokens are those of plain decoding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from oxillama.completion import SpecStats
 from oxillama.sampling import Sampler
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecStats:
-    """Counts of a speculating request.
-
-    accepted: candidates that became tokens. rejected: candidates that were evaluated and did not.
-    bonus_tokens: tokens drawn after the last candidate when all were accepted. total_output_tokens:
-    with and without candidates. total_elapsed: seconds from the first draw to the end.
-    n1_fallbacks: steps without candidates.
-    """
-
-    accepted: int = 0
-    rejected: int = 0
-    bonus_tokens: int = 0
-    total_output_tokens: int = 0
-    total_elapsed: float = 0.0
-    n1_fallbacks: int = 0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted candidates divided by evaluated ones; 0 if there were none."""
-        verified = self.accepted + self.rejected
-        return self.accepted / verified if verified else 0.0
 
 
 class RequestCandidates(Protocol):

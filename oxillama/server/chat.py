@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 import oxillama
 from oxillama.chat import Turn
-from oxillama.engine.request import Completion
+from oxillama.completion import Completion
 from oxillama.errors import ConfigError, GrammarError
 from oxillama.server import adapters, budget, sse
 from oxillama.server import options as table

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from oxillama.engine.request import Completion
+from oxillama.completion import Completion
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response

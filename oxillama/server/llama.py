@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import Response
 
 import oxillama
-from oxillama.engine.request import Completion
+from oxillama.completion import Completion
 from oxillama.errors import OxillamaError
 from oxillama.server import adapters, sse
 from oxillama.server import options as table

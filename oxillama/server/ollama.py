@@ -20,7 +20,7 @@ import numpy as np
 from starlette.responses import Response
 
 import oxillama
-from oxillama.engine.request import Completion
+from oxillama.completion import Completion
 from oxillama.errors import OxillamaError, QuantError
 from oxillama.gguf import GgufReader, Metadata
 from oxillama.quant.recipes import recipe_name

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from oxillama.engine.request import Completion, GenerateRequest, Request
+from oxillama.completion import Completion
+from oxillama.engine.request import GenerateRequest, Request
 from oxillama.server.calls import Call
 from oxillama.server.errors import from_engine
 from oxillama.server.ids import new_number

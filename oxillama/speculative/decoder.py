@@ -8,9 +8,10 @@ import threading
 from typing import Any
 
 from oxillama._core.threads import default_threads
+from oxillama.completion import Completion, Piece, SpecStats
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.request import Completion, Piece, Request, Stream, finished
-from oxillama.engine.speculation import SpecStats
+from oxillama.engine.request import Request, finished
+from oxillama.engine.stream import Stream
 from oxillama.speculative.config import AsyncSpecConfig, SpeculativeConfig
 from oxillama.speculative.engine import SpeculativeEngine
 

@@ -20,12 +20,13 @@ from typing import Any, Unpack
 
 from oxillama.api import InferenceEngine, load
 from oxillama.arguments import spelled
+from oxillama.completion import Completion, Piece, SpecStats
 from oxillama.durable import write_parts
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.generation import Vocabulary, sampler_of
-from oxillama.engine.request import Completion, Piece, Request, Stream, finished
+from oxillama.engine.request import Request, finished
 from oxillama.engine.session import Session
-from oxillama.engine.speculation import SpecStats
+from oxillama.engine.stream import Stream
 from oxillama.errors import ConfigError, OxillamaError, SamplingError, SpecSnapshotIncompatible
 from oxillama.gguf import check_apart
 from oxillama.loaded import Prompt

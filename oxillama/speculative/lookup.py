@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxillama._core.lookup import IndexedText, StepCosts, TextIndex, Watcher
-from oxillama.engine.speculation import SpecStats
+from oxillama.completion import SpecStats
 from oxillama.errors import ConfigError
 from oxillama.speculative.costs import CostLedger
 from oxillama.speculative.request import CandidateCounts, most_candidates, runnable

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.arguments import checked_ids
-from oxillama.engine.speculation import SpecStats
+from oxillama.completion import SpecStats
 from oxillama.errors import ConfigError
 from oxillama.sampling import Distribution, Sampler
 from oxillama.speculative.costs import NOMINAL, CostLedger, StepCosts

@@ -9,7 +9,7 @@ import pytest
 import oxillama
 from oxillama.cli import main, parser, sampling
 from oxillama.cli.sampling import bracketed, timed
-from oxillama.engine.speculation import SpecStats
+from oxillama.completion import SpecStats
 
 OPTIONS = parser()._subparsers._group_actions[0].choices["run"]._option_string_actions
 # llama.cpp's names of what there is here, and the field or argument each of them sets

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from oxillama.api import InferenceEngine
-from oxillama.engine.request import Completion, Request
+from oxillama.completion import Completion
+from oxillama.engine.request import Request
 from oxillama.errors import ConfigError
 from oxillama.server import options as table
 from oxillama.server.errors import ApiError
