@@ -155,7 +155,7 @@ def perplexity(
                     if rows is not None:
                         distances.append(_distance(next(rows), log_p, window[position + 1]))
 
-            submit_rows(engine._loaded.core, window, take, owner=engine).result()
+            submit_rows(engine.opened.core, window, take, owner=engine).result()
             if progress is not None:
                 progress(index + 1, len(windows), float(np.exp(np.mean(losses))))
     value, error = _mean(np.array(losses))
@@ -314,7 +314,7 @@ def widest_collected(engine: InferenceEngine) -> int:
     """The largest window of `collect_imatrix`: it must fit one step of the engine's program, and a
     session.
     """
-    return min(engine.context_size, engine._loaded.core.program.max_rows)
+    return min(engine.context_size, engine.opened.core.program.max_rows)
 
 
 def collect_imatrix(
@@ -342,7 +342,7 @@ def collect_imatrix(
         )
     sums: dict[str, np.ndarray] = {}
     counts: dict[str, int | np.ndarray] = {}
-    tensors = engine._loaded.model.reader.tensors
+    tensors = engine.opened.model.reader.tensors
     for index, window in enumerate(windows):
         with engine.raw_loop() as loop:
             seen = set()
