@@ -7,7 +7,8 @@ architecture's own file. Optional tensors (biases, sinks, fused projections) are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -64,6 +65,15 @@ def rope_dims(b: Builder, heads: Heads) -> int:
     return b.keys.integer(
         "rope.dimension_count", default=heads.key_dim, minimum=2, maximum=heads.key_dim
     )
+
+
+def near_ropes(b: Builder, *, scaled: bool = False) -> Callable[[int], Rope]:
+    """Makes the rotation of windowed layers over so many floats: its base is `rope.freq_base_swa`,
+    that of global layers where the file has none, and the file's scaling is for it only if
+    `scaled`.
+    """
+    base = b.keys.number("rope.freq_base", default=10000.0)
+    return partial(b.rope, base_key="rope.freq_base_swa", base=base, scaled=scaled)
 
 
 def attention(

@@ -4,6 +4,7 @@ DeepSeek V3; dots3-note (2026), with latent attention.
 
 from oxillama.model.blocks import (
     is_windowed,
+    near_ropes,
     routing_of,
     sparse_decoder,
     sparse_ffn,
@@ -32,14 +33,14 @@ def dots3(b: Builder) -> Value:
     for key in ("attention.key_length_swa", "attention.value_length_swa"):
         keys.integer(key, default=0)  # of the latent: the tensors' shapes are checked anyway
     window = keys.integer("attention.sliding_window", minimum=1)
-    base = keys.number("rope.freq_base", default=10000.0)
+    near_rope = near_ropes(b, scaled=True)
     routing = routing_of(b, gating="sigmoid")
 
     def turned(b: Builder, dims: int, width: int) -> tuple[Rope, float]:
         return b.rope(dims), width**-0.5
 
     def turned_near(b: Builder, dims: int, width: int) -> tuple[Rope, float]:
-        return b.rope(dims, base_key="rope.freq_base_swa", base=base), width**-0.5
+        return near_rope(dims), width**-0.5
 
     x = b.embed()
     for layer in trunk(b):

@@ -7,6 +7,7 @@ from oxillama.model.blocks import (
     expert_ffn,
     heads_of,
     is_windowed,
+    near_ropes,
     rope_dims,
     routing_of,
 )
@@ -18,7 +19,7 @@ def maple(b: Builder) -> Value:
     """Gates and what they gate are clamped where the file has limits, one for each layer."""
     routing = routing_of(b, normalise=True)
     window = b.keys.integer("attention.sliding_window", minimum=1)
-    base = b.keys.number("rope.freq_base", default=10000.0)
+    near_rope = near_ropes(b, scaled=True)
     limits = b.keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=(0.0,) * b.n_layers)
     x = b.embed()
     for layer in b.layers():
@@ -27,7 +28,7 @@ def maple(b: Builder) -> Value:
             *(b, layer, layer.norm(x, "attn_norm")),
             style="neox",
             qk_norm="heads",
-            rope=b.rope(dims, base_key="rope.freq_base_swa", base=base) if near else None,
+            rope=near_rope(dims) if near else None,
             window=window if near else 0,
         )
         x = x + y

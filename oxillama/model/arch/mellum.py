@@ -6,6 +6,7 @@ from oxillama.model.blocks import (
     attention,
     heads_of,
     is_windowed,
+    near_ropes,
     rope_dims,
     routing_of,
     sparse_ffn,
@@ -19,16 +20,12 @@ def mellum(b: Builder) -> Value:
     keys = b.keys
     routing = routing_of(b, normalise=True)
     window = keys.integer("attention.sliding_window", default=0)
-    base = keys.number("rope.freq_base", default=10000.0)
+    near_rope = near_ropes(b)
     x = b.embed()
     for layer in b.layers():
         dims = rope_dims(b, heads_of(b, layer))
         near = window > 0 and is_windowed(b, layer.index, 4)
-        rope = (
-            b.rope(dims, base_key="rope.freq_base_swa", base=base, scaled=False)
-            if near
-            else b.rope(dims)
-        )
+        rope = near_rope(dims) if near else b.rope(dims)
         x = x + attention(
             b,
             layer,

@@ -2,7 +2,7 @@
 norms before and after each branch, windowed layers that rotate and global ones that do not.
 """
 
-from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, rope_dims
+from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, near_ropes, rope_dims
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
 # of the norms after a branch, which no key says
@@ -14,7 +14,7 @@ def muse(b: Builder) -> Value:
     """The embedding is normed, logits are scaled and below a soft cap; gates are found by name."""
     keys = b.keys
     window = keys.integer("attention.sliding_window", minimum=1)
-    base = keys.number("rope.freq_base", default=10000.0)
+    near_rope = near_ropes(b)
     x = b.norm(b.embed(), None)
     for layer in b.layers():
         near, dims = is_windowed(b, layer.index, 4), rope_dims(b, heads_of(b, layer))
@@ -22,9 +22,7 @@ def muse(b: Builder) -> Value:
             *(b, layer, layer.norm(x, "attn_norm")),
             style="norm",
             qk_norm="heads",
-            rope=b.rope(dims, base_key="rope.freq_base_swa", base=base, scaled=False)
-            if near
-            else None,
+            rope=near_rope(dims) if near else None,
             window=window if near else 0,
         )
         x = x + _after(b, layer, y, "post_attention_norm")

@@ -1,6 +1,6 @@
 """OLMo (Groeneveld et al. 2024), OLMo 2 (Allen Institute for AI 2024) and OLMo 3 (2025)."""
 
-from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, rope_dims
+from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, near_ropes, rope_dims
 from oxillama.model.builder import Builder, Value, architecture
 
 # Three windowed layers, then a global one (OLMo 3); the file's own pattern wins.
@@ -23,13 +23,12 @@ def olmo2(b: Builder) -> Value:
     and keys. With windows (OLMo 3) only global layers take the file's rope scaling.
     """
     window = b.keys.integer("attention.sliding_window", default=0)
-    base = b.keys.number("rope.freq_base", default=10000.0)
+    near_rope = near_ropes(b)
     x = b.embed()
     for layer in b.layers():
         dims = rope_dims(b, heads_of(b, layer))
         if window and is_windowed(b, layer.index, _PATTERN):
-            rope = b.rope(dims, base_key="rope.freq_base_swa", base=base, scaled=False)
-            reach = window
+            rope, reach = near_rope(dims), window
         else:
             rope, reach = b.rope(dims), 0
         y = attention(b, layer, x, style="neox", qk_norm="rows", rope=rope, window=reach)

@@ -2,7 +2,7 @@
 each branch, normed heads, and windowed layers between global ones, which turn by another base.
 """
 
-from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, rope_dims
+from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, near_ropes, rope_dims
 from oxillama.model.builder import Builder, Value, architecture
 
 # every how many layers one is global, where the file does not say
@@ -13,14 +13,14 @@ _PATTERN = 8
 def plamo3(b: Builder) -> Value:
     """Norms' offsets are in the file's weights."""
     window = b.keys.integer("attention.sliding_window", default=0, minimum=0)
-    base = b.keys.number("rope.freq_base", default=10000.0)
+    near_rope = near_ropes(b)
     x = b.embed()
     for layer in b.layers():
         near = window if window and is_windowed(b, layer.index, _PATTERN) else 0
         dims = rope_dims(b, heads_of(b, layer))
         rope = b.rope(dims)
         if near:
-            rope = b.rope(dims, base_key="rope.freq_base_swa", base=base, scaled=False)
+            rope = near_rope(dims)
         y = layer.norm(x, "attn_norm")
         y = attention(b, layer, y, style="neox", qk_norm="heads", rope=rope, window=near)
         x = x + layer.norm(y, "post_attention_norm")

@@ -2,7 +2,7 @@
 rotation has a base of its own, a gate for each head, and GELU.
 """
 
-from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, rope_dims
+from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, near_ropes, rope_dims
 from oxillama.model.builder import Builder, Value, architecture
 
 
@@ -10,7 +10,7 @@ from oxillama.model.builder import Builder, Value, architecture
 def spark(b: Builder) -> Value:
     """Gates of heads are found by name."""
     window = b.keys.integer("attention.sliding_window", minimum=1)
-    base = b.keys.number("rope.freq_base", default=10000.0)
+    near_rope = near_ropes(b, scaled=True)
     x = b.embed()
     for layer in b.layers():
         near = is_windowed(b, layer.index, 1)
@@ -18,7 +18,7 @@ def spark(b: Builder) -> Value:
         rope = b.rope(dims)
         if near:
             dims = b.keys.integer("rope.dimension_count_swa", default=dims, minimum=2)
-            rope = b.rope(dims, base_key="rope.freq_base_swa", base=base)
+            rope = near_rope(dims)
         y = layer.norm(x, "attn_norm")
         x = x + attention(b, layer, y, style="neox", rope=rope, window=window if near else 0)
         x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="gelu_tanh")

@@ -12,6 +12,7 @@ from oxillama.model.blocks import (
     gated_ffn,
     heads_of,
     is_windowed,
+    near_ropes,
     rope_dims,
     routing_of,
     sparse_ffn,
@@ -123,5 +124,4 @@ def _kind(b: Builder, layer: Layer, *, full: int = 0, first: bool = False) -> tu
     if not window or not is_windowed(b, layer.index, 4, first=first):
         return 0, b.rope(full or dims)
     near = keys.integer("rope.dimension_count_swa", default=dims, minimum=2, maximum=1 << 12)
-    base = keys.number("rope.freq_base", default=10000.0)
-    return window, b.rope(near, base_key="rope.freq_base_swa", base=base, scaled=False)
+    return window, near_ropes(b)(near)
