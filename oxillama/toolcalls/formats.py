@@ -406,9 +406,53 @@ def spelled_out(template: str) -> str:
     return template.replace("{}", suffix) if f"'{suffix}'" in template else template
 
 
-def _block_name(format: ToolCallFormat) -> str:
-    """What a template that puts a block's opening together says at the end of it."""
-    return f"{format.open.rpartition(_DSML)[2]}"
+# The texts or patterns that a chat template's source has where it speaks of a format, all of them.
+# The first line that fits counts, so a line stands before those whose signs its format has too.
+# None: marks of a family in a notation that is not known here.
+SIGNS: tuple[tuple[ToolCallFormat | None, tuple[str | re.Pattern[str], ...]], ...] = (
+    (HARMONY, (HARMONY.open, "<|message|>", "functions.")),
+    (MINIMAX_M3, (_MINIMAX, "<invoke name=")),
+    (None, (_MINIMAX,)),
+    # a template may put the opening of a block together
+    (DSML, (_DSML, "function_calls>")),
+    (DSML_4, (_DSML, "tool_calls>")),
+    (None, (_DSML,)),
+    (MINIMAX_M2, (MINIMAX_M2.open,)),
+    (SEED, (SEED.open,)),
+    (GEMMA4, (GEMMA4.open,)),
+    (APERTUS, (APERTUS.open,)),
+    (GIGACHAT, (GIGACHAT.open,)),
+    (SOLAR, (SOLAR.open, "<|tool_call:args|>")),
+    (None, ("<|tool_call:args|>",)),
+    (GIGACHAT_3, ("<|role_sep|>", "<|message_sep|>", "function call")),
+    (None, ("<|role_sep|>", "<|message_sep|>")),
+    (HY3, ("<tool_sep:opensource>",)),
+    (MINICPM5, (MINICPM5.open, '<param name="')),
+    (None, ('<param name="',)),
+    (LFM2, (LFM2.open,)),
+    (LFM2, ("List of tools: [", "<|im_start|>")),
+    (KIMI, ("<|tool_call_argument_begin|>",)),
+    (KIMI, ("tool_declare<|im_middle|>",)),
+    (GLM, (GLM.open, "<arg_key>")),
+    (None, ("<arg_key>",)),
+    (QWEN_CODER, (QWEN_CODER.open, "<function=", "<parameter=")),
+    (None, ("<parameter=",)),
+    (DEEPSEEK, ("<｜tool▁sep｜>", "```json")),
+    (DEEPSEEK_31, ("<｜tool▁sep｜>",)),
+    (APRIEL, (f"{APRIEL.open}[",)),
+    (NEMOTRON, (f"{NEMOTRON.open}[",)),
+    (MINIMAX_M1, (re.compile(rf"{MINIMAX_M1.open}(\n|\\n)\{{"),)),
+    (HERMES, (HERMES.open, re.compile("function calling AI model|pydantic model json schema"))),
+    (QWEN, (QWEN.open,)),
+    (MISTRAL_ARGS, (MISTRAL_ARGS.open, ARGS)),
+    (MISTRAL, (MISTRAL.open,)),
+    (COMMAND_R, (COMMAND_R.open,)),
+    (GRANITE, (GRANITE.open,)),
+    (FUNCTION_TAG, (FUNCTION_TAG.open,)),
+    (PYTHONIC, (re.compile(r"\[\s*func_name1?\s*\("),)),
+    (LLAMA3, (LLAMA3.open,)),
+    (LLAMA3, ("<|start_header_id|>", '"parameters"')),
+)
 
 
 def taught_format(template: str) -> ToolCallFormat | None:
@@ -416,50 +460,9 @@ def taught_format(template: str) -> ToolCallFormat | None:
     known here.
     """
     template = spelled_out(template)
-    if HARMONY.open in template and "<|message|>" in template and "functions." in template:
-        return HARMONY
-    if _MINIMAX in template:
-        return MINIMAX_M3 if "<invoke name=" in template else None
-    if _DSML in template:
-        return next((each for each in (DSML, DSML_4) if _block_name(each) in template), None)
-    for each in (MINIMAX_M2, SEED, GEMMA4, APERTUS, GIGACHAT):
-        if each.open in template:
-            return each
-    if "<|tool_call:args|>" in template:
-        return SOLAR if SOLAR.open in template else None
-    if "<|role_sep|>" in template and "<|message_sep|>" in template:
-        return GIGACHAT_3 if "function call" in template else None
-    if "<tool_sep:opensource>" in template:
-        return HY3
-    if '<param name="' in template:
-        return MINICPM5 if MINICPM5.open in template else None
-    if LFM2.open in template or ("List of tools: [" in template and "<|im_start|>" in template):
-        return LFM2
-    if "<|tool_call_argument_begin|>" in template or "tool_declare<|im_middle|>" in template:
-        return KIMI
-    if "<arg_key>" in template:
-        return GLM if GLM.open in template else None
-    if "<parameter=" in template:
-        return QWEN_CODER if "<function=" in template and QWEN_CODER.open in template else None
-    if "<｜tool▁sep｜>" in template:
-        return DEEPSEEK if "```json" in template else DEEPSEEK_31
-    for each in (APRIEL, NEMOTRON):
-        if f"{each.open}[" in template:
-            return each
-    if re.search(rf"{MINIMAX_M1.open}(\n|\\n)\{{", template):
-        return MINIMAX_M1
-    if QWEN.open in template:
-        hermes = re.search(r"function calling AI model|pydantic model json schema", template)
-        return HERMES if hermes else QWEN
-    if MISTRAL.open in template:
-        return MISTRAL_ARGS if ARGS in template else MISTRAL
-    for each in (COMMAND_R, GRANITE, FUNCTION_TAG):
-        if each.open in template:
-            return each
-    if re.search(r"\[\s*func_name1?\s*\(", template):
-        return PYTHONIC
-    if "<|python_tag|>" in template or (
-        "<|start_header_id|>" in template and '"parameters"' in template
-    ):
-        return LLAMA3
+    for format, signs in SIGNS:
+        if all(
+            sign in template if isinstance(sign, str) else sign.search(template) for sign in signs
+        ):
+            return format
     return None

@@ -3,6 +3,7 @@
 import pytest
 
 from oxillama.toolcalls import detect_format
+from oxillama.toolcalls.formats import FORMATS, SIGNS, taught_format
 
 KNOWN = {
     "Qwen-Qwen2.5-7B-Instruct": "qwen",
@@ -105,3 +106,10 @@ def test_what_a_template_writes_for_a_call_counts_whatever_it_speaks_of(spelled,
     )
     found = detect_format(source)
     assert (found.name if found else None) == name
+
+
+def test_every_format_has_signs_and_no_line_of_them_hides_another():
+    assert {each.name for each, _ in SIGNS if each} == set(FORMATS)
+    for kind, signs in SIGNS:
+        if all(isinstance(sign, str) for sign in signs):
+            assert taught_format("\n".join(signs)) is kind, signs
