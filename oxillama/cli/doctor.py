@@ -37,9 +37,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         checks = [("", engine.diagnose(engine.tokenize(arguments.prompt)))]
         # that of a folder is not converted for this alone
         if arguments.mmproj and engine.opened.images is not None:
-            checks.append(
-                ("of the image encoder ", engine.opened.images.vision.diagnose(_picture()))
-            )
+            checks.append(("of the image encoder ", engine.opened.images.vision.diagnose(_image())))
         for where, differences in checks:
             worst, count = 0.0, 0
             for difference in differences:
@@ -57,7 +55,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _picture() -> np.ndarray:
-    """A picture with something to see everywhere: uint8 (112, 168, 3)."""
+def _image() -> np.ndarray:
+    """An image with something to see everywhere: uint8 (112, 168, 3)."""
     y, x = np.mgrid[:112, :168]
     return np.stack([x * 3 + y, x * y // 7, y * 5 - x], axis=2).astype(np.uint8)

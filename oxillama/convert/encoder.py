@@ -16,7 +16,7 @@ from oxillama.convert.folder import ModelFolder
 from oxillama.errors import ConvertError
 
 
-class PictureHyper(Hyper):
+class ImageHyper(Hyper):
     """The values of a folder's `vision_config`, with those that it may leave out as transformers
     has them.
 
@@ -112,10 +112,10 @@ class Encoder:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     halves: tuple[str, ...] = CONVOLVED
     kept: tuple[str, ...] = ()
-    renamed: Callable[[PictureHyper, str], str] = lambda h, name: name
-    layers: Callable[[PictureHyper], int] = lambda h: h.layers
-    extra: Callable[[PictureHyper], dict[str, Any]] = lambda h: {}
-    variant: Callable[[PictureHyper], Encoder | None] = lambda h: None
+    renamed: Callable[[ImageHyper, str], str] = lambda h, name: name
+    layers: Callable[[ImageHyper], int] = lambda h: h.layers
+    extra: Callable[[ImageHyper], dict[str, Any]] = lambda h: {}
+    variant: Callable[[ImageHyper], Encoder | None] = lambda h: None
 
 
 ENCODERS: dict[str, Encoder] = {}
@@ -128,7 +128,7 @@ def encoder(
     rules: Mapping[str, str | Rule],
     prefixes: tuple[tuple[str, str], ...] = (),
     **more: Any,
-) -> Callable[[Callable[[PictureHyper, Keys], None]], Encoder]:
+) -> Callable[[Callable[[ImageHyper, Keys], None]], Encoder]:
     """Make the decorated keys function the family of the named transformers classes."""
 
     def register(keys: Callable[[Any, Keys], None]) -> Encoder:
@@ -136,7 +136,7 @@ def encoder(
         if prefixes:
             plain = made.renamed
 
-            def renamed(h: PictureHyper, name: str) -> str:
+            def renamed(h: ImageHyper, name: str) -> str:
                 for prefix, other in prefixes:
                     if name.startswith(prefix):
                         return plain(h, other + name.removeprefix(prefix))
@@ -150,7 +150,7 @@ def encoder(
 
 
 def described(
-    h: PictureHyper,
+    h: ImageHyper,
     k: Keys,
     projector: str,
     *,
@@ -184,7 +184,7 @@ def described(
     k.floats("vision.image_std", h.channels("image_std") if normalised else [1.0] * 3)
 
 
-def activation(h: PictureHyper, k: Keys, **meant: str) -> None:
+def activation(h: ImageHyper, k: Keys, **meant: str) -> None:
     """The key of `hidden_act`; meant: the names that `gelu` or `silu` stands for."""
     h.must_be("hidden_act", *meant.values())
     for name, act in meant.items():
@@ -192,14 +192,14 @@ def activation(h: PictureHyper, k: Keys, **meant: str) -> None:
             k.flag(f"use_{name}", True)
 
 
-def square(h: PictureHyper, name: str) -> None:
+def square(h: ImageHyper, name: str) -> None:
     """ConvertError where images become a square of another size than the encoder's."""
     for edge in ("height", "width"):
         h.must_have(f"{name}: {edge}", h.edge(name, edge), h.side("image_size"))
 
 
 def limits(
-    h: PictureHyper, k: Keys, least: int, most: int, *, frames: int = 1, merge: int | None = None
+    h: ImageHyper, k: Keys, least: int, most: int, *, frames: int = 1, merge: int | None = None
 ) -> None:
     """The limits of an image's pixels where they are not those of `least` to `most` features, which
     files without the keys mean. More than `most` features are never made. frames: how often an
@@ -213,7 +213,7 @@ def limits(
         k.u32("vision.image_max_pixels", high // frames)
 
 
-def _pixels(h: PictureHyper) -> tuple[int | None, int | None]:
+def _pixels(h: ImageHyper) -> tuple[int | None, int | None]:
     """The fewest and the most pixels of an image that the image processor says."""
     low = h.images.integer("min_pixels", default=None)
     high = h.images.integer("max_pixels", default=None)
@@ -223,7 +223,7 @@ def _pixels(h: PictureHyper) -> tuple[int | None, int | None]:
     )
 
 
-def needed_limits(h: PictureHyper, k: Keys) -> int:
+def needed_limits(h: ImageHyper, k: Keys) -> int:
     """The keys of the limits of an image's pixels, which the files of some families must have; the
     upper one.
     """
@@ -236,13 +236,13 @@ def needed_limits(h: PictureHyper, k: Keys) -> int:
     return high
 
 
-def patched(h: PictureHyper) -> None:
+def patched(h: ImageHyper) -> None:
     """ConvertError where the image processor cuts images otherwise than the encoder reads them."""
     h.must_have("patch_size", h.images.get("patch_size"), h.side("patch_size"))
     h.must_have("merge_size", h.images.get("merge_size"), h.integer("spatial_merge_size"))
 
 
-def rotation(h: PictureHyper, k: Keys) -> None:
+def rotation(h: ImageHyper, k: Keys) -> None:
     """The key of the base of the rotation of patches where it is not 10000."""
     theta = float(h.rope().get("rope_theta", 10000.0))
     if theta != 10000.0:

@@ -112,7 +112,7 @@ class ModelFolder:
         config = self.json("config.json", required=True)
         for name in ("text_config", "llm_config", "language_config"):
             text = config.get(name)
-            if isinstance(text, dict):  # a model of text and pictures: the text part counts here
+            if isinstance(text, dict):  # a model of text and images: the text part counts here
                 unsaid = _UNSAID.get(str(text.get("model_type")), {})
                 config = {**unsaid, **config, **text} | {
                     key: value

@@ -18,7 +18,7 @@ from typing import cast
 import numpy as np
 
 from oxillama.convert import encoders  # noqa: F401  (registers them)
-from oxillama.convert.encoder import ENCODERS, Encoder, PictureHyper
+from oxillama.convert.encoder import ENCODERS, Encoder, ImageHyper
 from oxillama.convert.family import Keys
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.vocabulary import KeyValues
@@ -114,7 +114,7 @@ def convert_encoder(
     return Converted(Path(target), kind, len(planned), size, tuple(sorted(left_out)))
 
 
-def encoder_of(folder: ModelFolder) -> tuple[Encoder, PictureHyper]:
+def encoder_of(folder: ModelFolder) -> tuple[Encoder, ImageHyper]:
     """The family of a folder's image encoder, and the values that it reads; ConvertError for a
     folder without one.
     """
@@ -130,15 +130,15 @@ def encoder_of(folder: ModelFolder) -> tuple[Encoder, PictureHyper]:
     if not isinstance(folder.config.get("vision_config"), dict):
         raise ConvertError(f"{label}: vision_config is missing, wanted that of an image encoder")
     encoder = ENCODERS[found]
-    hyper = PictureHyper(folder, encoder.defaults)
+    hyper = ImageHyper(folder, encoder.defaults)
     variant = encoder.variant(hyper)
     if variant is not None:
-        encoder, hyper = variant, PictureHyper(folder, variant.defaults)
+        encoder, hyper = variant, ImageHyper(folder, variant.defaults)
     return encoder, hyper
 
 
 def _plan(
-    folder: ModelFolder, encoder: Encoder, hyper: PictureHyper, wanted: str, left_out: list[str]
+    folder: ModelFolder, encoder: Encoder, hyper: ImageHyper, wanted: str, left_out: list[str]
 ) -> Iterator[Planned]:
     """Every tensor of the new file, in the order of the folder's."""
     made: dict[str, str] = {}

@@ -680,7 +680,7 @@ def _special(
 
 
 def _suppressed(folder: ModelFolder) -> KeyValues:
-    """The tokens that are never drawn, those of pictures and sound in Gemma 4 for example."""
+    """The tokens that are never drawn, those of images and sound in Gemma 4 for example."""
     found = folder.json("generation_config.json").get("suppress_tokens")
     if not found:
         return {}

@@ -47,7 +47,7 @@ _KEPT = re.compile(
     r"(hc_(attn|ffn)|output_hc)_fn\.weight|indexer_compressor_(ape|gate)\.weight|"
     r"attn_compressor_ape\.weight)\Z"
 )
-# tensors of encoders of pictures and sound, which go into files of their own
+# tensors of encoders of images and sound, which go into files of their own
 _OTHER_PARTS = re.compile(
     r"(model\.)?(visual|vision|vision_tower|vision_model|vision_adapter|vision_projection|vit|"
     r"vqmodel|sam_model|projector|mlp_AR|linear_proj|multi_modal_projector|patch_merge_mlp|"
@@ -91,7 +91,7 @@ class Converted:
     architecture: str
     tensors: int
     bytes: int
-    left_out: tuple[str, ...]  # tensors of other parts of the model (pictures, sound, prediction)
+    left_out: tuple[str, ...]  # tensors of other parts of the model (images, sound, prediction)
     tokens_left_out: tuple[str, ...] = ()  # number and text of those that the model has no row for
 
     def __str__(self) -> str:

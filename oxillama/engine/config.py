@@ -81,7 +81,7 @@ class EngineConfig:
     - `rope_freq_base` to `yarn_beta_slow`: override the file's RoPE parameters
       (`model.rope.RopeOverrides`, docs/loading.md); None keeps the file's.
 
-    Images (docs/pictures.md):
+    Images (docs/images.md):
 
     - `mmproj`: the image encoder: its GGUF file, or the Hugging Face folder of a model, or a name
       on the hub. None for the model's own, which is loaded when the first image comes: that of the

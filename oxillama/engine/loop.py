@@ -758,7 +758,7 @@ class Batcher:
         slots: list[int | None] = []
         adapters: list[Any] = []  # of each table
         wanted: list[int] = []
-        pictured: list[tuple[Any, int, int, int]] = []
+        with_images: list[tuple[Any, int, int, int]] = []
         for entry, rows in plan:
             request, start = entry.owner, entry.done
             session, end = request.session, at + rows
@@ -768,7 +768,7 @@ class Batcher:
                 adapting |= adapted is not None
                 if session.images:
                     beams = request.search.sessions[entry.part : entry.part + rows]
-                    pictured += [(beam, start, 1, row) for row, beam in enumerate(beams, at)]
+                    with_images += [(beam, start, 1, row) for row, beam in enumerate(beams, at)]
                 for row, beam in enumerate(
                     request.search.sessions[entry.part : entry.part + rows], at
                 ):
@@ -785,7 +785,7 @@ class Batcher:
             adapters.append(adapted)
             adapting |= adapted is not None
             if session.images:
-                pictured.append((session, start, rows, at))
+                with_images.append((session, start, rows, at))
             if rows == 1:
                 tokens[at], positions[at], row_table[at] = session.tokens[start], start, len(tables)
             else:
@@ -813,8 +813,8 @@ class Batcher:
         more = {} if slots[0] is None else {"slots": slots}
         if adapting:
             more["adapters"] = adapters
-        if pictured:
-            more |= inputs(pictured, tokens[:at], positions[:at])
+        if with_images:
+            more |= inputs(with_images, tokens[:at], positions[:at])
         return self._make(
             tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32), **more
         ), hidden

@@ -352,7 +352,7 @@ def record_encoder(reader: GgufReader) -> list[ImageBuilder]:
         raise ModelError(
             f"{unused[0]}: {kind} has no use for this tensor ({len(unused)} such in the file)"
         )
-    check_keys(reader.metadata, "clip", body.read | {f"clip.{key}" for key in _OF_PICTURES})
+    check_keys(reader.metadata, "clip", body.read | {f"clip.{key}" for key in _OF_IMAGES})
     return parts
 
 
@@ -427,7 +427,7 @@ _SAID = (
     *("vision.image_aspect_ratio", "vision.attention.layer_norm_epsilon"),
 )
 # Keys about images before they are cut into patches, which processors (`oxillama/vision`) read.
-_OF_PICTURES = (
+_OF_IMAGES = (
     *("vision.image_min_pixels", "vision.image_max_pixels", "vision.preproc_image_size"),
     *("vision.preproc_min_tiles", "vision.preproc_max_tiles", "vision.use_thumbnail"),
     *("vision.image_grid_pinpoints", "vision.mm_patch_merge_type"),

@@ -281,7 +281,7 @@ NOT_GENERATING = {
     **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), _DRAFTS),
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
     "t5": "writes with a decoder that looks at what an encoder read",
-    "clip": "encodes pictures or sound for another model (mmproj)",
+    "clip": "encodes images or sound for another model (mmproj)",
 }
 # Architectures that llama.cpp runs and that need an op which is not here, with what it would do.
 NOT_COMPUTED = {

@@ -89,7 +89,7 @@ class Vision:
         return self.processor.image_tokens
 
     def pixels(self, image: Any, *, name: str = "image") -> list[np.ndarray]:
-        """The normalised pixels, float32 (3, height, width), of each picture that the encoder sees
+        """The normalised pixels, float32 (3, height, width), of each view that the encoder sees
         of an image; what an image may be is said in `reading`.
         """
         return [
@@ -103,7 +103,7 @@ class Vision:
 
     def diagnose(self, image: Any) -> Iterator[Difference]:
         """Each op of the compiled encoder and projector against its numpy meaning, over the first
-        picture that they see of an image.
+        view that they see of an image.
         """
         return self.encoder.diagnose(self.processor.rows(self.pixels(image)[0]))
 

@@ -150,7 +150,7 @@ def resampled(
     kernel: Literal["linear", "bilinear", "cubic", "smooth", "faded"],
 ) -> np.ndarray:
     """float32 (rows * columns, width): a square grid of learned positions (side, side, width)
-    resized like a picture, its edges repeated beyond them. linear: over all places that a new one
+    resized like an image, its edges repeated beyond them. linear: over all places that a new one
     covers, where there are fewer of these (antialiasing); bilinear: over the two nearest along a
     side; cubic: over the four nearest (Keys 1981, with a = -0.75); smooth: cubic (a = -0.5) over
     all places that a new one covers; faded: as bilinear, with zeros beyond the edges.

@@ -1,6 +1,6 @@
 """Turns an image into pixels, tiles and prompt pieces, as each family's reference does.
 
-A processor decides which pictures of an image the encoder sees (`tiles`), how their pixels are laid
+A processor decides which views of an image the encoder sees (`tiles`), how their pixels are laid
 out (`rows`), and what replaces the image in the prompt (`pieces`): texts, in which control tokens
 are recognised, and features. Sources: the image processors of transformers (CLIP, LLaVA-NeXT,
 Qwen2-VL, Gemma 3, Idefics 3, Pixtral); padding and its colour are those of llama.cpp's mtmd.
@@ -28,8 +28,8 @@ from oxillama.vision.reading import pillow
 
 Fit = Literal["stretch", "pad"]
 Size = tuple[int, int]  # (width, height)
-Features = Sequence[np.ndarray]  # of each picture, float32 (features, width)
-Grids = Sequence[tuple[int, int]]  # of each picture, (rows, columns) of patches
+Features = Sequence[np.ndarray]  # of each view, float32 (features, width)
+Grids = Sequence[tuple[int, int]]  # of each view, (rows, columns) of patches
 Colour = tuple[int, int, int]
 CLIP_MEAN: Colour = (122, 116, 104)  # of the colours CLIP was trained with
 
@@ -60,7 +60,7 @@ class Processor(Protocol):
         """The tokens of prompts around an image."""
 
     def tiles(self, image: Any) -> list[Any]:
-        """The pictures of an RGB image (`PIL.Image`), each of a size that the encoder takes."""
+        """The views of an RGB image (`PIL.Image`), each of a size that the encoder takes."""
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Normalised pixels, float32 (3, height, width), laid out."""
@@ -270,7 +270,7 @@ class AnyResolution(FixedSize):
         return max(self.pinpoints, key=worth)
 
     def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
-        """The features of the whole, then those of the tiles as one picture."""
+        """The features of the whole, then those of the tiles as one view."""
         width, height = image
         best = self.best((height, width))
         down, across = best[0] // self.size, best[1] // self.size
@@ -366,7 +366,7 @@ class EnlargedFirst(DynamicResolution):
     """The same, of an image whose sides are first made as long as a feature: GLM-4.1V."""
 
     def sides(self, width: int, height: int) -> tuple[int, int]:
-        """The (width, height) of the picture (published image processor of GLM-4.1V)."""
+        """The (width, height) of the view (published image processor of GLM-4.1V)."""
         short, unit = min(width, height), self.patch * self.merge
         if short < unit:
             width, height = (int(each * (unit / short)) for each in (width, height))
@@ -380,7 +380,7 @@ class Fitted(DynamicResolution):
     """
 
     def sides(self, width: int, height: int) -> tuple[int, int]:
-        """The (width, height) of the picture."""
+        """The (width, height) of the view."""
         unit = self.patch * self.merge
         factor = math.sqrt(self.most / (width * height))
         wide, high = (math.floor(factor * each / unit) * unit for each in (width, height))
@@ -509,7 +509,7 @@ class DynamicTiles:
         return plain_rows(pixels, self.patch, group=self.group, classed=True)
 
     def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
-        """The features of all pictures in one stretch."""
+        """The features of all views in one stretch."""
         return [ImageFeatures(np.concatenate(features))]
 
 

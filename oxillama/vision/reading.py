@@ -192,7 +192,7 @@ def _of_bytes(held: bytes, limits: ImageLimits, name: str, module: Any) -> Any:
             )
         frames = 1 if image.format == "MPO" else getattr(image, "is_animated", False)
         if frames is True:
-            raise ImageError(f"{name}: found an animation, wanted a single picture")
+            raise ImageError(f"{name}: found an animation, wanted a single image")
         try:
             image.load()
         except Exception as error:

@@ -4,7 +4,7 @@
 golden_encoders/NAME.json is as golden/NAME.json (see test_families), of the encoder alone. `here`
 is what differs in our file: keys (None: not there), tensors and types that are other or more, and
 a part of names that is another. The two of LLaVA, which llama.cpp's converter refuses, are ours
-(`made_by`). encoder_features.npz: features of transformers 5.23 for the pixels of one picture, of
+(`made_by`). encoder_features.npz: features of transformers 5.23 for the pixels of one image, of
 many every so many; the folders are the goldens' with all matrices times 0.2.
 """
 
@@ -25,7 +25,7 @@ from oxillama.model.image_builder import encoders
 from oxillama.quant import dequantize
 from oxillama.vision import Vision
 from tests.convert.test_families import folder_of, plain, save, spread
-from tests.vision.test_encoders import picture
+from tests.vision.test_encoders import image_of
 
 GOLDEN = Path(__file__).parent / "golden_encoders"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
@@ -94,7 +94,7 @@ def test_features_are_those_of_transformers(name, tmp_path):
     }
     save(tmp_path / "model" / "model.safetensors", smaller)
     vision = Vision(convert_encoder(tmp_path / "model", tmp_path / "made.gguf").path)
-    found = vision.features(vision.pixels(picture(61, 143))[0])
+    found = vision.features(vision.pixels(image_of(61, 143))[0])
     wanted = FEATURES[name]
     found = found[:: -(-len(found) // len(wanted))] if len(found) > len(wanted) else found
     assert np.abs(found - wanted).max() <= 5e-6 * np.abs(wanted).max()
@@ -105,7 +105,7 @@ def test_every_other_encoder_gives_features(name, tmp_path):
     """Whose files have the reference's bytes; `tests/vision` has the features of such files."""
     made_of(name, tmp_path)
     vision = Vision(convert_encoder(tmp_path / "model", tmp_path / "made.gguf").path)
-    found = vision.features(vision.pixels(picture(61, 143))[0])
+    found = vision.features(vision.pixels(image_of(61, 143))[0])
     assert found.shape[0] > 0 and found.shape[1] == vision.width
     assert np.isfinite(found).all() and found.std() > 0
 
@@ -321,7 +321,7 @@ def test_tiles_of_deepseek_ocr_are_those_of_the_class(tmp_path):
         reader = reader_of(tmp_path / name)
         assert reader.metadata["clip.vision.preproc_max_tiles"] == most
         vision = Vision(reader)
-        assert len(vision.pixels(picture(2000, 100))) == 1 + min(20, most)
+        assert len(vision.pixels(image_of(2000, 100))) == 1 + min(20, most)
     path = tmp_path / name / "model" / "config.json"
     config = json.loads(path.read_text())
     del config["vision_config"]["width"]["sam_vit_b"]
@@ -335,8 +335,8 @@ def test_large_images_of_lfm2_may_lack_the_whole(tmp_path):
     reader = reader_of(tmp_path)
     assert reader.metadata["clip.vision.use_thumbnail"] is False
     vision = Vision(reader)
-    pieces = vision.pieces(picture(1500, 900))
-    assert len(vision.pixels(picture(1500, 900))) == 6  # 3 x 2 tiles
+    pieces = vision.pieces(image_of(1500, 900))
+    assert len(vision.pixels(image_of(1500, 900))) == 6  # 3 x 2 tiles
     texts = [each for each in pieces if isinstance(each, str)]
     assert texts[1] == "<|img_row_1_col_1|>" and texts[-2:] == [
         "<|img_row_2_col_3|>",

@@ -300,7 +300,7 @@ def test_norms_of_latents_have_an_epsilon_of_their_own(tmp_path):
 
 
 def test_tokens_of_ling_3_may_have_several_positions(tmp_path, monkeypatch):
-    """As in the file of the model that sees pictures: these turn the halves of a key."""
+    """As in the file of the model that sees images: these turn the halves of a key."""
 
     def turned():
         _, tape = record(invent(tmp_path / "m.gguf", "bailingmoe3"))

@@ -217,7 +217,7 @@ def test_a_table_that_stays_in_its_file_gives_the_same_bits(tmp_path):
     model.end(keep=False)
 
 
-def test_a_row_of_a_picture_counts_as_the_token_for_it(tmp_path):
+def test_a_row_of_an_image_counts_as_the_token_for_it(tmp_path):
     reader = invent(tmp_path / "m.gguf", "qwen4exp")
     model, image = load_model(reader), KEYS["ple.image_token_id"]
     ids = IDS[:30].copy()

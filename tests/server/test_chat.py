@@ -22,7 +22,7 @@ SCHEMA = {
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 OTHER = {"type": "function", "function": {"name": "clock"}}
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 GOES_ON = {"role": "assistant", "content": "Once"}
 
 
@@ -341,7 +341,7 @@ REFUSED = [
         "messages[1]",
     ),
     (
-        {"messages": [*HI, {**GOES_ON, "content": [PICTURE]}], "continue_final_message": True},
+        {"messages": [*HI, {**GOES_ON, "content": [IMAGE]}], "continue_final_message": True},
         "messages[1]",
     ),
     (

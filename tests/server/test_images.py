@@ -65,7 +65,7 @@ def test_dialects_show_the_same_image(seeing):
 
 
 def test_a_conversation_finds_its_image_again(seeing):
-    first = openai(None, "what is in this picture?", session="pictured")
+    first = openai(None, "what is in this image?", session="with-image")
     done = seeing.ok("/v1/chat/completions", first)
     said = done["choices"][0]["message"]["content"]
     more = [{"role": "assistant", "content": said}, {"role": "user", "content": "and now?"}]

@@ -7,9 +7,9 @@ from oxillama.server.work import TIMINGS
 
 PATH = "/completion"
 ASK = {"prompt": "Once upon a time", "n_predict": 8, "seed": 3}
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 RETURNED = "return_documents"
-PICTURED = {"role": "user", "content": [PICTURE]}
+WITH_IMAGE = {"role": "user", "content": [IMAGE]}
 
 
 def test_health_and_properties(server):
@@ -183,10 +183,10 @@ def test_a_slot_is_saved_and_restored(server):
         ("/infill", {"input_prefix": "a"}, "input_suffix", 400),
         ("/lora-adapters", [{"id": 0, "scale": 1.0}], "[0].id", 400),
         ("/lora-adapters", [{"id": 0}], "[0].scale", 400),
-        ("/apply-template", {"messages": [PICTURED]}, "messages[0].content[0]", 400),
+        ("/apply-template", {"messages": [WITH_IMAGE]}, "messages[0].content[0]", 400),
         (
             "/apply-template",
-            {"messages": [PICTURED], "continue_final_message": True},
+            {"messages": [WITH_IMAGE], "continue_final_message": True},
             "continue_final_message",
             400,
         ),

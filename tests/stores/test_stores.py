@@ -160,7 +160,7 @@ def test_the_file_that_is_wanted_is_chosen(wanted, name):
     assert choose(QUANTS, wanted, place="here") == name
 
 
-def test_sets_count_as_one_file_and_encoders_of_pictures_as_none():
+def test_sets_count_as_one_file_and_encoders_of_images_as_none():
     shards = [f"Q8_0/m-Q8_0-0000{at}-of-00002.gguf" for at in (1, 2)]
     names = [*shards, "m-Q2_K.gguf", "mmproj-F16.gguf", "config.json"]
     assert choose(names, None, place="here") == shards[0]

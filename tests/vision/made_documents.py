@@ -134,7 +134,7 @@ def _hunyuanvl(made: Made, width: int) -> None:
 
 
 def _sam(made: Made, side: int) -> None:
-    """SAM over a picture of side * 16 pixels, in windows of 6 patches but for its second layer."""
+    """SAM over an image of side * 16 pixels, in windows of 6 patches but for its second layer."""
     window = 6
     made.keys |= {
         "use_gelu": True,
@@ -275,7 +275,7 @@ def _dots3note(made: Made, width: int) -> None:
 
 @_family("step3vl")
 def _step3vl(made: Made, width: int) -> None:
-    """Pictures of 13 and tiles of 9 patches a side."""
+    """Views of 13 and tiles of 9 patches a side."""
     made.keys |= {
         "vision.patch_size": 14,
         "vision.image_size": 13 * 14,

@@ -12,8 +12,8 @@ VISION = CASES / "vision"
 NAMES = sorted(path.parent.name for path in VISION.glob("*/vision.npz"))
 
 
-def pictures():
-    """(case, image) of every picture with features."""
+def images_of_cases():
+    """(case, image) of every image with features."""
     found = []
     for name in NAMES:
         with np.load(VISION / name / "vision.npz") as held:
@@ -38,7 +38,7 @@ def png(image):
     return (VISION / "images" / f"{image.removesuffix('_pad')}.png").read_bytes()
 
 
-@pytest.mark.parametrize("name, image", pictures())
+@pytest.mark.parametrize("name, image", images_of_cases())
 def test_pixels_and_features_are_those_of_transformers(opened, name, image):
     vision = opened(name, image)
     with np.load(VISION / name / "vision.npz") as held:

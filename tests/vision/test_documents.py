@@ -1,4 +1,4 @@
-"""Encoders made for documents: features of transformers, pictures and texts
+"""Encoders made for documents: features of transformers, images and texts
 around them, files that lack or exceed something.
 """
 
@@ -15,7 +15,7 @@ from oxillama.vision.layout import resampled
 from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
 from tests.model.invented import invent
 from tests.vision.made_documents import KINDS, write_mmproj
-from tests.vision.test_encoders import features_of, picture
+from tests.vision.test_encoders import features_of, image_of
 
 SIZES = ((112, 56), (61, 143))
 
@@ -32,7 +32,7 @@ def test_features_are_those_of_the_reference(tmp_path, kind):
     for key, wanted in held.items():
         size, tile = key.split("_")[-2:]
         width, height = map(int, size.split("x"))
-        found = vision.features(vision.pixels(picture(width, height))[int(tile)])
+        found = vision.features(vision.pixels(image_of(width, height))[int(tile)])
         found = found[:: -(-len(found) // len(wanted))]
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
@@ -105,14 +105,14 @@ def test_patches_of_youtu_hold_the_colours_of_a_pixel_side_by_side(tmp_path):
     pixels = np.arange(3 * 32 * 64, dtype=np.float32).reshape(3, 32, 64)
     rows = vision.processor.rows(pixels)
     assert rows.patches[1, :6].tolist() == [16, 2064, 4112, 17, 2065, 4113]
-    before, made, after = vision.pieces(picture(64, 32))
+    before, made, after = vision.pieces(image_of(64, 32))
     assert (before, len(made), after) == ("<|vision_start|>", 2, "<|vision_end|>")
 
 
 def test_features_of_paddleocr_are_at_their_rows_and_columns(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "paddleocr"))
     assert vision.positioned
-    before, made, after = vision.pieces(picture(112, 56))
+    before, made, after = vision.pieces(image_of(112, 56))
     assert (before, after) == ("<|IMAGE_START|>", "<|IMAGE_END|>")
     where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
     assert made.positions.tolist() == where
@@ -121,7 +121,7 @@ def test_features_of_paddleocr_are_at_their_rows_and_columns(tmp_path):
 def test_features_of_dots_ocr_have_one_position_each(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "dots_ocr"))
     assert not vision.positioned
-    before, made, after = vision.pieces(picture(112, 56))
+    before, made, after = vision.pieces(image_of(112, 56))
     assert (before, len(made), after) == ("<|img|>", 8, "<|endofimg|>")
 
 
@@ -131,10 +131,10 @@ def test_windows_of_exaone_are_those_of_its_file(tmp_path):
         more = {"window_size": size, "n_wa_pattern": every}
         vision = Vision(write_mmproj(tmp_path / "m.gguf", "exaone4_5", **more))
         assert not vision.positioned
-        before, made[size, every], after = vision.pieces(picture(112, 84))
+        before, made[size, every], after = vision.pieces(image_of(112, 84))
         assert (before, len(made[size, every]), after) == ("<vision>", 12, "</vision>")
     whole = made[56, 0].rows
-    # windows of 4 x 4 features hold the whole picture, no pattern means no windows
+    # windows of 4 x 4 features hold the whole image, no pattern means no windows
     assert np.array_equal(whole, made[56, None].rows)
     assert np.abs(made[112, 2].rows - whole).max() <= 1e-5 * np.abs(whole).max()
     assert np.abs(made[56, 2].rows - whole).max() > 1e-2 * np.abs(whole).max()
@@ -148,7 +148,7 @@ def test_only_families_of_any_size_may_leave_the_size_out(tmp_path):
 
 def test_lines_of_hunyuan_are_ended_and_at_their_rows_and_columns(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "hunyuanvl"))
-    before, first, lines, last, after = vision.pieces(picture(128, 64))
+    before, first, lines, last, after = vision.pieces(image_of(128, 64))
     hy = "<｜hy_place▁holder▁no▁10{}｜>"
     assert (before, after) == (hy.format(0), hy.format(1))
     assert [len(each) for each in (first, lines, last)] == [1, 2 * 5, 1]
@@ -206,7 +206,7 @@ def test_logits_of_hunyuan_with_two_images_are_those_of_the_reference(tmp_path):
         vision = Vision(mmproj)
         prompt = ImagePrompt([1, 5, 9])
         for size, between in (((112, 56), [7, 33]), ((61, 143), [11, 4, 62])):
-            for features in features_of(vision, picture(*size)):
+            for features in features_of(vision, image_of(*size)):
                 prompt.add(features, 79)
             prompt.extend(between)
         found = engine.logits(prompt)[-3:]
@@ -226,10 +226,10 @@ def test_a_model_that_rotates_by_fewer_positions_is_refused(tmp_path):
         oxillama.load(text, mmproj=mmproj)
 
 
-def test_tiles_of_deepseek_ocr_are_one_picture_before_the_whole(tmp_path):
+def test_tiles_of_deepseek_ocr_are_one_image_before_the_whole(tmp_path):
     """As the published code puts them together."""
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "deepseekocr"))
-    image = picture(400, 170)  # tiles of 160: 2 across, 1 down
+    image = image_of(400, 170)  # tiles of 160: 2 across, 1 down
     made = [vision.features(each) for each in vision.pixels(image)]
     assert [len(each) for each in made] == [9, 9, 16]
     line = vision.encoder.vector("v.image_newline", 48)
@@ -241,13 +241,13 @@ def test_tiles_of_deepseek_ocr_are_one_picture_before_the_whole(tmp_path):
         wanted += [*made[2][4 * row : 4 * row + 4], line]
     (found,) = vision.pieces(image)
     assert np.array_equal(found.rows, [*wanted, end])
-    (small,) = vision.pieces(picture(160, 100))
+    (small,) = vision.pieces(image_of(160, 100))
     assert len(small) == 4 * 5 + 1
 
 
 def test_tiles_of_deepseek_ocr_2_follow_one_another(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "deepseekocr2"))
-    image = picture(400, 170)  # tiles of 192
+    image = image_of(400, 170)  # tiles of 192
     made = [vision.features(each) for each in vision.pixels(image)]
     assert [len(each) for each in made] == [9, 9, 16]
     end = vision.encoder.array("v.view_seperator")
@@ -266,7 +266,7 @@ def test_tiles_of_deepseek_ocr_2_follow_one_another(tmp_path):
 )
 def test_whole_images_of_deepseek_ocr_are_padded_with_grey(tmp_path, kind, size, square, line):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", kind))
-    whole = np.asarray(vision.processor.tiles(picture(*size))[-1])
+    whole = np.asarray(vision.processor.tiles(image_of(*size))[-1])
     assert whole.shape == (*square, 3)
     grey = (whole == 127).all(axis=(1, 2))
     if line is None:
@@ -363,13 +363,13 @@ def test_tiles_of_step3_stand_between_marks_before_the_whole(tmp_path):
         ((112, 56), [*tile, *tile, *whole]),
         ((56, 112), [*tile, "<patch_newline>", *tile, *whole]),
     ):
-        pieces = vision.pieces(picture(*size))
+        pieces = vision.pieces(image_of(*size))
         assert [each if isinstance(each, str) else len(each) for each in pieces] == wanted
 
 
 def test_thin_images_of_step3_are_at_the_upper_left_of_a_black_square(tmp_path):
     held = Vision(write_mmproj(tmp_path / "m.gguf", "step3vl")).processor
-    image = picture(182, 20)
+    image = image_of(182, 20)
     (whole,) = held.tiles(image)
     assert whole.size == (182, 182)
     assert np.array_equal(np.asarray(whole)[:20], np.asarray(image))
@@ -378,19 +378,19 @@ def test_thin_images_of_step3_are_at_the_upper_left_of_a_black_square(tmp_path):
 
 def test_tiles_of_nemotron_follow_one_another_before_the_whole(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "nemotron_v2_vl"))
-    image = picture(128, 60)  # 2 tiles across, 1 down
+    image = image_of(128, 60)  # 2 tiles across, 1 down
     made = [vision.features(each) for each in vision.pixels(image)]
     assert [len(each) for each in made] == [16] * 3
     before, found, after = vision.pieces(image)
     assert (before, after) == ("<img>", "</img>")
     assert np.array_equal(found.rows, np.concatenate(made))
-    (_, alone, _) = vision.pieces(picture(64, 64))
+    (_, alone, _) = vision.pieces(image_of(64, 64))
     assert len(alone) == 16
 
 
 def test_features_of_granite_are_queries_of_the_whole_then_of_tiles_without_padding(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "granite4_vision"))
-    image = picture(112, 56)  # in 128 x 64: two tiles of 8 x 8 patches, 4 x 4 queries each
+    image = image_of(112, 56)  # in 128 x 64: two tiles of 8 x 8 patches, 4 x 4 queries each
     whole, left, right = (vision.features(each) for each in vision.pixels(image))
     assert len(whole) == len(left) == len(right) == 16
     line = np.tile(vision.encoder.vector("v.image_newline", 8), 6)
@@ -399,7 +399,7 @@ def test_features_of_granite_are_queries_of_the_whole_then_of_tiles_without_padd
         wanted += [*left[4 * row : 4 * row + 4], *right[4 * row : 4 * row + 4], line]
     (found,) = vision.pieces(image)
     assert np.array_equal(found.rows, wanted)
-    (narrow,) = vision.pieces(picture(300, 40))  # 2 of 4 lines show padding alone
+    (narrow,) = vision.pieces(image_of(300, 40))  # 2 of 4 lines show padding alone
     assert len(narrow) == 16 + 2 * 9
 
 
@@ -428,7 +428,7 @@ def test_logits_of_granite_with_two_images_are_those_of_transformers(tmp_path):
         vision = Vision(mmproj)
         prompt = ImagePrompt([1, 5, 9])
         for size, between in (((61, 143), [7, 33]), ((112, 56), [11, 4, 62])):
-            for features in features_of(vision, picture(*size)):
+            for features in features_of(vision, image_of(*size)):
                 prompt.add(features, 79)
             prompt.extend(between)
         found = engine.logits(prompt)[-3:]

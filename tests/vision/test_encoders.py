@@ -16,7 +16,7 @@ from oxillama.vision.processors import AnyResolution, DynamicResolution, Dynamic
 from tests.vision.made import HIDDEN, write_mmproj
 
 
-def picture(width, height):
+def image_of(width, height):
     rng = np.random.default_rng(width * 1000 + height)
     return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
 
@@ -27,9 +27,9 @@ def features_of(vision, image):
 
 def test_features_of_an_image_that_comes_again_are_kept(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", width=48))
-    first = vision.pieces(picture(70, 50))
-    assert vision.pieces(picture(70, 50)) is first
-    assert vision.pieces(picture(70, 51)) is not first
+    first = vision.pieces(image_of(70, 50))
+    assert vision.pieces(image_of(70, 50)) is first
+    assert vision.pieces(image_of(70, 51)) is not first
 
 
 def rewritten(source, path, *, drop=(), keys=None, add=None):
@@ -102,7 +102,7 @@ def test_a_limit_of_gemma_4_may_have_one_end(tmp_path):
     for at, least in enumerate((None, -np.inf, -1.5)):
         add = {} if least is None else {name: np.full(1, least, np.float32)}
         path = rewritten(source, tmp_path / f"{at}.gguf", drop=(name,), add=add)
-        rows.append(features_of(Vision(path), picture(40, 40))[0].rows)
+        rows.append(features_of(Vision(path), image_of(40, 40))[0].rows)
     absent, infinite, whole = rows
     assert np.array_equal(absent, infinite)
     assert not np.array_equal(absent, whole)
@@ -139,7 +139,7 @@ def test_tables_of_tokens_may_have_axes_of_one_before_them(tmp_path):
     }
     other = rewritten(source, tmp_path / "b.gguf", drop=names, add=add)
     assert GgufReader(other).tensors["v.class_embd"].shape == (1, 1, HIDDEN)
-    a, b = (features_of(Vision(path), picture(56, 56))[0].rows for path in (source, other))
+    a, b = (features_of(Vision(path), image_of(56, 56))[0].rows for path in (source, other))
     assert np.array_equal(a, b)
 
 
@@ -160,7 +160,7 @@ def test_the_bias_of_patches_is_not_in_the_row_of_the_class_token(tmp_path, kind
             add={"v.position_embd.weight": table},
         ),
     )
-    a, b = (features_of(Vision(path), picture(56, 56))[0].rows for path in paths)
+    a, b = (features_of(Vision(path), image_of(56, 56))[0].rows for path in paths)
     assert np.abs(a - b).max() <= 5e-6 * np.abs(b).max()
 
 
@@ -197,8 +197,8 @@ def test_llava_16_shows_tiles_without_their_padding(tmp_path):
     assert vision.processor.best((100, 100)) == (112, 112)
     newline = vision.encoder.vector("model.image_newline", 48)
     # 112 x 40 in 112 x 56: 8 pixels above and below, less than a patch of 14; 4 lines of 8 stay
-    (made,) = features_of(vision, picture(112, 40))
-    whole, left, right = (vision.features(each) for each in vision.pixels(picture(112, 40)))
+    (made,) = features_of(vision, image_of(112, 40))
+    whole, left, right = (vision.features(each) for each in vision.pixels(image_of(112, 40)))
     sheet = np.concatenate([each.reshape(4, 4, 48) for each in (left, right)], axis=1)
     cut = (4 - int(round(40 * 8 / 112, 7))) // 2
     lines = sheet[cut : 4 - cut]
@@ -208,7 +208,7 @@ def test_llava_16_shows_tiles_without_their_padding(tmp_path):
 
 def test_tiles_of_smolvlm_say_where_they_are(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "idefics3", width=48))
-    pieces = vision.pieces(picture(100, 50))  # 112 x 56: two tiles of 56
+    pieces = vision.pieces(image_of(100, 50))  # 112 x 56: two tiles of 56
     texts = [each for each in pieces if isinstance(each, str)]
     fake = "<fake_token_around_image>"
     assert texts == [
@@ -231,7 +231,7 @@ def test_rows_that_a_processor_adds_are_wanted_in_their_shape(tmp_path):
 
 def test_lines_of_pixtral_end_with_a_row_but_the_last(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "pixtral", width=48, image=112))
-    (made,) = features_of(vision, picture(224, 100))  # 112 x 50, in patches 8 x 4
+    (made,) = features_of(vision, image_of(224, 100))  # 112 x 50, in patches 8 x 4
     line = vision.encoder.vector("v.token_embd.img_break", 48)
     assert len(made) == 4 * 9 - 1
     assert all(np.array_equal(made.rows[at], line) for at in (8, 17, 26))
@@ -297,7 +297,7 @@ def test_either_name_of_a_norm_of_llama_4_is_read(tmp_path):
         for name in names
     }
     other = rewritten(source, tmp_path / "b.gguf", drop=names, add=add)
-    a, b = (features_of(Vision(path), picture(56, 56))[0].rows for path in (source, other))
+    a, b = (features_of(Vision(path), image_of(56, 56))[0].rows for path in (source, other))
     assert len(names) == 6 and np.array_equal(a, b)
 
 
@@ -321,7 +321,7 @@ def test_canvases_are_those_of_llama_4(tmp_path, size, canvas, inner):
 
 def test_tiles_of_llama_4_are_separated_and_followed_by_the_whole_image(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "llama4", width=48))
-    image = picture(100, 60)
+    image = image_of(100, 60)
     x, y = "<|tile_x_separator|>", "<|tile_y_separator|>"
     assert [each if isinstance(each, str) else len(each) for each in vision.pieces(image)] == [
         *("<|image_start|>", 4, x, 4, y, 4, x, 4, y, "<|image|>", 4, "<|image_end|>")
@@ -330,16 +330,16 @@ def test_tiles_of_llama_4_are_separated_and_followed_by_the_whole_image(tmp_path
     sheet = vision.processor.tiles(image)[3]
     assert sheet.getpixel((43, 3)) == image.getpixel((99, 59))
     assert sheet.getpixel((44, 3)) == sheet.getpixel((43, 4)) == (0, 0, 0)
-    few = [each if isinstance(each, str) else len(each) for each in vision.pieces(picture(40, 50))]
+    few = [each if isinstance(each, str) else len(each) for each in vision.pieces(image_of(40, 50))]
     assert few == ["<|image_start|>", "<|image|>", 4, "<|image_end|>"]
 
 
 def test_images_of_janus_pro_are_padded_with_the_mean_of_the_file(tmp_path):
     path = write_mmproj(tmp_path / "m.gguf", "janus_pro", width=48, image_mean=[0.5, 0.25, 0.75])
     vision = Vision(path)
-    before, made, after = vision.pieces(picture(10, 700))
+    before, made, after = vision.pieces(image_of(10, 700))
     assert (before, len(made), after) == ("<begin_of_image>", 16, "<end_of_image>")
-    (square,) = vision.processor.tiles(picture(10, 700))
+    (square,) = vision.processor.tiles(image_of(10, 700))
     line = [square.getpixel((at, 30)) == (127, 63, 191) for at in range(56)]
     assert line == [True] * 21 + [False] * 14 + [True] * 21
 
@@ -348,8 +348,8 @@ def test_large_images_of_lfm2_are_tiles_that_say_where_they_are(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "lfm2", width=48))
     assert not vision.positioned
     # as of transformers: 2 * 256 features are the most of an image that is sent whole
-    assert len(vision.pixels(picture(724, 720))) == 1
-    pieces = vision.pieces(picture(724, 725))
+    assert len(vision.pixels(image_of(724, 720))) == 1
+    pieces = vision.pieces(image_of(724, 725))
     assert [each if isinstance(each, str) else len(each) for each in pieces] == [
         "<|image_start|>",
         *("<|img_row_1_col_1|>", 256, "<|img_row_1_col_2|>", 256),
@@ -361,7 +361,7 @@ def test_large_images_of_lfm2_are_tiles_that_say_where_they_are(tmp_path):
 def test_features_of_glm_are_at_their_rows_and_columns(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "glm4v", width=48))
     assert vision.positioned
-    before, made, after = vision.pieces(picture(112, 56))
+    before, made, after = vision.pieces(image_of(112, 56))
     assert (before, after) == ("<|begin_of_image|>", "<|end_of_image|>")
     where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
     assert made.positions.tolist() == where
@@ -371,7 +371,7 @@ def test_features_of_glm_are_at_their_rows_and_columns(tmp_path):
 def test_rows_of_gemma_4_see_each_other_in_its_larger_models(tmp_path, width, together):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "gemma4v", width=width))
     assert not vision.positioned
-    before, made, after = vision.pieces(picture(61, 143))
+    before, made, after = vision.pieces(image_of(61, 143))
     assert (before, len(made), after) == ("<|image>", 250, "<image|>")
     assert made.together == together
 
@@ -384,7 +384,7 @@ def test_a_table_of_positions_that_images_exceed_is_refused(tmp_path):
 
 def test_lightonocr_writes_nothing_around_its_features(tmp_path):
     path = write_mmproj(tmp_path / "m.gguf", "lightonocr", width=48, spatial_merge_size=2)
-    (made,) = Vision(path).pieces(picture(56, 56))
+    (made,) = Vision(path).pieces(image_of(56, 56))
     assert made.rows.shape == (4, 48)
 
 
@@ -414,7 +414,7 @@ def test_squares_and_windows_cover_every_patch_once():
         (0, 48),
         (48, 84),
     ]
-    # a feature's patches are one square of the picture
+    # a feature's patches are one square of the image
     where = rows.rope[:, rows.groups]
     assert (where // 2 == where[:, :, :1] // 2).all()
     assert np.array_equal(where[0, :, 0] // 2 * 7 + where[1, :, 0] // 2, np.arange(21))
@@ -452,14 +452,14 @@ def test_features_are_those_of_transformers(tmp_path, name, kind, more):
     for key, wanted in held.items():
         size, tile = key.split("_")[-2:]
         width, height = map(int, size.split("x"))
-        found = vision.features(vision.pixels(picture(width, height))[int(tile)])
+        found = vision.features(vision.pixels(image_of(width, height))[int(tile)])
         found = found[:: -(-len(found) // len(wanted))]
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 def test_merged_lines_are_ended_too(tmp_path):
     path = write_mmproj(tmp_path / "m.gguf", "pixtral", width=48, spatial_merge_size=2)
-    (features,) = features_of(Vision(path), picture(56, 56))
+    (features,) = features_of(Vision(path), image_of(56, 56))
     assert len(features.rows) == 2 * 3 - 1
     line = np.array(GgufReader(path).data("v.token_embd.img_break")).view(np.float32)
     assert np.array_equal(features.rows[2], line)
@@ -486,5 +486,5 @@ def test_the_encoder_of_sound_of_an_omni_file_takes_no_part(tmp_path, kind, said
     sound = {"a.blk.0.ln1.weight": np.ones(4, np.float32), "mm.a.fc.weight": np.ones(4, np.float32)}
     keys = {**said, "clip.has_audio_encoder": True, "clip.audio.embedding_length": 4}
     omni = rewritten(plain, tmp_path / "b.gguf", keys=keys, add=sound)
-    a, b = (features_of(Vision(path), picture(70, 50))[0].rows for path in (plain, omni))
+    a, b = (features_of(Vision(path), image_of(70, 50))[0].rows for path in (plain, omni))
     assert np.array_equal(a, b)

@@ -15,8 +15,8 @@ from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
 from tests.conftest import CASES
 from tests.vision.made import write_mmproj
-from tests.vision.test_cases import NAMES, VISION, pictures, png
-from tests.vision.test_encoders import picture
+from tests.vision.test_cases import NAMES, VISION, images_of_cases, png
+from tests.vision.test_encoders import image_of
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PARTS = (
@@ -59,7 +59,7 @@ def prompt_of(name, image, vision):
     return prompt
 
 
-@pytest.mark.parametrize("name, image", pictures())
+@pytest.mark.parametrize("name, image", images_of_cases())
 def test_logits_are_those_of_transformers(engines, name, image):
     engine = engines(name)
     vision = engine.opened.images.vision
@@ -105,7 +105,7 @@ def test_logits_of_gemma_4_are_those_of_transformers(cases, tmp_path):
     ) as engine:
         (features,) = (
             each
-            for each in engine.opened.images.vision.pieces(picture(200, 84))
+            for each in engine.opened.images.vision.pieces(image_of(200, 84))
             if isinstance(each, ImageFeatures)
         )
         prompt = ImagePrompt([2, 17, 33, 101, 255])

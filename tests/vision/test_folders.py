@@ -22,7 +22,7 @@ from tests.convert.test_families import save, spread
 from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
 from tests.convert.test_wrapped import tensors_of
 from tests.server.conftest import asking
-from tests.vision.test_encoders import picture
+from tests.vision.test_encoders import image_of
 
 TEMPLATE = (
     "{% for m in messages %}{% for p in m.content %}"
@@ -85,7 +85,7 @@ def made(cache):
 
 
 def asked(engine, **options):
-    content = [{"type": "image", "image": picture(70, 50)}, {"type": "text", "text": "what?"}]
+    content = [{"type": "image", "image": image_of(70, 50)}, {"type": "text", "text": "what?"}]
     messages = [{"role": "user", "content": content}]
     return engine.chat(messages, max_tokens=6, temperature=0, **options)
 
@@ -99,7 +99,7 @@ def test_the_encoder_of_a_folder_is_converted_for_the_first_image(seeing, cache)
         assert made(cache) == (1, 0)
         reply = asked(engine)
         assert made(cache) == (1, 1) and reply.usage.prompt_tokens == 16 + 5
-        found = engine.logits(engine.image_prompt([picture(70, 50), "what?"]))
+        found = engine.logits(engine.image_prompt([image_of(70, 50), "what?"]))
     (encoder,) = cache.glob("mmproj-*.gguf")
     stamp = encoder.stat().st_mtime_ns
     assert GgufReader(encoder).metadata["clip.projector_type"] == "mlp"
@@ -107,7 +107,7 @@ def test_the_encoder_of_a_folder_is_converted_for_the_first_image(seeing, cache)
     mmproj = convert_encoder(seeing, seeing.parent / "mmproj.gguf").path
     for given in (mmproj, str(seeing), seeing):
         with oxillama.load(seeing, mmproj=given, num_threads=1) as engine:
-            wanted = engine.logits(engine.image_prompt([picture(70, 50), "what?"]))
+            wanted = engine.logits(engine.image_prompt([image_of(70, 50), "what?"]))
             assert np.array_equal(found, wanted)
             assert asked(engine).content == reply.content
             assert engine.generate("abc", max_tokens=4, temperature=0).tokens == text
@@ -178,7 +178,7 @@ def test_a_changed_folder_is_converted_again(seeing, cache):
 
 
 def test_commands_take_folders(seeing, cache, tmp_path, capsys):
-    picture(70, 50).save(tmp_path / "cat.png")
+    image_of(70, 50).save(tmp_path / "cat.png")
     see = ["--image", str(tmp_path / "cat.png"), "-p", "what?", "--temp", "0", "-n", "6"]
     assert main(["run", str(seeing), "-p", "what?", "-n", "2"]) == 0 and made(cache) == (1, 0)
     capsys.readouterr()
@@ -242,7 +242,7 @@ def test_the_encoder_beside_a_model_in_a_store_is_its_own(stored, seeing, tmp_pa
         assert not engine.takes_images
         with pytest.raises(EngineError, match="without mmproj"):
             asked(engine)
-    picture(70, 50).save(tmp_path / "cat.png")
+    image_of(70, 50).save(tmp_path / "cat.png")
     see = ["run", str(model), "--image", str(tmp_path / "cat.png"), "-p", "what?", "-n", "2"]
     assert main(see) == 0
     assert main([*see, "--no-mmproj"]) == 1
@@ -273,7 +273,7 @@ def test_an_encoder_is_a_path_or_false(given):
 
 def test_a_server_of_a_folder_takes_images(seeing, cache):
     held = io.BytesIO()
-    picture(70, 50).save(held, "PNG")
+    image_of(70, 50).save(held, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(held.getvalue()).decode()}"
     image = {"type": "image_url", "image_url": {"url": url}}
     file = str(stores.located(seeing))  # as `oxillama serve` names it
@@ -320,7 +320,7 @@ def test_folders_and_repositories_of_files_of_encoders(seeing, tmp_path, monkeyp
         assert engine.takes_images
         (features,) = (
             each
-            for each in engine.opened.images.vision.pieces(picture(70, 50))
+            for each in engine.opened.images.vision.pieces(image_of(70, 50))
             if isinstance(each, ImageFeatures)
         )
         assert features.rows.shape == (16, 32)

@@ -7,7 +7,7 @@ import pytest
 
 from oxillama.vision import Vision
 from tests.vision import made, made_documents, made_more
-from tests.vision.test_encoders import features_of, picture
+from tests.vision.test_encoders import features_of, image_of
 
 # the numpy definition of attention takes seconds for the 2520 patches of a whole image
 _SMALLER = {"gemma4v": {"image_max_pixels": 24 * 48**2}}
@@ -28,7 +28,7 @@ def encoder(request, tmp_path):
 def test_compiled_encoders_are_what_their_tapes_mean(encoder):
     vision = Vision(encoder, num_threads=3)
     for size in ((56, 56), (200, 84), (61, 143)):
-        for pixels in vision.pixels(picture(*size))[:2]:
+        for pixels in vision.pixels(image_of(*size))[:2]:
             rows = vision.processor.rows(pixels)
             wanted = vision.encoder.reference(rows)
             found = vision.encoder.encode(rows)
@@ -36,22 +36,22 @@ def test_compiled_encoders_are_what_their_tapes_mean(encoder):
 
 
 def test_features_are_the_same_bits_whatever_the_threads(encoder):
-    one, four = (features_of(Vision(encoder, num_threads=n), picture(200, 84)) for n in (1, 4))
+    one, four = (features_of(Vision(encoder, num_threads=n), image_of(200, 84)) for n in (1, 4))
     assert len(one) == len(four) > 0
     assert all(np.array_equal(a.rows, b.rows) for a, b in zip(one, four))
 
 
 def test_features_are_the_same_bits_in_parts(encoder, monkeypatch):
     """Tapes without attention run over as many rows at a time as hold so many floats."""
-    whole = features_of(Vision(encoder), picture(400, 300))
+    whole = features_of(Vision(encoder), image_of(400, 300))
     monkeypatch.setattr("oxillama.model.image_encoder._JOINED", 1)  # 64 rows
-    parts = features_of(Vision(encoder), picture(400, 300))
+    parts = features_of(Vision(encoder), image_of(400, 300))
     assert len(whole) == len(parts) > 0
     assert all(np.array_equal(a.rows, b.rows) for a, b in zip(whole, parts))
 
 
 def test_every_op_agrees_with_its_meaning(encoder):
     vision = Vision(encoder)
-    found = list(vision.diagnose(picture(120, 80)))
+    found = list(vision.diagnose(image_of(120, 80)))
     assert len(found) == sum(len(tape.ops) for tape in vision.encoder.tapes)
     assert all(each.agrees and each.error < 1e-4 for each in found)

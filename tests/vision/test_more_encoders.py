@@ -1,4 +1,4 @@
-"""Encoders of the families in `made_more`: features beside transformers', pictures, files."""
+"""Encoders of the families in `made_more`: features beside transformers', images, files."""
 
 import gc
 import re
@@ -15,7 +15,7 @@ from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.families.minicpm import Sliced
 from oxillama.vision.messages import ImagePart
 from tests.vision.made_more import WRITERS, write_more
-from tests.vision.test_encoders import features_of, picture, rewritten
+from tests.vision.test_encoders import features_of, image_of, rewritten
 
 KINDS = tuple(WRITERS)
 
@@ -50,14 +50,14 @@ def test_features_are_those_of_transformers(tmp_path, name, kind, more):
     for key, wanted in held.items():
         size, tile = key.split("_")[-2:]
         width, height = map(int, size.split("x"))
-        found = vision.features(vision.pixels(picture(width, height))[int(tile)])
+        found = vision.features(vision.pixels(image_of(width, height))[int(tile)])
         found = found[:: -(-len(found) // len(wanted))]
         assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 def shown(vision, width, height):
-    """The pieces of a picture, features as their number."""
-    pieces = vision.pieces(picture(width, height))
+    """The pieces of an image, features as their number."""
+    pieces = vision.pieces(image_of(width, height))
     return [len(each) if isinstance(each, ImageFeatures) else each for each in pieces]
 
 
@@ -77,7 +77,7 @@ def test_slices_are_those_of_minicpm(unit, size, grid, whole, sheet):
     """As transformers has them for MiniCPM-V 4.6, with squares of 448 pixels."""
     held = Sliced(None, 448, unit, "stretch", None)  # type: ignore[arg-type]
     assert held.grid(*size) == grid
-    found, *slices = held.tiles(picture(*size))
+    found, *slices = held.tiles(image_of(*size))
     assert found.size == whole
     assert len(slices) == grid[0] * grid[1]
     if sheet:
@@ -102,7 +102,7 @@ def test_slices_of_minicpm_follow_the_whole_image_line_by_line(tmp_path):
         ((8000, 4000), (2538, 1269), (2548, 1288)),
     ),
 )
-def test_pictures_of_kimi_are_as_large_as_in_transformers(tmp_path, size, inner, sides):
+def test_images_of_kimi_are_as_large_as_in_transformers(tmp_path, size, inner, sides):
     """The sizes of Kimi K2.5, which Kimi-VL's are but for the length of a side."""
     path = write_more(tmp_path / "a.gguf", "kimik25")
     keys = {"clip.vision.image_max_pixels": 16384 * 196}
@@ -120,7 +120,7 @@ def test_pictures_of_kimi_are_as_large_as_in_transformers(tmp_path, size, inner,
 
 def test_images_of_kimi_are_at_the_upper_left_of_black(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "kimivl"))
-    image = picture(50, 60)
+    image = image_of(50, 60)
     begin = "<|media_start|>image<|media_content|>"
     assert shown(vision, 50, 60) == [begin, 6, "<|media_end|>"]
     (sheet,) = vision.processor.tiles(image)
@@ -138,15 +138,15 @@ def test_a_vocabulary_of_another_family_is_refused(tmp_path):
 def test_rows_of_the_unified_gemma_4_see_each_other(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "gemma4uv", width=1536))
     assert shown(vision, 61, 143) == ["<|image>", 250, "<image|>"]
-    assert vision.pieces(picture(61, 143))[1].together and not vision.positioned
+    assert vision.pieces(image_of(61, 143))[1].together and not vision.positioned
 
 
 def test_the_end_of_an_image_of_gemma_3n_is_a_row_of_the_encoders_table(tmp_path):
     """As transformers embeds the token <end_of_image>."""
     vision = Vision(write_more(tmp_path / "m.gguf", "gemma3nv"))
     assert shown(vision, 50, 60) == ["\n\n<start_of_image>", 257, "\n\n"]
-    rows = vision.pieces(picture(50, 60))[1].rows
-    assert np.array_equal(rows[:256], vision.features(vision.pixels(picture(50, 60))[0]))
+    rows = vision.pieces(image_of(50, 60))[1].rows
+    assert np.array_equal(rows[:256], vision.features(vision.pixels(image_of(50, 60))[0]))
     with np.load(Path(__file__).parent / "more_features.npz") as facts:
         wanted = facts["gemma3nv_end_logits"]
     assert np.abs(rows[256] - wanted).max() <= 1e-6 * np.abs(wanted).max()
@@ -157,7 +157,7 @@ def test_bits_of_convolutions_do_not_depend_on_the_rows_of_a_step(tmp_path, monk
     found = []
     for joined in (1 << 16, 1 << 21, 1 << 24):
         monkeypatch.setattr("oxillama.model.image_encoder._JOINED", joined)
-        found.append(features_of(Vision(path), picture(50, 60))[0].rows)
+        found.append(features_of(Vision(path), image_of(50, 60))[0].rows)
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
 
 
@@ -190,7 +190,7 @@ def test_images_of_minimax_have_at_most_576_features(tmp_path):
 def test_features_of_ling_are_at_their_rows_and_columns(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "ling3vl"))
     assert vision.positioned
-    begin, made, end = vision.pieces(picture(112, 56))
+    begin, made, end = vision.pieces(image_of(112, 56))
     assert (begin, end) == ("<|vision_start|>", "<|vision_end|>")
     where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
     assert made.positions.tolist() == where
@@ -214,7 +214,7 @@ def test_either_shape_of_a_scale_of_gemma_3n_is_read(tmp_path):
     names = [name for name in held.tensors if name.endswith("gamma")]
     add = {n: np.array(held.data(n)).view(np.float32).reshape(1, -1, 1, 1) for n in names}
     other = rewritten(source, tmp_path / "b.gguf", drop=names, add=add)
-    a, b = (features_of(Vision(path), picture(50, 60))[0].rows for path in (source, other))
+    a, b = (features_of(Vision(path), image_of(50, 60))[0].rows for path in (source, other))
     assert len(names) == 10 and np.array_equal(a, b)
 
 
@@ -230,7 +230,7 @@ class Letters:
 
 def test_images_of_minicpm_are_numbered_within_their_prompt(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "resampler"))
-    pieces = vision.pieces(picture(50, 60))
+    pieces = vision.pieces(image_of(50, 60))
     prompt = ImagePrompts(lambda: vision, Letters(), 4).compose([pieces, "and", pieces])
     text = "".join(chr(each) if each else "." for each in prompt)
     rows = "<image>........</image>"
@@ -241,7 +241,7 @@ def test_parts_of_a_message_of_minicpm_are_lines(tmp_path):
     """As its published `chat` joins them, for a template that takes texts."""
     vision = Vision(write_more(tmp_path / "m.gguf", "resampler"))
     content = [{"type": "image"}, {"type": "text", "text": "What?"}]
-    part = ImagePart("messages[0].content[0]", picture(50, 60))
+    part = ImagePart("messages[0].content[0]", image_of(50, 60))
 
     def render(messages):
         if not isinstance(messages[0]["content"], str):

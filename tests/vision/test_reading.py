@@ -16,7 +16,7 @@ from oxillama.vision import ImageLimits, read_image
 from oxillama.vision.whole import is_whole
 
 PIXELS = (np.arange(40 * 60 * 3) % 251).astype(np.uint8).reshape(40, 60, 3)
-PICTURE = Image.fromarray(PIXELS)
+IMAGE = Image.fromarray(PIXELS)
 
 
 def encoded(image, kind, **options):
@@ -25,7 +25,7 @@ def encoded(image, kind, **options):
     return held.getvalue()
 
 
-PNG = encoded(PICTURE, "PNG")
+PNG = encoded(IMAGE, "PNG")
 
 
 def png_of(width, height, rows=b""):
@@ -44,39 +44,39 @@ NOISE = np.random.default_rng(1).bytes(1 << 18)
 
 
 def animated(kind):
-    return encoded(PICTURE, kind, save_all=True, append_images=[PICTURE.rotate(180)])
+    return encoded(IMAGE, kind, save_all=True, append_images=[IMAGE.rotate(180)])
 
 
 @pytest.mark.parametrize("kind", ("PNG", "BMP", "PPM"))
-def test_a_picture_is_the_same_in_every_exact_format(kind):
-    read = read_image(encoded(PICTURE, kind))
+def test_an_image_is_the_same_in_every_exact_format(kind):
+    read = read_image(encoded(IMAGE, kind))
     assert read.mode == "RGB" and np.array_equal(np.asarray(read), PIXELS)
 
 
 @pytest.mark.parametrize("kind", ("JPEG", "WEBP", "GIF"))
 def test_other_formats_are_read(kind):
-    assert read_image(encoded(PICTURE, kind)).size == (60, 40)
+    assert read_image(encoded(IMAGE, kind)).size == (60, 40)
 
 
-def test_a_picture_comes_in_any_of_the_ways(tmp_path):
+def test_an_image_comes_in_any_of_the_ways(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(PNG)
     url = "data:image/png;base64," + base64.b64encode(PNG).decode()
-    for source in (PICTURE, PIXELS, PNG, bytearray(PNG), memoryview(PNG), path, url):
+    for source in (IMAGE, PIXELS, PNG, bytearray(PNG), memoryview(PNG), path, url):
         assert np.array_equal(np.asarray(read_image(source)), PIXELS)
 
 
-def test_pictures_of_other_modes_become_rgb():
-    grey = np.asarray(PICTURE.convert("L"))
+def test_images_of_other_modes_become_rgb():
+    grey = np.asarray(IMAGE.convert("L"))
     for mode in ("L", "LA"):
-        found = np.asarray(read_image(encoded(PICTURE.convert(mode), "PNG")))
+        found = np.asarray(read_image(encoded(IMAGE.convert(mode), "PNG")))
         assert np.array_equal(found, np.repeat(grey[..., None], 3, axis=2))
-    found = read_image(encoded(PICTURE.convert("RGBA"), "PNG"))
+    found = read_image(encoded(IMAGE.convert("RGBA"), "PNG"))
     assert np.array_equal(np.asarray(found), PIXELS)
-    palette = PICTURE.quantize(16)
+    palette = IMAGE.quantize(16)
     found = read_image(encoded(palette, "PNG", transparency=3))
     assert np.array_equal(np.asarray(found), np.asarray(palette.convert("RGB")))
-    cmyk = PICTURE.convert("CMYK")
+    cmyk = IMAGE.convert("CMYK")
     assert np.array_equal(np.asarray(read_image(cmyk)), np.asarray(cmyk.convert("RGB")))
 
 
@@ -86,10 +86,10 @@ def test_sixteen_bits_keep_their_upper_eight():
     assert np.array_equal(found[..., 0], (deep >> 8).astype(np.uint8))
 
 
-def test_a_picture_is_turned_as_its_exif_data_says():
+def test_an_image_is_turned_as_its_exif_data_says():
     exif = Image.Exif()
     exif[0x0112] = 6
-    found = read_image(encoded(PICTURE, "PNG", exif=exif))
+    found = read_image(encoded(IMAGE, "PNG", exif=exif))
     assert np.array_equal(np.asarray(found), np.rot90(PIXELS, -1))
 
 
@@ -98,7 +98,7 @@ def test_a_picture_is_turned_as_its_exif_data_says():
     (
         (b"", "found no bytes, wanted a PNG"),
         (b"not a picture", "found 13 bytes that begin with b'not a pi', wanted a PNG"),
-        (encoded(PICTURE, "TIFF"), "wanted a PNG, JPEG, WebP, GIF, BMP or PPM file"),
+        (encoded(IMAGE, "TIFF"), "wanted a PNG, JPEG, WebP, GIF, BMP or PPM file"),
         (PNG[:20], "found 20 bytes"),
         (PNG[: len(PNG) // 2], "found a damaged PNG file"),
         (png_of(2000, 2000, b"\0" * 100), "found a damaged PNG file of 69 bytes"),
@@ -122,22 +122,22 @@ def test_a_picture_is_turned_as_its_exif_data_says():
         (None, "found NoneType, wanted a data URL"),
     ),
 )
-def test_what_is_no_picture_is_refused_by_name(source, said):
+def test_what_is_no_image_is_refused_by_name(source, said):
     with pytest.raises(ImageError, match=f"^here: .*{said}"):
         read_image(source, name="here")
 
 
 @pytest.mark.parametrize("kind", ("PNG", "JPEG", "WEBP", "GIF", "BMP"))
 def test_a_file_that_lacks_its_end_is_not_whole(kind):
-    held = encoded(PICTURE, kind)
+    held = encoded(IMAGE, kind)
     assert is_whole(held, kind)
     assert not any(is_whole(held[:size], kind) for size in range(26, len(held), 7))
     assert not is_whole(held[:-1], kind)
 
 
-def test_the_end_of_a_thumbnail_is_not_the_end_of_its_picture():
-    small = encoded(PICTURE.resize((8, 8)), "JPEG")
-    whole = encoded(PICTURE, "JPEG", exif=b"Exif\0\0" + small)
+def test_the_end_of_a_thumbnail_is_not_the_end_of_its_image():
+    small = encoded(IMAGE.resize((8, 8)), "JPEG")
+    whole = encoded(IMAGE, "JPEG", exif=b"Exif\0\0" + small)
     assert small in whole and is_whole(whole, "JPEG")
     assert not is_whole(whole[:-2], "JPEG")
 
@@ -155,11 +155,11 @@ def test_text_that_unpacks_into_too_much_is_refused():
     info = PngImagePlugin.PngInfo()
     info.add_text("comment", "x" * (4 << 20), zip=True)
     with pytest.raises(ImageError):
-        read_image(encoded(PICTURE, "PNG", pnginfo=info))
+        read_image(encoded(IMAGE, "PNG", pnginfo=info))
 
 
 def test_files_are_read_below_the_allowed_folder_alone(tmp_path):
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     folder.mkdir()
     (folder / "a.png").write_bytes(PNG)
     (tmp_path / "secret.png").write_bytes(PNG)
@@ -175,7 +175,7 @@ def test_files_are_read_below_the_allowed_folder_alone(tmp_path):
 
 
 def test_limits_hold_for_every_source():
-    for source in (PNG, PICTURE, PIXELS):
+    for source in (PNG, IMAGE, PIXELS):
         with pytest.raises(ImageError, match="found 60 x 40 pixels, wanted at most 2399 in all"):
             read_image(source, ImageLimits(max_pixels=2399))
     with pytest.raises(ImageError, match=f"found {len(PNG)} bytes, wanted at most 99"):

@@ -4,7 +4,7 @@ transformers is the same.
 
 from __future__ import annotations
 
-from oxillama.convert.encoder import Encoder, PictureHyper, described, encoder, spread
+from oxillama.convert.encoder import Encoder, ImageHyper, described, encoder, spread
 from oxillama.convert.encoders.pixtral import pixtral
 from oxillama.convert.encoders.siglip import LAYER, TOWER
 from oxillama.convert.family import Keys
@@ -13,7 +13,7 @@ from oxillama.errors import ConvertError
 _KINDS = ("clip_vision_model", "siglip_vision_model")
 
 
-def _feature_layers(h: PictureHyper) -> list[int]:
+def _feature_layers(h: ImageHyper) -> list[int]:
     """The layers whose outputs are the features; 0 is what goes into the first."""
     given = h.whole.get("vision_feature_layer", default=-2)
     found = []
@@ -33,7 +33,7 @@ def _feature_layers(h: PictureHyper) -> list[int]:
     return found
 
 
-def _of_pixtral(h: PictureHyper) -> Encoder | None:
+def _of_pixtral(h: ImageHyper) -> Encoder | None:
     return pixtral if h.get("model_type") == "pixtral" else None
 
 
@@ -67,7 +67,7 @@ def _of_pixtral(h: PictureHyper) -> Encoder | None:
         "image_newline": "model.image_newline",
     },
 )
-def llava(h: PictureHyper, k: Keys) -> None:
+def llava(h: ImageHyper, k: Keys) -> None:
     """LLaVA 1.5 and 1.6 (Liu et al. 2023, 2024). The layers after the last feature layer are left
     out.
     """

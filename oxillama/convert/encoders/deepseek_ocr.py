@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from oxillama.convert.encoder import PictureHyper, described, encoder, spread
+from oxillama.convert.encoder import ImageHyper, described, encoder, spread
 from oxillama.convert.encoders.siglip import LAYER
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.errors import ConvertError
@@ -51,7 +51,7 @@ _KEPT = (
 _HALVES = ("v.sam.patch_embd.weight",)
 
 
-def _part(h: PictureHyper, name: str) -> Hyper:
+def _part(h: ImageHyper, name: str) -> Hyper:
     """The values of one of the encoder's two parts."""
     width = h.get("width")
     found = width.get(name) if isinstance(width, dict) else None
@@ -60,7 +60,7 @@ def _part(h: PictureHyper, name: str) -> Hyper:
     return Hyper(found, f"{h.label}: width: {name}")
 
 
-def _sam(h: PictureHyper, k: Keys, flat: PictureHyper, projector: str, most: int) -> None:
+def _sam(h: ImageHyper, k: Keys, flat: ImageHyper, projector: str, most: int) -> None:
     """The keys of both. flat: with the values of the encoder after SAM."""
     described(flat, k, projector, resample=3)
     k.flag("use_gelu", True)
@@ -78,7 +78,7 @@ def _sam(h: PictureHyper, k: Keys, flat: PictureHyper, projector: str, most: int
         k.u32("vision.projector.scale_factor", factor)
 
 
-def _clip(h: PictureHyper) -> PictureHyper:
+def _clip(h: ImageHyper) -> ImageHyper:
     """With the values of CLIP."""
     clip = _part(h, "clip-l-14-224")
     flat = copy.copy(h)
@@ -115,7 +115,7 @@ def _clip(h: PictureHyper) -> PictureHyper:
         "image_newline": "v.image_newline",
     },
 )
-def deepseekocr(h: PictureHyper, k: Keys) -> None:
+def deepseekocr(h: ImageHyper, k: Keys) -> None:
     """DeepSeek-OCR (Wei et al. 2025) and Unlimited-OCR (Baidu 2026)."""
     assert h.folder is not None
     _sam(h, k, _clip(h), "deepseekocr", 32 if h.folder.architecture == _UNLIMITED else 9)
@@ -151,7 +151,7 @@ def deepseekocr(h: PictureHyper, k: Keys) -> None:
         "qwen2_model.model.model.norm.weight": "v.post_ln.weight",
     },
 )
-def deepseekocr2(h: PictureHyper, k: Keys) -> None:
+def deepseekocr2(h: ImageHyper, k: Keys) -> None:
     """DeepSeek-OCR 2 (Wei et al. 2026), whose code has the sizes of its layers of Qwen 2."""
     flat = copy.copy(h)
     flat.config = {**h.config, "hidden_size": _part(h, "qwen2-0-5b").integer("dim")}

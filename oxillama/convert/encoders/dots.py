@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oxillama.convert.encoder import (
-    PictureHyper,
+    ImageHyper,
     described,
     encoder,
     needed_limits,
@@ -28,7 +28,7 @@ def _merger(name: str) -> dict[str, str | Rule]:
     return spread(name, {"ln_q": "input_norm", "mlp.0": "0", "mlp.2": "2"}, "mm.")
 
 
-def _dots(h: PictureHyper, k: Keys, projector: str) -> None:
+def _dots(h: ImageHyper, k: Keys, projector: str) -> None:
     described(h, k, projector, resample=3, image_size=0, hidden=h.integer("embed_dim"))
     k.flag("use_silu", True)
     k.f32("vision.attention.layer_norm_epsilon", h.number("rms_norm_eps"))
@@ -56,7 +56,7 @@ def _dots(h: PictureHyper, k: Keys, projector: str) -> None:
         **_merger("vision_tower.merger."),
     },
 )
-def dots_ocr(h: PictureHyper, k: Keys) -> None:
+def dots_ocr(h: ImageHyper, k: Keys) -> None:
     """dots.ocr (Li et al. 2025)."""
     h.must_be("post_norm", True)
     _dots(h, k, "dots_ocr")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oxillama.convert.encoder import (
-    PictureHyper,
+    ImageHyper,
     activation,
     described,
     encoder,
@@ -48,7 +48,7 @@ from oxillama.convert.family import Keys
         **spread("visual.merger.mlp.", {"0": "0", "2": "2"}, "mm."),
     },
 )
-def exaone45(h: PictureHyper, k: Keys) -> None:
+def exaone45(h: ImageHyper, k: Keys) -> None:
     """EXAONE 4.5 (LG AI Research 2026): Qwen2.5-VL's with fewer heads of keys than of queries."""
     described(h, k, "exaone4_5", resample=3, image_size=560)
     activation(h, k, silu="silu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oxillama.convert.encoder import PictureHyper, described, encoder
+from oxillama.convert.encoder import ImageHyper, described, encoder
 from oxillama.convert.encoders.siglip import patch_of_colours
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.errors import ConvertError
@@ -60,7 +60,7 @@ def _one(x: np.ndarray, h: Hyper) -> np.ndarray:
         "embed_vision.embedding_projection.weight": "mm.input_projection.weight",
     },
 )  # fmt: skip
-def gemma4v(h: PictureHyper, k: Keys) -> None:
+def gemma4v(h: ImageHyper, k: Keys) -> None:
     """Gemma 4 (Google 2026): images of any size, for which the file needs one."""
     described(h, k, "gemma4v", resample=3, image_size=224)
     h.must_be("hidden_activation", "gelu_pytorch_tanh")
@@ -80,7 +80,7 @@ def gemma4v(h: PictureHyper, k: Keys) -> None:
         )
 
 
-def _shared(h: PictureHyper, k: Keys) -> None:
+def _shared(h: ImageHyper, k: Keys) -> None:
     k.found["clip.vision.projector_type"] = k.found.pop("clip.projector_type")
     k.f32("vision.attention.layer_norm_epsilon", h.number("rms_norm_eps"))
     pooled = h.integer("pooling_kernel_size")
@@ -123,7 +123,7 @@ def _axis_first(x: np.ndarray, h: Hyper) -> np.ndarray:
         "embed_vision.embedding_projection.weight": "mm.input_projection.weight",
     },
 )
-def gemma4uv(h: PictureHyper, k: Keys) -> None:
+def gemma4uv(h: ImageHyper, k: Keys) -> None:
     """The unified Gemma 4 (Google 2026)."""
     described(h, k, "gemma4uv", resample=3, image_size=224, hidden=h.integer("mm_embed_dim"))
     _shared(h, k)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oxillama.convert.encoder import PictureHyper, activation, described, encoder, limits, spread
+from oxillama.convert.encoder import ImageHyper, activation, described, encoder, limits, spread
 from oxillama.convert.encoders.qwen import PATCHES
 from oxillama.convert.family import Keys
 
@@ -50,7 +50,7 @@ _MERGER = {
         **spread("visual.merger.", _MERGER, "mm."),
     },
 )
-def glm4v(h: PictureHyper, k: Keys) -> None:
+def glm4v(h: ImageHyper, k: Keys) -> None:
     """GLM-4.1V (GLM-V team 2025); an image counts as two frames of a clip."""
     described(h, k, "glm4v", resample=3)
     activation(h, k, silu="silu")

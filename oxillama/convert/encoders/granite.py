@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oxillama.convert.encoder import PictureHyper, activation, described, encoder, spread, square
+from oxillama.convert.encoder import ImageHyper, activation, described, encoder, spread, square
 from oxillama.convert.encoders.siglip import SIGLIP, TOWER, tower
 from oxillama.convert.family import Hyper, Keys
 from oxillama.errors import ConvertError
@@ -13,14 +13,14 @@ _KINDS = ("layerwise_projectors", "spatial_projectors")
 _QFORMER = "projectors.{e}.qformer.encoder.layer.0."
 
 
-def _integers(h: PictureHyper, name: str) -> list[Any]:
+def _integers(h: ImageHyper, name: str) -> list[Any]:
     found = h.whole.get(name, default=[])
     if not isinstance(found, list):
         raise ConvertError(f"{h.whole.label}: {name}: found {found!r:.80}, wanted a list")
     return found
 
 
-def _projectors(h: PictureHyper) -> list[tuple[int, int, str, int]]:
+def _projectors(h: ImageHyper) -> list[tuple[int, int, str, int]]:
     """(layer of the language model, layer of the encoder, kind, number of that kind) of each
     projector, as the language model reads their features.
     """
@@ -49,7 +49,7 @@ def _projectors(h: PictureHyper) -> list[tuple[int, int, str, int]]:
     return sorted(found, key=lambda one: one[0])
 
 
-def _numbered(h: PictureHyper, name: str) -> str:
+def _numbered(h: ImageHyper, name: str) -> str:
     """A projector of a kind as one of all."""
     kind, _, rest = name.partition(".")
     if kind not in _KINDS:
@@ -102,7 +102,7 @@ def _numbered(h: PictureHyper, name: str) -> str:
         ),
     },
 )
-def granite4_vision(h: PictureHyper, k: Keys) -> None:
+def granite4_vision(h: ImageHyper, k: Keys) -> None:
     """Granite Vision 4 (IBM 2026)."""
     h.must_be("model_type", "siglip_vision_model")
     h.whole.must_be("vision_feature_select_strategy", "full")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from oxillama.convert.encoder import (
-    PictureHyper,
+    ImageHyper,
     activation,
     described,
     encoder,
@@ -68,7 +68,7 @@ def _unclassed(x: np.ndarray, h: Hyper) -> np.ndarray:
         "vit.perceive.image_sep": "v.view_seperator",
     },
 )
-def hunyuanvl(h: PictureHyper, k: Keys) -> None:
+def hunyuanvl(h: ImageHyper, k: Keys) -> None:
     """HunyuanOCR (Tencent 2025). What `resample` says the published processor does not read: images
     are always resized with the bicubic filter.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oxillama.convert.encoder import PictureHyper, activation, described, encoder, spread, square
+from oxillama.convert.encoder import ImageHyper, activation, described, encoder, spread, square
 from oxillama.convert.family import Keys
 from oxillama.errors import ConvertError
 
@@ -49,7 +49,7 @@ from oxillama.errors import ConvertError
         ),
     },
 )
-def internvl(h: PictureHyper, k: Keys) -> None:
+def internvl(h: ImageHyper, k: Keys) -> None:
     """InternVL (Chen et al. 2024). Tiles are always cut: the processor of transformers does so
     whatever the folder says of `crop_to_patches`.
     """

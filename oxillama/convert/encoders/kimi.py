@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.convert.encoder import PictureHyper, described, encoder, spread
+from oxillama.convert.encoder import ImageHyper, described, encoder, spread
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.errors import ConvertError
 
@@ -56,7 +56,7 @@ def _flat(x: np.ndarray, h: Hyper) -> np.ndarray:
     return x.reshape(-1, x.shape[-1])
 
 
-def _moonvit(h: PictureHyper, k: Keys, kind: str, limit: str, usual: int, **sizes: Any) -> int:
+def _moonvit(h: ImageHyper, k: Keys, kind: str, limit: str, usual: int, **sizes: Any) -> int:
     """The shared keys; the most patches of an image. limit: what the image processor calls them."""
     rows = h.integer("init_pos_emb_height")
     h.must_be("init_pos_emb_width", rows)
@@ -95,7 +95,7 @@ def _moonvit(h: PictureHyper, k: Keys, kind: str, limit: str, usual: int, **size
         ),
     },
 )  # fmt: skip
-def kimivl(h: PictureHyper, k: Keys) -> None:
+def kimivl(h: ImageHyper, k: Keys) -> None:
     """Kimi-VL (Kimi Team 2025)."""
     most = _moonvit(h, k, "kimivl", "in_token_limit", 4096)
     k.f32("vision.attention.layer_norm_epsilon", 1e-5)  # that of every norm of the encoder
@@ -125,7 +125,7 @@ def kimivl(h: PictureHyper, k: Keys) -> None:
         **spread("mm_projector.", {"pre_norm": "input_norm", "proj.0": "1", "proj.2": "2"}, "mm."),
     },
 )
-def kimik25(h: PictureHyper, k: Keys) -> None:
+def kimik25(h: ImageHyper, k: Keys) -> None:
     """Kimi K2.5 (Moonshot 2026); its norms have one epsilon."""
     most = _moonvit(
         h,

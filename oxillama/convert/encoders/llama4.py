@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oxillama.convert.encoder import PictureHyper, activation, described, encoder, spread, square
+from oxillama.convert.encoder import ImageHyper, activation, described, encoder, spread, square
 from oxillama.convert.family import Keys
 from oxillama.errors import ConvertError
 
@@ -44,7 +44,7 @@ from oxillama.errors import ConvertError
         "multi_modal_projector.linear_1.weight": "mm.model.fc.weight",
     },
 )
-def llama4(h: PictureHyper, k: Keys) -> None:
+def llama4(h: ImageHyper, k: Keys) -> None:
     """Llama 4 Scout and Maverick (Meta 2025)."""
     described(h, k, "llama4", resample=2)
     square(h, "size")

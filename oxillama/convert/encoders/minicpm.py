@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oxillama.convert.encoder import Encoder, PictureHyper, activation, described, encoder, spread
+from oxillama.convert.encoder import Encoder, ImageHyper, activation, described, encoder, spread
 from oxillama.convert.encoders.siglip import LAYER
 from oxillama.convert.family import Keys
 from oxillama.errors import ConvertError
@@ -13,7 +13,7 @@ _ATTENTION = {f"self_attn.{part}_proj": f"attn_{part}" for part in ("q", "k", "v
 _SCALES = {"4x": 2, "16x": 4}  # sides of a feature, in patches
 
 
-def _scale(h: PictureHyper) -> int:
+def _scale(h: ImageHyper) -> int:
     mode = h.images.get("downsample_mode", default=h.whole.get("downsample_mode", default="16x"))
     if mode not in _SCALES:
         raise ConvertError(
@@ -23,7 +23,7 @@ def _scale(h: PictureHyper) -> int:
     return _SCALES[mode]
 
 
-def _without_merger(h: PictureHyper) -> Encoder | None:
+def _without_merger(h: ImageHyper) -> Encoder | None:
     unused = ("vision_tower.vit_merger.",)
     return replace(minicpmv46, unused=unused) if _scale(h) == 2 else None
 
@@ -63,7 +63,7 @@ def _without_merger(h: PictureHyper) -> Encoder | None:
         ),
     },
 )
-def minicpmv46(h: PictureHyper, k: Keys) -> None:
+def minicpmv46(h: ImageHyper, k: Keys) -> None:
     """MiniCPM-V 4.6 (OpenBMB 2026); `image_size` is that of a slice. In folders with a
     `downsample_mode` of 4x patches are joined once.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from oxillama.convert.encoder import (
-    PictureHyper,
+    ImageHyper,
     activation,
     described,
     encoder,
@@ -58,7 +58,7 @@ def _by_axis(x: np.ndarray, h: Hyper) -> np.ndarray:
         **spread("patch_merge_mlp.", {"linear_1": "merger.fc1", "linear_2": "merger.fc2"}, "mm."),
     },
 )  # fmt: skip
-def minimax_m3(h: PictureHyper, k: Keys) -> None:
+def minimax_m3(h: ImageHyper, k: Keys) -> None:
     """MiniMax M3 (MiniMax 2026)."""
     described(h, k, "minimax_m3", resample=3)
     activation(h, k, gelu="gelu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oxillama.convert.encoder import PictureHyper, described, encoder, rotation, spread
+from oxillama.convert.encoder import ImageHyper, described, encoder, rotation, spread
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.errors import ConvertError
 
@@ -57,7 +57,7 @@ def _summed(x: np.ndarray, h: Hyper) -> np.ndarray:
         "vision_projection.{w}": "mm.2.{w}",
     },
 )  # fmt: skip
-def muse_glimmer(h: PictureHyper, k: Keys) -> None:
+def muse_glimmer(h: ImageHyper, k: Keys) -> None:
     """Muse Glimmer (Meta 2026); which layers see the whole image is no value of its files."""
     merge = h.integer("merge_size")
     rows = h.integer("pos_emb_height")

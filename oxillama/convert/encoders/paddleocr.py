@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from oxillama.convert.encoder import (
-    PictureHyper,
+    ImageHyper,
     activation,
     described,
     encoder,
@@ -42,7 +42,7 @@ from oxillama.convert.family import Keys
         **spread("mlp_AR.", {"pre_norm": "input_norm", "linear_1": "1", "linear_2": "2"}, "mm."),
     },
 )
-def paddleocr(h: PictureHyper, k: Keys) -> None:
+def paddleocr(h: ImageHyper, k: Keys) -> None:
     """PaddleOCR-VL (Cui et al. 2025)."""
     side = math.isqrt(needed_limits(h, k))  # images of any size, for which the file needs one
     described(h, k, "paddleocr", resample=3, image_size=side)

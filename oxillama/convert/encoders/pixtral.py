@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.convert.encoder import Encoder, PictureHyper, activation, described, encoder, spread
+from oxillama.convert.encoder import Encoder, ImageHyper, activation, described, encoder, spread
 from oxillama.convert.family import Keys, Rule
 from oxillama.convert.safetensors import StoredTensor
 from oxillama.convert.shapes import paired_keys, paired_queries
@@ -46,7 +46,7 @@ _DEFAULTS = {
 _BREAK = "[IMG_BREAK]"
 
 
-def _line_end(h: PictureHyper) -> dict[str, Any]:
+def _line_end(h: ImageHyper) -> dict[str, Any]:
     """The embedding of the token after a line of an image, which the encoder's file holds."""
     folder = h.folder
     assert folder is not None
@@ -71,7 +71,7 @@ def _line_end(h: PictureHyper) -> dict[str, Any]:
     return {"v.token_embd.img_break": np.ascontiguousarray(row.floats())}
 
 
-def _keys(h: PictureHyper, k: Keys, projector: str) -> None:
+def _keys(h: ImageHyper, k: Keys, projector: str) -> None:
     described(h, k, projector, resample=3)
     k.f32("vision.attention.layer_norm_epsilon", 1e-5)  # that of every norm of the encoder
     activation(h, k, silu="silu", gelu="gelu")
@@ -86,7 +86,7 @@ def _keys(h: PictureHyper, k: Keys, projector: str) -> None:
         k.u32("vision.preproc_image_size", longest)
 
 
-def _merged(h: PictureHyper, k: Keys, eps: float) -> None:
+def _merged(h: ImageHyper, k: Keys, eps: float) -> None:
     """Squares of patches become one under a norm whose epsilon the file lacks."""
     found = h.text.number("rms_norm_eps", default=1e-6)
     if found != eps:
@@ -97,7 +97,7 @@ def _merged(h: PictureHyper, k: Keys, eps: float) -> None:
     k.u32("vision.spatial_merge_size", h.whole.integer("spatial_merge_size", default=2))
 
 
-def _pixtral(h: PictureHyper, k: Keys) -> None:
+def _pixtral(h: ImageHyper, k: Keys) -> None:
     """Pixtral (Agrawal et al. 2024)."""
     h.whole.must_be("vision_feature_select_strategy", "full")
     _keys(h, k, "pixtral")
@@ -120,7 +120,7 @@ pixtral: Encoder = encoder(
     extra=_line_end,
     rules=_RULES,
 )
-def mistral3(h: PictureHyper, k: Keys) -> None:
+def mistral3(h: ImageHyper, k: Keys) -> None:
     """Mistral Small 3.1 (Mistral 2025)."""
     _keys(h, k, "pixtral")
     _merged(h, k, 1e-5)
@@ -138,7 +138,7 @@ def mistral3(h: PictureHyper, k: Keys) -> None:
     defaults=_DEFAULTS,
     rules=_RULES,
 )
-def lightonocr(h: PictureHyper, k: Keys) -> None:
+def lightonocr(h: ImageHyper, k: Keys) -> None:
     """LightOnOCR (LightOn 2025)."""
     _keys(h, k, "lightonocr")
     _merged(h, k, 1e-6)

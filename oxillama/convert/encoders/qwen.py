@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from oxillama.convert.encoder import PictureHyper, activation, described, encoder, limits, spread
+from oxillama.convert.encoder import ImageHyper, activation, described, encoder, limits, spread
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.errors import ConvertError
 
@@ -42,7 +42,7 @@ _SPLIT: dict[str, str | Rule] = {
 _NORMS = {"norm1": "ln1", "norm2": "ln2", "attn.proj": "attn_out"}
 
 
-def _shared(h: PictureHyper, k: Keys) -> None:
+def _shared(h: ImageHyper, k: Keys) -> None:
     h.must_be("temporal_patch_size", 2)
     theta = float(h.rope().get("rope_theta", 10000.0))
     if theta != 10000.0:
@@ -53,7 +53,7 @@ def _shared(h: PictureHyper, k: Keys) -> None:
     limits(h, k, *_FEATURES)
 
 
-def _merge(h: PictureHyper, k: Keys) -> None:
+def _merge(h: ImageHyper, k: Keys) -> None:
     if h.integer("spatial_merge_size") != 2:
         k.u32("vision.spatial_merge_size", h.integer("spatial_merge_size"))
 
@@ -73,7 +73,7 @@ def _merge(h: PictureHyper, k: Keys) -> None:
     },
     rules={**_SPLIT, **spread(_BLOCKS, {**_NORMS, "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"})},
 )
-def qwen2vl(h: PictureHyper, k: Keys) -> None:
+def qwen2vl(h: ImageHyper, k: Keys) -> None:
     """Qwen2-VL (Wang et al. 2024), whose `hidden_size` is that of the language model."""
     hidden = h.integer("embed_dim")
     inner = int(hidden * h.number("mlp_ratio"))
@@ -83,7 +83,7 @@ def qwen2vl(h: PictureHyper, k: Keys) -> None:
     _merge(h, k)
 
 
-def whole_every(h: PictureHyper) -> int:
+def whole_every(h: ImageHyper) -> int:
     """n, where every n-th layer has no windows."""
     whole = h.get("fullatt_block_indexes")
     every = whole[0] + 1 if isinstance(whole, list) and whole and whole[0] in range(1 << 12) else 1
@@ -116,7 +116,7 @@ def whole_every(h: PictureHyper) -> int:
         **spread(_BLOCKS, {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}),
     },
 )
-def qwen25vl(h: PictureHyper, k: Keys) -> None:
+def qwen25vl(h: ImageHyper, k: Keys) -> None:
     """Qwen2.5-VL (Bai et al. 2025)."""
     described(h, k, "qwen2.5vl_merger", resample=3, image_size=560)
     activation(h, k, silu="silu")
@@ -127,7 +127,7 @@ def qwen25vl(h: PictureHyper, k: Keys) -> None:
     _merge(h, k)
 
 
-def _deep(h: PictureHyper, name: str) -> str:
+def _deep(h: ImageHyper, name: str) -> str:
     """A merger of the list as that of the layer before it."""
     start = "visual.deepstack_merger_list."
     if not name.startswith(start):
@@ -141,7 +141,7 @@ def _deep(h: PictureHyper, name: str) -> str:
     return f"{start}{layers[int(number)]}.{rest}"
 
 
-def _deep_layers(h: PictureHyper) -> list[int]:
+def _deep_layers(h: ImageHyper) -> list[int]:
     found = h.get("deepstack_visual_indexes", default=[])
     if not isinstance(found, list) or any(one not in range(h.layers) for one in found):
         raise ConvertError(
@@ -180,7 +180,7 @@ _QWEN3_RULES: dict[str, str | Rule] = {
 }
 
 
-def _qwen3(h: PictureHyper, k: Keys) -> None:
+def _qwen3(h: ImageHyper, k: Keys) -> None:
     side = math.isqrt(h.integer("num_position_embeddings"))
     described(h, k, "qwen3vl_merger", resample=3, image_size=side * h.side("patch_size"))
     activation(h, k, gelu="gelu_pytorch_tanh")
@@ -199,7 +199,7 @@ def _qwen3(h: PictureHyper, k: Keys) -> None:
     renamed=_deep,
     rules=_QWEN3_RULES,
 )
-def qwen3vl(h: PictureHyper, k: Keys) -> None:
+def qwen3vl(h: ImageHyper, k: Keys) -> None:
     """Qwen3-VL (Qwen 2025)."""
     _qwen3(h, k)
 
@@ -213,6 +213,6 @@ def qwen3vl(h: PictureHyper, k: Keys) -> None:
     renamed=_deep,
     rules=_QWEN3_RULES,
 )
-def qwen35(h: PictureHyper, k: Keys) -> None:
+def qwen35(h: ImageHyper, k: Keys) -> None:
     """Qwen 3.5 (Qwen 2026): the same without further features."""
     _qwen3(h, k)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from oxillama.convert.encoder import PictureHyper, described, encoder, spread
+from oxillama.convert.encoder import ImageHyper, described, encoder, spread
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.errors import ConvertError
 
@@ -15,7 +15,7 @@ _MODEL = "vision_model.radio_model.model."
 
 def _side(h: Hyper) -> int:
     """Patches along a side of a tile."""
-    assert isinstance(h, PictureHyper)
+    assert isinstance(h, ImageHyper)
     return h.whole.integer("force_image_size", default=512) // h.side("patch_size")
 
 
@@ -76,7 +76,7 @@ def _places(x: np.ndarray, h: Hyper) -> np.ndarray:
         **{f"mlp1.{layer}.weight": f"mm.model.mlp.{layer}.weight" for layer in "013"},
     },
 )  # fmt: skip
-def nemotron_v2_vl(h: PictureHyper, k: Keys) -> None:
+def nemotron_v2_vl(h: ImageHyper, k: Keys) -> None:
     """Nemotron Nano V2 VL (NVIDIA 2025)."""
     colours = {}
     for name in ("mean", "std"):

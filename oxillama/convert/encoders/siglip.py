@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from oxillama.convert.encoder import PictureHyper, activation, described, encoder, spread, square
+from oxillama.convert.encoder import ImageHyper, activation, described, encoder, spread, square
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.convert.shapes import plus_one
 from oxillama.errors import ConvertError
@@ -64,7 +64,7 @@ _EMBEDDED = ("v.patch_embd.weight", "v.position_embd.weight")
             Rule(("mm.soft_emb_norm.weight",), plus_one, values=True),
     },
 )  # fmt: skip
-def gemma3(h: PictureHyper, k: Keys) -> None:
+def gemma3(h: ImageHyper, k: Keys) -> None:
     """Gemma 3 (Google 2025)."""
     described(h, k, "gemma3", resample=2)
     square(h, "size")
@@ -95,7 +95,7 @@ def gemma3(h: PictureHyper, k: Keys) -> None:
         "connector.modality_projection.proj.weight": "mm.model.fc.weight",
     },
 )
-def idefics3(h: PictureHyper, k: Keys) -> None:
+def idefics3(h: ImageHyper, k: Keys) -> None:
     """Idefics 3 (Laurençon et al. 2024) and SmolVLM."""
     described(h, k, "idefics3", resample=1)
     side = h.side("image_size")
@@ -113,7 +113,7 @@ def patch_of_colours(x: np.ndarray, h: Hyper) -> np.ndarray:
     return x.reshape(len(x), side, side, 3).transpose(0, 3, 1, 2)
 
 
-def _running(h: PictureHyper) -> int:
+def _running(h: ImageHyper) -> int:
     """Layers up to the one whose output is the features: -1 is the last."""
     layer = h.whole.get("vision_feature_layer", default=-1)
     if isinstance(layer, bool) or not isinstance(layer, int) or not -h.layers <= layer < 0:
@@ -140,7 +140,7 @@ def _running(h: PictureHyper) -> int:
         **spread("multi_modal_projector.", {"linear_1": "1", "linear_2": "2"}, "mm."),
     },
 )  # fmt: skip
-def lfm2(h: PictureHyper, k: Keys) -> None:
+def lfm2(h: ImageHyper, k: Keys) -> None:
     """LFM2-VL (Liquid AI 2025): images of any size, for which the file needs one."""
     factor = h.whole.integer("downsample_factor", default=2)
     described(h, k, "lfm2", resample=2, image_size=256, layers=_running(h))
@@ -185,7 +185,7 @@ def lfm2(h: PictureHyper, k: Keys) -> None:
         "aligner.hidden_layers.0.{w}": "mm.1.{w}",
     },
 )  # fmt: skip
-def janus_pro(h: PictureHyper, k: Keys) -> None:
+def janus_pro(h: ImageHyper, k: Keys) -> None:
     """Janus-Pro (Chen et al. 2025), what it sees images with."""
     for name, wanted in (("depth", 2), ("use_qk_norm", False)):
         h.must_be(name, wanted)

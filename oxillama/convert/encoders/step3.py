@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oxillama.convert.encoder import PictureHyper, described, encoder, spread
+from oxillama.convert.encoder import ImageHyper, described, encoder, spread
 from oxillama.convert.family import Hyper, Keys, Rule
 
 # of the published image processor, which folders do not describe
@@ -52,7 +52,7 @@ _RULES: dict[str, str | Rule] = {
     },
     rules=_RULES,
 )
-def step3vl(h: PictureHyper, k: Keys) -> None:
+def step3vl(h: ImageHyper, k: Keys) -> None:
     """Step3-VL (StepFun 2026)."""
     h.images = Hyper({**_COLOURS, **h.images.config}, h.images.label)
     hidden = h.integer("hidden_size", "width")

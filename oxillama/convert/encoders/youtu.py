@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oxillama.convert.encoder import PictureHyper, activation, described, encoder, patched, spread
+from oxillama.convert.encoder import ImageHyper, activation, described, encoder, patched, spread
 from oxillama.convert.encoders.siglip import LAYER
 from oxillama.convert.family import Keys
 from oxillama.errors import ConvertError
@@ -31,7 +31,7 @@ from oxillama.errors import ConvertError
         **spread("merger.", {"ln_q": "input_norm", "mlp.0": "0", "mlp.2": "2"}, "mm."),
     },
 )
-def youtuvl(h: PictureHyper, k: Keys) -> None:
+def youtuvl(h: ImageHyper, k: Keys) -> None:
     """Youtu-VL (Tencent 2026)."""
     described(h, k, "youtuvl", resample=2)
     activation(h, k, gelu="gelu_pytorch_tanh")

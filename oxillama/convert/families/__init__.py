@@ -2,7 +2,7 @@
 
 `dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and `hybrid`
 models, `qwen4`, `rwkv`, `older` decoders with fused projections, `encoders`, text parts of models
-of `pictures`; `single`, `routed` and `latent`: decoders and mixtures whose names or layers are
+that see `images`; `single`, `routed` and `latent`: decoders and mixtures whose names or layers are
 their own.
 """
 
@@ -12,9 +12,9 @@ from oxillama.convert.families import (
     experts,
     gemma,
     hybrid,
+    images,
     latent,
     older,
-    pictures,
     qwen4,
     recurrent,
     routed,
@@ -30,7 +30,7 @@ __all__ = [
     "hybrid",
     "latent",
     "older",
-    "pictures",
+    "images",
     "qwen4",
     "recurrent",
     "routed",

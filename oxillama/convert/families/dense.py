@@ -387,7 +387,7 @@ def _qwen3_reranker(h: Hyper, k: Keys) -> None:
 
 
 def deepstack(h: Hyper, k: Keys) -> None:
-    """How many layers take features from deeper in the encoder of pictures."""
+    """How many layers take features from deeper in the image encoder."""
     k.u32(
         "n_deepstack_layers",
         len((h.get("vision_config") or {}).get("deepstack_visual_indexes", [])),

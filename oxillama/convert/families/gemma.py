@@ -123,7 +123,7 @@ def gemma_embedding(h: Hyper, k: Keys) -> None:
 
 
 def _padded(x: np.ndarray, h: Hyper) -> np.ndarray:
-    """Rows of zeros for the tokens of pictures and sound."""
+    """Rows of zeros for the tokens of images and sound."""
     missing = h.integer("vocab_size") - len(x)
     return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing > 0 else x
 

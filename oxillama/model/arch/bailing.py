@@ -26,7 +26,7 @@ def bailingmoe2(b: Builder) -> Value:
 @architecture("bailingmoe3")
 def bailingmoe3(b: Builder) -> Value:
     """Ling 3: layers without KV heads are recurrent, the others attend to a latent under a gate for
-    each head. Tokens of the model that sees pictures have several positions, which turn the halves
+    each head. Tokens of the model that sees images have several positions, which turn the halves
     of a key.
     """
     keys, none = b.keys, (0.0,) * b.n_layers

@@ -8,7 +8,7 @@ from oxillama.model.blocks import attention, gated_ffn
 from oxillama.model.builder import Builder, Value, architecture
 
 # the tokens that stand for images, which the model does not write
-_PICTURES = slice(4, 8196)
+_IMAGES = slice(4, 8196)
 
 
 @architecture("chameleon")
@@ -23,5 +23,5 @@ def chameleon(b: Builder) -> Value:
         y = gated_ffn(b, layer, x if after else layer.norm(x, "ffn_norm"), act="silu")
         x = x + (layer.norm(y, "ffn_norm") if after else y)
     unwritten = np.zeros(b.vocab_size, np.float32)
-    unwritten[_PICTURES] = np.finfo(np.float32).min
+    unwritten[_IMAGES] = np.finfo(np.float32).min
     return b.logits(x) + unwritten

@@ -15,7 +15,7 @@ def granite(b: Builder) -> Value:
     """
     read_unused(b)
     width = b.keys.integer("expert_shared_feed_forward_length", default=0, maximum=1 << 24)
-    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, width=width, pictures=True)
+    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, width=width, images=True)
 
 
 def read_unused(b: Builder) -> None:
@@ -37,7 +37,7 @@ def minicpm(b: Builder) -> Value:
 @architecture("granite_swa")
 def granite_swa(b: Builder) -> Value:
     """Windowed layers by the file's pattern; `attention.rope_pattern` says which layers rotate."""
-    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, windows=True, pictures=True)
+    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, windows=True, images=True)
 
 
 def _scaled(
@@ -48,10 +48,10 @@ def _scaled(
     logits: float,
     width: int = 0,
     windows: bool = False,
-    pictures: bool = False,
+    images: bool = False,
 ) -> Value:
     """The decoder with these scales where the file says none; 0 in a file says none either. width:
-    of the feed-forward network, 0 for the file's. pictures: the file may say which features of an
+    of the feed-forward network, 0 for the file's. images: the file may say which features of an
     image are added before a layer (Granite Vision 4), -1 for none.
     """
     keys = b.keys
@@ -66,7 +66,7 @@ def _scaled(
         near = keys.flags("attention.sliding_window_pattern", count=b.n_layers)
         window = keys.integer("attention.sliding_window", minimum=1)
     added = (-1,) * b.n_layers
-    if pictures:
+    if images:
         bounds = dict(count=b.n_layers, minimum=-1, maximum=b.n_layers)
         added = keys.integers("deepstack_mapping", default=added, **bounds)
     x = b.embed(scale=embedding)

@@ -181,9 +181,9 @@ function retry(index) {
   answer();
 }
 
-function submit(text, picture) {
+function submit(text, shown) {
   const conversation = current();
-  conversation.messages.push({ role: "user", content: text, ...(picture ? { image: picture } : {}) });
+  conversation.messages.push({ role: "user", content: text, ...(shown ? { image: shown } : {}) });
   if (conversation.messages.length === 1) conversation.title = text.slice(0, 40) || "Image";
   keep();
   draw();
@@ -193,10 +193,10 @@ function submit(text, picture) {
 // ---- asking
 
 function requestOf(conversation) {
-  const messages = conversation.messages.map(({ role, content, image: picture }) => ({
+  const messages = conversation.messages.map(({ role, content, image: shown }) => ({
     role,
-    content: picture
-      ? [{ type: "image_url", image_url: { url: picture.url } }, { type: "text", text: content }]
+    content: shown
+      ? [{ type: "image_url", image_url: { url: shown.url } }, { type: "text", text: content }]
       : content,
   }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
@@ -502,10 +502,10 @@ by("send-form").addEventListener("submit", (event) => {
   const text = by("message").value;
   if (running || (!text.trim() && !image)) return;
   by("message").value = "";
-  const picture = image;
+  const shown = image;
   image = null;
   by("image").value = "";
-  submit(text, picture);
+  submit(text, shown);
 });
 by("save-form").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -41,7 +41,7 @@ class SamTiles:
     whole, and a row at the end.
 
     places: learned positions of SAM, (side, side, width); inner: widths of what its convolutions
-    read; newline: what ends each line of features, of all tiles as one picture: DeepSeek-OCR. In
+    read; newline: what ends each line of features, of all tiles as one view: DeepSeek-OCR. In
     DeepSeek-OCR 2 nothing does, and the features of one tile follow those of another.
     """
 

@@ -61,7 +61,7 @@ _EXAONE = ImageTokens(
 
 
 def _limits(e: ImageEncoder) -> tuple[int, int]:
-    """The fewest and the most pixels of a picture, which the file must say."""
+    """The fewest and the most pixels of an image, which the file must say."""
     least = e.keys.integer("image_min_pixels", minimum=1, maximum=1 << 30)
     return least, e.keys.integer("image_max_pixels", minimum=least, maximum=1 << 30)
 
@@ -73,7 +73,7 @@ class SideBySide(DynamicResolution):
     """
 
     def sides(self, width: int, height: int) -> Size:
-        """The (width, height) of the picture."""
+        """The (width, height) of the view."""
         unit = self.patch * self.merge
         if height < unit:
             width, height = round(width * unit / height), unit
@@ -187,7 +187,7 @@ class RoundedUp(DynamicResolution):
     """
 
     def sides(self, width: int, height: int) -> Size:
-        """The (width, height) of the picture."""
+        """The (width, height) of the view."""
         unit, scale = self.patch * self.merge, 1.0
         while True:
             wide, high = (

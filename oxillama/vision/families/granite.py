@@ -59,9 +59,9 @@ class QueriedTiles(AnyResolution):
 def _granite4_vision(e: ImageEncoder, fit: Fit | None) -> Processor:
     if fit is not None:
         raise ModelError(
-            f"image_fit: found {fit!r}, wanted None: {e.kind} has a way for each of its pictures"
+            f"image_fit: found {fit!r}, wanted None: {e.kind} has a way for each of its images"
         )
-    # how large a picture is, said again
+    # how large an image is, said again
     e.keys.integer("preproc_image_size", default=e.image, minimum=e.image, maximum=e.image)
     points = e.keys.integers("image_grid_pinpoints", minimum=1, maximum=1 << 14)
     pairs = tuple(zip(points[1::2], points[::2]))

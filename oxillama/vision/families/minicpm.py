@@ -57,7 +57,7 @@ class Sliced:
         return [whole, *(sheet.crop((x, y, x + wide, y + high)) for x, y in corners)]
 
     def sides(self, width: float, height: float, smaller: bool) -> Size:
-        """The (width, height) of a picture that is made as large as a square of `size`; smaller:
+        """The (width, height) of a view that is made as large as a square of `size`; smaller:
         only made smaller.
         """
         if not smaller or width * height > self.size**2:

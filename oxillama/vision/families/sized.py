@@ -84,7 +84,7 @@ _KIMI_K25 = ImageTokens(
     "<|media_pad|>",
     "<|media_begin|>image<|media_content|>",
     "<|media_end|>",
-    needed="<|media_begin|>",  # GLM-5.2-Vision has the same encoder, and other pictures
+    needed="<|media_begin|>",  # GLM-5.2-Vision has the same encoder, and other views
 )
 
 
@@ -113,7 +113,7 @@ def _kimi(e: ImageEncoder, fit: Fit | None) -> Processor:
 
 @dataclass(frozen=True)
 class FittedPatches(Fitted):
-    """The unified Gemma 4: the pictures of Gemma 4, in patches that nothing rotates."""
+    """The unified Gemma 4: the views of Gemma 4, in patches that nothing rotates."""
 
     def rows(self, pixels: np.ndarray) -> ImageRows:
         """Patches line by line."""
@@ -147,7 +147,7 @@ class NearestRatio(DynamicResolution):
     """
 
     def sides(self, width: int, height: int) -> Size:
-        """The (width, height) of the picture."""
+        """The (width, height) of the view."""
         unit = self.patch * self.merge
         count = self.most // unit**2
         high, wide = height / unit, width / unit

@@ -1,4 +1,4 @@
-"""The text parts of models of text and pictures: Chameleon, CogVLM, DeepSeek OCR, HunyuanOCR,
+"""The text parts of models of text and images: Chameleon, CogVLM, DeepSeek OCR, HunyuanOCR,
 MiniMax M3, Muse Glimmer, PaddleOCR, GLM-4V, and models that wrap a language model of any class:
 Idefics 3, InternVL, Janus, LFM2-VL, LightOnOCR, LLaVA, SmolVLM.
 """
@@ -29,7 +29,7 @@ def _paired_each(x: np.ndarray, h: Hyper) -> np.ndarray:
     },
 })  # fmt: skip
 def chameleon(h: Hyper, k: Keys) -> None:
-    """Chameleon (Meta 2024); the coder of pictures is left out."""
+    """Chameleon (Meta 2024); the coder of images is left out."""
     h.must_be("hidden_act", "silu")
     common(h, k)
     k.flag("swin_norm", h.flag("swin_norm"))
@@ -51,7 +51,7 @@ _ATTENTION, _NETWORK = "model.layers.{b}.self_attn.", "model.layers.{b}.mlp."
        for part in ("gate", "up", "down")},
 })  # fmt: skip
 def cogvlm(h: Hyper, k: Keys) -> None:
-    """CogVLM (Wang et al. 2023): rows of pictures have matrices of their own."""
+    """CogVLM (Wang et al. 2023): rows of images have matrices of their own."""
     h.must_be("hidden_act", "silu")
     llama_keys(h, k)
 
