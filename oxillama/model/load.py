@@ -324,73 +324,101 @@ def load_model(
     if not config.causal:
         # a text of any length that the model takes is one step; rows cost nothing until used
         max_rows = max(max_rows, min(config.context_length, LONGEST_STEP))
-    tensors = {t.key: t for op in tape.all_ops for t in op.params.get("weights", ())}
-    for tensor in tensors.values():
-        # the look at a norm may have mapped a large page, which holds weights around it
-        reader.release(tensor.name)
-    pager = _paged(reader, tape, offload)
-    if pager is not None:
-        sidecar = False
-        if progress is not None:
-            total = sum(matrix.nbytes for matrix in pager.matrices.values())
-            progress(total, total)
-    slot = (
-        None
-        if pager is not None
-        else slot_of(
-            reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values())
-        )
+    held = _held(
+        reader, tape, num_threads=num_threads, progress=progress, sidecar=sidecar, offload=offload
     )
-    mapped = None if slot is None else _mapped(slot, tensors, num_threads, progress)
-    if slot is not None and mapped is None:
-        slot.check_folder()
-    packing: Packing | None = None
-    if pager is not None:
-        weights = dict(pager.matrices)
-    elif mapped is not None:
-        weights = dict(mapped.matrices)
-    else:
-        weights, packing = _reserved(reader, tensors, num_threads, progress)
     program = _program(
         config,
         tape,
         reader,
-        weights,
+        held.weights,
         max_rows=max_rows,
         num_threads=num_threads,
-        packing=packing,
-        pager=pager,
+        packing=held.packing,
+        pager=held.pager,
     )
     writer = verifier = None
-    if mapped is not None:
-        verifier = PanelVerifier(mapped, program, reader.shards)
-    elif slot is not None:
-        writer = CacheWriter(slot, weights, program, packing=packing)
-    packer = None if packing is None else Packer(packing, program)
-
-    def over_rows(part: Tape | None) -> RowProgram | None:
-        if part is None:
-            return None
-        ops = [(op.name, ready(reader, op.params, weights, pager)) for op in part.ops]
-        return RowProgram(part, ops, config.vocab_size, packing)
-
-    scores, projection = over_rows(tape.classifier), over_rows(tape.projection)
+    if held.mapped is not None:
+        verifier = PanelVerifier(held.mapped, program, reader.shards)
+    elif held.slot is not None:
+        writer = CacheWriter(held.slot, held.weights, program, packing=held.packing)
+    packer = None if held.packing is None else Packer(held.packing, program)
+    scores = _row_program(tape.classifier, config, reader, held)
+    projection = _row_program(tape.projection, config, reader, held)
     head = None if classifier is None or scores is None else ClassifierHead(classifier, scores)
     return Model(
         config,
         tape,
         program,
         reader,
-        weights,
+        held.weights,
         writer,
         verifier,
         rope,
-        packing,
+        held.packing,
         packer,
         projection,
         head,
-        pager,
+        held.pager,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A model's packed weights by key, and what reads, maps, stores or packs them.
+
+    slot: the place of their sidecar; mapped: they are those of the sidecar; packing: they are still
+    being packed; pager: they are read from the file while a step runs.
+    """
+
+    weights: dict[Key, PackedMatrix]
+    slot: CacheSlot | None = None
+    mapped: MappedPanels | None = None
+    packing: Packing | None = None
+    pager: LayerPager | None = None
+
+
+def _held(
+    reader: GgufReader,
+    tape: Tape,
+    *,
+    num_threads: int,
+    progress: Progress | None,
+    sidecar: str | os.PathLike[str] | Literal[False],
+    offload: OffloadPolicy,
+) -> _Held:
+    """Every weight of a tape: paged if memory may not hold them, otherwise mapped from the sidecar
+    if there is one, otherwise packed.
+    """
+    tensors = {t.key: t for op in tape.all_ops for t in op.params.get("weights", ())}
+    for tensor in tensors.values():
+        # the look at a norm may have mapped a large page, which holds weights around it
+        reader.release(tensor.name)
+    pager = _paged(reader, tape, offload)
+    if pager is not None:
+        if progress is not None:
+            total = sum(matrix.nbytes for matrix in pager.matrices.values())
+            progress(total, total)
+        return _Held(dict(pager.matrices), pager=pager)
+    nbytes = sum(_rows(reader, tensor).nbytes for tensor in tensors.values())
+    slot = slot_of(reader, sidecar, nbytes)
+    if slot is not None:
+        mapped = _mapped(slot, tensors, num_threads, progress)
+        if mapped is not None:
+            return _Held(dict(mapped.matrices), slot, mapped)
+        slot.check_folder()
+    weights, packing = _reserved(reader, tensors, num_threads, progress)
+    return _Held(weights, slot, packing=packing)
+
+
+def _row_program(
+    part: Tape | None, config: ModelConfig, reader: GgufReader, held: _Held
+) -> RowProgram | None:
+    """The program of a tape over pooled rows of the embedding."""
+    if part is None:
+        return None
+    ops = [(op.name, ready(reader, op.params, held.weights, held.pager)) for op in part.ops]
+    return RowProgram(part, ops, config.vocab_size, held.packing)
 
 
 def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int = 512) -> Model:
