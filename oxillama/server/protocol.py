@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
@@ -74,170 +74,172 @@ class _Joined:
         self._transport.close()
 
 
-def protocol_class(limits: ServerConfig) -> type[H11Protocol]:
-    """The protocol with the limits of a config."""
-    outbox = _Outbox()
+class _LimitedProtocol(H11Protocol):
+    """One connection. `half_closed`: the client has closed its sending side. `limits`, `outbox`:
+    those of its server.
+    """
 
-    class LimitedProtocol(H11Protocol):
-        """One connection. `half_closed`: the client has closed its sending side."""
+    limits: ClassVar[ServerConfig]
+    outbox: ClassVar[_Outbox]
 
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self.app_state = {**self.app_state, "protocol": self}
-            self.half_closed = False
-            self._head_timer: asyncio.TimerHandle | None = None
-            self._write_timer: asyncio.TimerHandle | None = None
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.app_state = {**self.app_state, "protocol": self}
+        self.half_closed = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._bytes_of_head = False
+
+    # ---- beginning and end
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_Joined(transport, self.loop, self.outbox))  # type: ignore[arg-type]
+        if len(self.connections) > self.limits.max_connections:
+            transport.abort()
+            return
+        self._arm_head(self.limits.header_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm_head()
+        self._disarm_write()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        self.half_closed = True
+        if self.cycle is None or self.cycle.response_complete:
+            if self._bytes_of_head:
+                self._refuse(400, "the connection was closed inside a request's head")
+            return None
+        self.cycle.keep_alive = False
+        self.cycle.message_event.set()
+        return True  # the answer can still be written
+
+    # ---- reading
+
+    def data_received(self, data: bytes) -> None:
+        if self._outside_request():
+            self._bytes_of_head = True
+            if self._head_timer is None:
+                self._arm_head(self.limits.header_timeout)
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
             self._bytes_of_head = False
-
-        # ---- beginning and end
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(_Joined(transport, self.loop, outbox))  # type: ignore[arg-type]
-            if len(self.connections) > limits.max_connections:
-                transport.abort()
-                return
-            self._arm_head(limits.header_timeout)
-
-        def connection_lost(self, exc: Exception | None) -> None:
             self._disarm_head()
-            self._disarm_write()
-            super().connection_lost(exc)
 
-        def eof_received(self) -> bool | None:  # type: ignore[override]
-            self.half_closed = True
-            if self.cycle is None or self.cycle.response_complete:
-                if self._bytes_of_head:
-                    self._refuse(400, "the connection was closed inside a request's head")
-                return None
-            self.cycle.keep_alive = False
-            self.cycle.message_event.set()
-            return True  # the answer can still be written
-
-        # ---- reading
-
-        def data_received(self, data: bytes) -> None:
-            if self._outside_request():
-                self._bytes_of_head = True
-                if self._head_timer is None:
-                    self._arm_head(limits.header_timeout)
-            super().data_received(data)
-
-        def handle_events(self) -> None:
-            before = self.cycle
-            super().handle_events()
-            if self.cycle is not before:
-                self._bytes_of_head = False
-                self._disarm_head()
-
-        def on_response_complete(self) -> None:
-            self.transport.flush()  # type: ignore[attr-defined]
-            super().on_response_complete()
-            if self._outside_request() and self.conn.trailing_data[0]:
-                self._bytes_of_head = True
-                self._arm_head(limits.header_timeout)
-            if self.transport.is_closing():
-                self._abort_later()
-
-        def timeout_keep_alive_handler(self) -> None:
-            super().timeout_keep_alive_handler()
+    def on_response_complete(self) -> None:
+        self.transport.flush()  # type: ignore[attr-defined]
+        super().on_response_complete()
+        if self._outside_request() and self.conn.trailing_data[0]:
+            self._bytes_of_head = True
+            self._arm_head(self.limits.header_timeout)
+        if self.transport.is_closing():
             self._abort_later()
 
-        def _outside_request(self) -> bool:
-            return self.cycle is None or (
-                self.cycle.response_complete and self.conn.their_state is h11.IDLE
-            )
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_later()
 
-        def _arm_head(self, seconds: float) -> None:
-            self._disarm_head()
-            self._head_timer = self.loop.call_later(seconds, self._head_late)
+    def _outside_request(self) -> bool:
+        return self.cycle is None or (
+            self.cycle.response_complete and self.conn.their_state is h11.IDLE
+        )
 
-        def _disarm_head(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
+    def _arm_head(self, seconds: float) -> None:
+        self._disarm_head()
+        self._head_timer = self.loop.call_later(seconds, self._head_late)
 
-        def _head_late(self) -> None:
+    def _disarm_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
             self._head_timer = None
-            if self.transport.is_closing() or not self._outside_request():
-                return
-            if self._bytes_of_head:
-                self._refuse(408, "the request's head did not come within the time-out")
-            else:
-                self.transport.close()
-                self._abort_later()
 
-        # ---- writing
-
-        def write_piece(self, data: bytes) -> bool:
-            """Write a piece of a chunked body without the checks that uvicorn and h11 made of its
-            head; False, with nothing written, where there is more to it.
-            """
-            if (
-                not data
-                or self.flow.write_paused
-                or self.cycle.disconnected
-                or self.cycle.scope["method"] == "HEAD"
-                or self.conn.our_state is not h11.SEND_BODY
-                or self.conn.their_http_version != b"1.1"
-            ):
-                return False
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-            return True
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            if self._write_timer is None:
-                self._write_timer = self.loop.call_later(limits.write_timeout, self.transport.abort)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._disarm_write()
-
-        def _disarm_write(self) -> None:
-            if self._write_timer is not None:
-                self._write_timer.cancel()
-                self._write_timer = None
-
-        def _abort_later(self) -> None:
-            self.loop.call_later(_LINGER, self.transport.abort)
-
-        # ---- what is no HTTP
-
-        def send_400_response(self, msg: str) -> None:
-            held = len(self.conn.trailing_data[0])
-            if (
-                held > limits.header_bytes
-                or self.conn.their_state is h11.ERROR
-                and _too_large(self)
-            ):
-                self._refuse(431, f"the request's head is larger than {limits.header_bytes} bytes")
-            else:
-                self._refuse(400, "malformed HTTP request")
-
-        def _refuse(self, status: int, message: str) -> None:
-            """Answer with an error and close; nothing more is read."""
-            self._disarm_head()
-            if self.transport.is_closing():
-                return
-            if (
-                self.cycle is None
-                or not self.cycle.response_started
-                or self.cycle.response_complete
-            ):
-                body = json.dumps(ApiError(status, message).openai()).encode()
-                head = (
-                    f"HTTP/1.1 {status} {STATUS_PHRASES[status].decode()}\r\n"
-                    "content-type: application/json\r\n"
-                    f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-                )
-                self.transport.write(head.encode() + body)
-            if self.cycle is not None and not self.cycle.response_complete:
-                self.cycle.disconnected = True
-                self.cycle.message_event.set()
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing() or not self._outside_request():
+            return
+        if self._bytes_of_head:
+            self._refuse(408, "the request's head did not come within the time-out")
+        else:
             self.transport.close()
             self._abort_later()
 
-    return LimitedProtocol
+    # ---- writing
+
+    def write_piece(self, data: bytes) -> bool:
+        """Write a piece of a chunked body without the checks that uvicorn and h11 made of its
+        head; False, with nothing written, where there is more to it.
+        """
+        if (
+            not data
+            or self.flow.write_paused
+            or self.cycle.disconnected
+            or self.cycle.scope["method"] == "HEAD"
+            or self.conn.our_state is not h11.SEND_BODY
+            or self.conn.their_http_version != b"1.1"
+        ):
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(
+                self.limits.write_timeout, self.transport.abort
+            )
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._disarm_write()
+
+    def _disarm_write(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _abort_later(self) -> None:
+        self.loop.call_later(_LINGER, self.transport.abort)
+
+    # ---- what is no HTTP
+
+    def send_400_response(self, msg: str) -> None:
+        held = len(self.conn.trailing_data[0])
+        if (
+            held > self.limits.header_bytes
+            or self.conn.their_state is h11.ERROR
+            and _too_large(self)
+        ):
+            self._refuse(431, f"the request's head is larger than {self.limits.header_bytes} bytes")
+        else:
+            self._refuse(400, "malformed HTTP request")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer with an error and close; nothing more is read."""
+        self._disarm_head()
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            body = json.dumps(ApiError(status, message).openai()).encode()
+            head = (
+                f"HTTP/1.1 {status} {STATUS_PHRASES[status].decode()}\r\n"
+                "content-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+        self._abort_later()
+
+
+def protocol_class(limits: ServerConfig) -> type[H11Protocol]:
+    """The protocol with the limits of a config."""
+    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "outbox": _Outbox()})
 
 
 def _too_large(protocol: Any) -> bool:
