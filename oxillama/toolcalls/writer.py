@@ -48,7 +48,9 @@ class ChatWriter:
         variables: Mapping[str, Any],
     ) -> TemplateText:
         """The conversation as text. tools: as a request lists them; tool_format: as in
-        `ChatPlanner.plan`; variables: what the template may read besides.
+        `ChatPlanner.plan`; variables: what the template may read besides. Where the template does
+        not take them one after another, successive instructions are written as one message, and
+        so are those of the user.
         """
         if not messages:
             raise ConfigError("messages: found none, wanted 1 or more")
@@ -64,6 +66,32 @@ class ChatWriter:
                 places = _places(given, len(messages))
                 tools = None
         variables = {**variables, "tools": list(tools) if tools else None}
+        try:
+            return self._complete(messages, variables, given, places)
+        except (ConfigError, TemplateError) as error:
+            wrong = error
+        count = len(messages)
+        for user in (False, True):
+            joined, kept = _joined(messages, user=user)
+            if len(joined) == count:
+                continue
+            count = len(joined)
+            try:
+                return self._complete(joined, variables, given, [places[at] for at in kept])
+            except (ConfigError, TemplateError) as error:
+                wrong = error
+        raise wrong
+
+    def _complete(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        given: Sequence[Mapping[str, Any]],
+        places: Sequence[int],
+    ) -> TemplateText:
+        """The template's text; ConfigError names a message that it leaves out as the one of `given`
+        at its place.
+        """
         formed = self._form.formed(messages)
         text = self._rendered(formed, **variables)
         left_out = self._left_out(formed, text, variables)
@@ -160,6 +188,39 @@ class ChatWriter:
     def _rendered(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> TemplateText:
         """The template's text for messages as they are."""
         return self.template.render(messages, **{**self._special, **variables})
+
+
+def _joined(
+    messages: Sequence[Mapping[str, Any]], *, user: bool
+) -> tuple[list[Mapping[str, Any]], list[int]]:
+    """(the messages with successive instructions as one, a blank line between their texts, the
+    index of the first of each); user: and successive ones of the user. One that has more than a
+    role and a content stays.
+    """
+    out: list[Mapping[str, Any]] = []
+    places: list[int] = []
+    kinds = {"system": 1, "developer": 1, **({"user": 2} if user else {})}
+    last = None
+    for at, message in enumerate(messages):
+        kind = kinds.get(message["role"]) if message.keys() == {"role", "content"} else None
+        if kind is not None and kind == last:
+            out[-1] = {**out[-1], "content": _both(out[-1]["content"], message["content"])}
+        else:
+            out.append(message)
+            places.append(at)
+        last = kind
+    return out, places
+
+
+def _both(first: Any, second: Any) -> Any:
+    """Two contents as one: a text, or parts where one of them has parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    parts = [
+        [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for content in (first, second)
+    ]
+    return [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]]
 
 
 def _places(given: Sequence[Mapping[str, Any]], count: int) -> list[int]:

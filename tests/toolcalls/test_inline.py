@@ -5,7 +5,7 @@ import json
 import pytest
 
 import oxillama
-from oxillama.errors import ConfigError
+from oxillama.errors import ConfigError, TemplateError
 from oxillama.tokenizer.builtin_templates import BUILTIN_TEMPLATES
 from oxillama.toolcalls import FORMATS, ChatWriter, Custom, HarmonyReader, detect_calls, format_of
 from oxillama.toolcalls.events import CallFinished
@@ -176,6 +176,34 @@ def test_a_message_that_the_template_leaves_out_is_refused(writer):
     with pytest.raises(ConfigError, match=r"^messages\[1\]: .*'note'"):  # behind one of tools
         told = chat.template.source.replace("'user'", "'system' or m.role == 'user'")
         writer(told).write([ours, {"role": "note", "content": "b"}], tools=[TOOL], variables={})
+
+
+def test_successive_messages_of_a_kind_are_one_where_the_template_takes_one(writer):
+    roles = ("system", "developer", "user", "user", "assistant", "user")
+    talk = [{"role": role, "content": role[0] + str(at)} for at, role in enumerate(roles)]
+    # the first of the system alone is read, as by gpt-oss; roles have to alternate, as Mistral's
+    first = (
+        "{% if messages[0].role == 'system' %}<<{{ messages[0].content }}>>{% endif %}"
+        "{% for m in messages %}{% if m.role != 'system' %}[{{ m.content }}]{% endif %}{% endfor %}"
+    )
+    strict = (
+        "{% for m in messages if m.role != 'system' %}"
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+        "{% endif %}{% endfor %}" + first
+    )
+    assert writer(first).write(talk, variables={}) == "<<s0\n\nd1>>[u2][u3][a4][u5]"
+    assert writer(strict).write(talk, variables={}) == "<<s0\n\nd1>>[u2\n\nu3][a4][u5]"
+    # each as it is where it is taken
+    each = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    assert writer(each).write(talk, variables={}) == "[s0][d1][u2][u3][a4][u5]"
+    # parts stay parts; what has more than a content stays alone, and instructions stay in place
+    parts = [{"type": "text", "text": "p"}]
+    mixed = [{"role": "user", "content": "u"}, {"role": "user", "content": parts}]
+    assert writer(strict).write(mixed, variables={}) == "[u\n\np]"
+    with pytest.raises(TemplateError, match="alternate"):
+        writer(strict).write([*mixed, {**talk[2], "name": "n"}], variables={})
+    with pytest.raises(ConfigError, match=r"messages\[3\]: .* the role 'developer'"):
+        writer(first).write([*talk[:3], {**talk[1], "content": "d3"}], variables={})
 
 
 def test_developers_are_of_the_system_where_the_template_does_not_know_them(writer):
