@@ -148,6 +148,8 @@ TEMPLATE = {
 MOST_COMPLETIONS = 128
 # no padding hides the sizes of a stream's chunks
 NOT_OBFUSCATED = {"type": "boolean", "const": False}
+# a model is as verbose as it is: what the APIs have by default
+VERBOSITY = enum("medium")
 FINGERPRINT = f"oxillama-{oxillama.__version__}"
 
 BODY: Schema = obj(
@@ -169,6 +171,15 @@ BODY: Schema = obj(
         "parallel_tool_calls": BOOLEAN,
         "response_format": RESPONSE_FORMAT,
         "modalities": array(enum("text"), 1, 1),
+        "verbosity": VERBOSITY,
+        # a text to be quicker by, which changes nothing of the answer
+        "prediction": obj(
+            {
+                "type": enum("content"),
+                "content": one_of(STRING, array(_TEXT_PART, 1, 1024)),
+            },
+            ("type", "content"),
+        ),
         "service_tier": enum("auto", "default"),
         "reasoning_format": enum("none", "auto", "deepseek"),
         "timings_per_token": BOOLEAN,

@@ -377,6 +377,15 @@ def test_an_unknown_model_is_refused_by_name(server):
     assert server.ok(PATH, {**ASK, "model": "oxillama-embedded"})["model"] == "oxillama-embedded"
 
 
+def test_what_changes_nothing_of_an_answer_is_taken(server):
+    more = {"verbosity": "medium", "prediction": {"type": "content", "content": "Once upon a"}}
+    made = server.ok(PATH, {**ASK, **more})["choices"][0]["message"]
+    assert made == server.ok(PATH, ASK)["choices"][0]["message"]
+    error = server.refused(PATH, {**ASK, "verbosity": "low"})
+    assert error["message"] == "verbosity: found 'low', wanted one of medium"
+    assert server.refused(PATH, {**ASK, "prediction": {"type": "x"}})["param"] == "prediction.type"
+
+
 def test_a_field_with_a_typing_error_is_told_what_was_meant(server):
     for path, prompt in ((PATH, {"messages": HI}), ("/v1/completions", {"prompt": "a"})):
         error = server.refused(path, {**prompt, "temprature": 1})
