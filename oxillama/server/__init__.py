@@ -21,7 +21,7 @@ What all APIs share:
 - `options`: every name of every generation option
 - `prompts`: conversations as prompts, without control tokens from clients
 - `logprobs`: log-probabilities in the form of the APIs
-- `budget`: bounded reasoning
+- `budget`, `opaque`: bounded reasoning; reasoning as a text that clients keep
 - `adapters`: LoRA adapters of a request
 - `sessions`, `session_routes`: named sessions
 

@@ -10,13 +10,14 @@ from typing import Any
 from starlette.responses import Response
 
 from oxillama.errors import OxillamaError
-from oxillama.server import adapters, sse
+from oxillama.server import adapters, opaque, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
     EXCEPTIONS,
     NOT_OBFUSCATED,
     SESSION,
+    VERBOSITY,
     ChatRequest,
     Reply,
     constrain,
@@ -81,6 +82,7 @@ _ITEM = one_of(
             "type": enum("function_call"),
             "call_id": NAME,
             "name": NAME,
+            "namespace": NAME,
             "arguments": STRING,
             "id": NAME,
             "status": _STATUS,
@@ -103,21 +105,35 @@ _ITEM = one_of(
             "id": NAME,
             "summary": array(None, 0, 0),
             "content": array(obj({"type": enum("reasoning_text"), "text": STRING}, ("text",))),
+            "encrypted_content": STRING,
             "status": _STATUS,
         },
         ("type",),
     ),
     obj({"type": enum("item_reference"), "id": NAME}, ("type", "id")),
 )
-_TOOL = obj(
+_TOOL_NAME = {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"}
+_FUNCTION = obj(
     {
         "type": enum("function"),
-        "name": {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"},
+        "name": _TOOL_NAME,
         "description": STRING,
         "parameters": OBJECT,
         "strict": BOOLEAN,
     },
     ("type", "name"),
+)
+_TOOL = one_of(
+    _FUNCTION,
+    obj(
+        {
+            "type": enum("namespace"),
+            "name": _TOOL_NAME,
+            "description": STRING,
+            "tools": array(_FUNCTION, 1, 128),
+        },
+        ("type", "name", "tools"),
+    ),
 )
 _NAMED = obj({"type": enum("function"), "name": NAME}, ("type", "name"))
 _FORMAT = one_of(
@@ -135,11 +151,13 @@ _FORMAT = one_of(
     ),
 )
 _LOGPROBS = "message.output_text.logprobs"
+_PACKED = "reasoning.encrypted_content"
 
 BODY: Schema = obj(
     {
         **table.properties("stop_sequences"),
         **EXCEPTIONS,
+        "client_metadata": OBJECT,
         "model": NAME,
         "input": one_of({"type": "string", "minLength": 1}, array(_ITEM, 1, 4096)),
         "instructions": STRING,
@@ -158,12 +176,18 @@ BODY: Schema = obj(
             ),
         ),
         "parallel_tool_calls": BOOLEAN,
-        "text": obj({"format": _FORMAT}),
-        "reasoning": obj({"effort": enum("none", "minimal", "low", "medium", "high", "xhigh")}),
+        "text": obj({"format": _FORMAT, "verbosity": VERBOSITY}),
+        "reasoning": obj(
+            {
+                "effort": enum("none", "minimal", "low", "medium", "high", "xhigh"),
+                # the best summary that the model has, which is none: reasoning is given itself
+                "summary": enum("auto"),
+            }
+        ),
         "previous_response_id": NAME,
         "stream": BOOLEAN,
         "stream_options": obj({"include_obfuscation": NOT_OBFUSCATED}),
-        "include": array(enum(_LOGPROBS), 0, 1),
+        "include": array(enum(_LOGPROBS, _PACKED), 0, 16),
         "top_logprobs": integer(0, 20),
         "truncation": enum("disabled"),
         "background": {"type": "boolean", "const": False},
@@ -258,12 +282,15 @@ def _messages(items: Any) -> list[dict[str, Any]]:
             alone()
             out.append(message)
         elif kind == "reasoning":
-            thought += "".join(each["text"] for each in item.get("content") or ())
+            thought += _thought(item, where)
         elif kind == "function_call":
             call = {
                 "id": item["call_id"],
                 "type": "function",
-                "function": {"name": item["name"], "arguments": item["arguments"]},
+                "function": {
+                    "name": _qualified(item.get("namespace"), item["name"]),
+                    "arguments": item["arguments"],
+                },
             }
             if thought or not out or out[-1]["role"] != "assistant":
                 out.append({"role": "assistant", "content": None})
@@ -281,6 +308,49 @@ def _messages(items: Any) -> list[dict[str, Any]]:
                 }
             )
     alone()
+    return out
+
+
+def _thought(item: Mapping[str, Any], where: str) -> str:
+    """The text of a reasoning item, from its content or from what it was packed to."""
+    text = "".join(each["text"] for each in item.get("content") or ())
+    if not item.get("encrypted_content"):
+        return text
+    packed = opaque.unpack(item["encrypted_content"], f"{where}.encrypted_content")
+    if text and text != packed:
+        raise ApiError(
+            400,
+            f"{where}.content: found another reasoning than in encrypted_content, wanted the same, "
+            "or one of them",
+            param=f"{where}.content",
+        )
+    return packed
+
+
+def _qualified(namespace: str | None, name: str) -> str:
+    """The name by which the model knows a tool."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str | None, dict[str, Any]]]:
+    """The functions by the names that the model knows: (namespace, function). The description of a
+    namespace stands before that of its first function.
+    """
+    out: dict[str, tuple[str | None, dict[str, Any]]] = {}
+    for at, tool in enumerate(tools):
+        where, space, inner = f"tools[{at}]", None, [tool]
+        if tool["type"] == "namespace":
+            space, inner = tool["name"], tool["tools"]
+        for number, each in enumerate(inner):
+            name = _qualified(space, each["name"])
+            if name in out:
+                path = f"{where}.name" if space is None else f"{where}.tools[{number}].name"
+                raise bad(path, name, "each name once")
+            made = {key: value for key, value in each.items() if key != "type"}
+            about = [tool.get("description") if space and not number else None]
+            about.append(each.get("description"))
+            made.update(name=name, description="\n\n".join(filter(None, about)) or None)
+            out[name] = space, made
     return out
 
 
@@ -350,8 +420,8 @@ def _read(
         "reasoning_effort": effort,
         "chat_template_kwargs": body.get("chat_template_kwargs"),
         "tools": [
-            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-            for tool in body.get("tools") or ()
+            {"type": "function", "function": function}
+            for _, function in _functions(body.get("tools") or ()).values()
         ],
         "tool_choice": _choice(body.get("tool_choice")),
     }
@@ -383,12 +453,14 @@ def _read(
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": [
             {"strict": True, "description": None, "parameters": None, **tool}
+            if tool["type"] == "function"
+            else tool
             for tool in body.get("tools") or ()
         ],
-        "text": {"format": text.get("format") or {"type": "text"}},
+        "text": {**text, "format": text.get("format") or {"type": "text"}},
         "max_output_tokens": asked.options.get("max_tokens"),
         "previous_response_id": previous,
-        "reasoning": {"effort": effort, "summary": None},
+        "reasoning": {"effort": effort, "summary": (body.get("reasoning") or {}).get("summary")},
         "store": body.get("store") is not False,
         "truncation": "disabled",
         "background": False,
@@ -420,10 +492,12 @@ def _choice(given: Any) -> Any:
 
 
 class Items:
-    """The items of a response, built event by event; `frames` are the stream's events."""
+    """The items of a response, built event by event, as its body asks for them."""
 
-    def __init__(self, model: Model, top: int | None) -> None:
-        self._bridge, self._top = model.tokenizer(), top
+    def __init__(self, model: Model, body: Mapping[str, Any]) -> None:
+        self._bridge, self._top = model.tokenizer(), _top(body)
+        self._functions = _functions(body.get("tools") or ())
+        self._packs = _PACKED in (body.get("include") or ())
         self.done: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
         self._call: Any = None
@@ -453,7 +527,7 @@ class Items:
                 "status": "in_progress",
                 "arguments": "",
                 "call_id": value["id"],
-                "name": value["name"],
+                **self._named(value["name"]),
             }
             self._open = item
             return [*out, self._added(item)]
@@ -480,6 +554,13 @@ class Items:
         """Log-probabilities of the tokens after the last text."""
         if self._open is not None and self._open["type"] == "message":
             self._open["content"][0]["logprobs"] += self._entries(logprobs)
+
+    def _named(self, name: str) -> dict[str, str]:
+        """The fields that name a function as the request does."""
+        space, _ = self._functions.get(name, (None, None))
+        if space is None:
+            return {"name": name}
+        return {"namespace": space, "name": name.removeprefix(_qualified(space, ""))}
 
     def _text(self, text: str, logprobs: Sequence[Any]) -> list[bytes]:
         out = self._begin("message")
@@ -545,6 +626,8 @@ class Items:
             ]
         elif item["type"] == "reasoning":
             text = item["content"][0]["text"]
+            if self._packs:
+                item["encrypted_content"] = opaque.pack(text)
             out = [self.event("response.reasoning_text.done", **self._where(part=True), text=text)]
         else:
             out = [
@@ -657,7 +740,7 @@ async def create(call: Call) -> Response:
         head = _head(adapters.served_as(model, body), repeated)
         if body.get("stream"):
             frames = _stream(call, model, asked, conversation, head)
-            items = Items(model, None)
+            items = Items(model, body)
 
             def failed(error: ApiError) -> bytes:
                 wrong = error.openai()["error"]
@@ -682,7 +765,7 @@ async def create(call: Call) -> Response:
 
         async def whole() -> dict[str, Any]:
             turn, replies, usage = await run(call, model, asked)
-            reply, items = replies[0], Items(model, _top(body))
+            reply, items = replies[0], Items(model, body)
             items.take(reply)
             made = _finished(head, items.done, reply, usage)
             _store(call, made, body["input"], conversation, reply)
@@ -695,7 +778,7 @@ async def _stream(
     call: Call, model: Model, asked: ChatRequest, conversation: list[dict], head: dict[str, Any]
 ) -> AsyncIterator[bytes]:
     """The events of a response."""
-    body, items = call.body, Items(model, _top(call.body))
+    body, items = call.body, Items(model, call.body)
     begun = False
     last: Any = None  # the reply, which every stream has
     rest: Sequence[Any] = ()

@@ -19,6 +19,7 @@ TOOL = {
     },
     "strict": True,
 }
+SPACE = {"type": "namespace", "name": "earth", "description": "Of here.", "tools": [TOOL]}
 FORCED = {
     **ASK,
     "tools": [TOOL],
@@ -166,6 +167,45 @@ def test_calls_and_their_outputs_go_back(server):
         PATH, {**ASK, "input": [{"role": "user", "content": "Tell me a story"}, item, output]}
     )
     assert by_id["output"][0]["content"] == as_items["output"][0]["content"]
+
+
+def test_a_tool_of_a_namespace_is_called_by_both_names(server):
+    mars = {**SPACE, "name": "mars", "tools": [{**TOOL, "description": "There."}]}
+    body = {**FORCED, "tools": [TOOL, mars, SPACE]}
+    chat = {"type": "function", "name": "mars__weather"}
+    made = server.ok(PATH, {**body, "tool_choice": chat})
+    (call,) = made["output"]
+    assert (call["namespace"], call["name"]) == ("mars", "weather")
+    assert json.loads(call["arguments"]) == {"city": "Paris"}
+    assert made["tools"][1:] == [mars, SPACE]
+    items = [data.get("item", {}) for _, data in server.events(PATH, {**body, "tool_choice": chat})]
+    assert {each.get("namespace") for each in items if each} == {"mars"}
+    plain = {**body, "tool_choice": {"type": "function", "name": "weather"}}
+    assert "namespace" not in server.ok(PATH, plain)["output"][0]
+    # the same prompt as that of tools with the whole names, a namespace's description before its
+    # first tool's
+    flat = [TOOL, {**TOOL, "name": "mars__weather", "description": "Of here.\n\nThere."}]
+    flat.append({**TOOL, "name": "earth__weather", "description": "Of here."})
+    counted = [
+        server.ok(f"{PATH}/input_tokens", {"input": "Hi", "tools": tools})
+        for tools in (body["tools"], flat)
+    ]
+    assert counted[0] == counted[1]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"}
+    (said, _) = _messages([call, output])
+    assert said["tool_calls"][0]["function"]["name"] == "mars__weather"
+
+
+def test_what_asks_for_what_is_done_anyway_is_taken(server):
+    more = {
+        "text": {"verbosity": "medium"},
+        "reasoning": {"summary": "auto"},
+        "client_metadata": {"a": "b"},
+        "prompt_cache_key": "k",
+    }
+    made = server.ok(PATH, {**ASK, **more})
+    assert made["output"][0]["content"] == server.ok(PATH, ASK)["output"][0]["content"]
+    assert made["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
 
 
 def test_a_format_is_the_whole_text(server):
@@ -328,7 +368,11 @@ def test_reasoning_belongs_to_what_follows_it(items, wanted):
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"include": ["file_search_call.results"]}, "include[0]"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": []}]}, "tools[0].tools"),
+        ({"tools": [{**SPACE, "tools": [*SPACE["tools"], TOOL]}]}, "tools[0].tools[1].name"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"conversation": "x"}, "conversation"),
