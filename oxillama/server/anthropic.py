@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from oxillama.server import adapters, budget, sse
+from oxillama.server import adapters, budget, opaque, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
@@ -28,7 +28,7 @@ from oxillama.server.chat import (
     run,
     tools_of,
 )
-from oxillama.server.errors import ApiError, unsupported
+from oxillama.server.errors import ApiError, bad, unsupported
 from oxillama.server.ids import new_id
 from oxillama.server.models import Model
 from oxillama.server.schema import (
@@ -91,6 +91,11 @@ MESSAGES = array(
             },
             ("role", "content"),
         ),
+        # instructions that hold from there on
+        obj(
+            {"role": enum("system"), "content": one_of(STRING, array(_TEXT, 1, 1024))},
+            ("role", "content"),
+        ),
     ),
     1,
     4096,
@@ -110,6 +115,7 @@ _TOOL = obj(
     },
     ("name", "input_schema"),
 )
+_DISPLAY = enum("summarized", "omitted")
 _FLAG = {"disable_parallel_tool_use": BOOLEAN}
 _SHARED = {
     **table.properties("stop"),
@@ -125,8 +131,25 @@ _SHARED = {
         obj({"type": enum("none")}, ("type",)),
     ),
     "thinking": one_of(
-        obj({"type": enum("disabled", "adaptive")}, ("type",)),
-        obj({"type": enum("enabled"), "budget_tokens": integer(1)}, ("type",)),
+        obj({"type": enum("disabled")}, ("type",)),
+        obj({"type": enum("adaptive"), "display": _DISPLAY}, ("type",)),
+        obj({"type": enum("enabled"), "budget_tokens": integer(1), "display": _DISPLAY}, ("type",)),
+    ),
+    "context_management": obj(
+        {
+            # keeps what is there
+            "edits": array(
+                obj(
+                    {
+                        "type": enum("clear_thinking_20251015"),
+                        "keep": one_of(enum("all"), obj({"type": enum("all")}, ("type",))),
+                    },
+                    ("type", "keep"),
+                ),
+                0,
+                1,
+            )
+        }
     ),
     "cache_control": _CACHE,
     "output_config": obj(
@@ -231,17 +254,18 @@ def _messages(body: Mapping[str, Any], held: int) -> tuple[list[dict[str, Any]],
     out: list[dict[str, Any]] = []
     system = body.get("system")
     if system:
-        text = system if isinstance(system, str) else "\n\n".join(each["text"] for each in system)
-        out.append({"role": "system", "content": text})
+        out.append({"role": "system", "content": _joined(system)})
     given = body["messages"]
+    if given[0]["role"] == "system":
+        raise bad("messages[0].role", "system", "user or assistant; `system` is what comes first")
     for at, message in enumerate(given):
         where, content = f"messages[{at - held}]", message["content"]
-        if isinstance(content, str):
-            out.append({"role": message["role"], "content": content})
+        if isinstance(content, str) or message["role"] == "system":
+            out.append({"role": message["role"], "content": _joined(content)})
         elif message["role"] == "user":
             out += _of_user(content, where)
         else:
-            out += _of_assistant(content)
+            out += _of_assistant(content, where)
     prefill = ""
     if given[-1]["role"] == "assistant":
         where, content = f"messages[{len(given) - 1 - held}]", given[-1]["content"]
@@ -251,6 +275,13 @@ def _messages(body: Mapping[str, Any], held: int) -> tuple[list[dict[str, Any]],
             )
         prefill = prefill_of(out, where)
     return out, prefill
+
+
+def _joined(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """A text, or texts in blocks, as one."""
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(each["text"] for each in content)
 
 
 def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
@@ -321,12 +352,12 @@ def _image(source: Mapping[str, Any], where: str) -> dict[str, Any]:
     )
 
 
-def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _of_assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
     """Templates write a message's text before its calls, so text or thinking after a call begins
     a message of its own, which keeps the order.
     """
     out: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    for each in blocks:
+    for at, each in enumerate(blocks):
         if each["type"] == "tool_use":
             call = {
                 "id": each["id"],
@@ -339,12 +370,15 @@ def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             out[-1].setdefault("tool_calls", []).append(call)
             continue
         kind = each["type"]
-        if not each[kind]:
+        said = each[kind]
+        if kind == "thinking" and not said and each.get("signature"):
+            said = opaque.unpack(each["signature"], f"{where}.content[{at}].signature")
+        if not said:
             continue
         if "tool_calls" in out[-1]:
             out.append({"role": "assistant", "content": ""})
         name = "content" if kind == "text" else "reasoning_content"
-        out[-1][name] = out[-1].get(name, "") + each[kind]
+        out[-1][name] = out[-1].get(name, "") + said
     return out
 
 
@@ -408,12 +442,14 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
             )
     thinking = body.get("thinking")
     effort = (body.get("output_config") or {}).get("effort")
-    if effort is not None:
-        if not builder.knows("reasoning_effort"):
-            raise unsupported(
-                "output_config.effort", "the model's chat template has no such setting"
-            )
+    if effort is not None and builder.knows("reasoning_effort"):
         given["reasoning_effort"] = effort
+    elif effort not in (None, "high"):  # high is what the API has by default
+        raise unsupported(
+            "output_config.effort",
+            f"found {effort!r}, and the model's chat template has no such setting, wanted 'high' "
+            "or none",
+        )
     if thinking is None:
         return given
     kind = thinking["type"]
@@ -442,7 +478,7 @@ async def messages(call: Call) -> Response:
             return await sse.EventStream(call, frames, failed=failed).begin()
         _, replies, usage = await call.race(run(call, model, asked))
         name = adapters.served_as(model, body)
-        made = _message(model, name, asked, replies[0], usage)
+        made = _message(model, name, asked, replies[0], usage, body)
         _store(call, body, made["id"], made["content"])
         return json_response(made)
 
@@ -459,7 +495,12 @@ async def count_tokens(call: Call) -> Response:
 
 
 def _message(
-    model: Model, name: str, asked: ChatRequest, reply: Reply, usage: Mapping[str, int]
+    model: Model,
+    name: str,
+    asked: ChatRequest,
+    reply: Reply,
+    usage: Mapping[str, int],
+    body: Mapping[str, Any],
 ) -> dict[str, Any]:
     reason, stop = _stop(model, asked, reply)
     return {
@@ -467,20 +508,36 @@ def _message(
         "type": "message",
         "role": "assistant",
         "model": name,
-        "content": _content(reply),
+        "content": _content(reply, omitted=_omits(body)),
         "stop_reason": reason,
         "stop_sequence": stop,
         "usage": _usage(usage["prompt"], usage["cached"], usage["generated"]),
+        **_edited(body),
     }
 
 
-def _content(reply: Reply) -> list[dict[str, Any]]:
+def _omits(body: Mapping[str, Any]) -> bool:
+    """Whether reasoning is given in the signature alone."""
+    return (body.get("thinking") or {}).get("display") == "omitted"
+
+
+def _edited(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What was done for `context_management`, where that is asked for."""
+    return (
+        {}
+        if body.get("context_management") is None
+        else {"context_management": {"applied_edits": []}}
+    )
+
+
+def _content(reply: Reply, *, omitted: bool = False) -> list[dict[str, Any]]:
     """The blocks of a reply, in the order of its stream."""
     content: list[dict[str, Any]] = []
     usable = {call["id"]: given for call, given in reply.usable_calls()}
     for part in reply.parts:
         if part.kind == "reasoning":
-            block = {"type": "thinking", "thinking": part.text, "signature": _signature()}
+            text, signature = ("", opaque.pack(part.text)) if omitted else (part.text, _signature())
+            block = {"type": "thinking", "thinking": text, "signature": signature}
         elif part.call is None:
             block = {"type": "text", "text": part.text}
         elif part.call["id"] in usable:
@@ -528,12 +585,17 @@ async def _stream(
     begun = False
     last: Any = None  # the reply, which every stream has
 
+    thought: list[str] = []  # of the open block, where its text is in the signature
+    omitted = _omits(body)
+
     def stop_block() -> list[bytes]:
         if not kind:
             return []
         frames = []
         if kind == "thinking":
-            delta = {"type": "signature_delta", "signature": _signature()}
+            signature = opaque.pack("".join(thought)) if omitted else _signature()
+            thought.clear()
+            delta = {"type": "signature_delta", "signature": signature}
             frames.append(_event("content_block_delta", index=index, delta=delta))
         return [*frames, _event("content_block_stop", index=index)]
 
@@ -590,6 +652,9 @@ async def _stream(
                                 else {"type": "thinking", "thinking": "", "signature": ""}
                             )
                         )
+                    if omitted and wanted == "thinking":
+                        thought.append(value)
+                        continue
                     delta = {"type": f"{wanted}_delta", wanted: value}
                     frames.append(_event("content_block_delta", index=index, delta=delta))
             last = reply
@@ -605,6 +670,7 @@ async def _stream(
                 "message_delta",
                 delta={"stop_reason": reason, "stop_sequence": stop},
                 usage=_usage(usage["prompt"], usage["cached"], usage["generated"]),
+                **_edited(body),
             ),
             _event("message_stop"),
         ]

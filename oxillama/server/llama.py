@@ -127,19 +127,43 @@ async def health(call: Call) -> Response:
     return json_response(said, status)
 
 
+_MOST_MODELS = 1000  # in one page
+
+
 async def models(call: Call) -> Response:
     """GET /v1/models"""
     found = await call.offload(_models, call)
     if call.dialect != "anthropic":
         return json_response({"object": "list", "data": found})
+    page, more = _page(found, call.request.query_params)
     return json_response(
         {
-            "data": [_as_anthropic(each) for each in found],
-            "has_more": False,
-            "first_id": found[0]["id"] if found else None,
-            "last_id": found[-1]["id"] if found else None,
+            "data": [_as_anthropic(each) for each in page],
+            "has_more": more,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
         }
     )
+
+
+def _page(
+    found: list[dict[str, Any]], query: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], bool]:
+    """(the models that Anthropic's parameters of a list name, whether more follow)."""
+    limit, names = query.get("limit", "20"), [each["id"] for each in found]
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MOST_MODELS:
+        raise bad("limit", limit, f"1 to {_MOST_MODELS}")
+    given = [name for name in ("after_id", "before_id") if name in query]
+    if len(given) > 1:
+        raise bad("before_id", query["before_id"], "one of after_id and before_id")
+    for name in given:
+        if query[name] not in names:
+            raise bad(name, query[name], "the id of a model")
+    if "before_id" in query:
+        before = found[: names.index(query["before_id"])]
+        return before[-int(limit) :], len(before) > int(limit)
+    after = found[names.index(query["after_id"]) + 1 if given else 0 :]
+    return after[: int(limit)], len(after) > int(limit)
 
 
 def _as_anthropic(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,11 +117,67 @@ def test_an_output_format_is_the_whole_text(server):
     config = {"format": {"type": "json_schema", "schema": schema}}
     made = server.ok(PATH, {**ASK, "max_tokens": 64, "output_config": config})
     assert json.loads(made["content"][0]["text"])["a"] in (1, 2)
-    error = server.refused(PATH, {**ASK, "output_config": {**config, "effort": "high"}})
-    assert error["message"].startswith("output_config.effort: ")
+    error = server.refused(PATH, {**ASK, "output_config": {**config, "effort": "low"}})
+    assert error["message"].startswith("output_config.effort: found 'low', ")
     config["format"]["schema"] = {"type": "nothing"}
     error = server.refused(PATH, {**ASK, "output_config": config})
     assert error["message"].startswith("output_config.format")
+
+
+def test_what_asks_for_what_is_done_anyway_is_taken(server):
+    made = server.ok(PATH, ASK)
+    keep = {"type": "clear_thinking_20251015", "keep": "all"}
+    more = {
+        "output_config": {"effort": "high"},
+        "thinking": {"type": "adaptive", "display": "summarized"},
+        "context_management": {"edits": [keep]},
+    }
+    same = server.ok(PATH, {**ASK, **more})
+    assert same["content"] == made["content"]
+    assert same["context_management"] == {"applied_edits": []}
+    assert "context_management" not in made
+    (delta,) = (each for name, each in server.events(PATH, {**ASK, **more}) if "usage" in each)
+    assert delta["context_management"] == {"applied_edits": []}
+    edits = (
+        ({**keep, "keep": {"type": "thinking_turns", "value": 1}}, "keep"),
+        ({"type": "clear_thinking_20251015"}, "keep"),
+        ({"type": "clear_tool_uses_20250919"}, "type"),
+    )
+    for edit, name in edits:
+        error = server.refused(PATH, {**ASK, "context_management": {"edits": [edit]}})
+        assert error["message"].startswith(f"context_management.edits[0].{name}")
+
+
+def test_the_system_may_speak_in_the_midst(server, engine):
+    spoken = [*HI, {"role": "system", "content": [{"type": "text", "text": "In French."}]}]
+    talk = [{"role": "system", "content": "Be brief."}, *HI]
+    talk.append({"role": "system", "content": "In French."})
+    done = engine.chat(talk, max_tokens=12, seed=3)
+    made = server.ok(PATH, {**ASK, "system": "Be brief.", "messages": spoken})
+    assert made["content"] == [{"type": "text", "text": done.content}]
+    assert sum_of(made["usage"]) == (done.usage.prompt_tokens, 12)
+
+
+def test_models_are_listed_in_pages(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.gguf").touch()
+    with asking(models_dir=tmp_path) as server:
+
+        def page(query):
+            answer = server.get(f"/v1/models?{query}", headers={"anthropic-version": "2023-06-01"})
+            if answer.status_code != 200:
+                return answer.json()["error"]["message"]
+            made = answer.json()
+            return [each["id"] for each in made["data"]], made["has_more"]
+
+        assert page("") == (["a", "b", "c"], False)
+        assert page("limit=2") == (["a", "b"], True)
+        assert page("limit=2&after_id=b") == (["c"], False)
+        assert page("before_id=c&limit=1") == (["b"], True)
+        assert page("before_id=c") == (["a", "b"], False)
+        assert page("limit=0") == "limit: found '0', wanted 1 to 1000"
+        assert page("after_id=d") == "after_id: found 'd', wanted the id of a model"
+        assert page("after_id=a&before_id=c").startswith("before_id: found 'c', wanted one of")
 
 
 def test_a_stop_sequence_is_named(server):
@@ -216,7 +272,7 @@ def test_the_blocks_and_items_of_a_reply_are_in_its_order():
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {})
     # the spaces around the call are of the texts, which joined are the content
     assert second == {"type": "text", "text": "\n\nTwo."}
-    items = Items(SimpleNamespace(tokenizer=lambda: None), None)
+    items = Items(SimpleNamespace(tokenizer=lambda: None), {})
     items.take(reply)
     assert [item["type"] for item in items.done] == ["message", "function_call", "message"]
 

@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from oxillama.server.anthropic import _of_assistant
+from oxillama.server.opaque import pack, unpack
+from oxillama.server.responses import _messages
 from tests.server.conftest import asking
 
 TEMPLATE = (
@@ -86,6 +89,56 @@ def test_reasoning_is_a_block_of_its_own(thinker):
     events = thinker.events("/v1/messages", CHAT)
     kinds = [data["delta"]["type"] for name, data in events if name == "content_block_delta"]
     assert kinds[-1] == "signature_delta" and set(kinds[:-1]) == {"thinking_delta"}
+
+
+def test_reasoning_that_is_not_to_be_seen_comes_back_by_its_signature(thinker):
+    ask = {"messages": HI, "max_tokens": 20, "seed": 3}
+    seen = {**ask, "thinking": {"type": "enabled", "budget_tokens": 8}}
+    unseen = {**ask, "thinking": {"type": "enabled", "budget_tokens": 8, "display": "omitted"}}
+    thought, text = thinker.ok("/v1/messages", seen)["content"]
+    hidden, same = thinker.ok("/v1/messages", unseen)["content"]
+    assert (hidden["thinking"], same) == ("", text)
+    assert unpack(hidden["signature"], "x") == thought["thinking"]
+    deltas = [
+        data["delta"]
+        for name, data in thinker.events("/v1/messages", unseen)
+        if name == "content_block_delta"
+    ]
+    assert not any(each["type"] == "thinking_delta" for each in deltas)
+    assert deltas[0] == {"type": "signature_delta", "signature": hidden["signature"]}
+    texts = [{"type": "text", "text": "x"}]
+    assert _of_assistant([hidden, *texts], "m") == _of_assistant([thought, *texts], "m")
+    talk = [*HI, {"role": "assistant", "content": [{**hidden, "signature": "abc"}]}, *HI]
+    error = thinker.refused("/v1/messages", {**ask, "messages": talk})
+    assert error["message"].startswith("messages[1].content[0].signature: found 'abc', wanted what")
+
+
+def test_reasoning_goes_back_as_it_was_packed(thinker):
+    include = {"include": ["reasoning.encrypted_content"], "store": False}
+    body = {"input": "Tell me a story", "max_output_tokens": 10, "seed": 3, **include}
+    body["reasoning"] = {"summary": "auto"}
+    made = thinker.ok("/v1/responses", body)
+    (item,) = made["output"]
+    assert item["summary"] == [] and made["reasoning"]["summary"] == "auto"
+    text = item["content"][0]["text"]
+    assert unpack(item["encrypted_content"], "x") == text
+    (done,) = (
+        data["item"]
+        for name, data in thinker.events("/v1/responses", body)
+        if name == "response.output_item.done"
+    )
+    assert done["encrypted_content"] == item["encrypted_content"]
+    plain = thinker.ok("/v1/responses", {**body, "include": []})["output"][0]
+    assert "encrypted_content" not in plain and plain["content"] == item["content"]
+    packed = {**item, "content": None, "status": None}
+    assert _messages([packed]) == _messages([item]) == _messages([plain])
+    wrong = (
+        ({**item, "encrypted_content": item["encrypted_content"][:-4]}, "encrypted_content"),
+        ({**item, "encrypted_content": pack("other")}, "content"),
+    )
+    for each, name in wrong:
+        error = thinker.refused("/v1/responses", {**body, "input": [each]})
+        assert error["param"] == f"input[0].{name}"
 
 
 def test_reasoning_is_an_item_of_its_own(thinker):
