@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, dumps, json_response
 from oxillama.server.chat import (
+    TOOL_CHOICE,
     ChatRequest,
     Reply,
     events,
@@ -61,6 +63,7 @@ _CALL = obj(
     {
         "id": NAME,
         "type": enum("function"),
+        "index": integer(0),
         "function": obj(
             {
                 "name": NAME,
@@ -100,16 +103,32 @@ _TOOL = obj(
     },
     ("function",),
 )
+_TRUE, _FALSE = ({"type": "boolean", "const": value} for value in (True, False))
+# of how a model is loaded, which is the server's to say: what it does anyway, or Ollama's default
+_LOADING: dict[str, Schema] = {
+    "num_ctx": integer(1),
+    "num_batch": integer(512, 512),
+    "num_gpu": integer(-1, 0),
+    "main_gpu": integer(0, 0),
+    "num_thread": integer(0, 0),
+    "low_vram": _FALSE,
+    "numa": _FALSE,
+    "use_mmap": _TRUE,
+    "use_mlock": _FALSE,
+    "vocab_only": _FALSE,
+}
 _OPTIONS = obj(
     {
         **table.properties("stop_sequences"),
+        **_LOADING,
         "num_predict": integer(-2),
-        "num_ctx": integer(1),
         "num_keep": integer(-1),
-        "num_gpu": integer(0, 0),
-        "penalize_newline": {"type": "boolean", "const": True},
+        "penalize_newline": _TRUE,
+        "tfs_z": number(1, 1),  # off
     }
 )
+# clients write all options that they know, those that say nothing as null
+_EMBED_OPTIONS = obj({**dict.fromkeys(_OPTIONS["properties"], {"type": "null"}), **_LOADING})
 _SHARED: dict[str, Any] = {
     "model": NAME,
     "format": one_of(enum("json", ""), OBJECT),
@@ -124,7 +143,14 @@ _SHARED: dict[str, Any] = {
     "shift": {"type": "boolean", "const": False},
 }
 CHAT_BODY: Schema = obj(
-    {**_SHARED, "messages": array(_MESSAGE, 0, 4096), "tools": array(_TOOL, 0, 128)}, ("model",)
+    {
+        **_SHARED,
+        "messages": array(_MESSAGE, 0, 4096),
+        "tools": array(_TOOL, 0, 128),
+        # not Ollama's: some of its clients send what OpenAI's take
+        "tool_choice": TOOL_CHOICE,
+    },
+    ("model",),
 )
 GENERATE_BODY: Schema = obj(
     {
@@ -150,6 +176,9 @@ SHOW_BODY: Schema = obj(
         "options": OBJECT,
     }
 )
+PULL_BODY: Schema = obj(
+    {"model": _MAY_BE_EMPTY, "name": _MAY_BE_EMPTY, "stream": BOOLEAN, "insecure": _FALSE}
+)
 EMBED_BODY: Schema = obj(
     {
         "model": NAME,
@@ -157,7 +186,7 @@ EMBED_BODY: Schema = obj(
         "truncate": BOOLEAN,
         "dimensions": integer(1),
         "keep_alive": _KEEP_ALIVE,
-        "options": obj({"num_ctx": integer(1)}),
+        "options": _EMBED_OPTIONS,
     },
     ("model", "input"),
 )
@@ -166,11 +195,13 @@ EMBEDDINGS_BODY: Schema = obj(
         "model": NAME,
         "prompt": STRING,
         "keep_alive": _KEEP_ALIVE,
-        "options": obj({"num_ctx": integer(1)}),
+        "options": _EMBED_OPTIONS,
     },
     ("model", "prompt"),
 )
 _LINES = "application/x-ndjson"
+# the Ollama that first had all that is served here, by which clients choose what to ask for
+_API_VERSION = "0.14.0"
 
 
 def _now() -> str:
@@ -357,11 +388,14 @@ async def chat(call: Call) -> Response:
 
         def read() -> ChatRequest:
             asked = _read(model, body)
+            choice = body.get("tool_choice")
+            tools = list(map(_tool, body.get("tools") or ()))
             return ChatRequest(
                 messages_of(_messages(body)),
                 asked.options,
                 asked.stops,
-                tools_of({"tools": list(map(_tool, body.get("tools") or ()))}),
+                tools_of({"tools": tools, "tool_choice": choice}),
+                choice,
                 variables=_variables(model, body),
                 constraint=asked.constraint,
             )
@@ -641,28 +675,49 @@ def _entry(call: Call, name: str, path: Any) -> dict[str, Any] | None:
         return None
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(status.st_mtime))
     mark = f"{name}\0{status.st_size}\0{status.st_mtime_ns}"
+    # clients look a model up by its name with a tag, which Ollama's always have
+    tagged = name if ":" in name else f"{name}:latest"
     return {
-        "name": name,
-        "model": name,
+        "name": tagged,
+        "model": tagged,
         "modified_at": stamp,
         "size": status.st_size,
         "digest": hashlib.sha256(mark.encode()).hexdigest(),
-        "details": _details(call, name),
+        "details": _details(call, name, str(path), status.st_mtime_ns),
     }
 
 
-def _details(call: Call, name: str) -> dict[str, Any]:
+def _details(call: Call, name: str, path: str, stamp: int) -> dict[str, Any]:
     loaded = next((each for each in call.state.models.loaded() if each.name == name), None)
-    metadata = loaded.metadata if loaded else {}
-    family = loaded.engine.config.architecture if loaded else ""
+    family, size, file_type = (
+        _of_header(path, stamp)
+        if loaded is None
+        else _named(loaded.engine.config.architecture, loaded.metadata)
+    )
     return {
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": str(metadata.get("general.size_label", "")),
-        "quantization_level": _level(metadata.get("general.file_type")),
+        "parameter_size": size,
+        "quantization_level": _level(file_type),
     }
+
+
+@lru_cache(maxsize=1024)
+def _of_header(path: str, stamp: int) -> tuple[str, str, Any]:
+    """What a file that is not loaded says of itself, as `_named`; nothing for no GGUF file."""
+    try:
+        with GgufReader(path) as reader:
+            found = reader.metadata
+            return _named(str(found.get("general.architecture", "")), found)
+    except (OSError, OxillamaError):
+        return "", "", None
+
+
+def _named(family: str, metadata: Mapping[str, Any]) -> tuple[str, str, Any]:
+    """(architecture, label of the size, type of the file)."""
+    return family, str(metadata.get("general.size_label", "")), metadata.get("general.file_type")
 
 
 def _level(file_type: object) -> str:
@@ -699,15 +754,29 @@ async def running(call: Call) -> Response:
 
 async def version(call: Call) -> Response:
     """GET /api/version"""
-    return json_response({"version": oxillama.__version__})
+    return json_response({"version": _API_VERSION, "oxillama": oxillama.__version__})
+
+
+async def pull(call: Call) -> Response:
+    """POST /api/pull"""
+    call.state.models.resolve(_name(call.body))  # nothing is fetched: it is here, or a 404
+    done = {"status": "success"}
+    if call.body.get("stream") is False:
+        return json_response(done)
+    return Response(_line(done), media_type=_LINES)
+
+
+def _name(body: Mapping[str, Any]) -> str:
+    name = body.get("model") or body.get("name")
+    if not name:
+        raise ApiError(400, "model: is required", param="model", code="missing_required_parameter")
+    return str(name)
 
 
 async def show(call: Call) -> Response:
     """POST /api/show"""
     body = call.body
-    name = body.get("model") or body.get("name")
-    if not name:
-        raise ApiError(400, "model: is required", param="model", code="missing_required_parameter")
+    name = _name(body)
     _check_template(body)
     _check_empty(body, ("system", "options"), "changes nothing that is shown, wanted none")
     async with call.state.models.use(name) as model:
@@ -719,7 +788,7 @@ async def show(call: Call) -> Response:
                     "modelfile": f"FROM {model.engine.model_files[0]}",
                     "parameters": "",
                     "template": model.builder.source if model.builder else "",
-                    "details": _details(call, model.name),
+                    "details": _details(call, model.name, "", 0),
                     "model_info": about,
                     **({"tensors": tensors} if body.get("verbose") else {}),
                     "capabilities": _capabilities(model),
@@ -755,7 +824,7 @@ def _of_file(model: Model, *, verbose: bool) -> tuple[dict[str, Any], list[dict[
     arch = config.architecture
     defaults = {
         "general.architecture": arch,
-        "general.basename": config.name,
+        "general.basename": config.name or model.name,
         "general.parameter_count": parameters,
         f"{arch}.context_length": config.context_length,
         f"{arch}.embedding_length": config.hidden_size,

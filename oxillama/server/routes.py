@@ -279,6 +279,13 @@ ROUTES: tuple[Route, ...] = (
     _get("/api/tags", ollama.tags, "The models (Ollama).", dialect="ollama"),
     _get("/api/ps", ollama.running, "The loaded models (Ollama).", dialect="ollama"),
     _get("/api/version", ollama.version, "The version (Ollama).", dialect="ollama"),
+    _post(
+        "/api/pull",
+        ollama.pull,
+        ollama.PULL_BODY,
+        "A model that is here (Ollama).",
+        dialect="ollama",
+    ),
     _post("/api/show", ollama.show, ollama.SHOW_BODY, "About a model (Ollama).", dialect="ollama"),
     _post("/api/embed", ollama.embed, ollama.EMBED_BODY, "Vectors (Ollama).", dialect="ollama"),
     _post(

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from oxillama import __version__
+from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.server.ollama import _end
 from tests.server.conftest import asking
@@ -124,12 +126,35 @@ def test_generate_with_and_without_the_template(server, engine):
 
 def test_models_are_listed_and_shown(server):
     (tag,) = server.get("/api/tags").json()["models"]
-    assert tag["name"] == tag["model"] == MODEL and tag["size"] > 0 and len(tag["digest"]) == 64
+    assert tag["name"] == tag["model"] == f"{MODEL}:latest"
+    assert tag["size"] > 0 and len(tag["digest"]) == 64
     shown = server.ok("/api/show", {"model": f"{MODEL}:latest"})
     assert shown["model_info"]["general.architecture"] == "llama"
     assert "<|im_start|>" in shown["template"]
-    assert server.get("/api/version").json().keys() == {"version"}
-    assert server.get("/api/ps").json()["models"][0]["name"] == MODEL
+    assert server.get("/api/version").json() == {"version": "0.14.0", "oxillama": __version__}
+    assert server.get("/api/ps").json()["models"][0]["name"] == f"{MODEL}:latest"
+
+
+def test_models_that_are_not_loaded_say_what_they_are(tmp_path):
+    (tmp_path / "a.gguf").symlink_to(embedded_path())
+    (tmp_path / "b:7b.gguf").write_bytes(b"no model")
+    with asking(models_dir=tmp_path) as server:
+        a, b = server.get("/api/tags").json()["models"]
+        assert not server.app.state.models.loaded()
+        assert (a["name"], b["name"]) == ("a:latest", "b:7b")
+        assert b["details"]["family"] == "" and b["details"]["families"] == []
+        server.ok("/api/generate", {"model": "a:latest"})
+        assert server.get("/api/tags").json()["models"][0]["details"] == a["details"]
+        assert a["details"]["family"] == "llama" and a["details"]["quantization_level"]
+
+
+def test_a_model_that_is_here_is_pulled_without_being_fetched(server):
+    for name in (MODEL, f"{MODEL}:latest"):
+        assert server.ok("/api/pull", {"name": name, "stream": False}) == {"status": "success"}
+    assert lines(server, "/api/pull", {"model": MODEL}) == [{"status": "success"}]
+    assert server.refused("/api/pull", {"model": "nope"}, 404).startswith("model: 'nope' is not")
+    assert server.refused("/api/pull", {}) == "model: is required"
+    assert server.refused("/api/pull", {"model": MODEL, "insecure": True}).startswith("insecure: ")
 
 
 def test_keys_and_tensors_of_the_file_are_shown(server, engine):
@@ -227,7 +252,8 @@ def test_a_conversation_is_neither_shortened_nor_shifted(server, name):
         ("/api/chat", {**CHAT, "options": {"temperature": -1}}, 400),
         ("/api/chat", {**CHAT, "options": {"nonsense": 1}}, 400),
         ("/api/chat", {**CHAT, "options": {"num_ctx": 4096}}, 400),
-        ("/api/chat", {**CHAT, "options": {"num_thread": 4}}, 400),
+        ("/api/chat", {**CHAT, "tool_choice": "required"}, 400),
+        ("/api/pull", {"model": "nope"}, 404),
         (
             "/api/chat",
             {**CHAT, "messages": [{"role": "user", "content": "x", "images": ["aa"]}]},
@@ -246,6 +272,43 @@ def test_errors_are_ollamas(server, path, body, status):
     answer = server.post(path, body)
     assert answer.status_code == status
     assert set(answer.json()) == {"error"} and isinstance(answer.json()["error"], str)
+
+
+def test_how_a_model_is_loaded_is_the_servers_to_say(server):
+    asked = {"num_thread": 0, "num_batch": 512, "num_gpu": -1, "main_gpu": 0, "low_vram": False}
+    asked |= {"use_mmap": True, "use_mlock": False, "vocab_only": False, "numa": False, "tfs_z": 1}
+    body = {**CHAT, "stream": False}
+    made = server.ok("/api/chat", {**body, "options": {**OPTIONS, **asked}})
+    assert made["message"] == server.ok("/api/chat", body)["message"]
+    wrong = {"num_thread": 4, "num_batch": 64, "num_gpu": 1, "use_mmap": False, "use_mlock": True}
+    for name, value in wrong.items():
+        told = f"options.{name}: found {value}, wanted {asked[name] if name != 'num_gpu' else ''}"
+        assert server.refused("/api/chat", {**body, "options": {name: value}}).startswith(told)
+
+
+def test_options_that_say_nothing_are_taken_with_a_text_to_embed(server):
+    nothing = dict.fromkeys(("mirostat", "num_ctx", "num_thread", "stop", "temperature", "tfs_z"))
+    body = {"model": MODEL, "input": "x"}
+    assert (
+        server.ok("/api/embed", {**body, "options": nothing})["embeddings"]
+        == server.ok("/api/embed", body)["embeddings"]
+    )
+    told = server.refused("/api/embed", {**body, "options": {"temperature": 0.5}})
+    assert told == "options.temperature: found 0.5, wanted null"
+
+
+def test_a_choice_of_tools_is_held(server):
+    parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    body = {**CHAT, "tools": [tool], "stream": False, "options": {"num_predict": 60, "seed": 3}}
+    made = server.ok("/api/chat", {**body, "tool_choice": "required"})["message"]
+    assert made["tool_calls"][0]["function"]["name"] == "f"
+    # a call may come back with its place in the message, as Open WebUI sends it
+    call = {**made["tool_calls"][0], "index": 0}
+    talk = [*CHAT["messages"], {"role": "assistant", "tool_calls": [call]}]
+    talk.append({"role": "tool", "content": "one", "tool_call_id": call["id"]})
+    made = server.ok("/api/chat", {**body, "messages": talk, "tool_choice": "none"})["message"]
+    assert "tool_calls" not in made
 
 
 def test_a_text_is_cut_where_that_is_asked_for(server):
@@ -272,5 +335,5 @@ def test_times_to_keep_a_model_are_seconds_or_gos_durations(server, kept):
 
 
 def test_a_number_that_may_have_one_value_is_told_as_that(server):
-    body = {"model": "oxillama-embedded", "prompt": "a", "options": {"num_gpu": 1}}
-    assert server.refused("/api/generate", body) == "options.num_gpu: found 1, wanted 0"
+    body = {"model": "oxillama-embedded", "prompt": "a", "options": {"num_thread": 1}}
+    assert server.refused("/api/generate", body) == "options.num_thread: found 1, wanted 0"
