@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama import MetricsSnapshot, SamplerConfig, errors
-from oxillama.engine import arguments, generation
+from oxillama import MetricsSnapshot, SamplerConfig, arguments, errors
 from oxillama.engine.config import ConfigOptions
 from oxillama.engine.metrics import HistogramSnapshot
+from oxillama.options import ChatOptions
 
 GREEDY = SamplerConfig.greedy()
 
@@ -481,7 +481,7 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
 
 
 def test_what_stands_for_a_name_of_elsewhere_is_there():
-    options = [*generation.ChatOptions.__annotations__, *ConfigOptions.__annotations__]
+    options = [*ChatOptions.__annotations__, *ConfigOptions.__annotations__]
     for of in (oxillama.SamplerConfig, oxillama.SchedulerConfig, oxillama.BeamSearchConfig):
         options += [field.name for field in dataclasses.fields(of)]
     methods = ("chat", "embed", "generate", "logits", "session", "stream", "apply_lora")
@@ -679,7 +679,7 @@ def test_a_cancelled_task_cancels_its_request(engine):
         request = oxillama.AsyncEngine(engine).submit(
             "Once", sampler=SamplerConfig(ignore_eos=True)
         )
-        task = asyncio.ensure_future(request._wait())
+        task = asyncio.ensure_future(request)
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
