@@ -96,7 +96,7 @@ def test_a_malformed_file_is_refused_and_changes_nothing(model, filled, tmp_path
         data[:-1],
         data[:200],
         b"",
-        data[:-1] + b"!",
+        data[:-1] + bytes([data[-1] ^ 1]),
     ]:
         path.write_bytes(broken)
         with pytest.raises(SnapshotIncompatible):
