@@ -27,8 +27,7 @@ cdef class Emission(Networks):
     cdef list families                                   # of distinct words: how a language goes on without some words
     cdef Ints scopes                                     # registers: where their numbers begin, see pushdown.pyx
     cdef dict scope_at
-    cdef bint repeating                                  # some repeat is counted on the stack
-    cdef bint counting                                   # some register only counts
+    cdef bint counting                                   # some register only counts, or some repeat is counted on the stack
     cdef bint distinct                                   # some rule calls for distinct words
     cdef dict tails                                      # (tail, b): the state from which exactly this tail of byte ranges leads to b
     cdef dict heads                                      # (ranges beyond ASCII, b): the edges that such a class begins with

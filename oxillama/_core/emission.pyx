@@ -475,7 +475,7 @@ cdef class Emission(Networks):
                 self.bodies_seen[key] = rule
             else:
                 rule = known
-            self.repeating = True
+            self.counting = True
             return self._call(a, rule, self._rep(rule, <int32_t>least, <int32_t>most, COUNTED, 0), b)
         s = self._state()
         self._eps(a, s)

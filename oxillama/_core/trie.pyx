@@ -361,7 +361,7 @@ cdef class TokenTrie:
         cdef int32_t[LENGTHS] frozen
         cdef int k, low = 0
         cdef list found = []
-        if not machine.counting and not machine.repeating:
+        if not machine.counting:
             return (config,)
         for k in range(LENGTHS):
             frozen[k] = machine.frozen(config, k, self.bounds[k + 1])
