@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, ParamSpec, Self, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -158,6 +158,19 @@ class _Stopping:
         if self._criteria(input_ids, scores.copy()):
             self._request.result().cancel()
         return scores
+
+
+P = ParamSpec("P")
+
+
+def _called_like(other: Callable[P, Any]) -> Callable[[Callable[..., Any]], Callable[P, Any]]:
+    """Gives a method the parameters of another one, for editors and `help`."""
+
+    def same(method: Callable[..., Any]) -> Callable[P, Any]:
+        method.__signature__ = signature(other)  # type: ignore[attr-defined]
+        return cast(Callable[P, Any], method)
+
+    return same
 
 
 @dataclass(frozen=True, slots=True)
@@ -740,7 +753,7 @@ class Llama:
             "tool_format": tool_format,
             "response_format": _format(response_format),
             "logprobs": (top_logprobs or 0) if logprobs else None,
-            # the older form has room for one call
+            # `function_call` holds a single call
             "parallel_tool_calls": False if functions else None,
         }
         options |= {name: value for name, value in given.items() if value is not None}
@@ -788,6 +801,7 @@ class Llama:
                 if delta or reason or found:
                     yield frame(delta=delta, logprobs=found, finish_reason=reason)
 
+    @_called_like(create_chat_completion)
     def create_chat_completion_openai_v1(self, *arguments: Any, **options: Any) -> Any:
         """`create_chat_completion` with results of the classes of the package `openai`."""
         try:

@@ -1,6 +1,7 @@
 """llama-cpp-python's interface: programs as people write them, and what is refused by name."""
 
 import copy
+import inspect
 import json
 import pickle
 import sys
@@ -569,6 +570,8 @@ def test_results_may_be_of_the_classes_of_openai(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "openai.types.chat", None)
     with pytest.raises(ImportError, match="create_chat_completion_openai_v1: needs the package op"):
         llm.create_chat_completion_openai_v1(ASKED)
+    parameters = inspect.signature(Llama.create_chat_completion).parameters
+    assert inspect.signature(Llama.create_chat_completion_openai_v1).parameters == parameters
     monkeypatch.setitem(sys.modules, "openai.types.chat", made)
     wanted = llm.create_chat_completion(ASKED, **ask)
     done = llm.create_chat_completion_openai_v1(messages=ASKED, **ask)
