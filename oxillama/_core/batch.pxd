@@ -1,4 +1,5 @@
 """The rows of a step and the cancel flag, as the tape reads them."""
+cimport numpy as cnp
 from libc.stdint cimport int32_t
 
 
@@ -15,6 +16,9 @@ cdef class Batch:
     cdef const int32_t *positions
     cdef const int32_t *row_table
     cdef const int32_t *wanted       # ascending rows
+    cdef readonly int kept_rows
+    cdef const int32_t *kept         # ascending rows, those wanted among them
+    cdef const int32_t *wanted_kept  # which of the kept rows each wanted one is; NULL: they are the same rows
     cdef const int32_t **pages       # of each table
     cdef const float *embeds         # (rows, embed_width) or NULL
     cdef readonly int embed_width
@@ -27,4 +31,5 @@ cdef class Batch:
     cdef int *lengths                # of each table
     cdef int _check_rows(self) except -1
     cdef int _optional(self, object embeds, object rope, object visible, object slots, object spans) except -1
+    cdef int _kept(self, cnp.ndarray kept, cnp.ndarray wanted) except -1
     cdef int _adapters(self, list given) except -1

@@ -18,6 +18,7 @@ class CancelFlag:
 class Batch:
     rows: int
     wanted_rows: int
+    kept_rows: int
     def __new__(
         cls,
         tokens: Sequence[int] | np.ndarray,
@@ -32,4 +33,5 @@ class Batch:
         slots: Sequence[int] | np.ndarray | None = None,
         adapters: Sequence[object | None] | None = None,
         spans: np.ndarray | None = None,
+        kept: Sequence[int] | np.ndarray | None = None,
     ) -> Self: ...

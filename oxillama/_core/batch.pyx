@@ -63,10 +63,11 @@ cdef class Batch:
     positions that rotate in place of `positions`, which say where keys lie; visible: int32 (rows,), how many keys a row sees, from its own
     position + 1 to the last position of its table in this batch + 1; spans: int32 (2, rows), the first key and the one after the last that
     attention over spans lets a row see, at least one of its table, ascending within a table; slots: int32, the slot of recurrent state of each table;
-    adapters: an AdapterSet or None for each table, whose rows use them.
+    adapters: an AdapterSet or None for each table, whose rows use them; kept: ascending row numbers whose state behind the last layer is read
+    (`Program.carried`), the wanted ones among them, which are all of them if None.
     """
 
-    def __cinit__(self, tokens, positions, tables, row_table, wanted, *, embeds=None, rope=None, visible=None, slots=None, adapters=None, spans=None):
+    def __cinit__(self, tokens, positions, tables, row_table, wanted, *, embeds=None, rope=None, visible=None, slots=None, adapters=None, spans=None, kept=None):
         cdef cnp.ndarray one
         cdef cnp.ndarray t = int32s(tokens, "tokens"), p = int32s(positions, "positions")
         cdef cnp.ndarray r = int32s(row_table, "row_table"), w = int32s(wanted, "wanted")
@@ -93,6 +94,9 @@ cdef class Batch:
         if adapters is not None:
             self._adapters(list(adapters))
         self._check_rows()
+        self.kept_rows, self.kept = self.wanted_rows, self.wanted
+        if kept is not None:
+            self._kept(int32s(kept, "kept"), w)
 
     cdef int _optional(self, object embeds, object rope, object visible, object slots, object spans) except -1:
         """What a batch may bring besides tokens and pages."""
@@ -128,6 +132,14 @@ cdef class Batch:
                 raise ConfigError(f"slots: got {one.tolist()}, wanted one of its own for each of {self.n_tables} tables")
             self.slots = <const int32_t *>cnp.PyArray_DATA(one)
             self.held += (one,)
+        return 0
+
+    cdef int _kept(self, cnp.ndarray kept, cnp.ndarray wanted) except -1:
+        cdef cnp.ndarray among = np.searchsorted(kept, wanted).astype(np.int32)
+        if not (np.all(kept[1:] > kept[:-1]) and np.all((kept >= 0) & (kept < self.rows)) and np.isin(wanted, kept).all()):
+            raise ConfigError(f"kept: found {kept.tolist()}, wanted ascending rows below {self.rows} with those wanted, {wanted.tolist()}, among them")
+        self.kept_rows, self.kept, self.wanted_kept = kept.shape[0], <const int32_t *>cnp.PyArray_DATA(kept), <const int32_t *>cnp.PyArray_DATA(among)
+        self.held += (kept, among)
         return 0
 
     cdef int _adapters(self, list given) except -1:

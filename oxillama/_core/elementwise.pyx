@@ -12,7 +12,9 @@ from oxillama._core.codecs cimport ox_codec, ox_codec_by_name
 from oxillama._core.batch cimport Batch as Rows
 from oxillama._core.kernels cimport form_index, lanes_table, ox_lanes
 from oxillama._core.pager cimport Pager
-from oxillama._core.step cimport (ACTS, OUTPUT, Common, Op, Plan, Step, act_number, act_row_bytes, ox_fetch, row_of, rows_of)
+from oxillama._core.step cimport (
+    ACTS, ALL_ROWS, KEPT_ROWS, OUTPUT, Common, Domain, Op, Plan, Step, act_number, act_row_bytes, ox_fetch, row_of, rows_of,
+)
 from oxillama._core.threads cimport ox_team, ox_team_take
 from oxillama._core.vectors cimport activation, angles
 
@@ -190,6 +192,7 @@ ctypedef struct FeaturesArgs:
     Common common
     int out
     int64_t start, count      # columns of the rows that a batch brings
+    int beside                # tokens have such rows, too
 
 
 cdef void features_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
@@ -199,7 +202,7 @@ cdef void features_part(const void *args, ox_team *team, int ith, int nth) noexc
     cdef char *out
     while r < rows:
         out = row_of(step, a.out, r)
-        if step.embeds != NULL and step.tokens[r] < 0:
+        if step.embeds != NULL and (a.beside or step.tokens[r] < 0):
             memcpy(out, step.embeds + <size_t>r * <size_t>step.embed_width + a.start, 4 * <size_t>a.count)
         else:
             memset(out, 0, 4 * <size_t>a.count)
@@ -210,7 +213,8 @@ cdef class FeaturesOp(Op):
     cdef FeaturesArgs a
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "out", "start", "count")
+        p = plan.keys(params, "out", "start", "count", beside=False)
+        self.a.beside = bool(p["beside"])
         self.a.start, self.a.count = plan.number(p, "start", 0, 1 << 24), plan.number(p, "count", 1, 1 << 24)
         plan.embed_columns = max(plan.embed_columns, self.a.start + self.a.count)
         self.a.out = plan.writes(p["out"], self.a.count)
@@ -705,14 +709,16 @@ ctypedef struct TakeArgs:
     Common common
     int x, out
     size_t row_bytes
+    Domain of                 # the rows that x holds
 
 
 cdef void take_rows_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
     cdef const TakeArgs *a = <const TakeArgs *>args
     cdef const Step *step = a.common.step
-    cdef int r = ox_team_take(team)
-    while r < step.wanted:
-        memcpy(row_of(step, a.out, r), row_of(step, a.x, step.wanted_rows[r]), a.row_bytes)
+    cdef const int32_t *taken = step.kept_rows if a.common.domain == KEPT_ROWS else step.wanted_rows if a.of == ALL_ROWS else step.wanted_kept
+    cdef int rows = rows_of(&a.common), r = ox_team_take(team)
+    while r < rows:
+        memcpy(row_of(step, a.out, r), row_of(step, a.x, r if taken == NULL else taken[r]), a.row_bytes)
         r = ox_team_take(team)
 
 
@@ -720,12 +726,17 @@ cdef class TakeRowsOp(Op):
     cdef TakeArgs a
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "x", "out")
-        columns = plan.reads(p["x"], full=True)
+        p = plan.keys(params, "x", "out", rows="wanted", of="all")
+        if (p["rows"], p["of"]) not in (("wanted", "all"), ("kept", "all"), ("wanted", "kept")):
+            raise plan.fail(f"takes {p['rows']!r} rows of {p['of']!r}, wanted 'wanted' or 'kept' ones of 'all', or 'wanted' ones of 'kept'")
+        self.a.of = ALL_ROWS if p["of"] == "all" else KEPT_ROWS
+        if self.a.of == KEPT_ROWS:
+            plan.take("kept")
+        columns = plan.reads(p["x"], full=self.a.of == ALL_ROWS)
         if p["x"] == p["out"]:
             raise plan.fail(f"x and out are both slot {p['x']}")
         self.a.x, self.a.row_bytes = p["x"], 4 * <size_t>columns
-        plan.take()
+        plan.take(p["rows"])
         self.a.out = plan.writes(p["out"], columns, output=True)
         self.output = self.a.out == OUTPUT
         self.begin(plan, &self.a.common, "take_rows", take_rows_part, p)

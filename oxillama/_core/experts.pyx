@@ -17,7 +17,7 @@ from oxillama._core.lowrank cimport LOW_SCRATCH, LowRankOp, low_rank_part
 from oxillama._core.matmul cimport MatmulArgs, matmul_panels
 from oxillama._core.pager cimport Pager, ox_experts, ox_experts_await, ox_experts_done, ox_experts_plan, ox_pager
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
-from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of, WANTED_ROWS
+from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of, step_row
 from oxillama._core.threads cimport OX_TEAM_RUNS, ox_team, ox_team_break, ox_team_cut, ox_team_left, ox_team_take
 from oxillama._core.vectors cimport activation
 
@@ -166,7 +166,7 @@ cdef void route_part(const void *args, ox_team *team, int ith, int nth) noexcept
     cdef const Step *step = a.common.step
     cdef int rows = rows_of(&a.common), r = ox_team_take(team)
     while r < rows:
-        route_row(a, step, <const float *>row_of(step, a.x, r), step.tokens[step.wanted_rows[r] if a.common.domain == WANTED_ROWS else r],
+        route_row(a, step, <const float *>row_of(step, a.x, r), step.tokens[step_row(&a.common, r)],
                   <float *>row_of(step, a.out, r), <float *>(step.scratch + <size_t>ith * step.scratch_stride))
         r = ox_team_take(team)
 

@@ -18,7 +18,8 @@ cdef enum:
 cdef enum Domain:
     # Which rows an op runs over. Rows routed to several experts are not a third domain: their parts lie side by side in one row.
     ALL_ROWS = 0
-    WANTED_ROWS = 1
+    WANTED_ROWS = 1   # those whose output is asked
+    KEPT_ROWS = 2     # those, and others whose state is read behind the last layer (`Program.carried`)
 
 
 ctypedef struct Tiles:
@@ -37,6 +38,9 @@ ctypedef struct Step:
     const int32_t *positions
     const int32_t *row_table
     const int32_t *wanted_rows
+    int kept
+    const int32_t *kept_rows
+    const int32_t *wanted_kept   # which of the kept rows each wanted one is; NULL: they are the same rows
     const int32_t *limits        # keys each row sees
     int limited                  # not 0: a batch says them, else those up to a row's own position
     const int32_t *rope          # (rope_sections, rows): positions that rotate
@@ -70,7 +74,7 @@ ctypedef struct Step:
     int done_items
     int unpacked                 # not 0: weights may not be packed yet, products look (unpacked.pyx)
     int adapting                 # not 0: rows of the step use adapters (lowrank.pyx)
-    RowTiles adapted[2]          # by domain
+    RowTiles adapted[3]          # by domain
     float *low                   # (rows, low_stride): s A x of the op that runs
     float *low_parts             # sums of parts of it
     int64_t low_stride
@@ -150,7 +154,12 @@ cdef class Plan:
 
 
 cdef inline int rows_of(const Common *c) noexcept nogil:
-    return c.step.wanted if c.domain == WANTED_ROWS else c.step.rows
+    return c.step.rows if c.domain == ALL_ROWS else c.step.wanted if c.domain == WANTED_ROWS else c.step.kept
+
+
+cdef inline int step_row(const Common *c, int row) noexcept nogil:
+    """The row of the step that a row of an op is."""
+    return row if c.domain == ALL_ROWS else c.step.wanted_rows[row] if c.domain == WANTED_ROWS else c.step.kept_rows[row]
 
 
 cdef inline char *row_of(const Step *step, int slot, int row) noexcept nogil:

@@ -10,6 +10,7 @@ import numpy as np
 from oxillama.errors import ModelError
 
 MAX_COLUMNS = 1 << 30
+ROWS = ("all", "the wanted", "the kept")   # by domain
 ACT_NAMES = ("f32", "q8_32", "q8_256", "bf16")
 cdef int[4] ACT_BLOCK = [1, 32, 256, 1]
 cdef int[4] ACT_BLOCK_BYTES = [4, 48, 320, 2]
@@ -137,10 +138,10 @@ cdef class Plan:
         if columns is not None and width != columns:
             raise self.fail(f"slot {slot} holds {width} columns, wanted {columns}")
         if full and domain != ALL_ROWS:
-            raise self.fail(f"slot {slot} holds the wanted rows only, this op needs all rows")
+            raise self.fail(f"slot {slot} holds {ROWS[domain]} rows, this op needs all rows")
         if same and not full:
             if self.known and domain != self.domain:
-                raise self.fail(f"slot {slot} holds {'the wanted' if domain == WANTED_ROWS else 'all'} rows, another slot of this op does not")
+                raise self.fail(f"slot {slot} holds {ROWS[domain]} rows, another slot of this op does not")
             self.domain, self.known = domain, True
         return width
 
@@ -167,9 +168,9 @@ cdef class Plan:
         self.content[slot] = (act, columns, self.domain)
         return slot
 
-    def take(self):
-        """From here on the op runs over the wanted rows."""
-        self.domain, self.known = WANTED_ROWS, True
+    def take(self, rows="wanted"):
+        """From here on the op runs over the wanted rows, or those that are kept."""
+        self.domain, self.known = WANTED_ROWS if rows == "wanted" else KEPT_ROWS, True
 
     def sees(self, causal):
         """Notes that rows see no key after their own (causal), or every key of their sequence: the same in all ops of a program."""

@@ -41,12 +41,15 @@ class Program:
         hidden_size: int,
         slot_layers: Sequence[Sequence[int]] = (),
         hidden: int | None = None,
+        carried: int | None = None,
         max_rows: int = 512,
         num_threads: int = 0,
         isa: str | None = None,
         packing: object | None = None,
         beside: Program | None = None,
     ) -> None: ...
+    @property
+    def carries(self) -> bool: ...
     @property
     def workers(self) -> int: ...
     def __len__(self) -> int: ...
@@ -58,6 +61,7 @@ class Program:
         output: str = "logits",
         cancel: CancelFlag | None = None,
     ) -> np.ndarray: ...
+    def carried(self) -> np.ndarray: ...
     def run_until(
         self,
         batch: Batch,

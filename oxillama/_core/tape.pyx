@@ -20,7 +20,7 @@ from oxillama._core.linear cimport fill_quantise
 from oxillama._core.lowrank cimport LOW_COLUMNS, LOW_ROWS
 from oxillama._core.pager cimport Pager
 from oxillama._core.pool cimport Arena, PageMemory as Pages, frame_of, heads_mark
-from oxillama._core.step cimport OUTPUT, WANTED_ROWS, CountersFn, Domain, Op, PartFn, PartialsFn, Plan, Step, Tiles, WarmFn
+from oxillama._core.step cimport ALL_ROWS, KEPT_ROWS, OUTPUT, WANTED_ROWS, CountersFn, Domain, Op, PartFn, PartialsFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
     AdaptiveWorkers, Workers, ox_add, ox_preemptions, ox_seconds, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, within_limit,
     worker_count,
@@ -50,7 +50,7 @@ cdef enum:
 ctypedef struct Entry:
     PartFn part
     const void *args
-    Domain domain            # an op over the wanted rows is skipped when there are none
+    Domain domain            # an op over the wanted or the kept rows is skipped when there are none
     int is_attend
     PartialsFn partials      # NULL: it uses none
     CountersFn counters
@@ -65,7 +65,7 @@ ctypedef struct Region:
     double *clock            # NULL, or when each op ended
     int first
     int last
-    int wanted               # rows
+    int rows[3]              # by domain
     int few                  # so few rows that ops fetch for those to come
     int paced                # preemptions are counted
     int32_t preempted        # workers that were taken off their core
@@ -81,7 +81,7 @@ cdef void _walk(void *args, int ith, int nth) noexcept nogil:
     cdef int i, k
     for i in range(region.first, region.last):
         entry = region.entries + i
-        if entry.domain == WANTED_ROWS and region.wanted == 0:
+        if region.rows[<int>entry.domain] == 0:
             continue
         entry.part(entry.args, region.team, ith, nth)
         if region.few:
@@ -104,8 +104,8 @@ cdef class Program:
 
     ops: (name, parameters) as `model/lower.py` makes them; slots: the width of each slot in float32s; kv_layers: (kv_heads, k_dim, v_dim) per
     attention layer (kv_heads LATENT: values are a view of the keys; ROWS: floats that keys are made of); slot_layers: the shape of each recurrent
-    layer's state; hidden: the slot that holds the rows of output="hidden" after the op before the first that writes the output; max_rows: most rows
-    of a step; num_threads: workers (0 = all cores this process may use); isa: instruction set of the float kernels (None = the active one); packing:
+    layer's state; hidden: the slot that holds the rows of output="hidden" after the op before the first that writes the output; carried: the slot that
+    holds those of `carried` then, over the kept rows; max_rows: most rows of a step; num_threads: workers (0 = all cores this process may use); isa: instruction set of the float kernels (None = the active one); packing:
     `begin(rows, cancel)` and `end()` of weights that may not be packed yet (weights/packing.py); beside: a program on whose workers this one runs, with as
     many; only one of them steps at a time. ModelError or ConfigError for whatever cannot run.
     """
@@ -113,7 +113,8 @@ cdef class Program:
     cdef Entry *entries
     cdef int n_ops
     cdef int first_output        # first op that writes the output rows
-    cdef int hidden_slot
+    cdef int hidden_slot, carried_slot
+    cdef int carried_columns
     cdef list ops, widths, arenas
     cdef Arena scratch
     cdef ox_team *team
@@ -152,7 +153,7 @@ cdef class Program:
         if self.team == NULL:
             raise MemoryError
 
-    def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, slot_layers=(), hidden=None, max_rows=512, num_threads=0, isa=None,
+    def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, slot_layers=(), hidden=None, carried=None, max_rows=512, num_threads=0, isa=None,
                  packing=None, Program beside=None):
         for name, value, most in (("vocab_size", vocab_size, 1 << 30), ("hidden_size", hidden_size, 1 << 24), ("max_rows", max_rows, MAX_ROWS)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -170,10 +171,10 @@ cdef class Program:
         self.layer_reach = np.empty(self.n_layers, np.int32)
         self.step_.vec = vec_table(isa)
         fill_quantise(&self.step_, isa)
-        plan = self._build(ops, list(slots), isa, hidden)
+        plan = self._build(ops, list(slots), isa, hidden, carried)
         self._allocate(plan)
 
-    def _build(self, ops, slots, isa, hidden):
+    def _build(self, ops, slots, isa, hidden, carried):
         """Every op checked and its arguments filled."""
         cdef Plan plan
         cdef Op op
@@ -183,7 +184,7 @@ cdef class Program:
         ops = [(name, dict(params)) for name, params in ops]
         writers = [i for i, (_, params) in enumerate(ops) if params.get("out") == OUTPUT]
         self.first_output = writers[0] if writers else len(ops)
-        self.hidden_slot = -1
+        self.hidden_slot = self.carried_slot = -1
         plan = Plan(slots, self.kv_layers, self.slot_layers, vocab_size=self.vocab_size, max_rows=self.max_rows, num_threads=self.num_threads, isa=isa)
         plan.step = &self.step_
         self.ops, self.widths, self.adaptable, self.paged, self.fetching, self.pager = [], plan.widths, [], [], [], None
@@ -192,7 +193,7 @@ cdef class Program:
             if name not in OPS:
                 raise plan.fail(f"unknown op, wanted one of {', '.join(OPS)}")
             if i == self.first_output:
-                self._mark(plan, hidden)
+                self._mark(plan, hidden, carried)
             op = OPS[name](plan, params)
             self.ops.append(op)
             self.adaptable.append(op.adaptable)
@@ -201,7 +202,7 @@ cdef class Program:
                 self.fetching.append(op)
             self.pager = self.pager if op.paged is None else op.paged.pager
         if self.first_output == len(ops):
-            self._mark(plan, hidden)
+            self._mark(plan, hidden, carried)
         self.positions, self.sections, self.embed_columns = plan.positions, plan.sections, plan.embed_columns
         self.spanned, self.by_token = plan.spanned, plan.by_token
         self.n_ops = len(self.ops)
@@ -223,8 +224,11 @@ cdef class Program:
             self.layer_reach[i] = 0 if reach == 0 or self.layer_reach[i] == 0 else max(reach, self.layer_reach[i])
         return plan
 
-    cdef int _mark(self, Plan plan, object hidden) except -1:
-        """Notes the slot of the rows of output="hidden"; it holds them here."""
+    cdef int _mark(self, Plan plan, object hidden, object carried) except -1:
+        """Notes the slots of the rows of output="hidden" and of `carried`, which hold them here."""
+        if carried is not None:
+            plan.take("kept")
+            self.carried_slot, self.carried_columns = carried, plan.reads(carried)
         if hidden is not None:
             plan.take()
             plan.reads(hidden, columns=self.hidden_size)
@@ -298,9 +302,14 @@ cdef class Program:
         free(self.begins)
         free(self.step_.low)
         free(self.step_.low_parts)
-        for i in range(2):
+        for i in range(3):
             free(self.step_.adapted[i].tiles)
             free(self.step_.adapted[i].rows)
+
+    @property
+    def carries(self) -> bool:
+        """Whether steps leave rows behind the last layer (`carried`)."""
+        return self.carried_slot >= 0
 
     @property
     def workers(self) -> int:
@@ -440,8 +449,10 @@ cdef class Program:
                 raise ConfigError("adapters: made for another program, wanted this one's")
             width, columns = max(width, <size_t>given.width), max(columns, <size_t>given.columns)
         step.low_stride = width
-        self._tile_adapted(batch, &step.adapted[0], NULL, batch.rows)
-        self._tile_adapted(batch, &step.adapted[1], batch.wanted, batch.wanted_rows)
+        self._tile_adapted(batch, &step.adapted[<int>ALL_ROWS], NULL, batch.rows)
+        self._tile_adapted(batch, &step.adapted[<int>WANTED_ROWS], batch.wanted, batch.wanted_rows)
+        if self.carried_slot >= 0:
+            self._tile_adapted(batch, &step.adapted[<int>KEPT_ROWS], batch.kept, batch.kept_rows)
         need = max(<size_t>64, width * <size_t>batch.rows)
         if need > self.low_capacity:
             grown = realloc(step.low, 4 * need)
@@ -489,7 +500,7 @@ cdef class Program:
             step.rope, step.rope_sections = batch.positions, 1
         step.rows, step.wanted, step.served = batch.rows, batch.wanted_rows, self.served
         step.tokens, step.positions, step.row_table = batch.tokens, batch.positions, batch.row_table
-        step.wanted_rows = batch.wanted
+        step.wanted_rows, step.kept, step.kept_rows, step.wanted_kept = batch.wanted, batch.kept_rows, batch.kept, batch.wanted_kept
         step.tables = batch.pages
         step.page_size, step.kind, step.layers = memory.page_size, memory.kind, memory.layers
         for i in range(self.n_tiles):
@@ -528,14 +539,14 @@ cdef class Program:
             self.packing = None
         return 0
 
-    cdef int _take_pages(self, Rows batch, int first, int last) except -1:
+    cdef int _take_pages(self, Rows batch, const Region *region) except -1:
         """Before a step: what it needs of a file, in the order of its ops."""
         cdef int i
         cdef Op op
         for op in self.fetching:
             op.fetch(batch)
         if self.pager is not None:
-            self.pager.begin([self.paged[i] for i in range(first, last) if batch.wanted_rows or self.entries[i].domain != WANTED_ROWS])
+            self.pager.begin([self.paged[i] for i in range(region.first, region.last) if region.rows[<int>self.entries[i].domain]])
             self.representative = False      # its seconds tell of the disk
         return 0
 
@@ -553,13 +564,13 @@ cdef class Program:
         cdef double start
         cdef bint taken = False
         region.entries, region.team, region.clock = self.entries, team, self.clock
-        region.first, region.last, region.wanted, region.preempted = first, last, batch.wanted_rows, 0
-        region.ran = 0
+        region.first, region.last, region.preempted, region.ran = first, last, 0, 0
+        region.rows[<int>ALL_ROWS], region.rows[<int>WANTED_ROWS], region.rows[<int>KEPT_ROWS] = batch.rows, batch.wanted_rows, batch.kept_rows
         region.few, region.paced = batch.rows <= WARM_ROWS, batch.rows <= PACED_ROWS and workers > 1
         try:
             self._open(batch, memory)
             self._take_weights(batch.rows, cancel)
-            self._take_pages(batch, first, last)
+            self._take_pages(batch, &region)
             taken = self.pager is not None
             region.paced = region.paced and self.representative
             workers = within_limit(self.adaptive.workers if region.paced else workers)
@@ -596,6 +607,12 @@ cdef class Program:
             raise ConfigError(f"output: got {output!r}, wanted 'logits' or 'hidden'")
         self._run(batch, memory, self.first_output, cancel)
         return self._rows(self.hidden_slot, batch.wanted_rows, self.hidden_size)
+
+    def carried(self):
+        """What the last step left behind its last layer, float32 (kept rows, columns), a view that the next step overwrites."""
+        if self.carried_slot < 0:
+            raise ConfigError("carried: this program keeps no rows behind its last layer")
+        return self._rows(self.carried_slot, self.step_.kept, self.carried_columns)
 
     # ---- for the doctor, the tests and the benchmarks ----------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class ConfigOptions(TypedDict, total=False):
     prefix_min_tokens: int
     prefix_max_entries: int
     prefix_max_bytes: int
-    speculative: Literal["auto", "lookup", False] | None
+    speculative: Literal["auto", "lookup", "mtp", False] | None
     rope_freq_base: float | None
     rope_freq_scale: float | None
     rope_scaling: Literal["none", "linear", "yarn"] | None
@@ -139,7 +139,7 @@ class EngineConfig:
     prefix_min_tokens: int = 4
     prefix_max_entries: int = 256
     prefix_max_bytes: int = 512 << 20
-    speculative: Literal["auto", "lookup", False] | None = "auto"
+    speculative: Literal["auto", "lookup", "mtp", False] | None = "auto"
     rope_freq_base: float | None = None
     rope_freq_scale: float | None = None
     rope_scaling: Literal["none", "linear", "yarn"] | None = None
@@ -169,9 +169,11 @@ class EngineConfig:
             object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError(f"prefix_cache: found {self.prefix_cache!r}, wanted True or False")
-        if self.speculative not in ("auto", "lookup", None) and self.speculative is not False:
+        known = ("auto", "lookup", "mtp", None)
+        if self.speculative not in known and self.speculative is not False:
             raise ConfigError(
-                f"speculative: found {self.speculative!r}, wanted 'auto', 'lookup', None or False"
+                f"speculative: found {self.speculative!r}, wanted 'auto', 'lookup', 'mtp', None or "
+                "False"
             )
         if self.model_path == "":
             raise ConfigError("model_path: found '', wanted a path, or None for the embedded model")

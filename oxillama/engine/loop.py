@@ -131,6 +131,7 @@ class StepLoop:
         self._deadlines = Deadlines(self._expire)
         self._output = OutputProcessor(context_size)
         self._batch = Batcher(batch, scheduler.config.max_batch_tokens)
+        self._carries = getattr(program, "carries", False)
         self._flag, self._lock, self._step_lock = flag, lock, step_lock
         self._command: tuple | None = None  # what is being done of the inbox
         # nothing can be planned before something comes into the inbox or these seconds are over
@@ -281,7 +282,8 @@ class StepLoop:
                 self._stall = STALL_SECONDS if self._scheduler.parked else 0.0
                 return
             self._plan = plan
-            batch, hidden = self._batch(plan)
+            taking = self._taking(plan) if self._carries else {}
+            batch, hidden = self._batch(plan, taking)
             self._flag.clear()
             if self.closed or self._stops:
                 self._stops = False
@@ -297,6 +299,8 @@ class StepLoop:
                 )
                 now = time.perf_counter()
                 with self._lock:
+                    if taking:
+                        self._give_carried(plan, taking)
                     self._distribute_rows(plan, out, began, start, now)
                     self._plan = []
         except Cancelled:
@@ -305,6 +309,28 @@ class StepLoop:
                 self.tracker.end_stopped()
                 if getattr(self.memory, "slot_layers", ()):
                     self._evaluate_again(plan)
+
+    def _taking(self, plan: Plan) -> dict[int, int]:
+        """By entry (`id`), how many of its last rows in this step are kept for drafts."""
+        sequences, taking = len(self._scheduler.decoding), {}
+        for entry, rows in plan:
+            speculation = entry.owner.speculation
+            count = 0 if speculation is None else speculation.carried(sequences)
+            if count and entry.state is not _DECODING:
+                count = entry.done + rows - max(entry.done, entry.length - count)
+            if count > 0:
+                taking[id(entry)] = min(rows, count)
+        return taking
+
+    def _give_carried(self, plan: Plan, taking: dict[int, int]) -> None:
+        """Give what a step left behind the last layer to the requests that take it."""
+        carried, at = self.program.carried(), 0
+        for entry, rows in plan:
+            wanted, kept = wanted_rows(entry, rows), taking.get(id(entry), 0)
+            at += max(wanted, kept)
+            if kept:
+                first = entry.done + rows - kept
+                entry.owner.speculation.take_carried(first, carried[at - kept : at])
 
     def _distribute_rows(
         self, plan: Plan, out: np.ndarray, began: float, start: float, now: float
@@ -705,6 +731,16 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
+def wanted_rows(entry: ScheduleEntry, rows: int) -> int:
+    """How many of an entry's rows in a step, its last ones, have an output that is wanted."""
+    start = entry.done
+    if entry.width:
+        return rows if start + 1 == entry.length else 0
+    if entry.every_row:
+        return rows - min(rows, max(0, entry.owner.delivered - start))
+    return max(0, start + rows + 1 - entry.length)
+
+
 class Batcher:
     """Fills the arrays of a step from a plan. The arrays are reused, so a batch is valid until the
     next one is made.
@@ -725,8 +761,10 @@ class Batcher:
         # of a batch of one row: token, position, and the number 0 of its table and of its row
         self._one = (np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
-    def __call__(self, plan: Plan) -> tuple[Any, bool]:
-        """(the input of the program, whether the step is for hidden rows)."""
+    def __call__(self, plan: Plan, taking: dict[int, int]) -> tuple[Any, bool]:
+        """(the input of the program, whether the step is for hidden rows). taking: by entry (`id`),
+        how many of its last rows are kept.
+        """
         entry, rows = plan[0]
         session = entry.owner.session
         # one row: the common case, kept short
@@ -758,10 +796,15 @@ class Batcher:
         slots: list[int | None] = []
         adapters: list[Any] = []  # of each table
         wanted: list[int] = []
+        kept: list[int] = []
         with_images: list[tuple[Any, int, int, int]] = []
         for entry, rows in plan:
             request, start = entry.owner, entry.done
             session, end = request.session, at + rows
+            if taking:
+                kept.extend(
+                    range(end - max(wanted_rows(entry, rows), taking.get(id(entry), 0)), end)
+                )
             adapted = getattr(session.adapters, "factors", None) if session.adapters else None
             if entry.width:
                 adapters.extend([adapted] * rows)
@@ -813,6 +856,8 @@ class Batcher:
         more = {} if slots[0] is None else {"slots": slots}
         if adapting:
             more["adapters"] = adapters
+        if len(kept) > len(wanted):
+            more["kept"] = np.array(kept, np.int32)
         if with_images:
             more |= inputs(with_images, tokens[:at], positions[:at])
         return self._make(

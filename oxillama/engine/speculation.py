@@ -44,6 +44,16 @@ class RequestCandidates(Protocol):
         sequences: how many decode now.
         """
 
+    def carried(self, sequences: int) -> int:
+        """How many of a prompt's last rows it takes (`take_carried`) while this many sequences
+        decode; 0: it takes none of any step.
+        """
+
+    def take_carried(self, first: int, rows: np.ndarray) -> None:
+        """The rows of a step behind the model's last layer, of the session's tokens from position
+        `first` on.
+        """
+
     def draw(self, sampler: Sampler, row: np.ndarray, mask: np.ndarray | None) -> int:
         """The next token of the text, from its logits."""
 

@@ -16,10 +16,11 @@ import numpy as np
 from oxillama.errors import ModelError
 from oxillama.gguf.keys import REQUIRED
 from oxillama.model.attention import Choice, Heads
-from oxillama.model.builder import Builder, Layer, Value
+from oxillama.model.builder import Builder, Layer, Predictor, Value
 from oxillama.model.rope import Rope
 
 HeadNorm = Literal["heads", "each", "rows", "plain"]  # what a norm of queries and keys runs over
+Block = Callable[[Builder, Layer, Value], Value]  # a layer from its input to its output
 
 
 def trunk(b: Builder) -> Iterator[Layer]:
@@ -31,6 +32,50 @@ def trunk(b: Builder) -> Iterator[Layer]:
     for index in range(b.n_layers - extra, b.n_layers):
         b.used.update(name for name in b.reader.tensors if name.startswith(f"blk.{index}."))
     return (layer for layer in b.layers() if layer.index < b.n_layers - extra)
+
+
+def predicts(layer: Layer) -> bool:
+    """Whether this layer predicts further tokens."""
+    return layer.has("nextn.eh_proj.weight")
+
+
+def decoder(b: Builder, block: Block, **head: Any) -> Value:
+    """Logits of the embedding behind every layer of the trunk; head: parameters of `predicting`."""
+    x = b.embed()
+    for layer in trunk(b):
+        x = block(b, layer, x)
+    return predicting(b, x, block, **head)
+
+
+def predicting(b: Builder, x: Value, block: Block, *, normed: bool = True, **head: Any) -> Value:
+    """`Builder.logits` of x, and the predictor of the file's first layer that predicts further
+    tokens, if it has one (DeepSeek-V3, equations 21 to 23): from the next token and the row that it
+    was drawn from, `block` makes the row for the token after that.
+
+    normed: the row is taken after the final norm; head: parameters of `Builder.logits`.
+    """
+    logits = b.logits(x, **head)
+    extra = b.keys.integer("nextn_predict_layers", default=0)
+    graph = b.aside()
+    layer = Layer(graph, b.n_layers - extra)
+    if not extra or b.depth < b.n_layers or not predicts(layer):
+        return logits
+    row = b.embedding if normed and b.embedding is not None else x
+    own = layer.name("nextn.embed_tokens.weight")
+    token = graph.embed(name=own if b.has(own) else "token_embd.weight")
+    before = graph.features(0, row.width, beside=True)
+    kind = head.get("kind", "rms")
+    both = graph.concat(
+        layer.norm(token, "nextn.enorm", kind=kind), layer.norm(before, "nextn.hnorm", kind=kind)
+    )
+    y = block(graph, layer, layer.linear(both, "nextn.eh_proj", b.hidden))
+    if layer.has("nextn.shared_head_norm.weight"):
+        head["norm"] = layer.name("nextn.shared_head_norm")
+    further = graph.logits(y, output=layer.name("nextn.shared_head_head"), **head)
+    b.mark_carried(row)
+    graph.mark_carried(graph.embedding if normed and graph.embedding is not None else y)
+    b.predictor = Predictor(graph, further)
+    return logits
 
 
 def heads_of(b: Builder, layer: Layer) -> Heads:
@@ -387,14 +432,15 @@ def sparse_decoder(
     """Llama's decoder with `sparse_ffn` as its feed-forward network; routing: parameters of
     `expert_ffn`.
     """
-    x = b.embed()
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         rope = b.rope(rope_dims(b, heads_of(b, layer)), sections=sections)
         y = layer.norm(x, "attn_norm")
         x = x + attention(b, layer, y, style=style, qk_norm=qk_norm, rope=rope)
         x = x + sparse_ffn(b, layer, layer.norm(x, ffn_norm), **routing)
-        x = deepstack(b, layer, x)
-    return b.logits(x)
+        return deepstack(b, layer, x)
+
+    return decoder(b, block)
 
 
 def expert_ffn(

@@ -47,6 +47,9 @@ class Builder(AttentionRecorder):
     """
 
     embedding: Value | None = None
+    # the rows from which further tokens are predicted, and the graph that does
+    carried: Value | None = None
+    predictor: Predictor | None = None
     classifier: Classifier | None = None
     # the graph over a pooled row of the embedding
     projection: Builder | None = None
@@ -55,9 +58,9 @@ class Builder(AttentionRecorder):
         """The layers of the model in order; prefix: comes before `blk.` in their names."""
         return (Layer(self, index, prefix) for index in range(self.depth))
 
-    def embed(self, *, scale: float = 1.0) -> Value:
-        """The token's row of `token_embd.weight`, times `scale`; or the row that a batch brings."""
-        table = self.matrix("token_embd.weight", self.vocab_size, self.hidden)
+    def embed(self, *, scale: float = 1.0, name: str = "token_embd.weight") -> Value:
+        """The token's row of the table `name`, times `scale`; or the row that a batch brings."""
+        table = self.matrix(name, self.vocab_size, self.hidden)
         return self.record("embed", (), width=self.hidden, table=table, scale=float(scale))
 
     def position_embed(self, name: str = "position_embd.weight") -> Value:
@@ -66,11 +69,12 @@ class Builder(AttentionRecorder):
         table = self.matrix(name, rows, self.hidden)
         return self.record("embed", (), width=self.hidden, table=table, scale=1.0, by="position")
 
-    def features(self, start: int, count: int) -> Value:
-        """`count` columns, from `start` on, of the rows that a batch brings; zeros for token
-        rows.
+    def features(self, start: int, count: int, *, beside: bool = False) -> Value:
+        """`count` columns, from `start` on, of the rows that a batch brings: in place of tokens
+        (zeros for token rows), or beside them.
         """
-        return self.op("features", start=start, count=count)
+        more: dict[str, Any] = {"beside": True} if beside else {}
+        return self.op("features", start=start, count=count, **more)
 
     def embed_extra(self, name: str, *, scale: float = 1.0) -> Value:
         """The token's row of an additional table (vocabulary, any width), times `scale`; row 0 if a
@@ -372,7 +376,7 @@ class Builder(AttentionRecorder):
         names = tuple(name for name in names if self.has(f"{name}.weight"))
         if not names:
             return
-        head = _Head(self)
+        head = self.aside()
         x = head.embed()
         for name in names:
             rows = self.shape(f"{name}.weight", 2)[0]
@@ -396,7 +400,7 @@ class Builder(AttentionRecorder):
                 f"{self.arch}.classifier.output_labels: found {len(labels)}, wanted {rows}, the "
                 "rows of cls.output.weight"
             )
-        head = _Head(self)
+        head = self.aside()
         x = head.embed()
         if self.has("cls.weight"):
             x = head.activate(head.linear(x, "cls", self.hidden), act)
@@ -417,6 +421,18 @@ class Builder(AttentionRecorder):
         self.embedding = x
         return x
 
+    def mark_carried(self, x: Value) -> None:
+        """Mark the rows of x as those from which further tokens are predicted."""
+        self.carried = x
+
+    def aside(self) -> Builder:
+        """A builder of another graph over the same file, with the same account of what was read."""
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        other.nodes, other.pages, other.slots = [], [], []
+        other.embedding = other.carried = None
+        return other
+
     def logits(
         self,
         x: Value,
@@ -425,31 +441,31 @@ class Builder(AttentionRecorder):
         softcap: float = 0.0,
         norm: str | None = "output_norm",
         kind: str = "rms",
+        output: str = "output",
     ) -> Value:
         """The final norm (without a weight if `norm` is None), which is marked as the embedding,
         and the output projection (with `output.bias` if there is one), tied to the token embedding
-        if the file has no `output.weight`.
+        if the file has no `output.weight`. output: a projection that comes before that one.
         """
         x = self.norm(x, norm, kind=kind)
-        return self.softcap(self.head(x) * scale, softcap)
+        return self.softcap(self.head(x, output) * scale, softcap)
 
-    def head(self, x: Value) -> Value:
+    def head(self, x: Value, *names: str) -> Value:
         """The output projection of `logits` alone; its rows are marked as the embedding."""
         if self.embedding is None:
             self.mark_embedding(x)
-        name = "output" if self.has("output.weight") else "token_embd"
-        return self.linear(x, name, self.vocab_size)
+        held = (name for name in (*names, "output") if self.has(f"{name}.weight"))
+        return self.linear(x, next(held, "token_embd"), self.vocab_size)
 
 
-class _Head(Builder):
-    """Records a separate graph over the same file: the processing of a pooled row, which a batch
-    brings as its embedding.
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """Predicts the token after the next one (multi-token prediction): the recorded graph, over a
+    token and the carried row before it, and its logits.
     """
 
-    def __init__(self, body: Builder) -> None:
-        vars(self).update(vars(body))  # the same keys, and the same account of what was read
-        self.nodes, self.pages, self.slots = [], [], []
-        self.embedding = None
+    graph: Builder = field(repr=False)
+    logits: Value = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

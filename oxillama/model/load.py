@@ -20,13 +20,13 @@ from oxillama._core.matmul import act_bytes
 from oxillama._core.panels import PackedMatrix, reserve_all
 from oxillama._core.pool import PageMemory, available_bytes
 from oxillama._core.tape import Program
-from oxillama.errors import ModelError
+from oxillama.errors import ConfigError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.accounts import check_keys
 from oxillama.model.builder import Builder, Classifier, recorders
-from oxillama.model.lower import Tape, lower
+from oxillama.model.lower import Op, Tape, lower
 from oxillama.model.ops import OUTPUT
 from oxillama.model.pooled import ClassifierHead, RowProgram
 from oxillama.model.reference import Reference
@@ -81,14 +81,16 @@ class ModelConfig:
     labels: tuple[str, ...] = ()
     # tokens beyond which sequences have other rope factors (LongRoPE), None where all have the same
     rope_near: int | None = None
+    # what the layers keep that predict further tokens, none for models without
+    predicts: tuple[LayerState, ...] = ()
 
     def __repr__(self) -> str:
         """Every field; layers in a row that keep the same are counted."""
         parts = []
         for each in fields(self):
             told = repr(getattr(self, each.name))
-            if each.name == "states":
-                runs = [(state, len(list(run))) for state, run in groupby(self.states)]
+            if each.name in ("states", "predicts"):
+                runs = [(state, len(list(run))) for state, run in groupby(getattr(self, each.name))]
                 told = ", ".join(f"{count} x {state!r}" for state, count in runs)
                 told = f"({told})"
             parts.append(f"{each.name}={told}")
@@ -245,6 +247,9 @@ def _recorded(
     if b.depth == b.n_layers:
         check_keys(reader.metadata, name, b.read)
     tape = lower(b, result, act_of, act_width)
+    if b.predictor is not None:
+        graph = b.predictor.graph
+        tape = replace(tape, predictor=lower(graph, b.predictor.logits, act_of, act_width))
     if b.projection is not None:
         tape = replace(tape, projection=lower(b.projection, None, act_of, act_width))
     if b.classifier is not None:
@@ -266,6 +271,7 @@ def _recorded(
             rope_near=next(
                 (op.params["near"] for op in tape.ops if op.params.get("far") is not None), None
             ),
+            predicts=() if b.predictor is None else tuple(b.predictor.graph.pages),
         ),
         tape,
         b.classifier,
@@ -390,7 +396,7 @@ def _held(
     """Every weight of a tape: paged if memory may not hold them, otherwise mapped from the sidecar
     if there is one, otherwise packed.
     """
-    tensors = {t.key: t for op in tape.all_ops for t in op.params.get("weights", ())}
+    tensors = _weights(*tape.all_ops)
     for tensor in tensors.values():
         # the look at a norm may have mapped a large page, which holds weights around it
         reader.release(tensor.name)
@@ -400,6 +406,8 @@ def _held(
             total = sum(matrix.nbytes for matrix in pager.matrices.values())
             progress(total, total)
         return _Held(dict(pager.matrices), pager=pager)
+    if tape.predictor is not None:
+        tensors |= _weights(*tape.predictor.ops)
     nbytes = sum(_rows(reader, tensor).nbytes for tensor in tensors.values())
     slot = slot_of(reader, sidecar, nbytes)
     if slot is not None:
@@ -409,6 +417,11 @@ def _held(
         slot.check_folder()
     weights, packing = _reserved(reader, tensors, num_threads, progress)
     return _Held(weights, slot, packing=packing)
+
+
+def _weights(*ops: Op) -> dict[Key, Tensor]:
+    """The weights of ops, each once."""
+    return {tensor.key: tensor for op in ops for tensor in op.params.get("weights", ())}
 
 
 def _row_program(
@@ -442,6 +455,35 @@ def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int 
     )
 
 
+def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Model:
+    """What predicts further tokens (multi-token prediction): another program over the same weights,
+    whose rows are a token and the row that `model.program.carried()` had before it.
+
+    ConfigError for a model without such layers, or whose weights are paged.
+    """
+    tape = model.tape.predictor
+    if tape is None or model.pager is not None:
+        found = "weights that a step reads from the file" if model.pager else "none"
+        raise ConfigError(
+            f"mtp: found {found}, wanted layers in memory that predict further tokens (blk.N.nextn)"
+        )
+    config = replace(model.config, layers=1, states=model.config.predicts, predicts=())
+    program = _program(
+        config,
+        tape,
+        model.reader,
+        model.weights,
+        max_rows=max_rows,
+        num_threads=num_threads,
+        packing=model.packing,
+        pager=None,
+    )
+    program.served = model.program.served
+    return Model(
+        config, tape, program, model.reader, model.weights, rope=model.rope, packing=model.packing
+    )
+
+
 def _program(
     config: ModelConfig,
     tape: Tape,
@@ -460,6 +502,7 @@ def _program(
         kv_layers=list(config.kv_layers),
         slot_layers=list(config.slot_layers),
         hidden=tape.embedding,
+        carried=tape.carried,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         max_rows=max_rows,

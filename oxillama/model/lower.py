@@ -44,14 +44,18 @@ class Op:
 class Tape:
     """The lowered model: ops in order, and the width of each slot in float32s. embedding: the slot
     of the rows that embeddings are made from, before the first op that writes the output; None
-    without one. width: floats of such a row. projection, classifier: the processing of a pooled row
-    of the embedding, None for models without.
+    without one. width: floats of such a row. carried: the slot of the rows behind the last layer
+    that `predictor`, the tape that predicts further tokens, begins with; both are None for a file
+    without such layers. projection, classifier: the processing of a pooled row of the embedding,
+    None for models without.
     """
 
     ops: tuple[Op, ...]
     slots: tuple[int, ...]
     embedding: int | None = None
     width: int = 0
+    carried: int | None = None
+    predictor: Tape | None = None
     projection: Tape | None = None
     classifier: Tape | None = None
 
@@ -76,8 +80,8 @@ class Tape:
             + f"\nslots {list(self.slots)}\n"
             + "".join(
                 f"{name}\n{tape.dump()}"
-                for name, tape in (("projection", self.projection), ("classifier", self.classifier))
-                if tape is not None
+                for name in ("predictor", "projection", "classifier")
+                if (tape := getattr(self, name)) is not None
             )
         )
 
@@ -108,10 +112,9 @@ def lower(
     the float32s of a row in that activation format.
     """
     lowering = _Lowering(b.nodes, act_of, act_width)
-    kept = lowering.run(
-        None if result is None else result.index, None if b.embedding is None else b.embedding.index
-    )
-    tape = _assign_slots(lowering.ops, lowering.widths, kept)
+    marks = (None if x is None else x.index for x in (result, b.embedding, b.carried))
+    embedding, carried = lowering.run(*marks)
+    tape = _assign_slots(lowering.ops, lowering.widths, embedding, carried)
     return tape if b.embedding is None else replace(tape, width=b.embedding.width)
 
 
@@ -134,18 +137,23 @@ class _Lowering:
     pending_add: dict[int, tuple[int, int]] = field(default_factory=dict)
     # nodes after this one see wanted rows only
     cut: int = -1
-    taken: dict[Hashable, Hashable] = field(default_factory=dict)
+    # those up to this one see the kept rows; -1: none do
+    carried: int = -1
+    taken: dict[tuple[Hashable, str], Hashable] = field(default_factory=dict)
     # nodes that are read outside of the tape
     pinned: set[int] = field(default_factory=set)
 
-    def run(self, result: int | None, embedding: int | None) -> Hashable | None:
-        """Emit everything; returns the register of the embedding's rows."""
-        self.pinned = {index for index in (result, embedding) if index is not None}
+    def run(
+        self, result: int | None, embedding: int | None, carried: int | None
+    ) -> tuple[Hashable | None, Hashable | None]:
+        """Emit everything; returns the registers of the embedding's rows and of those carried."""
+        self.pinned = {index for index in (result, embedding, carried) if index is not None}
         for index, node in enumerate(self.nodes):
             for source in node.inputs:
                 self.readers[source].append(index)
             if node.stateful or not node.inputs:
                 self.cut = index
+        self.carried = -1 if carried is None else carried
         for index, node in enumerate(self.nodes):
             rule = getattr(self, "_" + node.op, self._plain)
             rule(index, node, OUTPUT if self._is_output(index, result) else index)
@@ -153,7 +161,11 @@ class _Lowering:
         kept = None if embedding is None else self.read(embedding, end)
         if result is not None and result <= self.cut:
             self.emit("take_rows", x=self.read_all(result), out=OUTPUT)
-        return kept
+        return kept, None if carried is None else self.read_rows(carried, "kept")
+
+    def rows(self, index: int) -> str:
+        """The rows that a node runs over."""
+        return "all" if index <= self.cut else "kept" if index <= self.carried else "wanted"
 
     def _is_output(self, index: int, result: int | None) -> bool:
         """The output slot holds the result, and everything between the output projection and the
@@ -174,7 +186,7 @@ class _Lowering:
         if index in self.pinned or len(self.readers[index]) != 1:
             return False
         node, reader = self.nodes[index], self.nodes[self.readers[index][0]]
-        if (index <= self.cut) != (self.readers[index][0] <= self.cut):
+        if self.rows(index) != self.rows(self.readers[index][0]):
             return False
         if node.op == "linear":
             return reader.op in ("attention", "gate", "add", "concat")
@@ -219,13 +231,18 @@ class _Lowering:
 
     def read(self, source: int, at: int) -> Hashable:
         """The f32 register of node `source` as node `at` sees it."""
-        held = self.read_all(source)
-        if source <= self.cut < at:
-            if held not in self.taken:
-                self.taken[held] = self.new(("wanted", held), self.nodes[source].width)
-                self.emit("take_rows", x=held, out=self.taken[held])
-            held = self.taken[held]
-        return held
+        return self.read_rows(source, self.rows(at))
+
+    def read_rows(self, source: int, rows: str) -> Hashable:
+        """The f32 register of `rows` of node `source`."""
+        held, of = self.read_all(source), self.rows(source)
+        if of == rows:
+            return held
+        if (held, rows) not in self.taken:
+            self.taken[held, rows] = self.new((rows, held), self.nodes[source].width)
+            more = {"of": of} if of != "all" else {"rows": rows} if rows != "wanted" else {}
+            self.emit("take_rows", x=held, out=self.taken[held, rows], **more)
+        return self.taken[held, rows]
 
     def read_act(self, source: int, at: int, act: str) -> Hashable:
         """The register of node `source` in activation format `act`, made by its norm when there is
@@ -235,7 +252,7 @@ class _Lowering:
             return self.read(source, at)
         if source not in self.register:
             self.read_all(source)
-        held, crossing = self.register[source], source <= self.cut < at
+        held, crossing = self.register[source], self.rows(source) != self.rows(at)
         if crossing or held not in self.producer:
             held = self.read(source, at)
             if held not in self.producer:
@@ -279,7 +296,7 @@ class _Lowering:
             and left not in self.pinned
             and self.nodes[left].op != "rope_table"
             and self.last_use(left) == index
-            and (index <= self.cut) == (first <= self.cut)
+            and self.rows(index) == self.rows(first)
         ):
             # the norm that reads it first will do the sum in place
             self.pending_add[index] = (left, right)
@@ -530,16 +547,22 @@ class _Lowering:
             self.emit("compress", **p)
 
 
-def _assign_slots(ops: list[Op], widths: dict[Hashable, int], kept: Hashable | None) -> Tape:
+def _assign_slots(
+    ops: list[Op],
+    widths: dict[Hashable, int],
+    embedding: Hashable | None,
+    carried: Hashable | None,
+) -> Tape:
     """Replace registers by slot numbers; a slot is free again after the last op that touches its
-    register, that of `kept` never.
+    register, those of `embedding` and `carried` never.
     """
     last: dict[Hashable, int] = {}
     for i, op in enumerate(ops):
         for register in _registers(op):
             last[register] = i
-    if kept is not None:
-        last[kept] = len(ops)
+    for kept in (embedding, carried):
+        if kept is not None:
+            last[kept] = len(ops)
     slots: list[int] = []
     free: list[int] = []
     place: dict[Hashable, int] = {OUTPUT: OUTPUT}
@@ -573,7 +596,8 @@ def _assign_slots(ops: list[Op], widths: dict[Hashable, int], kept: Hashable | N
             for register in _registers(op)
             if last[register] == i and register != OUTPUT
         )
-    return Tape(tuple(lowered), tuple(slots), None if kept is None else place[kept])
+    kept, carries = (None if one is None else place[one] for one in (embedding, carried))
+    return Tape(tuple(lowered), tuple(slots), kept, carried=carries)
 
 
 def _slot_keys(op: Op) -> list[str]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -266,7 +267,7 @@ class ModelDrafter:
         for at, request in enumerate(requests):
             count = self._count(request)
             if count:
-                drafts[at] = SessionDraft(request, count)
+                drafts[at] = self._session_draft(request, count)
         if not drafts:
             return out
         with self.reserved(list(drafts.values())):
@@ -280,6 +281,9 @@ class ModelDrafter:
                 draft.tokens, None, draft.shares if draft.state.sampler is not None else None
             )
         return out
+
+    def _session_draft(self, request: DraftRequest, count: int) -> SessionDraft:
+        return SessionDraft(request, count)
 
     @contextmanager
     def reserved(self, drafts: Sequence[SessionDraft]) -> Iterator[None]:
@@ -383,9 +387,23 @@ class ModelDrafter:
         with core.step_lock:
             program = core.program  # first: closed meanwhile, the drafts have no pages
             batch = core.make_batch(
-                tokens, positions, [draft.kv.table for draft, _ in part], row_table, wanted
+                tokens,
+                positions,
+                [draft.kv.table for draft, _ in part],
+                row_table,
+                wanted,
+                **self._inputs(part),
             )
-            return program.step(batch, core.memory).copy()
+            logits = program.step(batch, core.memory).copy()
+            self._stepped(part, program)
+            return logits
+
+    def _inputs(self, part: list[tuple[SessionDraft, list[int]]]) -> dict[str, Any]:
+        """What a step reads besides the tokens."""
+        return {}
+
+    def _stepped(self, part: list[tuple[SessionDraft, list[int]]], program: Any) -> None:
+        """A step was run; its tokens are not yet among those held."""
 
 
 class SessionDraft:

@@ -5,6 +5,8 @@ fewer bits.
     engine.generate(prompt, speculative="draft.gguf")
     # the target's own first layers under its own output norm and head
     engine.generate(prompt, speculative="early_exit:4")
+    # the target's layers that predict further tokens
+    engine.generate(prompt, speculative="mtp")
 
 A draft must have the target's vocabulary (the same pieces under the same ids, or all of them under
 others). Of several, the one that reads the fewest bytes for a token is taken; whether it pays is
@@ -29,10 +31,11 @@ from oxillama.engine.generation import Vocabulary
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, OxillamaError
 from oxillama.gguf import GgufReader
-from oxillama.model.load import Model, early_exit
+from oxillama.model.load import Model, early_exit, predictor
 from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
 from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.mtp import MtpDrafter
 from oxillama.speculative.vocabularies import Alignment, align
 from oxillama.tokenizer import TokenizerBridge
 
@@ -89,8 +92,15 @@ class DraftModels:
         self.model, self.vocabulary = model, vocabulary
         self._open_model, self._core_over = open_model, core_over
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the target has layers in memory that predict further tokens."""
+        return self.model.tape.predictor is not None and self.model.pager is None
+
     def key(self, asked: Any) -> Any:
-        """What a file, a folder or "early_exit" is known by, None for anything else."""
+        """What a file, a folder, "early_exit" or "mtp" is known by, None for anything else."""
+        if isinstance(asked, str) and asked == "mtp":
+            return asked
         if isinstance(asked, str) and exit_depth(asked, self.model.config.layers) is not None:
             return asked
         if isinstance(asked, (str, Path)) and asked != "" and Path(asked).exists():
@@ -112,12 +122,14 @@ class DraftModels:
         own_sampler: OwnSampler | None = None,
         config: EngineConfig | None = None,
     ) -> tuple[ModelDrafter, Callable[[], None] | None]:
-        """(a drafter over an engine, a file, the best file of a folder, or the target's first
-        layers; what closes it where it was opened here).
+        """(a drafter over an engine, a file, the best file of a folder, the target's first layers,
+        or those that predict further tokens; what closes it where it was opened here).
 
         ConfigError names what the draft's vocabulary lacks.
         """
         model = self.model
+        if isinstance(asked, str) and asked == "mtp":
+            return self._predictor(own_sampler, config or EngineConfig())
         depth = exit_depth(asked, model.config.layers)
         if depth is not None:
             return self._early_exit(depth, own_sampler, config or EngineConfig())
@@ -167,6 +179,24 @@ class DraftModels:
             weight=_run_bytes(draft) / _run_bytes(model),
         )
         return drafter, core.close
+
+    def _predictor(
+        self, own_sampler: OwnSampler | None, config: EngineConfig
+    ) -> tuple[MtpDrafter, Callable[[], None]]:
+        model = self.model
+        if own_sampler is not None:
+            raise ConfigError(
+                "draft_sampler: found one for 'mtp', wanted None: what it predicts depends on rows "
+                "that are at hand, so a text must not depend on it"
+            )
+        draft = predictor(
+            model,
+            num_threads=config.num_threads or model.program.num_threads,
+            max_rows=config.scheduling().max_batch_tokens,
+        )
+        core, rows = self._core_over(draft, config), model.config.vocab_size
+        weight = _run_bytes(draft) / _run_bytes(model)
+        return MtpDrafter(core, Alignment(rows, rows), weight=weight), core.close
 
 
 def _rotated(config: EngineConfig, target: Model, path: Path) -> EngineConfig:

@@ -19,6 +19,7 @@ from oxillama.speculative.costs import CostLedger, StepCosts
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.lookup import LookupDrafter, LookupSpeculation
+from oxillama.speculative.mtp import LikelierOf, MtpDrafter
 from oxillama.speculative.registry import Registry
 from oxillama.speculative.request import RequestSpeculation
 from oxillama.speculative.threads import SerialCalls
@@ -34,7 +35,7 @@ from oxillama.speculative.types import (
 PendingDraft = tuple[Any, DraftRequest]
 
 # drafters that the loop asks itself: they answer at once, or after steps of a draft model
-_IN_LOOP = (LookupDrafter, ForcedText, NoCandidates, ModelDrafter)
+_IN_LOOP = (LookupDrafter, ForcedText, NoCandidates, ModelDrafter, MtpDrafter, LikelierOf)
 # drafters whose `open` and `close` never wait
 _OPENS_AT_ONCE = (*_IN_LOOP, BackgroundDrafter)
 

@@ -13,19 +13,22 @@ from oxillama.errors import ConfigError, EngineError
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.lookup import LookupDrafter
+from oxillama.speculative.mtp import LikelierOf, MtpDrafter
 from oxillama.speculative.types import Candidates, Drafter, FirstOf
 
 _WANTED = (
-    "wanted None, False, True, 'auto', 'lookup', Candidates, a drafter (open, propose, close), "
-    "'early_exit', or a draft model (an engine, a GGUF file, a folder)"
+    "wanted None, False, True, 'auto', 'lookup', 'mtp', Candidates, a drafter (open, propose, "
+    "close), 'early_exit', or a draft model (an engine, a GGUF file, a folder)"
 )
 
 
 class DraftSource(Protocol):
     """Opens drafters from other models (`drafts.DraftModels`)."""
 
+    predicts: bool  # whether the target has layers that predict further tokens, as "mtp" wants
+
     def key(self, asked: Any) -> Any:
-        """The key of a file, a folder or "early_exit", None for anything else."""
+        """The key of a file, a folder, "early_exit" or "mtp", None for anything else."""
 
     def is_engine(self, asked: Any) -> bool:
         """Whether it is an engine with a model."""
@@ -87,11 +90,17 @@ class Registry:
         asked = self.resolve(asked)
         if isinstance(asked, Candidates):
             return asked
-        if masker is None or asked == "lookup":
+        if asked == "lookup":
             return Candidates(self._lookup, asked=own)
+        predictor = self._predictor() if asked else None
+        guess: Drafter = self._lookup
+        if predictor is not None:
+            guess = LikelierOf(self._lookup, predictor, alone=not own)
+        if masker is None:
+            return Candidates(guess, asked=own, alone=not own and predictor is not None)
         if self._text is None:
             self._text = ForcedText(masker.vocab_bytes)
-        drafter = FirstOf(self._text, self._lookup) if own and asked else self._text
+        drafter = FirstOf(self._text, guess) if own and asked or predictor else self._text
         return Candidates(drafter, asked=own)
 
     def cores(self) -> tuple[EngineCore, ...]:
@@ -113,6 +122,14 @@ class Registry:
         for _, close in models.values():
             if close is not None:
                 close()
+
+    def _predictor(self) -> MtpDrafter | None:
+        """The target's own drafter, None without one."""
+        if self._source is None or not self._source.predicts:
+            return None
+        drafter = self._over_model("mtp", "mtp", self._source)
+        assert isinstance(drafter, MtpDrafter)
+        return drafter
 
     def _over_model(self, key: Any, asked: Any, source: DraftSource) -> ModelDrafter:
         with self._opening:

@@ -17,7 +17,14 @@ from oxillama.errors import ConfigError
 from oxillama.sampling import Distribution, Sampler
 from oxillama.speculative.costs import NOMINAL, CostLedger, StepCosts
 from oxillama.speculative.threads import SerialCalls
-from oxillama.speculative.types import Candidates, Draft, DraftRequest, NoCandidates
+from oxillama.speculative.types import (
+    WINDOW,
+    Candidates,
+    Draft,
+    DraftRequest,
+    NoCandidates,
+    carries,
+)
 
 
 class CandidateCounts:
@@ -40,6 +47,13 @@ class CandidateCounts:
         self.session, self.reported = session, reported
         self.accepted = self.rejected = self.bonus = self.output = self.rest = 0
         self.ended = 0.0
+
+    def carried(self, sequences: int) -> int:
+        """Nothing is taken."""
+        return 0
+
+    def take_carried(self, first: int, rows: np.ndarray) -> None:
+        """Nothing is taken."""
 
     def draw(self, sampler: Sampler, row: np.ndarray, mask: np.ndarray | None) -> int:
         """The next token of the text, from its logits."""
@@ -87,6 +101,7 @@ class RequestSpeculation(CandidateCounts):
 
     __slots__ = (
         "_calls",
+        "_carries",
         "_costs",
         "_cycle",
         "_ledger",
@@ -115,6 +130,7 @@ class RequestSpeculation(CandidateCounts):
         if candidates.drawn and costs is None:
             self._costs, ledger = NOMINAL, None
         self._calls, self._state, self.opened = calls, None, False
+        self._carries = calls is None and carries(candidates.drafter)
         if calls is None:
             self.open()
         self._ledger = ledger
@@ -132,8 +148,20 @@ class RequestSpeculation(CandidateCounts):
 
     def wants(self, request: Any, sequences: int) -> bool:
         """Whether the drafter is called before the next step."""
-        self.fallbacks += not self._rewindable
-        return self._rewindable
+        calls = self._rewindable and (sequences == 1 or not self.candidates.alone)
+        self.fallbacks += not calls
+        return calls
+
+    def carried(self, sequences: int) -> int:
+        """How many of a prompt's last rows the drafter takes (`take_carried`) while this many
+        sequences decode; 0: it takes none of any step.
+        """
+        takes = self._carries and (sequences <= 1 or not self.candidates.alone)
+        return WINDOW if takes else 0
+
+    def take_carried(self, first: int, rows: np.ndarray) -> None:
+        """The target's rows of the session's tokens from position `first` on."""
+        self.candidates.drafter.take_carried(self._state, first, rows)  # type: ignore[attr-defined]
 
     def draw(self, sampler: Sampler, row: np.ndarray, mask: np.ndarray | None) -> int:
         """The next token of the text, whatever candidates there are."""

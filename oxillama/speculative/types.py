@@ -16,11 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from oxillama.errors import ConfigError
 from oxillama.sampling import Distribution
 from oxillama.speculative.costs import CostLedger, StepCosts
 
 MAX_CANDIDATES = 16  # of a step, unless a request says otherwise
+# a prompt's last tokens whose rows a drafter takes (`take_carried`)
+WINDOW = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class Candidates:
     asked: whether the caller asked for speculation; then the completion shows the counts. owner: an
     object kept alive while the request runs. drawn: the drafter draws with a sampler of its own
     (`Draft.shares`); the text then depends on the number of candidates, so measured times do not
-    decide it.
+    decide it. alone: there are none while other requests decode.
     """
 
     drafter: Drafter
@@ -110,12 +114,20 @@ class Candidates:
     asked: bool = True
     owner: Any = None
     drawn: bool = False
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
             raise ConfigError(
                 f"num_speculative: found {self.most!r}, wanted an integer of 1 or more"
             )
+
+
+def carries(drafter: Any) -> bool:
+    """Whether a drafter takes the rows behind the target's last layer: `take_carried(state, first,
+    rows)` with those of the session's tokens from position `first` on, after each step.
+    """
+    return bool(getattr(drafter, "carries", False))
 
 
 class NoCandidates:
@@ -137,23 +149,34 @@ class FirstOf:
 
     def __init__(self, *drafters: Drafter) -> None:
         self.drafters = drafters
+        self.carries = any(carries(each) for each in drafters)
 
     def open(self, session: Any) -> list[Any]:
         """What each keeps."""
         return [drafter.open(session) for drafter in self.drafters]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Each drafter is asked for all sessions, so that all learn from the text."""
+        """Each drafter is asked for all sessions, so that all learn from the text; one that runs
+        steps of its own only for those that have no draft yet.
+        """
         out = [Draft()] * len(requests)
         for index, drafter in enumerate(self.drafters):
-            for at, draft in enumerate(
-                drafter.propose(
-                    [replace(request, state=request.state[index]) for request in requests]
-                )
-            ):
+            runs = getattr(drafter, "runs", False)
+            asked = {
+                at: replace(request, state=request.state[index])
+                for at, request in enumerate(requests)
+                if not (runs and out[at].tokens)
+            }
+            for at, draft in zip(asked, drafter.propose(list(asked.values())) if asked else ()):
                 if not out[at].tokens:
                     out[at] = draft
         return out
+
+    def take_carried(self, state: list[Any], first: int, rows: np.ndarray) -> None:
+        """The target's rows, for those that take them."""
+        for drafter, each in zip(self.drafters, state):
+            if carries(drafter):
+                drafter.take_carried(each, first, rows)  # type: ignore[attr-defined]
 
     def close(self, state: list[Any], session: Any) -> None:
         """The request has ended."""

@@ -543,6 +543,8 @@ class _Nothing:
     def __init__(self, metadata: dict, shapes: dict[str, tuple[int, ...]]) -> None:
         self.metadata = metadata
         self.tensors = {name: _Info(shape) for name, shape in shapes.items()}
+        # whether a tensor or a shape was asked for that it did not have
+        self.new = False
 
     def data(self, name: str) -> np.ndarray:
         return np.ones(int(np.prod(self.tensors[name].shape)), np.float32).view(np.uint8)
@@ -556,21 +558,19 @@ class _Learner(Builder):
     def __init__(self, reader: _Nothing, arch: str) -> None:
         # the tensors whose shape this recording said already
         self.told: set[str] = set()
-        # whether it asked for a tensor or a shape that the reader did not have
-        self.new = False
         super().__init__(reader, arch)
 
     def _info(self, name: str, *shape: int) -> _Info:
         if name not in self.reader.tensors:
             self.reader.tensors[name] = _Info(_shape_of(name))
-            self.new = True
+            self.reader.new = True
         return super()._info(name, *shape)
 
     def _ask(self, name: str, shape: tuple[int, ...]) -> None:
         info = self._info(name)
         if info.shape != shape and name not in self.told:
             info.shape = shape
-            self.new = True
+            self.reader.new = True
         self.told.add(name)
 
     def stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
@@ -620,9 +620,10 @@ def shapes(arch: str) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     first |= {name: _shape_of(name) for name in WANTED.get(arch, ())} | KNOWN.get(arch, {})
     reader = _Nothing(keys, first)
     while True:
+        reader.new = False
         b = _Learner(reader, arch)
         recorders()[arch](b)
-        if not b.new:
+        if not reader.new:
             found = {name: info.shape for name, info in reader.tensors.items()}
             _LEARNED[arch, repr(keys)] = found, b.read
             return _LEARNED[arch, repr(keys)]

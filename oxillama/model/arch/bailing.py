@@ -4,8 +4,8 @@ Delta Attention.
 """
 
 from oxillama.model.arch.kimi_linear import delta_attention
-from oxillama.model.blocks import routing_of, sections_of, sparse_decoder, sparse_ffn, trunk
-from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.blocks import decoder, routing_of, sections_of, sparse_decoder, sparse_ffn
+from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.latent import latent_attention
 from oxillama.model.rope import Rope
 
@@ -37,16 +37,17 @@ def bailingmoe3(b: Builder) -> Value:
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=none)
     shared = keys.numbers("swiglu_clamp_shexp", count=b.n_layers, default=none)
     style = "neox" if _sections(b) else "norm"
-    x = b.embed()
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         y = layer.norm(x, "attn_norm")
         if layer.integer("attention.head_count_kv", minimum=0):
             x = x + latent_attention(b, layer, y, rotation=_rotation, style=style)
         else:
             x = x + delta_attention(b, layer, y, lowest=lowest)
         y, at = layer.norm(x, "ffn_norm"), layer.index
-        x = x + sparse_ffn(b, layer, y, limit=limits[at], shared_limit=shared[at], **routing)
-    return b.logits(x)
+        return x + sparse_ffn(b, layer, y, limit=limits[at], shared_limit=shared[at], **routing)
+
+    return decoder(b, block)
 
 
 def _rotation(b: Builder, turned: int, width: int) -> tuple[Rope, float]:

@@ -5,8 +5,8 @@ and shared experts; and the earlier DeepSeekMoE.
 import dataclasses
 import math
 
-from oxillama.model.blocks import routing_of, sparse_decoder, sparse_ffn, trunk
-from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.blocks import decoder, predicts, routing_of, sparse_decoder, sparse_ffn
+from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.indexer import LatentIndexer
 from oxillama.model.latent import latent_attention
 from oxillama.model.rope import SCALING, Rope, Scaling
@@ -36,12 +36,13 @@ def deepseek2(b: Builder) -> Value:
     rate = b.keys.number("attention.temperature_scale", default=0.0)
     span = b.keys.integer("attention.temperature_length", default=0) if rate else 0
     temper = (rate, span or Scaling.of(b.keys).original, 0) if rate else None
-    x = b.embed()
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         y = layer.norm(x, "attn_norm")
         x = x + latent_attention(b, layer, y, rotation=_rotation, temper=temper)
-        x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
-    return b.logits(x)
+        return x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
+
+    return decoder(b, block)
 
 
 @architecture("deepseek32", "glm-dsa")
@@ -52,12 +53,15 @@ def deepseek32(b: Builder) -> Value:
     glm = b.arch == "glm-dsa"
     indexer = LatentIndexer(b, style="norm" if glm else "neox", by_tensor=glm)
     routing = routing_of(b, gating="sigmoid")
-    x = b.embed()
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         y = layer.norm(x, "attn_norm")
-        x = x + latent_attention(b, layer, y, rotation=_rotation, indexer=indexer)
-        x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
-    return b.logits(x)
+        # what predicts further tokens sees all keys
+        chooses = None if predicts(layer) else indexer
+        x = x + latent_attention(b, layer, y, rotation=_rotation, indexer=chooses)
+        return x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
+
+    return decoder(b, block)
 
 
 def _rotation(b: Builder, turned: int, width: int) -> tuple[Rope, float]:

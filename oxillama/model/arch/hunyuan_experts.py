@@ -2,8 +2,8 @@
 (Tencent 2026, by its code in transformers, `models/hy_v3`).
 """
 
-from oxillama.model.blocks import attention, expert_ffn, gated_ffn, routing_of, trunk
-from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.blocks import attention, decoder, expert_ffn, gated_ffn, routing_of
+from oxillama.model.builder import Builder, Layer, Value, architecture
 
 
 @architecture("hunyuan-moe")
@@ -26,13 +26,13 @@ def hunyuan_moe(b: Builder) -> Value:
 def hy_v3(b: Builder) -> Value:
     """Layers without a router are dense; norms come before the rotation."""
     routing = routing_of(b, gating="sigmoid", normalise=True)
-    x = b.embed()
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         y = layer.norm(x, "attn_norm")
         x = x + attention(b, layer, y, style="neox", qk_norm="heads")
         y = layer.norm(x, "ffn_norm")
         if layer.has("ffn_gate_inp.weight"):
-            x = x + expert_ffn(b, layer, y, act="silu", **routing)
-        else:
-            x = x + gated_ffn(b, layer, y, act="silu")
-    return b.logits(x)
+            return x + expert_ffn(b, layer, y, act="silu", **routing)
+        return x + gated_ffn(b, layer, y, act="silu")
+
+    return decoder(b, block)

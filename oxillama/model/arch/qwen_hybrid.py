@@ -10,14 +10,15 @@ from oxillama.model.attention import Choice
 from oxillama.model.blocks import (
     attention,
     convolved,
+    decoder,
     fused,
     gated_ffn,
     heads_of,
+    predicts,
     rope_dims,
     routing_of,
     sections_of,
     sparse_ffn,
-    trunk,
 )
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.rope import Rope
@@ -57,15 +58,16 @@ def _hybrid(
     **params: Any,
 ) -> Value:
     recurrent = recurrent_layers(b)
-    x = b.embed()
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         y = layer.norm(x, "attn_norm")
-        if recurrent[layer.index]:
+        if recurrent[layer.index] and not predicts(layer):
             x = x + delta_net(b, layer, y, tiled=tiled)
         else:
             x = x + gated_attention(b, layer, y, sections)
-        x = x + network(b, layer, layer.norm(x, "post_attention_norm"), **params)
-    return b.logits(x)
+        return x + network(b, layer, layer.norm(x, "post_attention_norm"), **params)
+
+    return decoder(b, block)
 
 
 def recurrent_layers(b: Builder) -> Sequence[bool]:

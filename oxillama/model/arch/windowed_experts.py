@@ -8,6 +8,7 @@ from typing import Literal
 from oxillama.gguf.keys import REQUIRED
 from oxillama.model.blocks import (
     attention,
+    decoder,
     expert_ffn,
     gated_ffn,
     heads_of,
@@ -51,17 +52,17 @@ def mimo2(b: Builder) -> Value:
     """Attention sinks, keys wider than values, and results of attention under one scale."""
     routing = routing_of(b, gating="sigmoid", normalise=True)
     scale = b.keys.number("attention.value_scale", default=1.0)
-    x = b.embed()
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         near, rope = _kind(b, layer)
         y = layer.norm(x, "attn_norm")
         x = x + attention(b, layer, y, style="neox", rope=rope, window=near) * scale
         y = layer.norm(x, "ffn_norm")
         if layer.has("ffn_gate_inp.weight"):
-            x = x + expert_ffn(b, layer, y, act="silu", **routing)
-        else:
-            x = x + gated_ffn(b, layer, y, act="silu")
-    return b.logits(x)
+            return x + expert_ffn(b, layer, y, act="silu", **routing)
+        return x + gated_ffn(b, layer, y, act="silu")
+
+    return decoder(b, block, normed=False)
 
 
 @architecture("step35")
@@ -75,20 +76,21 @@ def step35(b: Builder) -> Value:
         b.keys.numbers(f"swiglu_clamp_{kind}", count=b.n_layers, default=(0.0,) * b.n_layers)
         for kind in ("exp", "shexp")
     ]
-    x = b.embed()
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         near, rope = _kind(b, layer, full=rope_dims(b, heads_of(b, layer)) // 2)
         y = layer.norm(x, "attn_norm")
         normed: Literal["heads"] | None = "heads" if layer.has("attn_q_norm.weight") else None
         x = x + attention(b, layer, y, style="neox", qk_norm=normed, rope=rope, window=near)
         limit, shared = (each[layer.index] for each in limits)
-        x = x + sparse_ffn(
+        return x + sparse_ffn(
             *(b, layer, layer.norm(x, "ffn_norm")),
             limit=limit,
             shared_limit=shared,
             **routing,
         )
-    return b.logits(x)
+
+    return decoder(b, block, normed=False)
 
 
 @architecture("laguna")

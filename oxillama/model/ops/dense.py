@@ -84,13 +84,15 @@ def _write(f: Frame, out: Any, y: np.ndarray, offset: int) -> None:
 
 
 class TakeRows(Op, name="take_rows"):
-    """The wanted rows of a slot."""
+    """The `rows` "wanted" or "kept" of a slot that has `of` "all" or "kept" rows. Kept rows are the
+    wanted ones and those whose state behind the last layer is read; here they are the same.
+    """
 
     rows = Rows.WANTED
 
     @staticmethod
-    def meaning(f: Frame, *, x, out) -> None:
-        f.slots[out] = f.slots[x][f.wanted]
+    def meaning(f: Frame, *, x, out, rows="wanted", of="all") -> None:
+        f.slots[out] = f.slots[x][f.wanted] if of == "all" else f.slots[x]
 
 
 class Copy(Op, name="copy"):

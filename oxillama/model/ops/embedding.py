@@ -33,7 +33,9 @@ class Embed(Op, name="embed"):
 
 
 class Features(Op, name="features"):
-    """`count` columns, from `start` on, of the rows that a batch brings; zeros for token rows."""
+    """`count` columns, from `start` on, of the rows that a batch brings: in place of tokens (zeros
+    for token rows), or beside them.
+    """
 
     reads = ()
     rows = Rows.ALL
@@ -43,12 +45,13 @@ class Features(Op, name="features"):
         return params["count"]
 
     @staticmethod
-    def meaning(f: Frame, *, out, start, count) -> None:
+    def meaning(f: Frame, *, out, start, count, beside=False) -> None:
         if f.embeds is None:
             f.slots[out] = np.zeros((len(f.tokens), count), np.float32)
             return
         brought = f.embeds[:, start : start + count]
-        f.slots[out] = np.where(f.tokens[:, None] < 0, brought, np.float32(0))
+        own = (f.tokens[:, None] < 0) | beside
+        f.slots[out] = np.where(own, brought, np.float32(0))
 
 
 class NgramEmbed(Op, name="ngram_embed"):

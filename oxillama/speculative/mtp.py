@@ -1,0 +1,213 @@
+"""Multi-token prediction: the model's own layers that predict the token after the next one
+(`nextn_predict_layers`; DeepSeek-AI 2024, DeepSeek-V3, section 2.2) as a drafter.
+
+    target       t0   t1   t2   t3              rows behind its last layer: h0 h1 h2
+    predictor         t1   t2   t3   c0   c1    each token with the row before it
+                      h0   h1   h2   p3   p4    h: the target's, p: the predictor's own
+                                c0   c1   c2    what it draws
+
+The engine's loop gives the target's rows to the drafter as they are computed (`take_carried`). A
+predictor is one layer with pages of its own. What it makes of its own rows is dropped and made
+again of the target's, once the target has verified the candidates.
+
+It looks at the last `WINDOW` tokens of a prompt, and at what is generated: rows of earlier tokens
+would have to be kept, or taken from a cache that has none. Candidates are only proposals, so the
+text does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from oxillama.engine.allocator import common_prefix
+from oxillama.engine.session import Session
+from oxillama.sampling import Sampler
+from oxillama.speculative.draft_model import (
+    DraftAcceptance,
+    DraftState,
+    ModelDrafter,
+    SessionDraft,
+)
+from oxillama.speculative.lookup import LookupDrafter
+from oxillama.speculative.types import WINDOW, Draft, DraftRequest
+
+
+class CarriedRows:
+    """The target's rows at positions `start` to `end` - 1 of a session, the last `2 * WINDOW` at
+    most; float32 (rows, columns).
+    """
+
+    __slots__ = ("_rows", "end", "start")
+
+    def __init__(self) -> None:
+        self.start = self.end = 0
+        self._rows: np.ndarray | None = None
+
+    def write(self, first: int, rows: np.ndarray) -> None:
+        """The rows of positions from `first` on; those that were there, and later ones, are
+        dropped.
+        """
+        if self._rows is None:
+            self._rows = np.empty((2 * WINDOW, rows.shape[1]), np.float32)
+        rows = rows[-WINDOW:]
+        if not self.start <= first <= self.end:
+            self.start = self.end = first
+        kept = first - self.start
+        if kept + len(rows) > len(self._rows):
+            keep = min(kept, WINDOW)
+            self._rows[:keep] = self._rows[kept - keep : kept].copy()
+            self.start, kept = first - keep, keep
+        self._rows[kept : kept + len(rows)] = rows
+        self.end = first + len(rows)
+
+    def at(self, first: int, count: int) -> np.ndarray:
+        """The rows of `count` positions from `first` on."""
+        assert self._rows is not None and self.start <= first <= first + count <= self.end
+        return self._rows[first - self.start : first - self.start + count]
+
+
+class PredictorState(DraftState):
+    """A predictor's session. Its pages begin with token `base` of the target's; the first `sure` of
+    `held` are made of the target's rows. last: the predictor's own row of its last token.
+    """
+
+    __slots__ = ("base", "last", "rows", "sure")
+
+    def __init__(
+        self, session: Session, sampler: Sampler | None, acceptance: DraftAcceptance
+    ) -> None:
+        super().__init__(session, sampler, acceptance)
+        self.base, self.sure, self.rows = 0, 0, CarriedRows()
+        self.last: np.ndarray | None = None
+
+
+class PredictedDraft(SessionDraft):
+    """The candidates of one session while they are drawn; `prefix` are the tokens from
+    `state.base` on.
+    """
+
+    __slots__ = ()
+    state: PredictorState
+
+    def drop_rejected(self) -> None:
+        """Drop all that was not made of the target's rows, or of tokens that the session does not
+        hold. If rows are missing that come next, begin with the first token that has one.
+        """
+        state, session = self.state, self.request.session
+        self.drop_lost_pages()
+        self.prefix = session.tokens[state.base :]
+        most = min(state.sure, len(state.held), len(self.prefix) - 1)
+        keep = common_prefix(state.held, self.prefix, most) if most > 0 else 0
+        begin = max(state.rows.start + 1, session.images[-1].end if session.images else 0)
+        if state.base + keep < begin:
+            state.base, keep = begin, 0
+            self.prefix = session.tokens[begin:]
+        del state.held[keep:]
+        state.sure = keep
+        if keep < self.kv.floor:
+            self.kv.truncate(keep)
+            self.drop_lost_pages()
+        else:
+            self.kv.length = keep
+
+    def missing(self, most: int) -> list[int]:
+        """The first tokens that the predictor has not run and whose rows are known: the session's,
+        then its own candidates.
+        """
+        known = self.state.rows.end + 1 - self.state.base  # of `prefix`
+        at = len(self.state.held)
+        if at < len(self.prefix):
+            return self.prefix[at : max(at, min(at + most, known))]
+        return super().missing(most)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the predictor has run all tokens of the session, of which there are some."""
+        return bool(self.prefix) and super().caught_up
+
+
+class MtpDrafter(ModelDrafter):
+    """Drafts with the layers of the target that predict further tokens."""
+
+    carries = runs = True
+
+    def _state_of(self, session: Session, drafted: Session) -> PredictorState:
+        return PredictorState(drafted, None, self._acceptance)
+
+    def _session_draft(self, request: DraftRequest, count: int) -> PredictedDraft:
+        return PredictedDraft(request, count)
+
+    def take_carried(self, state: PredictorState, first: int, rows: np.ndarray) -> None:
+        """The target's rows of a session's tokens from position `first` on."""
+        state.rows.write(first, rows)
+
+    def chance(self, state: PredictorState) -> float:
+        """How likely the first candidate is to be accepted."""
+        return float(state.acceptance.estimate.chances(1)[0])
+
+    def _inputs(self, part: list[tuple[SessionDraft, list[int]]]) -> dict[str, Any]:
+        rows = []
+        for draft, ids in part:
+            state = draft.state
+            assert isinstance(state, PredictorState)
+            if len(state.held) < len(draft.prefix):
+                rows.append(state.rows.at(state.base + len(state.held) - 1, len(ids)))
+            else:
+                assert state.last is not None
+                rows.append(state.last)
+        return {"embeds": np.concatenate(rows)}
+
+    def _stepped(self, part: list[tuple[SessionDraft, list[int]]], program: Any) -> None:
+        for row, (draft, ids) in zip(program.carried(), part):
+            state = draft.state
+            assert isinstance(state, PredictorState)
+            if len(state.held) < len(draft.prefix):
+                state.sure = len(state.held) + len(ids)
+            state.last = row[None].copy()
+
+
+class LikelierOf:
+    """The draft of a lookup where its first candidate is as likely as the predictor's; otherwise
+    the predictor's. alone: there is none for a request while others decode.
+    """
+
+    carries = runs = True
+
+    def __init__(
+        self, lookup: LookupDrafter, predictor: MtpDrafter, *, alone: bool = False
+    ) -> None:
+        self.drafters, self.alone = (lookup, predictor), alone
+
+    def open(self, session: Any) -> tuple[Any, PredictorState]:
+        """What each keeps."""
+        lookup, predictor = self.drafters
+        return lookup.open(session), predictor.open(session)  # type: ignore[return-value]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """A draft for each request."""
+        lookup, predictor = self.drafters
+        if self.alone and any(each.sequences > 1 for each in requests):
+            return [Draft()] * len(requests)
+        out = lookup.propose([replace(each, state=each.state[0]) for each in requests])
+        rest = {}
+        for at, (draft, request) in enumerate(zip(out, requests)):
+            likely = draft.chances[0] if draft.tokens and draft.chances else 0.0
+            if likely < predictor.chance(request.state[1]):
+                rest[at] = replace(request, state=request.state[1])
+        for at, draft in zip(rest, predictor.propose(list(rest.values())) if rest else ()):
+            if draft.tokens:
+                out[at] = draft
+        return out
+
+    def take_carried(self, state: tuple[Any, PredictorState], first: int, rows: Any) -> None:
+        """The target's rows, for the predictor."""
+        self.drafters[1].take_carried(state[1], first, rows)
+
+    def close(self, state: tuple[Any, PredictorState], session: Any) -> None:
+        """The request has ended."""
+        for drafter, each in zip(self.drafters, state):
+            drafter.close(each, session)  # type: ignore[arg-type]
