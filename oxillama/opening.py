@@ -192,6 +192,11 @@ def _serving(
     core.adapters = partial(getattr, loras, "current")
     drafts = DraftModels(model, vocabulary, open_model=open_model, core_over=core_over)
     core.speculator = Planner(core, Registry(drafts, default=config.speculative))
+    try:
+        core.speculator.resolve(config.speculative)  # a draft model is loaded now
+    except BaseException:
+        core.close()
+        raise
     naming = {"architecture": model.config.architecture, "name": model.config.name}
     core.snapshots = Snapshots(
         core,

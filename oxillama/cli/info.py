@@ -80,6 +80,8 @@ def _summary(reader: GgufReader) -> dict:
         "tensor_bytes": sum(bytes_by_type.values()),
         "bytes_by_type": dict(bytes_by_type.most_common()),
         "layers": said(f"{prefix}.block_count"),
+        # those of them that predict further tokens (`speculative="mtp"`)
+        "mtp_layers": sum(name.endswith(".nextn.eh_proj.weight") for name in reader.tensors),
         "context_length": said(f"{prefix}.context_length"),
         "embedding_length": said(f"{prefix}.embedding_length"),
         "heads": said(f"{prefix}.attention.head_count"),

@@ -19,6 +19,8 @@ _SHORT = re.compile(r"-[A-Za-z][^\d=.+-][^ ]*")
 _CPU = "everything runs on the CPU"
 _ATTENTION = "attention is computed in one way alone"
 _MAPPED = "weights are mapped or packed as the file needs it, --offload leaves them in the file"
+_CANDIDATES = "as many candidates are run as pay, by measured times"
+_SPECULATION = "--speculative takes mtp, lookup or a draft model"
 _CHUNKS = "the size of a step is measured; SchedulerConfig of the Python API bounds it"
 # Options of llama.cpp's and vLLM's programs, and what stands for them here.
 _ELSEWHERE = {
@@ -27,6 +29,10 @@ _ELSEWHERE = {
     "--cont-batching": "requests are always batched",
     "--device": _CPU,
     "--draft-model": "--speculative takes a draft model",
+    "--draft": _CANDIDATES,
+    "--draft-max": _CANDIDATES,
+    "--draft-min": _CANDIDATES,
+    "--draft-n": _CANDIDATES,
     "--dtype": "weights have the types of the file, --kv-type sets that of keys and values",
     "--flash-attn": _ATTENTION,
     "--gpu-layers": _CPU,
@@ -40,6 +46,8 @@ _ELSEWHERE = {
     "--model-draft": "--speculative takes a draft model",
     "--n-gpu-layers": _CPU,
     "--no-mmap": _MAPPED,
+    "--spec-type": _SPECULATION,
+    "--speculative-config": _SPECULATION,
     "--split-mode": _CPU,
     "--tensor-parallel-size": _CPU,
     "--tensor-split": _CPU,

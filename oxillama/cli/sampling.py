@@ -20,6 +20,8 @@ import oxillama
 from oxillama.cli.parsing import closest, number, unicode_text
 
 WIDTH = 80  # columns of a terminal
+# the values of --speculative
+DRAFTS = "auto, lookup, mtp, early_exit[:LAYERS], off, or a draft model's GGUF file"
 PATIENCE = 1.0  # seconds until who waits is told what for
 
 # (names, field of a sampler, kind, help)
@@ -128,9 +130,7 @@ def add_generation(command: argparse.ArgumentParser) -> None:
         "--speculative",
         default=None,
         metavar="HOW",
-        help=(
-            "auto, lookup, early_exit[:LAYERS], off, or a draft's GGUF file: the same text, sooner"
-        ),
+        help=f"{DRAFTS}: the same text, sooner",
     )
     command.add_argument(
         "--no-timings", dest="timings", action="store_false", help="print no timings at the end"
@@ -215,10 +215,15 @@ def generation(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.keep is not None:
         options["keep"] = arguments.keep
     if arguments.speculative is not None:
-        options["speculative"] = False if arguments.speculative == "off" else arguments.speculative
+        options["speculative"] = drafts_of(arguments)
     options |= _constraint(arguments)
     oxillama.Options.of(options)
     return options
+
+
+def drafts_of(arguments: argparse.Namespace) -> str | bool:
+    """The value of `speculative=` that `--speculative` stands for."""
+    return False if arguments.speculative == "off" else arguments.speculative
 
 
 def _ids(text: str) -> list[int]:

@@ -13,6 +13,7 @@ from oxillama.cli import lora
 from oxillama.cli.loading import add_model, located_model
 from oxillama.cli.parsing import number, unicode_text
 from oxillama.cli.run import add_chat_template, chat_template_of
+from oxillama.cli.sampling import DRAFTS, drafts_of
 from oxillama.errors import ConfigError
 
 # (option, default, help). The defaults are those of `ServerConfig`, which the server's extra
@@ -84,6 +85,12 @@ def add_commands(commands: Any) -> None:
         default=None,
         metavar="N",
         help="sequences that run at once (default: the scheduler's)",
+    )
+    add(
+        "--speculative",
+        default=None,
+        metavar="HOW",
+        help=f"how requests speculate that do not say it: {DRAFTS} (default: auto)",
     )
     add_chat_template(command)
     add(
@@ -181,6 +188,8 @@ def _engine(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     if arguments.image_folder is not None:
         options["image_folder"] = arguments.image_folder
+    if arguments.speculative is not None:
+        options["speculative"] = drafts_of(arguments)
     if arguments.parallel is not None:
         rows = oxillama.SchedulerConfig()
         options["scheduler"] = oxillama.SchedulerConfig(

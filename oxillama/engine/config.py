@@ -51,7 +51,7 @@ class ConfigOptions(TypedDict, total=False):
     prefix_min_tokens: int
     prefix_max_entries: int
     prefix_max_bytes: int
-    speculative: Literal["auto", "lookup", "mtp", False] | None
+    speculative: str | Path | bool | None
     rope_freq_base: float | None
     rope_freq_scale: float | None
     rope_scaling: Literal["none", "linear", "yarn"] | None
@@ -113,8 +113,9 @@ class EngineConfig:
     - `prefix_cache`: keep evaluated pages, within `prefix_max_entries` and `prefix_max_bytes`, for
       prompts with the same beginning of at least `prefix_min_tokens` tokens.
     - `speculative`: how requests speculate that do not say it themselves (docs/speculative.md).
-      "auto": lookups while a request decodes alone, or with a constraint the text that it forces.
-      "lookup": lookups. None: forced text only. False: nothing.
+      "auto": while a request decodes alone, lookups and the model's own layers that predict further
+      tokens; with a constraint the text that it forces. None: forced text only. False: nothing. A
+      draft model's file or folder, and the other values of the option of `generate`.
     """
 
     model_path: str | Path | None = None
@@ -139,7 +140,7 @@ class EngineConfig:
     prefix_min_tokens: int = 4
     prefix_max_entries: int = 256
     prefix_max_bytes: int = 512 << 20
-    speculative: Literal["auto", "lookup", "mtp", False] | None = "auto"
+    speculative: str | Path | bool | None = "auto"
     rope_freq_base: float | None = None
     rope_freq_scale: float | None = None
     rope_scaling: Literal["none", "linear", "yarn"] | None = None
@@ -169,11 +170,12 @@ class EngineConfig:
             object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError(f"prefix_cache: found {self.prefix_cache!r}, wanted True or False")
-        known = ("auto", "lookup", "mtp", None)
-        if self.speculative not in known and self.speculative is not False:
+        drafts = self.speculative
+        named = isinstance(drafts, (str, Path)) and str(drafts) != ""
+        if not (named or drafts is None or isinstance(drafts, bool)):
             raise ConfigError(
-                f"speculative: found {self.speculative!r}, wanted 'auto', 'lookup', 'mtp', None or "
-                "False"
+                f"speculative: found {drafts!r}, wanted 'auto', 'lookup', 'mtp', 'early_exit', a "
+                "draft model's GGUF file or folder, None or False"
             )
         if self.model_path == "":
             raise ConfigError("model_path: found '', wanted a path, or None for the embedded model")

@@ -185,7 +185,9 @@ class LikelierOf:
     def open(self, session: Any) -> tuple[Any, PredictorState]:
         """What each keeps."""
         lookup, predictor = self.drafters
-        return lookup.open(session), predictor.open(session)  # type: ignore[return-value]
+        made = predictor.open(session)
+        assert isinstance(made, PredictorState)
+        return lookup.open(session), made
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request."""
@@ -209,5 +211,6 @@ class LikelierOf:
 
     def close(self, state: tuple[Any, PredictorState], session: Any) -> None:
         """The request has ended."""
-        for drafter, each in zip(self.drafters, state):
-            drafter.close(each, session)  # type: ignore[arg-type]
+        lookup, predictor = self.drafters
+        lookup.close(state[0], session)
+        predictor.close(state[1], session)

@@ -25,7 +25,9 @@ _WANTED = (
 class DraftSource(Protocol):
     """Opens drafters from other models (`drafts.DraftModels`)."""
 
-    predicts: bool  # whether the target has layers that predict further tokens, as "mtp" wants
+    @property
+    def predicts(self) -> bool:
+        """Whether the target has layers that predict further tokens, as "mtp" wants."""
 
     def key(self, asked: Any) -> Any:
         """The key of a file, a folder, "early_exit" or "mtp", None for anything else."""
