@@ -135,7 +135,7 @@ cdef class Plan:
     cdef public bint spanned     # some attention sees the keys of a row's span alone
     cdef public bint by_token    # some op wants a token in every row, so that no batch may bring a row in its place
     cdef public int positions    # positions that every table by position has a row for
-    cdef readonly int vocab_size
+    cdef readonly int vocab_size, outputs   # outputs: columns of the output rows
     cdef readonly int num_threads
     cdef readonly int index      # of the op being built
     cdef readonly str op

@@ -56,13 +56,13 @@ cdef class Op:
 cdef class Plan:
     """The state of building: what slots hold before the next op."""
 
-    def __init__(self, widths, kv_layers, slot_layers, *, vocab_size, max_rows, num_threads, isa):
+    def __init__(self, widths, kv_layers, slot_layers, *, vocab_size, max_rows, num_threads, isa, outputs=None):
         for i, width in enumerate(widths):
             if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or not 1 <= width <= MAX_COLUMNS:
                 raise ModelError(f"slot {i}: width is {width!r}, wanted 1 to {MAX_COLUMNS} float32s")
         self.widths = [int(width) for width in widths]
         self.kv_layers, self.slot_layers = list(kv_layers), list(slot_layers)
-        self.vocab_size, self.max_rows = vocab_size, max_rows
+        self.vocab_size, self.max_rows, self.outputs = vocab_size, max_rows, vocab_size if outputs is None else outputs
         self.num_threads = num_threads
         self.isa = isa
         self.content = {}
@@ -154,8 +154,8 @@ cdef class Plan:
         if slot == OUTPUT:
             if self.domain != WANTED_ROWS:
                 raise self.fail("the output rows must come after take_rows")
-            if columns + offset != self.vocab_size:
-                raise self.fail(f"the output has {columns + offset} columns, wanted {self.vocab_size}")
+            if columns + offset != self.outputs:
+                raise self.fail(f"the output has {columns + offset} columns, wanted {self.outputs}")
         else:
             need = <long>act_row_bytes(number, columns + offset)
             if need > 4 * self.widths[slot]:

@@ -19,6 +19,7 @@ class Program:
     num_threads: int
     vocab_size: int
     hidden_size: int
+    outputs: int
     representative: bool
     busy: bool
     steps: int
@@ -47,6 +48,7 @@ class Program:
         isa: str | None = None,
         packing: object | None = None,
         beside: Program | None = None,
+        outputs: int | None = None,
     ) -> None: ...
     @property
     def carries(self) -> bool: ...

@@ -105,9 +105,10 @@ cdef class Program:
     ops: (name, parameters) as `model/lower.py` makes them; slots: the width of each slot in float32s; kv_layers: (kv_heads, k_dim, v_dim) per
     attention layer (kv_heads LATENT: values are a view of the keys; ROWS: floats that keys are made of); slot_layers: the shape of each recurrent
     layer's state; hidden: the slot that holds the rows of output="hidden" after the op before the first that writes the output; carried: the slot that
-    holds those of `carried` then, over the kept rows; max_rows: most rows of a step; num_threads: workers (0 = all cores this process may use); isa: instruction set of the float kernels (None = the active one); packing:
-    `begin(rows, cancel)` and `end()` of weights that may not be packed yet (weights/packing.py); beside: a program on whose workers this one runs, with as
-    many; only one of them steps at a time. ModelError or ConfigError for whatever cannot run.
+    holds those of `carried` then, over the kept rows; max_rows: most rows of a step; num_threads: workers (0 = all cores this process may use);
+    isa: instruction set of the float kernels (None = the active one); packing: `begin(rows, cancel)` and `end()` of weights that may not be packed
+    yet (weights/packing.py); beside: a program on whose workers this one runs, with as many; only one of them steps at a time; outputs: columns of
+    the output rows (None: the vocabulary's). ModelError or ConfigError for whatever cannot run.
     """
     cdef Step step_
     cdef Entry *entries
@@ -144,7 +145,7 @@ cdef class Program:
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef int32_t[::1] layer_reach    # the same of each layer, -1: no op reads it
     cdef double *clock
-    cdef readonly int n_tiles, max_rows, num_threads, vocab_size, hidden_size
+    cdef readonly int n_tiles, max_rows, num_threads, vocab_size, hidden_size, outputs
     cdef readonly list kv_layers, slot_layers
     cdef readonly bint causal    # rows see no key after their own; else every key of their sequence, all of which a step must bring
 
@@ -154,8 +155,10 @@ cdef class Program:
             raise MemoryError
 
     def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, slot_layers=(), hidden=None, carried=None, max_rows=512, num_threads=0, isa=None,
-                 packing=None, Program beside=None):
-        for name, value, most in (("vocab_size", vocab_size, 1 << 30), ("hidden_size", hidden_size, 1 << 24), ("max_rows", max_rows, MAX_ROWS)):
+                 packing=None, Program beside=None, outputs=None):
+        outputs = vocab_size if outputs is None else outputs
+        for name, value, most in (("vocab_size", vocab_size, 1 << 30), ("outputs", outputs, 1 << 30), ("hidden_size", hidden_size, 1 << 24),
+                                  ("max_rows", max_rows, MAX_ROWS)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(f"{name}: got {value!r}, wanted an int from 1 to {most}")
         self.num_threads = worker_count(num_threads)
@@ -163,7 +166,7 @@ cdef class Program:
             raise ConfigError(f"num_threads: got {self.num_threads}, wanted {beside.num_threads}, those of the program beside")
         self.crew = Workers(self.num_threads) if beside is None else beside.crew
         self.adaptive, self.packing = AdaptiveWorkers(self.num_threads), packing
-        self.max_rows, self.vocab_size, self.hidden_size = max_rows, vocab_size, hidden_size
+        self.max_rows, self.vocab_size, self.hidden_size, self.outputs = max_rows, vocab_size, hidden_size, outputs
         self.kv_layers = [tuple(layer) for layer in kv_layers]
         self.slot_layers = [tuple(shape) for shape in slot_layers]
         self.n_layers = len(self.kv_layers)
@@ -185,7 +188,8 @@ cdef class Program:
         writers = [i for i, (_, params) in enumerate(ops) if params.get("out") == OUTPUT]
         self.first_output = writers[0] if writers else len(ops)
         self.hidden_slot = self.carried_slot = -1
-        plan = Plan(slots, self.kv_layers, self.slot_layers, vocab_size=self.vocab_size, max_rows=self.max_rows, num_threads=self.num_threads, isa=isa)
+        plan = Plan(slots, self.kv_layers, self.slot_layers, vocab_size=self.vocab_size, outputs=self.outputs, max_rows=self.max_rows,
+                    num_threads=self.num_threads, isa=isa)
         plan.step = &self.step_
         self.ops, self.widths, self.adaptable, self.paged, self.fetching, self.pager = [], plan.widths, [], [], [], None
         for i, (name, params) in enumerate(ops):
@@ -283,8 +287,8 @@ cdef class Program:
         step.scratch_stride = (scratch + 4095) // 4096 * 4096
         self.scratch = Arena(step.scratch_stride * <size_t>self.num_threads)
         step.scratch = self.scratch.data
-        self.logits = np.empty((1, self.vocab_size), np.float32)
-        step.out_stride = 4 * <size_t>self.vocab_size
+        self.logits = np.empty((1, self.outputs), np.float32)
+        step.out_stride = 4 * <size_t>self.outputs
 
     def __dealloc__(self):
         cdef int i
@@ -522,7 +526,7 @@ cdef class Program:
         if done:
             memset(step.done, 0, done * sizeof(int32_t))
         if self.logits.shape[0] < batch.wanted_rows and self.first_output < self.n_ops:
-            self.logits = np.empty((batch.wanted_rows, self.vocab_size), np.float32)
+            self.logits = np.empty((batch.wanted_rows, self.outputs), np.float32)
         step.out = &self.logits[0, 0]
         return 0
 
@@ -592,7 +596,7 @@ cdef class Program:
         return 0
 
     def step(self, Rows batch not None, Pages memory not None, *, output="logits", Flag cancel=None):
-        """Runs the batch; returns float32 (wanted rows, vocab_size), or (wanted rows, hidden_size) for output="hidden".
+        """Runs the batch; returns float32 (wanted rows, outputs), or (wanted rows, hidden_size) for output="hidden".
 
         hidden: the rows that the architecture marks as its embedding of a text. The array is a view that the next step overwrites.
         Raises Cancelled when `cancel` was set (pages of the batch's positions then hold anything), ConfigError or ContextError

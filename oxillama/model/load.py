@@ -484,6 +484,61 @@ def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Mod
     )
 
 
+def output_matrix(model: Model) -> PackedMatrix | None:
+    """The matrix whose rows are the tokens of the output; None if its product is not the last but
+    for ops on single numbers, or its rows are not in memory.
+    """
+    writers = [op for op in model.tape.ops if op.params.get("out") == OUTPUT]
+    if model.pager is not None or not writers or writers[0].name != "matmul":
+        return None
+    first, *rest = writers
+    if len(first.params["weights"]) > 1 or first.params.get("addend") is not None:
+        return None
+    if any(op.name not in ("scale", "softcap") or op.params["x"] != OUTPUT for op in rest):
+        return None
+    return model.weights[first.params["weights"][0].key]
+
+
+def shortened(model: Model, tokens: np.ndarray) -> Program:
+    """The program of a model whose output is that of some tokens, given in runs of 16 from a
+    multiple of 16 on; on the workers of the model's own program. All weights must be packed, and
+    `output_matrix` known.
+    """
+    matrix, panels = output_matrix(model), tokens[::16] // 16
+    assert matrix is not None
+    held = matrix.panels()
+    # panels begin at multiples of 64 bytes
+    room = np.empty(len(panels) * held.shape[1] + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    taken = room[start : start + len(panels) * held.shape[1]].reshape(len(panels), -1)
+    np.take(held, panels, axis=0, out=taken)
+    ops = []
+    for op in model.tape.ops:
+        params = ready(model.reader, op.params, model.weights)
+        if op.name == "matmul" and op.params["out"] == OUTPUT:
+            short = PackedMatrix.over(taken.reshape(-1), matrix.form, len(tokens), matrix.cols)
+            bias = params["bias"]
+            params |= {"weights": [short], "bias": None if bias is None else bias[tokens]}
+        ops.append((op.name, params))
+    whole = model.program
+    program = Program(
+        ops,
+        list(model.tape.slots),
+        kv_layers=whole.kv_layers,
+        slot_layers=whole.slot_layers,
+        hidden=model.tape.embedding,
+        carried=model.tape.carried,
+        vocab_size=whole.vocab_size,
+        hidden_size=whole.hidden_size,
+        max_rows=whole.max_rows,
+        num_threads=whole.num_threads,
+        beside=whole,
+        outputs=len(tokens),
+    )
+    program.served = whole.served
+    return program
+
+
 def _program(
     config: ModelConfig,
     tape: Tape,

@@ -27,9 +27,11 @@ from oxillama.engine.allocator import common_prefix
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.session import Session
 from oxillama.errors import PoolError, SamplingError
+from oxillama.model.load import Model
 from oxillama.sampling import Distribution, Sampler
 from oxillama.speculative.acceptance import AcceptanceEstimate
 from oxillama.speculative.costs import NOMINAL
+from oxillama.speculative.shortlist import Shortlist
 from oxillama.speculative.types import Draft, DraftRequest
 from oxillama.speculative.vocabularies import Alignment
 
@@ -71,7 +73,7 @@ class DraftAcceptance:
 class DraftState:
     """A draft's session for one of the target's; `held` are the target's tokens in its pages."""
 
-    __slots__ = ("acceptance", "held", "offered", "position", "sampler", "session")
+    __slots__ = ("acceptance", "held", "noted", "offered", "position", "sampler", "session")
 
     def __init__(
         self, session: Session, sampler: Sampler | None, acceptance: DraftAcceptance
@@ -80,6 +82,7 @@ class DraftState:
         self.held: list[int] = []
         self.offered: list[int] = []
         self.position = 0
+        self.noted = 0  # of the target's tokens, those counted for the shortlist
 
     def to_dict(self) -> dict:
         """What was learned, as JSON values."""
@@ -143,8 +146,9 @@ class ModelDrafter:
 
     own_sampler: makes the sampler of a session's draft, None to draw with a fork of the session's
     own. weight: the cost of a draft step relative to a target step, in bytes read; it replaces
-    measured times if the text depends on the number of candidates, as with a sampler of its own. If
-    both are the same engine, its own requests and drafts take turns.
+    measured times if the text depends on the number of candidates, as with a sampler of its own.
+    model: what the engine runs, to draw from a part of its vocabulary; None to draw from all of it.
+    If both are the same engine, its own requests and drafts take turns.
 
     `open`, `close` and `forget` take no engine's lock, because callers may hold the target's, and
     two engines may draft for each other.
@@ -157,8 +161,13 @@ class ModelDrafter:
         *,
         own_sampler: Callable[[Session], Sampler] | None = None,
         weight: float = 1.0,
+        model: Model | None = None,
     ) -> None:
         self.core, self.alignment = core, alignment
+        self._shortlist: Shortlist | None = None
+        # with a sampler of its own, a text would depend on what others were made of
+        if model is not None and own_sampler is None and not alignment.mapped:
+            self._shortlist = Shortlist.of(model)
         self._own_sampler, self._weight = own_sampler, weight
         # of all sessions, except where the text depends on it
         self._acceptance = DraftAcceptance()
@@ -265,11 +274,14 @@ class ModelDrafter:
         out = [Draft()] * len(requests)
         drafts: dict[int, SessionDraft] = {}
         for at, request in enumerate(requests):
+            self._note(request)
             count = self._count(request)
             if count:
                 drafts[at] = self._session_draft(request, count)
         if not drafts:
             return out
+        if self._shortlist is not None:
+            self._shortlist.update()
         with self.reserved(list(drafts.values())):
             self.draft(list(drafts.values()))
         for at, draft in drafts.items():
@@ -281,6 +293,20 @@ class ModelDrafter:
                 draft.tokens, None, draft.shares if draft.state.sampler is not None else None
             )
         return out
+
+    def _note(self, request: DraftRequest) -> None:
+        """Count the session's tokens that are new."""
+        state, tokens = request.state, request.session.tokens
+        if self._shortlist is not None:
+            self._shortlist.note(tokens[state.noted :])
+            state.noted = len(tokens)
+
+    def _row(self, logits: np.ndarray) -> np.ndarray:
+        """float32 (the target's vocabulary,) of a row of the draft's output."""
+        short, rows = self._shortlist, self.core.program.vocab_size
+        if short is not None and len(logits) < rows:
+            logits = short.row(logits, rows)
+        return self.alignment.row(logits)
 
     def _session_draft(self, request: DraftRequest, count: int) -> SessionDraft:
         return SessionDraft(request, count)
@@ -328,7 +354,7 @@ class ModelDrafter:
         ]
         while live:
             rounds += 1
-            going = [draft for draft, row in live if draft.draw(self.alignment.row(row))]
+            going = [draft for draft, row in live if draft.draw(self._row(row))]
             rows = self.run([(draft, [draft.tokens[-1]]) for draft in going])
             live = [(draft, row) for draft, row in zip(going, rows) if row is not None]
         if rounds and (not self._round or all(len(ids) <= _SHORT for _, ids in work)):
@@ -383,9 +409,11 @@ class ModelDrafter:
         row_table = np.repeat(np.arange(len(part), dtype=np.int32), [len(ids) for _, ids in part])
         wanted = (np.cumsum([len(ids) for _, ids in part]) - 1).astype(np.int32)
         self.forwarded += len(tokens)
-        core = self.core
+        core, short = self.core, self._shortlist
         with core.step_lock:
             program = core.program  # first: closed meanwhile, the drafts have no pages
+            if short is not None and short.program is not None:
+                program = short.program
             batch = core.make_batch(
                 tokens,
                 positions,

@@ -158,6 +158,7 @@ class DraftModels:
             alignment,
             own_sampler=own_sampler,
             weight=_bytes(draft.reader) / _bytes(model.reader),
+            model=draft,
         )
         return drafter, None if opened is None else opened.close
 
@@ -177,6 +178,7 @@ class DraftModels:
             Alignment(rows, rows),
             own_sampler=own_sampler,
             weight=_run_bytes(draft) / _run_bytes(model),
+            model=draft,
         )
         return drafter, core.close
 
@@ -196,7 +198,7 @@ class DraftModels:
         )
         core, rows = self._core_over(draft, config), model.config.vocab_size
         weight = _run_bytes(draft) / _run_bytes(model)
-        return MtpDrafter(core, Alignment(rows, rows), weight=weight), core.close
+        return MtpDrafter(core, Alignment(rows, rows), weight=weight, model=draft), core.close
 
 
 def _rotated(config: EngineConfig, target: Model, path: Path) -> EngineConfig:

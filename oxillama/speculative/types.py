@@ -24,7 +24,7 @@ from oxillama.speculative.costs import CostLedger, StepCosts
 
 MAX_CANDIDATES = 16  # of a step, unless a request says otherwise
 # a prompt's last tokens whose rows a drafter takes (`take_carried`)
-WINDOW = 512
+WINDOW = 256
 
 
 @dataclass(frozen=True, slots=True)
