@@ -12,6 +12,8 @@ docs/speculative.md.
   lookup        candidates that followed the same tokens before
   grammar       candidates that a grammar forces
   draft_model   candidates from a second model
+  mtp           candidates from the model's own layers that predict further tokens
+  shortlist     the part of a large vocabulary that drafts draw from
   vocabularies  whether a draft's tokens can represent a target's, and how
   background    a draft model that drafts while the target verifies
   drafts        draft models: opened, chosen from a folder, or made from the target
