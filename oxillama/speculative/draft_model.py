@@ -154,6 +154,9 @@ class ModelDrafter:
     two engines may draft for each other.
     """
 
+    # whether the prompts that it evaluates are part of what its candidates cost
+    _catch_up_counts = True
+
     def __init__(
         self,
         core: EngineCore,
@@ -280,17 +283,24 @@ class ModelDrafter:
                 drafts[at] = self._session_draft(request, count)
         if not drafts:
             return out
+        began, setup = time.perf_counter(), 0.0
         if self._shortlist is not None:
             self._shortlist.update()
+            setup = time.perf_counter() - began
         with self.reserved(list(drafts.values())):
-            self.draft(list(drafts.values()))
+            caught_up = self.draft(list(drafts.values()))
+        if not self._catch_up_counts:
+            setup += caught_up
         for at, draft in drafts.items():
             draft.state.position, draft.state.offered = (
                 len(draft.request.session.tokens),
                 draft.tokens,
             )
             out[at] = Draft(
-                draft.tokens, None, draft.shares if draft.state.sampler is not None else None
+                draft.tokens,
+                None,
+                draft.shares if draft.state.sampler is not None else None,
+                setup,
             )
         return out
 
@@ -341,14 +351,18 @@ class ModelDrafter:
         each = (self._round or max(self._weight * plain, _LEAST_ROUND)) / request.sequences
         return request.worthwhile(chances, each=each)
 
-    def draft(self, drafts: list[SessionDraft]) -> None:
-        """Catch up with each session, then draw its candidates."""
+    def draft(self, drafts: list[SessionDraft]) -> float:
+        """Catch up with each session, then draw its candidates; returns the seconds of a long
+        catch-up.
+        """
         started, rounds = time.perf_counter(), 0
         for draft in drafts:
             draft.drop_rejected()
         most = min(CATCH_UP, self.core.program.max_rows)
         work = [(draft, draft.missing(most)) for draft in drafts]
         rows = self.run(work)
+        short = all(len(ids) <= _SHORT for _, ids in work)
+        caught_up = 0.0 if short else time.perf_counter() - started
         live = [
             (draft, row) for draft, row in zip(drafts, rows) if row is not None and draft.caught_up
         ]
@@ -357,11 +371,12 @@ class ModelDrafter:
             going = [draft for draft, row in live if draft.draw(self._row(row))]
             rows = self.run([(draft, [draft.tokens[-1]]) for draft in going])
             live = [(draft, row) for draft, row in zip(going, rows) if row is not None]
-        if rounds and (not self._round or all(len(ids) <= _SHORT for _, ids in work)):
-            seconds = (time.perf_counter() - started) / rounds
+        if rounds and (not self._round or short):
+            seconds = (time.perf_counter() - started - caught_up) / rounds
             if self._round:
                 seconds = self._round + 0.2 * (min(seconds, 3 * self._round) - self._round)
             self._round = seconds
+        return caught_up
 
     def run(self, work: list[tuple[SessionDraft, list[int]]]) -> list[np.ndarray | None]:
         """Evaluate tokens of several drafts; the logits after the last of each, None for one that

@@ -134,6 +134,8 @@ class MtpDrafter(ModelDrafter):
     """Drafts with the layers of the target that predict further tokens."""
 
     carries = runs = True
+    # one layer, over a few rows
+    _catch_up_counts = False
 
     def _state_of(self, session: Session, drafted: Session) -> PredictorState:
         return PredictorState(drafted, None, self._acceptance)

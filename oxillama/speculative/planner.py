@@ -149,6 +149,7 @@ class Planner:
             raise answer
         speculation = request.speculation
         speculation.offer(request, query, answer, self._core.program.vocab_size)
+        started += answer.setup
         speculation.step_started(query, len(request.entry.draft), prefilled, started)
 
     def _draft_in_thread(

@@ -33,12 +33,14 @@ class Draft:
 
     chances: of each, to be accepted where those before it are; candidates beyond the last chance
     are not run. None where the drafter has chosen their number. shares: the distribution that each
-    was drawn from, where they were drawn by a sampler of the drafter's own.
+    was drawn from, where they were drawn by a sampler of the drafter's own. setup: seconds of the
+    call that are spent once, and say nothing of what later calls cost.
     """
 
     tokens: Sequence[int] = ()
     chances: Sequence[float] | None = None
     shares: Sequence[Distribution] | None = None
+    setup: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
