@@ -15,8 +15,8 @@ import urllib.request
 import pytest
 
 import oxillama
-from oxillama.cli import main
-from oxillama.cli.serve import LIMITS
+from oxillama.cli import main, parser
+from oxillama.cli.serve import LIMITS, _engine
 from oxillama.server.settings import ServerConfig
 
 VERSION = oxillama.__version__
@@ -151,6 +151,18 @@ def test_a_second_interrupt_ends_the_server_at_once_and_shows_no_stack():
 def test_what_cannot_be_honoured_is_refused_before_anything_starts(capsys, args, why):
     assert main(["serve", *args]) == 1
     assert why in capsys.readouterr().err
+
+
+def test_requests_speculate_as_the_command_says(cases, capsys):
+    draft = str(cases / "stories260K" / "stories260K-q8_0.gguf")
+    command_line = parser()
+    for given, wanted in ((draft, draft), ("off", False), ("mtp", "mtp")):
+        options = _engine(command_line.parse_args(["serve", "--speculative", given]))
+        assert options["speculative"] == wanted
+    assert "speculative" not in _engine(command_line.parse_args(["serve"]))
+    with pytest.raises(SystemExit):
+        main(["serve", "--draft-max", "3"])
+    assert "as many candidates are run as pay" in capsys.readouterr().err
 
 
 def damaged(path):

@@ -99,3 +99,32 @@ def test_a_target_that_came_as_bytes_has_no_file_to_be_requantised(stories):
         ),
     ):
         SpeculativeEngine(SpeculativeConfig(engine, "requantised"))
+
+
+def test_only_known_ways_are_a_default(stories):
+    for wrong in ("", 3, ["auto"]):
+        with pytest.raises(
+            oxillama.ConfigError, match=r"speculative: found .*, wanted 'auto', 'lookup', 'mtp'"
+        ):
+            oxillama.EngineConfig(speculative=wrong)
+    path = stories / "stories260K-f32.gguf"
+    for wrong, message in (
+        ("draft.gguf", "speculative: found 'draft.gguf', wanted None, False"),
+        ("early_exit:9", "draft: found 'early_exit:9', wanted early_exit:n with n from 1 to 5"),
+        ("mtp", "mtp: found none, wanted layers in memory that predict further tokens"),
+    ):
+        with pytest.raises(oxillama.ConfigError, match=message):
+            oxillama.load(path, speculative=wrong)
+
+
+def test_an_engine_may_have_a_draft_for_every_request(target, stories):
+    draft = stories / "stories260K-q8_0.gguf"
+    wanted = target.generate("Once", max_tokens=30, sampler=GREEDY).tokens
+    with oxillama.load(
+        stories / "stories260K-f32.gguf", num_threads=1, speculative=draft
+    ) as engine:
+        assert len(engine.opened.core.speculator.cores()) == 1  # loaded with the engine
+        done = engine.generate("Once", max_tokens=30, sampler=GREEDY)
+        assert done.tokens == wanted and done.speculation is not None
+        plain = engine.generate("Once", max_tokens=30, sampler=GREEDY, speculative=False)
+        assert plain.tokens == wanted and plain.speculation is None

@@ -239,10 +239,3 @@ def test_by_default_a_grammar_forces_text_and_nothing_is_looked_up():
         assert isinstance(registry.candidates(None, masker).drafter, ForcedText)
         assert isinstance(registry.candidates("auto", masker).drafter, FirstOf)
         assert isinstance(registry.candidates(None, None).drafter, LookupDrafter)
-
-
-def test_only_known_ways_are_a_default():
-    with pytest.raises(
-        oxillama.ConfigError, match="speculative: found 'draft.gguf', wanted 'auto'"
-    ):
-        oxillama.EngineConfig(speculative="draft.gguf")
