@@ -170,6 +170,27 @@ _CHANGING = frozenset({"append", "extend", "insert", "pop", "setdefault", "updat
 _PER_ITEM = 128  # bytes that a further element of a list or dict takes at most
 
 
+# Codecs and handlers of errors of `encode` and `decode`: those whose time and size are in
+# proportion to the text. Others are not (punycode and idna take its square).
+_CODECS = frozenset(
+    {
+        *("ascii", "us-ascii", "latin-1", "latin1", "iso-8859-1", "utf8", "utf-8", "utf-16"),
+        *("utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be", "unicode-escape"),
+    }
+)
+_HANDLERS = frozenset({"strict", "ignore", "replace", "backslashreplace", "xmlcharrefreplace"})
+
+
+def _check_codec(encoding: Any = "utf-8", errors: Any = "strict") -> None:
+    for what, given, wanted in (("encoding", encoding, _CODECS), ("errors", errors, _HANDLERS)):
+        found = plain(given)[:40] if isinstance(given, str) else type(given).__name__
+        if found.lower().replace("_", "-") not in wanted:
+            raise TemplateError(
+                f"chat template: {what} {found!r} is not allowed in templates, wanted one of "
+                f"{', '.join(sorted(wanted))}"
+            )
+
+
 def _pieces(text: Any, separator: Any) -> int:
     if separator:
         return text.count(separator)
@@ -432,7 +453,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _attribute(self, obj: Any, name: str) -> Any:
         """The `attr` filter: an attribute alone, never an item."""
-        name = plain(str(name))
+        name = plain(self._text(name))
         value = getattr(obj, name, self)
         if value is self:
             return self.undefined(obj=obj, name=name)
@@ -476,6 +497,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if function in self._constructors:
             self.measured((args, kwargs))
             return self.keep(function(*args, **kwargs))
+        if function in self._functions:  # they write out what they are given
+            self.measured((args, kwargs))
         made = super().call(context, function, *args, **scope, **kwargs)
         if function in self._functions:
             made = from_outside(made) if holds_message((args, kwargs)) else made
@@ -502,6 +525,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return self._format(str(owner), args, kwargs)
         if name == "join":
             return self._join(args[0] if args else (), str(owner))
+        if name in ("encode", "decode"):
+            _check_codec(*args, **kwargs)
         sizes = sum(len(each) for each in (owner, *args) if isinstance(each, (str, bytes)))
         self.charge(calls=sizes >> 10)
         if name in _GROWTH:
@@ -748,7 +773,8 @@ def _sum(values: Iterable[Any], attribute: str | None = None, start: float = 0) 
 
 
 def _raise(message: Any) -> None:
-    raise TemplateError(f"chat template: {' '.join(str(message).split())[:2000]}")
+    told = " ".join(str(message).split())[:2000]
+    raise TemplateError(f"chat template: {told or 'refuses these messages, and does not say why'}")
 
 
 def _strftime_now(form: Any) -> str:

@@ -16,6 +16,11 @@ from oxillama.gguf import GgufReader
 from oxillama.tokenizer import ChatTemplate, sandbox
 
 HI = [{"role": "user", "content": "hi"}]
+# a list of 2^60 elements, if it were written out
+NEST = (
+    "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set m = [] %}"
+    "{% set _ = m.append(n.x) %}{% set _ = m.append(n.x) %}{% set n.x = m %}{% endfor %}"
+)
 
 
 def test_real_templates_render_as_others_render_them(cases):
@@ -112,6 +117,14 @@ def test_hostile_templates_of_the_cases_end_soon_in_little_memory(cases, tmp_pat
         "{{ lipsum(1000) }}",
         "{{ undefined.attribute }}",
         "{% if %}",
+        "{{ ('ab' * 300000).encode().decode('punycode') }}",
+        "{{ ('xn--9ca.' * 100000).encode().decode('idna') }}",
+        "{{ '\u00e9'.encode('ascii', 'namereplace') }}",
+        NEST + "{{ raise_exception(n.x) }}",
+        NEST + "{{ raise_exception(message=n.x) }}",
+        NEST + "{{ strftime_now(n.x) }}",
+        NEST + "{{ messages | attr(n.x) }}",
+        NEST + "{{ 'a'.encode(n.x) }}",
     ],
 )
 def test_what_a_template_may_not_do_is_a_template_error(source):
@@ -207,6 +220,30 @@ def test_a_long_conversation_has_a_budget_of_its_own_length():
     )
     messages = [{"role": "user", "content": "xa" * 10000}] * 500
     assert len(ChatTemplate(source).render(messages)) == 500 * 20001
+
+
+def test_refusals_say_what_is_wanted():
+    for source, told in (
+        (
+            "{{ 'a'.encode('idna') }}",
+            "encoding 'idna' is not allowed in templates, wanted one of as",
+        ),
+        (
+            "{{ 'a'.encode(errors=7) }}",
+            "errors 'int' is not allowed in templates, wanted one of ba",
+        ),
+        (
+            "{{ raise_exception('') }}",
+            "chat template: refuses these messages, and does not say why",
+        ),
+    ):
+        with pytest.raises(TemplateError, match=told):
+            ChatTemplate(source).render(HI)
+    for source in (
+        "{{ 'a\u00e9'.encode('UTF_8').decode() }}",
+        "{{ 'a\u00e9'.encode().decode('utf8') }}",
+    ):
+        assert ChatTemplate(source).render(HI) == "a\u00e9"
 
 
 def test_a_template_that_is_no_text_is_refused():
