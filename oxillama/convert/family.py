@@ -34,6 +34,22 @@ LOCAL_BASES = (
     "rope_local_base_freq",
 )
 SHARES = ("rope_pct", "rope_percent", "partial_rotary_factor")
+# what a list says of each layer; a misspelt one would be taken as any other kind
+_KINDS = {
+    "layer_types": frozenset(
+        ("attention", "full_attention", "sliding_attention", "chunked_attention")
+        + ("linear_attention", "mamba", "conv", "indexed_attention", "sparse_attention")
+        + ("deepseek_sparse_attention", "compressed_sparse_attention")
+        + ("heavily_compressed_attention",)
+    ),
+    "mlp_layer_types": frozenset(("dense", "sparse", "moe", "hash_moe")),
+}
+# of a rotation
+_NUMBERS = (
+    *("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor"),
+    *("mscale", "mscale_all_dim", "alpha"),
+)
 
 
 class Hyper:
@@ -64,13 +80,14 @@ class Hyper:
         return default
 
     def _typed(self, kind: str, names: Sequence[str], default: Any, accept: Callable) -> Any:
-        value = self.get(*names, default=_MISSING)
-        if value is _MISSING:
+        name = next((one for one in names if self.config.get(one) is not None), None)
+        if name is None:
             if default is _MISSING:
                 raise ConvertError(f"{self.label}: {names[0]} is missing, wanted {kind}")
             return default
+        value = self.config[name]
         if isinstance(value, bool) or not accept(value):
-            raise ConvertError(f"{self.label}: {names[0]}: found {value!r:.80}, wanted {kind}")
+            raise ConvertError(f"{self.label}: {name}: found {value!r:.80}, wanted {kind}")
         return value
 
     def integer(self, *names: str, default: Any = _MISSING) -> int:
@@ -94,7 +111,9 @@ class Hyper:
         return value
 
     def strings(self, name: str, count: int) -> list[str] | None:
-        """A list of `count` strings, None where the key is missing."""
+        """A list of `count` strings, None where the key is missing; kinds of layers must be
+        known ones.
+        """
         value = self.config.get(name)
         if value is None:
             return None
@@ -102,7 +121,15 @@ class Hyper:
             raise ConvertError(f"{self.label}: {name}: found {value!r:.80}, wanted a list of names")
         if len(value) < count:
             raise ConvertError(f"{self.label}: {name}: {len(value)} of them for {count} layers")
-        return value[:count]
+        kept = value[:count]
+        known = _KINDS.get(name, kept)
+        for one in kept:
+            if one not in known:
+                raise ConvertError(
+                    f"{self.label}: {name}: found {one!r:.80}, wanted one of "
+                    f"{', '.join(sorted(known))}"
+                )
+        return kept
 
     def must_be(self, name: str, *wanted: Any) -> None:
         """ConvertError where a key is there with another value: the GGUF meaning has no other."""
@@ -148,15 +175,19 @@ class Hyper:
         for names in (BASES, SHARES):
             value = self.get(*names)
             if value is not None:
+                if not isinstance(value, list):  # a base for each layer
+                    self.number(*names)
                 found[names[-1]] = value
         for name in ("rope_scaling", "rope_parameters"):
-            value = self.config.get(name) or {}
+            value = {} if self.config.get(name) is None else self.config[name]
+            if isinstance(value, dict) and kind in value:
+                name, value = f"{name}: {kind}", value[kind]
             if not isinstance(value, dict):
                 raise ConvertError(f"{self.label}: {name}: found {value!r:.80}, wanted an object")
-            if kind in value:
-                value = value[kind]
-            elif any(isinstance(one, dict) for one in value.values()):
+            if any(isinstance(one, dict) for one in value.values()):
                 continue
+            for key in _NUMBERS:
+                Hyper(value, f"{self.label}: {name}").number(key, default=None)
             found.update(value)
         found.setdefault("rope_type", found.get("type", "default"))
         return found
@@ -229,8 +260,8 @@ class Rule:
 
 def compiled(pattern: str) -> re.Pattern[str]:
     """A rule's pattern as a regular expression with groups b, e and w."""
-    text = re.escape(pattern).replace(r"\{b\}", r"(?P<b>\d+)")
-    text = text.replace(r"\{e\}", r"(?P<e>\d+)").replace(r"\{w\}", r"(?P<w>weight|bias)")
+    text = re.escape(pattern).replace(r"\{b\}", r"(?P<b>[0-9]{1,9})")
+    text = text.replace(r"\{e\}", r"(?P<e>[0-9]{1,9})").replace(r"\{w\}", r"(?P<w>weight|bias)")
     return re.compile(text + r"\Z")
 
 

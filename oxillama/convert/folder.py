@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from oxillama.convert import methods  # noqa: F401  (registers them)
 from oxillama.convert.quantised import dequantised
 from oxillama.convert.safetensors import StoredTensor, Tensor, read_safetensors
 from oxillama.errors import ConvertError, listed
+from oxillama.gguf.source import open_without_waiting
 
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-_MAX_JSON = 1 << 28  # bytes of a JSON file that is read
+_MOST_BYTES = 1 << 28  # of a file that is read whole
 # values of a text part that published folders (LLaVA 1.5, Pixtral, Gemma 3) leave to transformers
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 _UNSAID: dict[str, dict[str, Any]] = {
@@ -58,6 +60,29 @@ def is_model_folder(path: str | os.PathLike[str]) -> bool:
     return Path(path, "config.json").is_file()
 
 
+def read_whole(path: Path) -> bytes | None:
+    """The bytes of a small file, None where there is none. ConvertError for a link to a file that
+    is missing, and for what is no regular file or larger than 256 MiB.
+    """
+    try:
+        with open(path, "rb", opener=open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConvertError(f"{path}: not a regular file")
+            if status.st_size > _MOST_BYTES:
+                raise ConvertError(f"{path}: {status.st_size} bytes, wanted at most {_MOST_BYTES}")
+            return file.read(_MOST_BYTES)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise ConvertError(f"{path}: a link to {os.readlink(path)}, which is missing") from None
+        return None
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConvertError):
+            raise
+        what = getattr(error, "strerror", None) or error
+        raise ConvertError(f"{path}: cannot be read: {what}") from error
+
+
 class ModelFolder:
     """A folder as `save_pretrained` writes it. ConvertError, naming the file, for what is missing
     or malformed; pickled weights are never opened.
@@ -95,16 +120,13 @@ class ModelFolder:
 
     def _json(self, name: str, *, required: bool = False) -> Any:
         path = self.path / name
-        try:
-            if path.stat().st_size > _MAX_JSON:
-                raise ConvertError(f"{path}: larger than {_MAX_JSON} bytes")
-            return json.loads(path.read_bytes().decode("utf-8"))
-        except FileNotFoundError:
+        held = read_whole(path)
+        if held is None:
             if required:
-                raise ConvertError(f"{path}: missing, wanted a Hugging Face model folder") from None
+                raise ConvertError(f"{path}: missing, wanted a Hugging Face model folder")
             return None
-        except OSError as error:
-            raise ConvertError(f"{path}: cannot be read: {error.strerror or error}") from error
+        try:
+            return json.loads(held.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise ConvertError(f"{path}: found no JSON: {error}") from None
 
@@ -147,7 +169,7 @@ class ModelFolder:
         """Every tensor of the files by name."""
         found: dict[str, StoredTensor] = {}
         paths = self._shards()
-        absent = [path.name for path in paths if not path.is_file()]
+        absent = [path.name for path in paths if not os.path.isfile(path)]
         if absent:
             more = (
                 f" ({len(absent)} of {len(paths)}: {listed(absent, 4)})" if len(absent) > 1 else ""
@@ -161,15 +183,8 @@ class ModelFolder:
         return found
 
     def _shards(self) -> list[Path]:
-        index = self.json(INDEX)
-        if index:
-            places = index.get("weight_map")
-            if not isinstance(places, dict) or not all(
-                isinstance(name, str) and Path(name).name == name for name in places.values()
-            ):
-                raise ConvertError(
-                    f"{self.path / INDEX}: weight_map: wanted an object of tensor and file names"
-                )
+        places = self._places()
+        if places:
             return [self.path / name for name in sorted(set(places.values()))]
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
@@ -183,10 +198,22 @@ class ModelFolder:
             raise ConvertError(f"{self.path}: {len(files)} safetensors files without {INDEX}")
         return files
 
+    def _places(self) -> dict[str, str]:
+        """The file of each tensor by the index; empty without one."""
+        index = self.json(INDEX)
+        places = index.get("weight_map") if index else {}
+        if not isinstance(places, dict) or not all(
+            isinstance(name, str) and Path(name).name == name for name in places.values()
+        ):
+            raise ConvertError(
+                f"{self.path / INDEX}: weight_map: found {places!r:.80}, wanted an object of "
+                "tensor and file names"
+            )
+        return places
+
     def check_complete(self) -> None:
         """ConvertError where the index names a tensor that no file holds."""
-        named = self.json(INDEX).get("weight_map", {})
-        absent = [name for name in named if name not in self.stored]
+        absent = [name for name in self._places() if name not in self.stored]
         if absent:
             more = f" ({len(absent)} such: {listed(absent, 4)})" if len(absent) > 1 else ""
             raise ConvertError(

@@ -64,7 +64,9 @@ def rotation(h: Hyper, k: Keys) -> None:
     elif kind in ("longrope", "su"):
         k.text("rope.scaling.type", "longrope")
     elif kind not in ("default", "llama3", "dynamic", "xdrope", "mrope", "proportional"):
-        raise ConvertError(f"{h.label}: rope_type: found {kind!r}, wanted one that GGUF files know")
+        raise ConvertError(
+            f"{h.label}: rope_type: found {kind!r:.80}, wanted one that GGUF files know"
+        )
     if "rope_theta" in rope:
         k.f32("rope.freq_base", _number(h, rope, "rope_theta"))
     if any(isinstance(v, dict) for v in (h.get("rope_parameters") or {}).values()):

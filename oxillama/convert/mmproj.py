@@ -59,7 +59,8 @@ def has_encoder(path: str | os.PathLike[str]) -> bool:
     """
     folder = ModelFolder(path)
     names = folder.config.get("architectures")
-    known = isinstance(names, list) and bool(names) and names[0] in ENCODERS
+    name = names[0] if isinstance(names, list) and names else None
+    known = isinstance(name, str) and name in ENCODERS
     return known and isinstance(folder.config.get("vision_config"), dict)
 
 

@@ -8,7 +8,10 @@ JSON object of name -> {dtype, shape, data_offsets}, then the bytes of all tenso
 from __future__ import annotations
 
 import json
+import math
 import mmap
+import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from oxillama.errors import ConvertError
+from oxillama.gguf.source import open_without_waiting
 from oxillama.quant import quantize
 
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
@@ -131,8 +135,11 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     bytes.
     """
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
+        with open(path, "rb", opener=open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConvertError(f"{path}: not a regular file, wanted a safetensors file")
+            size = status.st_size
             head = file.read(8)
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
             if not 0 < length <= min(MAX_HEADER, size - 8):
@@ -145,6 +152,9 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise ConvertError(f"{path}: cannot be read: {error.strerror or error}") from error
     header.pop("__metadata__", None)
+    for name in header:
+        if not name.isprintable():
+            raise ConvertError(f"{path}: found a tensor named {name!r:.80}, wanted printable names")
     found = {
         name: _tensor(f"{path.name}: {name}", about, mapped, 8 + length, size)
         for name, about in header.items()
@@ -182,16 +192,17 @@ def _tensor(label: str, about: object, mapped: mmap.mmap, start: int, size: int)
         raise ConvertError(f"{label}: found {about!r:.80}, wanted dtype, shape and data_offsets")
     dtype, shape, offsets = about["dtype"], about["shape"], about["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ConvertError(f"{label}: dtype {dtype!r}, wanted one of {', '.join(DTYPES)}")
+        raise ConvertError(f"{label}: dtype {dtype!r:.80}, wanted one of {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > 8 or not all(map(_is_size, shape)):
         raise ConvertError(f"{label}: shape {shape!r:.80}, wanted a list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise ConvertError(f"{label}: data_offsets {offsets!r:.80}, wanted two offsets")
     begin, stop = offsets
-    count = 1
-    for one in shape:
-        count *= one
     item = np.dtype(DTYPES[dtype])
+    # numpy multiplies the sizes beside one of 0 too
+    if math.prod(one or 1 for one in shape) * item.itemsize >= 1 << 62:
+        raise ConvertError(f"{label}: shape {shape!r:.80}, wanted at most 2^62 bytes")
+    count = math.prod(shape)
     nbytes = count * item.itemsize
     if stop - begin != nbytes or start + stop > size:
         raise ConvertError(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from oxillama.convert.folder import read_whole
 from oxillama.errors import ConvertError
 
 UNIGRAM, BPE = 1, 2
@@ -33,10 +34,9 @@ class Pieces:
 
 def read_sentencepiece(path: Path) -> Pieces:
     """The pieces of a file; ConvertError where it is no SentencePiece model."""
+    held = read_whole(path) or b""
     try:
-        return _model(path.read_bytes())
-    except OSError as error:
-        raise ConvertError(f"{path}: cannot be read: {error.strerror or error}") from error
+        return _model(held)
     except (ValueError, IndexError, struct.error) as error:
         raise ConvertError(f"{path}: found no SentencePiece model: {error}") from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from base64 import b64decode
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.convert.family import Family, Hyper
-from oxillama.convert.folder import ModelFolder
+from oxillama.convert.folder import ModelFolder, read_whole
 from oxillama.convert.sentencepiece import UNIGRAM, Pieces, read_sentencepiece
 from oxillama.errors import ConvertError
 from oxillama.tokenizer.bpe import BYTE_TO_CHAR
@@ -41,6 +42,7 @@ _RENDERED = frozenset(
     + ("<tool_response|>", '<|"|>')
 )
 _GPT2 = SPLITS["gpt-2"]
+_ID = re.compile(r"[0-9]{1,18}")
 # added tokens that control a model although their folders do not call them special
 _CONTROLLING = re.compile(
     r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL
@@ -68,9 +70,23 @@ def vocabulary_keys(
     """Every key of the vocabulary with its GGUF type; empty where the folder has none.
 
     Tokens beyond the model's vocabulary, which it can neither read nor write, are added to
-    left_out.
+    left_out. ConvertError, naming the file, for what is malformed.
     """
     left_out = [] if left_out is None else left_out
+    try:
+        return _vocabulary_keys(folder, family, hyper, left_out)
+    except ConvertError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConvertError(
+            f"{folder.path}: the values of its vocabulary's files do not fit together: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _vocabulary_keys(
+    folder: ModelFolder, family: Family, hyper: Hyper, left_out: list[str]
+) -> KeyValues:
     settings = folder.json("tokenizer_config.json")
     if family.vocabulary == "rwkv":
         return _world(folder, family, settings, hyper.integer("vocab_size", default=1 << 16))
@@ -78,8 +94,9 @@ def vocabulary_keys(
     if family.vocabulary == "plamo":
         keys = _plamo(folder, settings, size)
         return keys | _templates(folder, settings, family) if keys else {}
-    from_json = (folder.path / "tokenizer.json").is_file()
-    files = [name for name in _MODELS if (folder.path / name).is_file()]
+    # whatever has the name, so that a link to nothing is not taken for no vocabulary
+    from_json = os.path.lexists(folder.path / "tokenizer.json")
+    files = [name for name in _MODELS if os.path.lexists(folder.path / name)]
     if files and family.vocabulary != "gemma4":
         pieces = read_sentencepiece(folder.path / files[0])
         if pieces.model_type == UNIGRAM and family.vocabulary == "unigram":
@@ -88,7 +105,7 @@ def vocabulary_keys(
             keys, ids = _sentencepiece(folder, pieces, settings, size, family, left_out)
     elif from_json:
         keys, ids = _from_json(folder, size, family)
-    elif family.vocabulary == "qwen" and (folder.path / _QWEN).is_file():
+    elif family.vocabulary == "qwen" and os.path.lexists(folder.path / _QWEN):
         keys, ids = _qwen(folder, size)
     else:
         _check_absent(folder)
@@ -120,18 +137,19 @@ def _world(folder: ModelFolder, family: Family, settings: dict, size: int) -> Ke
     Token 0 begins and ends texts and has no line. Two line breaks end a turn (token 261).
     """
     path = folder.path / _WORLD
-    if not path.is_file():
+    text = _text(path)
+    if text is None:
         return {}
     tokens, kinds = ["<s>"], [CONTROL]
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             _, literal = line.split(" ", 1)
             literal, length = literal.rsplit(" ", 1)
             token = ast.literal_eval(literal)
-            held = token.encode() if isinstance(token, str) else bytes(token)
-            if len(held) != int(length):
+            held = token.encode() if isinstance(token, str) else token
+            if not isinstance(held, bytes) or len(held) != int(length):
                 raise ValueError(length)
-        except (ValueError, SyntaxError, TypeError) as error:
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
             raise ConvertError(
                 f"{path}: line {number}: found {line!r:.60}, "
                 "wanted a number, a literal and its bytes"
@@ -164,7 +182,7 @@ def _qwen(folder: ModelFolder, size: int) -> tuple[KeyValues, dict[str, int]]:
     """
     path = folder.path / _QWEN
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate((_text(path) or "").splitlines(), 1):
         try:
             held, rank = line.split()
             ranks[b64decode(held, validate=True)] = int(rank)
@@ -223,11 +241,12 @@ def _plamo(folder: ModelFolder, settings: dict, size: int) -> KeyValues:
     turn.
     """
     path = folder.path / _PLAMO
-    if not path.is_file():
+    lines = _text(path)
+    if lines is None:
         return {}
     texts, scores, kinds = [], [], []
     named = {"UNKNOWN": UNKNOWN, "CONTROL": CONTROL, "BYTE": BYTE}
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(lines.splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -314,9 +333,18 @@ def _added(folder: ModelFolder, settings: dict) -> dict[int, tuple[str, bool]]:
         if not isinstance(at, int) or isinstance(at, bool) or at < 0:
             raise ConvertError(f"{folder.path}: added_tokens.json: {text!r} has the id {at!r}")
         found[at] = text, False
-    for name, about in (settings.get("added_tokens_decoder") or {}).items():
-        if not name.isdigit() or not isinstance(about, dict) or "content" not in about:
-            raise ConvertError(f"{folder.path}: tokenizer_config.json: added token {name!r:.40}")
+    label, decoder = f"{folder.path}/tokenizer_config.json", settings.get("added_tokens_decoder")
+    if decoder is not None and not isinstance(decoder, dict):
+        raise ConvertError(
+            f"{label}: added_tokens_decoder: found {decoder!r:.80}, wanted an object of id and "
+            "token"
+        )
+    for name, about in (decoder or {}).items():
+        if not _ID.fullmatch(name) or not isinstance(about, dict) or "content" not in about:
+            raise ConvertError(
+                f"{label}: added_tokens_decoder: found {name!r:.40}: {about!r:.80}, wanted an id "
+                "and its token's content"
+            )
         text = str(about["content"])
         found[int(name)] = text, _is_controlling(text, about.get("special"))
     return found
@@ -389,7 +417,13 @@ def _from_json(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValue
         isinstance(at, int) and not isinstance(at, bool) and at >= 0 for at in vocabulary.values()
     ):
         raise ConvertError(f"{label}: model.vocab: wanted an object of token and id")
-    texts = {at: text for text, at in vocabulary.items()}
+    texts: dict[int, str] = {}
+    for text, at in vocabulary.items():
+        if texts.setdefault(at, text) != text:
+            raise ConvertError(
+                f"{label}: model.vocab: found {texts[at]!r:.40} and {text!r:.40} with the id "
+                f"{at!r:.40}, wanted one token for each"
+            )
     kinds = dict.fromkeys(texts, NORMAL)
     named = {text: at for at, text in texts.items()}
     for text in _named_specials(folder.json("tokenizer_config.json")):
@@ -400,14 +434,17 @@ def _from_json(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValue
         texts[at] = text if special or kind == "WordPiece" else text.replace("\u2581", " ")
         kinds[at] = CONTROL if special else USER_DEFINED
     if texts and max(texts) >= size:
-        raise ConvertError(f"{label}: token {max(texts)} is beyond the vocabulary of {size}")
+        raise ConvertError(f"{label}: token {max(texts)!r:.40} is beyond the vocabulary of {size}")
     for at in range(size):
         if at not in texts:
             texts[at], kinds[at] = f"[PAD{at}]", UNUSED
     ordered = [texts[at] for at in range(size)]
     if kind == "WordPiece":
         return _wordpiece(label, tokenizer, ordered, kinds)
-    merges = [_merge(label, one) for one in model.get("merges") or []]
+    listed = model.get("merges") or []
+    if kind == "BPE" and not isinstance(listed, list):
+        raise ConvertError(f"{label}: model.merges: found {listed!r:.60}, wanted pairs of tokens")
+    merges = [_merge(label, one) for one in listed]
     if family.vocabulary == "gemma4":
         return _gemma4(ordered, kinds, merges, folder.json("tokenizer_config.json"))
     if model.get("byte_fallback") and _is_metaspace(tokenizer):
@@ -550,7 +587,11 @@ def _gemma4(
 def _merge(label: str, merge: object) -> tuple[str, str]:
     """A pair of tokens; a space within one is written as byte-level vocabularies write it."""
     parts = merge.split(" ") if isinstance(merge, str) else merge
-    if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) for p in parts):
+    if (
+        not isinstance(parts, list)
+        or len(parts) != 2
+        or not all(isinstance(part, str) and part for part in parts)
+    ):
         raise ConvertError(f"{label}: model.merges: found {merge!r:.60}, wanted pairs of tokens")
     return parts[0].replace(" ", "Ġ"), parts[1].replace(" ", "Ġ")
 
@@ -651,8 +692,8 @@ def _special(
 ) -> KeyValues:
     found: dict[str, int] = {}
     switches: dict[str, bool] = {}
-    if (folder.path / "tokenizer.json").is_file():
-        tokenizer = folder.json("tokenizer.json")
+    tokenizer = folder.json("tokenizer.json")
+    if tokenizer:
         settings, switches = _processed(tokenizer, settings)
         added = _json_added(f"{folder.path}/tokenizer.json", tokenizer)
         for name, key in (*_SPECIAL.items(), ("eot", "eot"), ("eom", "eom")):
@@ -764,19 +805,31 @@ def _templates(folder: ModelFolder, settings: dict, family: Family) -> KeyValues
     if listed is None:
         return {}
     if not isinstance(listed, list):
-        raise ConvertError(f"{folder.path}: chat_template: found {type(said).__name__}")
+        raise ConvertError(
+            f"{folder.path}: chat_template: found {said!r:.80}, wanted a text or a list of names "
+            "and texts"
+        )
     keys: KeyValues = {}
     names: list[str] = []
     for one in listed:
         name, text = (one.get("name"), one.get("template")) if isinstance(one, dict) else (0, 0)
         if not isinstance(name, str) or not isinstance(text, str):
-            raise ConvertError(f"{folder.path}: chat_template: found {one!r:.80}")
-        if name == "default":
-            keys["tokenizer.chat_template"] = text, "string"
-        elif name:
+            raise ConvertError(
+                f"{folder.path}: chat_template: found {one!r:.80}, wanted a name and a template"
+            )
+        key = "tokenizer.chat_template"
+        if name and name != "default":
             name = re.sub("[^a-zA-Z0-9]", "_", name)
-            keys[f"tokenizer.chat_template.{name}"] = text, "string"
+            key = f"{key}.{name}"
             names.append(name)
+        if not name:
+            continue
+        if key in keys:
+            raise ConvertError(
+                f"{folder.path}: chat_template: found two whose name is {name!r} in a GGUF file, "
+                "wanted one"
+            )
+        keys[key] = text, "string"
     if names:
         keys["tokenizer.chat_templates"] = names, "array[string]"
     return keys
@@ -784,17 +837,20 @@ def _templates(folder: ModelFolder, settings: dict, family: Family) -> KeyValues
 
 def _template_files(folder: ModelFolder) -> object:
     """chat_template.jinja with those of additional_chat_templates, or chat_template.json's."""
-    path = folder.path / "chat_template.jinja"
-    if not path.is_file():
+    default = _text(folder.path / "chat_template.jinja")
+    if default is None:
         return folder.json("chat_template.json").get("chat_template")
-    listed = [{"name": "default", "template": _text(path)}]
+    listed: list[object] = [{"name": "default", "template": default}]
     for more in sorted((folder.path / "additional_chat_templates").glob("*.jinja")):
         listed.append({"name": more.stem, "template": _text(more)})
     return listed
 
 
-def _text(path: Path) -> str:
+def _text(path: Path) -> str | None:
+    """The text of a file with line feeds alone, None where there is none."""
+    held = read_whole(path)
     try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConvertError(f"{path}: cannot be read: {error}") from None
+        text = None if held is None else held.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConvertError(f"{path}: found no UTF-8: {error}") from None
+    return None if text is None else text.replace("\r\n", "\n").replace("\r", "\n")

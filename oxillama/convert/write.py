@@ -183,6 +183,7 @@ def _write(
     planned = list(_plan(folder, family, hyper, wanted, left_out, keys))
     _check_layers(folder, hyper, planned)
     general = _general(folder, hyper, planned, wanted, name)
+    _check_vocabulary_size(hyper, planned)
     vocabulary = vocabulary_keys(folder, family, hyper, beyond)
     _check_loads(folder, family.arch, {**general, **keys.found}, planned)
     save(target, family.arch, {**general, **keys.found, **vocabulary}, planned, progress)
@@ -336,6 +337,20 @@ def _check_layers(folder: ModelFolder, hyper: Hyper, planned: Sequence[Planned])
             f"{folder.path}: found no tensors of {which}, wanted those of the "
             f"{hyper.layers} layers that config.json counts"
         )
+
+
+def _check_vocabulary_size(hyper: Hyper, planned: Sequence[Planned]) -> None:
+    """Refuse a configuration that counts tokens without a row of the embedding, before a file's
+    list of tokens is made that long.
+    """
+    size = hyper.integer("vocab_size", default=0)
+    for one in planned:
+        rows = one.shape[0] if one.shape else 0
+        if one.name == "token_embd.weight" and rows < size:
+            raise ConvertError(
+                f"{hyper.label}: vocab_size: found {size}, wanted at most the {rows} rows of the "
+                "embedding"
+            )
 
 
 class PlannedFile:
@@ -697,10 +712,17 @@ def _general(
     keys["general.file_type"] = FILE_TYPES[most], "uint32"
     sampling = folder.json("generation_config.json")
     for ours, kind, names in _SAMPLING:
-        value: Any = next((sampling[one] for one in names if sampling.get(one) is not None), None)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            number = int(value) if kind == "int32" else float(value)
-            keys[f"general.sampling.{ours}"] = number, kind
+        said = Hyper(sampling, f"{folder.path / 'generation_config.json'}")
+        value = said.number(*names, default=None)
+        if value is not None and kind == "int32":
+            if value != int(value) or abs(value) >= 1 << 31:
+                raise ConvertError(
+                    f"{said.label}: {names[0]}: found {said.get(*names)!r:.80}, wanted an integer "
+                    "of 32 bits"
+                )
+            value = int(value)
+        if value is not None:
+            keys[f"general.sampling.{ours}"] = value, kind
     return keys
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from oxillama.convert import families as _families  # noqa: F401  (importing it registers them)
 from oxillama.convert.family import FAMILIES, Family, Hyper, Rule
+from oxillama.convert.folder import read_whole
 from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import transposed
 from oxillama.errors import ConvertError, LoraError
@@ -155,9 +156,13 @@ def _as_stated(rules: Mapping[str, Any]) -> dict[str, Any]:
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LoraError(f"{path}: {error.strerror}, wanted a PEFT adapter folder") from error
+        held = read_whole(path)
+    except ConvertError as error:
+        raise LoraError(str(error)) from error
+    if held is None:
+        raise LoraError(f"{path}: missing, wanted a PEFT adapter folder")
+    try:
+        config = json.loads(held.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise LoraError(f"{path}: is not JSON: {error}") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
@@ -206,7 +211,7 @@ def _modules(
 def _families_of(arch: str, config: Mapping[str, Any]) -> list[Family]:
     mapping = config.get("auto_mapping")
     named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
-    if named in FAMILIES and FAMILIES[named].arch == arch:
+    if isinstance(named, str) and named in FAMILIES and FAMILIES[named].arch == arch:
         return [FAMILIES[named]]
     return [*{id(f): f for f in FAMILIES.values() if f.arch == arch}.values()]
 

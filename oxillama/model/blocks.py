@@ -237,7 +237,7 @@ def _projected(
 def _is_gated(b: Builder, layer: Layer, width: int) -> bool:
     """Whether `attn_q` has twice the rows that queries need."""
     info = b.reader.tensors.get(layer.name("attn_q.weight"))
-    return info is not None and info.shape[0] == 2 * width
+    return info is not None and info.shape[:1] == (2 * width,)
 
 
 def sections_of(b: Builder, *, mixed: bool) -> list[int]:

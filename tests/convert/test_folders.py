@@ -1,6 +1,7 @@
 """Converted folders against the files that llama.cpp's converter made of the same folders."""
 
 import json
+import os
 import shutil
 import struct
 
@@ -381,6 +382,8 @@ def test_pickled_weights_are_never_opened(folder, tmp_path):
         b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}',
         b'{"a": {"dtype": "F32", "shape": [4611686018427387904], "data_offsets": [0, 4]}}',
         b'{"a": {"dtype": "F32", "shape": [1099511627776], "data_offsets": [0, 4398046511104]}}',
+        b'{"a": {"dtype": "F32", "shape": [2147483648, 2147483648, 0], "data_offsets": [0, 0]}}',
+        b'{"a\\nb": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
         b'{"a": 1, "a": 2}',
         b"[" * 100_000,
     ],
@@ -388,6 +391,65 @@ def test_pickled_weights_are_never_opened(folder, tmp_path):
 def test_hostile_headers_are_refused(folder, tmp_path, header):
     write(folder / "model.safetensors", {"x": np.zeros(8, np.float32)}, header)
     refused(folder, tmp_path, "model.safetensors")
+
+
+@pytest.mark.parametrize("places", [None, 5, [], {"a": "../a.safetensors"}, {"a": 7}])
+def test_an_index_without_an_object_of_files_is_refused(folder, tmp_path, places):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    refused(folder, tmp_path, f"weight_map: found {places!r}, wanted an object of tensor and file")
+
+
+def test_names_that_no_system_has_are_missing_files(folder, tmp_path):
+    index = {"weight_map": {"a": "x" * 9999}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(folder, tmp_path, "xxx: missing, model.safetensors.index.json names it")
+
+
+@pytest.mark.parametrize("layer", ["9" * 5000, "\u0660"])
+def test_a_layer_is_told_by_few_ascii_digits(folder, tmp_path, layer):
+    name = f"model.layers.{layer}.input_layernorm.weight"
+    write(folder / "model.safetensors", {**tensors_of(folder), name: np.ones(32, np.float32)})
+    refused(folder, tmp_path, "llama has no place for it")
+
+
+def test_a_number_in_place_of_the_queries_matrix_is_refused(folder, tmp_path):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    write(folder / "model.safetensors", {**tensors_of(folder), name: np.float32(1)})
+    refused(folder, tmp_path, "q_proj")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"temperature": float("nan")}, "temperature: found nan, wanted a finite number"),
+        ({"temperature": 10**400}, "temperature: found 1000"),
+        ({"top_p": "0.9"}, "top_p: found '0.9', wanted a finite number"),
+        ({"top_k": float("inf")}, "top_k: found inf, wanted a finite number"),
+        ({"top_k": 0.5}, "top_k: found 0.5, wanted an integer of 32 bits"),
+        ({"top_k": 1 << 40}, "top_k: found 1099511627776, wanted an integer of 32 bits"),
+        ({"repetition_penalty": True}, "repetition_penalty: found True, wanted a finite number"),
+    ],
+)
+def test_sampling_that_is_no_number_is_refused_by_name(folder, tmp_path, said, told):
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    refused(folder, tmp_path, f"generation_config.json: {told}")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of Unix")
+def test_a_pipe_is_not_waited_for(folder, tmp_path):
+    for name in ("generation_config.json", "config.json"):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        refused(folder, tmp_path, f"{name}: not a regular file")
+
+
+def test_a_misspelt_kind_of_layer_is_no_other_kind():
+    said = Hyper({"layer_types": ["full_attention", "slidng_attention"]}, "config.json")
+    assert said.strings("layer_types", 1) == ["full_attention"]
+    with pytest.raises(
+        ConvertError, match="layer_types: found 'slidng_attention', wanted one of at"
+    ):
+        said.strings("layer_types", 2)
 
 
 def test_overlapping_tensors_are_refused(folder, tmp_path):
@@ -436,6 +498,13 @@ def test_what_has_no_place_or_wrong_numbers_is_named(folder, tmp_path):
         ),
         ({"num_hidden_layers": 1 << 30}, "layers"),
         ({"vocab_size": -1}, "vocab_size"),
+        ({"vocab_size": (1 << 31) - 1}, "vocab_size: found 2147483647, wanted at most the 32 rows"),
+        ({"intermediate_size": "x"}, "json: intermediate_size: found 'x', wanted an integer"),
+        ({"rope_theta": "10000"}, "rope_theta: found '10000', wanted a finite number"),
+        ({"rope_scaling": False}, "rope_scaling: found False, wanted an object"),
+        ({"rope_parameters": {"full_attention": [[1, 2]]}}, "full_attention: found [[1, 2]], want"),
+        ({"rope_parameters": {"rope_theta": True}}, "rope_parameters: rope_theta: found True, wan"),
+        ({"rope_parameters": {"rope_type": "x" * 999}}, f"found '{'x' * 79}, wanted one that"),
     ],
 )
 def test_configurations_that_a_file_cannot_say_are_refused(folder, tmp_path, change, word):

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import struct
 
 import pytest
@@ -359,3 +360,76 @@ def test_plamos_tokens_have_scores_and_kinds(tmp_path):
     assert (keys["bos_token_id"], keys["unknown_token_id"], keys["eot_token_id"]) == (1, 0, 4)
     with pytest.raises(ConvertError, match="line 1"):
         keys_of(tmp_path / "m", "Plamo3ForCausalLM", 6, settings, tokenizer__jsonl=b"{}")
+
+
+# ---- malformed files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"added_tokens_decoder": [1]}, r"config.json: added_tokens_decoder: found \[1\], wanted"),
+        ({"added_tokens_decoder": {"\u00b2": added("x")}}, "added_tokens_decoder: found '\u00b2'"),
+        ({"added_tokens_decoder": {"9" * 5000: added("x")}}, "added_tokens_decoder: found '9999"),
+        ({"chat_template": 7}, "chat_template: found 7, wanted a text or a list"),
+        ({"chat_template": [7]}, "chat_template: found 7, wanted a name and a template"),
+        (
+            {"chat_template": [{"name": n, "template": "t"} for n in ("a-b", "a_b")]},
+            "chat_template: found two whose name is 'a_b'",
+        ),
+    ],
+)
+def test_malformed_settings_are_refused_by_name(tmp_path, settings, told):
+    with pytest.raises(ConvertError, match=told):
+        sentencepiece(tmp_path / "m", 5, settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"vocab": {"a": 0, "b": 0}}, "found 'a' and 'b' with the id 0, wanted one token for each"),
+        ({"vocab": {"a": 10**400}}, "token 1000000000000000000000000000000000000000 is beyond the"),
+        ({"vocab": {"a": 0}, "merges": True}, "model.merges: found True, wanted pairs"),
+        ({"vocab": {"a": 0}, "merges": [["a", ""]]}, r"model.merges: found \['a', ''\], wanted"),
+        ({"vocab": {"a": 0}, "pre": 1}, "pre_tokenizer: no known split"),
+    ],
+)
+def test_a_malformed_tokenizer_is_refused_by_name(tmp_path, model, told):
+    with pytest.raises(ConvertError, match=f"tokenizer.json: .*{told}"):
+        keys_of(tmp_path / "m", "Qwen2ForCausalLM", 4, tokenizer__json={
+            "model": {"type": "BPE", **model},
+        })  # fmt: skip
+
+
+def test_values_that_do_not_fit_together_are_told_with_the_folder(tmp_path):
+    cut = {"type": "Sequence", "pretokenizers": 5}
+    with pytest.raises(ConvertError, match="m: the values of its vocabulary's files do not fit"):
+        keys_of(tmp_path / "m", "Qwen2ForCausalLM", 4, tokenizer__json={
+            "model": {"type": "BPE", "vocab": {"a": 0}}, "pre_tokenizer": cut,
+        })  # fmt: skip
+
+
+def test_a_literal_of_rwkvs_vocabulary_is_a_text_or_bytes(tmp_path):
+    lines = {"rwkv_vocab_v20230424__txt": b"1 'a' 1\n2 99999999999 99999999999\n"}
+    with pytest.raises(
+        ConvertError, match="line 2: found '2 99999999999 .*, wanted a number, a li"
+    ):
+        keys_of(tmp_path / "m", "Rwkv7ForCausalLM", 9, **lines)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of Unix")
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "tokenizer.json"])
+def test_pipes_and_links_to_nothing_are_neither_waited_for_nor_left_out(tmp_path, name):
+    sentencepiece(tmp_path / "m", 5)
+    path = tmp_path / "m" / name
+    path.unlink(missing_ok=True)
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    folder = ModelFolder(tmp_path / "m")
+    of = FAMILIES["LlamaForCausalLM"], Hyper(config, "config", folder)
+    os.mkfifo(path)
+    with pytest.raises(ConvertError, match=f"{name}: not a regular file"):
+        vocabulary_keys(folder, *of)
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(ConvertError, match=f"{name}: a link to nowhere, which is missing"):
+        vocabulary_keys(folder, *of)
