@@ -249,7 +249,7 @@ def dequantised(
         made = METHODS[named](stored, config, label).all()
     except ConvertError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, re.error) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConvertError(
             f"{label}: quantization_config: its values do not fit together: "
             f"{type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from oxillama.convert.family import FAMILIES, Family, Hyper, Rule
 from oxillama.convert.folder import read_whole
 from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import transposed
-from oxillama.errors import ConvertError, LoraError
+from oxillama.errors import ConvertError, GrammarError, LoraError
 from oxillama.gguf import GgufReader
+from oxillama.grammar.regex import search_automaton
+from oxillama.grammar.regular import Dfa
 from oxillama.lora.file import CONFIG, PICKLED, WEIGHTS, LoraFile, checked_pairs, fits_float32
 
 _PREFIX = "base_model.model."
@@ -120,9 +122,10 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
     scaled: dict[str, float] = {}
     experts: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
     hyper = _hyper(base, arch, label)
+    ranks, alphas = (_patterns(config, name, label) for name in ("rank_pattern", "alpha_pattern"))
     for module, (a, b, embedding) in modules.items():
         rule, places = found[module]
-        scale = _scale(config, module, a.shape[0], label)
+        scale = _scale(config, ranks, alphas, module, a.shape[0], label)
         if a.shape[0] != b.shape[1]:
             raise LoraError(
                 f"{label}: {module}: found A {a.shape} and B {b.shape}, wanted one rank"
@@ -230,28 +233,41 @@ def _hyper(base: GgufReader, arch: str, label: str) -> Hyper:
     return Hyper({k: v for k, v in found.items() if isinstance(v, int)}, label)
 
 
-def _pattern(config: Mapping[str, Any], name: str, module: str, default: Any, label: str) -> Any:
-    """The value whose pattern matches the end of a module's name, as in PEFT."""
+def _patterns(config: Mapping[str, Any], name: str, label: str) -> list[tuple[Dfa, Any]]:
+    """Patterns of modules with their values, in order. A pattern matches the end of a name, as in
+    PEFT; automata take a time in proportion to it, whatever the pattern.
+    """
     patterns = config.get(name) or {}
     if not isinstance(patterns, dict):
         raise LoraError(
             f"{label}: {name}: found {patterns!r:.80}, wanted an object of patterns and values"
         )
-    for pattern, value in patterns.items():
-        try:
-            found = re.match(rf"(.*\.)?({pattern})$", module)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise LoraError(
-                f"{label}: {name}: {pattern!r:.80} is not a regular expression: {error}"
-            ) from None
-        if found:
-            return value
-    return default
+    try:
+        return [
+            (search_automaton(rf"^(?:.*\.)?(?:{pattern})$"), value)
+            for pattern, value in patterns.items()
+        ]
+    except GrammarError as error:
+        raise LoraError(
+            f"{label}: {name}: found what is no regular expression, or none that is read: {error}"
+        ) from None
 
 
-def _scale(config: Mapping[str, Any], module: str, rank: int, label: str) -> float:
-    wanted = _pattern(config, "rank_pattern", module, config.get("r"), label)
-    alpha = _pattern(config, "alpha_pattern", module, config.get("lora_alpha"), label)
+def _valued(patterns: Sequence[tuple[Dfa, Any]], module: str, default: Any) -> Any:
+    """The value of the first pattern that matches."""
+    return next((value for dfa, value in patterns if dfa.accepts_text(module)), default)
+
+
+def _scale(
+    config: Mapping[str, Any],
+    ranks: Sequence[tuple[Dfa, Any]],
+    alphas: Sequence[tuple[Dfa, Any]],
+    module: str,
+    rank: int,
+    label: str,
+) -> float:
+    wanted = _valued(ranks, module, config.get("r"))
+    alpha = _valued(alphas, module, config.get("lora_alpha"))
     if wanted != rank:
         raise LoraError(f"{label}: {module}: factors of rank {rank}, {CONFIG} says {wanted!r:.40}")
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not fits_float32(alpha):

@@ -372,7 +372,16 @@ def test_a_target_that_is_no_expression_is_refused(tmp_path):
     stored, _, said = pack_quantised(4, 32, True)
     group = said["config_groups"]["group_0"]
     said["config_groups"] |= {"group_0": {**group, "targets": ["re:("]}, "group_1": group}
-    refused(tmp_path, stored, said, "its values do not fit together")
+    refused(tmp_path, stored, said, "targets: found 're:(', which is no regular expression, or ")
+
+
+def test_a_target_costs_a_time_in_proportion_to_a_name(tmp_path):
+    """An expression that goes back would take twice the time for each letter of a name."""
+    stored, _, said = pack_quantised(4, 32, True)
+    group = said["config_groups"]["group_0"]
+    slow = {**group, "targets": ["re:(([a-z_.0-9])+)+Q"]}
+    said["config_groups"] |= {"group_0": slow, "group_1": {**group, "targets": ["absent"]}}
+    refused(tmp_path, stored, said, "proj: found in no group of quantization_config, wanted one of")
 
 
 def test_codes_without_a_method_are_refused(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -21,7 +20,8 @@ from oxillama.convert.quantised import (
     unpacked,
 )
 from oxillama.convert.safetensors import StoredTensor, Tensor
-from oxillama.errors import ConvertError
+from oxillama.errors import ConvertError, GrammarError
+from oxillama.grammar.regex import search_automaton
 
 
 @method("compressed-tensors")
@@ -96,9 +96,7 @@ class _CompressedTensors(Reader):
         if self.count == 1:
             return next(iter(self.schemes.values()))
         for target in sorted(self.schemes, key=lambda one: (one.startswith("re:"), one)):
-            if target == module or (
-                target.startswith("re:") and re.match(target.removeprefix("re:"), module)
-            ):
+            if target == module or self._matches(target, module):
                 return self.schemes[target]
         if "Linear" in self.schemes:
             return self.schemes["Linear"]
@@ -106,6 +104,20 @@ class _CompressedTensors(Reader):
             f"{self.label}: {module}: found in no group of quantization_config, wanted one of "
             f"{', '.join(self.schemes):.80}"
         )
+
+    def _matches(self, target: str, module: str) -> bool:
+        """Whether a target is an expression that the beginning of a module's name matches. An
+        automaton takes a time in proportion to the name, whatever the expression.
+        """
+        if not target.startswith("re:"):
+            return False
+        try:
+            return search_automaton(f"^(?:{target.removeprefix('re:')})").accepts_text(module)
+        except GrammarError as error:
+            raise ConvertError(
+                f"{self.label}: quantization_config: config_groups: targets: found {target!r:.80}, "
+                f"which is no regular expression, or none that is read: {error}"
+            ) from None
 
     def _says(self, weight: str, scheme: Mapping[str, Any], key: str, *wanted: Any) -> Any:
         value = scheme.get(key)
