@@ -237,7 +237,7 @@ def _patterns(config: Mapping[str, Any], name: str, label: str) -> list[tuple[Df
     """Patterns of modules with their values, in order. A pattern matches the end of a name, as in
     PEFT; automata take a time in proportion to it, whatever the pattern.
     """
-    patterns = config.get(name) or {}
+    patterns = {} if config.get(name) is None else config[name]
     if not isinstance(patterns, dict):
         raise LoraError(
             f"{label}: {name}: found {patterns!r:.80}, wanted an object of patterns and values"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def checked_scale(value: Any) -> float:
 
 def read_lora(path: str | os.PathLike[str], base: GgufReader) -> LoraFile:
     """The adapter of a GGUF file, or of a PEFT folder, for the model of an open file."""
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         # its names are those of converters, for which nobody else waits
         from oxillama.lora.peft import read_peft_lora
 
@@ -148,7 +148,7 @@ class LoraStack:
         if name is not None and (not isinstance(name, str) or not name):
             raise ConfigError(f"name: found {name!r}, wanted a text")
         if name is None:  # the dots of a folder's name, a version, are no suffix
-            name = (Path(path).name if Path(path).is_dir() else Path(path).stem) or str(path)
+            name = (Path(path).name if os.path.isdir(path) else Path(path).stem) or str(path)
         mark = _mark(path)
         with self._lock:
             known = self._files.get((name, mark)) if mark is not None else None
@@ -176,7 +176,7 @@ class LoraStack:
         end; later requests cannot name it. ConfigError if it is not loaded or is on the stack.
         """
         with self._lock:
-            found = self._loaded.get(name)
+            found = self._loaded.get(name) if isinstance(name, str) else None
             if found is None:
                 known = ", ".join(sorted(self._loaded)) or "none"
                 raise ConfigError(f"lora: {name!r:.80} is not loaded, loaded are {known}")
@@ -220,8 +220,15 @@ class LoraStack:
 
     def replace(self, loras: Iterable[tuple[Lora | str, float]]) -> None:
         """Replace the whole stack by these adapters and scales at once."""
+        wanted = "wanted adapters with their scales: [(name, scale)]"
+        if isinstance(loras, (str, bytes, Mapping)) or not isinstance(loras, Iterable):
+            raise ConfigError(f"loras: found {loras!r:.80}, {wanted}")
+        pairs = list(loras)
+        for each in pairs:
+            if not isinstance(each, (tuple, list)) or len(each) != 2:
+                raise ConfigError(f"loras: found {each!r:.80}, {wanted}")
         with self._lock:
-            self._set(tuple((self.find(lora), checked_scale(scale)) for lora, scale in loras))
+            self._set(tuple((self.find(lora), checked_scale(scale)) for lora, scale in pairs))
 
     def _set(self, stack: tuple[tuple[Lora, float], ...]) -> None:
         self._current, self._stack = Adapters(stack), stack
@@ -237,7 +244,7 @@ class LoraStack:
                 return self._loaded[lora]
             # a Path of no characters is the current folder
             if isinstance(lora, (str, os.PathLike)) and not (
-                os.fspath(lora) and Path(lora).exists()
+                os.fspath(lora) and os.path.exists(lora)
             ):
                 known = ", ".join(sorted(self._loaded)) or "none"
                 raise LoraError(

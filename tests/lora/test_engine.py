@@ -175,9 +175,17 @@ def test_what_no_adapter_is_is_named(made, engine):
         (b"one", ConfigError, "lora: found bytes"),
         ("", LoraError, "lora: '': found no adapter"),
         ([3], ConfigError, "lora: found 3"),
+        ("x" * 5000, LoraError, "found no adapter of that name"),
     ):
         with pytest.raises(error, match=told):
             engine.generate(PROMPT, lora=given, max_tokens=1)
+    before = list(engine.loras)
+    for given in (3, "one", {"one": 1}, ["one"], [3], [("one", 1, 2)]):
+        with pytest.raises(ConfigError, match=r"loras: found .*, wanted adapters with their scal"):
+            engine.loras.replace(given)
+    assert list(engine.loras) == before
+    with pytest.raises(ConfigError, match=r"lora: \['one'\] is not loaded, loaded are "):
+        engine.unload_lora(["one"])
     with pytest.raises(ConfigError, match="'one' is .* already"):
         engine.load_lora(made[0] / "two.gguf", name="one")
     with oxillama.load(made[0] / "model.gguf") as other:
