@@ -9,7 +9,7 @@ when it is complete (`GgufWriter`): an error, a full disk or Ctrl-C leaves nothi
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -189,7 +189,13 @@ def quantize_file(
     if isinstance(imatrix, (str, os.PathLike)):
         files = [imatrix]
     elif imatrix is not None and not isinstance(imatrix, Mapping):
-        files = list(imatrix)
+        several = isinstance(imatrix, Iterable) and not isinstance(imatrix, bytes)
+        files = list(imatrix) if several else [cast(str, imatrix)]
+        for each in files:
+            if not isinstance(each, (str, os.PathLike)):
+                raise QuantError(
+                    f"imatrix: found {each!r:.80}, wanted a file, several files, or importances"
+                )
         if not files:
             raise QuantError("imatrix: found no files, wanted one or more, or None")
     if files:

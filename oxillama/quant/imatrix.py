@@ -12,6 +12,7 @@ Both are read by `read_imatrix`; `write_imatrix` writes the first.
 """
 
 import os
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from oxillama.durable import Replacement
 from oxillama.errors import QuantError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.gguf.layout import MAX_NAME_BYTES
+from oxillama.gguf.source import open_without_waiting
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _WRITTEN_NAME = MAX_NAME_BYTES - len(_SUMS)
@@ -44,11 +46,16 @@ def read_imatrix(
     tokens: dict[str, np.ndarray] = {}
     for place in map(Path, (path, *more)):
         try:
-            with open(place, "rb") as file:
+            with open(place, "rb", opener=open_without_waiting) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise QuantError(f"{place}: not a regular file, wanted an importance matrix")
                 magic = file.read(4)
                 older = None if magic == b"GGUF" else magic + file.read()
-        except OSError as error:
-            raise QuantError(f"{place}: cannot be read: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # or a path with a zero byte
+            if isinstance(error, QuantError):
+                raise
+            what = getattr(error, "strerror", None) or error
+            raise QuantError(f"{place}: cannot be read: {what}") from error
         if older is not None:
             if more:
                 raise QuantError(

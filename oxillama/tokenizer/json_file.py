@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from oxillama.errors import TokenizerError
+from oxillama.gguf.source import open_without_waiting
 from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.spm import MARK
 from oxillama.tokenizer.vocabulary import (
@@ -69,8 +71,12 @@ def read_tokenizer_json(
     text = os.fspath(source)
     if not text.lstrip().startswith("{"):
         try:
-            with open(text, encoding="utf-8") as file:
+            with open(text, encoding="utf-8", opener=open_without_waiting) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise TokenizerError(f"{source}: not a regular file, wanted a tokenizer.json")
                 text = file.read()
+        except TokenizerError:
+            raise
         except OSError as error:
             raise TokenizerError(f"{source}: {error.strerror}, wanted a tokenizer.json") from error
         except ValueError as error:  # not UTF-8, or a path with a zero byte

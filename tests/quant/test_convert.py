@@ -204,6 +204,9 @@ def test_importances_reach_the_rows_of_their_matrix(model, tmp_path):
         assert a.metadata["quantize.imatrix.file"] == "i.gguf, j.gguf"
         assert all(np.array_equal(a.data(name), b.data(name)) for name in a.tensors)
     assert (tmp_path / "shell.gguf").read_bytes() == both.path.read_bytes()
+    for given in (5, b"x", [5]):
+        with pytest.raises(QuantError, match="^imatrix: found (5|b'x'), wanted a file, several"):
+            quantize_file(model, None, "Q4_K_S", imatrix=given, dry_run=True)
     with pytest.raises(QuantError, match="^imatrix: found no files"):
         quantize_file(model, None, "Q4_K_S", imatrix=[], dry_run=True)
     again = quantize_file(model, tmp_path / "again.gguf", "Q4_K_S", imatrix=flat)

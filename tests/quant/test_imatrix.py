@@ -89,6 +89,12 @@ def test_a_malformed_older_file_is_refused(tmp_path, entries, why):
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(QuantError, match="cannot be read"):
         read_imatrix(tmp_path / "none.dat")
+    with pytest.raises(QuantError, match="cannot be read: embedded null byte"):
+        read_imatrix("a\0b")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(QuantError, match="pipe: not a regular file, wanted an importance mat"):
+            read_imatrix(tmp_path / "pipe")
     noise = tmp_path / "noise.dat"
     noise.write_bytes(b"\xff" * 64)
     with pytest.raises(QuantError, match="not an imatrix file"):

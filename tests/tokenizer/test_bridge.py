@@ -4,6 +4,7 @@ name.
 
 import copy
 import json
+import os
 import pickle
 import time
 
@@ -385,6 +386,13 @@ def test_a_tokenizer_json_that_is_not_utf8_is_refused_by_name(tmp_path):
     path.write_bytes(b'{"version": "\xff"}')
     with pytest.raises(TokenizerError, match="tokenizer.json"):
         TokenizerBridge.from_tokenizer_json(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of Unix")
+def test_a_pipe_in_place_of_a_tokenizer_json_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(TokenizerError, match="tokenizer.json: not a regular file, wanted a tokeni"):
+        TokenizerBridge.from_tokenizer_json(tmp_path / "tokenizer.json")
 
 
 def test_a_panic_of_the_tokenizers_library_is_a_typed_error():
