@@ -47,14 +47,25 @@ def decoder(b: Builder, block: Block, **head: Any) -> Value:
     return predicting(b, x, block, **head)
 
 
-def predicting(b: Builder, x: Value, block: Block, *, normed: bool = True, **head: Any) -> Value:
+def predicting(
+    b: Builder,
+    x: Value,
+    block: Block,
+    *,
+    normed: bool = True,
+    last: str | None = None,
+    join: Callable[[Builder, Value], Value] | None = None,
+    **head: Any,
+) -> Value:
     """`Builder.logits` of x, and the predictor of the file's first layer that predicts further
     tokens, if it has one (DeepSeek-V3, equations 21 to 23): from the next token and the row that it
     was drawn from, `block` makes the row for the token after that.
 
-    normed: the row is taken after the final norm; head: parameters of `Builder.logits`.
+    normed: the row is taken after the final norm; last: the kind of the predictor's own, that of
+    the final norm by default; join: makes one row of x where x is several side by side, each of
+    which meets the token; head: parameters of `Builder.logits`.
     """
-    logits = b.logits(x, **head)
+    logits = b.logits(x if join is None else join(b, x), **head)
     extra = b.keys.integer("nextn_predict_layers", default=0)
     graph = b.aside()
     layer = Layer(graph, b.n_layers - extra)
@@ -62,16 +73,25 @@ def predicting(b: Builder, x: Value, block: Block, *, normed: bool = True, **hea
         return logits
     row = b.embedding if normed and b.embedding is not None else x
     own = layer.name("nextn.embed_tokens.weight")
-    token = graph.embed(name=own if b.has(own) else "token_embd.weight")
-    before = graph.features(0, row.width, beside=True)
     kind = head.get("kind", "rms")
-    both = graph.concat(
-        layer.norm(token, "nextn.enorm", kind=kind), layer.norm(before, "nextn.hnorm", kind=kind)
+    token = graph.embed(name=own if b.has(own) else "token_embd.weight")
+    token = layer.norm(token, "nextn.enorm", kind=kind)
+    before = graph.features(0, row.width, beside=True)
+    rows = [before]
+    if row.width > b.hidden:
+        rows = [before.columns(at, at + b.hidden) for at in range(0, row.width, b.hidden)]
+    rows = [graph.concat(token, layer.norm(part, "nextn.hnorm", kind=kind)) for part in rows]
+    rows = [layer.linear(part, "nextn.eh_proj", b.hidden) for part in rows]
+    y = block(graph, layer, graph.concat(*rows) if len(rows) > 1 else rows[0])
+    for name in ("nextn.shared_head_norm", "layer_output_norm"):
+        if layer.has(f"{name}.weight"):
+            head["norm"] = layer.name(name)
+            break
+    further = graph.logits(
+        y if join is None else join(graph, y),
+        output=layer.name("nextn.shared_head_head"),
+        **{**head, "kind": last or kind},
     )
-    y = block(graph, layer, layer.linear(both, "nextn.eh_proj", b.hidden))
-    if layer.has("nextn.shared_head_norm.weight"):
-        head["norm"] = layer.name("nextn.shared_head_norm")
-    further = graph.logits(y, output=layer.name("nextn.shared_head_head"), **head)
     b.mark_carried(row)
     graph.mark_carried(graph.embedding if normed and graph.embedding is not None else y)
     b.predictor = Predictor(graph, further)
@@ -282,9 +302,11 @@ def is_windowed(b: Builder, index: int, period: int, *, first: bool = False) -> 
     key = "attention.sliding_window_pattern"
     held = b.keys.metadata.get(b.keys.name(key), 0)
     if not isinstance(held, int):
-        # layers that predict further tokens may have none
+        # layers that predict further tokens may have none, and see all keys then
         extra = b.keys.integer("nextn_predict_layers", default=0)
         count = b.n_layers - extra if len(held) == b.n_layers - extra else b.n_layers
+        if index >= count:
+            return False
         if len(held) and all(type(one) in (int, np.int32) for one in held):
             return b.keys.integers(key, count=count, minimum=0, maximum=1)[index] == 1
         return b.keys.flags(key, count=count)[index]

@@ -467,6 +467,26 @@ WANTED: dict[str, tuple[str, ...]] = {
     "nemotron_h_moe": _each((0,), *_STATE)
     + _each((3,), "ffn_gate_inp.weight", "ffn_up_shexp.weight", "exp_probs_b.bias"),
 }
+# Layers that predict further tokens are like the last of the others, but for what an architecture's
+# lists say of them, tensors that they have beside a norm and a projection, and some that they lack.
+FURTHER: dict[str, dict] = {
+    "deepseek4": {"attention.compress_ratios": 0},
+    "mimo2": {"attention.sliding_window_pattern": True},
+    "nemotron_h_moe": {"attention.head_count_kv": 2},
+}
+FURTHER_WANTED: dict[str, tuple[str, ...]] = {
+    "bailingmoe3": ("layer_output_norm.weight",),
+    "cohere2moe": (),  # it ends in the norm that the other layers end in
+    "glm4moe": tuple(
+        f"nextn.{name}.weight" for name in ("embed_tokens", "shared_head_norm", "shared_head_head")
+    ),
+    "mimo2": ("layer_output_norm.weight", "attn_qkv.weight"),
+    "nemotron_h_moe": ("nextn.shared_head_norm.weight", "post_attention_norm.weight"),
+}
+FURTHER_LACKS: dict[str, tuple[str, ...]] = {
+    "deepseek32": ("indexer.k_norm.bias",),
+    "mimo2": ("ffn_gate_inp.weight", "exp_probs_b.bias"),
+}
 # Shapes that an architecture reads off its file instead of asking for them, by the end of the name.
 SHAPES = {
     "attn_q_norm.weight": (4, 32),
@@ -595,11 +615,20 @@ class _Learner(Builder):
         return np.zeros((rows, columns), np.int32)
 
 
-def metadata(arch: str) -> dict:
+def metadata(arch: str, further: int = 0) -> dict:
     """The hyper-parameters of the tiny model of `arch`: shared ones, less those it does not
-    read.
+    read. further: how many layers that predict further tokens come after the others, each like the
+    last of these.
     """
     keys = SHARED | OWN.get(arch, {})
+    if further:
+        layers = keys["block_count"]
+        for key, value in keys.items():
+            # files say what chooses keys of the other layers alone
+            told = "sections" in key or "indexer" in key
+            if isinstance(value, list) and len(value) == layers and not told:
+                keys[key] = value + [FURTHER.get(arch, {}).get(key, value[-1])] * further
+        keys |= {"block_count": layers + further, "nextn_predict_layers": further}
     keys = {f"{arch}.{key}": value for key, value in keys.items() if value is not None}
     return {"general.architecture": arch, **ROOT.get(arch, {}), **keys}
 
@@ -609,15 +638,30 @@ def _shape_of(name: str) -> tuple[int, ...]:
     return next((shape for end, shape in SHAPES.items() if name.endswith(end)), (1,))
 
 
-def shapes(arch: str) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+def _first(arch: str, further: int) -> dict[str, tuple[int, ...]]:
+    """The tensors that `arch` looks for before it asks, and those by which it knows others."""
+    first = {name: _shape_of(name) for name in WANTED.get(arch, ())} | KNOWN.get(arch, {})
+    layers = (SHARED | OWN.get(arch, {}))["block_count"]
+    last, lacks = f"blk.{layers - 1}.", FURTHER_LACKS.get(arch, ())
+    more = FURTHER_WANTED.get(arch, ("nextn.shared_head_norm.weight",))
+    for at in range(layers, layers + further):
+        first |= {
+            f"blk.{at}.{name.removeprefix(last)}": shape
+            for name, shape in first.items()
+            if name.startswith(last) and not name.endswith(lacks)
+        }
+        first |= {f"blk.{at}.{name}": _shape_of(name) for name in ("nextn.eh_proj.weight", *more)}
+    return first
+
+
+def shapes(arch: str, further: int = 0) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """(every tensor that `arch` asks for, the keys that it reads), learned by recording it over and
     over until it asks for nothing new.
     """
-    keys = metadata(arch)
+    keys = metadata(arch, further)
     if (arch, repr(keys)) in _LEARNED:
         return _LEARNED[arch, repr(keys)]
-    first = {"token_embd.weight": (VOCAB, HIDDEN)}
-    first |= {name: _shape_of(name) for name in WANTED.get(arch, ())} | KNOWN.get(arch, {})
+    first = {"token_embd.weight": (VOCAB, HIDDEN)} | _first(arch, further)
     reader = _Nothing(keys, first)
     while True:
         reader.new = False
@@ -636,12 +680,20 @@ def generates(arch: str) -> bool:
     return inspect.signature(recorders()[arch]).return_annotation not in (None, "None")
 
 
-def invent(path: Path, arch: str, *, kind: str = "F32", changed: dict | None = None) -> GgufReader:
+def invent(
+    path: Path,
+    arch: str,
+    *,
+    kind: str = "F32",
+    changed: dict | None = None,
+    further: int = 0,
+) -> GgufReader:
     """Write the tiny model of `arch` with random weights, matrices as `kind`, and open it; changed:
-    keys by their whole names that say something else than what its tensors are made for.
+    keys by their whole names that say something else than what its tensors are made for; further:
+    how many layers that predict further tokens it has.
     """
-    keys = metadata(arch)
-    tensors, read = shapes(arch)
+    keys = metadata(arch, further)
+    tensors, read = shapes(arch, further)
     rng = np.random.default_rng(7)
     with GgufWriter(path, arch) as writer:
         for key, value in (keys | (changed or {})).items():

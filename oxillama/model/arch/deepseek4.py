@@ -8,7 +8,7 @@ import dataclasses
 
 from oxillama.errors import ModelError
 from oxillama.model.attention import Blocks
-from oxillama.model.blocks import routing_of, sparse_ffn, trunk
+from oxillama.model.blocks import predicting, routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.indexer import Sizes
 from oxillama.model.rope import SCALING, Rope, Scaling
@@ -34,8 +34,8 @@ def deepseek4(b: Builder) -> Value:
     # of the streams side by side
     keys.integer("embedding_length_out", default=0)
     routing = routing_of(b, gating="sqrt_softplus")
-    x = b.repeat(b.embed(), count)
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         at = layer.index
         if (at < hashed) != layer.has("ffn_gate_tid2eid.weight"):
             raise ModelError(
@@ -51,11 +51,16 @@ def deepseek4(b: Builder) -> Value:
             if branch == "attn":
                 y = _attention(b, layer, y, ratios[at], ropes[ratios[at] > 0], indexer)
             else:
-                routing |= dict(limit=limits[at], shared_limit=shared[at], early=True)
-                y = sparse_ffn(b, layer, y, **routing)
+                clamps = dict(limit=limits[at], shared_limit=shared[at], early=True)
+                y = sparse_ffn(b, layer, y, **(routing | clamps))
             given = b.activate(given, "sigmoid") * 2.0
             x = mixed_streams(b, x, mixing) + b.head_scale(b.repeat(y, count), given, heads=count)
-    return b.logits(last_stream(b, x))
+        return x
+
+    x = b.repeat(b.embed(), count)
+    for layer in trunk(b):
+        x = block(b, layer, x)
+    return predicting(b, x, block, normed=False, join=last_stream)
 
 
 def _ratios(b: Builder) -> tuple[int, ...]:

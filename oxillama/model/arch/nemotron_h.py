@@ -4,7 +4,15 @@ without positions, or a feed-forward network under squared ReLU.
 
 from typing import Any
 
-from oxillama.model.blocks import attention, ffn, grouped_state_space, routed, routing_of, trunk
+from oxillama.model.blocks import (
+    attention,
+    decoder,
+    ffn,
+    grouped_state_space,
+    predicts,
+    routed,
+    routing_of,
+)
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
 # time_step_min of the published models, below which no step of the scan goes; no key says it.
@@ -13,24 +21,27 @@ _SHORTEST_STEP = 1e-3
 
 @architecture("nemotron_h", "nemotron_h_moe")
 def nemotron_h(b: Builder) -> Value:
-    """A layer with KV heads is attention; one with a feed-forward length, or a router, a
-    network.
+    """A layer with KV heads is attention; one with a feed-forward length, or a router, a network.
+    The layer that predicts further tokens is both, and ends in a layer norm.
     """
     routing = routing_of(b, gating="sigmoid", normalise=True)
     for name in ("freq_base", "dimension_count"):
         b.keys.number(f"rope.{name}", default=0.0)  # nothing is rotated
-    x = b.embed()
-    for layer in trunk(b):
+
+    def block(b: Builder, layer: Layer, x: Value) -> Value:
         y = layer.norm(x, "attn_norm")
-        if layer.has("ffn_gate_inp.weight"):
-            x = x + _experts(b, layer, y, **routing)
-        elif layer.integer("feed_forward_length"):
-            x = x + ffn(b, layer, y, act="relu2")
-        elif layer.integer("attention.head_count_kv"):
+        if predicts(layer):
             x = x + attention(b, layer, y, style="norm", rope=None)
-        else:
-            x = x + grouped_state_space(b, layer, y, shortest=_SHORTEST_STEP)
-    return b.logits(x)
+            y = layer.norm(x, "post_attention_norm")
+        if layer.has("ffn_gate_inp.weight"):
+            return x + _experts(b, layer, y, **routing)
+        if layer.integer("feed_forward_length"):
+            return x + ffn(b, layer, y, act="relu2")
+        if layer.integer("attention.head_count_kv"):
+            return x + attention(b, layer, y, style="norm", rope=None)
+        return x + grouped_state_space(b, layer, y, shortest=_SHORTEST_STEP)
+
+    return decoder(b, block, last="layer")
 
 
 def _experts(b: Builder, layer: Layer, x: Value, **routing: Any) -> Value:
