@@ -96,6 +96,20 @@ V4 those of transformers 5.24 to 7e-6). Hy4 was compared with transformers' code
 respect: it rotates the halves of a head's floats, llama.cpp and SGLang adjacent pairs, as oxillama
 does.
 
+## Layers that predict further tokens
+
+Files may have layers behind the others that predict the token after the next one
+(`nextn_predict_layers`; DeepSeek-AI 2024, DeepSeek-V3, section 2.2). The first of them drafts for
+its model in `bailingmoe3`, `cohere2moe`, `deepseek2`, `deepseek32`, `deepseek4`, `glm-dsa`,
+`glm4moe`, `hy_v3`, `mimo2`, `nemotron_h_moe`, `qwen3next`, `qwen35`, `qwen35moe` and `step35`;
+elsewhere such layers are ignored. Architectures with a *state* run no candidates, whatever drafts
+them, as a state does not go back to an earlier token.
+
+Of several such layers (Step 3.5 and MiMo-V2 have three), llama.cpp draws each candidate with the
+next one, and as many candidates as there are layers; oxillama, like vLLM, draws all with the first.
+What they predict in tiny random models is what llama.cpp predicts, to within 2e-5 of the largest
+logit.
+
 ## What is not here
 
 Of the decoders that llama.cpp runs, one needs what oxillama does not have, and is refused by name:

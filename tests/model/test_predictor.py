@@ -2,6 +2,7 @@
 them.
 """
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,12 @@ def predicted(model, ids=IDS, *, further=2, kv_type="f32"):
         logits, own = carried(drafts, memory, [logits[-1].argmax()], len(ids) - 1 + at, own[-1:])
         out.append(logits)
     return np.concatenate(out)
+
+
+def test_the_page_of_architectures_names_those_that_draft_for_themselves():
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    section = page.split("## Layers that predict further tokens\n")[1].split("\n## ")[0]
+    assert tuple(re.findall("`([a-z0-9_-]+)`", section.split(" drafts for")[1])) == ARCHS
 
 
 @pytest.mark.parametrize("arch", sorted(RECORDED))
