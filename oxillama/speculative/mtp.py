@@ -53,7 +53,7 @@ class CarriedRows:
         """
         if self._rows is None:
             self._rows = np.empty((2 * WINDOW, rows.shape[1]), np.float32)
-        rows = rows[-WINDOW:]
+        first, rows = first + max(0, len(rows) - WINDOW), rows[-WINDOW:]
         if not self.start <= first <= self.end:
             self.start = self.end = first
         kept = first - self.start

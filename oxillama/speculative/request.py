@@ -130,7 +130,7 @@ class RequestSpeculation(CandidateCounts):
         if candidates.drawn and costs is None:
             self._costs, ledger = NOMINAL, None
         self._calls, self._state, self.opened = calls, None, False
-        self._carries = calls is None and carries(candidates.drafter)
+        self._carries = calls is None and rewindable and carries(candidates.drafter)
         if calls is None:
             self.open()
         self._ledger = ledger

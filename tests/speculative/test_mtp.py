@@ -1,0 +1,274 @@
+"""Drafts of the layers that predict further tokens: the text is the target's own, and tokens meet
+the rows that came before them.
+"""
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama.gguf import GgufWriter
+from oxillama.speculative import SpeculativeConfig, SpeculativeEngine, mtp, request
+from oxillama.speculative.types import Candidates
+from oxillama.weights.offload import Budget
+from tests.model.invented import HIDDEN, VOCAB, invent
+
+NEXT = np.random.default_rng(1).permutation(HIDDEN)
+PIECES = ["<unk>", "<s>", "</s>", "▁", *'0123456789{}[]",:.-', *"abcdefghijklmnopqrstuvwxyz"]
+PIECES += [f"▁{one}" for one in "abcdefghijklmnopqrstuvwxyz"][: VOCAB - len(PIECES)]
+PIECES += [chr(0x4E00 + at) for at in range(VOCAB - len(PIECES))]
+WORDS = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": PIECES,
+    "tokenizer.ggml.scores": np.zeros(VOCAB, np.float32),
+    "tokenizer.ggml.token_type": np.array([2, 3, 3] + [1] * (VOCAB - 3), np.int32),
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.add_bos_token": False,
+}
+GREEDY = oxillama.SamplerConfig.greedy()
+SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
+
+
+def written(path, arch, changed=lambda name, values: values, *, more=None):
+    """The tiny model of `arch` with a layer that predicts, a vocabulary, and changed tensors."""
+    reader = invent(path.with_suffix(".first"), arch, further=1)
+    with GgufWriter(path, arch) as writer:
+        for key, value in {**reader.metadata, **WORDS}.items():
+            if key not in ("general.architecture", "general.alignment"):
+                writer.add(key, value)
+        for name, info in reader.tensors.items():
+            kind = np.int32 if info.type_name == "I32" else np.float32
+            values = np.frombuffer(bytes(reader.data(name)), kind).reshape(info.shape)
+            writer.add_tensor(name, changed(name, values))
+        for name, values in (more or {}).items():
+            writer.add_tensor(name, values)
+    return path
+
+
+def counting(path, projection, *, share=0.0):
+    """A model whose next token is `NEXT` of the last one, but for `share` of what its layers add,
+    and a predictor that begins with `projection` of token and row. Tokens are the axes of rows.
+    """
+    axes = np.eye(VOCAB, HIDDEN, dtype=np.float32)
+    head = np.zeros((VOCAB, HIDDEN), np.float32)
+    head[NEXT] = axes[:HIDDEN]
+
+    def changed(name, values):
+        if name == "token_embd.weight":
+            return axes
+        if name.endswith("nextn.eh_proj.weight"):
+            return projection.astype(np.float32)
+        adds = "attn_output" in name or "ffn_down" in name
+        return values * np.float32(share) if adds else values
+
+    return written(path, "hy_v3", changed, more={"output.weight": head})
+
+
+FROM_TOKEN = np.concatenate([np.eye(HIDDEN), np.zeros((HIDDEN, HIDDEN))], axis=1)
+# the row before a token says which token that is
+FROM_ROW = np.concatenate([np.zeros((HIDDEN, HIDDEN)), np.eye(HIDDEN)[np.argsort(NEXT)]], axis=1)
+
+
+def forced(engine, most=16):
+    """Candidates of the predictor alone, as many as fit, whatever they cost."""
+    drafter = engine.opened.core.speculator.registry._predictor()
+    return Candidates(drafter, most=most, adaptive=False)
+
+
+@pytest.mark.parametrize("most", [1, 3, 16])
+@pytest.mark.parametrize("projection", [FROM_TOKEN, FROM_ROW], ids=["token", "row"])
+def test_every_candidate_of_a_predictor_that_knows_the_next_token_is_accepted(
+    projection, most, tmp_path
+):
+    """Also after a prompt of one token, in a session that goes on, and behind cached tokens."""
+    with oxillama.load(counting(tmp_path / "m.gguf", projection), num_threads=1) as engine:
+        session, known = engine.session(), forced(engine, most)
+        for count in (1, 2, 40):
+            prompt = np.random.default_rng(count).integers(0, HIDDEN, count).tolist()
+            for options in ({}, {"cache_prompt": False}, {"session": session}):
+                done = engine.generate(
+                    prompt, max_tokens=30, sampler=GREEDY, speculative=known, **options
+                )
+                assert done.tokens[0] == NEXT[prompt[-1]]
+                assert done.tokens[1:] == tuple(NEXT[list(done.tokens[:-1])])
+                stats = done.speculation
+                assert stats.rejected == 0 and stats.accepted >= 29 * most // (most + 1) - most
+
+
+def test_rows_that_lie_behind_the_window_are_let_go(tmp_path, monkeypatch):
+    for module in (mtp, request):
+        monkeypatch.setattr(module, "WINDOW", 8)
+    with oxillama.load(counting(tmp_path / "m.gguf", FROM_ROW), num_threads=1) as engine:
+        prompt = np.random.default_rng(2).integers(0, HIDDEN, 60).tolist()
+        for most in (2, 7):
+            done = engine.generate(
+                prompt, max_tokens=90, sampler=GREEDY, speculative=forced(engine, most)
+            )
+            assert done.speculation.rejected == 0 and done.speculation.accepted >= 50
+        # the window of the prompt, what was generated twice, candidates that ended the text
+        drafter = engine.opened.core.speculator.registry._predictor()
+        assert drafter.forwarded < 2 * (8 + 2 * 90)
+
+
+def test_the_last_rows_of_a_window_are_kept():
+    window, rows = mtp.WINDOW, mtp.CarriedRows()
+    given = np.arange(6 * window, dtype=np.float32)[:, None]
+    end = 5 + window + 90
+    rows.write(5, given[5:end])  # more than it holds
+    assert (rows.start, rows.end) == (end - window, end)
+    assert np.array_equal(rows.at(end - 50, 50), given[end - 50 : end])
+    for first in range(end, 5 * window, 17):
+        rows.write(first, given[first : first + 17])
+        end, begin = first + 17, first + 17 - window
+        assert np.array_equal(rows.at(begin, window), given[begin:end])
+    rows.write(end - 30, -given[:3])  # as after candidates that were rejected
+    assert rows.end == end - 27 and rows.at(end - 31, 4)[:, 0].tolist() == [end - 31, 0, -1, -2]
+    rows.write(9, given[9:12])
+    assert (rows.start, rows.end) == (9, 12)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """An engine whose predictor is right about half the time."""
+    path = counting(tmp_path_factory.mktemp("m") / "m.gguf", FROM_ROW, share=0.05)
+    with oxillama.load(path, num_threads=1) as engine:
+        yield engine
+
+
+def prompt_of(rng):
+    return rng.integers(3, HIDDEN, int(rng.integers(1, 50))).tolist()
+
+
+def options_of(rng):
+    """Options of a request, at random."""
+    sampler = [GREEDY, SEEDED, SEEDED.replace(temperature=1.5, presence_penalty=0.4)]
+    options = dict(
+        max_tokens=int(rng.integers(1, 50)),
+        sampler=sampler[int(rng.integers(3))],
+        seed=int(rng.integers(100)),
+        logprobs=3,
+    )
+    if rng.random() < 0.3:
+        options["regex"] = r"[a-m ]{3,20}[0-9]{2}"
+    return options
+
+
+def ways(engine):
+    return (forced(engine), forced(engine, 2), "mtp", "auto", None)
+
+
+def test_the_text_is_the_targets_own(half):
+    rng = np.random.default_rng(4)
+    accepted = rejected = 0
+    for _ in range(8):
+        prompt, options = prompt_of(rng), options_of(rng)
+        wanted = half.generate(prompt, speculative=False, **options)
+        for way in ways(half):
+            done = half.generate(prompt, speculative=way, **options)
+            assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
+            assert done.finish_reason == wanted.finish_reason
+            if done.speculation is not None:
+                accepted += done.speculation.accepted
+                rejected += done.speculation.rejected
+    assert accepted > 100 and rejected > 100
+
+
+def test_requests_side_by_side_and_several_completions_have_the_text_of_each_alone(half):
+    rng = np.random.default_rng(5)
+    asked = [(prompt_of(rng), options_of(rng)) for _ in range(5)]
+    wanted = [half.generate(prompt, speculative=False, **options) for prompt, options in asked]
+    for way in ways(half):
+        requests = [half.submit(prompt, speculative=way, **options) for prompt, options in asked]
+        for running, done in zip(requests, wanted):
+            found = running.result()
+            assert (found.tokens, found.logprobs) == (done.tokens, done.logprobs)
+    options = dict(n=2, max_tokens=30, sampler=SEEDED, seed=3)
+    several = [half.generate([5, 6, 7], speculative=way, **options) for way in (False, *ways(half))]
+    for other in several[1:]:
+        assert [done.tokens for done in other] == [done.tokens for done in several[0]]
+
+
+def test_sessions_go_on_fork_and_are_restored_as_without_candidates(half, tmp_path):
+    rng = np.random.default_rng(6)
+    turns = [(prompt_of(rng)[:12], options_of(rng)) for _ in range(4)]
+
+    def text(way):
+        session, out = half.session(), []
+        for prompt, options in turns:
+            done = half.generate(prompt, session=session, speculative=way, **options)
+            out.append((done.tokens, done.logprobs))
+        saved = session.snapshot()
+        other = session.fork()
+        options = dict(max_tokens=9, sampler=SEEDED, seed=4, logprobs=2)
+        for each in (other, session):
+            done = half.generate(None, session=each, speculative=way, **options)
+            out.append((done.tokens, done.logprobs))
+        with oxillama.InferenceEngine.resume(saved, half.model_files[0]) as engine:
+            way = forced(engine) if isinstance(way, Candidates) else way
+            done = engine.generate(None, speculative=way, **options)
+            out.append((done.tokens, done.logprobs))
+        return out
+
+    wanted = text(False)
+    assert wanted[-1] == wanted[-2] == wanted[-3]
+    for way in ways(half):
+        assert text(way) == wanted
+
+
+@pytest.mark.parametrize(
+    "arch", ["deepseek2", "deepseek4", "glm4moe", "mimo2", "nemotron_h_moe", "qwen35", "step35"]
+)
+def test_any_architecture_drafts_for_itself(arch, tmp_path):
+    """Windowed and latent pages, blocks of keys; one token a step where states go back to no
+    earlier token.
+    """
+    with oxillama.load(written(tmp_path / "m.gguf", arch), num_threads=1) as engine:
+        rng = np.random.default_rng(7)
+        for _ in range(3):
+            prompt, options = prompt_of(rng), options_of(rng)
+            wanted = engine.generate(prompt, speculative=False, **options)
+            for way in (forced(engine, 3), None):
+                done = engine.generate(prompt, speculative=way, **options)
+                assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
+        drafter = engine.opened.core.speculator.registry._predictor()
+        recurrent = arch in ("qwen35", "nemotron_h_moe")
+        assert (drafter.forwarded == 0) == recurrent
+        assert engine.metrics().pages_leaked == drafter.core.metrics().pages_leaked == 0
+
+
+def test_a_model_without_a_predictor_in_memory_has_no_such_drafts(tmp_path):
+    path = counting(tmp_path / "m.gguf", FROM_ROW)
+    nbytes = 1
+    while True:
+        try:
+            paged = oxillama.load(path, offload=Budget(nbytes), num_threads=1)
+            break
+        except oxillama.ConfigError as error:
+            nbytes = int(str(error).split("wanted at least ")[1].split()[0])
+    with paged as engine, oxillama.load(num_threads=1) as plain:
+        for each, found in ((engine, "weights that a step reads"), (plain, "none")):
+            with pytest.raises(oxillama.ConfigError, match=f"mtp: found {found}"):
+                each.generate([3, 4], max_tokens=3, speculative="mtp")
+            done, wanted = (
+                each.generate([3, 4], max_tokens=9, sampler=GREEDY, speculative=way)
+                for way in ("auto", False)
+            )
+            assert done.tokens == wanted.tokens
+
+
+@pytest.mark.parametrize("file", [False, True], ids=["engine", "file"])
+def test_an_engine_for_speculation_takes_it_and_saves_what_it_follows(half, file):
+    """Rows are not saved: it goes on with those of the tokens to come."""
+    target = half.model_files[0] if file else half
+    wanted = half.generate([5, 6, 7], max_tokens=60, sampler=SEEDED, seed=12, speculative=False)
+    with SpeculativeEngine(SpeculativeConfig(target, "mtp", seed=12, adaptive=False)) as engine:
+        first = engine.generate([5, 6, 7], max_tokens=20, sampler=SEEDED)
+        saved = engine.snapshot()
+        rest = engine.generate(None, max_tokens=40)
+        assert first.speculation.accepted and rest.speculation.accepted
+        assert first.tokens + rest.tokens == wanted.tokens
+    with SpeculativeEngine.resume(saved, target, "mtp") as engine:
+        again = engine.generate(None, max_tokens=40)
+        assert again.tokens == rest.tokens and again.speculation.accepted
+    with pytest.raises(oxillama.ConfigError, match="draft_sampler: found one for 'mtp'"):
+        SpeculativeEngine(SpeculativeConfig(half, "mtp", draft_sampler=SEEDED))
