@@ -111,6 +111,7 @@ def open_model(
             sidecar=config.sidecar,
             rope=config.rope(),
             offload=config.offload,
+            predict=config.speculative not in (False, None),
         )
         try:
             vision = vision_for(config, model, source)

@@ -315,6 +315,7 @@ def load_model(
     sidecar: str | os.PathLike[str] | Literal[False] = False,
     rope: RopeOverrides = AS_FILED,
     offload: OffloadPolicy = None,
+    predict: bool = True,
 ) -> Model:
     """Record, lower and build the Program over weights that are packed, or being packed
     (weights/packing.py).
@@ -324,14 +325,21 @@ def load_model(
     (weights/cache.py): "auto" (the cache folder, for models of 256 MiB and more), a folder, or
     False. rope: see `record`; weights and sidecars do not depend on it. offload: the memory that
     weights may take (weights/offload.py); if they do not fit they are paged, and no sidecar is read
-    or written.
+    or written. predict: load the layers that predict further tokens too, if the file has some;
+    otherwise `predictor` does. A sidecar has them in any case.
     """
     config, tape, classifier = _recorded(reader, rope=rope)
     if not config.causal:
         # a text of any length that the model takes is one step; rows cost nothing until used
         max_rows = max(max_rows, min(config.context_length, LONGEST_STEP))
     held = _held(
-        reader, tape, num_threads=num_threads, progress=progress, sidecar=sidecar, offload=offload
+        reader,
+        tape,
+        num_threads=num_threads,
+        progress=progress,
+        sidecar=sidecar,
+        offload=offload,
+        predict=predict or sidecar is not False,
     )
     program = _program(
         config,
@@ -392,6 +400,7 @@ def _held(
     progress: Progress | None,
     sidecar: str | os.PathLike[str] | Literal[False],
     offload: OffloadPolicy,
+    predict: bool,
 ) -> _Held:
     """Every weight of a tape: paged if memory may not hold them, otherwise mapped from the sidecar
     if there is one, otherwise packed.
@@ -406,7 +415,7 @@ def _held(
             total = sum(matrix.nbytes for matrix in pager.matrices.values())
             progress(total, total)
         return _Held(dict(pager.matrices), pager=pager)
-    if tape.predictor is not None:
+    if tape.predictor is not None and predict:
         tensors |= _weights(*tape.predictor.ops)
     nbytes = sum(_rows(reader, tensor).nbytes for tensor in tensors.values())
     slot = slot_of(reader, sidecar, nbytes)
@@ -467,12 +476,16 @@ def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Mod
         raise ConfigError(
             f"mtp: found {found}, wanted layers in memory that predict further tokens (blk.N.nextn)"
         )
+    tensors = _weights(*tape.ops)
+    missing = {key: tensor for key, tensor in tensors.items() if key not in model.weights}
+    packed = _reserved(model.reader, missing, num_threads, _unseen)[0] if missing else {}
     config = replace(model.config, layers=1, states=model.config.predicts, predicts=())
+    weights = {key: packed.get(key) or model.weights[key] for key in tensors}
     program = _program(
         config,
         tape,
         model.reader,
-        model.weights,
+        weights,
         max_rows=max_rows,
         num_threads=num_threads,
         packing=model.packing,
@@ -480,8 +493,12 @@ def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Mod
     )
     program.served = model.program.served
     return Model(
-        config, tape, program, model.reader, model.weights, rope=model.rope, packing=model.packing
+        config, tape, program, model.reader, weights, rope=model.rope, packing=model.packing
     )
+
+
+def _unseen(done: int, total: int) -> None:
+    """Progress of a little packing that a caller waits for."""
 
 
 def output_matrix(model: Model) -> PackedMatrix | None:

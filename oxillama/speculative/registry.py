@@ -63,9 +63,12 @@ class Registry:
         """The option with a draft model opened and turned into `Candidates`; any other valid value
         unchanged. ConfigError for an invalid value.
         """
-        if asked is None or isinstance(asked, (bool, Candidates)):
+        if asked is True or isinstance(asked, str) and asked == "auto":
+            self._predictor()
             return asked
-        if isinstance(asked, str) and asked in ("auto", "lookup"):
+        if asked is None or asked is False or isinstance(asked, Candidates):
+            return asked
+        if isinstance(asked, str) and asked == "lookup":
             return asked
         source = self._source
         if source is not None:

@@ -307,3 +307,24 @@ def test_where_there_is_no_predictor_in_memory_it_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="mtp: found weights that a step reads from the file"):
         predictor(model)
     model.end(keep=False)
+
+
+def test_it_takes_memory_once_it_may_be_used(tmp_path):
+    invent(tmp_path / "m.gguf", "glm4moe", further=1)
+
+    def held(model):
+        return {name for name, *_ in model.weights if name.startswith("blk.4.")}
+
+    whole, without = (
+        load_model(GgufReader(tmp_path / "m.gguf"), predict=predict) for predict in (True, False)
+    )
+    assert "blk.4.nextn.eh_proj.weight" in held(whole) and not held(without)
+    assert np.array_equal(predicted(without), predicted(whole))
+    assert held(predictor(without)) == held(whole) and not held(without)
+    # the file of packed weights is the same for both
+    for predict in (False, True):
+        model = load_model(
+            GgufReader(tmp_path / "m.gguf"), sidecar=tmp_path / "cache", predict=predict
+        )
+        assert held(model) == held(whole)
+        model.end(keep=False)
