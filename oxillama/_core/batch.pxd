@@ -27,9 +27,11 @@ cdef class Batch:
     cdef const int32_t *visible      # keys each row sees, or NULL: those up to its own position
     cdef const int32_t *spans        # (2, rows) or NULL: the keys from the first to before the second that belong together with a row
     cdef const int32_t *slots        # state slot of each table, or NULL
+    cdef const int32_t *spares       # (rows,) or NULL: the slot that the state after a row goes to, -1 for its table's own
     cdef readonly list adapters      # an AdapterSet or None of each table; None: no table has any
     cdef int *lengths                # of each table
     cdef int _check_rows(self) except -1
     cdef int _optional(self, object embeds, object rope, object visible, object slots, object spans) except -1
     cdef int _kept(self, cnp.ndarray kept, cnp.ndarray wanted) except -1
+    cdef int _spares(self, object spares) except -1
     cdef int _adapters(self, list given) except -1

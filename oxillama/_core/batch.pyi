@@ -34,4 +34,5 @@ class Batch:
         adapters: Sequence[object | None] | None = None,
         spans: np.ndarray | None = None,
         kept: Sequence[int] | np.ndarray | None = None,
+        spares: Sequence[int] | np.ndarray | None = None,
     ) -> Self: ...

@@ -63,11 +63,13 @@ cdef class Batch:
     positions that rotate in place of `positions`, which say where keys lie; visible: int32 (rows,), how many keys a row sees, from its own
     position + 1 to the last position of its table in this batch + 1; spans: int32 (2, rows), the first key and the one after the last that
     attention over spans lets a row see, at least one of its table, ascending within a table; slots: int32, the slot of recurrent state of each table;
-    adapters: an AdapterSet or None for each table, whose rows use them; kept: ascending row numbers whose state behind the last layer is read
-    (`Program.carried`), the wanted ones among them, which are all of them if None.
+    spares: int32 (rows,), other slots, each named once, for the state after rows that may be dropped again: the last ones of a table, or all, which leave
+    its own slot as the row before them did; -1 for the others; adapters: an AdapterSet or None for each table, whose rows use them; kept: ascending row
+    numbers whose state behind the last layer is read (`Program.carried`), the wanted ones among them, which are all of them if None.
     """
 
-    def __cinit__(self, tokens, positions, tables, row_table, wanted, *, embeds=None, rope=None, visible=None, slots=None, adapters=None, spans=None, kept=None):
+    def __cinit__(self, tokens, positions, tables, row_table, wanted, *, embeds=None, rope=None, visible=None, slots=None, adapters=None, spans=None, kept=None,
+                  spares=None):
         cdef cnp.ndarray one
         cdef cnp.ndarray t = int32s(tokens, "tokens"), p = int32s(positions, "positions")
         cdef cnp.ndarray r = int32s(row_table, "row_table"), w = int32s(wanted, "wanted")
@@ -97,6 +99,8 @@ cdef class Batch:
         self.kept_rows, self.kept = self.wanted_rows, self.wanted
         if kept is not None:
             self._kept(int32s(kept, "kept"), w)
+        if spares is not None:
+            self._spares(spares)
 
     cdef int _optional(self, object embeds, object rope, object visible, object slots, object spans) except -1:
         """What a batch may bring besides tokens and pages."""
@@ -140,6 +144,25 @@ cdef class Batch:
             raise ConfigError(f"kept: found {kept.tolist()}, wanted ascending rows below {self.rows} with those wanted, {wanted.tolist()}, among them")
         self.kept_rows, self.kept, self.wanted_kept = kept.shape[0], <const int32_t *>cnp.PyArray_DATA(kept), <const int32_t *>cnp.PyArray_DATA(among)
         self.held += (kept, among)
+        return 0
+
+    cdef int _spares(self, object spares) except -1:
+        cdef cnp.ndarray one = int32s(spares, "spares")
+        cdef int r
+        if one.shape[0] != self.rows:
+            raise ConfigError(f"spares: got {one.shape[0]} of them, wanted {self.rows}, one for each row")
+        if self.slots == NULL:
+            raise ConfigError("spares: got some without slots, wanted a slot for each table")
+        self.spares = <const int32_t *>cnp.PyArray_DATA(one)
+        self.held += (one,)
+        named = {self.slots[r] for r in range(self.n_tables)}
+        for r in range(self.rows):
+            if self.spares[r] in named or self.spares[r] < -1:
+                raise ConfigError(f"row {r}: state goes to slot {self.spares[r]}, wanted one that is named once, or -1")
+            if self.spares[r] >= 0:
+                named.add(self.spares[r])
+            elif r and self.row_table[r] == self.row_table[r - 1] and self.spares[r - 1] >= 0:
+                raise ConfigError(f"row {r}: state goes to the slot of its table, wanted a spare one, as for the row before it")
         return 0
 
     cdef int _adapters(self, list given) except -1:

@@ -3,6 +3,10 @@ gated delta rule, the time mix of RWKV, rows of a table by the last tokens.
 
 A sequence's rows lie side by side in a step, in order, so an op takes them in one go: work is cut by sequences and channels, never by rows, and
 any cut of a prompt into steps gives the same bits. A sequence that begins at position 0 begins from a state of zeros, whatever its slot holds.
+
+The last rows of a sequence, or all, may be candidates (`Batch.spares`): the state after each of them goes to a slot of its own, and the sequence's
+slot keeps that before them, so that any number of them can be dropped. What is kept of earlier rows alone (the last ones, of inputs or tokens) is written once
+for each such row; a recurrence is copied from slot to slot, a block that the first cache holds at a time, and goes on in place.
 """
 import numpy as np
 
@@ -19,6 +23,32 @@ from oxillama._core.vectors cimport activation, ox_delta, ox_scan, ox_wkv
 cdef enum:
     STRIP = 256               # channels of a chunk of `conv`
 
+
+cdef inline char *state_of(const Step *step, int row, size_t offset) noexcept nogil:
+    """Where an op finds its state in the slot of a row's sequence."""
+    return step.states[step.state_slots[step.row_table[row]]] + offset
+
+
+cdef inline char *spare_of(const Step *step, int row, size_t offset) noexcept nogil:
+    """The same in the slot that the state after a candidate goes to."""
+    return step.states[step.spare_slots[row]] + offset
+
+
+cdef inline int kept_until(const Step *step, int first, int last) noexcept nogil:
+    """The first of a sequence's rows that is a candidate; `last` where none is."""
+    if step.spare_slots != NULL:
+        while last > first and step.spare_slots[last - 1] >= 0:
+            last -= 1
+    return last
+
+
+cdef inline float *next_state(const Step *step, int row, size_t offset, const float *before, size_t nbytes) noexcept nogil:
+    """Where a candidate's own state is computed, as the row before it left it."""
+    cdef float *state = <float *>spare_of(step, row, offset)
+    memcpy(state, before, nbytes)
+    return state
+
+
 # ---- conv ------------------------------------------------------------------------------------------------------------
 
 ctypedef struct ConvArgs:
@@ -32,7 +62,7 @@ ctypedef struct ConvArgs:
 
 cdef void conv_strip(const ConvArgs *a, const Step *step, int first, int last, float *state, int64_t c, int64_t n, float *term) noexcept nogil:
     """Channels c to c + n - 1 of the rows of one sequence."""
-    cdef int t, j, at, past = a.taps - 1
+    cdef int t, j, at, past = a.taps - 1, kept = kept_until(step, first, last)
     cdef const float *x
     cdef float *out
     if step.positions[first] == 0:
@@ -50,10 +80,12 @@ cdef void conv_strip(const ConvArgs *a, const Step *step, int first, int last, f
             step.vec.add(out, out, a.bias + c, n)
         if a.act:
             step.vec.activate(out, out, a.act, n)
-    for j in range(past):
-        at = last - past + j
-        memcpy(state + j * a.channels + c,
-               <const float *>row_of(step, a.x, at) + c if at >= first else state + (at - first + past) * a.channels + c, 4 * <size_t>n)
+    for t in range(last - 1, kept - 2, -1):      # the state of the step before is read until its own slot is written
+        out = state if t < kept else <float *>spare_of(step, t, a.state)
+        for j in range(past):
+            at = t + 1 - past + j
+            memcpy(out + j * a.channels + c,
+                   <const float *>row_of(step, a.x, at) + c if at >= first else state + (at - first + past) * a.channels + c, 4 * <size_t>n)
 
 
 cdef void conv_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
@@ -64,7 +96,7 @@ cdef void conv_part(const void *args, ox_team *team, int ith, int nth) noexcept 
     cdef float term[STRIP]
     while chunk < step.sequences * strips:
         s, c = chunk // strips, <int64_t>(chunk % strips) * STRIP
-        conv_strip(a, step, step.begins[s], step.begins[s + 1], <float *>(step.states[step.state_slots[step.row_table[step.begins[s]]]] + a.state), c,
+        conv_strip(a, step, step.begins[s], step.begins[s + 1], <float *>state_of(step, step.begins[s], a.state), c,
                    min(<int64_t>STRIP, a.channels - c), term)
         chunk = ox_team_take(team)
 
@@ -108,28 +140,37 @@ cdef void scan_part(const void *args, ox_team *team, int ith, int nth) noexcept 
     cdef const Step *step = a.common.step
     cdef int64_t per = a.blocks if a.dim == 1 else (a.dim + 15) // 16, pairs = (per + 1) // 2      # of a head, or of all such heads
     cdef int64_t chunks = a.blocks // per * pairs, chunk = ox_team_take(team), block, channel, head, group
-    cdef int first
+    cdef int first, last
+    cdef size_t nbytes, offset
+    cdef float *state
     cdef ox_scan s
     while chunk < step.sequences * chunks:
-        first, head, block = step.begins[chunk // chunks], chunk % chunks // pairs, 2 * (chunk % pairs)
+        first, last, head, block = step.begins[chunk // chunks], step.begins[chunk // chunks + 1], chunk % chunks // pairs, 2 * (chunk % pairs)
         channel = head * a.dim + 16 * block
         s.live = <int>min(<int64_t>32, (a.channels if a.dim == 1 else (head + 1) * a.dim) - channel)
         block += head * per
         if a.dim == 1:
             head = channel
         group = head * a.groups // a.heads
-        s.rows, s.states, s.one, s.per_lane = step.begins[chunk // chunks + 1] - first, a.states, a.one, a.dim == 1
-        s.x, s.ldx = <const float *>row_of(step, a.x, first) + channel, <int64_t>step.strides[a.x] // 4
-        s.dt, s.lddt = <const float *>row_of(step, a.dt, first) + head, <int64_t>step.strides[a.dt] // 4
-        s.b, s.ldb = <const float *>row_of(step, a.b, first) + group * a.states, <int64_t>step.strides[a.b] // 4
-        s.c, s.ldc = <const float *>row_of(step, a.c, first) + group * a.states, <int64_t>step.strides[a.c] // 4
-        s.y, s.ldy = <float *>row_of(step, a.out, first) + channel, <int64_t>step.strides[a.out] // 4
+        s.rows, s.states, s.one, s.per_lane = kept_until(step, first, last) - first, a.states, a.one, a.dim == 1
         s.a = a.a + block * 16 * (1 if a.one else a.states)
         s.d = a.d + block * 16 if a.d != NULL else NULL
-        s.state = <float *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + block * 16 * a.states
+        nbytes, offset = 64 * <size_t>a.states * (2 if s.live > 16 else 1), a.state + 64 * <size_t>block * a.states
+        state = <float *>state_of(step, first, offset)
         if step.positions[first] == 0:
-            memset(s.state, 0, 64 * <size_t>a.states * (2 if s.live > 16 else 1))
-        step.vec.scan(&s)
+            memset(state, 0, nbytes)
+        while True:
+            s.x, s.ldx = <const float *>row_of(step, a.x, first) + channel, <int64_t>step.strides[a.x] // 4
+            s.dt, s.lddt = <const float *>row_of(step, a.dt, first) + head, <int64_t>step.strides[a.dt] // 4
+            s.b, s.ldb = <const float *>row_of(step, a.b, first) + group * a.states, <int64_t>step.strides[a.b] // 4
+            s.c, s.ldc = <const float *>row_of(step, a.c, first) + group * a.states, <int64_t>step.strides[a.c] // 4
+            s.y, s.ldy = <float *>row_of(step, a.out, first) + channel, <int64_t>step.strides[a.out] // 4
+            s.state = state
+            step.vec.scan(&s)
+            first += s.rows
+            if first == last:
+                break
+            state, s.rows = next_state(step, first, offset, state, nbytes), 1
         chunk = ox_team_take(team)
 
 
@@ -191,23 +232,32 @@ cdef void delta_part(const void *args, ox_team *team, int ith, int nth) noexcept
     cdef const DeltaArgs *a = <const DeltaArgs *>args
     cdef const Step *step = a.common.step
     cdef int64_t chunk = ox_team_take(team), items = <int64_t>a.heads * a.blocks, block, head, from_
-    cdef int first
+    cdef int first, last
+    cdef size_t offset, nbytes = 64 * <size_t>a.keys
+    cdef float *state
     cdef ox_delta s
     while chunk < step.sequences * items:
-        first, head, block = step.begins[chunk // items], chunk % items // a.blocks, chunk % a.blocks
+        first, last, head, block = step.begins[chunk // items], step.begins[chunk // items + 1], chunk % items // a.blocks, chunk % a.blocks
         from_ = head % a.key_heads if a.tiled else head // (a.heads // a.key_heads)
-        s.rows, s.keys, s.scale = step.begins[chunk // items + 1] - first, <int>a.keys, a.scale
+        s.rows, s.keys, s.scale = kept_until(step, first, last) - first, <int>a.keys, a.scale
         s.live = <int>min(<int64_t>16, a.values - 16 * block)
-        s.q, s.ldq = <const float *>row_of(step, a.q, first) + from_ * a.keys, <int64_t>step.strides[a.q] // 4
-        s.k, s.ldk = <const float *>row_of(step, a.k, first) + from_ * a.keys, <int64_t>step.strides[a.k] // 4
-        s.v, s.ldv = <const float *>row_of(step, a.v, first) + head * a.values + 16 * block, <int64_t>step.strides[a.v] // 4
-        s.w, s.ldw = <const float *>row_of(step, a.w, first) + head, <int64_t>step.strides[a.w] // 4
-        s.beta, s.ldbeta = <const float *>row_of(step, a.beta, first) + head, <int64_t>step.strides[a.beta] // 4
-        s.y, s.ldy = <float *>row_of(step, a.out, first) + head * a.values + 16 * block, <int64_t>step.strides[a.out] // 4
-        s.state = <float *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + (head * a.blocks + block) * 16 * a.keys
+        offset = a.state + <size_t>(head * a.blocks + block) * nbytes
+        state = <float *>state_of(step, first, offset)
         if step.positions[first] == 0:
-            memset(s.state, 0, 64 * <size_t>a.keys)
-        step.vec.delta(&s)
+            memset(state, 0, nbytes)
+        while True:
+            s.q, s.ldq = <const float *>row_of(step, a.q, first) + from_ * a.keys, <int64_t>step.strides[a.q] // 4
+            s.k, s.ldk = <const float *>row_of(step, a.k, first) + from_ * a.keys, <int64_t>step.strides[a.k] // 4
+            s.v, s.ldv = <const float *>row_of(step, a.v, first) + head * a.values + 16 * block, <int64_t>step.strides[a.v] // 4
+            s.w, s.ldw = <const float *>row_of(step, a.w, first) + head, <int64_t>step.strides[a.w] // 4
+            s.beta, s.ldbeta = <const float *>row_of(step, a.beta, first) + head, <int64_t>step.strides[a.beta] // 4
+            s.y, s.ldy = <float *>row_of(step, a.out, first) + head * a.values + 16 * block, <int64_t>step.strides[a.out] // 4
+            s.state = state
+            step.vec.delta(&s)
+            first += s.rows
+            if first == last:
+                break
+            state, s.rows = next_state(step, first, offset, state, nbytes), 1
         chunk = ox_team_take(team)
 
 
@@ -251,27 +301,36 @@ cdef void wkv_part(const void *args, ox_team *team, int ith, int nth) noexcept n
     cdef const WkvArgs *a = <const WkvArgs *>args
     cdef const Step *step = a.common.step
     cdef int64_t chunk = ox_team_take(team), items = <int64_t>a.heads * a.blocks, block, head
-    cdef int first
+    cdef int first, last
+    cdef size_t offset, nbytes = 64 * <size_t>a.keys
+    cdef float *state
     cdef ox_wkv s
     while chunk < step.sequences * items:
-        first, head, block = step.begins[chunk // items], chunk % items // a.blocks, chunk % a.blocks
-        s.rows, s.keys, s.scale = step.begins[chunk // items + 1] - first, <int>a.keys, a.scale
+        first, last, head, block = step.begins[chunk // items], step.begins[chunk // items + 1], chunk % items // a.blocks, chunk % a.blocks
+        s.rows, s.keys, s.scale = kept_until(step, first, last) - first, <int>a.keys, a.scale
         s.live = <int>min(<int64_t>16, a.values - 16 * block)
-        s.r, s.ldr = <const float *>row_of(step, a.r, first) + head * a.keys, <int64_t>step.strides[a.r] // 4
-        s.w, s.ldw = <const float *>row_of(step, a.w, first) + head * a.keys, <int64_t>step.strides[a.w] // 4
-        s.k, s.ldk = <const float *>row_of(step, a.k, first) + head * a.keys, <int64_t>step.strides[a.k] // 4
-        s.v, s.ldv = <const float *>row_of(step, a.v, first) + head * a.values + 16 * block, <int64_t>step.strides[a.v] // 4
         s.a = s.b = NULL
         s.lda = s.ldb = 0
-        if a.takes:
-            s.a, s.lda = <const float *>row_of(step, a.a, first) + head * a.keys, <int64_t>step.strides[a.a] // 4
-            s.b, s.ldb = <const float *>row_of(step, a.b, first) + head * a.keys, <int64_t>step.strides[a.b] // 4
         s.u = a.u + head * a.keys if a.u != NULL else NULL
-        s.y, s.ldy = <float *>row_of(step, a.out, first) + head * a.values + 16 * block, <int64_t>step.strides[a.out] // 4
-        s.state = <float *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + (head * a.blocks + block) * 16 * a.keys
+        offset = a.state + <size_t>(head * a.blocks + block) * nbytes
+        state = <float *>state_of(step, first, offset)
         if step.positions[first] == 0:
-            memset(s.state, 0, 64 * <size_t>a.keys)
-        step.vec.wkv(&s)
+            memset(state, 0, nbytes)
+        while True:
+            s.r, s.ldr = <const float *>row_of(step, a.r, first) + head * a.keys, <int64_t>step.strides[a.r] // 4
+            s.w, s.ldw = <const float *>row_of(step, a.w, first) + head * a.keys, <int64_t>step.strides[a.w] // 4
+            s.k, s.ldk = <const float *>row_of(step, a.k, first) + head * a.keys, <int64_t>step.strides[a.k] // 4
+            s.v, s.ldv = <const float *>row_of(step, a.v, first) + head * a.values + 16 * block, <int64_t>step.strides[a.v] // 4
+            if a.takes:
+                s.a, s.lda = <const float *>row_of(step, a.a, first) + head * a.keys, <int64_t>step.strides[a.a] // 4
+                s.b, s.ldb = <const float *>row_of(step, a.b, first) + head * a.keys, <int64_t>step.strides[a.b] // 4
+            s.y, s.ldy = <float *>row_of(step, a.out, first) + head * a.values + 16 * block, <int64_t>step.strides[a.out] // 4
+            s.state = state
+            step.vec.wkv(&s)
+            first += s.rows
+            if first == last:
+                break
+            state, s.rows = next_state(step, first, offset, state, nbytes), 1
         chunk = ox_team_take(team)
 
 
@@ -346,14 +405,15 @@ cdef int64_t ngram_row(const NgramArgs *a, const Step *step, int first, int at, 
 
 
 cdef inline int32_t *ngram_state(const NgramArgs *a, const Step *step, int first, int head) noexcept nogil:
-    return <int32_t *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + head * a.past
+    return <int32_t *>state_of(step, first, a.state) + head * a.past
 
 
 cdef void ngram_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
     cdef const NgramArgs *a = <const NgramArgs *>args
     cdef const Step *step = a.common.step
-    cdef int chunk = ox_team_take(team), first, last, head, t
+    cdef int chunk = ox_team_take(team), first, last, kept, end, head, t
     cdef int32_t *state
+    cdef int32_t *after
     cdef const uint8_t *row
     while chunk < step.sequences * a.heads:
         first, last, head = step.begins[chunk // a.heads], step.begins[chunk // a.heads + 1], chunk % a.heads
@@ -367,8 +427,11 @@ cdef void ngram_part(const void *args, ox_team *team, int ith, int nth) noexcept
             else:
                 row = a.fetched + (<size_t>t * a.heads + head) * a.row_bytes
             a.unpack(<float *>row_of(step, a.out, t) + head * a.columns, row, a.columns)
-        for t in range(a.past):
-            state[t] = ngram_token(a, step, first, last - a.past + t, state)
+        kept = kept_until(step, first, last)
+        for end in range(last, kept - 1, -1):      # the state of the step before is read until its own slot is written
+            after = state if end == kept else <int32_t *>spare_of(step, end - 1, a.state) + head * a.past
+            for t in range(a.past):
+                after[t] = ngram_token(a, step, first, end - a.past + t, state)
         chunk = ox_team_take(team)
 
 

@@ -52,6 +52,7 @@ ctypedef struct Step:
     int sequences                # of rows of one table: sequence i is rows begins[i] to begins[i + 1] - 1
     const int32_t *begins
     const int32_t *state_slots   # of each table
+    const int32_t *spare_slots   # (rows,): where the state after a row goes, -1: to its table's slot; NULL: all do
     char **states                # the bytes of each slot
     const int32_t **tables       # page ids of each table
     char **slots

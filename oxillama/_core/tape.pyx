@@ -375,6 +375,9 @@ cdef class Program:
         for i in range(batch.n_tables):
             if batch.slots[i] < 0 or batch.slots[i] >= memory.slot_capacity:
                 raise ContextError(f"table {i}: slot {batch.slots[i]}, wanted 0 to {memory.slot_capacity - 1}")
+        for i in range(batch.rows if batch.spares != NULL else 0):
+            if batch.spares[i] >= memory.slot_capacity:
+                raise ContextError(f"row {i}: slot {batch.spares[i]}, wanted 0 to {memory.slot_capacity - 1}")
         for i in range(1, batch.rows):
             if batch.row_table[i] == batch.row_table[i - 1] and batch.positions[i] != batch.positions[i - 1] + 1:
                 raise ConfigError(f"row {i}: position {batch.positions[i]} after {batch.positions[i - 1]}, recurrent state takes every position in order")
@@ -498,6 +501,7 @@ cdef class Program:
                 step.sequences += 1
         self.begins[step.sequences] = batch.rows
         step.limits, step.begins, step.state_slots, step.states = self.limits, self.begins, batch.slots, memory.slots
+        step.spare_slots = batch.spares
         step.embeds, step.embed_width, step.spans = batch.embeds, batch.embed_width, batch.spans
         step.rope, step.rope_sections = batch.rope, batch.rope_sections
         if batch.rope == NULL:

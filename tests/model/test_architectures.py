@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from oxillama._core.tape import Batch
-from oxillama.errors import ContextError, ModelError
+from oxillama.errors import ConfigError, ContextError, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.model import architectures, load, load_model
 from oxillama.model.arch import llama4
@@ -26,10 +26,11 @@ IDS = (np.arange(70) * 37 % VOCAB).astype(np.int32)
 KINDS = ("F32", "Q8_0")
 
 
-def batch_of(parts, memory, *, slots=None, adapters=None):
+def batch_of(parts, memory, *, slots=None, adapters=None, **more):
     """A batch of (ids, first position, page table) a sequence, every row wanted."""
     rows = sum(len(ids) for ids, _, _ in parts)
-    more = {} if not memory.slot_layers else {"slots": slots or list(range(len(parts)))}
+    if memory.slot_layers:
+        more["slots"] = slots or list(range(len(parts)))
     if adapters is not None:
         more["adapters"] = adapters
     return Batch(
@@ -48,6 +49,16 @@ def memory_of(model, pages, slots=1, kv_type="f16"):
     if memory.slot_layers:
         memory.ensure_slots(slots)
     return memory
+
+
+def state_of(memory, slot):
+    """A slot's bytes, with zeros between its layers, where nothing is written."""
+    data, at = bytearray(memory.save_slot(slot)), 0
+    for shape in memory.slot_layers:
+        end = at + 4 * int(np.prod(shape))
+        at = -(-end // 64) * 64
+        data[end:at] = bytes(at - end)
+    return bytes(data)
 
 
 def step(model, batch, memory):
@@ -126,6 +137,67 @@ def test_a_slot_carries_a_sequence_on_wherever_it_is_copied_to(arch, tmp_path):
         model.program.step(batch_of([(IDS[40:45], 33, range(5))], memory), memory)
     found = model.program.step(batch_of([(IDS[33:], 33, range(5))], memory, slots=[2]), memory)
     assert np.array_equal(whole[33:], found)
+
+
+@pytest.mark.parametrize("arch", architectures())
+def test_each_candidate_leaves_the_state_after_it_in_its_own_slot(arch, tmp_path):
+    """Two sequences in a step, with candidates behind real rows and alone, from any position on."""
+    model = load_model(invent(tmp_path / "m.gguf", arch), num_threads=2)
+    memory = memory_of(model, 10, slots=12)
+    if not memory.slot_layers:
+        return
+    tables, states, rows = (range(5), range(5, 10)), {0: [], 1: []}, {0: [], 1: []}
+    texts = (IDS, IDS[::-1].copy())
+    for at in range(12):  # one token a step
+        for which in (0, 1):
+            part = (texts[which][at : at + 1], at, tables[which])
+            rows[which].append(step(model, batch_of([part], memory, slots=[which]), memory)[0])
+            states[which].append(memory.save_slot(which))
+
+    def state_after(which, length):
+        return states[which][length - 1]
+
+    # (tokens before, real rows, candidates) of each sequence
+    for first, second in (
+        ((0, 1, 3), (4, 2, 4)),
+        ((5, 0, 4), (6, 1, 1)),
+        ((3, 4, 2), (8, 3, 0)),
+        ((0, 0, 2), (9, 0, 3)),
+    ):
+        parts, spares, free = [], [], iter(range(2, 12))
+        for which, (before, real, more) in enumerate((first, second)):
+            memory.load_slot(
+                which, state_after(which, before) if before else b"\x7f" * memory.slot_bytes
+            )
+            parts.append((texts[which][before : before + real + more], before, tables[which]))
+            spares += [-1] * real + [next(free) for _ in range(more)]
+        found = step(model, batch_of(parts, memory, spares=spares), memory)
+        for which, (before, real, more) in enumerate((first, second)):
+            slots, own = spares[: real + more], found[: real + more]
+            spares, found = spares[real + more :], found[real + more :]
+            assert np.array_equal(own, rows[which][before : before + real + more])
+            if before + real:
+                assert state_of(memory, which) == state_after(which, before + real)
+            for at, slot in enumerate(slots[real:], before + real + 1):
+                assert state_of(memory, slot) == state_after(which, at)
+
+
+def test_slots_of_candidates_must_be_spare_and_their_rows_the_last(tmp_path):
+    model = load_model(invent(tmp_path / "m.gguf", "mamba"))
+    memory, part = memory_of(model, 5, slots=4), (IDS[:3], 0, range(5))
+    for spares, message in (
+        ([-1, 1], "spares: got 2 of them, wanted 3"),
+        ([-1, 0, 1], "row 1: state goes to slot 0, wanted one that is named once"),
+        ([-1, 1, 1], "row 2: state goes to slot 1, wanted one that is named once"),
+        ([-1, -2, 1], "row 1: state goes to slot -2"),
+        ([-1, 1, -1], "row 2: state goes to the slot of its table, wanted a spare one"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            batch_of([part], memory, spares=spares)
+    with pytest.raises(ContextError, match="row 2: slot 4, wanted 0 to 3"):
+        step(model, batch_of([part], memory, spares=[-1, 1, 4]), memory)
+    with pytest.raises(ConfigError, match="spares: got some without slots"):
+        Batch([1, 2], [0, 1], [range(5)], [0, 0], [1], spares=[-1, 1])
 
 
 @pytest.mark.parametrize("arch", architectures())
