@@ -94,11 +94,17 @@ class PageAllocator:
         if prefix is not None and self.states is not None:
             prefix = {**prefix, "stateful": True, "alive": lambda mark: mark.data is not None}
         self.prefix = PrefixKvCache(self.pool, **prefix) if prefix is not None else None
-        # whether candidates can be run: sequences can forget their end
-        self.rewindable = rewindable(memory)
+        self._rewindable = rewindable(memory)
         self.sessions = KeptSessions()
         self.scheduler: Scheduler  # set once it exists: each asks the other
         self._queue_times = queue_times
+
+    @property
+    def most_candidates(self) -> int | None:
+        """Of a sequence in a step: 0 where sequences cannot drop them, None for any number."""
+        if not self._rewindable:
+            return 0
+        return None if self.states is None else self.states.spares
 
     def new_sequence(self) -> PagedKvCache:
         """The memory of a new sequence: pages, and recurrent state if the model has any."""
@@ -150,12 +156,16 @@ class PageAllocator:
         return True
 
     def reserve(self, entry: ScheduleEntry, length: int) -> bool:
-        """Make an entry's positions below `length` writable; False if no page can be taken."""
+        """Make an entry's positions below `length` writable, and candidates among them droppable;
+        False if there are too few pages or spare slots.
+        """
         if entry.width:
             return all(
                 self.make_writable(session.kv, length) for session in entry.owner.search.sessions
             )
         kv = entry.owner.session.kv
+        if length > entry.length:
+            return self.make_writable(kv, length) and kv.spare(length - entry.length)
         return length <= kv.writable or self.make_writable(kv, length)
 
     def make_writable(self, kv: PagedKvCache, length: int, *, bare: int = 0) -> bool:

@@ -282,8 +282,6 @@ class StepLoop:
                 self._stall = STALL_SECONDS if self._scheduler.parked else 0.0
                 return
             self._plan = plan
-            taking = self._taking(plan) if self._carries else {}
-            batch, hidden = self._batch(plan, taking)
             self._flag.clear()
             if self.closed or self._stops:
                 self._stops = False
@@ -291,6 +289,9 @@ class StepLoop:
                     self._plan = []
                     self.tracker.end_stopped()
                     return
+            taking = self._taking(plan) if self._carries else {}
+            # last: it says where candidates leave their state
+            batch, hidden = self._batch(plan, taking)
         start = time.perf_counter()
         try:
             with self._step_lock:
@@ -550,6 +551,8 @@ class StepLoop:
             )
         if going:
             self._keep_rows(request, start + at)
+            if draft:
+                session.kv.settle()
             self._look_ahead(request)
 
     def _keep_rows(self, request: Request, length: int) -> None:
@@ -782,13 +785,18 @@ class Batcher:
         # the candidates of one text: the other common case
         if len(plan) == 1 and entry.draft and not (entry.width or session.images):
             done, kv, counted = entry.done, session.kv, self._counted[:rows]
-            if kv.slot is None and not session.adapters and entry.length == done + 1:
+            if not session.adapters and entry.length == done + 1:
+                more = {}
+                if kv.slot is not None:
+                    own = [-1, *kv.trail(done + 1, rows - 1)]
+                    more = {"slots": (kv.slot,), "spares": np.array(own, np.int32)}
                 return self._make(
                     np.array([session.tokens[done], *entry.draft[: rows - 1]], np.int32),
                     counted + done,
                     (kv.table,),
                     self._zeros[:rows],
                     counted,
+                    **more,
                 ), entry.hidden
         tokens, positions, row_table = self._tokens, self._positions, self._row_table
         at, hidden, adapting = 0, False, False
@@ -797,6 +805,7 @@ class Batcher:
         adapters: list[Any] = []  # of each table
         wanted: list[int] = []
         kept: list[int] = []
+        spares: list[int] = []  # of the rows, as far as there are candidates with state
         with_images: list[tuple[Any, int, int, int]] = []
         for entry, rows in plan:
             request, start = entry.owner, entry.done
@@ -841,6 +850,9 @@ class Batcher:
                     range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
                 )
                 row_table[at:end] = len(tables)
+                if session.kv.slot is not None and start + rows > entry.length:
+                    spares += [-1] * (at + entry.length - start - len(spares))
+                    spares += session.kv.trail(entry.length, start + rows - entry.length)
             tables.append(session.kv.table)
             slots.append(session.kv.slot)
             if entry.every_row:
@@ -854,6 +866,8 @@ class Batcher:
                 hidden |= entry.hidden
             at = end
         more = {} if slots[0] is None else {"slots": slots}
+        if spares:
+            more["spares"] = spares + [-1] * (at - len(spares))
         if adapting:
             more["adapters"] = adapters
         if len(kept) > len(wanted):

@@ -482,8 +482,8 @@ class Scheduler:
             if entry.state is decoding and self._make_room(entry, entry.done + rows, plan):
                 if entry.draft and entry.done + rows == entry.length:
                     more = min(len(entry.draft), 1 + spare - rows)
-                    if more and not self._try_reserve(entry, entry.length + more):
-                        more = 0
+                    while more and not self._try_reserve(entry, entry.length + more):
+                        more //= 2
                 plan.append((entry, rows + more))
                 spare -= rows + more - 1
 

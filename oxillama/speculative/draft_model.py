@@ -227,7 +227,7 @@ class ModelDrafter:
         with core.lock:
             most = min(len(state.held), drafted.kv.length)
             held = common_prefix(state.held, session.tokens, most)
-            if not held or core.snapshots is None:
+            if not held or core.snapshots is None or drafted.kv.stateful:
                 return SavedDraft(b"", 0, sampler, state.to_dict())
             part = drafted.fork_untracked()
             part.kv.truncate(held)
@@ -393,7 +393,11 @@ class ModelDrafter:
                 (index, *work[index]) for index in range(start, end) if self._reserve(*work[index])
             ]
             if part:
-                logits = self._step([(draft, ids) for _, draft, ids in part])
+                try:
+                    logits = self._step([(draft, ids) for _, draft, ids in part])
+                except BaseException:
+                    self._forget_states([draft for _, draft, _ in part])
+                    raise
                 for (index, draft, ids), row in zip(part, logits):
                     draft.state.held += ids
                     draft.kv.length += len(ids)
@@ -406,9 +410,16 @@ class ModelDrafter:
             self.core.check()  # if it was closed meanwhile, its pages have no owner
             try:
                 draft.kv.reserve(draft.kv.length + len(ids))
-                return True
             except PoolError:
                 return False
+            return not draft.caught_up or draft.kv.spare(len(ids))
+
+    def _forget_states(self, drafts: list[SessionDraft]) -> None:
+        """An unfinished step left the recurrent state of its drafts undefined."""
+        with self.core.lock:
+            for draft in drafts:
+                if draft.kv.stateful:
+                    draft.kv.release()
 
     def _step(self, part: list[tuple[SessionDraft, list[int]]]) -> np.ndarray:
         """Logits (drafts, vocabulary) after the last token of each; a view that the next step
@@ -443,10 +454,23 @@ class ModelDrafter:
 
     def _inputs(self, part: list[tuple[SessionDraft, list[int]]]) -> dict[str, Any]:
         """What a step reads besides the tokens."""
-        return {}
+        return _states(part)
 
     def _stepped(self, part: list[tuple[SessionDraft, list[int]]], program: Any) -> None:
         """A step was run; its tokens are not yet among those held."""
+
+
+def _states(part: list[tuple[SessionDraft, list[int]]]) -> dict[str, list[int]]:
+    """Where a step finds the recurrent state of drafts, and where it leaves that after candidates;
+    nothing for a model without any.
+    """
+    slots = [draft.kv.slot for draft, _ in part if draft.kv.slot is not None]
+    if not slots:
+        return {}
+    spares: list[int] = []
+    for draft, ids in part:
+        spares += draft.kv.trail(draft.kv.length, len(ids)) if draft.caught_up else [-1] * len(ids)
+    return {"slots": slots, "spares": spares}
 
 
 class SessionDraft:
@@ -500,11 +524,9 @@ class SessionDraft:
         keep = common_prefix(state.held, tokens, min(len(state.held), len(tokens) - 1))
         if keep < len(state.held):
             del state.held[keep:]
-            if keep < self.kv.floor:
-                self.kv.truncate(keep)
-                self.drop_lost_pages()
-            else:
-                self.kv.length = keep
+            self.kv.drop(keep)
+            self.drop_lost_pages()
+        self.kv.settle()
         if state.sampler is not None:
             self.sampler.set_history(tokens, generated=self.generated)
 

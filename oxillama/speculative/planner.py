@@ -74,7 +74,7 @@ class Planner:
         candidates = self.registry.candidates(asked, masker)
         if candidates is None:
             return None
-        if not (candidates.asked or self._core.allocator.rewindable):
+        if not candidates.asked and self._core.allocator.most_candidates == 0:
             return None  # by default, without an error for a model that cannot speculate
         return self.speculation(candidates, session)
 
@@ -84,7 +84,10 @@ class Planner:
         """The candidates of a request on a session. costs: a fixed table, None to learn the
         engine's.
         """
-        drafter, rewindable = candidates.drafter, self._core.allocator.rewindable
+        drafter, most = candidates.drafter, self._core.allocator.most_candidates
+        rewindable = most != 0
+        if most and most < candidates.most:
+            candidates = replace(candidates, most=most)
         if type(drafter) is LookupDrafter and rewindable:
             learning = candidates.adaptive and costs is None
             return LookupSpeculation(

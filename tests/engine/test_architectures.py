@@ -2,6 +2,9 @@
 its solo run, whatever was forked, cut, stored or taken away. No list by hand.
 """
 
+import random
+from functools import partial
+
 import numpy as np
 import pytest
 from null import request
@@ -10,6 +13,8 @@ from oxillama.engine.config import EngineConfig
 from oxillama.model import architectures, load_model
 from oxillama.opening import core_over
 from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.speculative.planner import Planner
+from oxillama.speculative.types import Candidates, Draft
 from tests.model.invented import VOCAB, generates, invent
 
 PROMPT = [int(token) for token in np.random.default_rng(5).integers(0, VOCAB, 50)]
@@ -75,3 +80,63 @@ def test_requests_that_want_one_anothers_pages_change_nothing(engine):
     requests = [asked(tight, prompt) for prompt in prompts]
     found = [list(each.result(60).tokens) for each in requests]
     assert found == [ids(solo, prompt) for prompt in prompts]
+
+
+class Guesser:
+    """Drafts tokens of known texts, some of them wrong."""
+
+    def __init__(self, texts, right, seed):
+        self.texts, self.right, self.random = texts, right, random.Random(seed)
+
+    def open(self, session):
+        return next(text for text in self.texts if text[: len(session.tokens)] == session.tokens)
+
+    def propose(self, asks):
+        return [Draft([self._guess(token) for token in self._coming(each)]) for each in asks]
+
+    def close(self, state, session):
+        pass
+
+    def _coming(self, ask):
+        at = len(ask.session.tokens)
+        return ask.state[at : at + self.random.randint(0, min(5, ask.most))]
+
+    def _guess(self, token):
+        return token if self.random.random() < self.right else (token + 1) % VOCAB
+
+
+def test_candidates_change_neither_tokens_nor_logits(engine):
+    prompts, drawn = [PROMPT[:20], PROMPT[5:38], PROMPT[30:]], {}
+    config = SamplerConfig(temperature=0.9, seed=5)
+
+    def keep_row(kept, _, row):
+        kept.append(row.copy())
+
+    def texts(core, drafter=None, *, rows=True):
+        asks = []
+        for prompt in prompts:
+            session, kept = core.new_session(prompt), []
+            keep = partial(keep_row, kept)
+            session.sampler = Sampler(config, VOCAB, processors=[keep] if rows else [])
+            asks.append(request(core, [], session=session, max_tokens=20))
+            if drafter is not None:
+                candidates = Candidates(drafter, adaptive=False)
+                asks[-1].speculation = core.speculator.speculation(candidates, session)
+            drawn[asks[-1]] = kept
+            core.submit(asks[-1])
+        made = [each.result(60) for each in asks]
+        assert drafter is None or sum(each.speculation.accepted for each in made) > 0
+        assert drafter is None or sum(each.speculation.rejected for each in made) > 0
+        return [list(each.tokens) for each in made], [drawn[each] for each in asks]
+
+    plain, expected = texts(engine(prefix_cache=False))
+    whole = [[*prompt, *text] for prompt, text in zip(prompts, plain)]
+    for more in (dict(), dict(max_pages=7, prefill_chunk_size=7)):
+        core = engine(**more)
+        core.speculator = Planner(core)
+        for seed, rows in ((1, True), (2, False)):
+            found, logits = texts(core, Guesser(whole, 0.7, seed), rows=rows)
+            assert found == plain
+            for kept, wanted in zip(logits, expected if rows else [[]] * 3):
+                assert len(kept) == len(wanted) and np.array_equal(kept, wanted)
+        assert core.states is None or core.states.spares_used == 0

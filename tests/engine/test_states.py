@@ -154,3 +154,77 @@ def test_a_sequence_adopts_pages_with_their_state_alone():
     other = SequenceState(pages, states)
     other.adopt(held, 20, mark)
     assert (other.length, seen(other)) == (20, 20)
+
+
+def step(kv, tokens, candidates):
+    """A step of rows and candidates: each state says how many tokens it has seen."""
+    length = kv.length + tokens
+    kv.reserve(length + candidates)
+    assert kv.spare(candidates)
+    for at, slot in enumerate(kv.trail(length, candidates), length + 1):
+        kv.states.memory.load_slot(slot, bytes([at]) * 64)
+    kv.states.memory.load_slot(kv.slot, bytes([length]) * 64)
+    kv.length = length
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(0, 5)), max_size=12))
+def test_accepted_candidates_leave_the_state_after_the_last_of_them(steps):
+    pages, states = pools(spare_bytes=5 * 64)
+    kv, length = SequenceState(pages, states), 0
+    for tokens, candidates, accepted in steps:
+        step(kv, tokens, candidates)
+        length += tokens
+        assert states.spares_used == candidates and states.used == 1 + candidates
+        for _ in range(min(accepted, candidates)):
+            length += 1
+            kv.length = length
+            # invariant 2
+            assert states.save(kv.slot)[0] == length == kv.length
+        kv.settle()
+        assert states.save(kv.slot)[0] == length and (states.used, states.spares_used) == (1, 0)
+    kv.release()
+    # invariant 4
+    assert states.used == 0 and pages.pages_used == 0
+
+
+def test_spare_slots_are_bounded_for_all_sequences_together():
+    # invariant 5
+    pages, states = pools(spare_bytes=3 * 64 + 63)
+    first, second = SequenceState(pages, states), SequenceState(pages, states)
+    step(first, 4, 2)
+    assert not second.spare(2) and second.spare(1) and states.spares_used == 3
+    first.settle()
+    assert second.spare(3) and not first.spare(1)
+    second.release()
+    assert states.spares_used == 0 and first.spare(3)
+    first.truncate(4)
+    assert (states.used, states.spares_used) == (1, 0)
+
+
+def test_a_long_run_of_candidates_keeps_the_last_states():
+    pages, states = pools(spare_bytes=4 * 64)
+    kv = SequenceState(pages, states)
+    step(kv, 10, 0)
+    kv.mark()
+    for _ in range(8):  # as a draft that runs ahead of its text: a candidate a step
+        step(kv, 0, 1)
+        kv.length += 1
+    assert (kv.length, states.spares_used) == (18, 4)
+    kv.drop(15)
+    assert (kv.length, states.save(kv.slot)[0]) == (15, 15)
+    kv.settle()
+    assert states.spares_used == 0
+    kv.drop(13)
+    assert (kv.length, seen(kv)) == (10, 10)
+
+
+def test_a_step_that_was_not_finished_keeps_no_slot():
+    pages, states = pools()
+    kv = SequenceState(pages, states)
+    step(kv, 5, 0)
+    for _ in range(3):
+        kv.reserve(7)
+        assert kv.spare(2) and len(kv.trail(5, 2)) == 2
+    assert states.used == 1 + states.spares_used and states.spares_used <= 4
+    kv.settle()
+    assert (states.used, states.spares_used) == (1, 0)

@@ -74,11 +74,10 @@ class Rewindable(Protocol):
 
 
 def rewindable(memory: Any) -> bool:
-    """Whether sequences in this memory can drop their last positions. A recurrent model has one
-    state for the whole past, so its sequences go back to checkpoints and are evaluated again from
-    there.
+    """Whether sequences in this memory can drop the positions of candidates. One of a recurrent
+    model has a single state for the whole past, and spare slots for those after candidates.
     """
-    return bool(getattr(memory, "rewindable", True)) and not getattr(memory, "slot_layers", ())
+    return bool(getattr(memory, "rewindable", True))
 
 
 class KvCachePool:
@@ -393,6 +392,21 @@ class PagedKvCache:
                 pool.free_near(self.pages[self.shed : behind])
                 self.shed = behind
 
+    def spare(self, count: int) -> bool:
+        """Have what it takes to drop each of the next `count` rows of candidates, once they are
+        written; False if there is too little of it.
+        """
+        return True
+
+    def trail(self, length: int, count: int) -> Sequence[int]:
+        """Where a step writes what is kept besides pages for each of `count` candidates after
+        `length` tokens.
+        """
+        return ()
+
+    def settle(self) -> None:
+        """Give back what was kept to drop candidates."""
+
     def commit(self, length: int) -> None:
         """Declare that positions up to `length - 1` have been written."""
         if not self.length <= length <= len(self.pages) * self.pool.page_size:
@@ -416,6 +430,15 @@ class PagedKvCache:
             del self.pages[keep:]
             self._table, self.shed = None, min(self.shed, keep)
         self.writable = 0  # what is left may be shared
+
+    def drop(self, length: int) -> None:
+        """Drop candidates from position `length` on; as `truncate`, but where that is possible
+        their pages stay, to be written again.
+        """
+        if length < self.floor:
+            self.truncate(length)
+        else:
+            self.length = length
 
     def rewind(self, length: int) -> None:
         """Go back to exactly `length` positions; NotSupported if its window was given back."""

@@ -2,7 +2,8 @@
 checkpoints of it.
 
     pages        0..15  16..31  32..40         length 41
-    slot         the state after 41 tokens     the only one: each token overwrites it
+    slot         the state after 41 tokens     each further token overwrites it
+    spares       after 42, after 43            slots of candidates, from a step to its draws
     checkpoints  after 33, after 41            bytes, shared by forks and stored prefixes
 
 A state cannot drop its last tokens. `truncate` and `fork` go back to the nearest checkpoint at or
@@ -10,11 +11,17 @@ before the position asked for (see `length`), and the engine evaluates the rest 
 bits. Checkpoints are taken at positions to which a sequence is likely to return (the ends of
 prompts and of answers). Their total size is limited; the least recently used are dropped first.
 
+Rows that may be dropped, candidates, leave the slot as it is: a step writes the state after each of
+them to a spare slot (`trail`). When `length` becomes one of those positions, that slot is the
+sequence's own from then on; nothing is copied. `settle` gives back the others. The bytes of all
+spare slots are limited too; where none is left, there are no candidates.
+
 Invariants (tests cite them by number):
 
 1. A slot is either free or owned by exactly one sequence; releasing a free or unknown slot raises
 `InvalidSlot`. 2. The state in a sequence's slot is that after exactly `length` tokens. 3. Bytes of
-checkpoints never exceed `checkpoint_bytes`. 4. When every sequence is released, `used` is 0.
+checkpoints never exceed `checkpoint_bytes`. 4. When every sequence is released, `used` is 0. 5.
+Spare slots are owned, and their bytes never exceed `spare_bytes`.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
-from oxillama.engine.memory.pages import KvCachePool, PagedKvCache
+from oxillama.engine.memory.pages import SLACK, KvCachePool, PagedKvCache
 from oxillama.errors import Exhausted, InvalidSlot, NotSupported, PoolError, PositionBeyondEnd
 
 MAX_SLOTS = 1 << 16
@@ -97,18 +104,26 @@ class Checkpoint:
 
 
 class SsmStatePool:
-    """The recurrent states of a model's sequences: one slot of `memory` for each, and checkpoints,
-    copies of at most `checkpoint_bytes` in all. PoolError if no slot is free.
+    """The recurrent states of a model's sequences: one slot of `memory` for each, spare ones, of at
+    most `spare_bytes` in all, for the states after candidates, and checkpoints, copies of at most
+    `checkpoint_bytes`. PoolError if no slot is free.
     """
 
-    __slots__ = ("_checkpoints", "checkpoint_bytes", "memory", "slots")
+    __slots__ = ("_checkpoints", "checkpoint_bytes", "memory", "slots", "spares", "spares_used")
 
     def __init__(
-        self, memory: SlotMemory, *, capacity: int = MAX_SLOTS, checkpoint_bytes: int = 256 << 20
+        self,
+        memory: SlotMemory,
+        *,
+        capacity: int = MAX_SLOTS,
+        checkpoint_bytes: int = 256 << 20,
+        spare_bytes: int = 512 << 20,
     ) -> None:
         self.memory = memory
         self.slots = SequencePool(capacity)
         self.checkpoint_bytes = checkpoint_bytes
+        self.spares = spare_bytes // memory.slot_bytes  # that there can be at once
+        self.spares_used = 0
         # least recently used first
         self._checkpoints: OrderedDict[Checkpoint, None] = OrderedDict()
 
@@ -135,6 +150,20 @@ class SsmStatePool:
     def release(self, slot: int) -> None:
         """Free a slot; InvalidSlot unless it is owned."""
         self.slots.release(slot)
+
+    def alloc_spare(self) -> int:
+        """A slot for the state after a candidate; PoolError if there are too many."""
+        if self.spares_used == self.spares:
+            raise Exhausted(f"spare slots: all {self.spares} are owned, wanted a free one")
+        slot = self.alloc()
+        self.spares_used += 1
+        return slot
+
+    def release_spares(self, slots: list[int]) -> None:
+        """Free slots of `alloc_spare`, or those that took their place."""
+        for slot in slots:
+            self.release(slot)
+        self.spares_used -= len(slots)
 
     def save(self, slot: int) -> bytes:
         """A copy of a slot's state."""
@@ -164,9 +193,9 @@ class SsmStatePool:
 
 
 class SequenceState(PagedKvCache):
-    """Pages, slot and checkpoints of one sequence of a recurrent model."""
+    """Pages, slots and checkpoints of one sequence of a recurrent model."""
 
-    __slots__ = ("_marks", "_tokens", "_waiting", "slot", "states")
+    __slots__ = ("_marks", "_spares", "_tokens", "_trail", "_waiting", "slot", "states")
 
     stateful = True
 
@@ -177,6 +206,8 @@ class SequenceState(PagedKvCache):
         # what a slot is to be filled with once there is one
         self._waiting: bytes | None = None
         self._marks: list[Checkpoint] = []
+        self._trail: dict[int, int] = {}  # the slot of the state after so many tokens
+        self._spares: list[int] = []  # slots that hold nothing yet
         super().__init__(pool)
 
     @property
@@ -186,9 +217,53 @@ class SequenceState(PagedKvCache):
 
     @length.setter
     def length(self, length: int) -> None:
-        if length < self._tokens:
+        if length != self._tokens and length in self._trail and self.slot is not None:
+            self._trail[self._tokens] = self.slot
+            self.slot = self._trail.pop(length)
+            self._marks = [mark for mark in self._marks if mark.position <= length]
+        elif length < self._tokens:
             self.rewind(length)
         self._tokens = length
+
+    def spare(self, count: int) -> bool:
+        """As `PagedKvCache.spare`: have spare slots for so many rows. The states of a draft's long
+        run make room for new ones, those of the fewest tokens first.
+        """
+        while len(self._spares) < count:
+            if len(self._trail) < SLACK:
+                try:
+                    self._spares.append(self.states.alloc_spare())
+                    continue
+                except PoolError:
+                    pass
+            if not self._trail:
+                return False
+            self._spares.append(self._trail.pop(min(self._trail)))
+        return True
+
+    def trail(self, length: int, count: int) -> list[int]:
+        """The slots that a step writes the states after `length` + 1 to `length` + `count` tokens
+        to, of those that `spare` reserved. A sequence whose step was not finished must be released,
+        or settled if it had candidates alone.
+        """
+        slots, self._spares = self._spares[:count], self._spares[count:]
+        for position, slot in enumerate(slots, length + 1):
+            if position in self._trail:  # of a step that was not finished
+                self._spares.append(self._trail[position])
+            self._trail[position] = slot
+        return slots
+
+    def drop(self, length: int) -> None:
+        """As `PagedKvCache.drop`: go back to a state in a spare slot, or as `truncate` does."""
+        if length in self._trail:
+            self.length = length
+        else:
+            self.truncate(length)
+
+    def settle(self) -> None:
+        """Keep the state after `length` tokens alone."""
+        self.states.release_spares([*self._trail.values(), *self._spares])
+        self._trail, self._spares = {}, []
 
     def reserve(self, length: int, *, bare: int = 0) -> None:
         """As `PagedKvCache.reserve`, and a slot with the state after `self.length` tokens."""
@@ -219,6 +294,7 @@ class SequenceState(PagedKvCache):
         """Drop positions from `length` on, and earlier ones back to the nearest checkpoint."""
         if not 0 <= length <= self._tokens:
             raise PoolError(f"truncate: found length {length}, wanted 0 to {self._tokens}")
+        self.settle()
         if length < self._tokens:
             mark = self._nearest(length)
             self._waiting = None if mark is None else self.states.use(mark)
@@ -269,7 +345,8 @@ class SequenceState(PagedKvCache):
         return twin
 
     def release(self) -> None:
-        """Release pages and slot; the sequence is empty and can be used again."""
+        """Release pages and slots; the sequence is empty and can be used again."""
+        self.settle()
         if self.slot is not None:
             self.states.release(self.slot)
         self.slot, self._waiting, self._marks, self._tokens = None, None, [], 0
