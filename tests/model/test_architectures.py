@@ -387,6 +387,23 @@ def test_tokens_of_ling_3_may_have_several_positions(tmp_path, monkeypatch):
     assert places.tolist() == [0, 0, 0, 1, 1, 1, 1, 2] and styles == ["neox"]
 
 
+# whose files of llama.cpp's converter may have layers that predict further tokens
+FURTHER = (
+    *("bailingmoe2", "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4"),
+    *("dots3note", "exaone-moe", "exaone4", "glm-dsa", "glm4", "glm4moe", "glm5-next", "hy_v3"),
+    *("mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
+)
+
+
+@pytest.mark.parametrize("arch", FURTHER)
+def test_layers_that_predict_further_tokens_are_not_run(arch, tmp_path, monkeypatch):
+    _, whole = record(invent(tmp_path / "m.gguf", arch))
+    own = invented.OWN.get(arch, {}) | {"nextn_predict_layers": 1}
+    monkeypatch.setitem(invented.OWN, arch, own)
+    _, tape = record(invent(tmp_path / "n.gguf", arch))
+    assert 0 < len(tape.ops) < len(whole.ops)
+
+
 def test_a_pattern_may_leave_out_the_layers_that_predict_further_tokens(tmp_path, monkeypatch):
     """As llama.cpp's converter writes that of dots3-note."""
     own = invented.OWN["dots3note"] | {"nextn_predict_layers": 1}

@@ -1,6 +1,6 @@
 """EXAONE 3 (LG AI Research 2024) and EXAONE 4 (2025)."""
 
-from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, rope_dims
+from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, rope_dims, trunk
 from oxillama.model.builder import Builder, Value, architecture
 
 # Three windowed layers, then a global one (EXAONE 4.0, section 2.1); the file's own pattern wins.
@@ -24,7 +24,7 @@ def exaone4(b: Builder) -> Value:
     """
     window = b.keys.integer("attention.sliding_window", default=0)
     x = b.embed()
-    for layer in b.layers():
+    for layer in trunk(b):
         near = window > 0 and is_windowed(b, layer.index, _PATTERN)
         turned = near or not window
         rope = b.rope(rope_dims(b, heads_of(b, layer))) if turned else None
