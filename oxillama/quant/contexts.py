@@ -43,6 +43,7 @@ def tensor_contexts(
         "experts": experts,
         "has_imatrix": has_imatrix,
         "tied": "output.weight" not in reader.tensors,
+        "arch": keys.arch,
         "large": _is_large(keys.arch, layers, heads, key_heads),
     }
     values = sum("attn_v" in roles_of(name) for name in numbers)
@@ -60,7 +61,7 @@ def tensor_contexts(
         found[info.name] = TensorContext(
             layer=layer, layers=values if role == "attn_v" else layers, before=before, **model
         )
-        if role is not None and not is_kept(info.name, info.shape):
+        if role is not None and not is_kept(info.name, info.shape, keys.arch):
             met[role] += 1
     return [(info, found[info.name]) for info in reader.tensors.values()]
 

@@ -308,7 +308,7 @@ def _target(
             return target, "override"
     if chosen.base == "F32":
         return "F32", "recipe"
-    if chosen.base is None or is_kept(info.name, info.shape):
+    if chosen.base is None or is_kept(info.name, info.shape, context.arch):
         return info.type_name, "kept"
     target = choose(info.name, info.shape[-1], chosen, context, pure=pure)
     wanted = choose(info.name, 0, chosen, context, pure=pure)  # 0 columns fill any block

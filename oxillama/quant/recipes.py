@@ -35,6 +35,7 @@ class TensorContext:
     has_imatrix: bool
     tied: bool  # the embedding is the output matrix too
     large: bool  # one of the models of 70 billion weights, see `tensor_contexts`
+    arch: str = ""  # general.architecture
 
 
 Condition = Callable[[TensorContext], bool]
@@ -337,6 +338,7 @@ FALLBACKS: dict[str, str] = {
     "Q6_K": "Q8_0",
 }
 
+_FLOATS = ("F32", "F16", "BF16")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _EXACT = {
     "output.weight": "output",
@@ -352,6 +354,15 @@ _KEPT = re.compile(
     r"|time_mix_(?:first|lerp_fused|[wva][012]|g[12]|decay_w[12])\.weight"
     r"|sam\.(?:pos_embd|neck\.|net_)|\.rel_pos|\.patch_embd|\.patch_merger|a\.rvq\.codebook|mm\.a\.code_embd"
 )
+# of one architecture: tensors that no recipe changes, and those that get no fewer bits than Q8_0
+_KEPT_OF = {
+    "glm5-next": re.compile(
+        r"hc_|indexer\.(?:attn_[qk]|proj)|indexer_compressor_(?:gate|ape)"
+        r"|(?:ssm_(?:[fg]_[ab]|beta)|attn_(?:kv_a_mqa|[kv]_b))\.weight"
+    )
+}
+_EIGHT_BITS_OF = {"glm5-next": re.compile(r"attn_q_[ab]\.|nextn\.eh_proj")}
+_NONE = re.compile(r"(?!)")
 _SMALLEST_ROW = 32
 
 
@@ -397,12 +408,14 @@ def roles_of(name: str) -> tuple[str, ...]:
     return (*roles, _VALUES.get(role, role))
 
 
-def is_kept(name: str, shape: tuple[int, ...]) -> bool:
+def is_kept(name: str, shape: tuple[int, ...], arch: str = "") -> bool:
     """Whether no recipe changes a tensor: vectors (of any shape), norms, routers, convolutions and
     similar ones.
     """
     matrix = any(size > 1 for size in shape[:-1]) and shape[-1] >= _SMALLEST_ROW
-    return not matrix or not name.endswith("weight") or _KEPT.search(name) is not None
+    if not matrix or not name.endswith("weight") or _KEPT.search(name) is not None:
+        return True
+    return _KEPT_OF.get(arch, _NONE).search(name) is not None
 
 
 def choose(
@@ -416,7 +429,9 @@ def choose(
         raise QuantError(f"{name}: a copy keeps every format, wanted a recipe with one of its own")
     wanted = recipe.base
     if not pure:
-        if "output" in roles or ("embedding" in roles and context.tied):
+        if _EIGHT_BITS_OF.get(context.arch, _NONE).search(name) and wanted not in _FLOATS:
+            wanted = "Q8_0"
+        elif "output" in roles or ("embedding" in roles and context.tied):
             wanted = recipe.output if columns % format_named(recipe.output).columns == 0 else "Q8_0"
         elif "embedding" in roles:
             wanted = recipe.embedding or recipe.base

@@ -34,7 +34,14 @@ CHANGED = """
 
 
 def context(
-    layer=10, before=None, grouping=1, experts=0, has_imatrix=False, tied=False, large=False
+    layer=10,
+    before=None,
+    grouping=1,
+    experts=0,
+    has_imatrix=False,
+    tied=False,
+    large=False,
+    arch="",
 ):
     return TensorContext(
         layer,
@@ -45,6 +52,7 @@ def context(
         has_imatrix,
         tied,
         large,
+        arch,
     )
 
 
@@ -226,6 +234,26 @@ def test_every_fallback_has_smaller_blocks():
 )
 def test_norms_vectors_and_small_tensors_are_kept(name, shape, kept):
     assert is_kept(name, shape) is kept
+
+
+def test_glm5_next_keeps_small_matrices_and_eight_bits_of_others():
+    """As llama.cpp has it; of layers that predict further tokens, what joins their two inputs."""
+    kept = """
+        hc_attn_fn indexer.attn_q_b indexer.attn_k indexer.proj indexer_compressor_gate ssm_f_a
+        ssm_g_b ssm_beta attn_kv_a_mqa attn_k_b attn_v_b
+    """
+    for part in kept.split():
+        name = f"blk.1.{part}.weight"
+        assert is_kept(name, (64, 64), "glm5-next") and not is_kept(name, (64, 64), "glm-dsa")
+    for name in ("attn_q_a", "attn_q_b", "nextn.eh_proj"):
+        for recipe in ("Q4_K_M", "Q6_K", "IQ2_XS", "MXFP4_MOE"):
+            where = dict(arch="glm5-next", experts=8)
+            assert chosen(recipe, f"blk.3.{name}.weight", **where) == "Q8_0"
+        assert chosen("BF16", f"blk.3.{name}.weight", arch="glm5-next") == "BF16"
+        assert chosen("Q4_K_M", f"blk.3.{name}.weight", pure=True, arch="glm5-next") == "Q4_K"
+        assert chosen("Q4_K_M", f"blk.3.{name}.weight", arch="glm-dsa") == "Q4_K"
+    assert chosen("Q4_K_M", "blk.3.nextn.embed_tokens.weight", arch="glm5-next") == "Q4_K"
+    assert chosen("Q4_K_M", "blk.3.nextn.shared_head_head.weight", arch="glm5-next") == "Q4_K"
 
 
 def test_small_matrices_are_kept_by_their_names_and_their_large_neighbours_are_not():
