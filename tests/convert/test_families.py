@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from oxillama.convert import convert_folder
+from oxillama.convert.family import FAMILIES, Hyper, Keys
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import record
@@ -694,6 +695,56 @@ def test_what_predicts_further_tokens_is_left_out(tmp_path):
         made = convert_folder(place, tmp_path / f"{name}.gguf", "F32")
         assert made.left_out == (extra,)
         assert made.tensors == len([*spread(golden_of(name)["tensors"])])
+
+
+def keys_of(name, config):
+    """The keys of a configuration alone, without their architecture."""
+    family, made = FAMILIES[name], Keys(FAMILIES[name].arch)
+    family.keys(Hyper(config, "config.json"), made)
+    return {key.partition(".")[2]: value for key, (value, _) in made.found.items()}
+
+
+EXPERTS = dict(
+    hidden_size=64,
+    intermediate_size=96,
+    moe_intermediate_size=32,
+    num_attention_heads=4,
+    num_hidden_layers=3,
+    num_experts=4,
+    num_experts_per_tok=2,
+    num_shared_experts=2,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-5,
+    vocab_size=80,
+)
+
+
+def test_scores_of_hy3_are_normed_where_the_configuration_does_not_say(tmp_path):
+    """As its code always does; transformers saves configurations without the key."""
+    config = EXPERTS | {"router_scaling_factor": 2.5}
+    assert keys_of("HYV3ForCausalLM", config)["expert_weights_norm"] is True
+    config["route_norm"] = False
+    assert keys_of("HYV3ForCausalLM", config)["expert_weights_norm"] is False
+
+
+def test_shared_experts_of_cohere2_are_counted():
+    more = {"logit_scale": 0.25, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
+    made = keys_of("Cohere2MoeForCausalLM", EXPERTS | more)
+    assert made["expert_shared_count"] == 2
+    assert made["expert_shared_feed_forward_length"] == 2 * 96
+    with pytest.raises(ConvertError, match="shared_expert_combination_strategy: found 'sum'"):
+        more["shared_expert_combination_strategy"] = "sum"
+        keys_of("Cohere2MoeForCausalLM", EXPERTS | more)
+
+
+def test_dense_layers_of_latent_attention_are_those_of_the_kinds():
+    """As transformers 5 saves GLM 4.7 Flash."""
+    ranks = dict(kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)
+    kinds = {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+    made = keys_of("Glm4MoeLiteForCausalLM", EXPERTS | ranks | kinds)
+    assert made["leading_dense_block_count"] == 1
+    made = keys_of("Glm4MoeLiteForCausalLM", EXPERTS | ranks)
+    assert made["leading_dense_block_count"] == 3
 
 
 def test_mxfp4_without_its_scales_is_refused(tmp_path):

@@ -236,10 +236,11 @@ def deepseek2(h: Hyper, k: Keys) -> None:
     h.must_be("rope_interleave", True)
     common(h, k)
     rope, latent = h.integer("qk_rope_head_dim"), h.integer("kv_lora_rank")
-    dense = h.integer("first_k_dense_replace", default=None)
+    kinds = _leading_dense(h) if "mlp_layer_types" in h.config else h.layers
+    dense = h.integer("first_k_dense_replace", default=kinds)
     width = h.integer("moe_intermediate_size", default=None)
     k.u32("attention.head_count_kv", 1)
-    k.u32("leading_dense_block_count", h.layers if dense is None else dense)
+    k.u32("leading_dense_block_count", dense)
     k.u32("vocab_size", h.integer("vocab_size"))
     if h.get("q_lora_rank") is not None:
         k.u32("attention.q_lora_rank", h.integer("q_lora_rank"))
@@ -342,7 +343,7 @@ def hy_v3(h: Hyper, k: Keys) -> None:
     width = h.integer("moe_intermediate_size")
     k.u32("expert_feed_forward_length", width)
     k.u32("expert_shared_feed_forward_length", width * h.integer("num_shared_experts"))
-    k.flag("expert_weights_norm", h.flag("route_norm"))
+    k.flag("expert_weights_norm", h.flag("route_norm", default=True))
     k.f32("expert_weights_scale", h.number("router_scaling_factor"))
     k.u32("expert_gating_func", SIGMOID)
 
@@ -374,7 +375,12 @@ def cohere2_moe(h: Hyper, k: Keys) -> None:
     k.f32("logit_scale", h.number("logit_scale"))
     windows(h, k, pattern=True)
     k.u32("vocab_size", h.integer("vocab_size"))
-    k.u32("expert_feed_forward_length", h.integer("intermediate_size"))
+    width, shared = h.integer("intermediate_size"), h.integer("num_shared_experts", default=0)
+    k.u32("expert_feed_forward_length", width)
+    if shared:
+        h.must_be("shared_expert_combination_strategy", "average")
+        k.u32("expert_shared_count", shared)
+        k.u32("expert_shared_feed_forward_length", width * shared)
     kinds = h.strings("mlp_layer_types", h.layers) or ["sparse"] * h.layers
     k.u32("leading_dense_block_count", kinds.index("sparse") if "sparse" in kinds else h.layers)
     k.flag("expert_weights_norm", h.flag("norm_topk_prob"))
