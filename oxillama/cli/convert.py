@@ -26,6 +26,19 @@ def add_commands(commands) -> None:
         action="store_true",
         help="write the file of the folder's image encoder (mmproj), which goes with the model's",
     )
+    layers = command.add_mutually_exclusive_group()
+    layers.add_argument(
+        "--mtp",
+        action=argparse.BooleanOptionalAction,
+        help="keep the layers that predict further tokens, an error if there are none, or leave "
+        "them out (default: they are kept where llama.cpp's converter keeps them)",
+    )
+    layers.add_argument(
+        "--mtp-only",
+        action="store_true",
+        help="write a file of the layers that predict further tokens alone, and of what they share "
+        "with the model",
+    )
     command.add_argument("--name", help="general.name of the file (default: the folder's name)")
     command.add_argument(
         "-t", "--threads", type=number(int), default=0, help="worker threads of quantising"
@@ -54,6 +67,8 @@ def _convert(arguments: argparse.Namespace) -> int:
         arguments.parser.error("FOLDER and OUT.gguf are required")
     if arguments.mmproj and arguments.threads:
         arguments.parser.error("-t: found with --mmproj, wanted it with a recipe of a model alone")
+    if arguments.mmproj and (arguments.mtp is not None or arguments.mtp_only):
+        arguments.parser.error("--mtp: found with --mmproj, wanted it with a model")
     if arguments.mmproj:
         convert = partial(convert_encoder, type=arguments.type, name=arguments.name)
     else:
@@ -61,6 +76,7 @@ def _convert(arguments: argparse.Namespace) -> int:
             convert_folder,
             type=arguments.type,
             name=arguments.name,
+            mtp="only" if arguments.mtp_only else arguments.mtp,
             num_threads=arguments.threads or None,
         )
     if not sys.stderr.isatty():

@@ -61,15 +61,22 @@ class Hyper:
         label: str,
         folder: ModelFolder | None = None,
         layer: int | None = None,
+        further: int = 0,
     ) -> None:
         self.config = config
         self.label = label
         self.folder = folder  # None where there is a configuration alone
         self.layer = layer  # of the tensor that a rule changes
+        self.further = further  # layers of the file that predict further tokens
 
     def at(self, layer: int | None) -> Hyper:
         """The same values, for a tensor of this layer."""
-        return Hyper(self.config, self.label, self.folder, layer)
+        return Hyper(self.config, self.label, self.folder, layer, self.further)
+
+    def but(self, *names: str, **more: Any) -> Hyper:
+        """The same without some values, or with others."""
+        config = {name: value for name, value in self.config.items() if name not in names}
+        return Hyper({**config, **more}, self.label, self.folder, self.layer, self.further)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of the names that is there and not null."""
@@ -110,9 +117,9 @@ class Hyper:
             raise ConvertError(f"{self.label}: {name}: found {value!r:.80}, wanted true or false")
         return value
 
-    def strings(self, name: str, count: int) -> list[str] | None:
-        """A list of `count` strings, None where the key is missing; kinds of layers must be
-        known ones.
+    def strings(self, name: str, count: int, most: int = 0) -> list[str] | None:
+        """A list of `count` strings, or of as many as there are up to `most`; None where the key is
+        missing. Kinds of layers must be known ones.
         """
         value = self.config.get(name)
         if value is None:
@@ -121,7 +128,7 @@ class Hyper:
             raise ConvertError(f"{self.label}: {name}: found {value!r:.80}, wanted a list of names")
         if len(value) < count:
             raise ConvertError(f"{self.label}: {name}: {len(value)} of them for {count} layers")
-        kept = value[:count]
+        kept = value[: max(count, most)]
         known = _KINDS.get(name, kept)
         for one in kept:
             if one not in known:
@@ -150,6 +157,11 @@ class Hyper:
         if count > _MOST_LAYERS:
             raise ConvertError(f"{self.label}: {count} layers, wanted at most {_MOST_LAYERS}")
         return count
+
+    @property
+    def blocks(self) -> int:
+        """The layers of the file: the model's own, then those that predict further tokens."""
+        return self.layers + self.further
 
     @property
     def hidden(self) -> int:
@@ -266,6 +278,20 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Mtp:
+    """How folders of a family hold the layers that predict further tokens (`further`)."""
+
+    # a tensor's name -> its names as that of layers behind the model's own, none if it is of none
+    place: Callable[[str, Hyper], tuple[str, ...]]
+    # of such layers alone, where the family's are not theirs
+    rules: Mapping[str, str | Rule]
+    # the value of config.json that counts them; None, or uncounted and 0: the tensors tell
+    counted: str | None = "num_nextn_predict_layers"
+    uncounted: bool = False
+    asked: bool = False  # they are kept only on request
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One family of models: its GGUF architecture, the names of its tensors and its keys."""
 
@@ -296,6 +322,8 @@ class Family:
     # another family for some configurations of the same class, and the architectures of those
     variant: Callable[[Hyper], Family | None] = lambda hyper: None
     others: tuple[str, ...] = ()
+    # the layers that predict further tokens, None where files have no place for them
+    mtp: Mtp | None = None
     patterns: list[tuple[re.Pattern[str], Rule]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

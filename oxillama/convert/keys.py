@@ -17,7 +17,7 @@ SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 1, 2, 4  # expert_gating_func
 
 def sizes(h: Hyper, k: Keys) -> None:
     """Layers, context, widths and heads."""
-    k.u32("block_count", h.layers)
+    k.u32("block_count", h.blocks)
     k.u32(
         "context_length",
         h.integer(
@@ -139,11 +139,11 @@ def common(h: Hyper, k: Keys) -> None:
         k.u32("attention.value_length", h.integer("head_dim"))
 
 
-def further_layers(h: Hyper, k: Keys) -> None:
-    """Layers that predict further tokens are left out; where a folder counts them, the file says
-    that it has none.
+def no_further_layers(h: Hyper, k: Keys) -> None:
+    """Of layers that predict further tokens, which the converter counts where there are any: a
+    count of 0 in the folder stands in the file too.
     """
-    if h.get("num_nextn_predict_layers") is not None:
+    if h.get("num_nextn_predict_layers") == 0:
         k.u32("nextn_predict_layers", 0)
 
 
@@ -151,7 +151,7 @@ def windows(h: Hyper, k: Keys, *, pattern: bool) -> None:
     """The sliding window, and (pattern) which layers have it."""
     k.u32("attention.sliding_window", h.integer("sliding_window"))
     if pattern:
-        kinds = h.strings("layer_types", h.layers) or []
+        kinds = h.strings("layer_types", h.layers, h.blocks) or []
         k.flags("attention.sliding_window_pattern", [one == "sliding_attention" for one in kinds])
 
 

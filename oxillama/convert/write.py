@@ -23,6 +23,7 @@ import numpy as np
 from oxillama.convert import families  # noqa: F401  (registers them)
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled
 from oxillama.convert.folder import ModelFolder
+from oxillama.convert.further import HEADS, Asked, Further, check_further, further_of
 from oxillama.convert.quantised import Quantised, method_of, mxfp4_bytes
 from oxillama.convert.safetensors import StoredTensor, Tensor
 from oxillama.convert.vocabulary import KeyValues, vocabulary_keys
@@ -93,9 +94,25 @@ class Converted:
     bytes: int
     left_out: tuple[str, ...]  # tensors of other parts of the model (images, sound, prediction)
     tokens_left_out: tuple[str, ...] = ()  # number and text of those that the model has no row for
+    mtp_layers: int = 0  # that predict further tokens, in the file
+    # those of `left_out` that are of such layers
+    mtp_left_out: tuple[str, ...] = ()
+    mtp_absent: int = 0  # such layers that config.json counts and the folder does not hold
 
     def __str__(self) -> str:
-        other = f", {len(self.left_out)} tensors of other parts left out" if self.left_out else ""
+        other = ""
+        for count, what in (
+            (self.mtp_layers, "to predict further tokens"),
+            (self.mtp_absent, "to predict further tokens not found in the folder"),
+        ):
+            if count:
+                other += f", {count} layer{'s' * (count > 1)} {what}"
+        for count, what in (
+            (len(self.mtp_left_out), "that predict further tokens"),
+            (len(self.left_out) - len(self.mtp_left_out), "of other parts"),
+        ):
+            if count:
+                other += f", {count} tensors {what} left out"
         if self.tokens_left_out:
             other += f", tokens beyond the vocabulary left out: {', '.join(self.tokens_left_out)}"
         return (
@@ -129,6 +146,7 @@ def convert_folder(
     type: str = "auto",
     *,
     name: str | None = None,
+    mtp: Asked = None,
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> Converted:
@@ -136,16 +154,19 @@ def convert_folder(
 
     type: auto (each matrix in the folder's own data type, a quantised one in a type that holds the
     same numbers or else in the float type that its configuration names), F32, F16, BF16, or a
-    recipe of `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). progress
+    recipe of `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). mtp: the
+    layers that predict further tokens (multi-token prediction): None keeps them where llama.cpp's
+    converter does, True keeps them or raises, False leaves them out, "only" writes a file of them
+    and of what they share with the model (embedding, last norm, head), without the rest. progress
     is called with the number of tensors done, the total, and the current one. ConvertError, naming
     the cause, if the folder cannot be converted; then no file is left behind.
     """
     folder = ModelFolder(source)
     wanted = type.upper()
     if wanted in (*FLOATS, "AUTO"):
-        return _write(folder, Path(target), wanted, name, progress)
+        return _write(folder, Path(target), wanted, name, mtp, progress)
     with TemporaryDirectory(dir=Path(target).resolve().parent, prefix=".convert-") as place:
-        whole = _write(folder, Path(place) / "whole.gguf", EXACT, name, progress)
+        whole = _write(folder, Path(place) / "whole.gguf", EXACT, name, mtp, progress)
         report = quantize_file(whole.path, target, type, num_threads=num_threads, progress=progress)
     return replace(whole, path=Path(target), bytes=report.bytes_after)
 
@@ -170,7 +191,12 @@ def _family(folder: ModelFolder, hyper: Hyper) -> Family:
 
 
 def _write(
-    folder: ModelFolder, target: Path, wanted: str, name: str | None, progress: Progress | None
+    folder: ModelFolder,
+    target: Path,
+    wanted: str,
+    name: str | None,
+    mtp: Asked,
+    progress: Progress | None,
 ) -> Converted:
     hyper = Hyper(folder.config, f"{folder.path}/config.json", folder)
     family = _family(folder, hyper)
@@ -179,13 +205,21 @@ def _write(
     beyond: list[str] = []
     keys = Keys(family.arch)
     with read_from(hyper):
+        named = {original: _plain(original, family) for original in folder.tensors}
+        further = further_of(named, family, hyper, str(folder.path), mtp)
+        hyper.further = further.count
         family.keys(hyper, keys)
-    planned = list(_plan(folder, family, hyper, wanted, left_out, keys))
-    _check_layers(folder, hyper, planned)
+        if further.count:
+            keys.u32("nextn_predict_layers", further.count)
+    alone = mtp == "only"
+    planned = list(_plan(folder, family, hyper, wanted, left_out, keys, further, alone))
+    check_further({one.name: one.shape for one in planned}, hyper, str(folder.path))
     general = _general(folder, hyper, planned, wanted, name)
     _check_vocabulary_size(hyper, planned)
     vocabulary = vocabulary_keys(folder, family, hyper, beyond)
-    _check_loads(folder, family.arch, {**general, **keys.found}, planned)
+    if not alone:
+        _check_layers(folder, hyper, planned)
+        _check_loads(folder, family.arch, {**general, **keys.found}, planned)
     save(target, family.arch, {**general, **keys.found, **vocabulary}, planned, progress)
     return Converted(
         target,
@@ -194,6 +228,9 @@ def _write(
         target.stat().st_size,
         tuple(sorted(left_out)),
         tuple(beyond),
+        further.count,
+        tuple(sorted(one for one in set(left_out) if one in further.places)),
+        further.absent,
     )
 
 
@@ -254,8 +291,12 @@ def _plan(
     wanted: str,
     left_out: list[str],
     keys: Keys,
+    further: Further,
+    alone: bool,
 ) -> Iterator[Planned]:
-    """Every tensor of the new file, in the order of the folder's."""
+    """Every tensor of the new file, in the order of the folder's; alone: the layers that predict
+    further tokens, and what they share with the model.
+    """
     gathered = _Gathered(folder, family)
     packed = _Packed(folder, family)
     stacks: dict[str, dict[int, Tensor]] = {}
@@ -265,52 +306,59 @@ def _plan(
     singles: dict[str, list[Planned]] = {}
     dropped = Family(family.arch, dict.fromkeys(family.dropped, ""), family.keys)
     for original, tensor in folder.tensors.items():
-        if _OTHER_PARTS.match(original):
+        behind = further.places.get(original)
+        if behind is None and _OTHER_PARTS.match(original) or behind == ():
             left_out.append(original)
             continue
-        name = _plain(original, family)
-        if gathered.takes(original, name, tensor) or packed.takes(original, name, tensor):
-            continue
-        if dropped.rule_of(name) is not None:
-            if "SequenceClassification" in folder.architecture and "pooler" in name:
-                left_out.append(original)  # a classifier's, and files have no place for it
-            continue
-        tied = name == "lm_head.weight" and hyper.flag("tie_word_embeddings", default=False)
-        if tied and _is_embedding(tensor, folder, family):
-            continue
-        found = family.rule_of(name)
-        if found is None:
-            raise ConvertError(
-                f"{folder.path}: {original} {list(tensor.shape)}: {family.arch} has no place for it"
-            )
-        rule, at = found
-        layer, expert = at.get("b"), at.get("e", rule.part)
-        if layer is not None and int(layer) >= hyper.layers:
-            left_out.append(original)  # layers that predict further tokens
-            continue
-        kinds = INTEGERS if rule.integers else FLOATS
-        if tensor.dtype not in kinds and (rule.integers or tensor.dtype != "F64"):
-            raise ConvertError(
-                f"{folder.path}: {original}: dtype {tensor.dtype}, wanted {', '.join(kinds)}"
-            )
-        targets = tuple(filled(to, at) for to in rule.targets)
-        if expert is not None:
-            if targets[0] not in stacks:
-                order.append(targets[0])
-            if rule.joined:
-                joined.add(targets[0])
-            if stacks.setdefault(targets[0], {}).setdefault(int(expert), tensor) is not tensor:
-                raise ConvertError(f"{folder.path}: {original}: a second one of its number")
-            continue
-        for target in targets:
-            if target in made:
+        holder = family if behind is None else further.family or family
+        for name in (_plain(original, family),) if behind is None else behind:
+            if gathered.takes(original, name, tensor) or packed.takes(original, name, tensor):
+                continue
+            if dropped.rule_of(name) is not None:
+                if "SequenceClassification" in folder.architecture and "pooler" in name:
+                    left_out.append(original)  # a classifier's, and files have no place for it
+                continue
+            tied = name == "lm_head.weight" and hyper.flag("tie_word_embeddings", default=False)
+            if tied and _is_embedding(tensor, folder, family):
+                continue
+            found = holder.rule_of(name)
+            if found is None:
                 raise ConvertError(
-                    f"{folder.path}: {original} and {made[target]} are both {target}"
+                    f"{folder.path}: {original} {list(tensor.shape)}: {family.arch} has no place "
+                    "for it"
                 )
-            made[target] = original
-        order.append(targets[0])
-        inside = hyper if layer is None else hyper.at(int(layer))
-        singles[targets[0]] = single(original, tensor, rule, targets, inside, wanted)
+            rule, at = found
+            layer, expert = at.get("b"), at.get("e", rule.part)
+            if layer is not None and int(layer) >= hyper.blocks:
+                left_out.append(original)  # layers that predict further tokens
+                continue
+            kinds = INTEGERS if rule.integers else FLOATS
+            if tensor.dtype not in kinds and (rule.integers or tensor.dtype != "F64"):
+                raise ConvertError(
+                    f"{folder.path}: {original}: dtype {tensor.dtype}, wanted {', '.join(kinds)}"
+                )
+            targets = tuple(filled(to, at) for to in rule.targets)
+            if alone and behind is None and targets[0] not in HEADS:
+                left_out.append(original)
+                continue
+            if expert is not None:
+                if targets[0] not in stacks:
+                    order.append(targets[0])
+                if rule.joined:
+                    joined.add(targets[0])
+                held = stacks.setdefault(targets[0], {}).setdefault(int(expert), tensor)
+                if held is not tensor:
+                    raise ConvertError(f"{folder.path}: {original}: a second one of its number")
+                continue
+            for target in targets:
+                if target in made:
+                    raise ConvertError(
+                        f"{folder.path}: {original} and {made[target]} are both {target}"
+                    )
+                made[target] = original
+            order.append(targets[0])
+            inside = hyper if layer is None else hyper.at(int(layer))
+            singles[targets[0]] = single(original, tensor, rule, targets, inside, wanted)
     for target in order:
         if target in singles:
             yield from singles[target]

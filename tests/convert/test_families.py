@@ -5,7 +5,9 @@ golden/NAME.json: `config` and `folder` are what a folder of `save_pretrained` h
 `tensors` what its file says. A tensor is [name, shape, layers, experts]: `{b}` stands for each of
 the layers, `{e}` for each of the experts. `integers` are tensors of I64, by name. `types` names the
 tensors that are not float32; `values` is the SHA-256 of all names and numbers, in the order of the
-names, where they need no rounding.
+names, where they need no rounding. `mtp` is what a folder with layers that predict further tokens
+has besides, and its file: `config` and `keys` are those that differ, `values` of its file, `alone`
+of the file that has these layers and what they share with the model.
 """
 
 import hashlib
@@ -18,15 +20,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from oxillama.cli import main
 from oxillama.convert import convert_folder
 from oxillama.convert.family import FAMILIES, Hyper, Keys
+from oxillama.convert.safetensors import StoredTensor
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
+from oxillama.model import load_model
 from oxillama.model.load import record
 from oxillama.tokenizer import TokenizerBridge
+from tests.model.test_architectures import logits
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
+MTP = [name for name in NAMES if "mtp" in json.loads((GOLDEN / f"{name}.json").read_text())]
 
 
 def spread(listed):
@@ -133,11 +140,16 @@ def test_keys_names_and_shapes_are_the_reference_files(name, tmp_path):
     other = {key: info.type_name for key, info in reader.tensors.items()}
     assert sorted(key for key, kind in other.items() if kind != "F32") == golden.get("types", [])
     if "values" in golden:
-        digest = hashlib.sha256()
-        for key in sorted(reader.tensors):
-            digest.update(key.encode())
-            digest.update(bytes(reader.data(key)))
-        assert digest.hexdigest() == golden["values"]
+        assert values_of(reader) == golden["values"]
+
+
+def values_of(reader):
+    """The SHA-256 of all names and numbers."""
+    digest = hashlib.sha256()
+    for key in sorted(reader.tensors):
+        digest.update(key.encode())
+        digest.update(bytes(reader.data(key)))
+    return digest.hexdigest()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -686,15 +698,167 @@ def test_a_score_of_residuals_without_its_projection_is_refused(tmp_path):
     assert name in changed("kimi_k3", tmp_path, lambda held: held.pop(f"language_model.{name}"))
 
 
-def test_what_predicts_further_tokens_is_left_out(tmp_path):
-    for name, extra in (("hy_v4", "model.mtp_layers.0.norm.weight"),
-                        ("dots3note", "model.mtp.embed_tokens.weight")):  # fmt: skip
-        place = tmp_path / name
-        tensors = folder_of(golden_of(name), place)
-        save(place / "model.safetensors", {**tensors, extra: np.zeros(64, np.float32)})
-        made = convert_folder(place, tmp_path / f"{name}.gguf", "F32")
-        assert made.left_out == (extra,)
-        assert made.tensors == len([*spread(golden_of(name)["tensors"])])
+# ---- layers that predict further tokens ----------------------------------------------------------
+
+
+def with_mtp(name, place, **config):
+    """The golden and a folder of it with layers that predict further tokens, and its numbers."""
+    golden = golden_of(name)
+    more = golden["mtp"]
+    whole = {**golden, "folder": golden["folder"] + more["folder"]}
+    return golden, folder_of(whole, place, **more["config"] | config)
+
+
+@pytest.mark.parametrize("name", MTP)
+def test_layers_that_predict_further_tokens_are_the_reference_files(name, tmp_path):
+    golden, _ = with_mtp(name, tmp_path / "model")
+    more = golden["mtp"]
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    assert made.mtp_layers == more["keys"][f"{made.architecture}.nextn_predict_layers"]
+    assert not made.mtp_left_out and "to predict further tokens" in str(made)
+    reader = GgufReader(made.path)
+    found = {key: plain(value) for key, value in reader.metadata.items() if "general." not in key}
+    wanted = {**golden["keys"], **more["keys"]}
+    assert found == {key: value for key, value in wanted.items() if "general." not in key}
+    tensors = dict(spread(golden["tensors"] + more["tensors"]))
+    assert {key: info.shape for key, info in reader.tensors.items()} == tensors
+    assert values_of(reader) == more["values"]
+
+
+@pytest.mark.parametrize("name", MTP)
+def test_layers_that_predict_further_tokens_are_left_out_on_request(name, tmp_path):
+    """Logits do not depend on them."""
+    golden, _ = with_mtp(name, tmp_path / "model")
+    convert_folder(tmp_path / "model", tmp_path / "whole.gguf", "F32")
+    made = convert_folder(tmp_path / "model", tmp_path / "less.gguf", "F32", mtp=False)
+    assert made.mtp_layers == 0 and made.mtp_left_out == made.left_out
+    assert f"{len(made.left_out)} tensors that predict further tokens left out" in str(made)
+    reader = GgufReader(made.path)
+    assert reader.metadata.get(f"{made.architecture}.nextn_predict_layers", 0) == 0
+    assert {key: info.shape for key, info in reader.tensors.items()} == dict(
+        spread(golden["tensors"])
+    )
+    if "values" in golden:
+        assert values_of(reader) == golden["values"]
+    ids = np.arange(24) % 64
+    less, whole = (
+        logits(load_model(GgufReader(tmp_path / f"{one}.gguf")), ids) for one in ("less", "whole")
+    )
+    assert np.array_equal(less, whole)
+
+
+@pytest.mark.parametrize("name", [name for name in MTP if "alone" in golden_of(name)["mtp"]])
+def test_layers_that_predict_further_tokens_may_have_a_file_of_their_own(name, tmp_path):
+    golden, _ = with_mtp(name, tmp_path / "model")
+    made = convert_folder(tmp_path / "model", tmp_path / "mtp.gguf", "F32", mtp="only")
+    reader = GgufReader(made.path)
+    more = set(dict(spread(golden["mtp"]["tensors"])))
+    assert set(reader.tensors) - more <= {
+        "token_embd.weight",
+        "output_norm.weight",
+        "output.weight",
+    }
+    assert values_of(reader) == golden["mtp"]["alone"]
+    assert (
+        reader.metadata[f"{made.architecture}.block_count"]
+        == made.mtp_layers + (golden["keys"][f"{made.architecture}.block_count"])
+    )
+
+
+def test_the_reference_files_with_further_layers_are_all_there():
+    assert {"deepseek32", "glm4_moe", "mimo2", "nemotron_h_moe", "qwen3_5_text", "step35"} <= {*MTP}
+
+
+def test_what_files_have_no_place_for_is_left_out(tmp_path):
+    name, extra = "hy_v4", "model.mtp_layers.0.norm.weight"
+    place = tmp_path / name
+    tensors = folder_of(golden_of(name), place)
+    save(place / "model.safetensors", {**tensors, extra: np.zeros(64, np.float32)})
+    made = convert_folder(place, tmp_path / f"{name}.gguf", "F32")
+    assert made.left_out == (extra,)
+    assert made.tensors == len([*spread(golden_of(name)["tensors"])])
+    with pytest.raises(ConvertError, match="mtp: asked for .* which files of hy_v4 do not hold"):
+        convert_folder(place, tmp_path / "no.gguf", mtp=True)
+
+
+def test_layers_that_a_folder_counts_and_does_not_hold_are_told(tmp_path):
+    """As where a program saved the model anew and did not know them."""
+    folder_of(golden_of("glm4_moe"), tmp_path / "model", num_nextn_predict_layers=1)
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    assert made.mtp_layers == 0 and made.mtp_absent == 1
+    assert "1 layer to predict further tokens not found in the folder" in str(made)
+    assert "glm4moe.nextn_predict_layers" not in GgufReader(made.path).metadata
+    for asked in (True, "only"):
+        with pytest.raises(ConvertError, match="found no tensors of them"):
+            convert_folder(tmp_path / "model", tmp_path / "no.gguf", mtp=asked)
+    with pytest.raises(ConvertError, match="mtp: found 'yes', wanted True, False, 'only' or None"):
+        convert_folder(tmp_path / "model", tmp_path / "no.gguf", mtp="yes")
+
+
+def test_further_layers_with_parts_missing_are_refused(tmp_path):
+    _, tensors = with_mtp("step35", tmp_path / "model")
+
+    def error(held, **config):
+        save(tmp_path / "model" / "model.safetensors", held)
+        with pytest.raises(ConvertError) as caught:
+            convert_folder(tmp_path / "model", tmp_path / "no.gguf")
+        return str(caught.value)
+
+    name = "model.layers.3.eh_proj.weight"
+    gone = {key: one for key, one in tensors.items() if key != name}
+    assert "blk.3.nextn.eh_proj.weight: found none, wanted [64, 128]" in error(gone)
+    assert "found shape [64, 64], wanted [64, 128]" in error(
+        {**tensors, name: tensors[name][:, :64]}
+    )
+    gone = {key: one for key, one in tensors.items() if not key.startswith("model.layers.3.")}
+    assert "found no tensors of layer 3, wanted those of the 3 layers" in error(gone)
+
+
+def test_further_layers_of_deepseek_v3_are_kept_on_request(tmp_path):
+    """Its files of llama.cpp's converter have none; those of GLM 4.7 Flash, of its kind, do."""
+    _, tensors = with_mtp("glm4_moe_lite", tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    (tmp_path / "model/config.json").write_text(
+        json.dumps(config | {"architectures": ["DeepseekV3ForCausalLM"]})
+    )
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    assert made.mtp_layers == 0 and len(made.mtp_left_out) == len(
+        [name for name in tensors if name.startswith("model.layers.3.")]
+    )
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32", mtp=True)
+    assert values_of(GgufReader(made.path)) == golden_of("glm4_moe_lite")["mtp"]["values"]
+
+
+def test_further_layers_may_be_quantised_or_not(tmp_path):
+    """One matrix of blocks of 8 bits, the others floats: the file has the products."""
+    _, tensors = with_mtp("deepseek32", tmp_path / "model")
+    name = "model.layers.3.self_attn.o_proj.weight"
+    codes = np.random.default_rng(1).integers(0, 126, tensors[name].shape, np.uint8)
+    blocks = [-(-size // 32) for size in codes.shape]
+    scale = np.random.default_rng(2).random(blocks).astype(np.float32)
+    held = {**tensors, name: codes, f"{name}_scale_inv": scale}
+    save(tmp_path / "model/model.safetensors", held)
+    path = tmp_path / "model/model.safetensors"
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    about = json.loads(data[8 : 8 + size])
+    about[name]["dtype"] = "F8_E4M3"
+    text = json.dumps(about).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    assert made.mtp_layers == 1
+    reader = GgufReader(made.path)
+    grid = np.kron(scale, np.ones((32, 32), np.float32))[: codes.shape[0], : codes.shape[1]]
+    wanted = StoredTensor("F8_E4M3", codes).floats() * grid
+    found = reader.data("blk.3.attn_output.weight").view(np.float32)
+    assert np.array_equal(found.reshape(wanted.shape), wanted)
+    assert np.array_equal(
+        reader.data("blk.3.nextn.eh_proj.weight").view(np.float32).reshape(-1),
+        tensors["model.layers.3.eh_proj.weight"].reshape(-1),
+    )
 
 
 def keys_of(name, config):
@@ -784,3 +948,21 @@ def test_a_pooling_that_files_cannot_say_is_refused(tmp_path):
     (tmp_path / "model" / "modules.json").write_text('[{"type": "x.Pooling", "path": "../x"}]')
     with pytest.raises(ConvertError, match=r"modules\.json"):
         convert_folder(tmp_path / "model", tmp_path / "made.gguf")
+
+
+def test_the_command_keeps_further_layers_or_not(tmp_path, capsys):
+    with_mtp("glm4_moe", tmp_path / "model")
+    place, target = str(tmp_path / "model"), tmp_path / "made.gguf"
+    found = []
+    for option in ([], ["--mtp"], ["--no-mtp"], ["--mtp-only"]):
+        assert main(["convert", place, str(target), "--type", "F32", *option]) == 0
+        names = GgufReader(target).tensors
+        found.append(["blk.3.nextn.eh_proj.weight" in names, "blk.0.attn_q.weight" in names])
+    assert found == [[True, True], [True, True], [False, True], [True, False]]
+    told = capsys.readouterr().out.splitlines()
+    kept = ["1 layer to predict further tokens" in line for line in told]
+    assert kept == [True, True, False, True]
+    for option in ("--mtp", "--no-mtp", "--mtp-only"):
+        with pytest.raises(SystemExit):
+            main(["convert", place, str(target), "--mmproj", option])
+        assert "found with --mmproj, wanted it with a model" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from oxillama.convert.families.dense import (
@@ -15,13 +17,14 @@ from oxillama.convert.families.dense import (
     llama_keys,
 )
 from oxillama.convert.families.older import phi3_keys
-from oxillama.convert.family import Family, Hyper, Keys, Rule, family
+from oxillama.convert.family import Family, Hyper, Keys, Mtp, Rule, family
+from oxillama.convert.further import MTP, NEXTN, apart_for_all, appended
 from oxillama.convert.keys import (
     SIGMOID,
     common,
-    further_layers,
     llama3_factors,
     longrope,
+    no_further_layers,
     no_window,
     partial_rotation,
     stretched_base,
@@ -227,9 +230,9 @@ DEEPSEEK: dict[str, str | Rule] = {
 }
 
 
-@family("Glm4MoeLiteForCausalLM", arch="deepseek2", rules=DEEPSEEK, special=glm_tokens)
+@family("Glm4MoeLiteForCausalLM", arch="deepseek2", rules=DEEPSEEK, special=glm_tokens, mtp=MTP)
 @family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "YoutuForCausalLM", arch="deepseek2",
-        rules=DEEPSEEK)  # fmt: skip
+        rules=DEEPSEEK, mtp=replace(MTP, asked=True))  # fmt: skip
 def deepseek2(h: Hyper, k: Keys) -> None:
     """Latent attention as one key head of latent and rotated part (DeepSeek-V2, section 2.1)."""
     h.must_be("topk_method", "greedy", "noaux_tc", "group_limited_greedy")
@@ -337,7 +340,9 @@ def hunyuan_moe(h: Hyper, k: Keys) -> None:
     "model.layers.{b}.mlp.router.gate.weight": "blk.{b}.ffn_gate_inp.weight",
     "model.layers.{b}.mlp.expert_bias": "blk.{b}.exp_probs_b",
     "model.layers.{b}.mlp.gate.e_score_correction_bias": "blk.{b}.exp_probs_b",
-})  # fmt: skip
+}, mtp=Mtp(appended, {
+    **NEXTN, "model.layers.{b}.final_layernorm.weight": "blk.{b}.nextn.shared_head_norm.weight",
+}))  # fmt: skip
 def hy_v3(h: Hyper, k: Keys) -> None:
     common(h, k)
     width = h.integer("moe_intermediate_size")
@@ -350,7 +355,7 @@ def hy_v3(h: Hyper, k: Keys) -> None:
 
 @family("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM", arch="exaone-moe",
         rules={**PLAIN, **ROUTED, **SHARED, "model.layers.{b}.mlp.e_score_correction_bias":
-               "blk.{b}.exp_probs_b.bias"})  # fmt: skip
+               "blk.{b}.exp_probs_b.bias"}, mtp=Mtp(apart_for_all, NEXTN))  # fmt: skip
 def exaone_moe(h: Hyper, k: Keys) -> None:
     common(h, k)
     k.u32("vocab_size", h.integer("vocab_size"))
@@ -362,13 +367,13 @@ def exaone_moe(h: Hyper, k: Keys) -> None:
     k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
     k.flag("expert_weights_norm", h.flag("norm_topk_prob"))
     k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
-    k.u32("nextn_predict_layers", 0)  # those are left out
+    k.u32("nextn_predict_layers", 0)  # where there are none
     if h.rope()["rope_type"] == "default":
         k.text("rope.scaling.type", "none")
 
 
 @family("Cohere2MoeForCausalLM", arch="cohere2moe",
-        rules={**PLAIN, **ROUTED, **SHARED})  # fmt: skip
+        rules={**PLAIN, **ROUTED, **SHARED}, mtp=MTP)  # fmt: skip
 def cohere2_moe(h: Hyper, k: Keys) -> None:
     common(h, k)
     k.found.pop(f"{k.arch}.feed_forward_length", None)  # of dense layers, which this has none of
@@ -508,7 +513,7 @@ def dots1(h: Hyper, k: Keys) -> None:
     **ROUTED,
     **SHARED,
     "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
-}, special=glm_tokens)  # fmt: skip
+}, special=glm_tokens, mtp=MTP)  # fmt: skip
 def glm4_moe(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     common(h, k)
@@ -519,7 +524,7 @@ def glm4_moe(h: Hyper, k: Keys) -> None:
     k.u32("expert_gating_func", SIGMOID)
     k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
     k.flag("expert_weights_norm", h.flag("norm_topk_prob", default=True))
-    further_layers(h, k)
+    no_further_layers(h, k)
 
 
 @family("AfmoeForCausalLM", arch="afmoe", extra=llama3_factors, prefix_setting=True, rules={

@@ -13,9 +13,10 @@ from oxillama.convert.families.experts import (
     GRANITE_EXPERTS,
     granite_shared,
 )
-from oxillama.convert.families.recurrent import DELTA, LFM2, delta_keys, mixer2
+from oxillama.convert.families.recurrent import DELTA, DELTA_MTP, LFM2, delta_keys, mixer2
 from oxillama.convert.families.single import PLAMO_LAYER
-from oxillama.convert.family import Change, Family, Hyper, Keys, Rule, family
+from oxillama.convert.family import Change, Family, Hyper, Keys, Mtp, Rule, family
+from oxillama.convert.further import NEXTN
 from oxillama.convert.keys import SIGMOID, common, epsilons
 from oxillama.convert.shapes import negative_exponential, paired_keys, paired_queries, squeezed
 from oxillama.errors import ConvertError
@@ -258,25 +259,46 @@ NEMOTRON_H: dict[str, str | Rule] = {
 }
 
 
+def _two_parts(name: str, h: Hyper) -> tuple[str, ...]:
+    """The layer that predicts further tokens is attention, then experts, each under its own
+    number.
+    """
+    for part, norm in (("mtp.layers.0.", "norm."), ("mtp.layers.1.", "second_norm.")):
+        if name.startswith(part):
+            rest = name.removeprefix(part)
+            rest = norm + rest.removeprefix("norm.") if rest.startswith("norm.") else rest
+            return (f"backbone.layers.{h.layers}.{rest}",)
+    return ()
+
+
+_NEMOTRON_MTP = Mtp(_two_parts, {
+    **{name.replace("model.", "backbone."): to for name, to in NEXTN.items()},
+    "backbone.layers.{b}.second_norm.weight": "blk.{b}.post_attention_norm.weight",
+    "backbone.layers.{b}.final_layernorm.weight": "blk.{b}.nextn.shared_head_norm.weight",
+})  # fmt: skip
+
+
 def _with_experts(h: Hyper) -> Family | None:
     if h.get("num_experts_per_tok") is None or "moe" not in _nemotron_kinds(h):
         return None
-    return Family("nemotron_h_moe", NEMOTRON_H, nemotron_h_moe)
+    h.must_be("num_nextn_predict_layers", 0, 1)
+    return Family("nemotron_h_moe", NEMOTRON_H, nemotron_h_moe, mtp=_NEMOTRON_MTP)
 
 
 def _nemotron_keys(h: Hyper, k: Keys, width: int, kind: str) -> None:
     h.must_be("mlp_hidden_act", "relu2")
-    h.must_be("num_nextn_predict_layers", 0)
     kinds = _nemotron_kinds(h)
     size = h.integer("head_dim", "attention_head_dim")
     heads = h.integer("mamba_num_heads")
-    k.u32("block_count", h.layers)
+    k.u32("block_count", h.blocks)
     k.u32("context_length", _UNBOUNDED)
     k.u32("embedding_length", h.hidden)
-    k.integers("feed_forward_length", [width if one == kind else 0 for one in kinds])
+    k.integers("feed_forward_length", [
+        *(width if one == kind else 0 for one in kinds), *[width] * h.further
+    ])  # fmt: skip
     k.u32("attention.head_count", h.heads)
     k.integers("attention.head_count_kv", [
-        h.kv_heads if one == "attention" else 0 for one in kinds
+        *(h.kv_heads if one == "attention" else 0 for one in kinds), *[h.kv_heads] * h.further
     ])  # fmt: skip
     epsilons(h, k)
     k.u32("vocab_size", h.integer("vocab_size"))
@@ -297,6 +319,7 @@ def nemotron_h(h: Hyper, k: Keys) -> None:
     """Each layer is one of Mamba 2, attention without positions, or a feed-forward with squared
     ReLU (NVIDIA 2025).
     """
+    h.must_be("num_nextn_predict_layers", 0)
     _nemotron_keys(h, k, h.integer("intermediate_size"), "mlp")
 
 
@@ -405,14 +428,15 @@ def _qwen35(h: Hyper, k: Keys) -> None:
         k.integers("rope.dimension_sections", [11, 11, 10, 0])
 
 
-@family("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", arch="qwen35", rules=QWEN35)
+@family("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", arch="qwen35", rules=QWEN35,
+        mtp=DELTA_MTP)  # fmt: skip
 def qwen35(h: Hyper, k: Keys) -> None:
     """The text part of Qwen 3.5: a gated delta rule, full attention every few layers."""
     _qwen35(h, k)
 
 
 @family("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration", arch="qwen35moe",
-        rules=QWEN35)  # fmt: skip
+        rules=QWEN35, mtp=DELTA_MTP)  # fmt: skip
 def qwen35moe(h: Hyper, k: Keys) -> None:
     """Qwen 3.5 with experts."""
     _qwen35(h, k)

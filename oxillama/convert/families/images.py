@@ -10,7 +10,8 @@ import numpy as np
 from oxillama.convert.families.dense import LLAMA, PLAIN, glm4, llama_keys
 from oxillama.convert.families.experts import ROUTED, SHARED
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, family
-from oxillama.convert.keys import common, windows
+from oxillama.convert.further import MTP
+from oxillama.convert.keys import common, no_further_layers, windows
 from oxillama.convert.shapes import paired_keys, paired_queries, plus_one
 from oxillama.errors import ConvertError
 
@@ -258,17 +259,18 @@ def _rotated(x: np.ndarray, h: Hyper, heads: int) -> np.ndarray:
         Rule(("blk.{b}.attn_q.{w}",), lambda x, h: _rotated(x, h, h.heads)),
     "model.layers.{b}.self_attn.k_proj.{w}":
         Rule(("blk.{b}.attn_k.{w}",), lambda x, h: _rotated(x, h, h.kv_heads)),
-}, special=FAMILIES["Glm4ForCausalLM"].special)  # fmt: skip
+}, special=FAMILIES["Glm4ForCausalLM"].special, mtp=MTP)  # fmt: skip
 def glm4v(h: Hyper, k: Keys) -> None:
     """GLM-4.1V and GLM-OCR: each of three positions turns its part of the pairs."""
     if "mrope_section" not in h.rope():
         raise ConvertError(f"{h.label}: rope_parameters: mrope_section is missing, wanted it")
     glm4(h, k)
+    no_further_layers(h, k)
 
 
 @family("Glm4vMoeForConditionalGeneration", arch="glm4moe",
         rules=FAMILIES["Glm4MoeForCausalLM"].rules,
-        special=FAMILIES["Glm4MoeForCausalLM"].special)  # fmt: skip
+        special=FAMILIES["Glm4MoeForCausalLM"].special, mtp=MTP)  # fmt: skip
 def glm4v_moe(h: Hyper, k: Keys) -> None:
     """GLM-4.5V."""
     FAMILIES["Glm4MoeForCausalLM"].keys(h, k)

@@ -11,7 +11,8 @@ import numpy as np
 from oxillama.convert.families.dense import PLAIN
 from oxillama.convert.families.experts import deepseek2, glm_tokens
 from oxillama.convert.families.routed import INDEXED, KIMI, kimi_linear, latent_keys
-from oxillama.convert.family import Change, Family, Hyper, Keys, Rule, family
+from oxillama.convert.family import Change, Family, Hyper, Keys, Mtp, Rule, family
+from oxillama.convert.further import MTP, NEXTN, appended
 from oxillama.convert.keys import SIGMOID, SQRT_SOFTPLUS, common
 from oxillama.convert.shapes import halves, latent_keys_values, negative_exponential
 from oxillama.errors import ConvertError
@@ -19,12 +20,6 @@ from oxillama.errors import ConvertError
 _LAYER = "model.layers.{b}."
 _ATTENTION = _LAYER + "self_attn."
 _WEIGHTS = ("fn", "base", "scale")  # of the streams of a residual
-
-
-def _without(h: Hyper, *names: str, **more: object) -> Hyper:
-    """The configuration without some keys, or with other values."""
-    config = {name: value for name, value in h.config.items() if name not in names}
-    return Hyper({**config, **more}, h.label, h.folder, h.layer)
 
 
 def _indexer(h: Hyper, k: Keys, owners: list[bool] | None) -> None:
@@ -85,7 +80,7 @@ def hunyuan4(h: Hyper, k: Keys) -> None:
     """Hy4 (Tencent 2026): a residual of several streams; an indexer in some of its models."""
     one_group = h.get("n_group") == h.get("topk_group") == 1
     groups = ("n_group", "topk_group") if one_group else ()
-    deepseek2(_without(h, *groups, first_k_dense_replace=_dense_layers(h)), k)
+    deepseek2(h.but(*groups, first_k_dense_replace=_dense_layers(h)), k)
     k.u32("expert_gating_func", SIGMOID)
     limit = h.number("swiglu_limit", default=0.0)
     if limit > 0:
@@ -117,7 +112,7 @@ _DELTA: dict[str, str | Rule] = {
            f"blk.{{b}}.indexer_compressor_{part}.weight" for part in ("gate", "ape")},
     **{f"{_LAYER}hc_{branch}_{part}": f"blk.{{b}}.hc_{branch}_{part}.weight"
        for branch in ("attn", "ffn") for part in _WEIGHTS},
-})  # fmt: skip
+}, mtp=MTP)  # fmt: skip
 def glm5_next(h: Hyper, k: Keys) -> None:
     """GLM 5.3 Flash (Zhipu AI 2026): delta attention, latent attention without positions; keys are
     chosen in pools.
@@ -127,11 +122,13 @@ def glm5_next(h: Hyper, k: Keys) -> None:
     h.must_be("qk_rope_head_dim", 0)
     linear = Hyper(h.get("linear_attn_config", default={}), f"{h.label}: linear_attn_config")
     linear.must_be("num_heads", h.heads)
-    common(_without(h, "head_dim"), k)
+    common(h.but("head_dim"), k)
     kinds = h.strings("layer_types", h.layers)
     if kinds is None:
         raise ConvertError(f"{h.label}: layer_types is missing, wanted the kind of each layer")
-    k.integers("attention.head_count_kv", [int(kind != "linear_attention") for kind in kinds])
+    k.integers("attention.head_count_kv", [
+        *(int(kind != "linear_attention") for kind in kinds), *[1] * h.further
+    ])  # fmt: skip
     k.u32("vocab_size", h.integer("vocab_size"))
     k.f32("attention.layer_norm_epsilon", 1e-6)
     _delta_keys(linear, k)
@@ -152,7 +149,7 @@ def glm5_next(h: Hyper, k: Keys) -> None:
     k.flag("expert_weights_norm", h.flag("norm_topk_prob"))
     if h.get("swiglu_limit") is not None:
         for kind in ("exp", "shexp"):
-            k.floats(f"swiglu_clamp_{kind}", [h.number("swiglu_limit")] * h.layers)
+            k.floats(f"swiglu_clamp_{kind}", [h.number("swiglu_limit")] * h.blocks)
 
 
 def _delta_keys(linear: Hyper, k: Keys) -> None:
@@ -247,11 +244,11 @@ def _near(h: Hyper) -> list[bool]:
 
 def _of_layer(h: Hyper) -> Hyper:
     """The configuration as a layer with a window has it, where this is one."""
-    if h.layer is None or not _near(h)[h.layer]:
+    if h.layer is None or not (h.layer >= h.layers or _near(h)[h.layer]):
         return h
     own = {name.removeprefix("swa_"): value
            for name, value in h.config.items() if name.startswith("swa_")}  # fmt: skip
-    return _without(h, **own)
+    return h.but(**own)
 
 
 def _latent_parts(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:
@@ -275,8 +272,15 @@ def _turn(h: Hyper, ids: dict[str, int]) -> dict[str, int]:
     return {"eot": ids[name]} if name in ids else {}
 
 
+def _embedding_apart(name: str, h: Hyper) -> tuple[str, ...]:
+    """The layer that predicts further tokens is behind the others, but for its embedding."""
+    if name == "model.mtp.embed_tokens.weight":
+        return (f"model.layers.{h.layers}.embed_tokens.weight",)
+    return appended(name, h)
+
+
 @family("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "Dots3NoteTextForCausalLM",
-        arch="dots3note", special=_turn, rules={
+        arch="dots3note", special=_turn, mtp=Mtp(_embedding_apart, NEXTN, None, True), rules={
     **INDEXED,
     _ATTENTION + "q_a_layernorm.weight":
         Rule(("blk.{b}.attn_q_a_norm.weight",), _rescaled("q_lora_rank"), values=True),
@@ -289,7 +293,8 @@ def _turn(h: Hyper, ids: dict[str, int]) -> dict[str, int]:
 })  # fmt: skip
 def dots3(h: Hyper, k: Keys) -> None:
     """dots3-note (rednote-hilab 2026), the text part: heads and latents of windowed layers are
-    their own.
+    their own. A layer that predicts further tokens is a windowed one; the configuration does not
+    count it.
     """
     for name, wanted in (
         ("use_dsa", True), ("normalization", "RMSNorm"), ("final_norm", "RMSNorm"),
@@ -301,10 +306,11 @@ def dots3(h: Hyper, k: Keys) -> None:
         ("swa_qk_rope_head_dim", h.get("qk_rope_head_dim")),
     ):  # fmt: skip
         h.must_be(name, wanted)
-    deepseek2(_without(h, "head_dim"), k)
+    deepseek2(h.but("head_dim"), k)
     near, turned = _near(h), h.integer("qk_rope_head_dim")
     own = h.integer("swa_num_attention_heads"), h.heads
-    k.integers("attention.head_count", [own[0] if one else own[1] for one in near])
+    heads = [own[0] if one else own[1] for one in near]
+    k.integers("attention.head_count", heads + [own[0]] * h.further)
     k.u32("attention.sliding_window", h.integer("sliding_window_size"))
     k.flags("attention.sliding_window_pattern", near)
     latent = h.integer("swa_kv_lora_rank")
@@ -451,7 +457,7 @@ def _v4_rotation(h: Hyper) -> tuple[Hyper, float]:
     kept = {**compress, "rope_theta": base}
     if kept.get("attention_factor") == 1.0:
         del kept["attention_factor"]
-    one = _without(h, "rope_scaling", rope_parameters=kept)
+    one = h.but("rope_scaling", rope_parameters=kept)
     return one, h.number("compress_rope_theta", default=160000.0) if scaled is None else scaled
 
 

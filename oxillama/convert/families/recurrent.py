@@ -8,7 +8,8 @@ import numpy as np
 
 from oxillama.convert.families.dense import HEADS, LAYER
 from oxillama.convert.families.experts import ROUTED, SHARED, SHARED_GATE
-from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.family import Hyper, Keys, Mtp, Rule, family
+from oxillama.convert.further import NEXTN_PLUS_ONE, apart
 from oxillama.convert.keys import common, partial_rotation
 from oxillama.convert.shapes import delta_projections, negative_exponential, plus_one, squeezed
 
@@ -214,7 +215,11 @@ DELTA: dict[str, str | Rule] = {
 }
 
 
-@family("Qwen3NextForCausalLM", arch="qwen3next", rules=DELTA)
+# Qwen3-Next does not count them, Qwen 3.5 does
+DELTA_MTP = Mtp(apart, NEXTN_PLUS_ONE, "mtp_num_hidden_layers", uncounted=True)
+
+
+@family("Qwen3NextForCausalLM", arch="qwen3next", rules=DELTA, mtp=DELTA_MTP)
 def qwen3next(h: Hyper, k: Keys) -> None:
     """Gated delta rule layers (Yang et al. 2024) with full attention every few."""
     common(h, k)
@@ -237,6 +242,7 @@ def delta_keys(h: Hyper, k: Keys) -> None:
     if kinds is None:
         kinds = ["full_attention" if (i + 1) % interval == 0 else "" for i in range(h.layers)]
     full = ("full_attention", "indexed_attention")
-    k.flags("attention.recurrent_layers", [kind not in full for kind in kinds])
+    recurrent = [kind not in full for kind in kinds]
+    k.flags("attention.recurrent_layers", recurrent + [False] * h.further)
     k.u32("full_attention_interval", interval)
     k.u32("rope.dimension_count", partial_rotation(h))

@@ -8,12 +8,13 @@ import numpy as np
 
 from oxillama.convert.families.dense import EXPERTS_W, LLAMA, PLAIN
 from oxillama.convert.families.experts import DEEPSEEK, ROUTED, SHARED, deepseek2, glm_tokens
-from oxillama.convert.family import Family, Hyper, Keys, Rule, family
+from oxillama.convert.family import Family, Hyper, Keys, Mtp, Rule, family
+from oxillama.convert.further import MTP, NEXTN, NEXTN_PLUS_ONE, apart, appended
 from oxillama.convert.keys import (
     SIGMOID,
     SOFTMAX,
     common,
-    further_layers,
+    no_further_layers,
     partial_rotation,
     windows,
 )
@@ -85,20 +86,26 @@ def _bailing(h: Hyper, k: Keys, scale: float) -> None:
     k.flag("expert_weights_norm", h.flag("norm_topk_prob"))
 
 
+# a norm behind the layers that predict further tokens, where it is called so
+_LAST_NORM: dict[str, str | Rule] = {
+    "model.layers.{b}.final_layernorm.weight": "blk.{b}.layer_output_norm.weight",
+}
+
+
 @family("BailingMoeV2ForCausalLM", arch="bailingmoe2", rules={
     **BAILING,
     "model.layers.{b}.attention.query_key_value.{w}": "blk.{b}.attn_qkv.{w}",
     "model.layers.{b}.attention.query_layernorm.weight": "blk.{b}.attn_q_norm.weight",
     "model.layers.{b}.attention.key_layernorm.weight": "blk.{b}.attn_k_norm.weight",
     "model.layers.{b}.mlp.gate.expert_bias": "blk.{b}.exp_probs_b.bias",
-})  # fmt: skip
+}, mtp=Mtp(appended, {**NEXTN, **_LAST_NORM}))  # fmt: skip
 def bailingmoe2(h: Hyper, k: Keys) -> None:
     """Ling 2: sigmoid scores in groups; half of a head turns unless the configuration says else."""
     common(h, k)
     share = h.rope().get("partial_rotary_factor", 0.5)
     k.u32("rope.dimension_count", int(h.head_dim * share))
     _bailing(h, k, h.number("routed_scaling_factor"))
-    further_layers(h, k)
+    no_further_layers(h, k)
     width = h.integer("moe_intermediate_size") * h.integer("num_shared_experts")
     k.u32(
         "expert_shared_feed_forward_length",
@@ -164,10 +171,12 @@ def _not_by_ranks(h: Hyper) -> None:
     **ROUTED,
     "model.layers.{b}.self_attn.qkv_proj.weight": "blk.{b}.attn_qkv.weight",
     "model.layers.{b}.self_attn.attention_sink_bias": "blk.{b}.attn_sinks.weight",
-})  # fmt: skip
+}, mtp=Mtp(apart, {
+    **NEXTN, **_LAST_NORM, "model.layers.{b}.pre_mlp_layernorm.weight": "blk.{b}.ffn_norm.weight",
+}, counted=None, uncounted=True))  # fmt: skip
 def mimo2(h: Hyper, k: Keys) -> None:
-    """MiMo V2 (Xiaomi 2025): windowed layers have heads and a base of their own. The layers that
-    predict further tokens are left out.
+    """MiMo V2 (Xiaomi 2025): windowed layers have heads and a base of their own, and so have those
+    that predict further tokens, which the configuration does not count.
     """
     _not_by_ranks(h)
     h.must_be("topk_method", "noaux_tc")
@@ -179,6 +188,7 @@ def mimo2(h: Hyper, k: Keys) -> None:
         raise ConvertError(
             f"{h.label}: hybrid_layer_pattern: found {pattern!r:.80}, wanted 0 or 1 for each layer"
         )
+    pattern = pattern + [1] * h.further
     heads = h.kv_heads, h.integer("swa_num_key_value_heads")
     k.integers("attention.head_count_kv", [heads[one] for one in pattern])
     k.u32("attention.sliding_window", h.integer("sliding_window"))
@@ -219,21 +229,30 @@ def _clamps(h: Hyper, k: Keys, name: str, key: str) -> None:
     values = h.get(name)
     if values is None:
         return
-    made = [0.0 if one is None else float(one) for one in values][: h.layers]
-    k.floats(key, made + [0.0] * (h.layers - len(made)))
+    made = [0.0 if one is None else float(one) for one in values][: h.blocks]
+    k.floats(key, made + [0.0] * (h.blocks - len(made)))
 
 
-@family("Step3p5ForCausalLM", arch="step35", rules=STEP)
+@family("Step3p5ForCausalLM", arch="step35", rules=STEP, mtp=Mtp(appended, {
+    **NEXTN_PLUS_ONE,
+    **{f"model.layers.{{b}}.{inside}shared_head.{theirs}.weight":
+           NEXTN_PLUS_ONE[f"model.layers.{{b}}.shared_head.{ours}.weight"]
+       for inside in ("", "transformer.")
+       for theirs, ours in (("norm", "norm"), ("output", "head"))},
+}))  # fmt: skip
 def step35(h: Hyper, k: Keys) -> None:
-    """Step 3.5 Flash (StepFun 2026). The layers that predict further tokens are left out."""
+    """Step 3.5 Flash (StepFun 2026). Its configuration says the kinds of the layers that predict
+    further tokens too.
+    """
     theta = h.get("rope_theta")
     if isinstance(theta, list):  # by layer: a global one, then windowed ones
-        bases = {"rope_theta": theta[0], "rope_local_base_freq": theta[1]}
-        common(Hyper({**h.config, **bases}, h.label, h.folder), k)
+        common(h.but(rope_theta=theta[0], rope_local_base_freq=theta[1]), k)
     else:
         common(h, k)
-    kinds = (h.strings("layer_types", h.layers)) or ["full_attention"] * h.layers
-    shares = h.get("partial_rotary_factors", default=[])[: h.layers]
+    kinds = h.strings("layer_types", h.layers, h.blocks) or []
+    kinds = kinds + ["full_attention"] * (h.blocks - len(kinds))
+    shares = h.get("partial_rotary_factors", default=[])[: h.blocks]
+    shares = shares + [0.5] * (h.blocks - max(h.layers, len(shares)))
     windowed = [kind == "sliding_attention" for kind in kinds]
     if shares != [1.0 if one else 0.5 for one in windowed]:
         raise ConvertError(
@@ -344,23 +363,23 @@ INDEXED: dict[str, str | Rule] = {
 }
 
 
-@family("DeepseekV32ForCausalLM", arch="deepseek32", rules=INDEXED)
+@family("DeepseekV32ForCausalLM", arch="deepseek32", rules=INDEXED, mtp=MTP)
 def deepseek32(h: Hyper, k: Keys) -> None:
     """DeepSeek V3.2 (DeepSeek-AI 2025): an index chooses the keys that a row sees."""
     deepseek2(h, k)
     k.u32("attention.indexer.head_count", h.integer("index_n_heads"))
     k.u32("attention.indexer.key_length", h.integer("index_head_dim"))
     k.u32("attention.indexer.top_k", h.integer("index_topk"))
-    further_layers(h, k)
+    no_further_layers(h, k)
 
 
-@family("GlmMoeDsaForCausalLM", arch="glm-dsa", rules=INDEXED, special=glm_tokens)
+@family("GlmMoeDsaForCausalLM", arch="glm-dsa", rules=INDEXED, special=glm_tokens, mtp=MTP)
 def glm_dsa(h: Hyper, k: Keys) -> None:
     """GLM 5 (Zhipu AI 2026): the same, and some layers share the choice of the one before."""
     deepseek32(h, k)
     share = h.rope().get("partial_rotary_factor", 1.0)
     k.u32("rope.dimension_count", int(h.integer("qk_rope_head_dim") * share))
-    kinds = h.strings("indexer_types", h.layers)
+    kinds = h.strings("indexer_types", h.layers, h.blocks)
     if kinds is not None:
         k.flags("attention.indexer.types", [one == "full" for one in kinds])
 
@@ -450,6 +469,14 @@ def _is_latent(h: Hyper, layer: int) -> bool:
     return (layer + 1) % group == 0 or layer >= h.layers // group * group
 
 
+_LING_MTP = Mtp(appended, {
+    **{name: to for name, to in NEXTN.items() if "norm" in name and "shared" not in name},
+    "model.layers.{b}.eh_proj.weight": "blk.{b}.nextn.eh_proj.weight",
+    **_LAST_NORM,
+    _LING + "g_proj.weight": "blk.{b}.attn_gate.weight",
+})  # fmt: skip
+
+
 def _plain_exponential(x: np.ndarray, h: Hyper) -> np.ndarray:
     return -negative_exponential(x, h).reshape(-1, 1)
 
@@ -484,7 +511,7 @@ def _ling3(h: Hyper) -> Family:
             f"blk.{layer}.{'attn_gate' if _is_latent(h, layer) else 'ssm_g_a'}.weight"
         for layer in range(h.layers)
     }  # fmt: skip
-    return Family("bailingmoe3", {**LING3, **gates}, bailingmoe3)
+    return Family("bailingmoe3", {**LING3, **gates}, bailingmoe3, mtp=_LING_MTP)
 
 
 @family("BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration", arch="bailingmoe3",
@@ -498,7 +525,7 @@ def bailingmoe3(h: Hyper, k: Keys) -> None:
         if h.get(name) != value:
             raise ConvertError(f"{h.label}: {name}: found {h.get(name)!r}, wanted {value!r}")
     common(h, k)
-    k.integers("attention.head_count_kv", [int(_is_latent(h, i)) for i in range(h.layers)])
+    k.integers("attention.head_count_kv", [int(_is_latent(h, i)) for i in range(h.blocks)])
     k.u32("vocab_size", h.integer("vocab_size"))
     k.u32("ssm.conv_kernel", h.integer("short_conv_kernel_size"))
     k.u32("kda.head_dim", h.integer("head_dim"))
