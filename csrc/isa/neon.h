@@ -104,7 +104,7 @@ OX_INLINE ox_u8x64 u8_high4(ox_u8x64 a) { OX_U1(vshrq_n_u8(a.v[q], 4)); }
 OX_INLINE ox_u8x64 u8_field(ox_u8x64 a, int from, int mask)
 { OX_U1(vandq_u8(vshlq_u8(a.v[q], vdupq_n_s8((int8_t)-from)), vdupq_n_u8((uint8_t)mask))); }
 OX_INLINE ox_u8x64 u8_put(ox_u8x64 a, ox_u8x64 h, int from, int to, int mask)
-{ OX_U1(vorrq_u8(a.v[q], vandq_u8(vshlq_u8(h.v[q], vdupq_n_s8((int8_t)(to - from))), vdupq_n_u8((uint8_t)mask)))); }
+{ OX_U1(vbslq_u8(vdupq_n_u8((uint8_t)mask), vshlq_u8(h.v[q], vdupq_n_s8((int8_t)(to - from))), a.v[q])); }
 OX_INLINE ox_u8x64 u8_table(const uint8_t *t16) { OX_U1(vld1q_u8(t16)); }
 OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 a) { OX_U1(vqtbl1q_u8(table.v[q], a.v[q])); }
 
@@ -171,26 +171,34 @@ typedef ox_i32x16 ox_scale;                                     /* the scale as 
 OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { return i32_shr(i32_shl(pairs, 16), 16); }
 OX_INLINE ox_scale scale_high(ox_i32x16 pairs) { return i32_shr(pairs, 16); }
 
-/* 4 columns of 4 rows: w has a row's 4 columns in each lane, x the same 4 numbers in every lane. */
-OX_INLINE int32x4_t ox_dot4(int32x4_t c, int8x16_t w, int8x16_t x)
-{
+/* A quad of w has four columns of four rows. */
+OX_INLINE int8x16_t ox_centred(uint8x16_t w, int bits) { return vreinterpretq_s8_u8(bits == 8 ? veorq_u8(w, vdupq_n_u8(0x80)) : w); }
 #ifdef OX_NEON_DOT
-    return vdotq_s32(c, w, x);
-#else
-    int16x8_t lo = vmull_s8(vget_low_s8(w), vget_low_s8(x)), hi = vmull_high_s8(w, x);
-    return vaddq_s32(c, vpaddq_s32(vpaddlq_s16(lo), vpaddlq_s16(hi)));
-#endif
+OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)
+{
+    const int8x16_t v = vld1q_s8(x);
+    OX_QUADS c.v[q] = vdotq_laneq_s32(c.v[q], ox_centred(w[0].v[q], bits), v, 0);
+    OX_QUADS c.v[q] = vdotq_laneq_s32(c.v[q], ox_centred(w[1].v[q], bits), v, 1);
+    OX_QUADS c.v[q] = vdotq_laneq_s32(c.v[q], ox_centred(w[2].v[q], bits), v, 2);
+    OX_QUADS c.v[q] = vdotq_laneq_s32(c.v[q], ox_centred(w[3].v[q], bits), v, 3);
+    return c;
 }
+#else
 OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)
 {
     for (int g = 0; g < 4; g++) {
         int32_t word;
         memcpy(&word, x + 4 * g, 4);
         int8x16_t v = vreinterpretq_s8_s32(vdupq_n_s32(word));
-        OX_QUADS c.v[q] = ox_dot4(c.v[q], vreinterpretq_s8_u8(bits == 8 ? veorq_u8(w[g].v[q], vdupq_n_u8(0x80)) : w[g].v[q]), v);
+        OX_QUADS {
+            const int8x16_t k = ox_centred(w[g].v[q], bits);
+            int16x8_t lo = vmull_s8(vget_low_s8(k), vget_low_s8(v)), hi = vmull_high_s8(k, v);
+            c.v[q] = vaddq_s32(c.v[q], vpaddq_s32(vpaddlq_s16(lo), vpaddlq_s16(hi)));
+        }
     }
     return c;
 }
+#endif
 OX_INLINE ox_i32x16 i32_dot16_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
 { return i32_add(c, i32_mul(i32_dot16(i32_zero(), w, x, bits), s)); }
 OX_INLINE ox_i32x16 i32_dot32_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
