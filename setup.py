@@ -70,6 +70,8 @@ levels = {
     "oxillama/_core/stages.c": "-O3",
     **{f"oxillama/_core/{name}.c": "-O1" for name in cold.split()},
 }
+if sysconfig.get_platform().endswith("arm64"):  # clang on macOS, which no pragma tells of these
+    levels["csrc/lanes/i8mm.c"] = "-O3 -march=armv8.2-a+dotprod+i8mm"
 
 # The longest compilations in the order of their length: they start first, so that none of them is
 # left alone at the end. All others are shorter; the larger file goes first there.
@@ -89,6 +91,7 @@ slowest = [
     "csrc/vec/avx2.c",
     "csrc/lanes/scalar.c",
     "csrc/vec/scalar.c",
+    "csrc/lanes/i8mm.c",
 ]
 
 codecs = ["csrc/codecs.c"]

@@ -97,6 +97,8 @@ int ox_cpu_model(char *out, int size)
 #elif defined(__aarch64__)
 #if defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 unsigned ox_cpu_features(void)
@@ -105,8 +107,14 @@ unsigned ox_cpu_features(void)
 #if defined(__linux__)
     if ((getauxval(AT_HWCAP) >> 20) & 1)        /* HWCAP_ASIMDDP */
         has |= OX_HAS_DOTPROD;
+    if ((getauxval(AT_HWCAP2) >> 13) & 1)       /* HWCAP2_I8MM */
+        has |= OX_HAS_I8MM;
 #elif defined(__APPLE__)
+    int found = 0;
+    size_t size = sizeof found;
     has |= OX_HAS_DOTPROD;
+    if (sysctlbyname("hw.optional.arm.FEAT_I8MM", &found, &size, NULL, 0) == 0 && found)
+        has |= OX_HAS_I8MM;
 #endif
     return has;
 }

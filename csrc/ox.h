@@ -35,6 +35,13 @@
 #define OX_WITH_AMX 0
 #endif
 
+/* Kernels on matrix products of bytes: gcc knows them from 10 on, clang from 11. */
+#if defined(__aarch64__) && (__GNUC__ >= 10 || __clang_major__ >= 11)
+#define OX_WITH_I8MM 1
+#else
+#define OX_WITH_I8MM 0
+#endif
+
 enum { OX_ISA_SCALAR = 0, OX_ISA_AVX2 = 1, OX_ISA_AVX512 = 2, OX_ISA_NEON = 3, OX_ISA_COUNT = 4 };
 
 /* Bits of ox_cpu_features(): what the kernels may use, already checked against what the operating system saves (XCR0). */
@@ -46,7 +53,8 @@ enum {
     OX_HAS_AVX512_VBMI = 1u << 4,
     OX_HAS_NEON = 1u << 5,
     OX_HAS_DOTPROD = 1u << 6,
-    OX_HAS_AMX = 1u << 7       /* tiles and their products of bytes; the system has allowed this process to use them */
+    OX_HAS_AMX = 1u << 7,      /* tiles and their products of bytes; the system has allowed this process to use them */
+    OX_HAS_I8MM = 1u << 8      /* matrix products of bytes */
 };
 
 unsigned ox_cpu_features(void);            /* detected afresh at each call: pure, cheap enough to ask once per module */

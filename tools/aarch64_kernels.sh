@@ -15,6 +15,7 @@ flags=(-O1 -std=c11 -ffp-contract=off -fno-math-errno -D_GNU_SOURCE -Icsrc -Wno-
 sources=(csrc/dispatch.c csrc/codecs.c csrc/codecs/choose.c csrc/codecs/neon.c csrc/lanes/*.c csrc/vec/*.c tools/compare_tables.c)
 printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -I{} sh -c 'name=$(echo "$1" | tr / _); shift; exec "$@" -o "'"$place"'/$name.o"' _ {} "$cc" "${flags[@]}" -c {}
 "$cc" -static "$place"/*.o -lm -lpthread -o "$place/compare"
-for cpu in cortex-a53 max; do       # without and with dot products
-    "$qemu" -cpu "$cpu" "$place/compare"
+# Processors without dot products, with them, and with matrix products of bytes
+for pair in cortex-a53:neon neoverse-n1:neondot max:neoni8mm; do
+    "$qemu" -cpu "${pair%:*}" "$place/compare" "${pair#*:}"
 done

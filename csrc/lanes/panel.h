@@ -137,7 +137,7 @@ typedef struct {
             int kind, int m, int n);
 } ox_lanes;
 
-enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_AVX512BF16, LANES_AVX512AMX, LANES_NEON, LANES_NEONDOT, LANES_COUNT };
+enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_AVX512BF16, LANES_AVX512AMX, LANES_NEON, LANES_NEONDOT, LANES_NEONI8MM, LANES_COUNT };
 const ox_lanes *ox_lanes_table(int index);          /* NULL when this CPU cannot run it */
 int ox_lanes_best(int isa);                         /* the lanes an instruction set of ox.h uses on this CPU */
 

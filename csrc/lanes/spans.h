@@ -30,17 +30,6 @@ enum { SPAN = 128, SPAN_ROWS = 264 };   /* columns of a span, most rows that go 
         if (i < m) { enum { M = 1 }; call; }                                                                    \
     }
 
-/* Spreading reads in bursts: what it reads next, `bytes` at `next` and `stride` on, is asked for by the tiles, rows i to i + rows - 1 of m their part. */
-OX_INLINE void span_ahead(const uint8_t *next, int64_t stride, int bytes, int i, int rows, int m)
-{
-    const int lines = bytes / 64;
-    if (next)
-        for (int k = lines * i / m; k < lines * (i + rows) / m; k++) {
-            OX_PREFETCH_L2(next + 64 * k);
-            OX_PREFETCH_L2(next + stride + 64 * k);
-        }
-}
-
 /* A row's next bf16 numbers as floats. 16 at a time, as rows have room for. */
 OX_INLINE void widen(float *to, const uint8_t *x, int n)
 {

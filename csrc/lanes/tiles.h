@@ -61,6 +61,17 @@ OX_INLINE void ahead(ox_ahead *a, int step)
     }
 }
 
+/* Spreading reads in bursts: what it reads next, `bytes` at `next` and `stride` on, is asked for by the tiles, rows i to i + rows - 1 of m their part. */
+OX_INLINE void span_ahead(const uint8_t *next, int64_t stride, int bytes, int i, int rows, int m)
+{
+    const int lines = bytes / 64;
+    if (next)
+        for (int k = lines * i / m; k < lines * (i + rows) / m; k++) {
+            OX_PREFETCH_L2(next + 64 * k);
+            OX_PREFETCH_L2(next + stride + 64 * k);
+        }
+}
+
 /* Groups 2 i and 2 i + 1 of a unit. */
 OX_INLINE void load_two(ox_u8x64 *w, const uint8_t *p, int i, int store, const uint8_t *lut, ox_u8x64 table)
 {

@@ -18,6 +18,7 @@ cdef extern from "ox.h" nogil:
         OX_HAS_AVX512_VBMI
         OX_HAS_NEON
         OX_HAS_DOTPROD
+        OX_HAS_I8MM
         OX_HAS_AMX
         OX_ISA_COUNT
     unsigned ox_cpu_features()
@@ -71,7 +72,8 @@ LANES = {tables[i].name.decode(): i for i in range(LANES_COUNT) if tables[i] != 
 ISA_NUMBERS = {ox_isa_name(i).decode(): i for i in range(OX_ISA_COUNT)}
 AVAILABLE = tuple(ox_isa_name(i).decode() for i in range(OX_ISA_COUNT) if (ox_isa_available() >> i) & 1)
 FEATURES = ((OX_HAS_AVX2, "avx2"), (OX_HAS_AVX_VNNI, "avx_vnni"), (OX_HAS_AVX512, "avx512_vnni"), (OX_HAS_AVX512_BF16, "avx512_bf16"),
-            (OX_HAS_AVX512_VBMI, "avx512_vbmi"), (OX_HAS_AMX, "amx"), (OX_HAS_NEON, "neon"), (OX_HAS_DOTPROD, "dotprod"))
+            (OX_HAS_AVX512_VBMI, "avx512_vbmi"), (OX_HAS_AMX, "amx"), (OX_HAS_NEON, "neon"), (OX_HAS_DOTPROD, "dotprod"),
+            (OX_HAS_I8MM, "i8mm"))
 
 
 def isa_available() -> tuple:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oxillama._core.codecs import codec_table, unpack_rows
-from oxillama._core.kernels import lanes_available, packable_formats
+from oxillama._core.kernels import cpu_info, lanes_available, packable_formats
 from oxillama._core.matmul import matmul, matmul_acts, quantise_rows
 from oxillama._core.panels import PackedMatrix
 from tests.reference.lane_cases import HALVES, act_floats, random_rows
@@ -19,6 +19,17 @@ fast = [isa for isa in lanes_available() if isa != "scalar"]
 def make(seed, name, block, size, rows, cols):
     raw = random_rows(np.random.default_rng(seed), name, block, size, rows, cols)
     return raw, PackedMatrix(raw.reshape(-1), name, rows, cols)
+
+
+def test_a_processor_of_aarch64_has_the_tables_of_its_features():
+    found, has = set(lanes_available()), set(cpu_info()["features"])
+    assert found <= {
+        *("scalar", "avx2", "avxvnni", "avx512", "avx512bf16", "avx512amx"),
+        *("neon", "neondot", "neoni8mm"),
+    }
+    assert ("neon" in found) == ("neon" in has)
+    assert ("neondot" in found) == ("dotprod" in has)
+    assert ("neoni8mm" in found) == ({"dotprod", "i8mm"} <= has)
 
 
 def test_every_format_of_the_codecs_can_be_packed():
