@@ -2,11 +2,11 @@
  * while all tiles of rows run over it. Between spans c keeps the chains of even columns, `odd` the others. The arithmetic per output is that of
  * tiles.h, bit for bit.
  *
- * With 32 registers a broadcast of x serves both panels; with 16 (of half the width) a tile has one panel.
+ * With 32 registers a broadcast of x serves both panels; with 16 of half the width, or 32 of a quarter, a tile has one panel.
  *
  * F16 by F32, 1280 and 5120 columns, one core of Cascade Lake, whose fma alone does 66 GMAC/s on data in the first cache: a panel at a time 39 and 37
  * GMAC/s, so 46 and 25, with the next tile's rows asked for besides 55 and 54. Spans of 256 columns 45 and 48. */
-#if defined(OX_WIDE) || defined(OX_PART_ROWS)
+#if defined(OX_WIDE) || defined(OX_PART_ROWS) || defined(OX_SWEEP)
 #define OX_SPANS
 
 enum { SPAN = 128, SPAN_ROWS = 264 };   /* columns of a span, most rows that go over it */
