@@ -39,12 +39,14 @@ def predicts(layer: Layer) -> bool:
     return layer.has("nextn.eh_proj.weight")
 
 
-def decoder(b: Builder, block: Block, **head: Any) -> Value:
-    """Logits of the embedding behind every layer of the trunk; head: parameters of `predicting`."""
+def decoder(b: Builder, block: Block, *, further: bool = True, **head: Any) -> Value:
+    """Logits of the embedding behind every layer of the trunk. further: `block` is what predicts
+    further tokens, too; head: parameters of `predicting`.
+    """
     x = b.embed()
     for layer in trunk(b):
         x = block(b, layer, x)
-    return predicting(b, x, block, **head)
+    return predicting(b, x, block, **head) if further else b.logits(x, **head)
 
 
 def predicting(
@@ -434,9 +436,10 @@ def _is_number(b: Builder, key: str) -> bool:
 
 def sparse_ffn(b: Builder, layer: Layer, x: Value, *, act: str = "silu", **routing: Any) -> Value:
     """A dense network in the first `leading_dense_block_count` layers, with the limit of shared
-    experts, and experts in the others.
+    experts, and experts in the others; what predicts further tokens may be dense.
     """
-    if layer.index < b.keys.integer("leading_dense_block_count", default=0):
+    dense = layer.index < b.keys.integer("leading_dense_block_count", default=0)
+    if dense or predicts(layer) and layer.has("ffn_down.weight"):
         how = {name: routing.get(name, False) for name in ("early", "raised")}
         return gated_ffn(b, layer, x, act=act, limit=routing.get("shared_limit", 0.0), **how)
     return expert_ffn(b, layer, x, act=act, **routing)
@@ -449,10 +452,11 @@ def sparse_decoder(
     qk_norm: Literal["heads", "rows"] | None = None,
     ffn_norm: str = "ffn_norm",
     sections: list[int] | None = None,
+    further: bool = False,
     **routing: Any,
 ) -> Value:
-    """Llama's decoder with `sparse_ffn` as its feed-forward network; routing: parameters of
-    `expert_ffn`.
+    """Llama's decoder with `sparse_ffn` as its feed-forward network. further: what predicts further
+    tokens is such a layer, too; routing: parameters of `expert_ffn`.
     """
 
     def block(b: Builder, layer: Layer, x: Value) -> Value:
@@ -462,7 +466,7 @@ def sparse_decoder(
         x = x + sparse_ffn(b, layer, layer.norm(x, ffn_norm), **routing)
         return deepstack(b, layer, x)
 
-    return decoder(b, block)
+    return decoder(b, block, further=further)
 
 
 def expert_ffn(

@@ -18,5 +18,6 @@ def glm4moe(b: Builder) -> Value:
         qk_norm="heads" if b.has("blk.0.attn_q_norm.weight") else None,
         ffn_norm="post_attention_norm",
         sections=sections,
+        further=True,
         **routing_of(b, gating="sigmoid", normalise=True),
     )
