@@ -20,6 +20,8 @@ from oxillama.tokenizer import ChatTemplate
 from oxillama.tokenizer.builtin_templates import template_source
 from oxillama.weights.offload import Budget, OffloadPolicy, PinnedHotSet
 
+# the values of `speculative` that name a way, before they name a file; early_exit:n is one
+_WAYS = ("auto", "lookup", "mtp", "early_exit")
 # of a machine, not of a conversation
 _LOCAL = (
     *("model_path", "num_threads", "offload", "sidecar", "tokenizer_path"),
@@ -258,6 +260,9 @@ class EngineConfig:
             for field in fields(self)
             if field.name not in _LOCAL
         }
+        drafts = self.speculative
+        if isinstance(drafts, Path) or isinstance(drafts, str) and not names_way(drafts):
+            del found["speculative"]  # a path
         return {
             **found,
             "sampler": None if self.sampler is None else self.sampler.to_dict(),
@@ -318,3 +323,8 @@ class EngineConfig:
                 f"{self.scheduler.max_batch_tokens}"
             )
         return replace(self.scheduler, prefill_chunk=chunk)
+
+
+def names_way(asked: str) -> bool:
+    """Whether a value of `speculative` names a way to speculate, not a draft model's file."""
+    return asked.partition(":")[0] in _WAYS

@@ -4,6 +4,7 @@ while a request needs them.
 
 import gc
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +129,23 @@ def test_an_engine_may_have_a_draft_for_every_request(target, stories):
         assert done.tokens == wanted and done.speculation is not None
         plain = engine.generate("Once", max_tokens=30, sampler=GREEDY, speculative=False)
         assert plain.tokens == wanted and plain.speculation is None
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_snapshot_says_nothing_of_where_the_draft_is(stories, tmp_path, kind):
+    """It is resumed where there is no such file."""
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes((stories / "stories260K-q8_0.gguf").read_bytes())
+    target = stories / "stories260K-f32.gguf"
+    with oxillama.load(target, num_threads=1, speculative=kind(draft)) as engine:
+        first = engine.generate("Once", max_tokens=9, sampler=GREEDY)
+        saved = engine.opened.last_session("none").snapshot()
+        assert "speculative" not in engine.engine_config.to_dict()
+        rest = engine.generate(None, max_tokens=9, sampler=GREEDY)
+    draft.unlink()
+    with oxillama.InferenceEngine.resume(saved, target) as engine:
+        assert engine.engine_config.speculative == "auto"
+        assert engine.generate(None, max_tokens=9, sampler=GREEDY).tokens == rest.tokens
+    assert first.speculation is not None
+    for way in ("lookup", "early_exit:2", None, False):
+        assert oxillama.EngineConfig(speculative=way).to_dict()["speculative"] == way
