@@ -38,7 +38,7 @@ from oxillama.speculative.config import Model, SpeculativeConfig
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.drafts import DraftModels, requantised_draft
 from oxillama.speculative.snapshot import SpecSnapshot
-from oxillama.speculative.types import Candidates, Drafter, NoCandidates
+from oxillama.speculative.types import Candidates, Drafter, NoCandidates, carries
 
 _NOTHING_TO_SAVE = "snapshot: there is no session to save"
 
@@ -69,6 +69,11 @@ class SpeculativeEngine:
         try:
             self.target = self._opened_target()
             self.drafter = self._opened_draft(draft_config)
+            if background and carries(self.drafter):
+                raise ConfigError(
+                    f"draft: found {config.draft!r}, which needs rows of each of the target's "
+                    "steps, wanted a draft that works meanwhile, or a SpeculativeEngine"
+                )
         except BaseException:
             self.close()
             raise

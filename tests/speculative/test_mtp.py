@@ -7,7 +7,14 @@ import pytest
 
 import oxillama
 from oxillama.gguf import GgufWriter
-from oxillama.speculative import SpeculativeConfig, SpeculativeEngine, mtp, request
+from oxillama.speculative import (
+    AsyncSpecConfig,
+    SpeculativeConfig,
+    SpeculativeDecoder,
+    SpeculativeEngine,
+    mtp,
+    request,
+)
 from oxillama.speculative.types import Candidates
 from oxillama.weights.offload import Budget
 from tests.model.invented import HIDDEN, VOCAB, invent
@@ -267,5 +274,7 @@ def test_an_engine_for_speculation_takes_it_and_saves_what_it_follows(half, file
     with SpeculativeEngine.resume(saved, target, "mtp") as engine:
         again = engine.generate(None, max_tokens=40)
         assert again.tokens == rest.tokens and again.speculation.accepted
+    with pytest.raises(oxillama.ConfigError, match="draft: found 'mtp', which needs rows of each"):
+        SpeculativeDecoder(AsyncSpecConfig(), half, "mtp")
     with pytest.raises(oxillama.ConfigError, match="draft_sampler: found one for 'mtp'"):
         SpeculativeEngine(SpeculativeConfig(half, "mtp", draft_sampler=SEEDED))
