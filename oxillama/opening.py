@@ -25,7 +25,7 @@ from oxillama.model.load import Model, load_model
 from oxillama.recommended import recommended_sampler
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.session import Snapshots
-from oxillama.speculative.drafts import DraftModels
+from oxillama.speculative.drafts import DraftModels, draft_extracts
 from oxillama.speculative.planner import Planner
 from oxillama.speculative.registry import Registry
 from oxillama.stores import located_encoder, own_encoder
@@ -99,6 +99,7 @@ def open_model(
         )
     scheduler = config.scheduling()
     reader = GgufReader(source)
+    extracts = draft_extracts(config.speculative, reader)
     # a sampler in the config replaces the recommended one
     recommended = None if config.sampler is not None else recommended_sampler(reader.metadata)
     with ThreadPoolExecutor(1) as other:  # the vocabulary is read while workers pack weights
@@ -112,6 +113,7 @@ def open_model(
             rope=config.rope(),
             offload=config.offload,
             predict=config.speculative not in (False, None),
+            extracts=extracts,
         )
         try:
             vision = vision_for(config, model, source)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import oxillama
@@ -227,6 +228,9 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
     encoder = images.needed_encoder(arguments, model)
     if encoder is not None:
         options["mmproj"] = str(_converting(partial(located_encoder, encoder)))
+    draft = getattr(arguments, "speculative", None)
+    if draft is not None and Path(draft).is_file():
+        options["speculative"] = draft  # which the model may have to be loaded with
     engine = _loaded(model, {**options, **more})
     known = engine.config.context_length
     if engine.context_size > known:

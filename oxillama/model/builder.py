@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from oxillama._core.recurrent import scan_blocks
-from oxillama.errors import ModelError
+from oxillama.errors import ConfigError, ModelError
 from oxillama.model.attention import AttentionRecorder
 from oxillama.model.recorder import Value, alike
 from oxillama.model.state import Slot
@@ -50,6 +50,11 @@ class Builder(AttentionRecorder):
     # the rows from which further tokens are predicted, and the graph that does
     carried: Value | None = None
     predictor: Predictor | None = None
+    # the layers whose inputs are carried for a draft; by the first norm of each, what it reads and
+    # a copy of it; all copies side by side
+    extracts: tuple[int, ...] = ()
+    entering: dict[str, tuple[Value, Value] | None] | None = None
+    extracted: Value | None = None
     classifier: Classifier | None = None
     # the graph over a pooled row of the embedding
     projection: Builder | None = None
@@ -143,7 +148,7 @@ class Builder(AttentionRecorder):
             else:
                 bias = self.optional_vector(shift, len(weight))
         more: dict[str, Any] = {"heads": heads} if heads > 1 else {}
-        return self.record(
+        y = self.record(
             "norm",
             (x,),
             width=x.width,
@@ -153,6 +158,10 @@ class Builder(AttentionRecorder):
             bias=bias,
             **more,
         )
+        if self.entering and name in self.entering and self.entering[name] is None:
+            # a copy, so that sums into x are made as without it
+            self.entering[name] = x, self.repeat(x, 1)
+        return y
 
     def linear(
         self,
@@ -431,7 +440,42 @@ class Builder(AttentionRecorder):
         vars(other).update(vars(self))
         other.nodes, other.pages, other.slots = [], [], []
         other.embedding = other.carried = None
+        other.extracts, other.entering = (), None
         return other
+
+    def extract(self, layers: Sequence[int]) -> None:
+        """Carry what comes into these layers, from 0 to `trunk_layers`, which stands for what comes
+        out of the last; it is recorded by `logits`.
+        """
+        self.extracts = tuple(layers)
+        self.entering = {f"blk.{layer}.attn_norm": None for layer in layers}
+
+    @property
+    def trunk_layers(self) -> int:
+        """The layers of the file without those that predict further tokens."""
+        return self.n_layers - self.keys.integer("nextn_predict_layers", default=0)
+
+    def _extract(self, x: Value) -> None:
+        """Record the rows to carry; x comes out of the last layer. What comes into a layer is what
+        its first norm reads, if later layers only add to it and scale it.
+        """
+        stream, last, found = {x.index}, [x.index], []
+        while last:
+            node = self.nodes[last.pop()]
+            if node.op in ("add", "scale", "affine"):
+                last += set(node.inputs) - stream
+                stream.update(node.inputs)
+        assert self.entering is not None
+        for layer in self.extracts:
+            read = self.entering[f"blk.{layer}.attn_norm"]
+            value, copy = (x, x) if layer == self.trunk_layers else read or (None, x)
+            if value is None or value.index not in stream or len(stream) == 1:
+                raise ConfigError(
+                    f"draft: found one that begins with what comes into layer {layer} of "
+                    f"{self.arch}, wanted a row there that a norm reads and later layers add to"
+                )
+            found.append(copy)
+        self.extracted = self.concat(*found)
 
     def logits(
         self,
@@ -447,8 +491,10 @@ class Builder(AttentionRecorder):
         and the output projection (with `output.bias` if there is one), tied to the token embedding
         if the file has no `output.weight`. output: a projection that comes before that one.
         """
-        x = self.norm(x, norm, kind=kind)
-        return self.softcap(self.head(x, output) * scale, softcap)
+        y = self.norm(x, norm, kind=kind)
+        if self.extracts:
+            self._extract(x)
+        return self.softcap(self.head(y, output) * scale, softcap)
 
     def head(self, x: Value, *names: str) -> Value:
         """The output projection of `logits` alone; its rows are marked as the embedding."""

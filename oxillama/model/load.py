@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Literal
@@ -26,6 +26,8 @@ from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.accounts import check_keys
 from oxillama.model.builder import Builder, Classifier, recorders
+from oxillama.model.eagle import ARCH as EAGLE
+from oxillama.model.eagle import DraftReader, eagle, target_tokens
 from oxillama.model.lower import Op, Tape, lower
 from oxillama.model.ops import OUTPUT
 from oxillama.model.pooled import ClassifierHead, RowProgram
@@ -51,6 +53,7 @@ from oxillama.weights.writer import CacheWriter
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 # rows of a step that a text may take where attention is not causal
 LONGEST_STEP = 1 << 15
+_TABLE = "token_embd.weight"
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
 # bytes of weights that are packed before anything runs: a hundredth of a second
@@ -203,9 +206,13 @@ _NOT_MODELS = {
 
 
 def _recorded(
-    reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED
+    reader: GgufReader,
+    *,
+    depth: int | None = None,
+    rope: RopeOverrides = AS_FILED,
+    extracts: Sequence[int] = (),
 ) -> tuple[ModelConfig, Tape, Classifier | None]:
-    """`record`, and the model's classifier if it has one."""
+    """`record`, and the model's classifier if it has one. extracts: see `load_model`."""
     kind = reader.metadata.get("general.type", "model")
     if not isinstance(kind, str):
         raise ModelError(f"general.type: found {kind!r:.60}, wanted a text")
@@ -230,8 +237,17 @@ def _recorded(
     b = Builder(reader, name, depth=depth, rope=rope)
     own = Keys(reader.metadata, name, read=b.read)
     context = context_in_force(own, b.keys if rope.given() else own)
+    if extracts:
+        b.extract(extracts)
     with b.complete():
         result = recorders()[name](b)
+    if extracts:
+        if b.extracted is None:
+            raise ConfigError(
+                f"draft: found {EAGLE} for {name}, wanted it for a model whose layers add to one "
+                "row, of which its output is made"
+            )
+        b.carried = b.extracted
     pooling = own.integer("pooling_type", default=None, minimum=0, maximum=len(POOLINGS) - 1)
     if pooling is not None and POOLINGS[pooling] == "rank" and b.classifier is None:
         raise ModelError(
@@ -246,7 +262,7 @@ def _recorded(
         )
     if b.depth == b.n_layers:
         check_keys(reader.metadata, name, b.read)
-    tape = lower(b, result, act_of, act_width)
+    tape = replace(lower(b, result, act_of, act_width), extracts=tuple(extracts))
     if b.predictor is not None:
         graph = b.predictor.graph
         tape = replace(tape, predictor=lower(graph, b.predictor.logits, act_of, act_width))
@@ -284,7 +300,8 @@ _DRAFTS = "drafts for another model and has no use alone"
 _SPEAKS = "makes sound"
 NOT_GENERATING = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _FILLS),
-    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), _DRAFTS),
+    **dict.fromkeys(("dflash", "gemma4-assistant"), _DRAFTS),
+    EAGLE: "drafts for another model, which is loaded with it (speculative=, --speculative)",
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
     "t5": "writes with a decoder that looks at what an encoder read",
     "clip": "encodes images or sound for another model (mmproj)",
@@ -316,6 +333,7 @@ def load_model(
     rope: RopeOverrides = AS_FILED,
     offload: OffloadPolicy = None,
     predict: bool = True,
+    extracts: Sequence[int] = (),
 ) -> Model:
     """Record, lower and build the Program over weights that are packed, or being packed
     (weights/packing.py).
@@ -326,9 +344,11 @@ def load_model(
     False. rope: see `record`; weights and sidecars do not depend on it. offload: the memory that
     weights may take (weights/offload.py); if they do not fit they are paged, and no sidecar is read
     or written. predict: load the layers that predict further tokens too, if the file has some;
-    otherwise `predictor` does. A sidecar has them in any case.
+    otherwise `predictor` does. A sidecar has them in any case. extracts: layers whose inputs are
+    carried for a draft model, instead of the rows for the file's own layers that predict further
+    tokens; ConfigError if there is no such row.
     """
-    config, tape, classifier = _recorded(reader, rope=rope)
+    config, tape, classifier = _recorded(reader, rope=rope, extracts=extracts)
     if not config.causal:
         # a text of any length that the model takes is one step; rows cost nothing until used
         max_rows = max(max_rows, min(config.context_length, LONGEST_STEP))
@@ -339,7 +359,7 @@ def load_model(
         progress=progress,
         sidecar=sidecar,
         offload=offload,
-        predict=predict or sidecar is not False,
+        predict=predict and not extracts or sidecar is not False,
     )
     program = _program(
         config,
@@ -468,11 +488,14 @@ def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Mod
     """What predicts further tokens (multi-token prediction): another program over the same weights,
     whose rows are a token and the row that `model.program.carried()` had before it.
 
-    ConfigError for a model without such layers, or whose weights are paged.
+    ConfigError for a model without such layers, or that carries rows for another draft, or whose
+    weights are paged.
     """
     tape = model.tape.predictor
-    if tape is None or model.pager is not None:
+    if tape is None or model.pager is not None or model.tape.extracts:
         found = "weights that a step reads from the file" if model.pager else "none"
+        if model.tape.extracts:
+            found = "a model that was loaded with an EAGLE-3 draft"
         raise ConfigError(
             f"mtp: found {found}, wanted layers in memory that predict further tokens (blk.N.nextn)"
         )
@@ -499,6 +522,78 @@ def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Mod
 
 def _unseen(done: int, total: int) -> None:
     """Progress of a little packing that a caller waits for."""
+
+
+def eagle_draft(
+    target: Model, reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512
+) -> tuple[Model, RowProgram, np.ndarray | None]:
+    """(an EAGLE-3 draft model for a target; what makes its rows g of the target's carried rows; the
+    target's token of each row of its output, None where they are the same).
+
+    ConfigError unless it was made for such a target; ModelError for a malformed file.
+    """
+    vocabulary = target.config.vocab_size
+    weights: dict[Key, PackedMatrix] = {}
+    lent = {} if _TABLE in reader.tensors else {_TABLE: _TABLE}
+    if "output.weight" not in reader.tensors:
+        head = output_matrix(target)
+        if head is None:
+            raise ConfigError(
+                "draft: found no output.weight, wanted one: that of the target cannot be used alone"
+            )
+        lent["output.weight"] = next(
+            op.params["weights"][0].name for op in target.tape.ops if op.params.get("out") == OUTPUT
+        )
+        weights["output.weight", 0, vocabulary] = head
+    width = Keys(target.reader.metadata).integer("embedding_length")
+    reader = DraftReader(reader, target.reader, lent)
+    b = Builder(reader, EAGLE)
+    if b.vocab_size != vocabulary:
+        raise ConfigError(
+            f"draft: found {_TABLE} of {b.vocab_size} rows, wanted {vocabulary}, the vocabulary of "
+            "the target"
+        )
+    with b.complete():
+        logits, fusion = eagle(b, width)
+    tokens = target_tokens(b, logits.width, vocabulary)
+    unused = b.unused()
+    if unused:
+        raise ModelError(f"{unused[0]}: {EAGLE} has no use for this tensor")
+    known = {f"{EAGLE}.target_layers", f"{EAGLE}.target_hidden_size", f"{EAGLE}.context_length"}
+    check_keys(reader.metadata, EAGLE, b.read | known)
+    tape = lower(b, logits, act_of, act_width)
+    fusing = lower(fusion, None, act_of, act_width)
+    # the head that is the target's may still be packed
+    packing = target.packing if weights else None
+    tensors = {
+        key: tensor
+        for key, tensor in _weights(*tape.ops, *fusing.ops).items()
+        if key not in weights
+    }
+    weights |= _reserved(reader, tensors, num_threads, _unseen)[0]
+    config = replace(
+        target.config,
+        architecture=EAGLE,
+        hidden_size=b.hidden,
+        layers=1,
+        states=tuple(b.pages),
+        rope_near=None,
+        predicts=(),
+    )
+    program = _program(
+        config,
+        tape,
+        reader,
+        weights,
+        max_rows=max_rows,
+        num_threads=num_threads,
+        packing=packing,
+        pager=None,
+        outputs=logits.width,
+    )
+    ops = [(op.name, ready(reader, op.params, weights)) for op in fusing.ops]
+    rows = RowProgram(fusing, ops, vocabulary, None, beside=program)
+    return Model(config, tape, program, reader, weights, packing=packing), rows, tokens
 
 
 def output_matrix(model: Model) -> PackedMatrix | None:
@@ -566,6 +661,7 @@ def _program(
     num_threads: int,
     packing: Packing | None,
     pager: LayerPager | None,
+    outputs: int | None = None,
 ) -> Program:
     ops = [(op.name, ready(reader, op.params, weights, pager)) for op in tape.ops]
     return Program(
@@ -580,6 +676,7 @@ def _program(
         max_rows=max_rows,
         num_threads=num_threads,
         packing=packing,
+        outputs=outputs,
     )
 
 

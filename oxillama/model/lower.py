@@ -46,7 +46,8 @@ class Tape:
     of the rows that embeddings are made from, before the first op that writes the output; None
     without one. width: floats of such a row. carried: the slot of the rows behind the last layer
     that `predictor`, the tape that predicts further tokens, begins with; both are None for a file
-    without such layers. projection, classifier: the processing of a pooled row of the embedding,
+    without such layers. extracts: the layers whose inputs are carried instead, for a draft model
+    that begins with them. projection, classifier: the processing of a pooled row of the embedding,
     None for models without.
     """
 
@@ -56,6 +57,7 @@ class Tape:
     width: int = 0
     carried: int | None = None
     predictor: Tape | None = None
+    extracts: tuple[int, ...] = ()
     projection: Tape | None = None
     classifier: Tape | None = None
 

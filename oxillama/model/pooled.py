@@ -1,5 +1,6 @@
-"""The processing of a pooled row of the embedding: the dense layers of an embedding model and the
-classifier of a reranker, as small separate programs.
+"""The processing of rows that another program made: of a pooled row of the embedding, by the dense
+layers of an embedding model and the classifier of a reranker, and of the rows that a draft model
+begins with, as small separate programs.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from oxillama.model.lower import Tape
 
 
 class RowProgram:
-    """A tape over one row of the embedding; safe to call from any thread.
+    """A tape over rows of the embedding; safe to call from any thread.
 
-    ops: those of the tape with their weights, in the form of a `Program`.
+    ops: those of the tape with their weights, in the form of a `Program`. beside: a program on
+    whose workers it runs, over as many rows at once, while that one does not; None: over one row.
     """
 
     def __init__(
-        self, tape: Tape, ops: Sequence[tuple[str, dict]], vocab_size: int, packing: Any
+        self,
+        tape: Tape,
+        ops: Sequence[tuple[str, dict]],
+        vocab_size: int,
+        packing: Any,
+        *,
+        beside: Program | None = None,
     ) -> None:
         if tape.embedding is None:
             raise ValueError("tape: found no embedding, wanted one")
@@ -35,9 +43,10 @@ class RowProgram:
             hidden=tape.embedding,
             vocab_size=vocab_size,
             hidden_size=tape.width,
-            max_rows=1,
-            num_threads=1,
+            max_rows=1 if beside is None else beside.max_rows,
+            num_threads=1 if beside is None else beside.num_threads,
             packing=packing,
+            beside=beside,
         )
         self._memory = PageMemory([], "f32", 16)
         self._memory.ensure(1)
@@ -45,10 +54,16 @@ class RowProgram:
 
     def __call__(self, row: np.ndarray) -> np.ndarray:
         """float32 (width,) of a row of the embedding, float32 (hidden,)."""
-        zero = np.zeros(1, np.int32)
-        batch = Batch(np.full(1, -1, np.int32), zero, [zero], zero, zero, embeds=row[None])
+        return self.each(row[None])[0]
+
+    def each(self, rows: np.ndarray) -> np.ndarray:
+        """float32 (rows, width) of rows, float32 (rows, hidden)."""
+        count = len(rows)
+        zero, number = np.zeros(count, np.int32), np.arange(count, dtype=np.int32)
+        tables = [zero[:1]] * count
+        batch = Batch(np.full(count, -1, np.int32), zero, tables, number, number, embeds=rows)
         with self._lock:
-            return np.array(self._program.step(batch, self._memory, output="hidden")[0])
+            return np.array(self._program.step(batch, self._memory, output="hidden"))
 
 
 class ClassifierHead:

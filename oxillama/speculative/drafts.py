@@ -25,13 +25,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from oxillama.engine.config import EngineConfig
+from oxillama.engine.config import EngineConfig, names_way
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, OxillamaError
 from oxillama.gguf import GgufReader
-from oxillama.model.load import Model, early_exit, predictor
+from oxillama.model.eagle import extracts_of, is_eagle
+from oxillama.model.load import Model, eagle_draft, early_exit, predictor
 from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
 from oxillama.speculative.draft_model import ModelDrafter
@@ -95,7 +96,8 @@ class DraftModels:
     @property
     def predicts(self) -> bool:
         """Whether the target has layers in memory that predict further tokens."""
-        return self.model.tape.predictor is not None and self.model.pager is None
+        tape = self.model.tape
+        return tape.predictor is not None and self.model.pager is None and not tape.extracts
 
     def key(self, asked: Any) -> Any:
         """What a file, a folder, "early_exit" or "mtp" is known by, None for anything else."""
@@ -138,6 +140,9 @@ class DraftModels:
         else:
             path = Path(asked)
             path = choose_draft(model, path) if path.is_dir() else path
+            reader = eagle_reader(path)
+            if reader is not None:
+                return self._eagle(path, reader, own_sampler, config or EngineConfig())
             config = _rotated(config or EngineConfig(model_path=path), model, path)
             # a draft is small and may lie in a file that goes with this interpreter: it is kept
             # only where a folder was named for it
@@ -199,6 +204,66 @@ class DraftModels:
         core, rows = self._core_over(draft, config), model.config.vocab_size
         weight = _run_bytes(draft) / _run_bytes(model)
         return MtpDrafter(core, Alignment(rows, rows), weight=weight, model=draft), core.close
+
+    def _eagle(
+        self, path: Path, reader: GgufReader, own_sampler: OwnSampler | None, config: EngineConfig
+    ) -> tuple[MtpDrafter, Callable[[], None]]:
+        model, rows = self.model, self.model.config.vocab_size
+        if own_sampler is not None:
+            raise ConfigError(
+                "draft_sampler: found one for an EAGLE-3 draft, wanted None: what it predicts "
+                "depends on rows that are at hand, so a text must not depend on it"
+            )
+        if extracts_of(reader, model.reader) != model.tape.extracts:
+            raise ConfigError(
+                f"speculative: found {str(path)!r}, an EAGLE-3 draft, for a model that was loaded "
+                "without it, wanted it where the model is loaded: load(..., speculative=...), "
+                "oxillama serve --speculative"
+            )
+        if "tokenizer.ggml.model" in reader.metadata and self.vocabulary is not None:
+            words = _pieces(TokenizerBridge.from_metadata(reader.metadata))
+            if align(
+                _pieces(self.vocabulary.bridge), words, target_rows=rows, draft_rows=rows
+            ).mapped:
+                raise ConfigError(
+                    "draft: found the target's tokens under other ids, wanted the same ones"
+                )
+        draft, fusion, tokens = eagle_draft(
+            model,
+            reader,
+            num_threads=config.num_threads or model.program.num_threads,
+            max_rows=config.scheduling().max_batch_tokens,
+        )
+        core = self._core_over(draft, config)
+        drafter = MtpDrafter(
+            core,
+            Alignment(rows, draft.program.outputs, to_target=tokens),
+            fusion=fusion,
+            weight=_run_bytes(draft) / _run_bytes(model),
+            model=draft if tokens is None else None,
+        )
+        return drafter, core.close
+
+
+def draft_extracts(asked: Any, target: GgufReader) -> tuple[int, ...]:
+    """The layers of a target whose inputs the draft of an option `speculative` begins with if that
+    is an EAGLE-3 file; none for anything else. ConfigError if it was made for another target.
+    """
+    if isinstance(asked, str) and names_way(asked):
+        return ()
+    if not isinstance(asked, (str, Path)) or not Path(asked).is_file():
+        return ()
+    with GgufReader(asked) as draft:
+        return extracts_of(draft, target) if is_eagle(draft) else ()
+
+
+def eagle_reader(path: Path) -> GgufReader | None:
+    """The reader of a file if that is an EAGLE-3 draft model."""
+    reader = GgufReader(path)
+    if is_eagle(reader):
+        return reader
+    reader.close()
+    return None
 
 
 def _rotated(config: EngineConfig, target: Model, path: Path) -> EngineConfig:
@@ -275,7 +340,8 @@ def choose_draft(model: Model, folder: Path) -> Path:
     for path in sorted(folder.glob("*.gguf")):
         try:
             reader = GgufReader(path)
-            if _bytes(reader) <= limit:
+            # the model must be loaded with one of these
+            if _bytes(reader) <= limit and not is_eagle(reader):
                 align(
                     target,
                     _pieces(TokenizerBridge.from_metadata(reader.metadata)),

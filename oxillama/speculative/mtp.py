@@ -1,5 +1,7 @@
 """Multi-token prediction: the model's own layers that predict the token after the next one
-(`nextn_predict_layers`; DeepSeek-AI 2024, DeepSeek-V3, section 2.2) as a drafter.
+(`nextn_predict_layers`; DeepSeek-AI 2024, DeepSeek-V3, section 2.2) as a drafter. Likewise an
+EAGLE-3 draft model (model/eagle.py), for which the target's rows are those that come into three of
+its layers.
 
     target       t0   t1   t2   t3              rows behind its last layer: h0 h1 h2
     predictor         t1   t2   t3   c0   c1    each token with the row before it
@@ -25,6 +27,7 @@ import numpy as np
 
 from oxillama.engine.allocator import common_prefix
 from oxillama.engine.session import Session
+from oxillama.model.pooled import RowProgram
 from oxillama.sampling import Sampler
 from oxillama.speculative.draft_model import (
     DraftAcceptance,
@@ -131,11 +134,18 @@ class PredictedDraft(SessionDraft):
 
 
 class MtpDrafter(ModelDrafter):
-    """Drafts with the layers of the target that predict further tokens."""
+    """Drafts with the layers of the target that predict further tokens, or with an EAGLE-3 model.
+    fusion: makes what such a model reads of the target's rows; only of those that it reads, so that
+    others, of rejected candidates and of a text while there are no drafts, cost nothing.
+    """
 
     carries = runs = True
     # one layer, over a few rows
     _catch_up_counts = False
+
+    def __init__(self, *args: Any, fusion: RowProgram | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._fusion = fusion
 
     def _state_of(self, session: Session, drafted: Session) -> PredictorState:
         return PredictorState(drafted, None, self._acceptance)
@@ -157,7 +167,9 @@ class MtpDrafter(ModelDrafter):
             state = draft.state
             assert isinstance(state, PredictorState)
             if len(state.held) < len(draft.prefix):
-                rows.append(state.rows.at(state.base + len(state.held) - 1, len(ids)))
+                first = state.base + len(state.held) - 1
+                known = state.rows.at(first, len(ids))
+                rows.append(known if self._fusion is None else self._fusion.each(known))
             else:
                 assert state.last is not None
                 rows.append(state.last)

@@ -14,18 +14,26 @@ class Alignment:
     vocabulary.
 
     to_draft: the draft's id of each target id that a session may hold, None where the ids are the
-    same. target_size, draft_size: rows of the two outputs, which may be padded. Tokens that the
-    draft does not have get -inf.
+    same. target_size, draft_size: rows of the two outputs, which may be padded. to_target: the
+    target's id of each row of the draft's output, where that has no row for most tokens. Tokens
+    that the draft does not have get -inf.
     """
 
-    __slots__ = ("_from", "_to", "_to_draft", "target_size")
+    __slots__ = ("_from", "_to", "_to_draft", "_whole", "target_size")
 
     def __init__(
-        self, target_size: int, draft_size: int, to_draft: np.ndarray | None = None
+        self,
+        target_size: int,
+        draft_size: int,
+        to_draft: np.ndarray | None = None,
+        *,
+        to_target: np.ndarray | None = None,
     ) -> None:
         self.target_size = target_size
-        self._to_draft = to_draft
-        if to_draft is None:
+        self._to_draft, self._whole = to_draft, to_draft is None and to_target is None
+        if to_target is not None:
+            self._to, self._from = to_target, np.arange(draft_size)
+        elif to_draft is None:
             self._to = self._from = np.arange(min(target_size, draft_size))
         else:
             self._to, self._from = np.arange(len(to_draft)), to_draft
@@ -42,7 +50,7 @@ class Alignment:
 
     def row(self, logits: np.ndarray) -> np.ndarray:
         """float32 (target_size,): the draft's logits at the target's ids."""
-        if self._to_draft is None and len(logits) == self.target_size:
+        if self._whole and len(logits) == self.target_size:
             return logits
         out = np.full(self.target_size, -np.inf, np.float32)
         out[self._to] = logits[self._from]

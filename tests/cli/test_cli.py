@@ -13,6 +13,7 @@ import pytest
 import oxillama
 from oxillama.cli import main, sampling
 from tests.model import tiny
+from tests.speculative.test_eagle import draft_of, target_of
 
 
 def printed(capsys, *arguments):
@@ -116,6 +117,16 @@ def test_run_stops_before_a_stop_text(capsys):
         capsys, "run", "-p", "Once upon a time", "-n", 60, "--temp", 0, "--stop", "."
     )
     assert code == 0 and "." not in out
+
+
+def test_a_draft_that_a_model_must_be_loaded_with_is(capsys, tmp_path):
+    model, draft = target_of(tmp_path / "m.gguf"), draft_of(tmp_path / "d.gguf", "row")
+    command = ("run", model, "-p", "abc", "-n", 30, "--temp", 0, "--ignore-eos", "-t", 1)
+    wanted = printed(capsys, *command, "--no-timings")
+    code, out, err = printed(capsys, *command, "--speculative", draft)
+    assert (code, out) == wanted[:2] and code == 0 and "accepted" in err
+    code, out, err = printed(capsys, "run", draft, "-p", "abc")
+    assert code and "drafts for another model, which is loaded with it" in err and not out
 
 
 def test_info_tells_what_the_file_holds(capsys):
