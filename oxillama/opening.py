@@ -25,7 +25,7 @@ from oxillama.model.load import Model, load_model
 from oxillama.recommended import recommended_sampler
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.session import Snapshots
-from oxillama.speculative.drafts import DraftModels, draft_extracts
+from oxillama.speculative.drafts import DraftModels, prepared
 from oxillama.speculative.planner import Planner
 from oxillama.speculative.registry import Registry
 from oxillama.stores import located_encoder, own_encoder
@@ -99,13 +99,13 @@ def open_model(
         )
     scheduler = config.scheduling()
     reader = GgufReader(source)
-    extracts = draft_extracts(config.speculative, reader)
+    joined, extracts, speculative = prepared(config.speculative, reader)
     # a sampler in the config replaces the recommended one
     recommended = None if config.sampler is not None else recommended_sampler(reader.metadata)
     with ThreadPoolExecutor(1) as other:  # the vocabulary is read while workers pack weights
         reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json)
         model = load_model(
-            reader,
+            joined,
             num_threads=config.num_threads or 0,
             max_rows=scheduler.max_batch_tokens,
             progress=progress,
@@ -117,7 +117,7 @@ def open_model(
         )
         try:
             vision = vision_for(config, model, source)
-            opened = _serving(config, reader, model, reading.result(), tokenizer_json)
+            opened = _serving(config, reader, model, reading.result(), tokenizer_json, speculative)
             return replace(opened, recommended=recommended, vision=vision)
         except BaseException:
             # background threads hold the weights, which nothing will use
@@ -185,8 +185,11 @@ def _serving(
     model: Model,
     bridge: TokenizerBridge | None,
     tokenizer_json: str | bytes | None,
+    speculative: Any,
 ) -> Opened:
-    """A loaded model with its core, vocabulary and snapshots."""
+    """A loaded model with its core, vocabulary and snapshots. speculative: how requests speculate
+    that do not say it.
+    """
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
     if model.verifier is not None:
         model.verifier.tell(core.fail)
@@ -194,9 +197,9 @@ def _serving(
     loras = LoraStack(model)
     core.adapters = partial(getattr, loras, "current")
     drafts = DraftModels(model, vocabulary, open_model=open_model, core_over=core_over)
-    core.speculator = Planner(core, Registry(drafts, default=config.speculative))
+    core.speculator = Planner(core, Registry(drafts, default=speculative))
     try:
-        core.speculator.resolve(config.speculative)  # a draft model is loaded now
+        core.speculator.resolve(speculative)  # a draft model is loaded now
     except BaseException:
         core.close()
         raise

@@ -8,7 +8,7 @@ remain before anything is made of it, so a hostile file costs no more than its o
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,13 @@ class Metadata(Mapping[str, Any]):
             if span is None or span.kind != ARRAY
             else raw_strings(Cursor(span.shard.buffer, span.shard.label, span.start), key)
         )
+
+    def joined(self, other: "Metadata", keys: Iterable[str]) -> "Metadata":
+        """These keys, with the values of others for some of them."""
+        spans = {key: other._spans[key] for key in keys if key in other._spans}
+        values = {key: other._values[key] for key in keys if key in other._values}
+        kept = {key: value for key, value in self._values.items() if key not in spans}
+        return Metadata(self._spans | spans, kept | values)
 
     def __contains__(self, key: object) -> bool:
         return key in self._spans
@@ -359,6 +366,28 @@ class GgufReader:
         if isinstance(buffer, (str, os.PathLike, list, tuple)):
             raise GgufError(f"from_bytes: a {type(buffer).__name__}, wanted a bytes-like object")
         return cls(buffer)
+
+    def joined(
+        self, other: "GgufReader", tensors: Mapping[str, str], keys: Iterable[str] = ()
+    ) -> "GgufReader":
+        """This file with tensors of another one, by their names here, and its values of some keys.
+        Both files stay open as long as the result is used.
+        """
+        made = object.__new__(GgufReader)
+        for name in GgufReader.__slots__:
+            setattr(made, name, getattr(self, name))
+        count = len(self.shards)
+        made._shards = (*self.shards, *other.shards)
+        made.tensors = dict(self.tensors)
+        for name, theirs in tensors.items():
+            info = other.tensors[theirs]
+            made.tensors[name] = replace(info, name=name, shard=count + info.shard)
+        made.metadata, made.kv_types = (
+            self.metadata.joined(other.metadata, keys),
+            dict(self.kv_types),
+        )
+        made.kv_types.update((key, other.kv_types[key]) for key in keys)
+        return made
 
     def data(self, name: str) -> np.ndarray:
         """The stored bytes of tensor `name`: a read-only uint8 array over the file itself, `nbytes`

@@ -10,9 +10,6 @@ A file may leave out its token table and its output, and uses those of the targe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 import numpy as np
 
 from oxillama.errors import ConfigError, ModelError
@@ -56,28 +53,6 @@ def extracts_of(reader: GgufReader, target: GgufReader) -> tuple[int, ...]:
             "of the target"
         )
     return layers
-
-
-class DraftReader(GgufReader):
-    """A draft's file with tensors of the target's in place of those that it leaves out. lent: the
-    names here of tensors there.
-    """
-
-    __slots__ = ("_lender", "_lent")
-
-    def __init__(self, own: GgufReader, lender: GgufReader, lent: Mapping[str, str]) -> None:
-        for name in GgufReader.__slots__:
-            setattr(self, name, getattr(own, name))
-        self._lender, self._lent = lender, dict(lent)
-        infos = {
-            name: replace(lender.tensors[other], name=name) for name, other in self._lent.items()
-        }
-        self.tensors = {**own.tensors, **infos}
-
-    def data(self, name: str) -> np.ndarray:
-        """The stored bytes of tensor `name`, as in either file."""
-        other = self._lent.get(name)
-        return super().data(name) if other is None else self._lender.data(other)
 
 
 def eagle(b: Builder, width: int) -> tuple[Value, Builder]:

@@ -27,7 +27,8 @@ from oxillama.model import arch as _arch  # noqa: F401  (importing it registers 
 from oxillama.model.accounts import check_keys
 from oxillama.model.builder import Builder, Classifier, recorders
 from oxillama.model.eagle import ARCH as EAGLE
-from oxillama.model.eagle import DraftReader, eagle, target_tokens
+from oxillama.model.eagle import eagle, target_tokens
+from oxillama.model.further import is_further
 from oxillama.model.lower import Op, Tape, lower
 from oxillama.model.ops import OUTPUT
 from oxillama.model.pooled import ClassifierHead, RowProgram
@@ -222,6 +223,11 @@ def _recorded(
     if not isinstance(name, str):
         raise ModelError(
             f"general.architecture: found {name!r}, wanted the name of an architecture"
+        )
+    if is_further(reader):
+        raise ModelError(
+            f"general.architecture: found {name!r} with layers alone that predict further tokens, "
+            "wanted a model: they are given beside theirs, with --speculative or speculative="
         )
     if name in NOT_GENERATING:
         raise ModelError(
@@ -546,7 +552,7 @@ def eagle_draft(
         )
         weights["output.weight", 0, vocabulary] = head
     width = Keys(target.reader.metadata).integer("embedding_length")
-    reader = DraftReader(reader, target.reader, lent)
+    reader = reader.joined(target.reader, lent)
     b = Builder(reader, EAGLE)
     if b.vocab_size != vocabulary:
         raise ConfigError(

@@ -32,6 +32,7 @@ from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, OxillamaError
 from oxillama.gguf import GgufReader
 from oxillama.model.eagle import extracts_of, is_eagle
+from oxillama.model.further import is_further, with_further
 from oxillama.model.load import Model, eagle_draft, early_exit, predictor
 from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
@@ -101,13 +102,21 @@ class DraftModels:
 
     def key(self, asked: Any) -> Any:
         """What a file, a folder, "early_exit" or "mtp" is known by, None for anything else."""
-        if isinstance(asked, str) and asked == "mtp":
-            return asked
+        if isinstance(asked, str) and asked == "mtp" or self._has_joined(asked):
+            return "mtp"
         if isinstance(asked, str) and exit_depth(asked, self.model.config.layers) is not None:
             return asked
         if isinstance(asked, (str, Path)) and asked != "" and Path(asked).exists():
             return str(Path(asked).resolve())
         return None
+
+    def _has_joined(self, asked: Any) -> bool:
+        """Whether it is the file of layers that predict further tokens that the target was loaded
+        with.
+        """
+        reader = self.model.reader
+        joined = {shard.path for shard in reader.shards} - {None, *reader.paths}
+        return bool(joined) and isinstance(asked, (str, Path)) and Path(asked) in joined
 
     def is_engine(self, asked: Any) -> bool:
         """Whether it is an engine with a model."""
@@ -130,7 +139,7 @@ class DraftModels:
         ConfigError names what the draft's vocabulary lacks.
         """
         model = self.model
-        if isinstance(asked, str) and asked == "mtp":
+        if self.key(asked) == "mtp":
             return self._predictor(own_sampler, config or EngineConfig())
         depth = exit_depth(asked, model.config.layers)
         if depth is not None:
@@ -245,16 +254,24 @@ class DraftModels:
         return drafter, core.close
 
 
-def draft_extracts(asked: Any, target: GgufReader) -> tuple[int, ...]:
-    """The layers of a target whose inputs the draft of an option `speculative` begins with if that
-    is an EAGLE-3 file; none for anything else. ConfigError if it was made for another target.
+def prepared(asked: Any, target: GgufReader) -> tuple[GgufReader, tuple[int, ...], Any]:
+    """(the file that a target is loaded from for the draft of an option `speculative`, the layers
+    whose inputs it carries for that, the option of its requests). ConfigError if the draft was made
+    for another target.
+
+    An EAGLE-3 file begins with the inputs of some layers; one of layers that predict further tokens
+    is joined with the target's own.
     """
     if isinstance(asked, str) and names_way(asked):
-        return ()
+        return target, (), asked
     if not isinstance(asked, (str, Path)) or not Path(asked).is_file():
-        return ()
+        return target, (), asked
     with GgufReader(asked) as draft:
-        return extracts_of(draft, target) if is_eagle(draft) else ()
+        if is_eagle(draft):
+            return target, extracts_of(draft, target), asked
+        if is_further(draft):
+            return with_further(target, draft), (), "mtp"
+        return target, (), asked
 
 
 def eagle_reader(path: Path) -> GgufReader | None:
@@ -341,7 +358,7 @@ def choose_draft(model: Model, folder: Path) -> Path:
         try:
             reader = GgufReader(path)
             # the model must be loaded with one of these
-            if _bytes(reader) <= limit and not is_eagle(reader):
+            if _bytes(reader) <= limit and not (is_eagle(reader) or is_further(reader)):
                 align(
                     target,
                     _pieces(TokenizerBridge.from_metadata(reader.metadata)),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama.gguf import GgufWriter
+from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.speculative import (
     AsyncSpecConfig,
     SpeculativeConfig,
@@ -278,3 +278,84 @@ def test_an_engine_for_speculation_takes_it_and_saves_what_it_follows(half, file
         SpeculativeDecoder(AsyncSpecConfig(), half, "mtp")
     with pytest.raises(oxillama.ConfigError, match="draft_sampler: found one for 'mtp'"):
         SpeculativeEngine(SpeculativeConfig(half, "mtp", draft_sampler=SEEDED))
+
+
+def parted(path, whole, *, counted):
+    """(the file of a model without its layer that predicts, the file of that layer); counted:
+    whether the keys of the first still count it.
+    """
+    reader = GgufReader(whole)
+    arch = reader.metadata["general.architecture"]
+    layers = reader.metadata[f"{arch}.block_count"] - 1
+    beside = ("token_embd.weight", "output.weight", "output_norm.weight")
+    files = []
+    for name, further in (("trunk.gguf", False), ("mtp.gguf", True)):
+        with GgufWriter(path / name, arch) as writer:
+            for key, value in reader.metadata.items():
+                if key in ("general.architecture", "general.alignment"):
+                    continue
+                if not (further or counted):
+                    value = {"block_count": layers, "nextn_predict_layers": 0}.get(
+                        key.removeprefix(f"{arch}."), value
+                    )
+                writer.add(key, value)
+            for tensor, info in reader.tensors.items():
+                its = tensor.startswith(f"blk.{layers}.")
+                if its == further or further and tensor in beside:
+                    blocks = np.frombuffer(bytes(reader.data(tensor)), np.float32)
+                    writer.add_tensor(tensor, blocks.reshape(info.shape))
+        files.append(path / name)
+    return files
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("sidecar", [False, True])
+def test_the_layers_may_come_in_a_file_of_their_own(counted, sidecar, tmp_path):
+    whole = counting(tmp_path / "whole.gguf", FROM_ROW, share=0.3)
+    trunk, further = parted(tmp_path, whole, counted=counted)
+    options = {"max_tokens": 60, "sampler": SEEDED, "seed": 3}
+    cache = tmp_path / "cache" if sidecar else False
+
+    def run(path, way, **more):
+        with oxillama.load(path, num_threads=1, sidecar=cache, **more) as engine:
+            way = Candidates(forced(engine, 3).drafter, 3, adaptive=False) if way == "mtp" else way
+            return engine.generate([5, 6, 7], speculative=way, **options)
+
+    plain, wanted = run(whole, False), run(whole, "mtp")
+    for _ in range(2):  # with a sidecar the second load finds one
+        done = run(trunk, "mtp", speculative=further)
+        assert done.tokens == plain.tokens == wanted.tokens
+        assert done.speculation.accepted == wanted.speculation.accepted > 0
+        assert run(trunk, False).tokens == plain.tokens
+    with oxillama.load(trunk, num_threads=1, speculative=further) as engine:
+        named = engine.generate([5, 6, 7], speculative=str(further), **options)
+        assert named.tokens == plain.tokens and named.speculation is not None
+        assert engine.generate([5, 6, 7], **options).tokens == plain.tokens
+        saved = engine.snapshot()
+    with oxillama.load(trunk, num_threads=1) as engine:
+        engine.restore(saved)
+        with pytest.raises(oxillama.ModelError, match="layers alone that predict further tokens"):
+            engine.generate([5], speculative=further, max_tokens=1)
+
+
+def test_a_file_of_such_layers_fits_one_model(tmp_path):
+    whole = counting(tmp_path / "whole.gguf", FROM_ROW)
+    trunk, further = parted(tmp_path, whole, counted=False)
+    with pytest.raises(oxillama.ModelError, match="'hy_v3' with layers alone that predict"):
+        oxillama.load(further)
+    with pytest.raises(oxillama.ConfigError, match="1 layers that predict further tokens beside"):
+        oxillama.load(whole, speculative=further)
+    other = written(tmp_path / "other.gguf", "glm4moe")
+    with pytest.raises(oxillama.ConfigError, match="found general.architecture 'hy_v3', wanted 'g"):
+        oxillama.load(other, speculative=further)
+    with GgufWriter(tmp_path / "short.gguf", "hy_v3") as writer:
+        reader = GgufReader(trunk)
+        for key, value in reader.metadata.items():
+            if key not in ("general.architecture", "general.alignment"):
+                writer.add(key, 3 if key.endswith("block_count") else value)
+        for name, info in reader.tensors.items():
+            if not name.startswith("blk.3."):
+                values = np.frombuffer(bytes(reader.data(name)), np.float32)
+                writer.add_tensor(name, values.reshape(info.shape))
+    with pytest.raises(oxillama.ConfigError, match="found layers that follow 4 others, wanted 3"):
+        oxillama.load(tmp_path / "short.gguf", speculative=further)
