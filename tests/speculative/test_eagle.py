@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama.gguf import GgufWriter
 from oxillama.speculative import (
     AsyncSpecConfig,
     SpeculativeConfig,
@@ -19,41 +18,22 @@ from oxillama.speculative import (
 from oxillama.speculative.types import Candidates
 from oxillama.weights.offload import Budget
 from tests.model import eagle
-from tests.model.invented import HIDDEN, VOCAB, invent
+from tests.model.invented import HIDDEN, VOCAB
+from tests.speculative import law
+from tests.speculative.law import (
+    GREEDY,
+    NEXT,
+    PIECES,
+    SEEDED,
+    WORDS,
+    options_of,
+    prompt_of,
+    written,
+)
 
-NEXT = np.random.default_rng(1).permutation(HIDDEN)
-PIECES = ["<unk>", "<s>", "</s>", "▁", *'0123456789{}[]",:.-', *"abcdefghijklmnopqrstuvwxyz"]
-PIECES += [chr(0x4E00 + at) for at in range(VOCAB - len(PIECES))]
-WORDS = {
-    "tokenizer.ggml.model": "llama",
-    "tokenizer.ggml.tokens": PIECES,
-    "tokenizer.ggml.scores": np.zeros(VOCAB, np.float32),
-    "tokenizer.ggml.token_type": np.array([2, 3, 3] + [1] * (VOCAB - 3), np.int32),
-    "tokenizer.ggml.bos_token_id": 1,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.add_bos_token": False,
-}
-GREEDY = oxillama.SamplerConfig.greedy()
-SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
 AXES = np.eye(HIDDEN, dtype=np.float32)
 # row b of it is the axis of the token that b follows
 STEP = AXES[np.argsort(NEXT)]
-
-
-def written(path, arch="llama", changed=lambda name, values: values, *, further=0):
-    """The tiny model of `arch` with a vocabulary and changed tensors."""
-    reader = invent(path.with_suffix(".first"), arch, further=further)
-    with GgufWriter(path, arch) as writer:
-        for key, value in {**reader.metadata, **WORDS}.items():
-            if key not in ("general.architecture", "general.alignment"):
-                writer.add(key, value)
-        for name, info in reader.tensors.items():
-            kind = np.int32 if info.type_name == "I32" else np.float32
-            values = np.frombuffer(bytes(reader.data(name)), kind).reshape(info.shape)
-            writer.add_tensor(name, changed(name, values))
-        if arch == "llama":
-            writer.add_tensor("output.weight", np.concatenate([STEP, 0 * AXES[: VOCAB - HIDDEN]]))
-    return path
 
 
 def target_of(path, *, share=0.0):
@@ -67,7 +47,8 @@ def target_of(path, *, share=0.0):
         adds = "attn_output" in name or "ffn_down" in name
         return values * np.float32(share) if adds else values
 
-    return written(path, "llama", changed)
+    head = np.concatenate([STEP, 0 * AXES[: VOCAB - HIDDEN]])
+    return written(path, "llama", changed, more={"output.weight": head})
 
 
 def draft_of(path, reads, **more):
@@ -124,21 +105,10 @@ def forced(engine, path, most=16):
 @pytest.mark.parametrize("most", [1, 3, 16])
 @pytest.mark.parametrize("reads", ["row", "token"])
 def test_every_candidate_of_a_draft_that_knows_the_next_token_is_accepted(reads, most, tmp_path):
-    """Also after a prompt of one token, in a session that goes on, and behind cached tokens."""
     draft = draft_of(tmp_path / "d.gguf", reads)
     target = target_of(tmp_path / "m.gguf")
     with oxillama.load(target, num_threads=1, speculative=draft) as engine:
-        session, known = engine.session(), forced(engine, draft, most)
-        for count in (1, 2, 40):
-            prompt = np.random.default_rng(count).integers(0, HIDDEN, count).tolist()
-            for options in ({}, {"cache_prompt": False}, {"session": session}):
-                done = engine.generate(
-                    prompt, max_tokens=30, sampler=GREEDY, speculative=known, **options
-                )
-                assert done.tokens[0] == NEXT[prompt[-1]]
-                assert done.tokens[1:] == tuple(NEXT[list(done.tokens[:-1])])
-                stats = done.speculation
-                assert stats.rejected == 0 and stats.accepted >= 29 * most // (most + 1) - most
+        law.knows_the_next_token(engine, forced(engine, draft, most), most)
 
 
 @pytest.fixture(scope="module")
@@ -161,84 +131,24 @@ def plain(files):
         yield engine
 
 
-def prompt_of(rng):
-    return rng.integers(3, HIDDEN, int(rng.integers(1, 50))).tolist()
-
-
-def options_of(rng):
-    """Options of a request, at random."""
-    sampler = [GREEDY, SEEDED, SEEDED.replace(temperature=1.5, presence_penalty=0.4)]
-    options = dict(
-        max_tokens=int(rng.integers(1, 50)),
-        sampler=sampler[int(rng.integers(3))],
-        seed=int(rng.integers(100)),
-        logprobs=3,
-    )
-    if rng.random() < 0.3:
-        options["regex"] = r"[a-m ]{3,20}[0-9]{2}"
-    return options
-
-
 def ways(engine, draft):
     return (forced(engine, draft), forced(engine, draft, 2), draft, "auto", None)
 
 
 def test_the_text_is_that_of_a_target_without_it(half, plain, files):
-    rng = np.random.default_rng(4)
-    accepted = rejected = 0
-    for _ in range(8):
-        prompt, options = prompt_of(rng), options_of(rng)
-        wanted = plain.generate(prompt, **options)
-        for way in ways(half, files[1]):
-            done = half.generate(prompt, speculative=way, **options)
-            assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
-            assert done.finish_reason == wanted.finish_reason
-            if done.speculation is not None:
-                accepted += done.speculation.accepted
-                rejected += done.speculation.rejected
-    assert accepted > 100 and rejected > 100
+    law.texts_are_equal(plain, half, ways(half, files[1]))
 
 
 def test_requests_side_by_side_and_several_completions_have_the_text_of_each_alone(
     half, plain, files
 ):
-    rng = np.random.default_rng(5)
-    asked = [(prompt_of(rng), options_of(rng)) for _ in range(5)]
-    wanted = [plain.generate(prompt, **options) for prompt, options in asked]
-    options = dict(n=2, max_tokens=30, sampler=SEEDED, seed=3)
-    several = [done.tokens for done in plain.generate([5, 6, 7], **options)]
-    for way in ways(half, files[1]):
-        requests = [half.submit(prompt, speculative=way, **more) for prompt, more in asked]
-        for running, done in zip(requests, wanted):
-            found = running.result()
-            assert (found.tokens, found.logprobs) == (done.tokens, done.logprobs)
-        found = half.generate([5, 6, 7], speculative=way, **options)
-        assert [done.tokens for done in found] == several
+    law.texts_side_by_side_are_equal(plain, half, ways(half, files[1]))
 
 
 def test_sessions_go_on_fork_and_are_restored_as_without_it(half, plain, files):
-    rng = np.random.default_rng(6)
-    turns = [(prompt_of(rng)[:12], options_of(rng)) for _ in range(4)]
-
-    def text(engine, way):
-        session, out = engine.session(), []
-        for prompt, options in turns:
-            done = engine.generate(prompt, session=session, speculative=way, **options)
-            out.append((done.tokens, done.logprobs))
-        saved, other = session.snapshot(), session.fork()
-        options = dict(max_tokens=9, sampler=SEEDED, seed=4, logprobs=2)
-        for each in (other, session):
-            done = engine.generate(None, session=each, speculative=way, **options)
-            out.append((done.tokens, done.logprobs))
-        with oxillama.InferenceEngine.resume(saved, files[0]) as resumed:
-            done = resumed.generate(None, speculative=False, **options)
-            out.append((done.tokens, done.logprobs))
-        return out
-
-    wanted = text(plain, False)
-    assert wanted[-1] == wanted[-2] == wanted[-3]
-    for way in ways(half, files[1]):
-        assert text(half, way) == wanted
+    law.sessions_are_equal(
+        plain, half, ways(half, files[1]), files[0], resumed=lambda engine, way: False
+    )
 
 
 @pytest.mark.parametrize("own", ["all", "head", "none"])

@@ -17,39 +17,9 @@ from oxillama.speculative import (
 )
 from oxillama.speculative.types import Candidates
 from oxillama.weights.offload import Budget
-from tests.model.invented import HIDDEN, VOCAB, invent
-
-NEXT = np.random.default_rng(1).permutation(HIDDEN)
-PIECES = ["<unk>", "<s>", "</s>", "▁", *'0123456789{}[]",:.-', *"abcdefghijklmnopqrstuvwxyz"]
-PIECES += [f"▁{one}" for one in "abcdefghijklmnopqrstuvwxyz"][: VOCAB - len(PIECES)]
-PIECES += [chr(0x4E00 + at) for at in range(VOCAB - len(PIECES))]
-WORDS = {
-    "tokenizer.ggml.model": "llama",
-    "tokenizer.ggml.tokens": PIECES,
-    "tokenizer.ggml.scores": np.zeros(VOCAB, np.float32),
-    "tokenizer.ggml.token_type": np.array([2, 3, 3] + [1] * (VOCAB - 3), np.int32),
-    "tokenizer.ggml.bos_token_id": 1,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.add_bos_token": False,
-}
-GREEDY = oxillama.SamplerConfig.greedy()
-SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
-
-
-def written(path, arch, changed=lambda name, values: values, *, more=None):
-    """The tiny model of `arch` with a layer that predicts, a vocabulary, and changed tensors."""
-    reader = invent(path.with_suffix(".first"), arch, further=1)
-    with GgufWriter(path, arch) as writer:
-        for key, value in {**reader.metadata, **WORDS}.items():
-            if key not in ("general.architecture", "general.alignment"):
-                writer.add(key, value)
-        for name, info in reader.tensors.items():
-            kind = np.int32 if info.type_name == "I32" else np.float32
-            values = np.frombuffer(bytes(reader.data(name)), kind).reshape(info.shape)
-            writer.add_tensor(name, changed(name, values))
-        for name, values in (more or {}).items():
-            writer.add_tensor(name, values)
-    return path
+from tests.model.invented import HIDDEN, VOCAB
+from tests.speculative import law
+from tests.speculative.law import GREEDY, NEXT, SEEDED, options_of, prompt_of, written
 
 
 def counting(path, projection, *, share=0.0):
@@ -68,7 +38,7 @@ def counting(path, projection, *, share=0.0):
         adds = "attn_output" in name or "ffn_down" in name
         return values * np.float32(share) if adds else values
 
-    return written(path, "hy_v3", changed, more={"output.weight": head})
+    return written(path, "hy_v3", changed, further=1, more={"output.weight": head})
 
 
 FROM_TOKEN = np.concatenate([np.eye(HIDDEN), np.zeros((HIDDEN, HIDDEN))], axis=1)
@@ -87,19 +57,8 @@ def forced(engine, most=16):
 def test_every_candidate_of_a_predictor_that_knows_the_next_token_is_accepted(
     projection, most, tmp_path
 ):
-    """Also after a prompt of one token, in a session that goes on, and behind cached tokens."""
     with oxillama.load(counting(tmp_path / "m.gguf", projection), num_threads=1) as engine:
-        session, known = engine.session(), forced(engine, most)
-        for count in (1, 2, 40):
-            prompt = np.random.default_rng(count).integers(0, HIDDEN, count).tolist()
-            for options in ({}, {"cache_prompt": False}, {"session": session}):
-                done = engine.generate(
-                    prompt, max_tokens=30, sampler=GREEDY, speculative=known, **options
-                )
-                assert done.tokens[0] == NEXT[prompt[-1]]
-                assert done.tokens[1:] == tuple(NEXT[list(done.tokens[:-1])])
-                stats = done.speculation
-                assert stats.rejected == 0 and stats.accepted >= 29 * most // (most + 1) - most
+        law.knows_the_next_token(engine, forced(engine, most), most)
 
 
 def test_rows_that_lie_behind_the_window_are_let_go(tmp_path, monkeypatch):
@@ -142,84 +101,23 @@ def half(tmp_path_factory):
         yield engine
 
 
-def prompt_of(rng):
-    return rng.integers(3, HIDDEN, int(rng.integers(1, 50))).tolist()
-
-
-def options_of(rng):
-    """Options of a request, at random."""
-    sampler = [GREEDY, SEEDED, SEEDED.replace(temperature=1.5, presence_penalty=0.4)]
-    options = dict(
-        max_tokens=int(rng.integers(1, 50)),
-        sampler=sampler[int(rng.integers(3))],
-        seed=int(rng.integers(100)),
-        logprobs=3,
-    )
-    if rng.random() < 0.3:
-        options["regex"] = r"[a-m ]{3,20}[0-9]{2}"
-    return options
-
-
 def ways(engine):
     return (forced(engine), forced(engine, 2), "mtp", "auto", None)
 
 
 def test_the_text_is_the_targets_own(half):
-    rng = np.random.default_rng(4)
-    accepted = rejected = 0
-    for _ in range(8):
-        prompt, options = prompt_of(rng), options_of(rng)
-        wanted = half.generate(prompt, speculative=False, **options)
-        for way in ways(half):
-            done = half.generate(prompt, speculative=way, **options)
-            assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
-            assert done.finish_reason == wanted.finish_reason
-            if done.speculation is not None:
-                accepted += done.speculation.accepted
-                rejected += done.speculation.rejected
-    assert accepted > 100 and rejected > 100
+    law.texts_are_equal(half, half, ways(half))
 
 
 def test_requests_side_by_side_and_several_completions_have_the_text_of_each_alone(half):
-    rng = np.random.default_rng(5)
-    asked = [(prompt_of(rng), options_of(rng)) for _ in range(5)]
-    wanted = [half.generate(prompt, speculative=False, **options) for prompt, options in asked]
-    for way in ways(half):
-        requests = [half.submit(prompt, speculative=way, **options) for prompt, options in asked]
-        for running, done in zip(requests, wanted):
-            found = running.result()
-            assert (found.tokens, found.logprobs) == (done.tokens, done.logprobs)
-    options = dict(n=2, max_tokens=30, sampler=SEEDED, seed=3)
-    several = [half.generate([5, 6, 7], speculative=way, **options) for way in (False, *ways(half))]
-    for other in several[1:]:
-        assert [done.tokens for done in other] == [done.tokens for done in several[0]]
+    law.texts_side_by_side_are_equal(half, half, ways(half))
 
 
-def test_sessions_go_on_fork_and_are_restored_as_without_candidates(half, tmp_path):
-    rng = np.random.default_rng(6)
-    turns = [(prompt_of(rng)[:12], options_of(rng)) for _ in range(4)]
+def test_sessions_go_on_fork_and_are_restored_as_without_candidates(half):
+    def resumed(engine, way):
+        return forced(engine) if isinstance(way, Candidates) else way
 
-    def text(way):
-        session, out = half.session(), []
-        for prompt, options in turns:
-            done = half.generate(prompt, session=session, speculative=way, **options)
-            out.append((done.tokens, done.logprobs))
-        saved = session.snapshot()
-        other = session.fork()
-        options = dict(max_tokens=9, sampler=SEEDED, seed=4, logprobs=2)
-        for each in (other, session):
-            done = half.generate(None, session=each, speculative=way, **options)
-            out.append((done.tokens, done.logprobs))
-        with oxillama.InferenceEngine.resume(saved, half.model_files[0]) as engine:
-            way = forced(engine) if isinstance(way, Candidates) else way
-            done = engine.generate(None, speculative=way, **options)
-            out.append((done.tokens, done.logprobs))
-        return out
-
-    wanted = text(False)
-    assert wanted[-1] == wanted[-2] == wanted[-3]
-    for way in ways(half):
-        assert text(way) == wanted
+    law.sessions_are_equal(half, half, ways(half), half.model_files[0], resumed)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +125,7 @@ def test_sessions_go_on_fork_and_are_restored_as_without_candidates(half, tmp_pa
 )
 def test_any_architecture_drafts_for_itself(arch, tmp_path):
     """Windowed and latent pages, blocks of keys, recurrent states."""
-    with oxillama.load(written(tmp_path / "m.gguf", arch), num_threads=1) as engine:
+    with oxillama.load(written(tmp_path / "m.gguf", arch, further=1), num_threads=1) as engine:
         rng = np.random.default_rng(7)
         for _ in range(3):
             prompt, options = prompt_of(rng), options_of(rng)
@@ -345,7 +243,7 @@ def test_a_file_of_such_layers_fits_one_model(tmp_path):
         oxillama.load(further)
     with pytest.raises(oxillama.ConfigError, match="1 layers that predict further tokens beside"):
         oxillama.load(whole, speculative=further)
-    other = written(tmp_path / "other.gguf", "glm4moe")
+    other = written(tmp_path / "other.gguf", "glm4moe", further=1)
     with pytest.raises(oxillama.ConfigError, match="found general.architecture 'hy_v3', wanted 'g"):
         oxillama.load(other, speculative=further)
     with GgufWriter(tmp_path / "short.gguf", "hy_v3") as writer:
