@@ -102,8 +102,7 @@ Files may have layers behind the others that predict the token after the next on
 (`nextn_predict_layers`; DeepSeek-AI 2024, DeepSeek-V3, section 2.2). The first of them drafts for
 its model in `bailingmoe3`, `cohere2moe`, `deepseek2`, `deepseek32`, `deepseek4`, `glm-dsa`,
 `glm4moe`, `hy_v3`, `mimo2`, `nemotron_h_moe`, `qwen3next`, `qwen35`, `qwen35moe` and `step35`;
-elsewhere such layers are ignored. Architectures with a *state* run no candidates, whatever drafts
-them, as a state does not go back to an earlier token.
+elsewhere such layers are ignored.
 
 Of several such layers (Step 3.5 and MiMo-V2 have three), llama.cpp draws each candidate with the
 next one, and as many candidates as there are layers; oxillama, like vLLM, draws all with the first.
