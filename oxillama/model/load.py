@@ -224,11 +224,6 @@ def _recorded(
         raise ModelError(
             f"general.architecture: found {name!r}, wanted the name of an architecture"
         )
-    if is_further(reader):
-        raise ModelError(
-            f"general.architecture: found {name!r} with layers alone that predict further tokens, "
-            "wanted a model: they are given beside theirs, with --speculative or speculative="
-        )
     if name in NOT_GENERATING:
         raise ModelError(
             f"general.architecture: found {name!r}, which {NOT_GENERATING[name]}, wanted a model "
@@ -239,6 +234,11 @@ def _recorded(
         raise ModelError(
             f"general.architecture: found {name!r}{why or _nearest(name)}, wanted one of "
             f"{', '.join(architectures())}"
+        )
+    if is_further(reader):
+        raise ModelError(
+            f"general.architecture: found {name!r} with layers alone that predict further tokens, "
+            "wanted a model: they are given beside theirs, with --speculative or speculative="
         )
     b = Builder(reader, name, depth=depth, rope=rope)
     own = Keys(reader.metadata, name, read=b.read)
