@@ -626,9 +626,9 @@ def shortened(model: Model, tokens: np.ndarray) -> Program:
     assert matrix is not None
     held = matrix.panels()
     # panels begin at multiples of 64 bytes
-    room = np.empty(len(panels) * held.shape[1] + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    taken = room[start : start + len(panels) * held.shape[1]].reshape(len(panels), -1)
+    buffer = np.empty(len(panels) * held.shape[1] + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    taken = buffer[start : start + len(panels) * held.shape[1]].reshape(len(panels), -1)
     np.take(held, panels, axis=0, out=taken)
     ops = []
     for op in model.tape.ops:
