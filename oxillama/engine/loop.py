@@ -368,11 +368,7 @@ class StepLoop:
                 )
                 continue
             done = first + rows
-            take = (
-                max(0, done - max(first, request.delivered))
-                if entry.every_row
-                else max(0, done + 1 - entry.length)
-            )
+            take = wanted_rows(entry, rows)
             # of candidates nothing is known yet
             entry.done = request.session.kv.length = min(done, entry.length)
             if entry.state is State.DECODING:
@@ -855,14 +851,9 @@ class Batcher:
                     spares += session.kv.trail(entry.length, start + rows - entry.length)
             tables.append(session.kv.table)
             slots.append(session.kv.slot)
-            if entry.every_row:
-                wanted.extend(range(at + max(0, request.delivered - start), end))
-                hidden |= entry.hidden
-            elif start + rows >= entry.length:
-                if rows == 1:
-                    wanted.append(at)
-                else:
-                    wanted.extend(range(at + entry.length - 1 - start, end))
+            count = wanted_rows(entry, rows)
+            if count or entry.every_row:
+                wanted.extend(range(end - count, end))
                 hidden |= entry.hidden
             at = end
         more = {} if slots[0] is None else {"slots": slots}
