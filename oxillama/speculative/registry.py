@@ -52,6 +52,7 @@ class Registry:
         self._source, self._default = source, default
         self._lookup = LookupDrafter()
         self._text: ForcedText | None = None
+        self._choices: dict[Any, Any] = {}
         self._models: dict[Any, tuple[ModelDrafter, Callable[[], None] | None]] = {}
         # weak: an engine that is not referenced otherwise stops drafting
         self._engines: WeakKeyDictionary[Any, ModelDrafter] = WeakKeyDictionary()
@@ -97,16 +98,29 @@ class Registry:
             return asked
         if asked == "lookup":
             return Candidates(self._lookup, asked=own)
-        predictor = self._predictor() if asked else None
-        guess: Drafter = self._lookup
-        if predictor is not None:
-            guess = LikelierOf(self._lookup, predictor, alone=not own)
+        guess = self._guess(alone=not own) if asked else self._lookup
+        predicts = isinstance(guess, LikelierOf)
         if masker is None:
-            return Candidates(guess, asked=own, alone=not own and predictor is not None)
+            return Candidates(guess, asked=own, alone=not own and predicts)
         if self._text is None:
             self._text = ForcedText(masker.vocab_bytes)
-        drafter = FirstOf(self._text, guess) if own and asked or predictor else self._text
-        return Candidates(drafter, asked=own)
+        if not (own and asked or predicts):
+            return Candidates(self._text, asked=own)
+        return Candidates(self._kept(FirstOf, self._text, guess), asked=own)
+
+    def _guess(self, *, alone: bool) -> Drafter:
+        """Lookups, with the target's own predictor if it has one."""
+        predictor = self._predictor()
+        if predictor is None:
+            return self._lookup
+        return self._kept(LikelierOf, self._lookup, predictor, alone=alone)
+
+    def _kept(self, kind: Callable[..., Any], *drafters: Any, **how: Any) -> Any:
+        """A choice among drafters, made once: what it costs is known by the object."""
+        key = (kind, *map(id, drafters), *how.items())
+        if key not in self._choices:
+            self._choices[key] = kind(*drafters, **how)
+        return self._choices[key]
 
     def cores(self) -> tuple[EngineCore, ...]:
         """The engine cores of draft models."""
@@ -124,6 +138,7 @@ class Registry:
         with self._opening:
             self._closed = True
             models, self._models = self._models, {}
+            self._choices = {}
         for _, close in models.values():
             if close is not None:
                 close()

@@ -138,6 +138,15 @@ def test_any_architecture_drafts_for_itself(arch, tmp_path):
         assert engine.metrics().pages_leaked == drafter.core.metrics().pages_leaked == 0
 
 
+def test_what_it_has_cost_is_known_to_the_next_request(half):
+    """The ledger is that of the object which drafts."""
+    registry = half.opened.core.speculator.registry
+    masker = half.submit([5], max_tokens=1, regex="[a-m]+").masker
+    for asked, grammar in ((None, None), ("auto", None), (None, masker), ("auto", masker)):
+        one, other = (registry.candidates(asked, grammar).drafter for _ in range(2))
+        assert one is other
+
+
 def test_a_model_without_a_predictor_in_memory_has_no_such_drafts(tmp_path):
     path = counting(tmp_path / "m.gguf", FROM_ROW)
     nbytes = 1
