@@ -355,11 +355,11 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event_and_its_end(listening, p
         (job,) = listening.app.state.jobs.values()
         loop = job.model.engine.opened.core._loop
         with loop._lock:
-            loop.tracker.end(job.requests[0], None, RuntimeError("broken"))
+            loop.tracker.end(job.requests[0], None, RuntimeError("Qz7 is private"))
         found = first + rest(made)
     frames = [each for each in found.split(b"\r\n") if each.strip()]
     assert last in frames[-2] and b"internal error: RuntimeError" in found
-    assert b"broken" not in found
+    assert b"Qz7" not in found  # no story says that
     assert idle(listening)
 
 
