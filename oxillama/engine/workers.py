@@ -21,10 +21,11 @@ IDLE_SECONDS = 5.0
 class Workers:
     """Runs functions without arguments, each at once and in its own thread."""
 
-    __slots__ = ("_calls", "_idle", "_lock", "_threads")
+    __slots__ = ("_calls", "_closed", "_idle", "_lock", "_threads")
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = False
         self._idle = 0  # threads that wait and were given nothing
         self._lock = threading.Lock()
         self._threads: set[int] = set()
@@ -67,6 +68,7 @@ class Workers:
     def close(self) -> None:
         """End the idle threads; busy ones end with their function."""
         with self._lock:
+            self._closed = True
             for _ in range(self._idle):
                 self._calls.put(None)
             self._idle = 0
@@ -80,6 +82,8 @@ class Workers:
                 call()
                 call = None  # what it held may go
                 with self._lock:
+                    if self._closed:
+                        return
                     self._idle += 1
                 call = self._next()
         finally:

@@ -165,6 +165,21 @@ def test_workers_are_reused_and_end_when_they_are_closed():
     assert not threads[0].is_alive()
 
 
+def test_a_busy_worker_ends_with_its_function_when_they_are_closed(monkeypatch):
+    monkeypatch.setattr("oxillama.engine.workers.IDLE_SECONDS", 1000.0)
+    workers, gate, threads = Workers(), Gate(), []
+    workers.run(lambda: (threads.append(threading.current_thread()), gate()))
+    assert gate.entered.wait(10)
+    workers.close()
+    ran = threading.Event()
+    workers.run(lambda: (threads.append(threading.current_thread()), ran.set()))
+    assert ran.wait(10)  # as the ends of drafters, which come after that
+    gate.go.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 def test_a_request_that_has_ended_keeps_no_engine_alive():
     engine = core(prefix=False)
     gate = Gate()
