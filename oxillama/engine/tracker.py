@@ -79,6 +79,7 @@ class RequestTracker:
         entry = request.entry
         self._scheduler.finish(entry)
         entry.done, entry.spans = request.session.kv.length, spans_of(request.session.images)
+        entry.width, entry.part, entry.draft = 0, 0, ()
         self._scheduler.add(entry)
 
     def end(self, request: Request, reason: str | None, error: BaseException | None = None) -> None:

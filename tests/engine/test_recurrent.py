@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama import SamplerConfig, SchedulerConfig
+from oxillama import BeamSearchConfig, SamplerConfig, SchedulerConfig
+from oxillama.errors import Cancelled
 
 MODELS = ("mamba", "mamba2", "jamba", "lfm2")
 PROMPT = [int(token) for token in np.random.default_rng(3).integers(20, 500, 70)]
@@ -99,6 +100,41 @@ def test_a_cancelled_step_leaves_its_companions_alone(path, solo):
             request.cancel()
         for at in (1, 3, 5):
             assert list(requests[at].result(60).tokens) == solo(PROMPT[at:])
+
+
+class StoppedStep:
+    """A program whose step number `at` is stopped, as by a cancelled companion."""
+
+    def __init__(self, program, at):
+        self.program, self.left = program, at
+
+    def __getattr__(self, name):
+        return getattr(self.program, name)
+
+    def step(self, *args, **more):
+        out = self.program.step(*args, **more)
+        self.left -= 1
+        if not self.left:
+            raise Cancelled("step: cancelled by its caller")
+        return out
+
+
+def test_a_stopped_step_leaves_a_beam_search_and_siblings_as_they_were(path):
+    """The state of the step's sequences is lost: they begin again from the prompt."""
+    beams = BeamSearchConfig(beam_width=3, max_new_tokens=4)
+    asked = dict(n=2, max_tokens=4, temperature=0.9, seed=5, cache_prompt=False)
+    with oxillama.load(path, num_threads=1) as engine:
+        wanted = engine.beam_generate(PROMPT, beams, cache_prompt=False)
+        several = [each.tokens for each in engine.generate(PROMPT, **asked)]
+        loop = engine.opened.core._loop
+        program = loop.program
+        for at in (1, 2, 4):
+            loop.program = StoppedStep(program, at)
+            assert engine.beam_generate(PROMPT, beams, cache_prompt=False) == wanted
+            loop.program = StoppedStep(program, at)
+            assert [each.tokens for each in engine.generate(PROMPT, **asked)] == several
+        loop.program = program
+        assert engine.metrics().pages_leaked == 0
 
 
 def test_the_bare_loop_says_that_it_cannot_take_tokens_back(path):
