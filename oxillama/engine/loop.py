@@ -695,8 +695,7 @@ class StepLoop:
             scheduler, command = self._scheduler, self._command
             asking, plan = scheduler.asking, self._plan
             scheduler.asking, self._plan, self._command = None, [], None
-            if isinstance(refused, PagingError):
-                self._release_states(plan)
+            self._release_states(plan)
             if command is not None:
                 self.tracker.end_step(command[1:2], refused)
                 return

@@ -103,10 +103,12 @@ def test_a_cancelled_step_leaves_its_companions_alone(path, solo):
 
 
 class StoppedStep:
-    """A program whose step number `at` is stopped, as by a cancelled companion."""
+    """A program whose step number `at` raises when it has run; by default it is stopped, as by a
+    cancelled companion.
+    """
 
-    def __init__(self, program, at):
-        self.program, self.left = program, at
+    def __init__(self, program, at, error=Cancelled("step: cancelled by its caller")):
+        self.program, self.left, self.error = program, at, error
 
     def __getattr__(self, name):
         return getattr(self.program, name)
@@ -115,7 +117,7 @@ class StoppedStep:
         out = self.program.step(*args, **more)
         self.left -= 1
         if not self.left:
-            raise Cancelled("step: cancelled by its caller")
+            raise self.error
         return out
 
 
@@ -135,6 +137,20 @@ def test_a_stopped_step_leaves_a_beam_search_and_siblings_as_they_were(path):
             assert [each.tokens for each in engine.generate(PROMPT, **asked)] == several
         loop.program = program
         assert engine.metrics().pages_leaked == 0
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_session_whose_step_got_no_memory_goes_on_with_the_tokens_that_it_has(path, at):
+    with oxillama.load(path, num_threads=1) as engine:
+        session, loop = engine.session(), engine.opened.core._loop
+        engine.prefill(PROMPT[:20], session=session)
+        program, loop.program = loop.program, StoppedStep(loop.program, at, MemoryError("none"))
+        with pytest.raises(MemoryError, match="none"):
+            engine.generate(PROMPT[20:30], session=session, cache_prompt=False, **GREEDY)
+        loop.program = program
+        assert session.tokens[:30] == PROMPT[:30]
+        row = engine.prefill(PROMPT[30:33], session=session)
+        assert np.array_equal(row, engine.logits(session.tokens)[-1])
 
 
 def test_the_bare_loop_says_that_it_cannot_take_tokens_back(path):
