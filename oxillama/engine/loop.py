@@ -307,6 +307,8 @@ class StepLoop:
         except Cancelled:
             with self._lock:
                 self._plan = []
+                # first: an ended request leaves its state to its session and to stored prefixes
+                self._release_states(plan)
                 self.tracker.end_stopped()
                 if getattr(self.memory, "slot_layers", ()):
                     self._evaluate_again(plan)
@@ -678,12 +680,11 @@ class StepLoop:
     # ---------------------------------------------------------------------------------------------
 
     def _evaluate_again(self, plan: Plan) -> None:
-        """A stopped step left the recurrent state of its other requests undefined. They start
-        again, from stored checkpoints if there are any.
+        """The other requests of a stopped step, whose recurrent state was lost, start again, from
+        stored checkpoints if there are any.
         """
         for entry, _ in plan:
             if entry.owner in self.tracker.in_flight:
-                self._allocator.release(entry)
                 self.tracker.restart(entry.owner)
 
     def _end_failed_step(self, refused: MemoryError | PagingError) -> None:

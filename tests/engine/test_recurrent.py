@@ -102,13 +102,16 @@ def test_a_cancelled_step_leaves_its_companions_alone(path, solo):
             assert list(requests[at].result(60).tokens) == solo(PROMPT[at:])
 
 
+STOPPED = Cancelled("step: cancelled by its caller")
+
+
 class StoppedStep:
-    """A program whose step number `at` raises when it has run; by default it is stopped, as by a
-    cancelled companion.
+    """A program whose step number `at` raises when it has run, after a call of `before`; by default
+    it is stopped, as by a cancelled companion.
     """
 
-    def __init__(self, program, at, error=Cancelled("step: cancelled by its caller")):
-        self.program, self.left, self.error = program, at, error
+    def __init__(self, program, at, error=STOPPED, before=lambda: None):
+        self.program, self.left, self.error, self.before = program, at, error, before
 
     def __getattr__(self, name):
         return getattr(self.program, name)
@@ -117,6 +120,7 @@ class StoppedStep:
         out = self.program.step(*args, **more)
         self.left -= 1
         if not self.left:
+            self.before()
             raise self.error
         return out
 
@@ -137,6 +141,29 @@ def test_a_stopped_step_leaves_a_beam_search_and_siblings_as_they_were(path):
             assert [each.tokens for each in engine.generate(PROMPT, **asked)] == several
         loop.program = program
         assert engine.metrics().pages_leaked == 0
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_request_cancelled_in_a_step_leaves_right_states_behind(path, at):
+    """In its session, which goes on, and in the prefix cache."""
+    with oxillama.load(path, num_threads=1) as engine:
+        core, session = engine.opened.core, engine.session()
+        engine.prefill(PROMPT[:20], session=session)
+        program = core.program
+        with core.lock:  # no step before the request is known
+            request = engine.submit(PROMPT[20:40], session=session, temperature=0, ignore_eos=True)
+            core._loop.program = StoppedStep(program, at, before=request.cancel)
+        assert request.result(60).finish_reason == "cancelled"
+        assert len(request.generated) == at - 1
+        core._loop.program = program
+        for prompt in (PROMPT[:50], [*session.tokens, 21]):
+            found, wanted = (
+                engine.generate(prompt, max_tokens=3, temperature=0, logprobs=2, cache_prompt=cache)
+                for cache in (True, False)
+            )
+            assert found.usage.cached_tokens >= 20 and found.logprobs == wanted.logprobs
+        row = engine.prefill([21], session=session)
+        assert np.array_equal(row, engine.logits(session.tokens)[-1])
 
 
 @pytest.mark.parametrize("at", [1, 3])
