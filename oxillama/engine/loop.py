@@ -421,9 +421,7 @@ class StepLoop:
         draft = entry.draft
         if draft:
             draft, entry.draft = draft[: len(rows) - 1], ()
-        if request.has_callbacks:
-            self._resume(request, self._draw_tokens(request, rows.copy(), draft))
-        elif draft:
+        if draft or request.has_callbacks:
             self._resume(request, self._draw_tokens(request, rows, draft))
         elif self._after_draw(request, self._advance(request, rows[0], now)):
             self._look_ahead(request)
@@ -526,6 +524,9 @@ class StepLoop:
         """
         session, entry, tokens = request.session, request.entry, request.session.tokens
         start, at, going = entry.length, 0, True
+        own = request.has_callbacks
+        if own:  # the next step writes where these are
+            rows = rows.copy()
         while going and start + at == len(tokens):
             if session.sampler.processors:
                 row = rows[at]
@@ -535,6 +536,8 @@ class StepLoop:
             self._keep_rows(request, start + at)
             reason = self._advance(request, row, time.perf_counter())
             if request.pending_calls:
+                if not own:  # the listener came after the step
+                    rows, own = rows.copy(), True
                 yield request.run_listeners
             going = self._after_draw(request, reason)
             while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 from null import VOCAB, NullProgram, core, request, solo
 
@@ -139,6 +140,56 @@ def test_processors_of_many_requests_change_no_token_of_any(sequences):
         jobs += [(job, alone([at, 7, at], 20)), (plain, solo([at] * 20, 20))]
     for job, wanted in jobs:
         assert list(job.result(20).tokens) == wanted
+    engine.close()
+
+
+class OneBuffer(NullProgram):
+    """Its rows lie where those of the last step did, as a real program's do."""
+
+    def step(self, *args, **more):
+        rows = super().step(*args, **more)
+        self.out = getattr(self, "out", np.empty((64, VOCAB), np.float32))
+        self.out[: len(rows)] = rows
+        return self.out[: len(rows)]
+
+
+class Knowing:
+    """A drafter that knows the text."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def open(self, session):
+        return None
+
+    def propose(self, asks):
+        return [Draft(self.text[len(each.session.tokens) :]) for each in asks]
+
+    def close(self, state, session):
+        pass
+
+
+def test_a_listener_that_comes_between_the_candidates_of_a_step_changes_no_token():
+    engine, gate = core(prefix=False, program=OneBuffer()), Gate()
+    prompt, wanted = [1, 2], solo([1, 2], 12)
+    job = request(engine, prompt, max_tokens=12)
+    job.speculation = engine.speculator.speculation(
+        Candidates(Knowing(prompt + wanted), adaptive=False), job.session
+    )
+
+    def comes():
+        if len(job.generated) == 4:  # in the middle of a step with eleven candidates
+            job.listen(gate)
+
+    job.listen(comes, in_loop=True)
+    engine.submit(job)
+    assert gate.entered.wait(10)
+    assert engine.metrics().steps_total == 2
+    others = [engine.submit(request(engine, [at, 6], max_tokens=9)) for at in range(14)]
+    for at, other in enumerate(others):
+        assert list(other.result(10).tokens) == solo([at, 6], 9)
+    gate.go.set()
+    assert list(job.result(10).tokens) == wanted
     engine.close()
 
 
