@@ -21,6 +21,7 @@ import numpy as np
 
 from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.loop import Speculator, StepLoop
+from oxillama.engine.memory.pages import PagedKvCache
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.request import PrefillRequest, Request
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig
@@ -194,12 +195,16 @@ class EngineCore:
         """A session with tokens and no pages yet; adapters None: the current stack."""
         session = Session(
             self,
-            self.allocator.new_sequence(),
+            self.new_sequence(),
             adapters=self.adapters() if adapters is None else adapters,
         )
         session.tokens, session.images = list(tokens), images_of(tokens)
         session.start = len(session.tokens)
         return session
+
+    def new_sequence(self) -> PagedKvCache:
+        """The memory of an empty session; see `PageAllocator.new_sequence`."""
+        return self.allocator.new_sequence()
 
     def request(self, kind: type[AnyRequest], session: Session) -> AnyRequest:
         """A new request of the given kind, to be filled in and passed to `submit`."""

@@ -56,6 +56,9 @@ class Owner(Protocol):
     def new_session(self) -> Session:
         """An empty session."""
 
+    def new_sequence(self) -> PagedKvCache:
+        """The memory of an empty session."""
+
     def exclusive(self, session: Session) -> AbstractContextManager[None]:
         """The lock that must be held to change an idle session; EngineError for a busy one."""
 
@@ -157,7 +160,7 @@ class Session:
         # after `rest`: pages again, as none are held
         if name != "kv":
             raise AttributeError(f"'Session' object has no attribute {name!r}")
-        self.kv = PagedKvCache(self.owner.pool)
+        self.kv = self.owner.new_sequence()
         return self.kv
 
     @property

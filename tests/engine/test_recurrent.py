@@ -81,6 +81,22 @@ def test_a_snapshot_goes_on_as_its_session_would_have(path, solo):
             assert ids(other, PROMPT[:4], session=restored) == solo([*PROMPT, *first, *PROMPT[:4]])
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_text_goes_on_although_its_request_gave_its_pages_back(path, solo, cached):
+    """The session used last, and a fork of a request's own."""
+    with oxillama.load(path, prefix_cache=cached, num_threads=1) as engine:
+        first = engine.generate(PROMPT, max_tokens=5, sampler=SamplerConfig.greedy())
+        rest = engine.generate(None, max_tokens=7)
+        assert [*first.tokens, *rest.tokens] == solo(PROMPT)
+        request = engine.submit(PROMPT, max_tokens=5, sampler=SamplerConfig.greedy())
+        done = request.result(60)
+        assert not request.session.kv.pages
+        with request.session.fork() as twin:
+            rest = engine.generate(None, session=twin, max_tokens=7)
+        assert [*done.tokens, *rest.tokens] == solo(PROMPT)
+        assert engine.metrics().pages_leaked == 0
+
+
 def test_siblings_begin_from_one_prompt(path, solo):
     with oxillama.load(path) as engine:
         found = engine.submit(PROMPT, n=3, **GREEDY).result(60)
