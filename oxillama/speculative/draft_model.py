@@ -380,7 +380,7 @@ class ModelDrafter:
 
     def run(self, work: list[tuple[SessionDraft, list[int]]]) -> list[np.ndarray | None]:
         """Evaluate tokens of several drafts; the logits after the last of each, None for one that
-        got no pages.
+        got no pages or has no tokens to run.
         """
         out: list[np.ndarray | None] = [None] * len(work)
         most, start = self.core.program.max_rows, 0
@@ -390,7 +390,9 @@ class ModelDrafter:
                 rows += len(work[end][1])
                 end += 1
             part = [
-                (index, *work[index]) for index in range(start, end) if self._reserve(*work[index])
+                (index, *work[index])
+                for index in range(start, end)
+                if work[index][1] and self._reserve(*work[index])
             ]
             if part:
                 try:

@@ -14,6 +14,7 @@ from oxillama.speculative import (
     SpeculativeEngine,
     mtp,
     request,
+    types,
 )
 from oxillama.speculative.types import Candidates
 from oxillama.weights.offload import Budget
@@ -118,6 +119,40 @@ def test_sessions_go_on_fork_and_are_restored_as_without_candidates(half):
         return forced(engine) if isinstance(way, Candidates) else way
 
     law.sessions_are_equal(half, half, ways(half), half.model_files[0], resumed)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_what_was_not_taken_while_others_ran_is_waited_for(half, tokens):
+    """By default there are candidates for one that is alone: steps with others leave no rows, and
+    one of these may end before a token of the same step is drawn.
+    """
+    drafter, others = half.opened.core.speculator.registry._predictor(), []
+    options = dict(max_tokens=40, sampler=GREEDY, cache_prompt=False)
+    wanted = half.generate([5, 6, 7], speculative=False, **options)
+    alone = Candidates(drafter, most=2, adaptive=False, alone=True)
+
+    def comes():
+        if len(running.generated) >= 12 and not others:
+            others.append(
+                half.submit([9, 10], max_tokens=tokens, sampler=GREEDY, priority=-1, seed=1)
+            )
+
+    with half.opened.core.lock:  # before its first token
+        running = half.submit([5, 6, 7], speculative=alone, **options)
+        running.listen(comes, in_loop=True)
+    done = running.result(20)
+    assert done.tokens == wanted.tokens and len(others[0].result(20).tokens) <= tokens
+    assert done.speculation.accepted > 5
+
+
+def test_a_session_whose_rows_end_before_its_pages_has_no_candidates(half):
+    """As after a prompt that was evaluated again, of which a part was not taken."""
+    drafter, session = half.opened.core.speculator.registry._predictor(), half.session()
+    half.generate([5, 6, 7], session=session, max_tokens=20, speculative=forced(half))
+    state = drafter.kept(session)
+    assert len(state.held) > 10
+    state.rows.write(2, state.rows.at(2, 1))
+    assert not drafter.propose([types.DraftRequest(session, state, 4)])[0].tokens
 
 
 @pytest.mark.parametrize(
