@@ -343,6 +343,7 @@ class StepLoop:
         """
         counters, at, prefilled, decoded = self._counters, 0, 0, 0
         candidates = forced = 0  # of the rows
+        representative = self.program.representative  # first: a listener may close the engine
         for entry, rows in plan:
             request, first = entry.owner, entry.done
             # the next row of a text: the common case, kept short
@@ -392,7 +393,7 @@ class StepLoop:
             counters.decode_seconds += (now - start) * (1 - share)
         else:
             counters.decode_seconds += now - start
-        if self.program.representative:
+        if representative:
             self._scheduler.observe(
                 prefill_rows=prefilled, seconds=now - start, decode_rows=decoded
             )

@@ -11,6 +11,7 @@ from null import VOCAB, NullProgram, core, request, solo
 
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.workers import Workers
+from oxillama.errors import EngineError
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.types import Candidates, Draft
 
@@ -200,6 +201,23 @@ def test_an_engine_is_closed_while_a_function_does_not_return():
     engine.close()
     assert job.result(5).finish_reason == "cancelled"
     gate.go.set()
+
+
+def test_an_engine_closed_in_its_own_loop_says_that_it_is_closed():
+    engine = core()
+    jobs = [request(engine, [at, 2], max_tokens=50) for at in range(3)]
+    jobs[1].listen(lambda: len(jobs[1].generated) == 4 and engine.close(), in_loop=True)
+    with engine.lock:
+        for job in jobs:
+            engine.submit(job)
+    for at, job in enumerate(jobs):
+        done = job.result(10)
+        assert done.finish_reason == "cancelled"
+        assert list(done.tokens) == solo([at, 2], len(done.tokens))
+    engine._loop.thread.join(10)
+    with pytest.raises(EngineError, match="engine: is closed"):
+        engine.check()
+    assert engine.pool.pages_used == 0
 
 
 def test_workers_are_reused_and_end_when_they_are_closed():
