@@ -361,6 +361,12 @@ class ModelDrafter:
         most = min(CATCH_UP, self.core.program.max_rows)
         work = [(draft, draft.missing(most)) for draft in drafts]
         rows = self.run(work)
+        for at, (draft, ids) in enumerate(work):
+            # a text that depends on when candidates begin does not depend on what a step holds
+            left = CATCH_UP - len(ids) if draft.state.sampler is not None else 0
+            while left and rows[at] is not None and not draft.caught_up:
+                ids = draft.missing(min(most, left))
+                rows[at], left = self.run([(draft, ids)])[0], left - len(ids)
         short = all(len(ids) <= _SHORT for _, ids in work)
         caught_up = 0.0 if short else time.perf_counter() - started
         live = [

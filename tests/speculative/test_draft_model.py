@@ -349,6 +349,27 @@ def test_a_long_prompt_leaves_the_text_of_a_seed_alone_whatever_takes_how_long()
     assert {drafted(*delays) for delays in ((1, 0), (0, 1), (3, 2))} == {wanted}
 
 
+@pytest.mark.parametrize("background", [False, True], ids=["on demand", "background"])
+def test_a_text_of_a_seed_does_not_depend_on_what_a_step_of_the_draft_holds(background):
+    texts = set()
+    for rows in (8, 100, 512):
+        program = NullProgram()
+        program.max_rows = rows
+        target = core(prefix=False, context_size=1000)
+        draft = core(program=program, prefix=False, context_size=1000)
+        drafter = inner = ModelDrafter(draft, SAME, own_sampler=own(SEEDED))
+        if background:
+            drafter = BackgroundDrafter(inner)
+        done = run(target, drafter, [at % VOCAB for at in range(300)], max_tokens=20, sampler=CHAIN)
+        texts.add((done.tokens, done.speculation.accepted, done.speculation.rejected))
+        assert max(program.rows) == min(rows, 256)
+        target.close()
+        if background:
+            drafter.close_thread()
+        draft.close()
+    assert len(texts) == 1
+
+
 def test_a_draft_without_pages_leaves_the_target_alone():
     target, draft = core(prefix=False), core(prefix=False, max_pages=1)
     done = run(target, ModelDrafter(draft, SAME), [1, 2, 3], max_tokens=60)
