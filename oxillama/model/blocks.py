@@ -24,14 +24,13 @@ Block = Callable[[Builder, Layer, Value], Value]  # a layer from its input to it
 
 
 def trunk(b: Builder) -> Iterator[Layer]:
-    """The layers of the model without those that predict further tokens, the last
-    `nextn_predict_layers` of the file (DeepSeek-AI 2024, DeepSeek-V3, section 2.2), which do not
-    affect the logits.
+    """The layers of the model without those that predict further tokens, which do not affect the
+    logits.
     """
-    extra = b.keys.integer("nextn_predict_layers", default=0, maximum=b.n_layers - 1)
-    for index in range(b.n_layers - extra, b.n_layers):
+    count = b.trunk_layers
+    for index in range(count, b.n_layers):
         b.used.update(name for name in b.reader.tensors if name.startswith(f"blk.{index}."))
-    return (layer for layer in b.layers() if layer.index < b.n_layers - extra)
+    return (layer for layer in b.layers() if layer.index < count)
 
 
 def predicts(layer: Layer) -> bool:
@@ -68,10 +67,9 @@ def predicting(
     which meets the token; head: parameters of `Builder.logits`.
     """
     logits = b.logits(x if join is None else join(b, x), **head)
-    extra = b.keys.integer("nextn_predict_layers", default=0)
     graph = b.aside()
-    layer = Layer(graph, b.n_layers - extra)
-    if not extra or b.depth < b.n_layers or not predicts(layer):
+    layer = Layer(graph, b.trunk_layers)
+    if b.trunk_layers == b.n_layers or b.depth < b.n_layers or not predicts(layer):
         return logits
     row = b.embedding if normed and b.embedding is not None else x
     own = layer.name("nextn.embed_tokens.weight")
@@ -305,8 +303,7 @@ def is_windowed(b: Builder, index: int, period: int, *, first: bool = False) -> 
     held = b.keys.metadata.get(b.keys.name(key), 0)
     if not isinstance(held, int):
         # layers that predict further tokens may have none, and see all keys then
-        extra = b.keys.integer("nextn_predict_layers", default=0)
-        count = b.n_layers - extra if len(held) == b.n_layers - extra else b.n_layers
+        count = b.trunk_layers if len(held) == b.trunk_layers else b.n_layers
         if index >= count:
             return False
         if len(held) and all(type(one) in (int, np.int32) for one in held):
@@ -563,12 +560,7 @@ def shared_ffn(b: Builder, layer: Layer, x: Value, *, act: str, **limits: Any) -
     y = gated_ffn(b, layer, x, act=act, suffix="_shexp", **limits)
     if not layer.has("ffn_gate_inp_shexp.weight"):
         return y
-    return weighted(b, y, b.activate(layer.linear(x, "ffn_gate_inp_shexp", 1), "sigmoid"))
-
-
-def weighted(b: Builder, x: Value, weight: Value) -> Value:
-    """Each row times a number of its own: a combination with one part."""
-    return b.combine(x, b.concat(weight, weight))
+    return b.weighted(y, b.activate(layer.linear(x, "ffn_gate_inp_shexp", 1), "sigmoid"))
 
 
 def selective_state_space(b: Builder, layer: Layer, x: Value, *, norms: bool = False) -> Value:

@@ -452,8 +452,12 @@ class Builder(AttentionRecorder):
 
     @property
     def trunk_layers(self) -> int:
-        """The layers of the file without those that predict further tokens."""
-        return self.n_layers - self.keys.integer("nextn_predict_layers", default=0)
+        """The number of layers without those that predict further tokens, the last
+        `nextn_predict_layers` of the file (DeepSeek-AI 2024, DeepSeek-V3, section 2.2).
+        """
+        return self.n_layers - self.keys.integer(
+            "nextn_predict_layers", default=0, maximum=self.n_layers - 1
+        )
 
     def _extract(self, x: Value) -> None:
         """Record the rows to carry; x comes out of the last layer. What comes into a layer is what

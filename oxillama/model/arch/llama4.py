@@ -12,7 +12,6 @@ from oxillama.model.blocks import (
     routed,
     routing_of,
     shared_ffn,
-    weighted,
 )
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
@@ -65,7 +64,7 @@ def _experts(b: Builder, layer: Layer, x: Value, **routing) -> Value:
     layer.integer("feed_forward_length", default=0)
     routes = routed(b, layer, x, **routing)
     used = routes.width // 2
-    parts = [weighted(b, x, routes.columns(used + k, used + k + 1)) for k in range(used)]
+    parts = [b.weighted(x, routes.columns(used + k, used + k + 1)) for k in range(used)]
     gate, up = expert_gate_up(layer, b.concat(*parts), routes, width, count)
     made = b.gate(gate, up, act="silu")
     made = layer.experts(made, routes, "ffn_down_exps", b.hidden, count=count)
