@@ -28,7 +28,7 @@ from oxillama.gguf.keys import Keys
 from oxillama.model import encoders as _families  # noqa: F401  (importing it registers every family)
 from oxillama.model.accounts import check_keys
 from oxillama.model.image_builder import ImageBuilder, Window, encoders
-from oxillama.model.load import LONGEST_STEP, act_of, act_width, ready
+from oxillama.model.load import LONGEST_STEP, ready
 from oxillama.model.lower import Tape, lower
 from oxillama.model.ops import Frame
 from oxillama.model.reference import Difference, Reference, compare
@@ -364,7 +364,7 @@ def load_encoder(
     """
     parts = record_encoder(reader)
     body = parts[0]
-    tapes = [lower(part, None, act_of, act_width) for part in parts]
+    tapes = [lower(part, None) for part in parts]
     tensors = {t.key: t for tape in tapes for op in tape.ops for t in op.params.get("weights", ())}
     weights = {
         key: PackedMatrix(

@@ -15,8 +15,6 @@ from typing import Literal
 import numpy as np
 
 from oxillama._core.elementwise import EmbeddingTable
-from oxillama._core.kernels import packable_formats
-from oxillama._core.matmul import act_bytes
 from oxillama._core.panels import PackedMatrix, reserve_all
 from oxillama._core.pool import PageMemory, available_bytes
 from oxillama._core.tape import Program
@@ -55,7 +53,6 @@ POOLINGS = ("none", "mean", "cls", "last", "rank")
 # rows of a step that a text may take where attention is not causal
 LONGEST_STEP = 1 << 15
 _TABLE = "token_embd.weight"
-_ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
 # bytes of weights that are packed before anything runs: a hundredth of a second
 PACKED_AT_ONCE = 32 << 20
@@ -268,14 +265,14 @@ def _recorded(
         )
     if b.depth == b.n_layers:
         check_keys(reader.metadata, name, b.read)
-    tape = replace(lower(b, result, act_of, act_width), extracts=tuple(extracts))
+    tape = replace(lower(b, result), extracts=tuple(extracts))
     if b.predictor is not None:
         graph = b.predictor.graph
-        tape = replace(tape, predictor=lower(graph, b.predictor.logits, act_of, act_width))
+        tape = replace(tape, predictor=lower(graph, b.predictor.logits))
     if b.projection is not None:
-        tape = replace(tape, projection=lower(b.projection, None, act_of, act_width))
+        tape = replace(tape, projection=lower(b.projection, None))
     if b.classifier is not None:
-        tape = replace(tape, classifier=lower(b.classifier.head, None, act_of, act_width))
+        tape = replace(tape, classifier=lower(b.classifier.head, None))
     label = reader.metadata.get("general.name", "")
     return (
         ModelConfig(
@@ -316,11 +313,6 @@ NOT_GENERATING = {
 NOT_COMPUTED = {
     "graniteswitch": "switches adapters within a text",
 }
-
-
-def act_width(act: str, columns: int) -> int:
-    """Float32s of a row of an activation format."""
-    return -(-act_bytes(act, columns) // 4)
 
 
 def _nearest(name: str) -> str:
@@ -567,8 +559,8 @@ def eagle_draft(
         raise ModelError(f"{unused[0]}: {EAGLE} has no use for this tensor")
     known = {f"{EAGLE}.target_layers", f"{EAGLE}.target_hidden_size", f"{EAGLE}.context_length"}
     check_keys(reader.metadata, EAGLE, b.read | known)
-    tape = lower(b, logits, act_of, act_width)
-    fusing = lower(fusion, None, act_of, act_width)
+    tape = lower(b, logits)
+    fusing = lower(fusion, None)
     # the head that is the target's may still be packed
     packing = target.packing if weights else None
     tensors = {
@@ -824,13 +816,3 @@ def _reserved(
     for tensor in tensors.values():
         reader.release(tensor.name)  # what a look at others has mapped
     return weights, None
-
-
-def act_of(weight_format: str) -> str:
-    """The activation format for a weight format."""
-    if weight_format not in _ACTS:
-        raise ModelError(
-            f"weight format {weight_format}: no kernel multiplies it, wanted one of "
-            f"{', '.join(sorted(_ACTS))}"
-        )
-    return _ACTS[weight_format]

@@ -19,15 +19,21 @@ reused slots by liveness.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from oxillama._core.kernels import packable_formats
+from oxillama._core.matmul import act_bytes
+from oxillama.errors import ModelError
 from oxillama.model.builder import Builder, Value
 from oxillama.model.ops import OPS, OUTPUT
 from oxillama.model.recorder import Node
 from oxillama.model.tensors import Tensor
+
+# the activation format that each weight format is multiplied with
+_ACTS = {name: act for name, _, _, act in packable_formats()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +107,11 @@ def _shown(value) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def lower(
-    b: Builder,
-    result: Value | None,
-    act_of: Callable[[str], str],
-    act_width: Callable[[str, int], int],
-) -> Tape:
+def lower(b: Builder, result: Value | None) -> Tape:
     """The tape of what `b` recorded, ending in `result`, the logits; None if it ends in the rows
     marked as the embedding.
-
-    `act_of(format)` names the activation format for a weight format; `act_width(act, columns)` is
-    the float32s of a row in that activation format.
     """
-    lowering = _Lowering(b.nodes, act_of, act_width)
+    lowering = _Lowering(b.nodes)
     marks = (None if x is None else x.index for x in (result, b.embedding, b.carried))
     embedding, carried = lowering.run(*marks)
     tape = _assign_slots(lowering.ops, lowering.widths, embedding, carried)
@@ -125,8 +123,6 @@ class _Lowering:
     """Walks the nodes once, in order, emitting ops over registers."""
 
     nodes: list[Node]
-    act_of: Callable[[str], str]
-    act_width: Callable[[str, int], int]
     ops: list[Op] = field(default_factory=list)
     widths: dict[Hashable, int] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -261,7 +257,7 @@ class _Lowering:
                 self.producer[held] = self.emit("quantise", x=held, acts={})
         acts = self.producer[held]["acts"]
         if act not in acts:
-            acts[act] = self.new((act, held), self.act_width(act, self.nodes[source].width))
+            acts[act] = self.new((act, held), _act_width(act, self.nodes[source].width))
         return acts[act]
 
     # ---- one rule per recorded op
@@ -392,7 +388,7 @@ class _Lowering:
     ) -> Hashable:
         """One matmul over linears that read the same value in the same activation format."""
         nodes = [self.nodes[index] for index in linears]
-        source, act = nodes[0].inputs[0], self.act_of(nodes[0].params["weight"].format)
+        source, act = nodes[0].inputs[0], _act_of(nodes[0].params["weight"].format)
         biases = [node.params["bias"] for node in nodes]
         bias = None
         if any(part is not None for part in biases):
@@ -430,7 +426,7 @@ class _Lowering:
         """One op over stacks that read the same value in the same activation format."""
         nodes = [self.nodes[index] for index in linears]
         source, *routes = nodes[0].inputs
-        act = self.act_of(nodes[0].params["weight"].format)
+        act = _act_of(nodes[0].params["weight"].format)
         x = self.read_act(source, linears[0], act)
         self.new(out, nodes[0].width)
         self.emit(
@@ -472,9 +468,9 @@ class _Lowering:
             )
             and len(
                 {
-                    (node.inputs, self.act_of(node.params["weight"].format), node.width)
+                    (node.inputs, _act_of(node.params["weight"].format), node.width)
                     if op != "linear"
-                    else (node.inputs, self.act_of(node.params["weight"].format))
+                    else (node.inputs, _act_of(node.params["weight"].format))
                     for node in nodes
                 }
             )
@@ -547,6 +543,21 @@ class _Lowering:
         self.emit("keep_rows", **kept)
         if "into" in p:
             self.emit("compress", **p)
+
+
+def _act_of(weight_format: str) -> str:
+    """The activation format for a weight format."""
+    if weight_format not in _ACTS:
+        raise ModelError(
+            f"weight format {weight_format}: no kernel multiplies it, wanted one of "
+            f"{', '.join(sorted(_ACTS))}"
+        )
+    return _ACTS[weight_format]
+
+
+def _act_width(act: str, columns: int) -> int:
+    """Float32s of a row of an activation format."""
+    return -(-act_bytes(act, columns) // 4)
 
 
 def _assign_slots(

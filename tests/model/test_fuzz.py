@@ -5,7 +5,6 @@ computes.
 import numpy as np
 import pytest
 
-from oxillama._core.matmul import act_bytes
 from oxillama._core.panels import PackedMatrix
 from oxillama._core.tape import Batch, EmbeddingTable, PageMemory, Program
 from oxillama.gguf.keys import Keys
@@ -19,7 +18,6 @@ from oxillama.model.state import Slot
 from oxillama.model.tensors import Tensor
 
 VOCAB, WIDTH, ROWS = 48, 32, 21
-ACTS = {"F32": "f32"}
 
 
 class Graph(Builder):
@@ -242,7 +240,7 @@ def _attention(f: Frame, x: list[np.ndarray], p: dict) -> np.ndarray:
 
 
 def program(b: Graph, result: Value) -> tuple[Program, PageMemory]:
-    tape = lower(b, result, ACTS.__getitem__, lambda act, columns: -(-act_bytes(act, columns) // 4))
+    tape = lower(b, result)
     ops = []
     for op in tape.ops:
         ready = dict(op.params)
