@@ -57,7 +57,7 @@ from oxillama.image_prompts import no_encoder
 from oxillama.loaded import Loaded, Prompt, PromptList, SinglePrompt
 from oxillama.lora.fit import Lora
 from oxillama.lora.stack import LoraStack, checked_scale
-from oxillama.model.load import ModelConfig
+from oxillama.model.record import ModelConfig
 from oxillama.model.reference import Difference
 from oxillama.opening import Progress
 from oxillama.options import (

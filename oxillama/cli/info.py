@@ -17,7 +17,7 @@ from rich.text import Text
 from oxillama.cli.loading import add_offload, located_model, offload_policy
 from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader
-from oxillama.model.load import paging_of
+from oxillama.model.held import paging_of
 from oxillama.weights.offload import Budget, PinnedHotSet
 
 _SHOWN = 8  # elements of an array that are worth a line

@@ -32,7 +32,7 @@ from oxillama.gguf import GgufReader, GgufWriter, TensorInfo
 from oxillama.gguf.types import type_by_name
 from oxillama.gguf.values import Cursor, encode_value, read_kind, read_value
 from oxillama.model.builder import recorders
-from oxillama.model.load import record
+from oxillama.model.record import record
 from oxillama.quant import quantize_file
 from oxillama.quant.convert import QUANTIZATION_VERSION
 

@@ -6,12 +6,16 @@ tape and packed.
 has one file per architecture family. `tensors` names weights, `state` describes what layers keep,
 and `accounts` checks that every hyper-parameter of a file is accounted for. `lower` fuses ops and
 assigns slots, `ops` defines every op of the tape in numpy, `reference` runs these definitions,
-`rope` reads the rotation of positions, `eagle` records EAGLE-3 draft models, `further` joins files
-of layers that predict further tokens with their model's, `pooled` handles pooled rows, and `load`
-combines everything. For images, `image_builder` records an encoder, `encoders/` has one file per
-family, and `image_encoder` loads one. Nothing here knows about requests or sessions.
+`rope` reads the rotation of positions, and `pooled` handles pooled rows.
+
+`record` goes from a file to its tape, `held` from the tape to its weights, and `load` from both to
+a model. `drafts` makes models that draft for a loaded one; `eagle` records those of EAGLE-3, and
+`further` joins files of layers that predict further tokens with their model's. For images,
+`image_builder` records an encoder, `encoders/` has one file per family, and `image_encoder` loads
+one. Nothing here knows about requests or sessions.
 """
 
-from .load import Model, ModelConfig, architectures, load_model
+from .load import Model, load_model
+from .record import ModelConfig, architectures
 
 __all__ = ["Model", "ModelConfig", "architectures", "load_model"]

@@ -27,8 +27,9 @@ from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model import encoders as _families  # noqa: F401  (importing it registers every family)
 from oxillama.model.accounts import check_keys
+from oxillama.model.held import ready, weights_of
 from oxillama.model.image_builder import ImageBuilder, Window, encoders
-from oxillama.model.load import LONGEST_STEP, ready
+from oxillama.model.load import LONGEST_STEP
 from oxillama.model.lower import Tape, lower
 from oxillama.model.ops import Frame
 from oxillama.model.reference import Difference, Reference, compare
@@ -365,7 +366,7 @@ def load_encoder(
     parts = record_encoder(reader)
     body = parts[0]
     tapes = [lower(part, None) for part in parts]
-    tensors = {t.key: t for tape in tapes for op in tape.ops for t in op.params.get("weights", ())}
+    tensors = weights_of([op for tape in tapes for op in tape.ops])
     weights = {
         key: PackedMatrix(
             each.blocks(reader).reshape(-1).data,
@@ -446,12 +447,10 @@ def _program(
     # An image is one step, so keys and values of a layer are read before the next one's are
     # written: all layers share the pages of one.
     kinds = list(dict.fromkeys(state.dims for state in b.pages))
-    ops = []
-    for op in tape.ops:
-        params = ready(b.reader, op.params, weights)
+    ops = ready(b.reader, tape.ops, weights)
+    for _, params in ops:
         if "layer" in params:
             params["layer"] = kinds.index(b.pages[params["layer"]].dims)
-        ops.append((op.name, params))
     return Program(
         ops,
         list(tape.slots),

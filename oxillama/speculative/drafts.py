@@ -31,9 +31,10 @@ from oxillama.engine.generation import Vocabulary
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, OxillamaError
 from oxillama.gguf import GgufReader
+from oxillama.model.drafts import eagle_draft, early_exit, predictor
 from oxillama.model.eagle import extracts_of, is_eagle
 from oxillama.model.further import is_further, with_further
-from oxillama.model.load import Model, eagle_draft, early_exit, predictor
+from oxillama.model.load import Model
 from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
 from oxillama.speculative.draft_model import ModelDrafter

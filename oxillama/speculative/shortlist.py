@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from oxillama._core.tape import Program
-from oxillama.model.load import Model, output_matrix, shortened
+from oxillama.model.drafts import output_matrix, shortened
+from oxillama.model.load import Model
 
 REGION = 1024  # tokens
 MOST = 32  # regions of a list

@@ -27,7 +27,7 @@ from oxillama.convert.safetensors import StoredTensor
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
-from oxillama.model.load import record
+from oxillama.model.record import record
 from oxillama.tokenizer import TokenizerBridge
 from tests.model.test_architectures import logits
 

@@ -5,7 +5,7 @@ import pytest
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model import architectures
-from oxillama.model.load import POOLINGS, record
+from oxillama.model.record import POOLINGS, record
 from tests.conftest import CASES
 from tests.model import tiny
 from tests.model.invented import OWN, invent

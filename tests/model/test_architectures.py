@@ -11,10 +11,10 @@ import pytest
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError, ContextError, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
-from oxillama.model import architectures, load, load_model
+from oxillama.model import architectures, held, load_model
 from oxillama.model.arch import llama4
-from oxillama.model.load import record
 from oxillama.model.ops import OUTPUT
+from oxillama.model.record import NOT_COMPUTED, NOT_GENERATING, record
 from oxillama.model.reference import Reference, compare
 from oxillama.weights import packing
 from tests.conftest import CASES
@@ -204,7 +204,7 @@ def test_slots_of_candidates_must_be_spare_and_their_rows_the_last(tmp_path):
 def test_weights_that_are_not_packed_yet_give_the_same_bits(arch, tmp_path, monkeypatch):
     invent(tmp_path / "m.gguf", arch, kind="Q8_0")
     whole = logits(load_model(GgufReader(tmp_path / "m.gguf"), progress=lambda *_: None), IDS)
-    monkeypatch.setattr(load, "PACKED_AT_ONCE", 0)
+    monkeypatch.setattr(held, "PACKED_AT_ONCE", 0)
     monkeypatch.setattr(packing, "PATIENCE", -1.0)
     model = load_model(GgufReader(tmp_path / "m.gguf"), num_threads=2)
     model.packer.cancel()
@@ -349,7 +349,7 @@ def test_what_does_not_generate_is_refused_with_what_it_does(tmp_path):
         writer.add("llada.block_count", 1)
     with pytest.raises(ModelError, match="'llada', which fills in masked tokens"):
         record(GgufReader(tmp_path / "m.gguf"))
-    assert not set(load.NOT_GENERATING) & set(architectures())
+    assert not set(NOT_GENERATING) & set(architectures())
 
 
 def test_what_needs_an_op_that_is_not_here_is_refused_with_what_it_does(tmp_path):
@@ -359,7 +359,7 @@ def test_what_needs_an_op_that_is_not_here_is_refused_with_what_it_does(tmp_path
         ModelError, match="'graniteswitch', which switches adapters .*: not computed here"
     ):
         record(GgufReader(tmp_path / "m.gguf"))
-    assert not set(load.NOT_COMPUTED) & {*load.NOT_GENERATING, *architectures()}
+    assert not set(NOT_COMPUTED) & {*NOT_GENERATING, *architectures()}
 
 
 def test_norms_of_latents_have_an_epsilon_of_their_own(tmp_path):

@@ -11,9 +11,9 @@ from oxillama._core.vectors import instruction_sets
 from oxillama.errors import ConfigError, ModelError, PoolError
 from oxillama.model import load_model
 from oxillama.model.builder import Builder
-from oxillama.model.load import record
 from oxillama.model.ops import Frame
 from oxillama.model.ops.attention import ChooseBlocks
+from oxillama.model.record import record
 from oxillama.model.reference import Reference, compare
 from tests.model import invented
 from tests.model.invented import VOCAB, invent

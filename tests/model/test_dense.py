@@ -5,7 +5,8 @@ import pytest
 
 from oxillama._core.tape import Batch
 from oxillama.errors import ModelError
-from oxillama.model.load import load_model, record
+from oxillama.model.load import load_model
+from oxillama.model.record import record
 from tests.model import invented
 from tests.model.invented import invent
 from tests.model.test_architectures import IDS, logits, memory_of

@@ -9,8 +9,9 @@ import pytest
 
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError, ModelError
+from oxillama.model.drafts import eagle_draft, early_exit
 from oxillama.model.eagle import extracts_of
-from oxillama.model.load import eagle_draft, early_exit, load_model
+from oxillama.model.load import load_model
 from oxillama.model.tensors import Tensor, unpacked
 from tests.model import eagle, invented, tiny
 

@@ -8,7 +8,9 @@ import pytest
 from oxillama._core.tape import Batch
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
-from oxillama.model.load import early_exit, load_model, record
+from oxillama.model.drafts import early_exit
+from oxillama.model.load import load_model
+from oxillama.model.record import record
 from tests.model import tiny
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)

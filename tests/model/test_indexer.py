@@ -12,9 +12,9 @@ from oxillama._core.tape import Program
 from oxillama._core.vectors import instruction_sets
 from oxillama.errors import ModelError
 from oxillama.model import load_model
-from oxillama.model.load import record
 from oxillama.model.ops import Frame
 from oxillama.model.ops.attention import ChooseSpans
+from oxillama.model.record import record
 from tests.model.invented import float64_tensors, invent
 from tests.model.test_architectures import IDS, batch_of, logits, memory_of
 from tests.model.test_blocks import table

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oxillama.model.load import record
 from oxillama.model.ops import OPS
+from oxillama.model.record import record
 from oxillama.model.reference import Reference
 from tests.model import tiny
 

@@ -14,7 +14,9 @@ from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.lora.file import read_gguf_lora
 from oxillama.lora.fit import fit
 from oxillama.lora.stack import Adapters
-from oxillama.model.load import load_model, predictor, record
+from oxillama.model.drafts import predictor
+from oxillama.model.load import load_model
+from oxillama.model.record import record
 from oxillama.model.reference import Reference, compare
 from oxillama.weights.offload import Budget
 from tests.lora.made import random_pair, write_lora

@@ -9,7 +9,7 @@ from oxillama._core.tape import Batch
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
-from oxillama.model.load import record
+from oxillama.model.record import record
 from oxillama.weights.offload import Budget
 from tests.model.invented import HIDDEN, OWN, VOCAB, float64_tensors, invent
 from tests.model.test_architectures import IDS, batch_of, logits, memory_of

@@ -9,7 +9,7 @@ import pytest
 
 from oxillama.errors import GgufError, ModelError
 from oxillama.gguf import GgufReader
-from oxillama.model.load import record
+from oxillama.model.record import record
 from oxillama.model.reference import Reference
 from tests.model import tiny
 

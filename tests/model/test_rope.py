@@ -11,7 +11,9 @@ import oxillama
 from oxillama.errors import ConfigError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model.builder import Builder, architecture, recorders
-from oxillama.model.load import early_exit, load_model, record
+from oxillama.model.drafts import early_exit
+from oxillama.model.load import load_model
+from oxillama.model.record import record
 from oxillama.model.reference import Reference
 from oxillama.model.rope import RopeOverrides
 from tests.model import tiny

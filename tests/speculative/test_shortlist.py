@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama.model.load import load_model, output_matrix, shortened
+from oxillama.model.drafts import output_matrix, shortened
+from oxillama.model.load import load_model
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative import shortlist
 from oxillama.speculative.drafts import DraftModels

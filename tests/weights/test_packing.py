@@ -18,7 +18,8 @@ from oxillama._core.kernels import packable_formats
 from oxillama._core.tape import Batch, CancelFlag
 from oxillama.errors import Cancelled
 from oxillama.gguf import GgufReader
-from oxillama.model import load, load_model
+from oxillama.model import held, load, load_model
+from oxillama.model.drafts import early_exit
 from oxillama.weights import packing
 from tests.model import tiny
 from tests.model.test_compiled import logits
@@ -56,7 +57,7 @@ def small(monkeypatch):
     """Models are large here, and units small; a first step waits for nobody, and later ones pack
     what is left, however slow the machine is.
     """
-    monkeypatch.setattr(load, "PACKED_AT_ONCE", 0)
+    monkeypatch.setattr(held, "PACKED_AT_ONCE", 0)
     monkeypatch.setattr(packing, "UNIT", 4096)
     monkeypatch.setattr(packing, "PATIENCE", 1e9)
     monkeypatch.delenv("OXILLAMA_SIDECAR", raising=False)
@@ -302,12 +303,12 @@ def test_threads_that_step_two_programs_over_the_same_weights_get_the_same(path,
     packed = whole(path)
     wanted, wanted_early = (
         logits(packed, IDS, chunk=5),
-        logits(load.early_exit(packed, 1), IDS, chunk=5),
+        logits(early_exit(packed, 1), IDS, chunk=5),
     )
     for _ in range(3):
         model = unpacked(monkeypatch, path, packer=True)
         with ThreadPoolExecutor(2) as threads:
-            early = threads.submit(logits, load.early_exit(model, 1), IDS, chunk=5)
+            early = threads.submit(logits, early_exit(model, 1), IDS, chunk=5)
             assert np.array_equal(threads.submit(logits, model, IDS, chunk=5).result(), wanted)
             assert np.array_equal(early.result(), wanted_early)
         assert model.packing.whole and panels(model) == panels(packed)
@@ -406,10 +407,10 @@ def test_a_child_of_one_that_was_packing_packs_for_itself_on_one_thread(path):
 import os, sys, threading
 import numpy as np
 from oxillama.gguf import GgufReader
-from oxillama.model import load, load_model
+from oxillama.model import held, load, load_model
 from oxillama.weights import packing
 from tests.model.test_compiled import logits
-load.PACKED_AT_ONCE, packing.UNIT, packing.PATIENCE = 0, 4096, 1e9
+held.PACKED_AT_ONCE, packing.UNIT, packing.PATIENCE = 0, 4096, 1e9
 load.Packer = lambda *some: None
 model = load_model(GgufReader({str(path)!r}), num_threads=1)
 model.packing._units.pack(5, num_threads=1)
@@ -437,9 +438,9 @@ assert os.waitpid(child, 0)[1] == 0
 def test_an_interpreter_that_ends_while_it_packs_ends_well(path):
     code = f"""
 import oxillama
-from oxillama.model import load
+from oxillama.model import held
 from oxillama.weights import packing
-load.PACKED_AT_ONCE, packing.UNIT = 0, 1
+held.PACKED_AT_ONCE, packing.UNIT = 0, 1
 engine = oxillama.load({str(path)!r}, sidecar=False)
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -17,7 +17,8 @@ import oxillama
 from oxillama._core.tape import Batch, CancelFlag
 from oxillama.errors import Cancelled, ConfigError, EngineError, PagingError
 from oxillama.gguf import GgufReader
-from oxillama.model.load import early_exit, load_model
+from oxillama.model.drafts import early_exit
+from oxillama.model.load import load_model
 from oxillama.weights.offload import Budget, PinnedHotSet
 from oxillama.weights.pressure import MemoryPressureProbe, MemoryUse
 from tests.model import invented, tiny

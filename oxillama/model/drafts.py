@@ -1,0 +1,197 @@
+"""Models that draft for a loaded one, over its weights: its first layers, its layers that predict
+further tokens, an EAGLE-3 model, and any of these with an output over a part of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from oxillama._core.panels import PackedMatrix
+from oxillama._core.tape import Program
+from oxillama.errors import ConfigError, ModelError
+from oxillama.gguf import GgufReader
+from oxillama.gguf.keys import Keys
+from oxillama.model.accounts import check_keys
+from oxillama.model.builder import Builder
+from oxillama.model.eagle import ARCH as EAGLE
+from oxillama.model.eagle import eagle, target_tokens
+from oxillama.model.held import packed, ready, weights_of
+from oxillama.model.load import Model, program_of
+from oxillama.model.lower import Tape, lower
+from oxillama.model.ops import OUTPUT
+from oxillama.model.pooled import RowProgram
+from oxillama.model.record import ModelConfig, record
+from oxillama.weights.panel_file import Key
+
+_TABLE, _HEAD = "token_embd.weight", "output.weight"
+
+
+def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int = 512) -> Model:
+    """The first `depth` layers of a loaded model, with its rope overrides, under its own output
+    norm and head: another program over the same weights.
+    """
+    config, tape = record(model.reader, depth=depth, rope=model.rope)
+    return _over(model, config, tape, model.weights, num_threads=num_threads, max_rows=max_rows)
+
+
+def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Model:
+    """What predicts further tokens (multi-token prediction): another program over the same weights,
+    whose rows are a token and the row that `model.program.carried()` had before it.
+
+    ConfigError for a model without such layers, or that carries rows for another draft, or whose
+    weights are paged.
+    """
+    tape = model.tape.predictor
+    if tape is None or model.pager is not None or model.tape.extracts:
+        found = "weights that a step reads from the file" if model.pager else "none"
+        if model.tape.extracts:
+            found = "a model that was loaded with an EAGLE-3 draft"
+        raise ConfigError(
+            f"mtp: found {found}, wanted layers in memory that predict further tokens (blk.N.nextn)"
+        )
+    tensors = weights_of(tape.ops)
+    missing = {key: tensor for key, tensor in tensors.items() if key not in model.weights}
+    made = packed(model.reader, missing, num_threads) if missing else {}
+    weights = {key: made.get(key) or model.weights[key] for key in tensors}
+    config = replace(model.config, layers=1, states=model.config.predicts, predicts=())
+    return _over(model, config, tape, weights, num_threads=num_threads, max_rows=max_rows)
+
+
+def _over(
+    model: Model,
+    config: ModelConfig,
+    tape: Tape,
+    weights: Mapping[Key, PackedMatrix],
+    **sizes: int,
+) -> Model:
+    """Another model over weights of a loaded one, some of which may still be packed. sizes:
+    `num_threads` and `max_rows`.
+    """
+    ops = ready(model.reader, tape.ops, weights, model.pager)
+    program = program_of(config, tape, ops, packing=model.packing, **sizes)
+    program.served = model.program.served
+    return Model(
+        config, tape, program, model.reader, weights, rope=model.rope, packing=model.packing
+    )
+
+
+def eagle_draft(
+    target: Model, reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512
+) -> tuple[Model, RowProgram, np.ndarray | None]:
+    """(an EAGLE-3 draft model for a target; what makes its rows g of the target's carried rows; the
+    target's token of each row of its output, None where they are the same).
+
+    ConfigError unless it was made for such a target; ModelError for a malformed file.
+    """
+    vocabulary = target.config.vocab_size
+    reader, lent = _completed(reader, target)
+    b = Builder(reader, EAGLE)
+    if b.vocab_size != vocabulary:
+        raise ConfigError(
+            f"draft: found {_TABLE} of {b.vocab_size} rows, wanted {vocabulary}, the vocabulary of "
+            "the target"
+        )
+    with b.complete():
+        logits, fusion = eagle(b, Keys(target.reader.metadata).integer("embedding_length"))
+    tokens = target_tokens(b, logits.width, vocabulary)
+    unused = b.unused()
+    if unused:
+        raise ModelError(f"{unused[0]}: {EAGLE} has no use for this tensor")
+    known = {f"{EAGLE}.target_layers", f"{EAGLE}.target_hidden_size", f"{EAGLE}.context_length"}
+    check_keys(reader.metadata, EAGLE, b.read | known)
+    tape, fusing = lower(b, logits), lower(fusion, None)
+    tensors = weights_of((*tape.ops, *fusing.ops))
+    own = {key: tensor for key, tensor in tensors.items() if key not in lent}
+    weights = lent | packed(reader, own, num_threads)
+    config = replace(
+        target.config,
+        architecture=EAGLE,
+        hidden_size=b.hidden,
+        layers=1,
+        states=tuple(b.pages),
+        rope_near=None,
+        predicts=(),
+    )
+    # the head that is the target's may still be packed
+    packing = target.packing if lent else None
+    program = program_of(
+        config,
+        tape,
+        ready(reader, tape.ops, weights),
+        max_rows=max_rows,
+        num_threads=num_threads,
+        packing=packing,
+        outputs=logits.width,
+    )
+    fuse = RowProgram(fusing, ready(reader, fusing.ops, weights), vocabulary, None, beside=program)
+    return Model(config, tape, program, reader, weights, packing=packing), fuse, tokens
+
+
+def _completed(reader: GgufReader, target: Model) -> tuple[GgufReader, dict[Key, PackedMatrix]]:
+    """(a draft's file with the target's token table and output where it has none; the packed matrix
+    of that output).
+    """
+    names = {} if _TABLE in reader.tensors else {_TABLE: _TABLE}
+    weights: dict[Key, PackedMatrix] = {}
+    if _HEAD not in reader.tensors:
+        head = output_matrix(target)
+        if head is None:
+            raise ConfigError(
+                f"draft: found no {_HEAD}, wanted one: that of the target cannot be used alone"
+            )
+        names[_HEAD] = next(
+            op.params["weights"][0].name for op in target.tape.ops if op.params.get("out") == OUTPUT
+        )
+        weights[_HEAD, 0, target.config.vocab_size] = head
+    return reader.joined(target.reader, names), weights
+
+
+def output_matrix(model: Model) -> PackedMatrix | None:
+    """The matrix whose rows are the tokens of the output; None if its product is not the last but
+    for ops on single numbers, or its rows are not in memory.
+    """
+    writers = [op for op in model.tape.ops if op.params.get("out") == OUTPUT]
+    if model.pager is not None or not writers or writers[0].name != "matmul":
+        return None
+    first, *rest = writers
+    if len(first.params["weights"]) > 1 or first.params.get("addend") is not None:
+        return None
+    if any(op.name not in ("scale", "softcap") or op.params["x"] != OUTPUT for op in rest):
+        return None
+    return model.weights[first.params["weights"][0].key]
+
+
+def shortened(model: Model, tokens: np.ndarray) -> Program:
+    """The program of a model whose output is that of some tokens, given in runs of 16 from a
+    multiple of 16 on; on the workers of the model's own program. All weights must be packed, and
+    `output_matrix` known.
+    """
+    matrix, panels = output_matrix(model), tokens[::16] // 16
+    assert matrix is not None
+    held = matrix.panels()
+    # panels begin at multiples of 64 bytes
+    buffer = np.empty(len(panels) * held.shape[1] + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    taken = buffer[start : start + len(panels) * held.shape[1]].reshape(len(panels), -1)
+    np.take(held, panels, axis=0, out=taken)
+    short = PackedMatrix.over(taken.reshape(-1), matrix.form, len(tokens), matrix.cols)
+    ops = ready(model.reader, model.tape.ops, model.weights)
+    for name, params in ops:
+        if name == "matmul" and params["out"] == OUTPUT:
+            bias = params["bias"]
+            params |= {"weights": [short], "bias": None if bias is None else bias[tokens]}
+    whole = model.program
+    program = program_of(
+        model.config,
+        model.tape,
+        ops,
+        max_rows=whole.max_rows,
+        num_threads=whole.num_threads,
+        beside=whole,
+        outputs=len(tokens),
+    )
+    program.served = whole.served
+    return program

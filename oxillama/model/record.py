@@ -1,0 +1,226 @@
+"""Records a file: its keys are read, its architecture is recorded and lowered to a tape, and every
+key and tensor is accounted for. No matrix is read.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+
+from oxillama.errors import ConfigError, ModelError
+from oxillama.gguf import GgufReader
+from oxillama.gguf.keys import Keys
+from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
+from oxillama.model.accounts import check_keys
+from oxillama.model.builder import Builder, Classifier, recorders
+from oxillama.model.eagle import ARCH as EAGLE
+from oxillama.model.further import is_further
+from oxillama.model.lower import Tape, lower
+from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
+from oxillama.model.state import LayerState, Slot
+
+# the values of `pooling_type`, in order
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+
+# files that are used beside a model, and how
+_NOT_MODELS = {
+    "adapter": "a LoRA adapter is given beside its base model, with --lora or lora=",
+    "imatrix": "an importance matrix is given to `oxillama quantize --imatrix`",
+}
+
+# Architectures of files that hold no next-token model or encoder of texts, and what they do.
+_FILLS = "fills in masked tokens step by step (diffusion)"
+_DRAFTS = "drafts for another model and has no use alone"
+_SPEAKS = "makes sound"
+NOT_GENERATING = {
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _FILLS),
+    **dict.fromkeys(("dflash", "gemma4-assistant"), _DRAFTS),
+    EAGLE: "drafts for another model, which is loaded with it (speculative=, --speculative)",
+    **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
+    "t5": "writes with a decoder that looks at what an encoder read",
+    "clip": "encodes images or sound for another model (mmproj)",
+}
+# Architectures that llama.cpp runs and that need an op which is not here, with what it would do.
+NOT_COMPUTED = {
+    "graniteswitch": "switches adapters within a text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes and properties of a model for higher layers, without tensors. hidden_size: floats of a
+    row of the embedding.
+    """
+
+    architecture: str
+    name: str
+    context_length: int
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    states: tuple[LayerState, ...]
+    # a row sees no token after its own; else all of a text must be in one step
+    causal: bool = True
+    # whether there are logits of a next token
+    generates: bool = True
+    # how the file says that the rows of a text become one vector: "none", "mean", "cls", "last",
+    # "rank"; None where it does not
+    pooling: str | None = None
+    # what a classifier over the pooled rows scores, none for models without one
+    labels: tuple[str, ...] = ()
+    # tokens beyond which sequences have other rope factors (LongRoPE), None where all have the same
+    rope_near: int | None = None
+    # what the layers keep that predict further tokens, none for models without
+    predicts: tuple[LayerState, ...] = ()
+
+    def __repr__(self) -> str:
+        """Every field; layers in a row that keep the same are counted."""
+        parts = []
+        for each in fields(self):
+            told = repr(getattr(self, each.name))
+            if each.name in ("states", "predicts"):
+                runs = [(state, len(list(run))) for state, run in groupby(getattr(self, each.name))]
+                told = ", ".join(f"{count} x {state!r}" for state, count in runs)
+                told = f"({told})"
+            parts.append(f"{each.name}={told}")
+        return f"ModelConfig({', '.join(parts)})"
+
+    @property
+    def kv_layers(self) -> tuple[tuple[int, int, int], ...]:
+        """(kv_heads, k_dim, v_dim) of every layer that keeps pages, as page memory takes them."""
+        return tuple(state.dims for state in self.states if not isinstance(state, Slot))
+
+    @property
+    def slot_layers(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of every layer's recurrent state, empty for models without any."""
+        return tuple(state.shape for state in self.states if isinstance(state, Slot))
+
+
+def architectures() -> list[str]:
+    """Names of every `general.architecture` that can be loaded."""
+    return sorted(recorders())
+
+
+def record(
+    reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED
+) -> tuple[ModelConfig, Tape]:
+    """What a file holds, and its tape.
+
+    depth: record only the first layers, then the output norm and head. rope: the overrides;
+    ConfigError if the architecture does not use one of them.
+    """
+    config, tape, _ = recorded(reader, depth=depth, rope=rope)
+    return config, tape
+
+
+def recorded(
+    reader: GgufReader,
+    *,
+    depth: int | None = None,
+    rope: RopeOverrides = AS_FILED,
+    extracts: Sequence[int] = (),
+) -> tuple[ModelConfig, Tape, Classifier | None]:
+    """`record`, and the model's classifier if it has one. extracts: see `load.load_model`."""
+    name = _architecture_of(reader)
+    b = Builder(reader, name, depth=depth, rope=rope)
+    own = Keys(reader.metadata, name, read=b.read)
+    context = context_in_force(own, b.keys if rope.given() else own)
+    if extracts:
+        b.extract(extracts)
+    with b.complete():
+        result = recorders()[name](b)
+    if extracts:
+        if b.extracted is None:
+            raise ConfigError(
+                f"draft: found {EAGLE} for {name}, wanted it for a model whose layers add to one "
+                "row, of which its output is made"
+            )
+        b.carried = b.extracted
+    pooling = _pooling(own, b)
+    if b.depth == b.n_layers:
+        rope.check_used(name, b.rotated_by)
+        unused = b.unused()
+        if unused:
+            raise ModelError(
+                f"{unused[0]}: {name} has no use for this tensor ({len(unused)} such in the file)"
+            )
+        check_keys(reader.metadata, name, b.read)
+    tape = replace(
+        lower(b, result),
+        predictor=None if b.predictor is None else lower(b.predictor.graph, b.predictor.logits),
+        extracts=tuple(extracts),
+        projection=None if b.projection is None else lower(b.projection, None),
+        classifier=None if b.classifier is None else lower(b.classifier.head, None),
+    )
+    label = reader.metadata.get("general.name", "")
+    config = ModelConfig(
+        name,
+        label if isinstance(label, str) else "",
+        context,
+        b.vocab_size,
+        b.hidden if b.embedding is None else b.embedding.width,
+        b.depth,
+        (*b.pages, *b.slots),
+        causal=b.causal is not False,
+        generates=result is not None and b.causal is not False,
+        pooling=pooling,
+        labels=() if b.classifier is None else b.classifier.labels,
+        rope_near=next(
+            (op.params["near"] for op in tape.ops if op.params.get("far") is not None), None
+        ),
+        predicts=() if b.predictor is None else tuple(b.predictor.graph.pages),
+    )
+    return config, tape, b.classifier
+
+
+def _architecture_of(reader: GgufReader) -> str:
+    """The architecture of a model's file; ModelError if it is none, or one that cannot be
+    computed.
+    """
+    kind = reader.metadata.get("general.type", "model")
+    if not isinstance(kind, str):
+        raise ModelError(f"general.type: found {kind!r:.60}, wanted a text")
+    if kind in _NOT_MODELS:
+        raise ModelError(f"general.type: found {kind!r}, wanted a model: {_NOT_MODELS[kind]}")
+    name = reader.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelError(
+            f"general.architecture: found {name!r}, wanted the name of an architecture"
+        )
+    if name in NOT_GENERATING:
+        raise ModelError(
+            f"general.architecture: found {name!r}, which {NOT_GENERATING[name]}, wanted a model "
+            "that predicts the next token, or an encoder"
+        )
+    if name not in recorders():
+        why = f", which {NOT_COMPUTED[name]}: not computed here" if name in NOT_COMPUTED else ""
+        raise ModelError(
+            f"general.architecture: found {name!r}{why or _nearest(name)}, wanted one of "
+            f"{', '.join(architectures())}"
+        )
+    if is_further(reader):
+        raise ModelError(
+            f"general.architecture: found {name!r} with layers alone that predict further tokens, "
+            "wanted a model: they are given beside theirs, with --speculative or speculative="
+        )
+    return name
+
+
+def _nearest(name: str) -> str:
+    """The known architecture with the most similar name, for error messages."""
+    known = difflib.get_close_matches(name, architectures(), n=1, cutoff=0.0)
+    return f" (nearest known: {known[0]!r})" if known else ""
+
+
+def _pooling(keys: Keys, b: Builder) -> str | None:
+    """How the rows of a text become one vector, as the file says; None where it does not."""
+    number = keys.integer("pooling_type", default=None, minimum=0, maximum=len(POOLINGS) - 1)
+    if number is None:
+        return None
+    if POOLINGS[number] == "rank" and b.classifier is None:
+        raise ModelError(
+            f"{b.arch}.pooling_type: found {number} (rank), wanted cls.output.weight too"
+        )
+    return POOLINGS[number]
