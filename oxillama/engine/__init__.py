@@ -4,6 +4,7 @@ no tensor is known here.
   engine       EngineCore: what any thread may ask of an engine
   loop         StepLoop: plan -> step -> draw -> text, in one thread
   scheduler    who runs in the next step, and for how many rows
+  batcher      Batcher: the input of a step, made of a plan
   output       OutputProcessor: from a row of logits to a token and its text; StopText
   tracker      RequestTracker: requests in flight, how one begins and every end it may have
   allocator    PageAllocator: divides pages among requests, stored prefixes and idle sessions

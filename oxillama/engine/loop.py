@@ -32,15 +32,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from oxillama.engine.allocator import PageAllocator
+from oxillama.engine.batcher import Batcher, Plan, kept_rows, wanted_rows
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.output import OutputProcessor
 from oxillama.engine.request import BeamRequest, GenerateRequest, Request
-from oxillama.engine.scheduler import ScheduleEntry, Scheduler, State
+from oxillama.engine.scheduler import Scheduler, State
 from oxillama.engine.speculation import RequestCandidates
 from oxillama.engine.tracker import Deadlines, RequestTracker
 from oxillama.engine.workers import Workers
 from oxillama.errors import Cancelled, EngineError, PagingError, WeightsDamaged
-from oxillama.vision.placed import inputs
 
 _CLOSE = object()
 _MEASURED = 7  # a bit mask: every eighth step without candidates is measured for speculation
@@ -48,7 +48,6 @@ _DECODING = State.DECODING  # read for every token
 STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does not return
 AWAY_SECONDS = 0.01  # until a request without pages looks again for pages in transit
 
-Plan = list[tuple[ScheduleEntry, int]]
 Call = Callable[[], Any]
 
 
@@ -329,11 +328,11 @@ class StepLoop:
         """Give what a step left behind the last layer to the requests that take it."""
         carried, at = self.program.carried(), 0
         for entry, rows in plan:
-            wanted, kept = wanted_rows(entry, rows), taking.get(id(entry), 0)
-            at += max(wanted, kept)
-            if kept:
-                first = entry.done + rows - kept
-                entry.owner.speculation.take_carried(first, carried[at - kept : at])
+            at += kept_rows(entry, rows, taking)
+            taken = taking.get(id(entry), 0)
+            if taken:
+                first = entry.done + rows - taken
+                entry.owner.speculation.take_carried(first, carried[at - taken : at])
 
     def _distribute_rows(
         self, plan: Plan, out: np.ndarray, began: float, start: float, now: float
@@ -732,143 +731,3 @@ class StepLoop:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def wanted_rows(entry: ScheduleEntry, rows: int) -> int:
-    """How many of an entry's rows in a step, its last ones, have an output that is wanted."""
-    start = entry.done
-    if entry.width:
-        return rows if start + 1 == entry.length else 0
-    if entry.every_row:
-        return rows - min(rows, max(0, entry.owner.delivered - start))
-    return max(0, start + rows + 1 - entry.length)
-
-
-class Batcher:
-    """Fills the arrays of a step from a plan. The arrays are reused, so a batch is valid until the
-    next one is made.
-    """
-
-    __slots__ = ("_counted", "_make", "_one", "_positions", "_row_table", "_tokens", "_zeros")
-
-    def __init__(self, make: Callable, max_rows: int) -> None:
-        self._make = make
-        self._tokens, self._positions, self._row_table = (
-            np.zeros(max_rows, np.int32) for _ in range(3)
-        )
-        # of the rows of one text: their numbers, and the number 0 of its table
-        self._counted, self._zeros = (
-            np.arange(max_rows, dtype=np.int32),
-            np.zeros(max_rows, np.int32),
-        )
-        # of a batch of one row: token, position, and the number 0 of its table and of its row
-        self._one = (np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
-
-    def __call__(self, plan: Plan, taking: dict[int, int]) -> tuple[Any, bool]:
-        """(the input of the program, whether the step is for hidden rows). taking: by entry (`id`),
-        how many of its last rows are kept.
-        """
-        entry, rows = plan[0]
-        session = entry.owner.session
-        # one row: the common case, kept short
-        if rows == 1 and len(plan) == 1 and not (entry.width or session.images):
-            done, kv = entry.done, session.kv
-            token, position, zero = self._one
-            token[0], position[0] = session.tokens[done], done
-            if kv.slot is None and not session.adapters:
-                return self._make(token, position, (kv.table,), zero, zero), entry.hidden
-            more: dict[str, Any] = {} if kv.slot is None else {"slots": (kv.slot,)}
-            adapted = getattr(session.adapters, "factors", None)
-            if adapted is not None:
-                more["adapters"] = (adapted,)
-            return self._make(token, position, (kv.table,), zero, zero, **more), entry.hidden
-        # the candidates of one text: the other common case
-        if len(plan) == 1 and entry.draft and not (entry.width or session.images):
-            done, kv, counted = entry.done, session.kv, self._counted[:rows]
-            if not session.adapters and entry.length == done + 1:
-                more = {}
-                if kv.slot is not None:
-                    own = [-1, *kv.trail(done + 1, rows - 1)]
-                    more = {"slots": (kv.slot,), "spares": np.array(own, np.int32)}
-                return self._make(
-                    np.array([session.tokens[done], *entry.draft[: rows - 1]], np.int32),
-                    counted + done,
-                    (kv.table,),
-                    self._zeros[:rows],
-                    counted,
-                    **more,
-                ), entry.hidden
-        tokens, positions, row_table = self._tokens, self._positions, self._row_table
-        at, hidden, adapting = 0, False, False
-        tables: list[np.ndarray] = []
-        slots: list[int | None] = []
-        adapters: list[Any] = []  # of each table
-        wanted: list[int] = []
-        kept: list[int] = []
-        spares: list[int] = []  # of the rows, as far as there are candidates with state
-        with_images: list[tuple[Any, int, int, int]] = []
-        for entry, rows in plan:
-            request, start = entry.owner, entry.done
-            session, end = request.session, at + rows
-            if taking:
-                kept.extend(
-                    range(end - max(wanted_rows(entry, rows), taking.get(id(entry), 0)), end)
-                )
-            adapted = getattr(session.adapters, "factors", None) if session.adapters else None
-            if entry.width:
-                adapters.extend([adapted] * rows)
-                adapting |= adapted is not None
-                if session.images:
-                    beams = request.search.sessions[entry.part : entry.part + rows]
-                    with_images += [(beam, start, 1, row) for row, beam in enumerate(beams, at)]
-                for row, beam in enumerate(
-                    request.search.sessions[entry.part : entry.part + rows], at
-                ):
-                    tokens[row], positions[row], row_table[row] = (
-                        beam.tokens[start],
-                        start,
-                        len(tables),
-                    )
-                    tables.append(beam.kv.table)
-                    slots.append(beam.kv.slot)
-                wanted.extend(range(at, end) if start + 1 == entry.length else ())
-                at = end
-                continue
-            adapters.append(adapted)
-            adapting |= adapted is not None
-            if session.images:
-                with_images.append((session, start, rows, at))
-            if rows == 1:
-                tokens[at], positions[at], row_table[at] = session.tokens[start], start, len(tables)
-            else:
-                tokens[at:end] = (
-                    session.tokens[start : start + rows]
-                    if start + rows <= entry.length
-                    else session.tokens[start:] + list(entry.draft[: start + rows - entry.length])
-                )
-                positions[at:end] = (
-                    range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
-                )
-                row_table[at:end] = len(tables)
-                if session.kv.slot is not None and start + rows > entry.length:
-                    spares += [-1] * (at + entry.length - start - len(spares))
-                    spares += session.kv.trail(entry.length, start + rows - entry.length)
-            tables.append(session.kv.table)
-            slots.append(session.kv.slot)
-            count = wanted_rows(entry, rows)
-            if count or entry.every_row:
-                wanted.extend(range(end - count, end))
-                hidden |= entry.hidden
-            at = end
-        more = {} if slots[0] is None else {"slots": slots}
-        if spares:
-            more["spares"] = spares + [-1] * (at - len(spares))
-        if adapting:
-            more["adapters"] = adapters
-        if len(kept) > len(wanted):
-            more["kept"] = np.array(kept, np.int32)
-        if with_images:
-            more |= inputs(with_images, tokens[:at], positions[:at])
-        return self._make(
-            tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32), **more
-        ), hidden
