@@ -13,6 +13,7 @@ docs/speculative.md.
   grammar       candidates that a grammar forces
   draft_model   candidates from a second model
   mtp           candidates from the model's own layers that predict further tokens
+  choices       the first of several drafters, or the likelier of two
   shortlist     the part of a large vocabulary that drafts draw from
   vocabularies  whether a draft's tokens can represent a target's, and how
   background    a draft model that drafts while the target verifies

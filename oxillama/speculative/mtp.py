@@ -19,8 +19,6 @@ text does not depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,8 +33,7 @@ from oxillama.speculative.draft_model import (
     ModelDrafter,
     SessionDraft,
 )
-from oxillama.speculative.lookup import LookupDrafter
-from oxillama.speculative.types import WINDOW, Draft, DraftRequest
+from oxillama.speculative.types import WINDOW, DraftRequest
 
 
 class CarriedRows:
@@ -139,7 +136,7 @@ class MtpDrafter(ModelDrafter):
     others, of rejected candidates and of a text while there are no drafts, cost nothing.
     """
 
-    carries = runs = True
+    carries = True
     # one layer, over a few rows
     _catch_up_counts = False
 
@@ -182,49 +179,3 @@ class MtpDrafter(ModelDrafter):
             if len(state.held) < len(draft.prefix):
                 state.sure = len(state.held) + len(ids)
             state.last = row[None].copy()
-
-
-class LikelierOf:
-    """The draft of a lookup where its first candidate is as likely as the predictor's; otherwise
-    the predictor's. alone: there is none for a request while others decode.
-    """
-
-    carries = runs = True
-
-    def __init__(
-        self, lookup: LookupDrafter, predictor: MtpDrafter, *, alone: bool = False
-    ) -> None:
-        self.drafters, self.alone = (lookup, predictor), alone
-
-    def open(self, session: Any) -> tuple[Any, PredictorState]:
-        """What each keeps."""
-        lookup, predictor = self.drafters
-        made = predictor.open(session)
-        assert isinstance(made, PredictorState)
-        return lookup.open(session), made
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """A draft for each request."""
-        lookup, predictor = self.drafters
-        if self.alone and any(each.sequences > 1 for each in requests):
-            return [Draft()] * len(requests)
-        out = lookup.propose([replace(each, state=each.state[0]) for each in requests])
-        rest = {}
-        for at, (draft, request) in enumerate(zip(out, requests)):
-            likely = draft.chances[0] if draft.tokens and draft.chances else 0.0
-            if likely < predictor.chance(request.state[1]):
-                rest[at] = replace(request, state=request.state[1])
-        for at, draft in zip(rest, predictor.propose(list(rest.values())) if rest else ()):
-            if draft.tokens:
-                out[at] = draft
-        return out
-
-    def take_carried(self, state: tuple[Any, PredictorState], first: int, rows: Any) -> None:
-        """The target's rows, for the predictor."""
-        self.drafters[1].take_carried(state[1], first, rows)
-
-    def close(self, state: tuple[Any, PredictorState], session: Any) -> None:
-        """The request has ended."""
-        lookup, predictor = self.drafters
-        lookup.close(state[0], session)
-        predictor.close(state[1], session)

@@ -15,11 +15,12 @@ from oxillama.engine.engine import EngineCore
 from oxillama.engine.loop import Parking
 from oxillama.errors import ConfigError
 from oxillama.speculative.background import BackgroundDrafter
+from oxillama.speculative.choices import Choice
 from oxillama.speculative.costs import CostLedger, StepCosts
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.lookup import LookupDrafter, LookupSpeculation
-from oxillama.speculative.mtp import LikelierOf, MtpDrafter
+from oxillama.speculative.mtp import MtpDrafter
 from oxillama.speculative.registry import Registry
 from oxillama.speculative.request import RequestSpeculation
 from oxillama.speculative.threads import SerialCalls
@@ -28,14 +29,13 @@ from oxillama.speculative.types import (
     Draft,
     Drafter,
     DraftRequest,
-    FirstOf,
     NoCandidates,
 )
 
 PendingDraft = tuple[Any, DraftRequest]
 
 # drafters that the loop asks itself: they answer at once, or after steps of a draft model
-_IN_LOOP = (LookupDrafter, ForcedText, NoCandidates, ModelDrafter, MtpDrafter, LikelierOf)
+_IN_LOOP = (LookupDrafter, ForcedText, NoCandidates, ModelDrafter, MtpDrafter)
 # drafters whose `open` and `close` never wait
 _OPENS_AT_ONCE = (*_IN_LOOP, BackgroundDrafter)
 
@@ -207,7 +207,7 @@ def _forget(drafters: dict[int, _DrafterRecord], key: int, _: Any) -> None:
 
 def is_built_in(drafter: Drafter, types: tuple[type, ...]) -> bool:
     """Whether a drafter is of exactly one of these types, or a choice among such drafters."""
-    if type(drafter) is FirstOf:
+    if isinstance(drafter, Choice):
         return all(is_built_in(each, types) for each in drafter.drafters)
     return type(drafter) in types
 

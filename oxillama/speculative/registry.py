@@ -10,11 +10,12 @@ from weakref import WeakKeyDictionary
 
 from oxillama.engine.engine import EngineCore
 from oxillama.errors import ConfigError, EngineError
+from oxillama.speculative.choices import FirstOf, LikelierOf
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.lookup import LookupDrafter
-from oxillama.speculative.mtp import LikelierOf, MtpDrafter
-from oxillama.speculative.types import Candidates, Drafter, FirstOf
+from oxillama.speculative.mtp import MtpDrafter
+from oxillama.speculative.types import Candidates, Drafter
 
 _WANTED = (
     "wanted None, False, True, 'auto', 'lookup', 'mtp', Candidates, a drafter (open, propose, "

@@ -13,10 +13,8 @@ How a candidate was made decides how it is accepted:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
 
 from oxillama.errors import ConfigError
 from oxillama.sampling import Distribution
@@ -144,43 +142,3 @@ class NoCandidates:
 
     def close(self, state: None, session: Any) -> None:
         """Nothing was kept."""
-
-
-class FirstOf:
-    """The draft of the first of several drafters that has one."""
-
-    def __init__(self, *drafters: Drafter) -> None:
-        self.drafters = drafters
-        self.carries = any(carries(each) for each in drafters)
-
-    def open(self, session: Any) -> list[Any]:
-        """What each keeps."""
-        return [drafter.open(session) for drafter in self.drafters]
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Each drafter is asked for all sessions, so that all learn from the text; one that runs
-        steps of its own only for those that have no draft yet.
-        """
-        out = [Draft()] * len(requests)
-        for index, drafter in enumerate(self.drafters):
-            runs = getattr(drafter, "runs", False)
-            asked = {
-                at: replace(request, state=request.state[index])
-                for at, request in enumerate(requests)
-                if not (runs and out[at].tokens)
-            }
-            for at, draft in zip(asked, drafter.propose(list(asked.values())) if asked else ()):
-                if not out[at].tokens:
-                    out[at] = draft
-        return out
-
-    def take_carried(self, state: list[Any], first: int, rows: np.ndarray) -> None:
-        """The target's rows, for those that take them."""
-        for drafter, each in zip(self.drafters, state):
-            if carries(drafter):
-                drafter.take_carried(each, first, rows)  # type: ignore[attr-defined]
-
-    def close(self, state: list[Any], session: Any) -> None:
-        """The request has ended."""
-        for drafter, each in zip(self.drafters, state):
-            drafter.close(each, session)

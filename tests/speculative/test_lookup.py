@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 import oxillama
 from oxillama._core.lookup import IndexedText, StepCosts, TextIndex, Watcher
+from oxillama.speculative.choices import FirstOf
 from oxillama.speculative.costs import CostLedger
 from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.lookup import LookupDrafter, LookupSpeculation
-from oxillama.speculative.types import Candidates, FirstOf
+from oxillama.speculative.types import Candidates
 from tests.engine.null import core, request, solo
 from tests.model import tiny
 
