@@ -2,26 +2,27 @@
 and those that the model agrees with are accepted. The text does not depend on it; see
 docs/speculative.md.
 
-  types         the interface between drafters and loop: Draft, DraftRequest, Drafter, Candidates
-  request       the candidates of one request
-  planner       the candidates of an engine's requests: calls drafters, measures steps
-  threads       drafters of callers run in worker threads
-  costs         what steps cost by rows, and what speculation has cost so far
-  acceptance    how likely candidates are to be accepted
-  registry      values of `speculative=`; the drafters that requests share
-  lookup        candidates that followed the same tokens before
-  grammar       candidates that a grammar forces
-  draft_model   candidates from a second model
-  mtp           candidates from the model's own layers that predict further tokens
-  choices       the first of several drafters, or the likelier of two
-  shortlist     the part of a large vocabulary that drafts draw from
-  vocabularies  whether a draft's tokens can represent a target's, and how
-  background    a draft model that drafts while the target verifies
-  drafts        draft models: opened, chosen from a folder, or made from the target
-  config        SpeculativeConfig, AsyncSpecConfig
-  engine        SpeculativeEngine: a target and a draft as one engine
-  decoder       SpeculativeDecoder: the same with background drafting; CancellationToken
-  snapshot      a speculating session as bytes
+  types          the interface between drafters and loop: Draft, DraftRequest, Drafter, Candidates
+  request        the candidates of one request
+  planner        the candidates of an engine's requests: calls drafters, measures steps
+  threads        drafters of callers run in worker threads
+  costs          what steps cost by rows, and what speculation has cost so far
+  acceptance     how likely candidates are to be accepted
+  registry       values of `speculative=`; the drafters that requests share
+  lookup         candidates that followed the same tokens before
+  grammar        candidates that a grammar forces
+  draft_model    candidates from a second model
+  draft_session  what that keeps of a session, and its candidates while they are drawn
+  mtp            candidates from the model's own layers that predict further tokens
+  choices        the first of several drafters, or the likelier of two
+  shortlist      the part of a large vocabulary that drafts draw from
+  vocabularies   whether a draft's tokens can represent a target's, and how
+  background     a draft model that drafts while the target verifies
+  drafts         draft models: opened, chosen from a folder, or made from the target
+  config         SpeculativeConfig, AsyncSpecConfig
+  engine         SpeculativeEngine: a target and a draft as one engine
+  decoder        SpeculativeDecoder: the same with background drafting; CancellationToken
+  snapshot       a speculating session as bytes
 
 `engine` and `decoder` belong to the public API, above `oxillama.api`; the other modules are above
 `oxillama.engine` and below the API.

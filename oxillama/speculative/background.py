@@ -25,7 +25,8 @@ from weakref import finalize
 
 from oxillama.engine.session import Session
 from oxillama.errors import EngineError
-from oxillama.speculative.draft_model import CATCH_UP, DraftState, ModelDrafter, SessionDraft
+from oxillama.speculative.draft_model import CATCH_UP, ModelDrafter
+from oxillama.speculative.draft_session import DraftState, SessionDraft
 from oxillama.speculative.types import Draft, DraftRequest
 
 

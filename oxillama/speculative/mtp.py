@@ -27,12 +27,8 @@ from oxillama.engine.allocator import common_prefix
 from oxillama.engine.session import Session
 from oxillama.model.pooled import RowProgram
 from oxillama.sampling import Sampler
-from oxillama.speculative.draft_model import (
-    DraftAcceptance,
-    DraftState,
-    ModelDrafter,
-    SessionDraft,
-)
+from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.draft_session import DraftAcceptance, DraftState, SessionDraft
 from oxillama.speculative.types import WINDOW, DraftRequest
 
 
