@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from oxillama.tokenizer import TokenizerBridge
 # bytes of a draft against the target's, above which even a perfect draft hardly gains
 PAYS_BELOW = 0.5
 OwnSampler = Callable[[Session], Sampler]
+Drafting = TypeVar("Drafting", bound=ModelDrafter)
 
 
 class OpenedModel(Protocol):
@@ -137,93 +138,78 @@ class DraftModels:
         """(a drafter over an engine, a file, the best file of a folder, the target's first layers,
         or those that predict further tokens; what closes it where it was opened here).
 
-        ConfigError names what the draft's vocabulary lacks.
+        own_sampler: makes the sampler that it draws with. ConfigError names what the draft's
+        vocabulary lacks.
         """
-        model = self.model
+        model, given = self.model, config or EngineConfig()
         if self.key(asked) == "mtp":
-            return self._predictor(own_sampler, config or EngineConfig())
+            _refuse_sampler(own_sampler, "'mtp'")
+            return self._over_target(MtpDrafter, predictor(model, **self._sizes(given)), given)
         depth = exit_depth(asked, model.config.layers)
         if depth is not None:
-            return self._early_exit(depth, own_sampler, config or EngineConfig())
+            draft = early_exit(model, depth, **self._sizes(given))
+            return self._over_target(ModelDrafter, draft, given, own_sampler=own_sampler)
         if isinstance(asked, ModelEngine):
-            opened, loaded = None, asked.opened
-        else:
-            path = Path(asked)
-            path = choose_draft(model, path) if path.is_dir() else path
-            reader = eagle_reader(path)
-            if reader is not None:
-                return self._eagle(path, reader, own_sampler, config or EngineConfig())
-            config = _rotated(config or EngineConfig(model_path=path), model, path)
-            # a draft is small and may lie in a file that goes with this interpreter: it is kept
-            # only where a folder was named for it
-            if config.sidecar == "auto":
-                config = replace(config, sidecar=False)
-            opened = loaded = self._open_model(config, path)
-        core, words, draft = loaded.core, loaded.vocabulary, loaded.model
+            return self._over_model(asked.opened, own_sampler), None
+        path = Path(asked)
+        path = choose_draft(model, path) if path.is_dir() else path
+        reader = _eagle_reader(path)
+        if reader is not None:
+            _refuse_sampler(own_sampler, "an EAGLE-3 draft")
+            return self._eagle(path, reader, given)
+        config = _rotated(config or EngineConfig(model_path=path), model, path)
+        # a draft is small and may lie in a file that goes with this interpreter: it is kept only
+        # where a folder was named for it
+        if config.sidecar == "auto":
+            config = replace(config, sidecar=False)
+        opened = self._open_model(config, path)
         try:
-            alignment = aligned(
-                self.vocabulary, words, model.config.vocab_size, draft.config.vocab_size
-            )
+            return self._over_model(opened, own_sampler), opened.close
         except BaseException:
-            if opened is not None:
-                opened.close(keep=False)
+            opened.close(keep=False)
             raise
-        drafter = ModelDrafter(
-            core,
+
+    def _over_model(self, loaded: OpenedModel, own_sampler: OwnSampler | None) -> ModelDrafter:
+        """A drafter over another model."""
+        model, draft = self.model, loaded.model
+        alignment = aligned(
+            self.vocabulary, loaded.vocabulary, model.config.vocab_size, draft.config.vocab_size
+        )
+        return ModelDrafter(
+            loaded.core,
             alignment,
             own_sampler=own_sampler,
             weight=_bytes(draft.reader) / _bytes(model.reader),
             model=draft,
         )
-        return drafter, None if opened is None else opened.close
 
-    def _early_exit(
-        self, depth: int, own_sampler: OwnSampler | None, config: EngineConfig
-    ) -> tuple[ModelDrafter, Callable[[], None]]:
-        model = self.model
-        draft = early_exit(
-            model,
-            depth,
-            num_threads=config.num_threads or model.program.num_threads,
-            max_rows=config.scheduling().max_batch_tokens,
-        )
-        core, rows = self._core_over(draft, config), model.config.vocab_size
-        drafter = ModelDrafter(
+    def _over_target(
+        self,
+        kind: Callable[..., Drafting],
+        draft: Model,
+        config: EngineConfig,
+        *,
+        to_target: np.ndarray | None = None,
+        **more: Any,
+    ) -> tuple[Drafting, Callable[[], None]]:
+        """A drafter over weights of the target, and what closes it. to_target: the target's token
+        of each row of its output, None where they are the same.
+        """
+        model, core = self.model, self._core_over(draft, config)
+        drafter = kind(
             core,
-            Alignment(rows, rows),
-            own_sampler=own_sampler,
+            Alignment(model.config.vocab_size, draft.program.outputs, to_target=to_target),
             weight=_run_bytes(draft) / _run_bytes(model),
-            model=draft,
+            model=draft if to_target is None else None,
+            **more,
         )
         return drafter, core.close
 
-    def _predictor(
-        self, own_sampler: OwnSampler | None, config: EngineConfig
-    ) -> tuple[MtpDrafter, Callable[[], None]]:
-        model = self.model
-        if own_sampler is not None:
-            raise ConfigError(
-                "draft_sampler: found one for 'mtp', wanted None: what it predicts depends on rows "
-                "that are at hand, so a text must not depend on it"
-            )
-        draft = predictor(
-            model,
-            num_threads=config.num_threads or model.program.num_threads,
-            max_rows=config.scheduling().max_batch_tokens,
-        )
-        core, rows = self._core_over(draft, config), model.config.vocab_size
-        weight = _run_bytes(draft) / _run_bytes(model)
-        return MtpDrafter(core, Alignment(rows, rows), weight=weight, model=draft), core.close
-
     def _eagle(
-        self, path: Path, reader: GgufReader, own_sampler: OwnSampler | None, config: EngineConfig
+        self, path: Path, reader: GgufReader, config: EngineConfig
     ) -> tuple[MtpDrafter, Callable[[], None]]:
+        """A drafter over an EAGLE-3 model."""
         model, rows = self.model, self.model.config.vocab_size
-        if own_sampler is not None:
-            raise ConfigError(
-                "draft_sampler: found one for an EAGLE-3 draft, wanted None: what it predicts "
-                "depends on rows that are at hand, so a text must not depend on it"
-            )
         if extracts_of(reader, model.reader) != model.tape.extracts:
             raise ConfigError(
                 f"speculative: found {str(path)!r}, an EAGLE-3 draft, for a model that was loaded "
@@ -231,28 +217,29 @@ class DraftModels:
                 "oxillama serve --speculative"
             )
         if "tokenizer.ggml.model" in reader.metadata and self.vocabulary is not None:
-            words = _pieces(TokenizerBridge.from_metadata(reader.metadata))
-            if align(
-                _pieces(self.vocabulary.bridge), words, target_rows=rows, draft_rows=rows
-            ).mapped:
+            target, words = self.vocabulary.bridge, TokenizerBridge.from_metadata(reader.metadata)
+            if align(_pieces(target), _pieces(words), target_rows=rows, draft_rows=rows).mapped:
                 raise ConfigError(
                     "draft: found the target's tokens under other ids, wanted the same ones"
                 )
-        draft, fusion, tokens = eagle_draft(
-            model,
-            reader,
-            num_threads=config.num_threads or model.program.num_threads,
-            max_rows=config.scheduling().max_batch_tokens,
+        draft, fusion, tokens = eagle_draft(model, reader, **self._sizes(config))
+        return self._over_target(MtpDrafter, draft, config, to_target=tokens, fusion=fusion)
+
+    def _sizes(self, config: EngineConfig) -> dict[str, int]:
+        """Of a program beside the target's."""
+        return {
+            "num_threads": config.num_threads or self.model.program.num_threads,
+            "max_rows": config.scheduling().max_batch_tokens,
+        }
+
+
+def _refuse_sampler(own_sampler: OwnSampler | None, asked: str) -> None:
+    """ConfigError for a sampler of a draft that takes the target's rows."""
+    if own_sampler is not None:
+        raise ConfigError(
+            f"draft_sampler: found one for {asked}, wanted None: what it predicts depends on rows "
+            "that are at hand, so a text must not depend on it"
         )
-        core = self._core_over(draft, config)
-        drafter = MtpDrafter(
-            core,
-            Alignment(rows, draft.program.outputs, to_target=tokens),
-            fusion=fusion,
-            weight=_run_bytes(draft) / _run_bytes(model),
-            model=draft if tokens is None else None,
-        )
-        return drafter, core.close
 
 
 def prepared(asked: Any, target: GgufReader) -> tuple[GgufReader, tuple[int, ...], Any]:
@@ -275,7 +262,7 @@ def prepared(asked: Any, target: GgufReader) -> tuple[GgufReader, tuple[int, ...
         return target, (), asked
 
 
-def eagle_reader(path: Path) -> GgufReader | None:
+def _eagle_reader(path: Path) -> GgufReader | None:
     """The reader of a file if that is an EAGLE-3 draft model."""
     reader = GgufReader(path)
     if is_eagle(reader):
