@@ -263,14 +263,4 @@ def diagnose(
     )
     reference = model.reference()
     reference.kv_type = "f32"
-
-    def compiled(index: int) -> dict[int, np.ndarray]:
-        op = model.tape.ops[index]
-        out = op.params.get("out")
-        if out is None:
-            return {}
-        with core.step_lock:
-            model.program.run_until(batch, memory, index)
-            return {out: model.program.slot(out, rows)}
-
-    return compare(reference, ids, compiled)
+    return compare(reference, ids, model.program, batch, memory, lock=core.step_lock)

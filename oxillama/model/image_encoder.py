@@ -279,13 +279,8 @@ def _compared(
 ) -> Iterator[Difference]:
     batch, memory = _batch(program, rows, image)
     reference = Reference(tape, reader, kv_type="f32")
-
-    def compiled(index: int) -> dict[int, np.ndarray]:
-        program.run_until(batch, memory, index, first=index)
-        out = tape.ops[index].params.get("out")
-        return {} if out is None else {out: program.slot(out, len(rows))}
-
-    yield from compare(reference, (), compiled, frame=_frame(reference, rows, image))
+    frame = _frame(reference, rows, image)
+    return compare(reference, (), program, batch, memory, frame=frame)
 
 
 def _frame(reference: Reference, rows: np.ndarray, image: ImageRows | Joined) -> Frame:

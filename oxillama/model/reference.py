@@ -5,11 +5,13 @@ It is slow and simple on purpose: `oxillama doctor` and the tests compare the co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 
+from oxillama._core.tape import Batch, PageMemory, Program
 from oxillama.gguf import GgufReader
 from oxillama.model.lower import Op, Tape
 from oxillama.model.ops import OPS, OUTPUT, Frame
@@ -73,25 +75,34 @@ class Difference:
 def compare(
     reference: Reference,
     tokens: Sequence[int],
-    compiled: Callable[[int], dict[int, np.ndarray]],
+    program: Program,
+    batch: Batch,
+    memory: PageMemory,
     *,
     tolerance: float = 2e-2,
     frame: Frame | None = None,
+    lock: AbstractContextManager | None = None,
 ) -> Iterator[Difference]:
-    """Compare each op's float32 results with `compiled(op_index) -> {slot: rows}` for the same
-    tokens, in order.
+    """Compare each op's float32 results with those of the compiled tape, in order. batch: the
+    tokens in one sequence, every row wanted.
 
     Errors of quantised activations accumulate along the tape, so `tolerance` bounds the whole path,
-    not one op. frame: the initial frame, for tokens with inputs of their own.
+    not one op. frame: the initial frame, for tokens with inputs of their own. lock: held while ops
+    run, where others step the program between them; all ops up to the one that is compared run
+    again then.
     """
     frame = reference.frame(tokens) if frame is None else frame
     for index, op in enumerate(reference.steps(frame)):
-        worst = 0.0
-        for slot, rows in compiled(index).items():
-            wanted = frame.slots[slot]
-            written = OPS[op.name].written(op.params)
+        out, worst = op.params.get("out"), 0.0
+        if lock is None:
+            program.run_until(batch, memory, index, first=index)
+        if out is not None:
+            with nullcontext() if lock is None else lock:
+                if lock is not None:
+                    program.run_until(batch, memory, index)
+                rows = program.slot(out, batch.rows)
+            wanted, written = frame.slots[out], OPS[op.name].written(op.params)
             wanted, found = wanted[:, written], rows[:, : wanted.shape[1]][:, written]
-            scale = float(np.abs(wanted).max()) or 1.0
-            error = float(np.abs(found - wanted).max()) / scale
-            worst = max(worst, error) if np.isfinite(error) else float("inf")
+            error = float(np.abs(found - wanted).max()) / (float(np.abs(wanted).max()) or 1.0)
+            worst = error if np.isfinite(error) else float("inf")
         yield Difference(index, op.name, worst, worst <= tolerance)

@@ -29,7 +29,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from oxillama.model.record import record
 from oxillama.tokenizer import TokenizerBridge
-from tests.model.test_architectures import logits
+from tests.model.stepping import logits
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))

@@ -15,7 +15,7 @@ from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from tests.convert.test_families import save
-from tests.model.test_architectures import logits
+from tests.model.stepping import logits
 
 ROUNDED = "ssm_a"  # computed: llama.cpp's exponential is not always correctly rounded
 

@@ -27,7 +27,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from oxillama.quant import dequantize
 from tests.convert.test_families import folder_of, golden_of
-from tests.model.test_architectures import logits
+from tests.model.stepping import logits
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

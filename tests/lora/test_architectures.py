@@ -13,7 +13,7 @@ from oxillama.lora.stack import Adapters
 from oxillama.model import architectures, load_model
 from tests.lora.made import merged, random_pair, write_lora
 from tests.model.invented import VOCAB, invent
-from tests.model.test_architectures import batch_of, memory_of, step
+from tests.model.stepping import batch_of, memory_of, step
 
 IDS = (np.arange(23) * 37 % VOCAB).astype(np.int32)
 

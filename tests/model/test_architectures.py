@@ -15,66 +15,23 @@ from oxillama.model import architectures, held, load_model
 from oxillama.model.arch import llama4
 from oxillama.model.ops import OUTPUT
 from oxillama.model.record import NOT_COMPUTED, NOT_GENERATING, record
-from oxillama.model.reference import Reference, compare
+from oxillama.model.reference import Reference
 from oxillama.weights import packing
 from tests.conftest import CASES
 from tests.model import invented
-from tests.model.invented import VOCAB, invent
+from tests.model.invented import invent
+from tests.model.stepping import (
+    IDS,
+    batch_of,
+    check_meanings,
+    logits,
+    memory_of,
+    state_of,
+    step,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
-IDS = (np.arange(70) * 37 % VOCAB).astype(np.int32)
 KINDS = ("F32", "Q8_0")
-
-
-def batch_of(parts, memory, *, slots=None, adapters=None, **more):
-    """A batch of (ids, first position, page table) a sequence, every row wanted."""
-    rows = sum(len(ids) for ids, _, _ in parts)
-    if memory.slot_layers:
-        more["slots"] = slots or list(range(len(parts)))
-    if adapters is not None:
-        more["adapters"] = adapters
-    return Batch(
-        np.concatenate([ids for ids, _, _ in parts]).astype(np.int32),
-        np.concatenate([np.arange(s, s + len(i), dtype=np.int32) for i, s, _ in parts]),
-        [np.asarray(table, np.int32) for _, _, table in parts],
-        np.repeat(np.arange(len(parts), dtype=np.int32), [len(ids) for ids, _, _ in parts]),
-        np.arange(rows, dtype=np.int32),
-        **more,
-    )
-
-
-def memory_of(model, pages, slots=1, kv_type="f16"):
-    memory = model.page_memory(kv_type=kv_type)
-    memory.ensure(pages)
-    if memory.slot_layers:
-        memory.ensure_slots(slots)
-    return memory
-
-
-def state_of(memory, slot):
-    """A slot's bytes, with zeros between its layers, where nothing is written."""
-    data, at = bytearray(memory.save_slot(slot)), 0
-    for shape in memory.slot_layers:
-        end = at + 4 * int(np.prod(shape))
-        at = -(-end // 64) * 64
-        data[end:at] = bytes(at - end)
-    return bytes(data)
-
-
-def step(model, batch, memory):
-    """The rows of a step: logits, or those of the embedding where a model has no logits."""
-    output = "logits" if model.config.generates else "hidden"
-    return np.array(model.program.step(batch, memory, output=output))
-
-
-def logits(model, ids, *, chunk=512, kv_type="f16"):
-    """Output rows of `ids`, run in chunks."""
-    pages = -(-len(ids) // 16)
-    memory, out = memory_of(model, pages, kv_type=kv_type), []
-    for start in range(0, len(ids), chunk):
-        batch = batch_of([(ids[start : start + chunk], start, range(pages))], memory)
-        out.append(step(model, batch, memory))
-    return np.concatenate(out)
 
 
 @pytest.mark.parametrize("arch", architectures())
@@ -110,15 +67,8 @@ def test_every_op_agrees_with_its_meaning(arch, tmp_path):
     memory = memory_of(model, 3, kv_type="f32")
     batch = batch_of([(ids, 0, range(3))], memory)
 
-    def compiled(index):
-        model.program.run_until(batch, memory, index, first=index)
-        out = model.tape.ops[index].params.get("out")
-        return {} if out is None else {out: model.program.slot(out, 40)}
-
     reference = Reference(model.tape, reader, kv_type="f32")
-    found = list(compare(reference, ids, compiled, tolerance=2e-5))
-    assert [difference for difference in found if not difference.agrees] == []
-    assert len(found) == len(model.tape.ops)
+    check_meanings(reference, model, batch, memory, ids)
 
 
 @pytest.mark.parametrize("arch", architectures())

@@ -14,10 +14,10 @@ from oxillama.model.builder import Builder
 from oxillama.model.ops import Frame
 from oxillama.model.ops.attention import ChooseBlocks
 from oxillama.model.record import record
-from oxillama.model.reference import Reference, compare
+from oxillama.model.reference import Reference
 from tests.model import invented
 from tests.model.invented import VOCAB, invent
-from tests.model.test_architectures import batch_of, logits, memory_of, step
+from tests.model.stepping import batch_of, check_meanings, logits, memory_of, step
 
 IDS = np.random.default_rng(11).integers(0, VOCAB, 290).astype(np.int32)
 ARCH = "deepseek4"
@@ -36,16 +36,9 @@ def test_every_op_agrees_with_its_meaning_beyond_two_large_blocks(reader):
     model, pages = load_model(reader), -(-len(IDS) // 16)
     memory = memory_of(model, pages, kv_type="f32")
     batch = batch_of([(IDS, 0, range(pages))], memory)
-
-    def compiled(index):
-        model.program.run_until(batch, memory, index, first=index)
-        out = model.tape.ops[index].params.get("out")
-        return {} if out is None else {out: model.program.slot(out, len(IDS))}
-
     reference = Reference(model.tape, reader, kv_type="f32")
     frame = reference.frame(IDS)
-    found = list(compare(reference, IDS, compiled, tolerance=5e-5, frame=frame))
-    assert [difference for difference in found if not difference.agrees] == []
+    check_meanings(reference, model, batch, memory, IDS, tolerance=5e-5, frame=frame)
     ratios = dict(zip(params(model, "compress", "into"), params(model, "compress", "ratio")))
     for layer in range(len(model.config.states)):
         wanted, ratio = frame.keys[layer], ratios.get(layer, 0)

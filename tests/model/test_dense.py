@@ -9,7 +9,7 @@ from oxillama.model.load import load_model
 from oxillama.model.record import record
 from tests.model import invented
 from tests.model.invented import invent
-from tests.model.test_architectures import IDS, logits, memory_of
+from tests.model.stepping import IDS, logits, memory_of
 
 
 @pytest.mark.parametrize("arch", ["gemma3n", "gemma4"])

@@ -5,25 +5,15 @@ would compute, over the same packed weights.
 import numpy as np
 import pytest
 
-from oxillama._core.tape import Batch
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model.drafts import early_exit
 from oxillama.model.load import load_model
 from oxillama.model.record import record
 from tests.model import tiny
+from tests.model.stepping import logits
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)
-
-
-def logits(model) -> np.ndarray:
-    """(tokens, vocabulary) of all tokens in one step."""
-    memory = model.page_memory()
-    memory.ensure(1)
-    every, none = np.arange(len(TOKENS), dtype=np.int32), np.zeros(len(TOKENS), np.int32)
-    return model.program.step(
-        Batch(TOKENS, every, (np.array([0], np.int32),), none, every), memory
-    ).copy()
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3"])
@@ -31,7 +21,7 @@ def test_the_first_layers_are_the_model_of_a_file_that_ends_with_them(arch, tmp_
     formats = {"formats": lambda name: "Q8_0" if "ffn_gate" in name or "attn_v" in name else "F32"}
     tiny.write(tmp_path / "whole.gguf", arch, **formats)
     whole = load_model(GgufReader(tmp_path / "whole.gguf"), num_threads=1)
-    before = logits(whole)
+    before = logits(whole, TOKENS)
     for depth in range(1, tiny.LAYERS + 1):
         beyond = {
             name: None
@@ -51,9 +41,12 @@ def test_the_first_layers_are_the_model_of_a_file_that_ends_with_them(arch, tmp_
             len(early.config.kv_layers),
         ) == (depth, depth)
         assert np.array_equal(
-            logits(early), logits(load_model(GgufReader(tmp_path / "cut.gguf"), num_threads=1))
+            logits(early, TOKENS),
+            logits(load_model(GgufReader(tmp_path / "cut.gguf"), num_threads=1), TOKENS),
         )
-    assert np.array_equal(logits(early), before) and np.array_equal(logits(whole), before)
+    assert np.array_equal(logits(early, TOKENS), before) and np.array_equal(
+        logits(whole, TOKENS), before
+    )
 
 
 def test_no_other_number_of_layers_is_one(tmp_path):

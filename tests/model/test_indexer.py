@@ -16,7 +16,7 @@ from oxillama.model.ops import Frame
 from oxillama.model.ops.attention import ChooseSpans
 from oxillama.model.record import record
 from tests.model.invented import float64_tensors, invent
-from tests.model.test_architectures import IDS, batch_of, logits, memory_of
+from tests.model.stepping import IDS, batch_of, logits, memory_of
 from tests.model.test_blocks import table
 
 # rows that see all keys, of the tests' models: 24 keys, or 6 blocks of 4 and the 3 behind them

@@ -17,12 +17,12 @@ from oxillama.lora.stack import Adapters
 from oxillama.model.drafts import predictor
 from oxillama.model.load import load_model
 from oxillama.model.record import record
-from oxillama.model.reference import Reference, compare
+from oxillama.model.reference import Reference
 from oxillama.weights.offload import Budget
 from tests.lora.made import random_pair, write_lora
 from tests.model import invented
 from tests.model.invented import HIDDEN, VOCAB, invent
-from tests.model.test_architectures import batch_of, memory_of
+from tests.model.stepping import batch_of, check_meanings, memory_of
 
 ARCHS = (
     *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe"),
@@ -144,18 +144,11 @@ def test_every_op_agrees_with_its_meaning(arch, tmp_path):
     every = np.arange(40, dtype=np.int32)
     pages = [np.arange(3, dtype=np.int32)]
     batch = Batch(IDS, every, pages, np.zeros_like(every), every, embeds=rows)
-
-    def compiled(index):
-        drafts.program.run_until(batch, memory, index, first=index)
-        out = drafts.tape.ops[index].params.get("out")
-        return {} if out is None else {out: drafts.program.slot(out, 40)}
-
     reference = Reference(drafts.tape, reader, kv_type="f32")
     frame = reference.frame(IDS)
     frame.embeds = rows
-    found = list(compare(reference, IDS, compiled, tolerance=2e-5, frame=frame))
-    assert [difference for difference in found if not difference.agrees] == []
-    assert len(found) == len(drafts.tape.ops) and not drafts.config.slot_layers
+    check_meanings(reference, drafts, batch, memory, IDS, frame=frame)
+    assert not drafts.config.slot_layers
 
 
 @pytest.mark.parametrize("kind", ("F32", "Q8_0"))

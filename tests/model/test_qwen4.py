@@ -12,7 +12,7 @@ from oxillama.model import load_model
 from oxillama.model.record import record
 from oxillama.weights.offload import Budget
 from tests.model.invented import HIDDEN, OWN, VOCAB, float64_tensors, invent
-from tests.model.test_architectures import IDS, batch_of, logits, memory_of
+from tests.model.stepping import IDS, batch_of, logits, memory_of
 
 KEYS = OWN["qwen4exp"]
 STREAMS, EPS, END = KEYS["hyper_connection.count"], 1e-2, KEYS["ple.eos_token_id"]

@@ -17,11 +17,10 @@ from oxillama.model.record import record
 from oxillama.model.reference import Reference
 from oxillama.model.rope import RopeOverrides
 from tests.model import tiny
-from tests.model.test_architectures import batch_of, memory_of
-from tests.model.test_architectures import logits as steps
-from tests.model.test_early_exit import logits
+from tests.model.stepping import batch_of, logits, memory_of
 
 HALF = tiny.HEAD_DIM // 2
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 PLAIN = 10000.0 ** (-np.arange(HALF) / HALF)  # RoFormer, section 3.4.2
 
 
@@ -183,14 +182,16 @@ def test_a_file_says_and_its_loader_says_are_the_same_bits(arch, keys, given, tm
     tiny.write(told, arch, keys=said)
     tiny.write(plain, arch)
     own = load_model(GgufReader(told), num_threads=1)
-    wanted = logits(own)
+    wanted = logits(own, TOKENS)
     again = load_model(GgufReader(told), num_threads=1, rope=RopeOverrides(**given))
     # equal to the file's own: nothing changes
-    assert np.array_equal(logits(again), wanted) and again.config == own.config
+    assert np.array_equal(logits(again, TOKENS), wanted) and again.config == own.config
     over = load_model(GgufReader(plain), num_threads=2, rope=RopeOverrides(**given))
-    assert np.array_equal(logits(over), wanted)
+    assert np.array_equal(logits(over, TOKENS), wanted)
     if len(keys) > 1:
-        assert not np.array_equal(logits(load_model(GgufReader(plain), num_threads=1)), wanted)
+        assert not np.array_equal(
+            logits(load_model(GgufReader(plain), num_threads=1), TOKENS), wanted
+        )
     assert [each[0].tobytes() for each in tables(over.tape)] == [
         each[0].tobytes() for each in tables(own.tape)
     ]
@@ -380,15 +381,15 @@ def test_a_whole_sequence_is_rotated_by_its_length_and_a_served_one_by_what_it_m
     memory = memory_of(model, 9)
     parts = [(ids[:64], 0, range(4)), (ids[:65], 0, range(4, 9))]
     found = model.program.step(batch_of(parts, memory), memory)
-    assert np.array_equal(found[:64], steps(short, ids[:64]))
-    assert np.array_equal(found[64:], steps(far, ids[:65]))
-    assert not np.array_equal(steps(short, ids[:64]), steps(far, ids[:64]))
+    assert np.array_equal(found[:64], logits(short, ids[:64]))
+    assert np.array_equal(found[64:], logits(far, ids[:65]))
+    assert not np.array_equal(logits(short, ids[:64]), logits(far, ids[:64]))
     for served, wanted in ((64, short), (65, far)):
         model.program.served = served
         for chunk in (1, 7, 512):
-            assert np.array_equal(steps(model, ids[:64], chunk=chunk), steps(wanted, ids[:64]))
+            assert np.array_equal(logits(model, ids[:64], chunk=chunk), logits(wanted, ids[:64]))
     reference = model.reference().logits(ids[:20])
-    assert np.abs(reference - steps(far, ids[:20])).max() < 1e-4 * np.abs(reference).max()
+    assert np.abs(reference - logits(far, ids[:20])).max() < 1e-4 * np.abs(reference).max()
 
 
 def test_dynamic_ntk_grows_the_base_with_the_context(tmp_path):

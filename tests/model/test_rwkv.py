@@ -8,7 +8,7 @@ import pytest
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from tests.model.invented import VOCAB, float64_tensors, invent
-from tests.model.test_architectures import IDS, logits
+from tests.model.stepping import IDS, logits
 
 HEADS, WIDTH = 4, 16
 

@@ -8,7 +8,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from oxillama.quant import formats
 from tests.model import tiny
-from tests.model.test_compiled import logits
+from tests.model.stepping import logits
 
 IDS = np.arange(21) * 37 % tiny.VOCAB
 KEYS = {

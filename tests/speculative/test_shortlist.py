@@ -14,7 +14,9 @@ from oxillama.speculative.drafts import DraftModels
 from oxillama.speculative.shortlist import Shortlist
 from oxillama.speculative.types import Candidates
 from tests.model import invented, tiny
-from tests.model.test_early_exit import logits
+from tests.model.stepping import logits
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +32,10 @@ def test_its_rows_are_those_of_the_whole_output(arch, kind, tmp_path):
     """Tied to the embedding, under a softcap or a scale, with a bias, in tight panels."""
     model = load_model(invented.invent(tmp_path / "m.gguf", arch, kind=kind), num_threads=1)
     tokens = np.array([*range(32, 48), *range(16)])
-    program, whole = shortened(model, tokens), logits(model)
+    program, whole = shortened(model, tokens), logits(model, TOKENS)
     assert program.outputs == 32 and program.vocab_size == model.config.vocab_size
     model.program = program
-    assert np.array_equal(logits(model), whole[:, tokens])
+    assert np.array_equal(logits(model, TOKENS), whole[:, tokens])
 
 
 def test_it_follows_the_texts(tmp_path):

@@ -22,7 +22,7 @@ from oxillama.model import held, load, load_model
 from oxillama.model.drafts import early_exit
 from oxillama.weights import packing
 from tests.model import tiny
-from tests.model.test_compiled import logits
+from tests.model.stepping import logits
 
 IDS = np.arange(40) * 37 % tiny.VOCAB
 FFN = 3104  # gate and up are two chunks each, the second of two panels
@@ -409,7 +409,7 @@ import numpy as np
 from oxillama.gguf import GgufReader
 from oxillama.model import held, load, load_model
 from oxillama.weights import packing
-from tests.model.test_compiled import logits
+from tests.model.stepping import logits
 held.PACKED_AT_ONCE, packing.UNIT, packing.PATIENCE = 0, 4096, 1e9
 load.Packer = lambda *some: None
 model = load_model(GgufReader({str(path)!r}), num_threads=1)

@@ -22,7 +22,7 @@ from oxillama.model.load import load_model
 from oxillama.weights.offload import Budget, PinnedHotSet
 from oxillama.weights.pressure import MemoryPressureProbe, MemoryUse
 from tests.model import invented, tiny
-from tests.model.test_compiled import logits
+from tests.model.stepping import logits
 
 IDS = np.arange(40) * 37 % tiny.VOCAB
 FFN = 3104  # gate and up are two chunks each, the second of two panels
