@@ -25,7 +25,7 @@ from oxillama.model.image_builder import encoders
 from oxillama.quant import dequantize
 from oxillama.vision import Vision
 from tests.convert.test_families import folder_of, plain, save, spread
-from tests.vision.test_encoders import image_of
+from tests.vision.images import image_of
 
 GOLDEN = Path(__file__).parent / "golden_encoders"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))

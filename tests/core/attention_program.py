@@ -4,7 +4,7 @@ knows all of them.
 
 import numpy as np
 
-from oxillama._core.tape import EmbeddingTable, PageMemory, Program
+from oxillama._core.tape import Batch, EmbeddingTable, PageMemory, Program
 
 VOCAB = 64
 
@@ -105,3 +105,26 @@ def memory_for(step, tokens, kv_type="f16", page_size=16, seed=None):
         else np.random.default_rng(seed).permutation(2 * pages)[:pages]
     )
     return memory, ids.astype(np.int32)
+
+
+def tokens_for(n, seed=0):
+    """Random tokens, int32 (n,)."""
+    return np.random.default_rng(seed).integers(0, VOCAB, n).astype(np.int32)
+
+
+def run(step, tokens, *, chunks=None, kv_type="f16", page_size=16, seed=None, start=0):
+    """Attention rows of a whole sequence, `chunks` rows at a time (an int or a list)."""
+    memory, table = memory_for(step, len(tokens), kv_type, page_size, seed)
+    sizes = [chunks or len(tokens)] * len(tokens) if not isinstance(chunks, list) else chunks
+    out, at = [], start
+    for size in sizes:
+        size = min(size, len(tokens) - at)
+        if size <= 0:
+            break
+        batch = Batch(
+            tokens[at : at + size], np.arange(at, at + size), [table], np.zeros(size, int), []
+        )
+        step.run_until(batch, memory, len(step) - 1)
+        out.append(step.slot(1, size))
+        at += size
+    return np.concatenate(out)

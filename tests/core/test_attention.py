@@ -7,7 +7,7 @@ import pytest
 
 from oxillama._core.tape import Batch
 from oxillama._core.vectors import instruction_sets
-from tests.core.attention_program import VOCAB, memory_for, program, rows_of
+from tests.core.attention_program import VOCAB, memory_for, program, rows_of, run, tokens_for
 from tests.reference import rows_oracle as oracle
 
 SHAPES = [
@@ -20,28 +20,6 @@ SHAPES = [
     dict(q_heads=71, kv_heads=1, k_dim=16),
     dict(q_heads=32, kv_heads=8, k_dim=64),
 ]
-
-
-def tokens_for(n, seed=0):
-    return np.random.default_rng(seed).integers(0, VOCAB, n).astype(np.int32)
-
-
-def run(step, tokens, *, chunks=None, kv_type="f16", page_size=16, seed=None, start=0):
-    """Attention rows of a whole sequence, `chunks` rows at a time (an int or a list)."""
-    memory, table = memory_for(step, len(tokens), kv_type, page_size, seed)
-    sizes = [chunks or len(tokens)] * len(tokens) if not isinstance(chunks, list) else chunks
-    out, at = [], start
-    for size in sizes:
-        size = min(size, len(tokens) - at)
-        if size <= 0:
-            break
-        batch = Batch(
-            tokens[at : at + size], np.arange(at, at + size), [table], np.zeros(size, int), []
-        )
-        step.run_until(batch, memory, len(step) - 1)
-        out.append(step.slot(1, size))
-        at += size
-    return np.concatenate(out)
 
 
 def expected(

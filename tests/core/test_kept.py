@@ -10,8 +10,7 @@ from oxillama._core.tape import Batch
 from oxillama._core.vectors import instruction_sets
 from oxillama.errors import ConfigError
 from oxillama.model.ops.numeric import as_kept
-from tests.core.attention_program import memory_for, program, rows_of
-from tests.core.test_attention import run, tokens_for
+from tests.core.attention_program import memory_for, program, rows_of, run, tokens_for
 from tests.reference import rows_oracle as oracle
 
 CODED = ("q8_0", "q4_0")

@@ -8,17 +8,13 @@ import pytest
 from oxillama._core.tape import Batch
 from oxillama._core.vectors import instruction_sets
 from oxillama.errors import ConfigError, ContextError, ModelError
-from tests.core.attention_program import VOCAB, memory_for, program, rows_of
+from tests.core.attention_program import memory_for, program, rows_of, tokens_for
 
 SHAPE = dict(q_heads=4, kv_heads=2, k_dim=24, v_dim=16)
 
 
 def bias(reach, seed=5):
     return np.random.default_rng(seed).standard_normal((4, 2 * reach + 1)).astype(np.float32)
-
-
-def tokens_for(n, seed=0):
-    return np.random.default_rng(seed).integers(0, VOCAB, n).astype(np.int32)
 
 
 def run(step, *texts, kv_type="f32"):

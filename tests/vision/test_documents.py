@@ -11,11 +11,10 @@ import oxillama
 from oxillama.errors import ImageError, ModelError, SnapshotIncompatible
 from oxillama.snapshot.images import restored_images, saved_images
 from oxillama.vision import ImageFeatures, Vision
-from oxillama.vision.layout import resampled
 from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
 from tests.model.invented import invent
+from tests.vision.images import features_of, image_of
 from tests.vision.made_documents import KINDS, write_mmproj
-from tests.vision.test_encoders import features_of, image_of
 
 SIZES = ((112, 56), (61, 143))
 
@@ -315,22 +314,6 @@ def test_keys_that_do_not_describe_the_tensors_are_refused(tmp_path, kind, key, 
     path = write_mmproj(tmp_path / "m.gguf", kind, **{key: value})
     with pytest.raises(ModelError, match=said):
         Vision(path)
-
-
-@pytest.mark.parametrize(
-    "kernel, places, values",
-    (
-        ("smooth", 2, [0.5867769, 2.4132230]),
-        ("smooth", 6, [-0.0657893, 0.4117647, 1.1666667, 1.8333333, 2.5882354, 3.0657897]),
-        ("bilinear", 2, [0.5, 2.5]),
-        ("bilinear", 3, [0.1666667, 1.5, 2.8333333]),
-    ),
-)
-def test_positions_are_resized_as_by_torch(kernel, places, values):
-    """values: of torch's interpolate, "smooth" cubic with antialiasing, of 0 to 3 along a side."""
-    line = np.arange(4, dtype=np.float32)
-    found = resampled(np.tile(line, (4, 1))[..., None], 3, places, kernel=kernel)
-    assert np.allclose(found.reshape(3, places), values, atol=1e-6)
 
 
 @pytest.mark.parametrize(

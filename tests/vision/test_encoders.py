@@ -5,24 +5,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from oxillama.errors import ImageError, ModelError
-from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.gguf import GgufReader
 from oxillama.model.image_encoder import record_encoder
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
 from oxillama.vision.processors import AnyResolution, DynamicResolution, DynamicTiles
+from tests.vision.images import features_of, image_of, rewritten
 from tests.vision.made import HIDDEN, write_mmproj
-
-
-def image_of(width, height):
-    rng = np.random.default_rng(width * 1000 + height)
-    return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
-
-
-def features_of(vision, image):
-    return [each for each in vision.pieces(image) if isinstance(each, ImageFeatures)]
 
 
 def test_features_of_an_image_that_comes_again_are_kept(tmp_path):
@@ -30,21 +21,6 @@ def test_features_of_an_image_that_comes_again_are_kept(tmp_path):
     first = vision.pieces(image_of(70, 50))
     assert vision.pieces(image_of(70, 50)) is first
     assert vision.pieces(image_of(70, 51)) is not first
-
-
-def rewritten(source, path, *, drop=(), keys=None, add=None):
-    held = GgufReader(source)
-    with GgufWriter(path, "clip") as file:
-        for name, value in {**held.metadata, **(keys or {})}.items():
-            if name.startswith("clip."):
-                file.add(name, value)
-        for name, tensor in held.tensors.items():
-            if name not in drop:
-                shape = tuple(tensor.shape)
-                file.add_tensor(name, np.array(held.data(name)).view(np.float32).reshape(shape))
-        for name, values in (add or {}).items():
-            file.add_tensor(name, values)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -395,10 +371,16 @@ def test_lightonocr_writes_nothing_around_its_features(tmp_path):
         ("linear", 6, [0.0, 0.5, 1.1666666, 1.8333334, 2.5, 3.0]),
         ("cubic", 2, [0.40625, 2.59375]),
         ("cubic", 6, [-0.0868056, 0.40625, 1.212963, 1.787037, 2.59375, 3.0868058]),
+        ("smooth", 2, [0.5867769, 2.4132230]),
+        ("smooth", 6, [-0.0657893, 0.4117647, 1.1666667, 1.8333333, 2.5882354, 3.0657897]),
+        ("bilinear", 2, [0.5, 2.5]),
+        ("bilinear", 3, [0.1666667, 1.5, 2.8333333]),
     ),
 )
 def test_positions_are_resized_as_by_torch(kernel, places, values):
-    """values: of torch's interpolate, "linear" with antialiasing, of 0 to 3 along a side."""
+    """values: of torch's interpolate, "linear" and "smooth" (cubic) with antialiasing, of 0 to 3
+    along a side.
+    """
     line = np.arange(4, dtype=np.float32)
     found = resampled(np.tile(line, (4, 1))[..., None], 3, places, kernel=kernel)
     assert np.allclose(found.reshape(3, places), values, atol=1e-6)

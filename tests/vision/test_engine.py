@@ -14,9 +14,9 @@ from oxillama.errors import ConfigError, ContextError, EngineError, ImageError, 
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
 from tests.conftest import CASES
+from tests.vision.images import image_of
 from tests.vision.made import write_mmproj
 from tests.vision.test_cases import NAMES, VISION, images_of_cases, png
-from tests.vision.test_encoders import image_of
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PARTS = (

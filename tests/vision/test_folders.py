@@ -22,7 +22,7 @@ from tests.convert.test_families import save, spread
 from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
 from tests.convert.test_wrapped import tensors_of
 from tests.server.conftest import asking
-from tests.vision.test_encoders import image_of
+from tests.vision.images import image_of
 
 TEMPLATE = (
     "{% for m in messages %}{% for p in m.content %}"

@@ -7,7 +7,7 @@ import pytest
 
 from oxillama.vision import Vision
 from tests.vision import made, made_documents, made_more
-from tests.vision.test_encoders import features_of, image_of
+from tests.vision.images import features_of, image_of
 
 # the numpy definition of attention takes seconds for the 2520 patches of a whole image
 _SMALLER = {"gemma4v": {"image_max_pixels": 24 * 48**2}}

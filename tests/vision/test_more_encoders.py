@@ -14,8 +14,8 @@ from oxillama.tokenizer.provenance import from_message
 from oxillama.vision import ImageFeatures, Vision
 from oxillama.vision.families.minicpm import Sliced
 from oxillama.vision.messages import ImagePart
+from tests.vision.images import features_of, image_of, rewritten
 from tests.vision.made_more import WRITERS, write_more
-from tests.vision.test_encoders import features_of, image_of, rewritten
 
 KINDS = tuple(WRITERS)
 

@@ -1,0 +1,34 @@
+"""Images for encoders of random weights, their features, and files that lack something."""
+
+import numpy as np
+from PIL import Image
+
+from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.vision import ImageFeatures
+
+
+def image_of(width, height):
+    """An image of random pixels."""
+    rng = np.random.default_rng(width * 1000 + height)
+    return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+
+
+def features_of(vision, image):
+    """The features among what stands in a prompt for an image."""
+    return [each for each in vision.pieces(image) if isinstance(each, ImageFeatures)]
+
+
+def rewritten(source, path, *, drop=(), keys=None, add=None):
+    """A copy of an mmproj file without some tensors, with other keys and more tensors."""
+    held = GgufReader(source)
+    with GgufWriter(path, "clip") as file:
+        for name, value in {**held.metadata, **(keys or {})}.items():
+            if name.startswith("clip."):
+                file.add(name, value)
+        for name, tensor in held.tensors.items():
+            if name not in drop:
+                shape = tuple(tensor.shape)
+                file.add_tensor(name, np.array(held.data(name)).view(np.float32).reshape(shape))
+        for name, values in (add or {}).items():
+            file.add_tensor(name, values)
+    return path
