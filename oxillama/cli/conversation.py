@@ -17,6 +17,7 @@ from typing import Any
 
 import oxillama
 from oxillama.cli import images, lora
+from oxillama.cli.generation import add_generation, generation
 from oxillama.cli.input import Dropped, InputReader
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import closest
@@ -28,7 +29,7 @@ from oxillama.cli.run import (
     system_of,
     use_template,
 )
-from oxillama.cli.sampling import add_generation, bracketed, generation, note, read, timed
+from oxillama.cli.streams import bracketed, note, read, timed
 from oxillama.durable import write_parts
 from oxillama.toolcalls import check_messages
 

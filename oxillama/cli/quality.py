@@ -15,7 +15,7 @@ from pathlib import Path
 import oxillama
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import number
-from oxillama.cli.sampling import read
+from oxillama.cli.streams import read
 from oxillama.gguf import is_among
 from oxillama.quality import NARROWEST, widest_collected
 from oxillama.quant import check_imatrix_path, write_imatrix

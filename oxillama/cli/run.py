@@ -12,9 +12,10 @@ from typing import Any
 
 import oxillama
 from oxillama.cli import images, lora
+from oxillama.cli.generation import add_generation, generation
 from oxillama.cli.loading import add_model, load, located_model
 from oxillama.cli.parsing import unicode_text
-from oxillama.cli.sampling import add_generation, generation, note, piped, read, timed
+from oxillama.cli.streams import note, piped, read, timed
 
 PROMPT = "Once upon a time"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import oxillama
 from oxillama.cli import lora
+from oxillama.cli.generation import DRAFTS, drafts_of
 from oxillama.cli.loading import add_model, located_model
 from oxillama.cli.parsing import number, unicode_text
 from oxillama.cli.run import add_chat_template, chat_template_of
-from oxillama.cli.sampling import DRAFTS, drafts_of
 from oxillama.errors import ConfigError
 
 # (option, default, help). The defaults are those of `ServerConfig`, which the server's extra

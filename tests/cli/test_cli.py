@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import oxillama
-from oxillama.cli import main, sampling
+from oxillama.cli import main, streams
 from tests.model import tiny
 from tests.speculative.test_eagle import draft_of, target_of
 
@@ -94,7 +94,7 @@ def test_a_pipe_that_stays_open_is_told_at_a_terminal(capsys, monkeypatch, optio
     with open(reading) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         monkeypatch.setattr("sys.stderr", terminal)
-        monkeypatch.setattr(sampling, "PATIENCE", 0.01)
+        monkeypatch.setattr(streams, "PATIENCE", 0.01)
         code, out, _ = printed(capsys, *asked)
     writer.join()
     assert code == 0 and out.startswith("The dog was ") and terminal.getvalue().startswith(told)
@@ -106,7 +106,7 @@ def test_a_slow_pipe_is_not_told_where_nobody_looks(capsys, monkeypatch):
     late.start()
     with open(reading) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
-        monkeypatch.setattr(sampling, "PATIENCE", 0.01)
+        monkeypatch.setattr(streams, "PATIENCE", 0.01)
         code, out, err = printed(capsys, "run", "-n", 4, "--temp", 0, "--no-timings")
     late.join()
     assert code == 0 and out.startswith("The dog was ") and err == ""

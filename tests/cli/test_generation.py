@@ -7,8 +7,8 @@ from dataclasses import fields
 import pytest
 
 import oxillama
-from oxillama.cli import main, parser, sampling
-from oxillama.cli.sampling import bracketed, timed
+from oxillama.cli import generation, main, parser
+from oxillama.cli.streams import bracketed, timed
 from oxillama.completion import SpecStats
 
 OPTIONS = parser()._subparsers._group_actions[0].choices["run"]._option_string_actions
@@ -53,7 +53,7 @@ def printed(capsys, *arguments):
 
 
 def options(*given):
-    return sampling.generation(parser().parse_args(["run", *map(str, given)]))
+    return generation.generation(parser().parse_args(["run", *map(str, given)]))
 
 
 def refused(capsys, *arguments):

@@ -8,21 +8,14 @@ names a sampler.
 from __future__ import annotations
 
 import argparse
-import os
-import stat
-import sys
-import threading
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import oxillama
 from oxillama.cli.parsing import closest, number, unicode_text
+from oxillama.cli.streams import read
 
-WIDTH = 80  # columns of a terminal
 # the values of --speculative
 DRAFTS = "auto, lookup, mtp, early_exit[:LAYERS], off, or a draft model's GGUF file"
-PATIENCE = 1.0  # seconds until who waits is told what for
 
 # (names, field of a sampler, kind, help)
 _NUMBERS: tuple[tuple[tuple[str, ...], str, type, str], ...] = (
@@ -79,7 +72,6 @@ _OTHERS = (
 
 def add_generation(command: argparse.ArgumentParser) -> None:
     """The options that `generation` reads."""
-    default = oxillama.SamplerConfig()
     command.add_argument(
         "-n",
         "--predict",
@@ -135,7 +127,13 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--no-timings", dest="timings", action="store_false", help="print no timings at the end"
     )
-    group = command.add_argument_group("sampling (default: the file's own, else ours)")
+    _add_samplers(command.add_argument_group("sampling (default: the file's own, else ours)"))
+    _add_constraints(command.add_argument_group("what the text must be (one of)"))
+
+
+def _add_samplers(group: argparse._ArgumentGroup) -> None:
+    """How tokens are drawn."""
+    default = oxillama.SamplerConfig()
     for names, field, kind, text in _NUMBERS:
         own = getattr(default, field)
         group.add_argument(
@@ -175,7 +173,10 @@ def add_generation(command: argparse.ArgumentParser) -> None:
         metavar="A;B;...",
         help="the stages that run, in their order",
     )
-    group = command.add_argument_group("what the text must be (one of)")
+
+
+def _add_constraints(group: argparse._ArgumentGroup) -> None:
+    """A grammar, a schema or an expression."""
     group.add_argument(
         "--grammar", type=unicode_text, default=None, metavar="TEXT", help="a GBNF grammar"
     )
@@ -300,80 +301,3 @@ def _schema(given: str) -> str:
         except argparse.ArgumentTypeError as error:
             raise oxillama.ConfigError(f"--json-schema: {error}") from None
     return read(given)
-
-
-def read(path: str, *, instead: str = "") -> str:
-    """The text of a file, or of standard input for `-`; ConfigError where it cannot be read.
-
-    While standard input gives nothing, a line on a terminal's stderr says that it is awaited.
-    instead: what else gives the text, for that line.
-    """
-    try:
-        data = _standard_input(instead) if path == "-" else Path(path).read_bytes()
-        # a mark of the encoding is no text
-        return data.decode("utf-8-sig")
-    except OSError as error:
-        raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
-    except UnicodeDecodeError as error:
-        place = "standard input" if path == "-" else path
-        raise oxillama.ConfigError(
-            f"{place}: byte {error.start} is not UTF-8, wanted text in UTF-8"
-        ) from None
-
-
-def _standard_input(instead: str) -> bytes:
-    """All of standard input. A program that holds the other end of the pipe may never close it."""
-    told = "[waiting for the end of standard input" + (f"; {instead}]" if instead else "]")
-    waiting = threading.Timer(PATIENCE, note, (told,))
-    waiting.daemon = True
-    if sys.stderr.isatty():
-        waiting.start()
-    try:
-        return sys.stdin.buffer.read()
-    finally:
-        waiting.cancel()
-
-
-def piped() -> bool:
-    """Whether standard input is a pipe or a file, not a terminal or nothing."""
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError):  # closed, or not a file's
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
-
-
-def timed(done: oxillama.Completion) -> str:
-    """What a reply took."""
-    took, used = done.timings, done.usage
-    parts = [
-        f"prompt {used.prompt_tokens} tokens"
-        + (f" ({used.cached_tokens} cached)" if used.cached_tokens else "")
-        + f", {took.prompt_tokens_per_second:,.1f} tokens/s",
-        f"reply {used.completion_tokens} tokens, {took.tokens_per_second:,.1f} tokens/s",
-        f"first token {took.first_token_seconds:.3f} s",
-        f"total {took.total_seconds:.2f} s",
-        f"seed {done.seed}",
-        done.finish_reason,
-    ]
-    found = done.speculation
-    if found is not None and found.accepted + found.rejected:
-        judged = found.accepted + found.rejected
-        parts.insert(3, f"{found.accepted} of {judged} candidates accepted")
-    return bracketed(parts)
-
-
-def bracketed(parts: Sequence[str]) -> str:
-    """Parts between brackets, in lines of at most 80 columns that end between two parts."""
-    lines = ["["]
-    for at, part in enumerate(parts):
-        word = part + ("; " if at + 1 < len(parts) else "]")
-        if len(lines[-1] + word.rstrip()) > WIDTH and lines[-1].strip("[ "):
-            lines.append(" ")
-        lines[-1] += word
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def note(text: str) -> None:
-    """Print a line for the user on standard error."""
-    print(text, file=sys.stderr, flush=True)
