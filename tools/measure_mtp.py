@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,67 +32,74 @@ from oxillama.quant import quantize
 
 BLOCK = 1024  # tokens that follow each other in a circle
 FIRST = 5 * BLOCK  # of the prompt
-# hidden, layers, feed-forward, heads of attention, KV heads, heads of the delta rule
+DIM, WIDTH = 256, 128  # of a head of attention, and of the delta rule
+
+
+class Shape(NamedTuple):
+    """Sizes of a model; heads are those of attention, deltas those of the delta rule."""
+
+    hidden: int
+    layers: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    deltas: int
+
+    @property
+    def keys(self) -> int:
+        """Heads of keys of the delta rule."""
+        return min(self.deltas, 16)
+
+
 SHAPES = {
-    "tiny": (256, 4, 512, 4, 2, 4),
-    "2b": (2048, 24, 6144, 8, 2, 16),
-    "4b": (2560, 32, 9216, 16, 4, 32),
+    "tiny": Shape(256, 4, 512, 4, 2, 4),
+    "2b": Shape(2048, 24, 6144, 8, 2, 16),
+    "4b": Shape(2560, 32, 9216, 16, 4, 32),
 }
 
 
-def write(path: Path, shape: str, vocabulary: int, wrong: int) -> None:
-    """Write the file."""
-    hidden, layers, ffn, heads, kv_heads, deltas = SHAPES[shape]
-    dim, width, keys = 256, 128, 16 if deltas >= 16 else deltas
-    rng = np.random.default_rng(7)
-    drawn = 0.02 * rng.standard_normal((64, 4 * max(hidden, ffn))).astype(np.float32)
+class MtpFile:
+    """A writer of the file. vocabulary: tokens; wrong: percent of them after which it is wrong."""
 
-    def repeated(rows: int, columns: int, kind: str) -> np.ndarray:
-        some = quantize(drawn[:, :columns], kind)
-        return np.tile(some.reshape(64, -1), (-(-rows // 64), 1))[:rows]
+    def __init__(self, writer: GgufWriter, shape: Shape, vocabulary: int, wrong: int) -> None:
+        self.writer, self.shape, self.vocabulary, self.wrong = writer, shape, vocabulary, wrong
+        rng = np.random.default_rng(7)
+        columns = 4 * max(shape.hidden, shape.ffn)
+        self._drawn = 0.02 * rng.standard_normal((64, columns)).astype(np.float32)
 
-    def table(kind: str, moved: int) -> np.ndarray:
-        """The embedding; moved: rows of a block are so many places further."""
-        parts, one = [], np.random.default_rng(11)
-        for _ in range(0, vocabulary, BLOCK):
-            rows = np.roll(one.standard_normal((BLOCK, hidden)).astype(np.float32), moved, axis=0)
-            parts.append(quantize(rows, kind).reshape(BLOCK, -1))
-        return np.concatenate(parts)[:vocabulary]
+    def write(self) -> None:
+        """Write everything."""
+        hidden, layers = self.shape.hidden, self.shape.layers
+        self._keys()
+        embedding = self._table("Q4_K", 0)
+        self._put("token_embd", embedding, "Q4_K", (self.vocabulary, hidden))
+        self._put("output", self._table("Q6_K", 1), "Q6_K", (self.vocabulary, hidden))
+        self._ones("output_norm.weight", hidden)
+        for i in range(layers + 1):
+            self._layer(f"blk.{i}.", attends=i % 4 == 3 or i == layers)
+        self._predictor(f"blk.{layers}.nextn.", embedding)
 
-    with GgufWriter(path, "qwen35") as w:
-
-        def add(name: str, rows: int, columns: int, kind: str = "Q4_K", zero: bool = False) -> None:
-            blocks = (
-                quantize(np.zeros((rows, columns), np.float32), kind)
-                if zero
-                else repeated(rows, columns, kind)
-            )
-            w.add_tensor(f"{name}.weight", blocks, type_name=kind, shape=(rows, columns))
-
-        def ones(name: str, *sizes: tuple[str, int]) -> None:
-            for suffix, size in sizes:
-                w.add_tensor(f"{name}{suffix}", np.ones(size, np.float32))
-
-        words = vocabulary - 259
+    def _keys(self) -> None:
+        w, s, words = self.writer, self.shape, self.vocabulary - 259
         for key, value in {
-            "block_count": layers + 1,
+            "block_count": s.layers + 1,
             "nextn_predict_layers": 1,
             "context_length": 32768,
-            "embedding_length": hidden,
-            "feed_forward_length": ffn,
-            "attention.head_count": heads,
-            "attention.head_count_kv": kv_heads,
-            "attention.key_length": dim,
-            "attention.value_length": dim,
+            "embedding_length": s.hidden,
+            "feed_forward_length": s.ffn,
+            "attention.head_count": s.heads,
+            "attention.head_count_kv": s.kv_heads,
+            "attention.key_length": DIM,
+            "attention.value_length": DIM,
             "attention.layer_norm_rms_epsilon": 1e-6,
             "rope.freq_base": 1e7,
             "rope.dimension_count": 64,
             "rope.dimension_sections": [11, 11, 10, 0],
             "ssm.conv_kernel": 4,
-            "ssm.inner_size": deltas * width,
-            "ssm.state_size": width,
-            "ssm.time_step_rank": deltas,
-            "ssm.group_count": keys,
+            "ssm.inner_size": s.deltas * WIDTH,
+            "ssm.state_size": WIDTH,
+            "ssm.time_step_rank": s.deltas,
+            "ssm.group_count": s.keys,
             "full_attention_interval": 4,
         }.items():
             w.add(f"qwen35.{key}", value)
@@ -102,51 +110,79 @@ def write(path: Path, shape: str, vocabulary: int, wrong: int) -> None:
             "tokenizer.ggml.tokens",
             ["<unk>", "<s>", "</s>", *bytes_, *(f"\u2581{i}" for i in range(words))],
         )
-        w.add("tokenizer.ggml.scores", [0.0] * vocabulary)
+        w.add("tokenizer.ggml.scores", [0.0] * self.vocabulary)
         w.add("tokenizer.ggml.token_type", [2, 3, 3] + [6] * 256 + [1] * words)
         w.add("tokenizer.ggml.bos_token_id", 1)
         w.add("tokenizer.ggml.eos_token_id", 2)
-        shared = {"type_name": "Q4_K", "shape": (vocabulary, hidden)}
-        embedding = table("Q4_K", 0)
-        w.add_tensor("token_embd.weight", embedding, **shared)
-        w.add_tensor(
-            "output.weight", table("Q6_K", 1), type_name="Q6_K", shape=(vocabulary, hidden)
-        )
-        ones("output_norm.weight", ("", hidden))
-        for i in range(layers + 1):
-            b, attends = f"blk.{i}.", i % 4 == 3 or i == layers
-            ones(b, ("attn_norm.weight", hidden), ("post_attention_norm.weight", hidden))
-            if attends:
-                add(b + "attn_q", 2 * heads * dim, hidden)
-                add(b + "attn_k", kv_heads * dim, hidden)
-                add(b + "attn_v", kv_heads * dim, hidden, "Q6_K")
-                add(b + "attn_output", hidden, heads * dim, zero=True)
-                ones(b, ("attn_q_norm.weight", dim), ("attn_k_norm.weight", dim))
-            else:
-                inner = deltas * width
-                add(b + "attn_qkv", 2 * keys * width + inner, hidden)
-                add(b + "attn_gate", inner, hidden)
-                for name in ("ssm_beta", "ssm_alpha"):
-                    add(b + name, deltas, hidden, "F32")
-                taps = np.full((2 * keys * width + inner, 4), 0.25, np.float32)
-                w.add_tensor(b + "ssm_conv1d.weight", taps)
-                w.add_tensor(b + "ssm_a", -np.ones(deltas, np.float32))
-                ones(b, ("ssm_dt.bias", deltas), ("ssm_norm.weight", width))
-                add(b + "ssm_out", hidden, inner, zero=True)
-            add(b + "ffn_gate", ffn, hidden)
-            add(b + "ffn_up", ffn, hidden)
-            add(b + "ffn_down", hidden, ffn, "Q6_K", zero=True)
-        b = f"blk.{layers}.nextn."
-        ones(b, *((f"{n}.weight", hidden) for n in ("enorm", "hnorm", "shared_head_norm")))
+
+    def _table(self, kind: str, moved: int) -> np.ndarray:
+        """The embedding; moved: rows of a block are so many places further."""
+        parts, rng = [], np.random.default_rng(11)
+        for _ in range(0, self.vocabulary, BLOCK):
+            rows = rng.standard_normal((BLOCK, self.shape.hidden)).astype(np.float32)
+            parts.append(quantize(np.roll(rows, moved, axis=0), kind).reshape(BLOCK, -1))
+        return np.concatenate(parts)[: self.vocabulary]
+
+    def _layer(self, b: str, *, attends: bool) -> None:
+        """A layer that adds nothing to its row."""
+        hidden, _, ffn, heads, kv_heads, deltas = self.shape
+        self._ones(b + "attn_norm.weight", hidden)
+        self._ones(b + "post_attention_norm.weight", hidden)
+        if attends:
+            self._random(b + "attn_q", 2 * heads * DIM, hidden)
+            self._random(b + "attn_k", kv_heads * DIM, hidden)
+            self._random(b + "attn_v", kv_heads * DIM, hidden, "Q6_K")
+            self._zeros(b + "attn_output", hidden, heads * DIM)
+            self._ones(b + "attn_q_norm.weight", DIM)
+            self._ones(b + "attn_k_norm.weight", DIM)
+        else:
+            inner, mixed = deltas * WIDTH, 2 * self.shape.keys * WIDTH + deltas * WIDTH
+            self._random(b + "attn_qkv", mixed, hidden)
+            self._random(b + "attn_gate", inner, hidden)
+            for name in ("ssm_beta", "ssm_alpha"):
+                self._random(b + name, deltas, hidden, "F32")
+            self.writer.add_tensor(b + "ssm_conv1d.weight", np.full((mixed, 4), 0.25, np.float32))
+            self.writer.add_tensor(b + "ssm_a", -np.ones(deltas, np.float32))
+            self._ones(b + "ssm_dt.bias", deltas)
+            self._ones(b + "ssm_norm.weight", WIDTH)
+            self._zeros(b + "ssm_out", hidden, inner)
+        self._random(b + "ffn_gate", ffn, hidden)
+        self._random(b + "ffn_up", ffn, hidden)
+        self._zeros(b + "ffn_down", hidden, ffn, "Q6_K")
+
+    def _predictor(self, b: str, embedding: np.ndarray) -> None:
+        """What the last layer needs to predict further tokens: of its token's row alone."""
+        hidden = self.shape.hidden
+        for name in ("enorm", "hnorm", "shared_head_norm"):
+            self._ones(f"{b}{name}.weight", hidden)
         first = np.zeros((hidden, 2 * hidden), np.float32)
         first[:, :hidden] = np.eye(hidden)
-        w.add_tensor(
-            b + "eh_proj.weight", quantize(first, "Q8_0"), type_name="Q8_0", shape=first.shape
-        )
-        if wrong:
-            off = np.random.default_rng(13).random(vocabulary) < wrong / 100
-            rows = np.where(off, np.arange(vocabulary) // BLOCK * BLOCK, np.arange(vocabulary))
-            w.add_tensor(b + "embed_tokens.weight", embedding[rows], **shared)
+        self._put(b + "eh_proj", quantize(first, "Q8_0"), "Q8_0", first.shape)
+        if self.wrong:
+            every = np.arange(self.vocabulary)
+            off = np.random.default_rng(13).random(self.vocabulary) < self.wrong / 100
+            rows = embedding[np.where(off, every // BLOCK * BLOCK, every)]
+            self._put(b + "embed_tokens", rows, "Q4_K", (self.vocabulary, hidden))
+
+    def _random(self, name: str, rows: int, columns: int, kind: str = "Q4_K") -> None:
+        some = quantize(self._drawn[:, :columns], kind).reshape(64, -1)
+        self._put(name, np.tile(some, (-(-rows // 64), 1))[:rows], kind, (rows, columns))
+
+    def _zeros(self, name: str, rows: int, columns: int, kind: str = "Q4_K") -> None:
+        blocks = quantize(np.zeros((rows, columns), np.float32), kind)
+        self._put(name, blocks, kind, (rows, columns))
+
+    def _put(self, name: str, blocks: np.ndarray, kind: str, shape: tuple[int, ...]) -> None:
+        self.writer.add_tensor(f"{name}.weight", blocks, type_name=kind, shape=shape)
+
+    def _ones(self, name: str, size: int) -> None:
+        self.writer.add_tensor(name, np.ones(size, np.float32))
+
+
+def write(path: Path, shape: str, vocabulary: int, wrong: int) -> None:
+    """Write the file."""
+    with GgufWriter(path, "qwen35") as writer:
+        MtpFile(writer, SHAPES[shape], vocabulary, wrong).write()
 
 
 def ours(path: Path, prompt: list[int], tokens: int, threads: int, ways: list) -> dict:
