@@ -310,30 +310,37 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, 
                 "message's tool_result blocks first",
                 param=f"{where}.content[{at}]",
             )
-        content = block.get("content") or ""
-        if not isinstance(content, str):
-            if any(each["type"] == "image" for each in content):
-                raise ApiError(
-                    400,
-                    f"{where}.content[{at}]: found an image in a tool's result, wanted it in a "
-                    "block of its own",
-                    param=f"{where}.content[{at}]",
-                )
-            content = "".join(each["text"] for each in content)
-        if block.get("is_error"):
-            content = f"Error: {content}"
+        place = f"{where}.content[{at}]"
         results.append(
             {
                 "role": "tool",
                 "tool_call_id": block["tool_use_id"],
-                "content": content,
-                "at": f"{where}.content[{at}].tool_use_id",
+                "content": _result(block, place),
+                "at": f"{place}.tool_use_id",
             }
         )
     if any(part["type"] == "image_url" for part in parts):
         text()
         return [*results, {"role": "user", "content": parts}]
     return [*results, *([{"role": "user", "content": "\n\n".join(texts)}] if texts else [])]
+
+
+def _result(block: Mapping[str, Any], where: str) -> str | list[dict[str, Any]]:
+    """What a tool gave: a text, or, if it has images, texts and images in their order."""
+    content = block.get("content") or ""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    parts = [
+        {"type": "text", "text": each["text"]}
+        if each["type"] == "text"
+        else _image(each["source"], f"{where}.content[{at}]")
+        for at, each in enumerate(content)
+    ]
+    if block.get("is_error"):
+        parts.insert(0, {"type": "text", "text": "Error: "})
+    if any(part["type"] == "image_url" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
 
 
 def _image(source: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -64,6 +64,37 @@ def test_dialects_show_the_same_image(seeing):
     assert done["usage"]["input_tokens"] == tokens
 
 
+def test_the_result_of_a_tool_may_hold_an_image(seeing):
+    """As Claude Code's tool that reads files gives them."""
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    content = [{"type": "text", "text": "Error: dark"}, {"type": "image_url", "image_url": URL}]
+    ask = {"model": "see", "max_tokens": 4, "temperature": 0}
+    talk = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": content},
+    ]
+    done = seeing.ok("/v1/chat/completions", {**ask, "messages": talk})
+    wanted, tokens = done["choices"][0]["message"]["content"], done["usage"]["prompt_tokens"]
+    source = {"type": "base64", "media_type": "image/png", "data": DATA}
+    image = {"type": "image", "source": source}
+    use = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "is_error": True}
+    result["content"] = [{"type": "text", "text": "dark"}, image]
+    talk = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    done = seeing.ok("/v1/messages", {**ask, "messages": talk})
+    assert "".join(each["text"] for each in done["content"]) == wanted
+    count = seeing.ok("/v1/messages/count_tokens", {"model": "see", "messages": talk})
+    assert count["input_tokens"] == tokens > 16
+    source["data"] = "AAAA"
+    message = seeing.refused("/v1/messages", {**ask, "messages": talk})["message"]
+    assert message.startswith("messages[2].content[0].content[1]: found 3 bytes")
+
+
 def test_a_conversation_finds_its_image_again(seeing):
     first = openai(None, "what is in this image?", session="with-image")
     done = seeing.ok("/v1/chat/completions", first)
