@@ -617,9 +617,7 @@ class Llama:
         if logprobs is not None:
             offsets = TextOffsets(self._bridge, before=() if echo else ids)
             found = shapes.joined(
-                shapes.prompt_logprobs(
-                    ids if echo else (), done.prompt_logprobs, self._spelled, offsets
-                ),
+                self._of_prompt(ids if echo else (), done.prompt_logprobs, offsets),
                 shapes.text_logprobs(
                     done.logprobs,
                     self._spelled,
@@ -656,7 +654,7 @@ class Llama:
                     # all of them are known once it has begun to draw
                     request: Any = pieces.request
                     scores = tuple(request.prompt_logprobs)
-                    begun = shapes.prompt_logprobs(ids, scores, self._spelled, offsets)
+                    begun = self._of_prompt(ids, scores, offsets)
                     yield frame(text=told, logprobs=begun, finish_reason=None)
                 text, found = piece.text, None
                 shown += len(text)
@@ -667,6 +665,13 @@ class Llama:
                         piece.logprobs, self._spelled, offsets, top=logprobs, start=start
                     )
                 yield frame(text=text, logprobs=found, finish_reason=_reason(piece.finish_reason))
+
+    def _of_prompt(
+        self, ids: Sequence[int], scores: Sequence[Any], offsets: TextOffsets
+    ) -> dict[str, list[Any]]:
+        """The log-probabilities of an echoed prompt."""
+        bos = self.token_bos()
+        return shapes.prompt_logprobs(ids, scores, self._spelled, offsets, bos=bos)
 
     def _held_back(self, ids: list[int], done: Any, shown: int) -> str:
         """The end of a text that its stopping criteria ended, which the engine held back because a

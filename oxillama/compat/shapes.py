@@ -63,9 +63,17 @@ def text_logprobs(
 
 
 def prompt_logprobs(
-    ids: Sequence[int], reports: Iterable[tuple[Any, ...]], spell: Spell, offsets: TextOffsets
+    ids: Sequence[int],
+    reports: Iterable[tuple[Any, ...]],
+    spell: Spell,
+    offsets: TextOffsets,
+    *,
+    bos: int,
 ) -> dict[str, list[Any]]:
-    """Log-probabilities of a prompt's tokens, of which the first has none."""
+    """Log-probabilities of a prompt's tokens; reports: of those after the first. As in
+    llama-cpp-python, the token that begins a text (bos) is left out, and the first of the others
+    has none.
+    """
     out: dict[str, list[Any]] = {
         "tokens": [],
         "text_offset": [],
@@ -73,14 +81,18 @@ def prompt_logprobs(
         "top_logprobs": [],
     }
     for at, (token, report) in enumerate(zip(ids, (None, *reports))):
+        offset = offsets.add(token)
+        if not at and token == bos:
+            continue
         text = spell(token)
-        out["tokens"].append(text)
-        out["text_offset"].append(offsets.add(token))
-        out["token_logprobs"].append(None if report is None else report[0])
+        first = not out["tokens"]
         likeliest = None
-        if report is not None:
+        if report is not None and not first:
             likeliest = {**dict(zip(map(spell, report[1]), report[2])), text: report[0]}
-        out["top_logprobs"].append(likeliest if at else None)
+        out["tokens"].append(text)
+        out["text_offset"].append(offset)
+        out["token_logprobs"].append(None if report is None or first else report[0])
+        out["top_logprobs"].append(likeliest)
     offsets.begin()
     return out
 

@@ -106,18 +106,21 @@ def test_a_seed_gives_the_same_text_again(llm):
 def test_log_probabilities_of_prompt_and_text(llm, engine):
     done = llm("Once upon a time", max_tokens=4, temperature=0, logprobs=2, echo=True)
     found = done["choices"][0]["logprobs"]
-    ids = engine.tokenize("Once upon a time")
-    assert len(found["tokens"]) == len(ids) + 4 and found["token_logprobs"][0] is None
-    rows = engine.logits(ids).astype(np.float64)
+    begin, *ids = engine.tokenize("Once upon a time")
+    assert begin == llm.token_bos()  # as in llama-cpp-python it is no token of the text
+    assert found["tokens"][: len(ids)] == ["Once", " upon", " a", " time"]
+    assert len(found["tokens"]) == len(ids) + 4
+    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+    rows = engine.logits([begin, *ids]).astype(np.float64)
     for at in range(1, len(ids)):
-        row = rows[at - 1]
+        row = rows[at]
         value = row[ids[at]] - row.max() - np.log(np.exp(row - row.max()).sum())
         assert abs(found["token_logprobs"][at] - value) < 1e-4
+        assert found["top_logprobs"][at][found["tokens"][at]] == found["token_logprobs"][at]
     greedy = found["top_logprobs"][len(ids)]
     assert max(greedy.values()) == found["token_logprobs"][len(ids)] and len(greedy) == 2
     text = done["choices"][0]["text"]
-    assert found["text_offset"][:2] == [0, 0]  # no text of a control token
-    for token, offset in zip(found["tokens"][1:], found["text_offset"][1:]):
+    for token, offset in zip(found["tokens"], found["text_offset"]):
         assert text[offset:].startswith(token)
     ask = {"max_tokens": 4, "temperature": 0, "logprobs": 2, "echo": True, "stream": True}
     pieces = [each["choices"][0] for each in llm("Once upon a time", **ask)]
