@@ -23,6 +23,7 @@ from oxillama.server.chat import (
     events,
     image_part,
     messages_of,
+    places_of,
     prefill_of,
     prepare,
     run,
@@ -254,18 +255,19 @@ def _messages(body: Mapping[str, Any], held: int) -> tuple[list[dict[str, Any]],
     out: list[dict[str, Any]] = []
     system = body.get("system")
     if system:
-        out.append({"role": "system", "content": _joined(system)})
+        out.append({"role": "system", "content": _joined(system), "at": "system"})
     given = body["messages"]
     if given[0]["role"] == "system":
         raise bad("messages[0].role", "system", "user or assistant; `system` is what comes first")
     for at, message in enumerate(given):
         where, content = f"messages[{at - held}]", message["content"]
         if isinstance(content, str) or message["role"] == "system":
-            out.append({"role": message["role"], "content": _joined(content)})
+            made = [{"role": message["role"], "content": _joined(content)}]
         elif message["role"] == "user":
-            out += _of_user(content, where)
+            made = _of_user(content, where)
         else:
-            out += _of_assistant(content, where)
+            made = _of_assistant(content, where)
+        out += [{**each, "at": where if at >= held else "thread"} for each in made]
     prefill = ""
     if given[-1]["role"] == "assistant":
         where, content = f"messages[{len(given) - 1 - held}]", given[-1]["content"]
@@ -316,7 +318,7 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, 
                 "role": "tool",
                 "tool_call_id": block["tool_use_id"],
                 "content": _result(block, place),
-                "at": f"{place}.tool_use_id",
+                "id_at": f"{place}.tool_use_id",
             }
         )
     if any(part["type"] == "image_url" for part in parts):
@@ -429,6 +431,7 @@ def _read(model: Model, body: Mapping[str, Any], held: int = 0) -> ChatRequest:
         body.get("session"),
         asked.constraint,
         budget=_budget(body),
+        places=places_of(messages),
     )
 
 

@@ -5,6 +5,7 @@ prepared turn (`ChatRequest`), and from a turn's events to a message (`Reply`).
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from starlette.responses import Response
 import oxillama
 from oxillama.chat import Turn
 from oxillama.completion import Completion
-from oxillama.errors import ConfigError, GrammarError
+from oxillama.errors import ConfigError, GrammarError, TemplateError
 from oxillama.server import adapters, budget, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
@@ -151,6 +152,7 @@ NOT_OBFUSCATED = {"type": "boolean", "const": False}
 # a model is as verbose as it is: what the APIs have by default
 VERBOSITY = enum("medium")
 FINGERPRINT = f"oxillama-{oxillama.__version__}"
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 BODY: Schema = obj(
     {
@@ -212,6 +214,7 @@ class ChatRequest:
     prompt: str = "messages"  # the field that the prompt came in
     budget: int | None = None  # tokens of reasoning at most
     unparsed: bool = False  # whether reasoning stays in the content
+    places: list[str] = field(default_factory=list)  # the messages' names in errors
 
 
 def prepare(model: Model, asked: ChatRequest) -> Turn:
@@ -229,9 +232,12 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
     messages, images = split_images(asked.messages)
 
     def render(messages: Sequence[Any]) -> TemplateText:
-        return builder.render(
-            messages, tools=asked.tools, variables=asked.variables, prefill=asked.prefill
-        )
+        try:
+            return builder.render(
+                messages, tools=asked.tools, variables=asked.variables, prefill=asked.prefill
+            )
+        except (ConfigError, TemplateError) as error:
+            raise _of_message(error, asked) from error
 
     prompt: list[int] | None = None
     if not images:
@@ -256,6 +262,15 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
     if asked.budget is not None:
         budget.hold(turn, builder.bridge, asked.budget)
     return _unparsed(turn) if asked.unparsed else turn
+
+
+def _of_message(error: ConfigError | TemplateError, asked: ChatRequest) -> Exception:
+    """An error of the template; if it is one of a message, under its name in the body."""
+    found = _MESSAGE.match(str(error))
+    if found is None or not asked.places:
+        return error
+    place = asked.places[int(found[1])]
+    return ApiError(400, place + str(error)[found.end() :], param=place)
 
 
 def _unparsed(turn: Turn) -> Turn:
@@ -325,7 +340,7 @@ def _allowed(tools: Any, allowed: Mapping[str, Any]) -> tuple[list[dict], str]:
 
 def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
     """Messages in the form of a template: contents as text, ids of calls by their order. In
-    messages of other APIs, `at` names the original field.
+    messages of other APIs, `at` names the original field, and `id_at` that of a result's call.
     """
     ids: dict[str, str] = {}
     out = []
@@ -356,7 +371,7 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
         if message["role"] == "tool":
             found = message["tool_call_id"]
             if found not in ids:
-                where = message.get("at") or f"{where}.tool_call_id"
+                where = message.get("id_at") or f"{where}.tool_call_id"
                 raise ApiError(
                     400, f"{where}: found {found!r}, wanted the id of a call before it", param=where
                 )
@@ -370,6 +385,11 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
             )
         out.append(made)
     return out
+
+
+def places_of(given: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of messages of another API in its errors."""
+    return [message["at"] for message in given]
 
 
 def _content(content: Any, path: str) -> str | list[dict[str, Any]] | None:

@@ -35,6 +35,7 @@ from oxillama.server.chat import (
     events,
     image_part,
     messages_of,
+    places_of,
     run,
     tools_of,
 )
@@ -585,9 +586,11 @@ async def generate(call: Call) -> Response:
                 context = encoded(model, body.get("context") or [], param="context")
                 ids = encoded(model, prompt, special=not context)
                 return asked, [*map(int, context), *ids]
-            messages = [{"role": "user", "content": _with_images(prompt, body, "images")}]
+            content = _with_images(prompt, body, "images")
+            messages = [{"role": "user", "content": content, "at": "prompt"}]
             if body.get("system"):
-                messages.insert(0, {"role": "system", "content": body["system"]})
+                said = {"role": "system", "content": body["system"], "at": "system"}
+                messages.insert(0, said)
             return asked, ChatRequest(
                 messages_of(messages),
                 asked.options,
@@ -595,6 +598,7 @@ async def generate(call: Call) -> Response:
                 variables=_variables(model, body),
                 constraint=asked.constraint,
                 prompt="prompt",
+                places=places_of(messages),
             )
 
         options, asked = await call.offload(read)

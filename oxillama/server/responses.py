@@ -25,6 +25,7 @@ from oxillama.server.chat import (
     image_part,
     message_of,
     messages_of,
+    places_of,
     prepare,
     run,
     tools_of,
@@ -60,8 +61,13 @@ _PART = one_of(
     ),
     obj({"type": enum("refusal"), "refusal": STRING}, ("type", "refusal")),
     obj(
-        {"type": enum("input_image"), "image_url": STRING, "detail": STRING, "file_id": STRING},
-        ("type",),
+        {
+            "type": enum("input_image"),
+            "image_url": STRING,
+            "detail": STRING,
+            "file_id": {"type": "null"},
+        },
+        ("type", "image_url"),
     ),
 )
 _STATUS = enum("in_progress", "completed", "incomplete")
@@ -262,7 +268,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
     message. Reasoning belongs to the text or call after it.
     """
     if isinstance(items, str):
-        return [{"role": "user", "content": items}]
+        return [{"role": "user", "content": items, "at": "input"}]
     out: list[dict[str, Any]] = []
     thought = ""
 
@@ -270,13 +276,15 @@ def _messages(items: Any) -> list[dict[str, Any]]:
         """Reasoning that no text or call followed."""
         nonlocal thought
         if thought:
-            out.append({"role": "assistant", "content": "", "reasoning_content": thought})
+            said = {"role": "assistant", "content": "", "reasoning_content": thought}
+            out.append({**said, "at": where})
             thought = ""
 
     for at, item in enumerate(items):
         kind, where = item.get("type") or "message", f"input[{at}]"
         if kind == "message":
-            message = {"role": item["role"], "content": _text(item["content"], where)}
+            content = _text(item["content"], f"{where}.content")
+            message = {"role": item["role"], "content": content, "at": where}
             if thought and item["role"] == "assistant":
                 message["reasoning_content"], thought = thought, ""
             alone()
@@ -293,7 +301,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
                 },
             }
             if thought or not out or out[-1]["role"] != "assistant":
-                out.append({"role": "assistant", "content": None})
+                out.append({"role": "assistant", "content": None, "at": where})
                 if thought:
                     out[-1]["reasoning_content"], thought = thought, ""
             out[-1].setdefault("tool_calls", []).append(call)
@@ -303,8 +311,9 @@ def _messages(items: Any) -> list[dict[str, Any]]:
                 {
                     "role": "tool",
                     "tool_call_id": item["call_id"],
-                    "content": _text(item["output"], where),
-                    "at": f"{where}.call_id",
+                    "content": _text(item["output"], f"{where}.output"),
+                    "at": where,
+                    "id_at": f"{where}.call_id",
                 }
             )
     alone()
@@ -360,16 +369,10 @@ def _text(content: Any, where: str) -> Any:
         return content
     parts: list[dict[str, Any]] = []
     for at, part in enumerate(content):
-        if part["type"] != "input_image":
+        if part["type"] == "input_image":
+            parts.append(image_part(part["image_url"], f"{where}[{at}]"))
+        else:
             parts.append({"type": "text", "text": part.get("text") or part.get("refusal") or ""})
-            continue
-        if not isinstance(part.get("image_url"), str):
-            raise ApiError(
-                400,
-                f"{where}.content[{at}]: found an image without image_url, wanted a data URL",
-                param=f"{where}.content[{at}]",
-            )
-        parts.append(image_part(part["image_url"], f"{where}.content[{at}]"))
     if any(part["type"] == "image_url" for part in parts):
         return parts
     return "".join(part["text"] for part in parts)
@@ -379,75 +382,93 @@ def _read(
     call: Call, model: Model, body: Mapping[str, Any]
 ) -> tuple[ChatRequest, list[dict], dict]:
     """(the request, the messages without instructions, the fields that the response repeats)."""
-    engine = model.engine
-    asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
-    asked.options.update(adapters.asked(model, body))
-    text = body.get("text") or {}
-    constrain(asked, text.get("format"), path="text.format")
-    if body.get("max_output_tokens"):
-        asked.options["max_tokens"] = int(body["max_output_tokens"])
-    wants = _LOGPROBS in (body.get("include") or ())
-    if body.get("top_logprobs") is not None and not wants:
-        raise ApiError(
-            400,
-            f"top_logprobs: found without include: [{_LOGPROBS!r}], wanted both",
-            param="top_logprobs",
-        )
-    if wants:
-        asked.options["logprobs"] = int(body.get("top_logprobs") or 0)
-    if body.get("stream_options") is not None and not body.get("stream"):
-        raise ApiError(400, "stream_options: found without stream: true", param="stream_options")
-    previous = body.get("previous_response_id")
-    before: list[dict[str, Any]] = []
-    if previous is not None:
-        stored = call.state.responses.get(previous)
-        if stored is None:
-            raise ApiError(
-                400,
-                f"previous_response_id: {previous[:80]!r} is not stored here",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        before = stored.messages
-    conversation = [*before, *_messages(body["input"])]
-    instructions = body.get("instructions")
-    messages = [
-        *([{"role": "system", "content": instructions}] if instructions else []),
-        *conversation,
-    ]
-    effort = (body.get("reasoning") or {}).get("effort")
-    as_chat: dict[str, Any] = {
-        "reasoning_effort": effort,
-        "chat_template_kwargs": body.get("chat_template_kwargs"),
-        "tools": [
-            {"type": "function", "function": function}
-            for _, function in _functions(body.get("tools") or ()).values()
-        ],
-        "tool_choice": _choice(body.get("tool_choice")),
-    }
-    try:
-        tools, variables = tools_of(as_chat), variables_of(model, as_chat)
-    except ApiError as error:
-        if error.param == "reasoning_effort":
-            raise unsupported("reasoning.effort", error.message.partition(": ")[2]) from None
-        raise
-    parallel = body.get("parallel_tool_calls")
+    asked = _options(model, body)
+    conversation = [*_before(call, body), *_messages(body["input"])]
+    messages = list(conversation)
+    if body.get("instructions"):
+        said = {"role": "system", "content": body["instructions"], "at": "instructions"}
+        messages.insert(0, said)
+    tools, choice, variables = _tools(model, body)
     chat = ChatRequest(
         messages_of(messages),
         asked.options,
         asked.stops,
         tools,
-        as_chat["tool_choice"],
-        True if parallel is None else parallel,
+        choice,
+        body.get("parallel_tool_calls") is not False,
         variables,
         session=body.get("session"),
         constraint=asked.constraint,
         prompt="input",
+        places=places_of(messages),
     )
-    repeated = {
-        "instructions": instructions,
+    return chat, conversation, _repeated(body, asked)
+
+
+def _options(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
+    """The options of a body."""
+    engine = model.engine
+    asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
+    asked.options.update(adapters.asked(model, body))
+    constrain(asked, (body.get("text") or {}).get("format"), path="text.format")
+    if body.get("max_output_tokens"):
+        asked.options["max_tokens"] = int(body["max_output_tokens"])
+    top = _top(body)
+    if top is not None:
+        asked.options["logprobs"] = top
+    elif body.get("top_logprobs") is not None:
+        raise ApiError(
+            400,
+            f"top_logprobs: found without include: [{_LOGPROBS!r}], wanted both",
+            param="top_logprobs",
+        )
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise ApiError(400, "stream_options: found without stream: true", param="stream_options")
+    return asked
+
+
+def _before(call: Call, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The conversation that a body continues."""
+    previous = body.get("previous_response_id")
+    if previous is None:
+        return []
+    stored = call.state.responses.get(previous)
+    if stored is None:
+        raise ApiError(
+            400,
+            f"previous_response_id: {previous[:80]!r} is not stored here",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return [{**message, "at": "previous_response_id"} for message in stored.messages]
+
+
+def _tools(
+    model: Model, body: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]] | None, Any, dict[str, Any]]:
+    """(tools, the choice among them, the template's variables), as in chat completions."""
+    functions = _functions(body.get("tools") or ()).values()
+    as_chat: dict[str, Any] = {
+        "reasoning_effort": (body.get("reasoning") or {}).get("effort"),
+        "chat_template_kwargs": body.get("chat_template_kwargs"),
+        "tools": [{"type": "function", "function": function} for _, function in functions],
+        "tool_choice": _choice(body.get("tool_choice")),
+    }
+    try:
+        return tools_of(as_chat), as_chat["tool_choice"], variables_of(model, as_chat)
+    except ApiError as error:
+        if error.param == "reasoning_effort":
+            raise unsupported("reasoning.effort", error.message.partition(": ")[2]) from None
+        raise
+
+
+def _repeated(body: Mapping[str, Any], asked: table.RequestOptions) -> dict[str, Any]:
+    """The fields of a body that the response has too, with what is in force where it says none."""
+    text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
+    return {
+        "instructions": body.get("instructions"),
         "metadata": body.get("metadata") or {},
-        "parallel_tool_calls": chat.parallel,
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
         "temperature": asked.sampler.temperature,
         "top_p": asked.sampler.top_p,
         "tool_choice": body.get("tool_choice") or "auto",
@@ -459,8 +480,8 @@ def _read(
         ],
         "text": {**text, "format": text.get("format") or {"type": "text"}},
         "max_output_tokens": asked.options.get("max_tokens"),
-        "previous_response_id": previous,
-        "reasoning": {"effort": effort, "summary": (body.get("reasoning") or {}).get("summary")},
+        "previous_response_id": body.get("previous_response_id"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "store": body.get("store") is not False,
         "truncation": "disabled",
         "background": False,
@@ -468,7 +489,6 @@ def _read(
         "top_logprobs": int(body.get("top_logprobs") or 0),
         "user": body.get("user"),
     }
-    return chat, conversation, repeated
 
 
 def _choice(given: Any) -> Any:

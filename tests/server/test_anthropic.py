@@ -240,6 +240,7 @@ def test_text_after_a_call_keeps_its_place():
         {"role": "user", "content": results},
     ]
     made, prefill = _messages({"messages": messages}, 0)
+    assert [each.pop("at") for each in made] == [f"messages[{at}]" for at in (0, 1, 1, 2, 2, 2)]
     assert (made[0], prefill) == (HI[0], "")
     assert made[1:3] == [
         {

@@ -137,3 +137,46 @@ def test_a_developers_message_is_written_as_python_writes_it(known):
         assert engine.render_chat(talk) == prompt
         assert engine.chat(talk, max_tokens=1).usage.prompt_tokens == usage["input_tokens"]
     assert prompt == ("[developer]Be brief.[user]Hi!" if known else "[system]Be brief.[user]Hi")
+
+
+# writes the system's message only where it comes first
+FIRST_ALONE = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+LATE = "the chat template writes nothing of a message with the role 'system'"
+
+
+def test_an_error_of_the_template_names_the_message_of_the_body():
+    user, system = ({"role": role, "content": f"As {role}"} for role in ("user", "system"))
+    said = {"role": "assistant", "content": "Yes."}
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "sun"}
+    of_tool = {"role": "user", "content": [result, result, {"type": "text", "text": "so?"}]}
+    called = {"role": "assistant", "content": [use]}
+    with asking(chat_template=FIRST_ALONE) as server:
+
+        def refused(path, body):
+            made = server.refused(path, body)
+            return made if isinstance(made, str) else made["message"]
+
+        for path, body, name in (
+            ("/v1/chat/completions", {"messages": [user, said, system]}, "messages[2]"),
+            (
+                "/api/chat",
+                {"model": "oxillama-embedded", "messages": [user, system]},
+                "messages[1]",
+            ),
+            ("/v1/responses", {"input": [user, system], "instructions": "Hm."}, "input[1]"),
+            (
+                "/v1/messages",
+                {"messages": [user, called, of_tool, system], "system": "Hm.", "max_tokens": 1},
+                "messages[3]",
+            ),
+        ):
+            assert refused(path, body).startswith(f"{name}: {LATE}")
+        assert server.refused("/v1/responses", {"input": [user, system]})["param"] == "input[1]"
+        # what was told of a message before is found again with what follows it
+        first = server.ok("/v1/responses", {"input": [user], "max_output_tokens": 1})["id"]
+        more = {"input": [user, system], "previous_response_id": first}
+        assert server.refused("/v1/responses", more)["param"] == "input[1]"

@@ -315,6 +315,7 @@ def test_logprobs_of_a_stop_string_come_streamed_or_not(server):
 REASONING = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
 USER = {"role": "user", "content": "x"}
 SAID = {"role": "assistant", "content": "y"}
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 CALLED = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 
 
@@ -353,6 +354,23 @@ def test_reasoning_belongs_to_what_follows_it(items, wanted):
         (
             {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             "input[0].content[0].type",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].image_url",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{**IMAGE, "file_id": "x"}]}]},
+            "input[0].content[0].file_id",
+        ),
+        (
+            {
+                "input": [
+                    CALLED,
+                    {"type": "function_call_output", "call_id": "a", "output": [IMAGE]},
+                ]
+            },
+            "input[1].output[0]",
         ),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
