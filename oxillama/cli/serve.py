@@ -94,6 +94,13 @@ def add_commands(commands: Any) -> None:
     )
     add_chat_template(command)
     add(
+        "--late-instructions",
+        choices=("refuse", "user"),
+        default="refuse",
+        help="system messages in the midst of a chat, where its template cannot write them: refuse "
+        "them, or write them as the user's (default: %(default)s)",
+    )
+    add(
         "--sessions-dir",
         default=None,
         metavar="FOLDER",

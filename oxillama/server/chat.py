@@ -27,6 +27,7 @@ from oxillama.server.errors import ApiError, from_engine, unsupported
 from oxillama.server.ids import new_id
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import Model
+from oxillama.server.prompts import has_late_instructions
 from oxillama.server.schema import (
     BOOLEAN,
     NAME,
@@ -152,6 +153,10 @@ NOT_OBFUSCATED = {"type": "boolean", "const": False}
 # a model is as verbose as it is: what the APIs have by default
 VERBOSITY = enum("medium")
 FINGERPRINT = f"oxillama-{oxillama.__version__}"
+_LATE = (
+    "; a server with --late-instructions user writes instructions in the midst of a conversation "
+    "as the user's"
+)
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 BODY: Schema = obj(
@@ -237,7 +242,8 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
                 messages, tools=asked.tools, variables=asked.variables, prefill=asked.prefill
             )
         except (ConfigError, TemplateError) as error:
-            raise _of_message(error, asked) from error
+            late = builder.late_instructions == "refuse" and has_late_instructions(messages)
+            raise _of_message(error, asked, help=_LATE if late else "") from error
 
     prompt: list[int] | None = None
     if not images:
@@ -264,13 +270,15 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
     return _unparsed(turn) if asked.unparsed else turn
 
 
-def _of_message(error: ConfigError | TemplateError, asked: ChatRequest) -> Exception:
-    """An error of the template; if it is one of a message, under its name in the body."""
-    found = _MESSAGE.match(str(error))
+def _of_message(error: ConfigError | TemplateError, asked: ChatRequest, help: str) -> Exception:
+    """An error of the template; if it is one of a message, under its name in the body. help: what
+    may be done.
+    """
+    found, said = _MESSAGE.match(str(error)), f"{error}{help}"
     if found is None or not asked.places:
-        return error
+        return type(error)(said)
     place = asked.places[int(found[1])]
-    return ApiError(400, place + str(error)[found.end() :], param=place)
+    return ApiError(400, place + said[found.end() :], param=place)
 
 
 def _unparsed(turn: Turn) -> Turn:

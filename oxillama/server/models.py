@@ -43,6 +43,7 @@ class Model:
         path: Path,
         stamp: tuple[int, ...],
         chat_template: str | None = None,
+        late_instructions: str = "refuse",
     ) -> None:
         self.name, self.engine, self.path, self.stamp = name, engine, path, stamp
         self.users = 0
@@ -61,7 +62,12 @@ class Model:
         given = chat_template or engine.engine_config.chat_template
         source = template_source(given) if given else self.metadata.get("tokenizer.chat_template")
         if isinstance(source, str):
-            self.builder = PromptBuilder(source, self.vocabulary, engine.opened.images)
+            self.builder = PromptBuilder(
+                source,
+                self.vocabulary,
+                engine.opened.images,
+                late_instructions=late_instructions,
+            )
         if self.bridge.vocabulary.model == "gpt2":
             self._most_bytes = max(len(each.encode()) for each in self.bridge.vocabulary.tokens)
 
@@ -337,6 +343,7 @@ class Registry:
                 path=path,
                 stamp=stamp,
                 chat_template=config.chat_template,
+                late_instructions=config.late_instructions,
             )
             for lora, scale in config.loras if name == self.default else ():
                 model.adapters.add(str(lora), scale=scale, on=True, replace=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 from oxillama.chat import Turn
 from oxillama.engine.generation import Vocabulary
+from oxillama.errors import ConfigError, TemplateError
 from oxillama.grammar import Grammar
 from oxillama.image_prompts import ImagePrompts
 from oxillama.options import Options
@@ -22,16 +23,45 @@ from oxillama.toolcalls.formats import HARMONY, taught_format
 
 _SWITCHES = ("enable_thinking", "thinking")
 _GIVEN = ("messages", "tools", "add_generation_prompt")
+_INSTRUCTIONS = ("system", "developer")  # roles
+
+
+def has_late_instructions(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether instructions come after other messages."""
+    return any(each["role"] in _INSTRUCTIONS for each in messages[_beginning(messages) :])
+
+
+def _beginning(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many messages of instructions come first."""
+    found = (at for at, each in enumerate(messages) if each["role"] not in _INSTRUCTIONS)
+    return next(found, len(messages))
+
+
+def _as_users(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with late instructions as the user's."""
+    count = _beginning(messages)
+    return [
+        {**each, "role": "user"} if at >= count and each["role"] in _INSTRUCTIONS else each
+        for at, each in enumerate(messages)
+    ]
 
 
 class PromptBuilder:
     """How one model is talked to; safe to share between threads."""
 
     def __init__(
-        self, source: str, vocabulary: Vocabulary, images: ImagePrompts | None = None
+        self,
+        source: str,
+        vocabulary: Vocabulary,
+        images: ImagePrompts | None = None,
+        *,
+        late_instructions: str = "refuse",
     ) -> None:
-        """images: how prompts hold images, None for a model that takes none."""
+        """images: how prompts hold images, None for a model that takes none. late_instructions: as
+        of `ServerConfig`.
+        """
         bridge, self.images = vocabulary.bridge, images
+        self.late_instructions = late_instructions
         self.source, self.vocabulary, self.bridge = source, vocabulary, bridge
         self.writer = ChatWriter(source, bridge)
         self.planner, self.knows = self.writer.planner, self.writer.knows
@@ -64,11 +94,13 @@ class PromptBuilder:
                     f"chat_template_kwargs.{name}: is given by the request itself, wanted another",
                     param=f"chat_template_kwargs.{name}",
                 )
-        text = self.writer.write(
-            messages,
-            tools=tools,
-            variables={"add_generation_prompt": add_generation_prompt, **(variables or {})},
-        )
+        variables = {"add_generation_prompt": add_generation_prompt, **(variables or {})}
+        try:
+            text = self.writer.write(messages, tools=tools, variables=variables)
+        except (ConfigError, TemplateError):
+            if self.late_instructions == "refuse" or not has_late_instructions(messages):
+                raise
+            text = self.writer.write(_as_users(messages), tools=tools, variables=variables)
         # marked as what messages say
         return TemplateText(text.plain + prefill, text.marks + b"\1" * len(prefill))
 

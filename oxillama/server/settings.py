@@ -32,6 +32,7 @@ _POSITIVE = {
     "max_sessions": int,
     "stall_timeout": float,
 }
+_LATE_INSTRUCTIONS = ("refuse", "user")
 _LONGEST_NAME = 256  # characters of a model's name in a request
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 _NOT_NEGATIVE = {"port": int, "grace": float, "per_key": int}
@@ -49,6 +50,7 @@ class ServerOptions(TypedDict, total=False):
     engine: Mapping[str, Any]
     loras: tuple[tuple[str | Path, float], ...]
     chat_template: str | None
+    late_instructions: str
     api_keys: tuple[str, ...]
     force: bool
     cors_origins: tuple[str, ...]
@@ -88,6 +90,8 @@ class ServerConfig:
     - `loras`: adapters of `model` and their scales; requests that name none use all of them.
     - `chat_template`: Jinja text, or the name of a built-in template, that replaces the file's;
       kept as text.
+    - `late_instructions`: what becomes of instructions in the midst of a conversation that the chat
+      template cannot write there: "refuse", or "user" writes them as the user's.
 
     Access:
 
@@ -126,6 +130,7 @@ class ServerConfig:
     engine: Mapping[str, Any] = field(default_factory=dict)
     loras: tuple[tuple[str | Path, float], ...] = ()
     chat_template: str | None = None
+    late_instructions: str = "refuse"
     api_keys: tuple[str, ...] = ()
     force: bool = False
     cors_origins: tuple[str, ...] = ()
@@ -169,6 +174,11 @@ class ServerConfig:
             source = template_source(self.chat_template)
             ChatTemplate(source).compiled()  # or what is wrong with it
             object.__setattr__(self, "chat_template", source)
+        if self.late_instructions not in _LATE_INSTRUCTIONS:
+            raise ConfigError(
+                f"late_instructions: found {self.late_instructions!r}, wanted "
+                f"{' or '.join(_LATE_INSTRUCTIONS)}"
+            )
         if self.port > 65535:
             raise ConfigError(f"port: found {self.port}, wanted at most 65535")
         if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):

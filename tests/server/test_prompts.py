@@ -4,6 +4,7 @@ import pytest
 
 import oxillama
 from oxillama.engine.generation import Vocabulary
+from oxillama.server import ServerConfig
 from oxillama.server.errors import ApiError
 from oxillama.server.prompts import PromptBuilder
 from oxillama.tokenizer.builtin_templates import BUILTIN_TEMPLATES
@@ -144,7 +145,7 @@ FIRST_ALONE = (
     "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
 )
-LATE = "the chat template writes nothing of a message with the role 'system'"
+LATE = "the chat template writes nothing of a message with the role 'system'; a server with --late"
 
 
 def test_an_error_of_the_template_names_the_message_of_the_body():
@@ -180,3 +181,36 @@ def test_an_error_of_the_template_names_the_message_of_the_body():
         first = server.ok("/v1/responses", {"input": [user], "max_output_tokens": 1})["id"]
         more = {"input": [user, system], "previous_response_id": first}
         assert server.refused("/v1/responses", more)["param"] == "input[1]"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FIRST_ALONE,
+        # wants roles to alternate, after a first message of the system's
+        "{% set ns = namespace(last='') %}{% for m in messages %}"
+        "{% if m.role == ns.last or (m.role == 'system' and not loop.first) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% set ns.last = m.role %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+    ],
+)
+def test_late_instructions_may_be_written_as_the_users(source):
+    talk = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "One."},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Two."},
+    ]
+    with asking(chat_template=source) as server:
+        error = server.refused("/v1/chat/completions", {"messages": talk})
+        assert "; a server with --late-instructions user writes" in error["message"]
+        early = server.ok("/apply-template", {"messages": talk[:3]})["prompt"]
+    with asking(chat_template=source, late_instructions="user") as server:
+        made = server.ok("/apply-template", {"messages": talk})["prompt"]
+        assert server.ok("/apply-template", {"messages": talk[:3]})["prompt"] == early
+        server.ok("/v1/chat/completions", {"messages": talk, "max_tokens": 1})
+    joined = "\n\n" if "alternate" in source else "<|im_end|>\n<|im_start|>user\n"
+    assert made == f"{early}<|im_start|>user\nBe brief.{joined}Two.<|im_end|>\n"
+    with pytest.raises(oxillama.ConfigError, match="^late_instructions: found 'drop', wanted"):
+        ServerConfig(late_instructions="drop")
