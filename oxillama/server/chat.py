@@ -697,7 +697,8 @@ class Reply:
                 return [("arguments", (call, rest))]
         if kind == "malformed" and event.index not in self.calls:
             self.content.append(event.malformed.text)
-            self._text("content", event.malformed.text, ())
+            self._text("content", event.malformed.text, event.logprobs)
+            self.logprobs.extend(event.logprobs)
             return [("content", event.malformed.text)]
         if kind == "end":
             self.logprobs.extend(event.logprobs if not self.calls else ())
@@ -961,7 +962,7 @@ async def _stream(
                 replies[index] = reply
                 frames.append(chunk(index, {"role": "assistant", "content": ""}))
             entries = None
-            if top is not None and event.logprobs and event.kind == "content":
+            if top is not None and event.logprobs and event.kind in ("content", "malformed"):
                 entries = {"content": chat_entries(event.logprobs, bridge, top), "refusal": None}
             for kind, value in added:
                 if kind == "content" and entries is None and not timed:

@@ -393,3 +393,25 @@ def test_a_field_with_a_typing_error_is_told_what_was_meant(server):
     options = {"prompt": "a", "options": {"num_predct": 1}}
     error = server.refused("/api/generate", {"model": "oxillama-embedded", **options})
     assert error == "options.num_predct: is not a known field; did you mean num_predict?"
+
+
+def test_a_call_cut_short_before_its_name_is_text_with_log_probabilities(server):
+    parameters = {"type": "object", "properties": {}}
+    function = {"name": "weather", "parameters": parameters}
+    body = {"messages": HI, "max_tokens": 2, "temperature": 0, "logprobs": True}
+    body |= {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    whole = server.ok(PATH, body)["choices"][0]
+    assert whole["message"]["content"].startswith("<") and "tool_calls" not in whole["message"]
+    entries = whole["logprobs"]["content"]
+    assert "".join(each["token"] for each in entries) == whole["message"]["content"]
+    streamed = [
+        each["choices"][0]["logprobs"]["content"]
+        for each in server.chunks(PATH, body)[:-1]
+        if each["choices"][0]["logprobs"]
+    ]
+    assert sum(streamed, []) == entries
+    items = {"input": HI, "max_output_tokens": 2, "temperature": 0, "tool_choice": "required"}
+    items |= {"tools": [{"type": "function", **function}]}
+    items["include"] = ["message.output_text.logprobs"]
+    (item,) = server.ok("/v1/responses", items)["output"]
+    assert item["content"][0]["logprobs"] == entries
