@@ -242,7 +242,7 @@ def _store(
         blocks = [*begun, *blocks]
     messages.append({"role": "assistant", "content": blocks})
     fields = {each: body[each] for each in _OF_THREAD if body.get(each) is not None}
-    call.state.store(call.state.threads, name, StoredThread(messages, fields))
+    call.state.threads.add(name, StoredThread(messages, fields), call.size)
 
 
 # ---- from blocks to messages

@@ -736,7 +736,7 @@ def _store(
         return
     items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     stored = StoredResponse(made, items, [*conversation, message_of(reply, reasoning=True)])
-    call.state.store(call.state.responses, made["id"], stored)
+    call.state.responses.add(made["id"], stored, call.size)
 
 
 # parameters of a retrieval that would change what comes back
@@ -855,7 +855,7 @@ async def delete(call: Call) -> Response:
     """DELETE /v1/responses/{response_id}"""
     _stored(call)
     name = call.params["response_id"]
-    del call.state.responses[name]
+    call.state.responses.remove(name)
     return json_response({"id": name, "object": "response", "deleted": True})
 
 

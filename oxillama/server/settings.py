@@ -29,6 +29,7 @@ _POSITIVE = {
     "max_loaded": int,
     "max_batch_inputs": int,
     "max_responses": int,
+    "max_response_bytes": int,
     "max_sessions": int,
     "stall_timeout": float,
 }
@@ -69,6 +70,7 @@ class ServerOptions(TypedDict, total=False):
     max_connections: int
     per_key: int
     max_responses: int
+    max_response_bytes: int
     max_sessions: int
     sessions_dir: str | Path | None
     grace: float
@@ -117,7 +119,8 @@ class ServerConfig:
 
     - `sessions_dir`: where named sessions are saved, None refuses to save. `max_sessions`: how
       many are in memory.
-    - `max_responses`: how many stored responses are kept, and how many replies of threads.
+    - `max_responses`, `max_response_bytes`: how many stored responses are kept, and bytes of the
+      requests that they came from; as many replies of threads.
     - `log_prompts`: log the bodies of requests. `log_requests`: log a line for each request.
     """
 
@@ -149,6 +152,7 @@ class ServerConfig:
     max_connections: int = 2048
     per_key: int = 0
     max_responses: int = 1024
+    max_response_bytes: int = 256 << 20
     max_sessions: int = 64
     sessions_dir: str | Path | None = None
     grace: float = 30.0

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from oxillama.engine.request import GenerateRequest
 from oxillama.errors import OxillamaError
@@ -56,6 +56,37 @@ class RunningJob(Protocol):
         """End it."""
 
 
+class Kept(Generic[T]):
+    """What is stored, by name, each with its size. The oldest leave beyond `most`, or beyond
+    `most_bytes`; the last one stays.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes, self._bytes = most, most_bytes, 0
+        self._found: OrderedDict[str, tuple[T, int]] = OrderedDict()
+
+    def add(self, name: str, value: T, size: int) -> None:
+        """Store under a new name."""
+        self._found[name] = value, size
+        self._bytes += size
+        while len(self._found) > 1 and (
+            len(self._found) > self._most or self._bytes > self._most_bytes
+        ):
+            self.remove(next(iter(self._found)))
+
+    def get(self, name: str) -> T | None:
+        """What has a name, None for nothing."""
+        return self._found[name][0] if name in self._found else None
+
+    def values(self) -> list[T]:
+        """All of them, the oldest first."""
+        return [value for value, _ in self._found.values()]
+
+    def remove(self, name: str) -> None:
+        """Forget one."""
+        self._bytes -= self._found.pop(name)[1]
+
+
 class ServerState:
     """Made once, started on the event loop that serves."""
 
@@ -72,8 +103,9 @@ class ServerState:
         )
         self.metrics: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
         # stored conversations, by the id of their last reply
-        self.responses: OrderedDict[str, Any] = OrderedDict()
-        self.threads: OrderedDict[str, Any] = OrderedDict()
+        most = config.max_responses, config.max_response_bytes
+        self.responses: Kept[Any] = Kept(*most)
+        self.threads: Kept[Any] = Kept(*most)
         self.jobs: dict[int, RunningJob] = {}  # by slot
         self.slot_sessions: dict[int, tuple[Model, Any]] = {}
         self.by_key: dict[str, Counter[str]] = defaultdict(Counter)  # jobs of a key, by request
@@ -140,12 +172,6 @@ class ServerState:
         """Run a function outside the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, partial(function, *args, **options))
-
-    def store(self, kept: OrderedDict[str, T], name: str, value: T) -> None:
-        """Add to `responses` or `threads`; the oldest leave beyond `max_responses`."""
-        kept[name] = value
-        while len(kept) > self.config.max_responses:
-            kept.popitem(last=False)
 
     # ---- jobs
 

@@ -344,11 +344,14 @@ def test_a_thread_that_cannot_be_continued_is_refused(server):
     }
 
 
-def test_the_oldest_replies_of_threads_are_forgotten():
-    with asking(max_responses=1) as server:
-        first, _ = (server.ok(PATH, {**ASK, "max_tokens": 1, "thread": CREATE}) for _ in "ab")
+@pytest.mark.parametrize("limit", [{"max_responses": 1}, {"max_response_bytes": 150}])
+def test_the_oldest_replies_of_threads_are_forgotten(limit):
+    with asking(**limit) as server:
+        first, last = (server.ok(PATH, {**ASK, "max_tokens": 1, "thread": CREATE}) for _ in "ab")
         thread = {"type": "continue", "previous_message_id": first["id"]}
         server.refused(PATH, {**ASK, "thread": thread}, 404)
+        thread["previous_message_id"] = last["id"]
+        server.ok(PATH, {**ASK, "max_tokens": 1, "thread": thread})
 
 
 def test_tokens_are_counted_as_they_are_used(server):

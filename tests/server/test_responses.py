@@ -5,6 +5,7 @@ import json
 import pytest
 
 from oxillama.server.responses import _messages
+from oxillama.server.state import Kept
 
 PATH = "/v1/responses"
 ASK = {"input": "Tell me a story", "max_output_tokens": 12, "seed": 3}
@@ -219,6 +220,20 @@ def test_a_format_is_the_whole_text(server):
     made = server.ok(PATH, {**ASK, "text": {"format": format}, "max_output_tokens": 50})
     assert json.loads(made["output"][0]["content"][0]["text"])["a"] in (1, 2)
     assert made["text"] == {"format": format}
+
+
+def test_what_is_stored_is_bounded_in_bytes():
+    kept = Kept(3, 100)
+    for name, size in (("a", 40), ("b", 50), ("c", 5)):
+        kept.add(name, name, size)
+    assert kept.values() == ["a", "b", "c"]
+    kept.add("d", "d", 1)  # one too many
+    assert kept.values() == ["b", "c", "d"] and kept.get("a") is None
+    kept.remove("b")
+    kept.add("e", "e", 94)  # what left counts no more
+    assert kept.values() == ["c", "d", "e"]
+    kept.add("f", "f", 101)  # more than may be: it is the last
+    assert kept.values() == ["f"]
 
 
 def test_a_stored_response_is_found_and_forgotten(server):
