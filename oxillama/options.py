@@ -25,6 +25,7 @@ from oxillama.grammar import ClosedSchema, Grammar, schema_of
 from oxillama.sampling import SamplerConfig
 
 # fields of a sampler that are arguments of `generate`; what else it has, options have too
+MOST_COMPLETIONS = 1 << 16  # of one prompt: each takes some KiB before it has a token
 SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplerConfig)) - {
     "seed",
     "stop",
@@ -148,7 +149,8 @@ class Options:
       `top_p=0.9`). Give a whole sampler or single fields, not both.
     - `stop`, `stop_token_ids`: are added to the sampler's own.
     - `seed`: replaces the sampler's; -1 draws one, None leaves it to the sampler.
-    - `n`: the number of completions, each with its own seed (`siblings.derived_seed`).
+    - `n`: the number of completions, each with its own seed (`siblings.derived_seed`), at most
+      65536.
     - `best_of`: draw this many and keep the n likeliest.
     - `logprobs`, `prompt_logprobs`: report this number of likeliest tokens for each draw, or for
       each token of the prompt.
@@ -227,6 +229,10 @@ class Options:
             value = getattr(self, name)
             if value is not None or name in ("keep", "n"):
                 object.__setattr__(self, name, whole(name, value, least))
+        for name in ("n", "best_of"):
+            value = getattr(self, name)
+            if value is not None and value > MOST_COMPLETIONS:
+                raise ConfigError(f"{name}: found {value}, wanted at most {MOST_COMPLETIONS}")
         object.__setattr__(self, "priority", whole("priority", self.priority, -(1 << 31)))
         if self.timeout is not None:
             object.__setattr__(self, "timeout", seconds("timeout", self.timeout))

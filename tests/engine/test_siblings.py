@@ -158,6 +158,14 @@ def test_counts_that_cannot_be_honoured_raise(bad):
         Options(**bad)
 
 
+@pytest.mark.parametrize("more", (dict(n=10**7), dict(n=2, best_of=10**7)))
+def test_more_completions_than_memory_holds_are_refused_early(more):
+    name = [*more][-1]
+    with pytest.raises(ConfigError, match=f"^{name}: found 10000000, wanted at most 65536$"):
+        Options(**more)
+    assert Options(n=65536).n == 65536
+
+
 def test_a_session_has_one_continuation():
     engine = core()
     with pytest.raises(ConfigError, match="Session.fork"):
