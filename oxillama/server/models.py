@@ -405,7 +405,7 @@ def unusable(path: Path, error: OSError | OxillamaError) -> ApiError:
         500,
         f"model {stem(path)}: cannot be read: {error.strerror}",
         param="model",
-        code="modelunusable",
+        code="model_unusable",
     )
 
 

@@ -3,10 +3,12 @@
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from oxillama.embedded import embedded_path
+from oxillama.server.models import unusable
 from tests.server.conftest import asking
 
 PATH = "/v1/completions"
@@ -119,6 +121,12 @@ def test_a_file_that_is_no_model_is_named(folder):
         assert (error["code"], error["param"]) == ("model_unusable", "model")
         assert server.get("/health").status_code == 200
         assert server.ok(PATH, {"model": "one", "prompt": "a", "max_tokens": 1})["choices"]
+
+
+def test_a_file_that_cannot_be_read_has_the_code_of_one_that_is_no_model():
+    error = unusable(Path("a/one.gguf"), OSError(5, "Input/output error"))
+    assert (error.status, error.code) == (500, "model_unusable")
+    assert error.message == "model one: cannot be read: Input/output error"
 
 
 def test_models_asked_for_at_once_load_one_after_the_other(folder):
