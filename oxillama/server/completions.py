@@ -378,7 +378,8 @@ async def _stream(
                 frames = []
                 for index, new in came:
                     number, entries, text = at * n + index, lists[index], ""
-                    if body.get("echo") and index not in echoed:
+                    echoes = bool(body.get("echo")) and index not in echoed
+                    if echoes:
                         echoed.add(index)
                         text = _echo(model, ids)
                         if entries is not None:
@@ -388,14 +389,14 @@ async def _stream(
                             _add_prompt(entries, ids or [], scores)
                     if isinstance(new, Completion):
                         finished[index] = new
-                        logprobs = entries.take() if entries is not None and text else None
+                        logprobs = entries.take() if entries is not None and echoes else None
                         frames.append(chunk(number, text, reason_of(new), logprobs))
                     elif entries is None:
                         texts = [text + new[0], *new[1:]]
                         frames.append(plain.frames(number, filter(None, texts)))
                     else:
                         _add_drawn(entries, new.logprobs)
-                        if text or new.text or new.tokens:
+                        if echoes or new.text or new.tokens:
                             frames.append(chunk(number, text + new.text, None, entries.take()))
                 yield b"".join(frames)
             usages.append(usage_of([finished[index] for index in sorted(finished)]))

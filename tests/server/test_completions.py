@@ -93,6 +93,15 @@ def test_a_prompt_is_scored_without_a_token(server, engine):
     assert len(found["tokens"]) == len(engine.tokenize("Once upon a time"))
 
 
+def test_an_echo_without_text_is_scored_streamed_or_not(server):
+    body = {"prompt": "<|im_end|>", "max_tokens": 0, "echo": True, "logprobs": 1}
+    whole = server.ok(PATH, body)["choices"][0]
+    assert whole["text"] == "" and whole["logprobs"]["tokens"] == ["<|begin|>", "<|im_end|>"]
+    assert whole["logprobs"]["token_logprobs"][1] < -5
+    (chunk, done) = server.chunks(PATH, body)
+    assert chunk["choices"][0]["logprobs"] == whole["logprobs"] and done == "[DONE]"
+
+
 def test_an_echo_stands_before_the_text_streamed_or_not(server):
     body = {**ASK, "echo": True, "logprobs": 1}
     whole = server.ok(PATH, body)["choices"][0]
