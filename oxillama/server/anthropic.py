@@ -44,7 +44,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.work import usage_of
+from oxillama.server.work import fills_context, usage_of
 
 _CACHE = obj({"type": enum("ephemeral"), "ttl": enum("5m", "1h")}, ("type",))
 _TEXT = obj(
@@ -572,7 +572,8 @@ def _usage(prompt: int, cached: int, generated: int) -> dict[str, int]:
 def _stop(model: Model, asked: ChatRequest, reply: Reply) -> tuple[str, str | None]:
     """(stop_reason, stop_sequence)."""
     if reply.finish_reason == "length":
-        return "max_tokens", None
+        full = fills_context(reply.completion, asked.options["max_tokens"])
+        return "model_context_window_exceeded" if full else "max_tokens", None
     if reply.finish_reason == "tool_calls":
         return "tool_use", None
     stop = reply.stopped_by(asked.stops, model.tokenizer())

@@ -48,7 +48,15 @@ from oxillama.server.schema import (
     one_of,
 )
 from oxillama.server.sessions import checked_name, copy_on_error, truncate_to_common_prefix
-from oxillama.server.work import TIMINGS, Job, reason_of, stopped_by, timings_json, usage_of
+from oxillama.server.work import (
+    TIMINGS,
+    Job,
+    fills_context,
+    reason_of,
+    stopped_by,
+    timings_json,
+    usage_of,
+)
 from oxillama.vision.messages import split_images
 
 _MIXED = array(one_of(integer(0), STRING), 1, 1 << 20)
@@ -752,7 +760,8 @@ def _answer(
         },
         "prompt": bridge.decode(ids, skip_special=False),
         "has_new_line": "\n" in done.text,
-        "truncated": bool(done.usage.truncated_tokens or done.usage.context_shifts),
+        "truncated": bool(done.usage.truncated_tokens or done.usage.context_shifts)
+        or fills_context(done, asked.options.get("max_tokens")),
         "stop_type": kind,
         "stopping_word": stop or "",
         "timings": timings_json(job.requests, usage),

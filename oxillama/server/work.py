@@ -250,6 +250,12 @@ def reason_of(done: Completion) -> str:
     return {"cancelled": "stop", "timeout": "length"}.get(done.finish_reason, done.finish_reason)
 
 
+def fills_context(done: Completion, most: int | None) -> bool:
+    """Whether a completion ended because the context was full, before it had `most` tokens."""
+    fewer = most is None or done.usage.completion_tokens < most
+    return done.finish_reason == "length" and fewer
+
+
 def usage_of(done: Sequence[Completion]) -> dict[str, int]:
     """Token counts of one prompt's completions."""
     first = done[0].usage

@@ -180,6 +180,24 @@ def test_models_are_listed_in_pages(tmp_path):
         assert page("after_id=a&before_id=c").startswith("before_id: found 'c', wanted one of")
 
 
+def test_a_reply_that_fills_the_context_says_so():
+    """By which clients shorten the conversation, and ask for no more tokens."""
+    with asking(engine={"n_ctx": 48}) as server:
+        ask = {**ASK, "ignore_eos": True, "max_tokens": 200}
+        made = server.ok(PATH, ask)
+        assert sum(sum_of(made["usage"])) == 48
+        assert made["stop_reason"] == "model_context_window_exceeded"
+        delta = server.events(PATH, ask)[-2][1]["delta"]
+        assert delta["stop_reason"] == "model_context_window_exceeded"
+        most = made["usage"]["output_tokens"]
+        assert server.ok(PATH, {**ask, "max_tokens": most})["stop_reason"] == "max_tokens"
+        body = {"prompt": "Once upon a time", "ignore_eos": True}
+        whole = server.ok("/completion", body)
+        assert (whole["stop_type"], whole["truncated"]) == ("limit", True)
+        most = whole["tokens_predicted"]
+        assert server.ok("/completion", {**body, "n_predict": most})["truncated"] is False
+
+
 def test_a_stop_sequence_is_named(server):
     text = server.ok(PATH, {**ASK, "max_tokens": 40})["content"][0]["text"]
     stop = text.split()[3]
