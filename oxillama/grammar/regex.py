@@ -152,11 +152,11 @@ def _strip(tree: tuple, head: bool, tail: bool):
     if kind == "rep":
         inner = _strip(tree[1], False, False)
         return None if inner is None else ("rep", inner, tree[2], tree[3])
-    parts, items = [], tree[1]
-    for i, part in enumerate(items):
-        at_head = head and all(p == ("^",) for p in items[:i])
-        at_tail = tail and all(p == ("$",) for p in items[i + 1 :])
-        parts.append(_strip(part, at_head, at_tail))
+    items = tree[1]
+    # how many parts begin the text, and from which on they end it
+    first = next((i for i, part in enumerate(items) if part != ("^",)), len(items))
+    last = next((i for i in range(len(items) - 1, -1, -1) if items[i] != ("$",)), -1)
+    parts = [_strip(part, head and i <= first, tail and i >= last) for i, part in enumerate(items)]
     return None if None in parts else ("seq", tuple(parts))
 
 

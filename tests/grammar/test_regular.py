@@ -39,6 +39,8 @@ PATTERNS = [
     "a{0}b",
     "(a*)*b",
     "(?=a)*b|ab",
+    "^^a$$",
+    "a^b|^c$d|x",
 ]
 WORDS = ["".join(w) for n in range(4) for w in itertools.product("ab1-", repeat=n)]
 
@@ -67,6 +69,14 @@ def test_patterns_match_what_re_matches(pattern):
         assert search.accepts_text(text) == bool(python.search(text)), text
         assert whole.matches(text) == bool(python.fullmatch(text)), text
         assert grammar is None or grammar.matches(text) == bool(python.search(text)), text
+
+
+def test_a_pattern_as_long_as_a_server_takes_is_read_in_one_pass():
+    """Each part was compared with all others: 60,000 characters took half a minute."""
+    pattern = "ab" * 30_000
+    grammar = Grammar.from_regex(f"^{pattern}$")
+    assert grammar.matches(pattern)
+    assert not grammar.matches(pattern[:-1]) and not grammar.matches(pattern + "a")
 
 
 def test_operations_are_those_of_sets():
