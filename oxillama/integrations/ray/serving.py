@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 _MANY = 100_000  # requests of actors that only wait and pass on
+_LIGHT = {"num_cpus": 0}  # what such actors reserve
 # what one replica keeps to itself, and why a request cannot name it where there are several
 _OWN = {
     "/v1/load_lora_adapter": "an adapter is loaded by one replica",
@@ -241,38 +242,23 @@ def build_app(
     - `drain_seconds`: how long a replica that is to end may finish its answers.
     """
     least, most = (replicas, replicas) if isinstance(replicas, int) else replicas
-    counts = {
-        "replicas": least,
-        "num_threads": num_threads,
-        "gateways": gateways,
-        "target_queue": target_queue,
-    }
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
+    _check_counts(
+        replicas=least, num_threads=num_threads, gateways=gateways, target_queue=target_queue
+    )
     if most < least:
         raise ConfigError(f"replicas: found {replicas!r}, wanted (least, most)")
     if save_sessions not in ("drain", "reply"):
         raise ConfigError(f"save_sessions: found {save_sessions!r}, wanted 'drain' or 'reply'")
     if save_sessions == "reply" and sessions_dir is None:
         raise ConfigError("save_sessions: found 'reply' without sessions_dir, wanted both")
-    given = dict(server or {})
-    for name in ("model", "sessions_dir", "engine"):
-        if name in given:
-            raise ConfigError(f"server: found {name} in it, wanted it as an argument of its own")
-    config = ServerConfig.of(
-        {
-            **given,
-            "model": model,
-            "sessions_dir": sessions_dir,
-            "engine": {**(engine or {}), "num_threads": num_threads},
-        }
+    config = _server_config(
+        server or {},
+        model=model,
+        sessions_dir=sessions_dir,
+        engine={**(engine or {}), "num_threads": num_threads},
     )
     several = most > 1
-    options: dict[str, Any] = {"num_cpus": num_threads}
     reserved = memory if memory is not None else memory_of(model)
-    if reserved is not None:
-        options["memory"] = reserved
     scaled: dict[str, Any] = {"num_replicas": least}
     if most > least:
         scaled = {
@@ -285,43 +271,75 @@ def build_app(
             }
         }
     if prefix_routing and several:
-        router: dict[str, Any] = {
-            "request_router_class": f"{PrefixRouter.__module__}.{PrefixRouter.__name__}",
-            "request_router_kwargs": {"overload": overload},
-            "request_routing_stats_period_s": publish_seconds,
-        }
-        scaled["request_router_config"] = RequestRouterConfig(**router)
-    rows = config.engine.get("scheduler") or SchedulerConfig()
-    at_once = rows.max_sequences if isinstance(rows, SchedulerConfig) else 32
+        scaled["request_router_config"] = _prefix_router(overload, publish_seconds)
     # Serve's own lines, one for each request in each actor, beside those of the server's log
     logging = {"enable_access_log": config.log_requests}
     replica = serve.deployment(
         name="OxillamaReplica",
-        ray_actor_options=options,
-        max_ongoing_requests=at_once + config.max_queue,
+        ray_actor_options={
+            "num_cpus": num_threads,
+            **({} if reserved is None else {"memory": reserved}),
+        },
+        max_ongoing_requests=_rows(config) + config.max_queue,
         graceful_shutdown_timeout_s=drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=10,
         logging_config=logging,
         **scaled,
     )(OxillamaReplica)
-    light = {"num_cpus": 0}
-    ledger = None
-    if several and sessions_dir is not None:
-        ledger = serve.deployment(
-            name="SessionLedger", ray_actor_options=light, max_ongoing_requests=_MANY
-        )(SessionLedger).bind(str(sessions_dir))
     gateway = serve.deployment(
         name="Gateway",
         num_replicas=gateways,
-        ray_actor_options=light,
+        ray_actor_options=_LIGHT,
         max_ongoing_requests=_MANY,
         logging_config=logging,
     )(serve.ingress()(Gateway))
     made = replica.bind(
-        config, ledger, save_sessions=save_sessions, hand_over_seconds=hand_over_seconds
+        config,
+        _ledger(sessions_dir) if several and sessions_dir is not None else None,
+        save_sessions=save_sessions,
+        hand_over_seconds=hand_over_seconds,
     )
     return gateway.bind(made, config, several=several, affinity=prefix_routing)
+
+
+def _check_counts(**counts: object) -> None:
+    """ConfigError for what is no number of things."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
+
+
+def _server_config(server: Mapping[str, object], **own: object) -> ServerConfig:
+    """The config of the fields in `server` and of the arguments of `build_app` that are fields."""
+    for name in own:
+        if name in server:
+            raise ConfigError(f"server: found {name} in it, wanted it as an argument of its own")
+    return ServerConfig.of({**server, **own})
+
+
+def _prefix_router(overload: int, publish_seconds: float) -> RequestRouterConfig:
+    """Serve's settings for the router that knows what each replica holds."""
+    given: dict[str, Any] = {
+        "request_router_class": f"{PrefixRouter.__module__}.{PrefixRouter.__name__}",
+        "request_router_kwargs": {"overload": overload},
+        "request_routing_stats_period_s": publish_seconds,
+    }
+    return RequestRouterConfig(**given)
+
+
+def _rows(config: ServerConfig) -> int:
+    """Sequences that run at once in a replica."""
+    scheduler = config.engine.get("scheduler") or SchedulerConfig()
+    return scheduler.max_sequences if isinstance(scheduler, SchedulerConfig) else 32
+
+
+def _ledger(sessions_dir: str) -> Application:
+    """The actor that knows which replica has which session."""
+    made: Application = serve.deployment(
+        name="SessionLedger", ray_actor_options=_LIGHT, max_ongoing_requests=_MANY
+    )(SessionLedger).bind(str(sessions_dir))
+    return made
 
 
 def app(args: dict[str, str]) -> Application:
