@@ -4,7 +4,9 @@ no notation of calls gets tools, calls and results in the text of messages.
 
 from __future__ import annotations
 
+import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -110,6 +112,7 @@ class ChatWriter:
         know. Of replies a template may leave out anything, such as reasoning.
         """
         written, at = plain(text), 0
+        changed = []  # by the template, or left out
         for index, message in enumerate(messages):
             content = message["content"]
             if message["role"] == "assistant" or not isinstance(content, str):
@@ -118,18 +121,36 @@ class ChatWriter:
             found = written.find(said, at)  # most often in order
             if found >= 0:
                 at = found
-            elif said not in written:
-                # changed by the template, unless another text gives the same
-                other = {**message, "content": f"{_OTHER} {content}"}
-                try:
-                    again = self._rendered(
-                        [*messages[:index], other, *messages[index + 1 :]], **variables
-                    )
-                except TemplateError:
-                    continue
-                if plain(again) == written:
-                    return index
+            elif said not in written and _as_json(said) not in written:
+                changed.append(index)
+        if len(changed) > 1:
+            # each with digits that no message has: one look for all that are written at all
+            words = {index: str(secrets.randbits(64)) for index in changed}
+            again = self._changed(messages, words, variables)
+            changed = [index for index in changed if again is None or words[index] not in again]
+        for index in changed:
+            # unless another text gives the same
+            if self._changed(messages, {index: _OTHER}, variables) == written:
+                return index
         return None
+
+    def _changed(
+        self,
+        messages: Sequence[dict[str, Any]],
+        words: Mapping[int, str],
+        variables: Mapping[str, Any],
+    ) -> str | None:
+        """The text with words put before the contents of messages, by their index; None where the
+        template refuses them.
+        """
+        others = [
+            {**each, "content": f"{words[at]} {each['content']}"} if at in words else each
+            for at, each in enumerate(messages)
+        ]
+        try:
+            return plain(self._rendered(others, **variables))
+        except TemplateError:
+            return None
 
     def knows(self, variable: str) -> bool:
         """Whether the template reads a variable."""
@@ -188,6 +209,11 @@ class ChatWriter:
     def _rendered(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> TemplateText:
         """The template's text for messages as they are."""
         return self.template.render(messages, **{**self._special, **variables})
+
+
+def _as_json(text: str) -> str:
+    """A text as it is written within JSON, which some templates write results in."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _joined(

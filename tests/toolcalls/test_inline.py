@@ -178,6 +178,34 @@ def test_a_message_that_the_template_leaves_out_is_refused(writer):
         writer(told).write([ours, {"role": "note", "content": "b"}], tools=[TOOL], variables={})
 
 
+@pytest.mark.parametrize(
+    "written, renders",
+    [
+        ("m.content", 1),
+        ("m.content | tojson", 1),  # results of tools, as Llama 3 and gpt-oss have them
+        ("m.content | upper", 2),
+    ],
+)
+def test_a_conversation_is_written_a_few_times_however_long_it_is(
+    writer, monkeypatch, written, renders
+):
+    """Each message that was changed was looked for by writing all of them once more."""
+    chat = writer(
+        "{% for m in messages %}{% if m.role != 'note' %}{{ "
+        + written
+        + " }}{% endif %}{% endfor %}"
+    )
+    talk = [{"role": "user", "content": f'as\n{at} "x"'} for at in range(50)]
+    chat.write(talk[:1], variables={})  # what is tried once of a template
+    counts, rendered = [], chat._rendered
+    monkeypatch.setattr(chat, "_rendered", lambda *a, **b: counts.append(1) or rendered(*a, **b))
+    chat.write(talk, variables={})
+    assert len(counts) == renders
+    talk[30] = {"role": "note", "content": "left out"}
+    with pytest.raises(ConfigError, match=r"^messages\[30\]: .*'note'"):
+        chat.write(talk, variables={})
+
+
 def test_successive_messages_of_a_kind_are_one_where_the_template_takes_one(writer):
     roles = ("system", "developer", "user", "user", "assistant", "user")
     talk = [{"role": role, "content": role[0] + str(at)} for at, role in enumerate(roles)]
