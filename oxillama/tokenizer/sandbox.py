@@ -56,7 +56,9 @@ MAX_NODES = 200_000  # elements of one value that is written out or compared
 MAX_TREE = 30_000  # nodes of a parsed template
 MAX_NUMBER = 1 << 64
 MAX_SECONDS = 0.5  # processor time of one render, compiling included
-SECONDS_PER_CHARACTER = 2e-7  # further time for long conversations
+# further time for long conversations: some templates look at all messages for each of them
+SECONDS_PER_CHARACTER = 1e-5
+MAX_MORE_SECONDS = 5.0
 MAX_WIDTH = 9999  # of a field in a format
 
 MAX_PRECISION = 300  # of round
@@ -360,8 +362,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """
         spent = self._spent
         elements, size, _ = _weight(inputs, 1 << 22)
-        spent.calls, spent.bytes = -32 * elements - (size >> 4), -32 * size
-        spent.seconds = MAX_SECONDS + size * SECONDS_PER_CHARACTER
+        spent.calls, spent.bytes = -64 * elements - (size >> 4), -32 * size
+        spent.seconds = MAX_SECONDS + min(size * SECONDS_PER_CHARACTER, MAX_MORE_SECONDS)
         spent.halves = 0  # of these seconds that are over
         self._look()
 
@@ -410,6 +412,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if size > MAX_BYTES:
                 raise TemplateError(f"chat template: a value of more than {MAX_BYTES} bytes")
             self.charge(calls=elements >> 5)
+        return value
+
+    def searched(self, value: Any) -> Any:
+        """What a key or an element is looked for in: a table finds a key by its hash, whatever else
+        it holds.
+        """
+        if not isinstance(value, dict):
+            return self.measured(value)
+        self.charge()
         return value
 
     def rounds(self, source: Iterable[Any]) -> Iterator[Any]:
@@ -685,7 +696,8 @@ def metered(tree: nodes.Template) -> None:
         if isinstance(node, nodes.For) and isinstance(node.iter, nodes.Expr):
             node.iter = through("rounds", node.iter)
         elif isinstance(node, (nodes.Compare, nodes.Operand)):
-            node.expr = through("measured", node.expr)
+            within = isinstance(node, nodes.Operand) and node.op in ("in", "notin")
+            node.expr = through("searched" if within else "measured", node.expr)
 
     def replaced(node: Any) -> Any:
         if not isinstance(node, nodes.Node):

@@ -370,3 +370,36 @@ def test_a_pause_of_the_whole_process_is_not_a_templates_time(monkeypatch, jumps
     else:
         assert template.render([]) == "".join(map(str, range(80)))
         assert next(counts) > 40
+
+
+def test_a_long_conversation_has_more_time(monkeypatch):
+    """gpt-oss' template looks at all later messages for each call: after 200 of them it was over
+    its time.
+    """
+    clock, counts, charge = Clock({5: 0.6, 30: 0.6}), itertools.count(), sandbox.Sandbox.charge
+
+    def charged(self, **what):
+        clock.passes(next(counts))
+        charge(self, **what)
+
+    clocks = SimpleNamespace(monotonic=clock.read, thread_time=clock.read)
+    monkeypatch.setattr(sandbox, "time", clocks)
+    monkeypatch.setattr(sandbox.Sandbox, "charge", charged)
+    template = ChatTemplate("{% for i in range(80) %}{{ i }}{% endfor %}")
+    text = "".join(map(str, range(80)))
+    assert template.render([{"role": "user", "content": "x" * 200_000}]) == text
+    clock._jumps, counts = {5: 2.8, 30: 2.8}, itertools.count()
+    with pytest.raises(TemplateError, match="more than 5.5 seconds of processor time"):
+        template.render([{"role": "user", "content": "x" * 10_000_000}])  # but no more than this
+
+
+def test_a_table_is_asked_for_a_key_whatever_it_holds():
+    template = ChatTemplate(
+        "{% for i in range(1000) %}{% if 'b' not in messages[0] and 'a' in messages[0] %}x"
+        "{% endif %}{% endfor %}"
+    )
+    message = {"role": "user", "content": "", "a": [0] * 90_000}
+    assert template.render([message]) == "x" * 1000
+    listed = ChatTemplate("{% for i in range(2000) %}{{ 'b' in messages[0].a }}{% endfor %}")
+    with pytest.raises(TemplateError, match="more than 500000 calls|processor time"):
+        listed.render([message])
