@@ -4,7 +4,6 @@ follow.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from oxillama.chat import Turn
 from oxillama.server.errors import ApiError, unsupported
 from oxillama.tokenizer import TokenizerBridge
+from oxillama.toolcalls.openings import SPACE
 from oxillama.toolcalls.reasoning import ReasoningFormat
 
 
@@ -35,29 +35,33 @@ class ReasoningBudget:
     def __call__(self, tokens: Sequence[int] | np.ndarray, logits: np.ndarray) -> np.ndarray:
         if self._start is None:
             self._start = len(tokens)
-        said = [int(each) for each in tokens[self._start :]]
-        spent = self._tokens
-        if not self._opened:
-            begun = self._holding(said, self._region.open)
-            if begun is None:
-                return logits
-            spent += begun
+        said = tokens[self._start :]
+        begun = 0 if self._opened else self._begun(said)
+        if begun is None:
+            return logits
+        spent = begun + self._tokens
         forced = len(said) - spent
-        if not 0 <= forced < len(self._end) or self._holding(said[:spent], self._region.close):
+        if not 0 <= forced < len(self._end) or self._region.close in self._text(said[:spent]):
             return logits
         only = np.full_like(logits, -np.inf)
         only[self._end[forced]] = 0.0
         return only
 
-    def _holding(self, said: list[int], mark: str) -> int | None:
-        """After how many tokens a text holds a mark, None where it does not."""
+    def _begun(self, said: Sequence[int] | np.ndarray) -> int | None:
+        """After how many tokens of a reply its reasoning has begun, which it does before anything
+        but spaces; None where it has not.
+        """
+        mark = self._region.open
+        for count in range(1, len(said) + 1):
+            text = self._text(said[:count]).lstrip(SPACE)
+            if text.startswith(mark):
+                return count
+            if not mark.startswith(text):
+                return None
+        return None
 
-        def holds(count: int) -> bool:
-            return mark in self._bridge.decode(said[:count], skip_special=False)
-
-        if not holds(len(said)):
-            return None
-        return bisect_left(range(len(said)), True, key=holds)
+    def _text(self, said: Sequence[int] | np.ndarray) -> str:
+        return self._bridge.decode([int(each) for each in said], skip_special=False)
 
 
 def hold(turn: Turn, bridge: TokenizerBridge, tokens: int) -> None:

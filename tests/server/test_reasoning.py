@@ -4,11 +4,14 @@ switch of the template is that of the request.
 
 import json
 
+import numpy as np
 import pytest
 
 from oxillama.server.anthropic import _of_assistant
+from oxillama.server.budget import ReasoningBudget
 from oxillama.server.opaque import pack, unpack
 from oxillama.server.responses import _messages
+from oxillama.toolcalls.reasoning import THINK
 from tests.server.conftest import asking
 
 TEMPLATE = (
@@ -261,3 +264,28 @@ def test_a_budget_of_thinking_is_held_after_a_prompt_that_is_cut(thinker, engine
     more = {"thinking": {"type": "enabled", "budget_tokens": 4}, "truncate_prompt": True}
     thought, text = thinker.ok("/v1/messages", {**body, **more})["content"]
     assert (thought["type"], text["type"]) == ("thinking", "text") and text["text"]
+
+
+def test_a_budget_counts_from_the_mark_that_begins_the_reply(engine):
+    words, end = engine.tokenizer, "</think>"
+    close = words.encode(end, add_special=False)
+
+    def forced(text, more, tokens=4):
+        """The tokens that alone may follow a reply's text, one for each further token."""
+        bound = ReasoningBudget(words, THINK, opened=False, tokens=tokens)
+        said, row = [0, 492, *words.encode(text, add_special=False)], np.zeros(2048, np.float32)
+        bound(np.array(said[:2]), row)
+        out = []
+        for token in (*more, 441):
+            only = np.flatnonzero(np.isfinite(bound(np.array(said), row)))
+            out.append(only[0] if len(only) == 1 else None)
+            said.append(token)
+        return out
+
+    four = [441, 263, 415, 441]
+    assert forced(" \n<think>", [*four, *close]) == [*[None] * 4, *close, None]
+    assert forced(" \n<thi", four * 3) == [None] * 13
+    # what is mentioned in an answer begins nothing, and thinking that is over is not ended again
+    assert forced("Say <think>", four * 3) == [None] * 13
+    ended = [441, *close]
+    assert forced("<think>", [*ended, *four], len(ended)) == [None] * (len(ended) + 5)
