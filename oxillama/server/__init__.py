@@ -13,6 +13,7 @@ The server:
 - `waker`: notifications from the engine's thread to the event loop
 - `sse`: server-sent events
 - `state`, `models`: what requests share, health; models by name, loaded and unloaded
+- `about`: what a model is, without loading it
 - `errors`, `ids`: errors in each API's form; ids that cannot be guessed
 - `logs`, `metrics`: log lines and spans; counters in Prometheus' format
 

@@ -4,7 +4,7 @@ fill-in-the-middle tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from oxillama.server.errors import ApiError
@@ -37,6 +37,12 @@ def fim_tokens(model: Model) -> tuple[int, int, int] | None:
         if all(token is not None for token in found):
             return found  # type: ignore[return-value]
     return None
+
+
+def fim_words(tokens: Collection[str]) -> tuple[str, str, str] | None:
+    """The tokens of prefix, suffix and middle of a vocabulary, None where it has none."""
+    known = frozenset(tokens)
+    return next((family for family in _FAMILIES if known.issuperset(family)), None)
 
 
 def infill_ids(

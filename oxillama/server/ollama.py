@@ -27,6 +27,7 @@ from oxillama.gguf import GgufReader, Metadata
 from oxillama.quant.recipes import recipe_name
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
+from oxillama.server.about import About, of_file, of_model
 from oxillama.server.calls import Call, dumps, json_response
 from oxillama.server.chat import (
     TOOL_CHOICE,
@@ -42,7 +43,7 @@ from oxillama.server.chat import (
 from oxillama.server.completions import TOKENS, encoded
 from oxillama.server.embeddings import vectors
 from oxillama.server.errors import ApiError, bad, unsupported
-from oxillama.server.infill import fim_tokens, infill_ids
+from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import Model, unusable
 from oxillama.server.schema import (
@@ -783,36 +784,45 @@ async def show(call: Call) -> Response:
     name = _name(body)
     _check_template(body)
     _check_empty(body, ("system", "options"), "changes nothing that is shown, wanted none")
-    async with call.state.models.use(name) as model:
+    found = call.state.models
+    name = found.resolve(name)
+    loaded = next((each for each in found.loaded() if each.name == name), None)
 
-        def work() -> Response:
-            about, tensors = _of_file(model, verbose=bool(body.get("verbose")))
-            return json_response(
-                {
-                    "modelfile": f"FROM {model.engine.model_files[0]}",
-                    "parameters": "",
-                    "template": model.builder.source if model.builder else "",
-                    "details": _details(call, model.name, "", 0),
-                    "model_info": about,
-                    **({"tensors": tensors} if body.get("verbose") else {}),
-                    "capabilities": _capabilities(model),
-                }
-            )
+    def work() -> Response:
+        if loaded is None:  # it is not loaded to be looked at
+            about = of_file(found.known()[name], call.state.config)
+        else:
+            about = of_model(loaded)
+        keys, tensors = _of_file(about, name, verbose=bool(body.get("verbose")))
+        stamp = about.path.stat().st_mtime_ns
+        return json_response(
+            {
+                "modelfile": f"FROM {about.path}",
+                "parameters": "",
+                "template": about.template,
+                "details": _details(call, name, str(about.path), stamp),
+                "model_info": keys,
+                **({"tensors": tensors} if body.get("verbose") else {}),
+                "capabilities": _capabilities(about),
+            }
+        )
 
-        return await call.offload(work)
+    return await call.offload(work)
 
 
 _FEW = 8  # items of an array that is shown without `verbose`
 _APART = ("general.name", "tokenizer.chat_template")  # keys that are shown elsewhere, or long
 
 
-def _of_file(model: Model, *, verbose: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _of_file(
+    about: About, name: str, *, verbose: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(the keys of a model's file, with what follows from its shapes; its tensors). Long arrays are
     empty unless `verbose`.
     """
-    config, path = model.engine.config, model.engine.model_files[0]
+    config = about.config
     try:
-        with GgufReader(path) as reader:
+        with GgufReader(about.path) as reader:
             found = {
                 key: _shown(reader.metadata, key, verbose=verbose)
                 for key in reader.metadata
@@ -824,11 +834,11 @@ def _of_file(model: Model, *, verbose: bool) -> tuple[dict[str, Any], list[dict[
                 for each in reader.tensors.values()
             ]
     except (OSError, OxillamaError) as error:
-        raise unusable(path, error) from None
+        raise unusable(about.path, error) from None
     arch = config.architecture
     defaults = {
         "general.architecture": arch,
-        "general.basename": config.name or model.name,
+        "general.basename": config.name or name,
         "general.parameter_count": parameters,
         f"{arch}.context_length": config.context_length,
         f"{arch}.embedding_length": config.hidden_size,
@@ -854,22 +864,21 @@ def _plain(value: Any, *, verbose: bool) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _capabilities(model: Model) -> list[str]:
+def _capabilities(about: About) -> list[str]:
     """What a model is for, in Ollama's words. Its clients embed with a model of "embedding" and
     never chat with it, so a model that generates is none, although it has vectors here too.
     """
-    if model.encoder is not None or model.engine.config.pooling not in (None, "none"):
+    if about.embeds:
         return ["embedding"]
-    found = ["completion"]
-    if model.bridge is not None and fim_tokens(model) is not None:
-        found.append("insert")
-    if model.builder is not None:
-        found.append("tools")
-        if model.sees:
-            found.append("vision")
-        if model.builder.reasons:
-            found.append("thinking")
-    return found
+    chats = bool(about.template)
+    found = {
+        "completion": True,
+        "insert": about.fills,
+        "tools": chats,
+        "vision": chats and about.sees,
+        "thinking": chats and about.reasons,
+    }
+    return [name for name, has in found.items() if has]
 
 
 # ---- vectors

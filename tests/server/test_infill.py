@@ -2,7 +2,7 @@
 
 import pytest
 
-from oxillama.server.infill import fim_tokens, infill_ids
+from oxillama.server.infill import fim_tokens, fim_words, infill_ids
 from oxillama.server.models import FIM_KEYS
 from tests.server.conftest import asking
 
@@ -32,6 +32,8 @@ def test_the_prompt_is_prefix_suffix_middle(filling, engine):
 
 
 def test_clients_are_told_that_it_fills_in(filling):
+    assert fim_words(["a", "<PRE>", "<MID>", "<SUF>"]) == ("<PRE>", "<SUF>", "<MID>")
+    assert fim_words(["<PRE>", "<MID>", "<fim_suffix>"]) is None
     shown = filling.ok("/api/show", {"model": "oxillama-embedded"})
     assert shown["capabilities"] == ["completion", "insert", "tools"]
 

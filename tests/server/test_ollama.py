@@ -172,6 +172,34 @@ def test_keys_and_tensors_of_the_file_are_shown(server, engine):
     assert {each["name"]: each["shape"] for each in whole["tensors"]} == shapes
 
 
+THINKS = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n</think>"
+
+
+@pytest.mark.parametrize("options", [{}, {"chat_template": THINKS}])
+def test_a_model_is_shown_without_being_loaded(tmp_path, cases, options):
+    """Copilot asks about all models of the list: each would have made room for the next."""
+    (tmp_path / "a.gguf").symlink_to(embedded_path())
+    for case in ("bert_mean", "qwen3_embedding"):
+        (tmp_path / f"{case}.gguf").symlink_to(cases / "embed" / case / "f32.gguf")
+    (tmp_path / "no.gguf").write_bytes(b"no model")
+    with asking(models_dir=tmp_path, **options) as server:
+        names = ("a", "bert_mean", "qwen3_embedding:latest")
+        found = [server.ok("/api/show", {"model": name}) for name in names]
+        error = server.refused("/api/show", {"model": "no"}, 500)
+        assert error.startswith("no.gguf: starts with b'no m', wanted b'GGUF'")
+        assert not server.app.state.models.loaded()
+        for name, shown in zip(names, found):
+            if shown["capabilities"] == ["embedding"]:
+                server.ok("/api/embed", {"model": name, "input": "a"})
+            else:
+                server.ok("/api/generate", {"model": name})
+            assert server.app.state.models.loaded()[-1].name == name.removesuffix(":latest")
+            assert server.ok("/api/show", {"model": name}) == shown
+    kinds = [shown["capabilities"] for shown in found]
+    thinks = ["thinking"] if options else []
+    assert kinds == [["completion", "tools", *thinks], ["embedding"], ["embedding"]]
+
+
 def test_a_number_that_json_cannot_hold_is_shown_as_a_text(tmp_path, engine):
     path = tmp_path / "made.gguf"
     with GgufReader(engine.model_files[0]) as reader, GgufWriter(path, "llama") as writer:
