@@ -987,27 +987,62 @@ class Llama:
         repeat_penalty: float = 1.0,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: Sequence[Processor] | None = None,
+        grammar: LlamaGrammar | str | None = None,
+        idx: int | None = None,
+        *,
         seed: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
     ) -> int:
-        """A token drawn from the logits after the last `eval`; the session does not change."""
+        """A token drawn from the logits after the last `eval`, or after token `idx` of the session;
+        the session does not change. A grammar is asked about its first token.
+        """
+        _refuse("tfs_z", tfs_z, 1.0)
+        _refuse("penalize_nl", penalize_nl, True)
         if self._rows is None:
             raise EngineError("sample: found no logits, wanted eval first")
-        return self._sampler(
-            temperature=temp,
-            top_k=0 if _negative(top_k) else top_k,
+        first = self.n_tokens - len(self._rows)
+        at = self.n_tokens - 1 if idx is None else idx
+        if not first <= at < self.n_tokens:
+            raise EngineError(
+                f"sample: found idx {idx}, and the logits of tokens {first} to "
+                f"{self.n_tokens - 1}, wanted one of those; `logits_all` keeps more"
+            )
+        rules = _grammar(grammar)
+        sampler = self._sampler(
+            logits_processor or (),
+            top_k=top_k,
             top_p=top_p,
             min_p=min_p,
             typical_p=typical_p,
+            temperature=temp,
             repetition_penalty=repeat_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
+            mirostat=mirostat_mode,
+            mirostat_eta=mirostat_eta,
+            mirostat_tau=mirostat_tau,
             logit_bias=logit_bias or {},
             seed=self._seed if seed is None else _given_seed(seed),
-        ).sample(self._rows[-1])
+        )
+        mask = None if rules is None else self._state_of(rules).mask()
+        return sampler.sample(self._rows[at - first], mask)
+
+    def _state_of(self, rules: Grammar) -> Any:
+        """The state of a grammar before its first token."""
+        return self.engine.opened.required_vocabulary.masker.state(rules)
 
     def _sampler(self, processors: Sequence[Processor] = (), **fields: Any) -> Sampler:
         """A sampler that has seen the session's tokens."""
+        if _negative(fields["top_k"]):
+            fields["top_k"] = 0
+        if fields["mirostat"]:
+            fields |= _NO_CUTS
         config = oxillama.SamplerConfig(repetition_window=self.last_n_tokens_size, **fields)
         made = sampler_of(
             config,
@@ -1050,22 +1085,17 @@ class Llama:
         _refuse("tfs_z", tfs_z, 1.0)
         _refuse("penalize_nl", penalize_nl, True)
         over, rules = _criteria(stopping_criteria), _grammar(grammar)
-        state = (
-            None if rules is None else self.engine.opened.required_vocabulary.masker.state(rules)
-        )
+        state = None if rules is None else self._state_of(rules)
         if reset:
             self.reset()
         self.eval(tokens)
-        cuts = {
-            "top_k": 0 if _negative(top_k) else top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "typical_p": typical_p,
-        }
         sampler = self._sampler(
             logits_processor or (),
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
             temperature=temp,
-            **(_NO_CUTS if mirostat_mode else cuts),
             repetition_penalty=repeat_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,

@@ -405,6 +405,34 @@ def test_the_loop_of_generate_ends_and_is_constrained(llm, engine):
             next(llm.generate(ids, **options))
 
 
+def test_sample_takes_what_generate_takes(llm):
+    llm.reset()
+    ids = llm.tokenize(b"Once upon a time")
+    llm.eval(ids)
+    first = llm.sample(temp=0.0)
+
+    def ban(tokens, scores):
+        assert tokens.tolist() == ids
+        scores[first] = -np.inf
+        return scores
+
+    assert llm.sample(temp=0.0, logits_processor=LogitsProcessorList([ban])) != first
+    only = LlamaGrammar.from_string('root ::= "zebra"')
+    assert b"zebra".startswith(llm.detokenize([llm.sample(grammar=only)], prev_tokens=ids))
+    drawn = {llm.sample(top_k=1, temp=3.0, seed=at, mirostat_mode=2) for at in range(9)}
+    assert len(drawn) > 1  # which top_k would leave the likeliest
+    assert llm.sample(temp=0.0, idx=len(ids) - 1) == first
+    with pytest.raises(EngineError, match="found idx 2, and the logits of tokens 4 to 4, wanted"):
+        llm.sample(idx=2)
+    for options, words in (({"tfs_z": 0.5}, "tfs_z"), ({"penalize_nl": False}, "penalize_nl")):
+        with pytest.raises(ConfigError, match=words):
+            llm.sample(**options)
+    with Llama(MODEL, n_ctx=64, logits_all=True) as every:
+        every.eval(ids)
+        likely = every.scores.argmax(axis=1).tolist()
+        assert [every.sample(temp=0.0, idx=at) for at in range(len(ids))] == likely
+
+
 def test_eval_sample_save_and_load(llm, engine):
     llm.reset()
     ids = llm.tokenize(b"Once upon a time")
