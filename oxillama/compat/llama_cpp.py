@@ -107,6 +107,13 @@ _REFUSED: tuple[tuple[str, Any], ...] = (
     ("tokenizer", None),
     ("spm_infill", False),
 )
+# the same of `from_pretrained` alone
+_OF_HUB: tuple[tuple[str, Any], ...] = (
+    ("additional_files", None),
+    ("local_dir", None),
+    ("local_dir_use_symlinks", "auto"),
+    ("cache_dir", None),
+)
 
 
 class LogitsProcessorList(list[Processor]):
@@ -445,7 +452,13 @@ class Llama:
     def from_pretrained(
         cls, repo_id: str, filename: str | None = None, **options: Unpack[LlamaOptions]
     ) -> Llama:
-        """A model of the Hugging Face hub; filename may be a pattern ("*Q4_K_M.gguf")."""
+        """A model of the Hugging Face hub; filename may be a pattern ("*Q4_K_M.gguf"). It is kept
+        in the hub's own cache folder.
+        """
+        for name, only in _OF_HUB:
+            _refuse(name, options.pop(name, only), only)  # type: ignore[misc]
+        # before it is fetched
+        _check_more({name: options[name] for name in options.keys() - LlamaOptions.__annotations__})  # type: ignore[literal-required]
         return cls(model_path=str(located(f"hf://{repo_id}", file=filename)), **options)
 
     # ---- the model

@@ -680,8 +680,26 @@ def test_a_model_of_the_hub_by_its_name(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, name: MODEL)
-    with Llama.from_pretrained("owner/name", filename="*Q8_0.gguf", n_threads=1) as llm:
+    options = {"n_threads": 1, "local_dir": None, "use_mmap": True}
+    with Llama.from_pretrained("owner/name", filename="*Q8_0.gguf", **options) as llm:
         assert llm("Once", max_tokens=1)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"local_dir": "models"}, "local_dir: found 'models', which is not done here, wanted None"),
+        ({"n_gpu_layers": 5}, "n_gpu_layers: found 5, which is not done here, wanted 0"),
+        ({"n_treads": 2}, "n_treads: .*; did you mean n_threads?"),
+    ],
+)
+def test_nothing_is_fetched_for_arguments_that_are_refused(monkeypatch, options, error):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
+    with pytest.raises(ConfigError, match=f"^{error}"):
+        Llama.from_pretrained("owner/name", "*Q8_0.gguf", **options)
 
 
 @pytest.mark.parametrize(
