@@ -19,6 +19,10 @@ cdef struct Node:
 cdef struct Tree:
     Py_ssize_t nodes
     Node *at             # in preorder; behind the last one, where the tokens end
+    int32_t *kids        # the nodes of first bytes, then of second bytes below each of them; behind each list ~ the node outside of it
+    uint8_t *kid_bytes   # and their bytes side by side: a walk reads none of the nodes, far from each other, that are dead
+    int32_t[257] seconds # where the second bytes of each first byte begin
+    int32_t deepest      # the most plain characters of a token
     int32_t *tokens
     int32_t *sizes       # bytes of each of them
     Py_ssize_t token_count

@@ -48,6 +48,8 @@ LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3] = 4, 8, 16, 32
 
 cdef void drop_tree(Tree *t) noexcept:
     free(t.at)
+    free(t.kids)
+    free(t.kid_bytes)
     free(t.tokens)
     free(t.sizes)
 
@@ -80,6 +82,32 @@ cdef void look_below(Tree *t) noexcept:
             node.chars = max(node.chars, own)
             node.below |= child.below | (<uint64_t>1 << KIND[child.byte])
             child = t.at + child.skip
+
+
+cdef int32_t list_children(Tree *t, Py_ssize_t child, Py_ssize_t end, int32_t k) noexcept:
+    """Writes the list of the siblings from a child to the node outside, from entry k on; returns the entry behind it."""
+    while child < end:
+        t.kids[k], t.kid_bytes[k] = <int32_t>child, t.at[child].byte
+        child = t.at[child].skip
+        k += 1
+    t.kids[k] = ~<int32_t>end
+    return k + 1
+
+
+cdef int list_tops(Tree *t) except -1:
+    """Lists the nodes of the first and of the second bytes."""
+    cdef int32_t k = 0, i = 0, size = 257 * 257
+    t.kids = <int32_t *>malloc(size * sizeof(int32_t))
+    t.kid_bytes = <uint8_t *>malloc(size)
+    if t.kids == NULL or t.kid_bytes == NULL:
+        raise MemoryError()
+    k = list_children(t, 0, t.nodes, 0)
+    while t.kids[i] >= 0:
+        t.deepest = max(t.deepest, t.at[t.kids[i]].chars + 1)
+        t.seconds[i] = k
+        k = list_children(t, t.kids[i] + 1, t.at[t.kids[i]].skip, k)
+        i += 1
+    return 0
 
 
 cdef int grow_tree(Tree *t, list vocab_bytes, list tokens, uint8_t[:, ::1] steps) except -1:
@@ -128,6 +156,7 @@ cdef int grow_tree(Tree *t, list vocab_bytes, list tokens, uint8_t[:, ::1] steps
         smaller = <Node *>realloc(t.at, (t.nodes + 1) * sizeof(Node))
         t.at = smaller if smaller != NULL else t.at
         look_below(t)
+        list_tops(t)
     finally:
         free(open_nodes)
     return 0
@@ -255,29 +284,28 @@ cdef class TokenTrie:
         cdef int32_t *row
         cdef int32_t follow
         cdef Tree *t = &self.plain
-        cdef Py_ssize_t node = 0, covered = 0
-        cdef int32_t deepest = 0
-        while node < t.nodes:
-            deepest = max(deepest, t.at[node].chars + 1)
-            node = t.at[node].skip
-        if cover >= min(deepest, longest):
+        cdef Node *node
+        cdef Py_ssize_t k = 0, covered = 0
+        if cover >= min(t.deepest, longest):
             return 2
         if cover > 0:
             cover = exact_cover(machine, config)
             if cover > 0:
                 return 2 + cover
         row = machine.row(config)
-        node = 0
-        while node < t.nodes:
-            follow = row[t.at[node].byte]
-            if follow and covers(machine, follow, t.at[node].u8) >= min(t.at[node].chars, 8):
-                covered += t.at[t.at[node].skip].first - t.at[node].first
-            node = t.at[node].skip
+        while t.kids[k] >= 0:
+            follow = row[t.kid_bytes[k]]
+            if follow:
+                node = t.at + t.kids[k]
+                if covers(machine, follow, node.u8) >= min(node.chars, 8):
+                    covered += t.at[node.skip].first - node.first
+            k += 1
         return 1 if 2 * covered > t.token_count else 0
 
     cdef int _walk(self, Tree *t, Machine machine, int32_t config, Walk *walk, uint32_t *mask, bint covered, bint optimistic) except -1:
         """One walk; `covered` allows taking subtrees whole, `optimistic` means that bits are set already and only dead ones matter."""
-        cdef int32_t d, follow, end, longest = walk.longest
+        cdef int32_t d, follow, end, longest = walk.longest, k
+        cdef int32_t[3] kid                   # the children that come next in the lists of the first and second bytes
         cdef int32_t last_follow = -1, last_u8 = -1, last_cover = 0
         cdef int32_t **rows = walk.rows
         cdef Node *node = t.at
@@ -286,9 +314,21 @@ cdef class TokenTrie:
         if t.nodes == 0:
             return 0
         rows[0] = machine.row(config)
+        kid[1] = 0
         memset(walk.proofs, 0xFF, (longest + 1) * sizeof(Proof))      # of no config
         while node < stop:
             d = node.depth
+            if d <= 2 and not optimistic:
+                k = kid[d]
+                while t.kids[k] >= 0 and rows[d - 1][t.kid_bytes[k]] == 0:
+                    k += 1
+                if t.kids[k] < 0:
+                    node = t.at + ~t.kids[k]
+                    continue
+                node = t.at + t.kids[k]
+                kid[d] = k + 1
+                if d == 1:
+                    kid[2] = t.seconds[k]
             beyond = t.at + node.skip
             if d > longest or node.reach <= walk.shorter:
                 node = beyond
