@@ -261,6 +261,41 @@ cdef int place_all(Machine m) except -1:
     return 0
 
 
+def prepare(Machine m not None, int length=2, Py_ssize_t most=16):
+    """Fills the rows of what up to `length` bytes lead to, at most so many: the first mask reads these, whatever the vocabulary, and need
+    not wait for them. What exceeds a limit is left to that mask, which raises."""
+    cdef int32_t config, follow
+    cdef int32_t *row
+    cdef Py_ssize_t i
+    cdef list level, further
+    cdef set seen
+    with cython.critical_section(m), m.turn:
+        begin_operation(m)
+        m.spent, m.budget = 0, m.max_items
+        try:
+            config = m.start_config()
+            level, seen = [config], {0, config}
+            while True:
+                further = []
+                for config in level:
+                    if len(seen) > most:
+                        return
+                    row = m.row(config)
+                    for i in range(256):
+                        follow = row[i]
+                        if follow and follow not in seen:
+                            seen.add(follow)
+                            further.append(follow)
+                if length == 0:
+                    return
+                length -= 1
+                level = further
+        except GrammarError:
+            pass
+        finally:
+            m.budget = 0
+
+
 cdef tuple stored(Machine m, int32_t config):
     """A config as plain Python: (whether it accepts, its (network states, stack) pairs, the stacks by number, whether depth cuts
     something off)."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama._core.cursor import Cursor
+from oxillama._core.cursor import Cursor, prepare
 from oxillama._core.pushdown import Machine
 from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
@@ -119,7 +119,7 @@ class Grammar:
 
         def make() -> Machine:  # without `self`: a grammar is freed when the last use of it ends
             with nullcontext() if deferred is None else deferred.alone():
-                return Machine(
+                machine = Machine(
                     list(rules),
                     symbols=symbols,
                     names=None if deferred is not None else list(names),
@@ -129,6 +129,8 @@ class Grammar:
                     max_configs=lim.max_configs,
                     deferred=deferred,
                 )
+                prepare(machine)
+                return machine
 
         self._make = make
         try:

@@ -138,6 +138,28 @@ def test_threads_that_share_a_grammar_read_the_same_masks(together):
         assert [one == wanted for one in found] == [True] * 4
 
 
+def test_the_first_mask_writes_nothing():
+    grammar = COMPILER.compile(WIDE)
+    before = grammar._machine.sizes()
+    state = TokenMasker(PIECES).state(grammar)
+    assert [PIECES[t] for t in range(len(PIECES)) if state.mask()[t >> 5] >> (t & 31) & 1] == [
+        b"{",
+        b'{"p',
+    ]
+    after = grammar._machine.sizes()
+    assert after["states"] == before["states"]
+    state.advance(b'{"p3":')
+    assert state.mask()[ord("{") >> 5] >> (ord("{") & 31) & 1
+    assert grammar._machine.sizes()["states"] > after["states"]
+
+
+def test_a_limit_that_the_first_position_exceeds_is_told_by_the_mask():
+    wide = {"anyOf": [{"type": "object", "required": [f"n{i}"]} for i in range(40)]}
+    grammar = JsonSchemaCompiler(limits=GrammarLimits(max_items=20)).compile(wide)
+    with pytest.raises(GrammarError, match="max_items"):
+        TokenMasker(PIECES).mask(grammar.state())
+
+
 PARTS = 40
 LINKED = {
     "$ref": "#/$defs/part0",
