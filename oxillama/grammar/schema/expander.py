@@ -52,8 +52,10 @@ class Expander(Expansion):
         self.texts: dict[tuple[Branch, ...], tuple[Case, ...] | None] = {}
         # by rules for names, the names that they leave, where those are few
         self.names: dict[tuple, list[str] | None] = {}
-        # by literal and value, whether the value meets it
-        self.verdicts: dict[tuple[int, bool], dict] = {}
+        # by literal, the values of which it is known whether they meet it, and those that do
+        self.verdicts: dict[tuple[int, bool], tuple[set, set]] = {}
+        # by pattern and name, whether it matches
+        self.matched: dict[tuple[str, str], bool] = {}
         self.scopes = 0
 
     def strings(self, literals: frozenset) -> Dfa:
@@ -118,28 +120,26 @@ class Expander(Expansion):
             left = self.values_of(literals)
             if left is None:
                 left = self.texts_of(literals)
-            excluded: set = set()
+            values = left or {}
+            keys = set(values)
             for literal in literals:
-                if not left:
+                if not keys:
                     break
                 node, sign = literal
                 listed = self._listed(node)
                 if listed is None:
-                    verdicts = self.verdicts.setdefault(literal, {})
-                    left = {k: v for k, v in left.items() if k not in excluded}
-                    for k, v in left.items():
-                        if k not in verdicts:
-                            verdicts[k] = holds(self.document, literal, v)
-                    left = {k: v for k, v in left.items() if verdicts[k]}
+                    judged, met = self.verdicts.setdefault(literal, (set(), set()))
+                    for key in values if not keys <= judged else ():
+                        if key in keys and key not in judged:
+                            if holds(self.document, literal, values[key]):
+                                met.add(key)
+                            judged.add(key)
+                    keys &= met
+                elif listed[1] == sign:
+                    keys &= listed[0]
                 else:
-                    values, inside = listed
-                    if inside == sign:
-                        left = {k: v for k, v in left.items() if k in values}
-                    else:
-                        excluded |= values
-            self.few[literals] = (
-                None if left is None else [v for k, v in left.items() if k not in excluded]
-            )
+                    keys -= listed[0]
+            self.few[literals] = None if left is None else [v for k, v in left.items() if k in keys]
         return self.few[literals]
 
     def accepts(self, literal: tuple[int, bool], value) -> bool:
@@ -344,7 +344,10 @@ class Expander(Expansion):
 
     def matches(self, source: str, name: str) -> bool:
         """Whether a pattern matches a name."""
-        return search_automaton(source).accepts_text(name)
+        known = self.matched.get((source, name))
+        if known is None:
+            known = self.matched[source, name] = search_automaton(source).accepts_text(name)
+        return known
 
     def accepts_name(self, literal: tuple[int, bool], name: str) -> bool:
         """Whether a name meets what is said of names."""
