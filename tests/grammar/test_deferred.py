@@ -153,6 +153,21 @@ def test_the_first_mask_writes_nothing():
     assert grammar._machine.sizes()["states"] > after["states"]
 
 
+def test_a_long_list_is_written_by_compilation():
+    def states(count):
+        words = [f"word {i}" for i in range(count)]
+        schema = {"type": "object", "properties": {"a": {"enum": words}}, "required": ["a"]}
+        grammar = COMPILER.compile({**schema, "additionalProperties": False})
+        before, state = grammar._machine.sizes()["states"], grammar.state()
+        state.advance(b'{"a":"word ')
+        allowed = [chr(b) for b in range(256) if state.allows_token(bytes([b]))]
+        return allowed, grammar._machine.sizes()["states"] - before
+
+    assert states(survey.LISTED + 1) == (list("0123456789"), 0)
+    allowed, written = states(survey.LISTED)
+    assert allowed == list("0123456789") and written > 100
+
+
 def test_a_limit_that_the_first_position_exceeds_is_told_by_the_mask():
     wide = {"anyOf": [{"type": "object", "required": [f"n{i}"]} for i in range(40)]}
     grammar = JsonSchemaCompiler(limits=GrammarLimits(max_items=20)).compile(wide)

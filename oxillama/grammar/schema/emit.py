@@ -51,7 +51,7 @@ from oxillama.grammar.schema.formats import format_pattern
 from oxillama.grammar.schema.numbers import numeric
 from oxillama.grammar.schema.objects import names_but
 from oxillama.grammar.schema.objects import object_ as object_node
-from oxillama.grammar.schema.survey import FREE, endless, living, survey
+from oxillama.grammar.schema.survey import FREE, LISTED, endless, living, survey
 
 MAX_AUTOMATA = 30_000  # states of all automata of one schema
 MAX_PRODUCT = 64  # states times length up to which both make one automaton
@@ -135,7 +135,9 @@ class Emitter:
                 self.needs[index] = survey(self, key) if isinstance(key, frozenset) else FREE
                 if self.needs[index] is not None:
                     continue
-            self.rules[index] = self.written(key)
+            node = self.rules[index] = self.written(key)
+            if node[0] == CHOICE and len(node[1]) > LISTED:
+                self.lazy[index] = 0
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -259,7 +261,7 @@ class Emitter:
     def case_node(self, case: Case) -> tuple:
         """All ways of writing the values of one case."""
         if case.values is not None:
-            return choice(*(self.spelling.value(v, integer=case.integer) for v in case.values))
+            return self.spelling.values(case.values, integer=case.integer)
         parts = []
         for kind, write in (
             ("object", object_node),

@@ -14,6 +14,7 @@ from oxillama.grammar.nodes import (
     ANY,
     CLASS,
     EMPTY,
+    LITERAL,
     NEVER,
     Ranges,
     choice,
@@ -239,6 +240,13 @@ class Spelling:
         if isinstance(value, bool) or value is None:
             return literal(json.dumps(value))
         return number_literal(value, integer=integer or isinstance(value, int))
+
+    def values(self, values: list, *, integer: bool = False) -> tuple:
+        """Any of some JSON values."""
+        if all(type(value) is str for value in values) and not UNSAFE.search("".join(values)):
+            # thousands of words are listed at times
+            return choice(*[(LITERAL, f'"{value}"'.encode()) for value in dict.fromkeys(values)])
+        return choice(*(self.value(value, integer=integer) for value in values))
 
     def bracket(self, opening: str, parts: list[tuple], closing: str) -> tuple:
         """Parts separated by commas between two brackets."""

@@ -45,6 +45,8 @@ SCALARS = ("string", "number", "integer", "boolean", "null")
 ALL = list(TYPES)
 # declared properties or prefix items: more are written at once, under the limits of their networks
 MANY = 2000
+# listed values of one schema: more are written at once, so that no mask waits for them
+LISTED = 100
 # branches of an `anyOf` or `oneOf`, with those inside them, that are looked at one by one, and how
 # deep such stand in each other
 BRANCHES, NESTED = 100, 8
@@ -92,7 +94,8 @@ def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
     applied = [k for k in applied if k != "type"]
     if "enum" in schema:
         listed = schema["enum"]
-        good = listed and "string" in types and all(isinstance(v, str) for v in listed)
+        good = 0 < len(listed) <= LISTED and "string" in types
+        good = good and all(isinstance(v, str) for v in listed)
         return FREE if good and len(applied) == 1 and all(map(_writable, listed)) else None
     glanced = (
         GLANCED[types[0]] if len(types) == 1 else set().union(*(GLANCED[kind] for kind in types))
@@ -226,7 +229,7 @@ def glance_object(em, schema: dict) -> Needs | None:
 def foresee(em, case: Case) -> Needs | None:
     """The needs of one case; None where it has to be written to be sure."""
     if case.values is not None:
-        return FREE if case.values and all(_writable(v) for v in case.values) else None
+        return FREE if 0 < len(case.values) <= LISTED and all(map(_writable, case.values)) else None
     out: list[Sequence[int]] = []
     types = case.types
     for kind in TYPES if len(types) > 1 else types:
