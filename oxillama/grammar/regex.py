@@ -34,10 +34,15 @@ class Regex:
     part, least, most), ("^",), ("$",) and ("look", part, positive).
     """
 
-    __slots__ = ("text", "tree")
+    __slots__ = ("text", "tree", "_branches", "_raw")
 
     def __init__(self, text: str, tree: tuple):
         self.text, self.tree = text, tree
+        # the alternatives without anchors at their ends, and whether those were there; None where
+        # others are left; () where not looked at yet
+        self._branches: list[tuple[bool, tuple, bool]] | tuple | None = ()
+        # by what tells spellings apart, nodes that hold no rule
+        self._raw: dict[object, tuple] = {}
 
     def whole(self) -> tuple:
         """The node of texts (as they are, UTF-8) that the expression matches from start to end."""
@@ -46,13 +51,42 @@ class Regex:
             return _node(tree, lambda ranges: (CLASS, ranges))
         return self.automaton(search=False).node(lambda ranges: (CLASS, ranges))
 
-    def search_node(self, spell: Callable[[Ranges], tuple], anything: tuple) -> tuple | None:
+    def search_node(
+        self, spell: Callable[[Ranges], tuple], anything: tuple, key: object = None
+    ) -> tuple | None:
         """The node of texts in which the expression matches; `spell` writes one code point,
-        `anything` any text. None: use `search`.
+        `anything` any text. None: use `search`. A node that `spell` has no part in but for classes
+        is made once for each `key` (None: each time).
         """
-        parts = self.tree[1] if self.tree[0] == "alt" else (self.tree,)
+        if key in self._raw:
+            return self._raw[key]
+        if self._branches == ():
+            self._branches = self._anchored()
+        if self._branches is None:
+            return None
+        raw = key is not None and all(first and last for first, _, last in self._branches)
+
+        def spelled(ranges: Ranges) -> tuple:
+            nonlocal raw
+            node = spell(ranges)
+            raw = raw and node[0] == CLASS
+            return node
+
+        parts = []
+        for first, inner, last in self._branches:
+            middle = _node(inner, spelled)
+            parts.append(seq(EMPTY if first else anything, middle, EMPTY if last else anything))
+        node = choice(*parts)
+        if raw:
+            self._raw[key] = node
+        return node
+
+    def _anchored(self) -> list[tuple[bool, tuple, bool]] | None:
+        """The alternatives: whether each begins with an anchor, what is left, whether it ends with
+        one. None if other anchors or lookahead are left.
+        """
         out = []
-        for part in parts:
+        for part in self.tree[1] if self.tree[0] == "alt" else (self.tree,):
             items = part[1] if part[0] == "seq" else (part,)
             first, last = bool(items) and items[0] == ("^",), bool(items) and items[-1] == ("$",)
             inner = _strip(
@@ -60,10 +94,8 @@ class Regex:
             )
             if inner is None:
                 return None
-            out.append(
-                seq(EMPTY if first else anything, _node(inner, spell), EMPTY if last else anything)
-            )
-        return choice(*out)
+            out.append((first, inner, last))
+        return out
 
     def lengths(self) -> tuple[int, int | None]:
         """Bounds on the length of texts in which the expression matches (None: no upper bound)."""

@@ -541,6 +541,20 @@ def test_whitespace_is_compact_or_flexible():
         assert flexible.matches(spelling) and not compact.matches(spelling)
 
 
+def test_a_pattern_is_spelled_as_each_grammar_wants_it():
+    texts = ['"a/b-1"', '"a\\/b-1"', '"a-1"']
+    for _ in range(2):  # what is kept of a pattern serves all grammars
+        for whitespace, accepted in (
+            ("compact", [True, False, True]),
+            ("flexible", [True, True, True]),
+        ):
+            compiler = JsonSchemaCompiler(whitespace=whitespace)
+            grammar = compiler.compile({"type": "string", "pattern": "^a(?:/b)?-[0-9]$"})
+            assert [grammar.matches(text) for text in texts] == accepted
+            raw = compiler.compile({"type": "string", "pattern": "^a-[0-9]$"})
+            assert [raw.matches(text) for text in texts] == [False, False, True]
+
+
 def test_models_and_dataclasses_are_schemas():
     class Colour(enum.Enum):
         RED = "red"

@@ -427,10 +427,10 @@ class Emitter:
         regex = parse_regex(source)
         anything = repeat(self.block("char"))
         if least == 0 and most is None:
-            return regex.search_node(self.spell, anything)
+            return regex.search_node(self.spell, anything, self.flexible)
         low, high = regex.lengths()
         if low >= least and (most is None or (high is not None and high <= most)):
-            return regex.search_node(self.spell, anything)
+            return regex.search_node(self.spell, anything, self.flexible)
         run = regex.run()
         if run is None:
             return None
