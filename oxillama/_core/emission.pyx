@@ -86,8 +86,9 @@ cdef class Emission(Networks):
     cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1:
         """Compiles the rules, rule 0 the root. Raises `GrammarError` for left recursion, endless rules and too many states.
 
-        `deferred` (or None) has `rules`, `lazy`, `write` and `alone`: rule i with `lazy[i]` gets its network when the machine first calls
-        it, from `rules[i]`, which `write(i)` fills where it is None. It must match something, never nothing, and not begin with itself.
+        `deferred` (or None) has `rules`, `lazy`, `write`, `release` and `alone`: rule i with `lazy[i]` gets its network when the machine
+        first calls it, from `rules[i]`, which `write(i)` fills where it is None and `release(i)` may empty again. It must match something,
+        never nothing, and not begin with itself.
         Rules are read and written in `alone()`, a machine is built in it too.
         """
         cdef Py_ssize_t i
@@ -523,6 +524,7 @@ cdef class Emission(Networks):
             self.bodies[rule] = body
             self._emit_rule(rule, fresh)
             self.bodies[rule] = None              # never copied into others
+            self.deferred.release(self.outer[rule])
         k = old.call_edges
         while k < self.call_edges.n:              # rules thought to be copied everywhere may still be called
             i = self.call_edges.data[k + 1]

@@ -52,6 +52,11 @@ def test_rules_written_at_once_and_when_reached_are_the_same_language():
         == [at_once.matches(t) for t in texts]
         == [True, True, True, False, False, False, False]
     )
+    # names that are not declared have their network, and no nodes: these are made again
+    assert late.matches('{"p0":{},"p":1}') and not late.matches('{"p":1,"p0":{}}')
+    again = Grammar.parse(late.source, limits=late.limits)
+    for text in [*texts, '{"p0":{},"p":1}', '{"p":1,"p0":{}}', '{"p01":[]}']:
+        assert again.matches(text) == late.matches(text)
 
 
 def test_a_keyword_deep_below_is_refused_where_the_schema_is_compiled():

@@ -151,6 +151,14 @@ class Emitter:
             self.rules[index] = self.written(self.keys[index])
             self.settle()
 
+    def release(self, index: int) -> None:
+        """Forgets the body of a rule that has its network now, where writing it again gives the
+        same: names take several nodes for each of their letters.
+        """
+        key = self.keys[index]
+        if isinstance(key, tuple) and key[0] == "names":
+            self.rules[index] = None
+
     def written(self, key) -> tuple:
         """The body of a rule, without what is known not to finish."""
         node = self.body(key)
