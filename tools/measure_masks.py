@@ -3,7 +3,7 @@
 for every schema, one thread each.
 
     measure_masks.py VOCABULARY.gguf SCHEMAS --every 40 [--offset 0] [--peer PYTHON] [--peers
-    llguidance,xgrammar] [--seconds 80] [--each]
+    llguidance,xgrammar] [--seconds 80] [--texts 0] [--each]
 
 SCHEMAS is a folder of JSON files with `schema` and `tests` (`data`, `valid`), as MaskBench has
 them; `mask_cases.py` writes one. PYTHON is an interpreter with llguidance, xgrammar and what
@@ -290,6 +290,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of compilation and first mask")
     parser.add_argument("--order", default="free", help="of members, for oxillama: free, declared")
     parser.add_argument("--each", action="store_true", help="a row per schema as well")
+    parser.add_argument("--texts", type=int, help="of each schema, at most (0: no masks but first)")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -328,7 +329,7 @@ def main() -> None:
                 ],
                 test["valid"],
             )
-            for test in case["tests"]
+            for test in case["tests"][: options.texts]
         ]
         schema = json.dumps(case["schema"])
         names.append(path.stem)
