@@ -208,6 +208,10 @@ class Loaded:
             return "closed" if core is not None else "without a model"
         config = model.config
         named = f"{config.architecture} {config.name!r}" if config.name else config.architecture
+        try:
+            core.check()
+        except EngineError as error:  # failed, or a fork's copy: no reason to fail to show it
+            return f"{named}; {error}"
         own = self.sampler(sampler) != SamplerConfig() if sampler is None else False
         return (
             f"{named}, context {core.context_size}, {model.program.num_threads} threads, "

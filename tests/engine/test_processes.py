@@ -66,6 +66,11 @@ def test_every_door_of_a_forked_process_says_so_and_none_hangs(cases):
                             wrong.append(f"{name}: {error}")
                     except BaseException as error:
                         wrong.append(f"{name}: {error!r}")
+                for shown in map(repr, (engine, oxillama.AsyncEngine(engine), session, stream)):
+                    if not shown.startswith("<"):
+                        wrong.append(shown)
+                if "; engine: was loaded by process" not in engine._repr_html_():
+                    wrong.append(engine._repr_html_())
                 engine.close()
             finally:
                 os.write(write, "; ".join(wrong).encode())
