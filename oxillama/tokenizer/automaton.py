@@ -343,9 +343,9 @@ class _Program:
 
 def _classes(sets: list[Ranges]) -> tuple[np.ndarray, np.ndarray]:
     """(class of each code point as uint8, whether (set, class) holds)."""
-    edges = np.unique(
-        np.array([0, _POINTS, *(e for s in sets for f, last in s for e in (f, last + 1))])
-    )
+    # a set: `np.unique` imports `numpy.ma` for this, which takes as long as the rest
+    ends = {e for ranges in sets for first, last in ranges for e in (first, last + 1)}
+    edges = np.array(sorted(ends | {0, _POINTS}))
     starts = edges[:-1]
     inside = np.zeros((len(sets), len(starts)), bool)
     for row, ranges in zip(inside, sets):
