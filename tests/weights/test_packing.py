@@ -21,6 +21,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model import held, load, load_model
 from oxillama.model.drafts import early_exit
 from oxillama.weights import packing
+from oxillama.weights.writer import CacheWriter
 from tests.model import tiny
 from tests.model.stepping import logits
 
@@ -352,6 +353,8 @@ def test_a_file_that_is_closed_meanwhile_is_packed_to_its_end(path, monkeypatch)
 def test_a_sidecar_of_a_model_that_was_closed_at_once_is_that_of_a_packed_one(
     path, monkeypatch, tmp_path, steps
 ):
+    finish = CacheWriter.finish
+    monkeypatch.setattr(CacheWriter, "finish", lambda self: finish(self, 60.0))  # a busy machine
     files = []
     for name, progress in (("early", None), ("whole", lambda done, total: None)):
         model = unpacked(
@@ -409,6 +412,7 @@ import numpy as np
 from oxillama.gguf import GgufReader
 from oxillama.model import held, load, load_model
 from oxillama.weights import packing
+from oxillama.weights.writer import CacheWriter
 from tests.model.stepping import logits
 held.PACKED_AT_ONCE, packing.UNIT, packing.PATIENCE = 0, 4096, 1e9
 load.Packer = lambda *some: None
@@ -440,6 +444,7 @@ def test_an_interpreter_that_ends_while_it_packs_ends_well(path):
 import oxillama
 from oxillama.model import held
 from oxillama.weights import packing
+from oxillama.weights.writer import CacheWriter
 held.PACKED_AT_ONCE, packing.UNIT = 0, 1
 engine = oxillama.load({str(path)!r}, sidecar=False)
 """
