@@ -166,6 +166,7 @@ BODY: Schema = obj(
         "max_tokens": integer(1),
         "stream": BOOLEAN,
         "service_tier": enum("auto", "standard_only"),
+        "speed": enum("standard"),
         "thread": one_of(
             obj({"type": enum("create")}, ("type",)),
             obj(

@@ -49,11 +49,14 @@ from oxillama.vision.messages import split_images, text_of
 
 # ---- the body
 
-_TEXT_PART = obj({"type": enum("text"), "text": STRING, "cache_control": OBJECT}, ("type", "text"))
+# where a prompt may be cut to be found again
+_CACHED = {"cache_control": OBJECT, "prompt_cache_breakpoint": OBJECT}
+_TEXT_PART = obj({"type": enum("text"), "text": STRING, **_CACHED}, ("type", "text"))
 _IMAGE_PART = obj(
     {
         "type": enum("image_url"),
         "image_url": one_of(STRING, obj({"url": STRING, "detail": STRING}, ("url",))),
+        **_CACHED,
     },
     ("type", "image_url"),
 )
@@ -139,6 +142,8 @@ EXCEPTIONS = {
     "store": BOOLEAN,
     "safety_identifier": STRING,
     "prompt_cache_key": STRING,
+    "prompt_cache_retention": enum("in_memory", "in-memory", "24h"),
+    "prompt_cache_options": obj({"mode": enum("implicit"), "ttl": enum("30m")}),
 }
 SESSION = {"type": "string", "pattern": NAME_PATTERN}
 TEMPLATE = {

@@ -56,6 +56,7 @@ _PART = one_of(
             "text": STRING,
             "annotations": array(None, 0, 0),
             "logprobs": array(),
+            "prompt_cache_breakpoint": OBJECT,
         },
         ("type", "text"),
     ),
@@ -66,6 +67,7 @@ _PART = one_of(
             "image_url": STRING,
             "detail": STRING,
             "file_id": {"type": "null"},
+            "prompt_cache_breakpoint": OBJECT,
         },
         ("type", "image_url"),
     ),
@@ -168,6 +170,7 @@ BODY: Schema = obj(
         "input": one_of({"type": "string", "minLength": 1}, array(_ITEM, 1, 4096)),
         "instructions": STRING,
         "max_output_tokens": integer(1),
+        "max_tool_calls": integer(1),  # of tools that the API runs, of which there are none
         "tools": array(_TOOL, 0, 128),
         "tool_choice": one_of(
             enum("none", "auto", "required"),

@@ -129,6 +129,7 @@ def test_what_asks_for_what_is_done_anyway_is_taken(server):
     keep = {"type": "clear_thinking_20251015", "keep": "all"}
     more = {
         "output_config": {"effort": "high"},
+        "speed": "standard",
         "thinking": {"type": "adaptive", "display": "summarized"},
         "context_management": {"edits": [keep]},
     }

@@ -379,11 +379,16 @@ def test_an_unknown_model_is_refused_by_name(server):
 
 def test_what_changes_nothing_of_an_answer_is_taken(server):
     more = {"verbosity": "medium", "prediction": {"type": "content", "content": "Once upon a"}}
+    more |= {"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}}
+    part = {"type": "text", "text": HI[0]["content"], "prompt_cache_breakpoint": {}}
+    more["messages"] = [{"role": "user", "content": [part]}]
     made = server.ok(PATH, {**ASK, **more})["choices"][0]["message"]
     assert made == server.ok(PATH, ASK)["choices"][0]["message"]
     error = server.refused(PATH, {**ASK, "verbosity": "low"})
     assert error["message"] == "verbosity: found 'low', wanted one of medium"
     assert server.refused(PATH, {**ASK, "prediction": {"type": "x"}})["param"] == "prediction.type"
+    error = server.refused(PATH, {**ASK, "prompt_cache_options": {"mode": "explicit"}})
+    assert error["param"] == "prompt_cache_options.mode"
 
 
 def test_a_field_with_a_typing_error_is_told_what_was_meant(server):

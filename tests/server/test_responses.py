@@ -203,6 +203,7 @@ def test_what_asks_for_what_is_done_anyway_is_taken(server):
         "reasoning": {"summary": "auto"},
         "client_metadata": {"a": "b"},
         "prompt_cache_key": "k",
+        "max_tool_calls": 3,
     }
     made = server.ok(PATH, {**ASK, **more})
     assert made["output"][0]["content"] == server.ok(PATH, ASK)["output"][0]["content"]
