@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oxillama.errors import OxillamaError
 from oxillama.gguf import GgufReader
-from oxillama.model.load import ModelConfig, record
+from oxillama.model.record import ModelConfig, record
 from oxillama.server.infill import fim_tokens, fim_words
 from oxillama.server.models import FIM_KEYS, Model, unusable
 from oxillama.server.settings import ServerConfig
