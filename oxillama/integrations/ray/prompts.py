@@ -46,7 +46,9 @@ class PromptReader:
             return
         if isinstance(source, str):
             self._talk = PromptBuilder(
-                source, Vocabulary(self._bridge, len(self._bridge.vocabulary.tokens))
+                source,
+                Vocabulary(self._bridge, len(self._bridge.vocabulary.tokens)),
+                late_instructions=config.late_instructions,
             )
 
     def ids(self, path: str, body: Mapping[str, Any]) -> list[int]:

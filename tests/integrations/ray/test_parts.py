@@ -58,6 +58,19 @@ def test_prompts_are_read_as_the_server_reads_them(engine):
         assert reader.ids(path, body) == []
 
 
+def test_late_instructions_are_read_as_the_server_reads_them():
+    source = (
+        "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    )
+    talk = [{"role": role, "content": f"As {role}."} for role in ("user", "system", "user")]
+    body = {"messages": talk}
+    assert PromptReader(ServerConfig(chat_template=source)).ids("/api/chat", body) == []
+    as_users = {"messages": [{**each, "role": "user"} for each in talk]}
+    reader = PromptReader(ServerConfig(chat_template=source, late_instructions="user"))
+    assert reader.ids("/api/chat", body) == reader.ids("/api/chat", as_users) != []
+
+
 class Router(PrefixRouter):
     """A router over replicas whose queues are as long as `loads` says."""
 
