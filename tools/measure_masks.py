@@ -219,10 +219,12 @@ def table(found: dict[str, list[dict]]) -> str:
     def row(title, cell):
         lines.append(f"| {title} | " + " | ".join(cell(name) for name in found) + " |")
 
-    row(
-        "schemas right",
-        lambda n: percent(sum(not r["accepts"] and not r["rejects"] for r in kept[n]), found[n]),
-    )
+    walked = any(len(times) for times in masks.values())
+    if walked:
+        right = {
+            n: [not r["accepts"] and not r["rejects"] for r in runs] for n, runs in kept.items()
+        }
+        row("schemas right", lambda n: percent(sum(right[n]), found[n]))
     row(
         "refused / with false rejects / with false accepts",
         lambda n: (
@@ -247,8 +249,9 @@ def table(found: dict[str, list[dict]]) -> str:
                 f"{part} p50 / mean / p99 / max, {unit}{title}",
                 lambda n, runs=runs, time_of=time_of: spread([time_of(r) for r in runs[n]]),
             )
-    row("mask p50 / p99 / p99.9, us", lambda n: percentiles(masks[n], 50, 99, 99.9))
-    row("mask average, us", lambda n: f"{masks[n].mean():.3g}" if len(masks[n]) else "-")
+    if walked:
+        row("mask p50 / p99 / p99.9, us", lambda n: percentiles(masks[n], 50, 99, 99.9))
+        row("mask average, us", lambda n: f"{masks[n].mean():.3g}" if len(masks[n]) else "-")
     return "\n".join(lines)
 
 
