@@ -261,7 +261,7 @@ cdef int place_all(Machine m) except -1:
     return 0
 
 
-def prepare(Machine m not None, int length=2, Py_ssize_t most=16):
+def prepare(Machine m not None, int length=2, Py_ssize_t most=32):
     """Fills the rows of what up to `length` bytes lead to, at most so many: the first mask reads these, whatever the vocabulary, and need
     not wait for them. What exceeds a limit is left to that mask, which raises."""
     cdef int32_t config, follow
@@ -278,8 +278,9 @@ def prepare(Machine m not None, int length=2, Py_ssize_t most=16):
             while True:
                 further = []
                 for config in level:
-                    if len(seen) > most:
+                    if most == 0:
                         return
+                    most -= 1
                     row = m.row(config)
                     for i in range(256):
                         follow = row[i]
