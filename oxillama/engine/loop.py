@@ -539,12 +539,17 @@ class StepLoop:
                 if not own:  # the listener came after the step
                     rows, own = rows.copy(), True
                 yield request.run_listeners
-            going = self._after_draw(request, reason)
             while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
                 # forced tokens may have come along: more than one at a time
                 at += 1
+            if reason is not None and request.speculation is not None and draft:
+                # First: callers read the counts as soon as the request has ended. Candidates not
+                # looked at are neither accepted nor rejected.
+                bonus = at == len(draft) and len(tokens) > start + at
+                request.speculation.verified(accepted=at, rejected=0, bonus=bonus, over=True)
+                draft = ()
+            going = self._after_draw(request, reason)
         if request.speculation is not None and draft:
-            # Where the text is over, candidates not looked at are neither accepted nor rejected.
             request.speculation.verified(
                 accepted=at,
                 rejected=len(draft) - at if going else 0,

@@ -60,8 +60,8 @@ class RequestCandidates(Protocol):
     def token_forced(self, token: int) -> None:
         """A token was added without a draw, because its grammar forced it."""
 
-    def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
-        """The outcome of a step's candidates."""
+    def verified(self, *, accepted: int, rejected: int, bonus: bool, over: bool = False) -> None:
+        """The outcome of a step's candidates; over: the text has ended with it."""
 
     def close(self, output: int) -> None:
         """The request has ended after this many tokens."""

@@ -135,10 +135,10 @@ class LookupSpeculation(CandidateCounts):
     def _steps(self) -> int:
         return self.fallbacks - self.rest + self._drafts
 
-    def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
+    def verified(self, *, accepted: int, rejected: int, bonus: bool, over: bool = False) -> None:
         super().verified(accepted=accepted, rejected=rejected, bonus=bonus)
         ledger, costs = self._ledger, self._costs
-        if ledger is None or costs is None:
+        if ledger is None or costs is None or over:
             return
         sequences, steps = self._sequences, self._steps
         plain = costs(sequences) / sequences

@@ -62,9 +62,9 @@ class CandidateCounts:
     def token_forced(self, token: int) -> None:
         """A token was added without a draw: nothing depends on it."""
 
-    def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
+    def verified(self, *, accepted: int, rejected: int, bonus: bool, over: bool = False) -> None:
         """The outcome of a step's candidates; bonus: a token was drawn from the row after the last
-        one.
+        one. over: the text has ended with it.
         """
         self.accepted += accepted
         self.rejected += rejected

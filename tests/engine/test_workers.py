@@ -194,6 +194,19 @@ def test_a_listener_that_comes_between_the_candidates_of_a_step_changes_no_token
     engine.close()
 
 
+def test_the_counts_of_candidates_are_whole_when_a_request_ends():
+    engine, found = core(prefix=False), []
+    job = request(engine, [1, 2], max_tokens=12)
+    job.speculation = engine.speculator.speculation(
+        Candidates(Knowing([1, 2, *solo([1, 2], 12)]), adaptive=False), job.session
+    )
+    job.listen(lambda: job.done and found.append(job.result().speculation), in_loop=True)
+    engine.submit(job).result(10)
+    engine.close()
+    counts = [(each.accepted, each.rejected, each.bonus_tokens) for each in found]
+    assert counts == [(10, 0, 1)]  # eleven tokens of one step, the first was the prompt's
+
+
 def test_an_engine_is_closed_while_a_function_does_not_return():
     engine, gate = core(), Gate()
     job = engine.submit(held_up(engine, "processor", gate, [1, 2]))
