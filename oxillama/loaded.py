@@ -105,7 +105,7 @@ class Loaded:
             self._core.close()
         with self._lock:
             model, self._model = self._model, None
-            self.vocabulary = self._chat = self._vision = None
+            self.vocabulary = self._chat = self._vision = self._default_session = None
             loras, self._loras = self._loras, None
         if loras is not None:
             loras.close()

@@ -2,10 +2,13 @@
 
 import gc
 import time
+import weakref
 
+import numpy as np
 import pytest
 
 import oxillama
+from tests.speculative.law import written
 
 LONG = oxillama.SamplerConfig.greedy(ignore_eos=True)
 
@@ -22,6 +25,51 @@ def test_every_sibling_keeps_its_engine_to_its_end():
     del engine, first
     gc.collect()
     assert [each.result(20).finish_reason for each in (second, third)] == ["length", "length"]
+
+
+@pytest.fixture
+def uncollected():
+    """Without the garbage collector, which does not know how much memory an object holds."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def served(path, **options):
+    """(an engine that has served, references to what holds its weights)."""
+    data = np.fromfile(path, np.uint8)
+    engine = oxillama.load_model_from_bytes(data, num_threads=1, **options)
+    engine.generate([5, 6, 7], max_tokens=4)
+    held = [weakref.ref(data), weakref.ref(engine.opened.core.program)]
+    return engine, held
+
+
+@pytest.mark.parametrize("speculative", ["auto", "early_exit:2", None])
+def test_a_closed_engine_frees_its_model_at_once(uncollected, tmp_path, speculative):
+    path = written(tmp_path / "m.gguf", "hy_v3", further=1)
+    engine, held = served(path, speculative=speculative)
+    session = engine.session()
+    engine.prefill([3, 4], session=session)
+    engine.close()
+    assert [each() for each in held] == [None, None]
+    for asked in (session.snapshot, engine.snapshot, engine.metrics, engine.session):
+        with pytest.raises(oxillama.EngineError, match="engine: is closed"):
+            asked()
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_an_engine_that_is_dropped_frees_its_model_without_the_collector(uncollected, used):
+    if used:
+        engine, held = served(oxillama.embedded_path())
+    else:  # its loop has never run
+        engine = oxillama.load(num_threads=1)
+        held = [weakref.ref(engine.opened.core.program)]
+    del engine
+    end = time.monotonic() + 20
+    while any(each() is not None for each in held):
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 ASKED = [{"role": "user", "content": "Hello!"}]

@@ -309,10 +309,11 @@ class EngineCore:
             session.kv.release()
 
     def require_snapshots(self) -> Any:
-        """Saves sessions; SnapshotIncompatible for an engine without a model file to bind them
-        to.
+        """Saves sessions; SnapshotIncompatible for an engine without a model file to bind them to,
+        EngineError for one that was closed.
         """
         if self.snapshots is None:
+            self.check()
             raise SnapshotIncompatible(
                 "engine: was made without a model file, wanted one that a snapshot can name"
             )
@@ -323,12 +324,8 @@ class EngineCore:
         named; empty for a model without files.
         """
         cores = (self, *(self.speculator.cores() if self.speculator is not None else ()))
-        return tuple(
-            path
-            for core in cores
-            if core.snapshots is not None
-            for path in core.snapshots.reader.paths
-        )
+        known = (core.snapshots for core in cores)  # none of one that is closed meanwhile
+        return tuple(path for each in known if each is not None for path in each.reader.paths)
 
     def wait_for_cancelled(self, session: Session) -> None:
         """Wait for a cancelled request that still runs on the session; it ends within
@@ -442,9 +439,24 @@ class EngineCore:
             thread.join()
         self._loop.abandon()
         self._loop.release()
+        mine = thread is threading.current_thread() or self.held_by == threading.get_ident()
+        self._let_go(mine)
+
+    def stop(self) -> None:
+        """Ask the loop to end and to free the model then, without waiting, for callers that must
+        not wait (a finaliser).
+        """
+        if not self._loop.closed and os.getpid() == self._pid:
+            self._loop.close(then=self._let_go)
+            self._loop.release()
+
+    def _let_go(self, mine: bool = False) -> None:
+        """Free the pages and all that holds the model, after the end of the loop: weights must not
+        wait for the garbage collector, which knows nothing of their size. mine: whether this thread
+        holds the steps back.
+        """
         if self.speculator is not None:
             self.speculator.close()
-        mine = thread is threading.current_thread() or self.held_by == threading.get_ident()
         # another engine's draft may be in a step over these pages
         with nullcontext() if mine else self.step_lock, self.lock:
             for session in list(self.allocator.sessions):
@@ -454,13 +466,8 @@ class EngineCore:
             if self.prefix is not None:
                 self.prefix.clear()
             self.pool.shrink_to_fit()
-            self._loop.program = None
-
-    def stop(self) -> None:
-        """Ask the loop to end without waiting, for callers that must not wait (a finaliser)."""
-        if not self._loop.closed and os.getpid() == self._pid:
-            self._loop.close()
-            self._loop.release()
+            self._loop.program = self.snapshots = self.paging = None
+            self.adapters = tuple
 
     def fail(self, error: WeightsDamaged) -> None:
         """End every running request with an error and refuse all later ones; from any thread."""

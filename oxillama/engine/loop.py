@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -137,6 +139,7 @@ class StepLoop:
         self._stall = 0.0
         self._stops = False  # a request was asked to stop since a plan was last looked through
         self._plan: Plan = []
+        self._at_end: Call | None = None
 
     # ---- any thread
     # ---------------------------------------------------------------------------------------------
@@ -183,11 +186,22 @@ class StepLoop:
             self._flag.set()
         self.inbox.put((self.tracker.end, request, request.stopping))
 
-    def close(self) -> None:
-        """Ask the loop to end, without waiting."""
+    def close(self, then: Call | None = None) -> None:
+        """Ask the loop to end, without waiting; `then()` is called after its end, in its thread."""
+        self._at_end = then
         self.closed = True
         self._flag.set()
         self.inbox.put(_CLOSE)
+        thread = self.thread
+        if then is not None and (thread is None or not thread.is_alive()):
+            # a finaliser may run inside of `threading`, whose locks it must not wait for
+            with suppress(RuntimeError):  # the interpreter ends
+                start_new_thread(self._end, ())
+
+    def _end(self) -> None:
+        then, self._at_end = self._at_end, None
+        if then is not None:
+            then()
 
     def release(self) -> None:
         """Let the threads of deadlines and workers end."""
@@ -244,6 +258,7 @@ class StepLoop:
             self._fail(error)
         finally:
             self.abandon()
+            self._end()
 
     def _take_commands(self) -> bool:
         """Handle the commands in the inbox, and wait there while nothing can be planned; False at

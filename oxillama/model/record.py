@@ -172,7 +172,16 @@ def recorded(
         ),
         predicts=() if b.predictor is None else tuple(b.predictor.graph.pages),
     )
-    return config, tape, b.classifier
+    classifier = b.classifier
+    for graph in (
+        None if b.predictor is None else b.predictor.graph,
+        b.projection,
+        None if classifier is None else classifier.head,
+        b,
+    ):
+        if graph is not None:
+            graph.forget()
+    return config, tape, classifier
 
 
 def _architecture_of(reader: GgufReader) -> str:

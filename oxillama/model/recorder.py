@@ -120,6 +120,12 @@ class Recorder:
             )
         self.vocab_size = self._matrix_rows("token_embd.weight")
 
+    def forget(self) -> None:
+        """Let go of everything, once it is lowered: values refer to what recorded them, so that an
+        open file would otherwise wait for the garbage collector.
+        """
+        vars(self).clear()
+
     # ---- tensors
     # ----------------------------------------------------------------------------------------------
 

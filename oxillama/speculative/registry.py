@@ -73,6 +73,7 @@ class Registry:
         if isinstance(asked, str) and asked == "lookup":
             return asked
         source = self._source
+        self._check()  # after it: a registry that is closed has none
         if source is not None:
             if source.is_engine(asked):
                 return Candidates(self._over_engine(asked, source), owner=asked)
@@ -139,16 +140,17 @@ class Registry:
         with self._opening:
             self._closed = True
             models, self._models = self._models, {}
-            self._choices = {}
+            self._choices, self._source = {}, None  # which holds the target's weights
         for _, close in models.values():
             if close is not None:
                 close()
 
     def _predictor(self) -> MtpDrafter | None:
         """The target's own drafter, None without one."""
-        if self._source is None or not self._source.predicts:
+        source = self._source
+        if source is None or not source.predicts:
             return None
-        drafter = self._over_model("mtp", "mtp", self._source)
+        drafter = self._over_model("mtp", "mtp", source)
         assert isinstance(drafter, MtpDrafter)
         return drafter
 

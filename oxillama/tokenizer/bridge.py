@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -61,7 +61,7 @@ class TokenizerBridge:
         added = {t: token for t, token in by_text.items() if self._kinds[token] == USER_DEFINED}
         self._special = SpecialTokens(by_text, in_text=frozenset(added.values()))
         self._user_defined = SpecialTokens(added)
-        self._bytes = _Bytes(self._spell)
+        self._bytes = _Bytes(vocabulary, self._kinds)
 
     def __repr__(self) -> str:
         """The vocabulary's model and size."""
@@ -302,11 +302,6 @@ class TokenizerBridge:
             shown={token: self.token_text(token).encode() for token in shown},
         )
 
-    def _spell(self, token: int) -> bytes:
-        return _SPELLINGS.get(self.vocabulary.model, _spm_bytes)(
-            self.vocabulary.tokens[token], self._kinds[token], token
-        )
-
     def _checked(self, token: int) -> int:
         if not 0 <= token < len(self._kinds):
             raise TokenizerError(f"token id: found {token}, wanted 0 to {len(self._kinds) - 1}")
@@ -318,11 +313,12 @@ class _Bytes(dict):
     large vocabulary.
     """
 
-    def __init__(self, spell: Callable[[int], bytes]) -> None:
-        self._spell = spell
+    def __init__(self, vocabulary: Vocabulary, kinds: list[int]) -> None:
+        self._texts, self._kinds = vocabulary.tokens, kinds
+        self._spell = _SPELLINGS.get(vocabulary.model, _spm_bytes)
 
     def __missing__(self, token: int) -> bytes:
-        found = self[token] = self._spell(token)
+        found = self[token] = self._spell(self._texts[token], self._kinds[token], token)
         return found
 
 
