@@ -10,6 +10,7 @@ Names are imported when they are first used, so that `import oxillama` costs nex
 from __future__ import annotations
 
 import importlib
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `import typing` alone takes as long as all else here
@@ -124,6 +125,7 @@ _HOMES = {
 _MODULES = (
     "api",
     "capi",
+    "convert",
     "embedded",
     "engine",
     "errors",
@@ -146,7 +148,9 @@ __all__ = sorted([*_HOME, *_MODULES, "__version__"])
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None and name not in _MODULES:
-        raise AttributeError(f"module 'oxillama' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'oxillama' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     try:
         module = importlib.import_module(home or f"oxillama.{name}")
     except ModuleNotFoundError as error:

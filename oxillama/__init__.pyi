@@ -2,6 +2,7 @@
 
 from oxillama import api as api
 from oxillama import capi as capi
+from oxillama import convert as convert
 from oxillama import embedded as embedded
 from oxillama import engine as engine
 from oxillama import errors as errors

@@ -171,9 +171,10 @@ class Options:
     - `grammar` (GBNF or a Grammar), `json_schema`, `regex`, `choices`: constrain the text; at most
       one of them.
     - `shown_tokens`: control tokens that are written in the text.
-    - `speculative`: propose candidates for the next tokens, which gives the same text sooner:
-      "auto" or True, "lookup", a draft model, a drafter or `Candidates`. None: as the engine's
-      config says. False: nothing.
+    - `speculative`: propose candidates for the next tokens, which gives the same text sooner
+      (docs/speculative.md): "auto" or True, "lookup", "mtp", "early_exit:n", a draft model (a file,
+      a folder, an engine), a drafter or `Candidates`. None: as the engine's config says. False:
+      nothing.
 
     Scheduling:
 

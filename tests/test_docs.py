@@ -102,6 +102,17 @@ def test_every_file_that_a_page_names_is_there(page):
     assert not [link for link in LINKED.findall(text) if not (page.parent / link).exists()]
 
 
+CALLED = re.compile(r"`oxillama((?:\.\w+)+)\(")
+
+
+def test_every_function_that_a_page_calls_is_there_after_import_oxillama():
+    named = {name for page in PAGES for name in CALLED.findall(page.read_text(encoding="utf-8"))}
+    assert ".convert.convert_folder" in named
+    code = f"import oxillama\nfor name in {sorted(named)}:\n    eval('oxillama' + name)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_readme_names_every_format():
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What it runs")[2]
     named = re.search(r"\*\*Formats\*\*[^:]*: (.*?)\. ", text, re.DOTALL)[1]

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from subprocess import PIPE, STDOUT, run
 
+import pytest
+
 import oxillama
 from oxillama.arguments import CONFIG_NAMES, OPTION_NAMES
 from oxillama.compat.llama_cpp import Llama, LlamaOptions
@@ -63,6 +65,12 @@ def test_the_stub_names_what_the_package_has_from_where_it_is():  # tools/write_
     wanted = {name: home for home, names in oxillama._HOMES.items() for name in names}
     assert found == {**wanted, **dict.fromkeys(oxillama._MODULES, "oxillama")}
     assert {*found, "__version__"} == set(oxillama.__all__)
+
+
+def test_an_unknown_name_comes_with_what_python_needs_to_suggest_one():
+    with pytest.raises(AttributeError, match="module 'oxillama' has no attribute 'laod'") as caught:
+        oxillama.laod  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("laod", oxillama)
 
 
 def test_the_types_of_options_name_every_option():

@@ -15,7 +15,10 @@ from oxillama.cli.parsing import closest, number, unicode_text
 from oxillama.cli.streams import read
 
 # the values of --speculative
-DRAFTS = "auto, lookup, mtp, early_exit[:LAYERS], off, or a draft model's GGUF file"
+DRAFTS = (
+    "auto, lookup, mtp, early_exit[:LAYERS], off, or a draft's GGUF file (a smaller model, "
+    "EAGLE-3, mtp-*.gguf)"
+)
 
 # (names, field of a sampler, kind, help)
 _NUMBERS: tuple[tuple[tuple[str, ...], str, type, str], ...] = (

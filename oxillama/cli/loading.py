@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import oxillama
 from oxillama.cli import images
+from oxillama.cli.generation import drafts_of
 from oxillama.cli.parsing import number
 from oxillama.model.rope import KINDS, RopeOverrides
 from oxillama.stores import located, located_encoder
@@ -228,9 +228,9 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
     encoder = images.needed_encoder(arguments, model)
     if encoder is not None:
         options["mmproj"] = str(_converting(partial(located_encoder, encoder)))
-    draft = getattr(arguments, "speculative", None)
-    if draft is not None and Path(draft).is_file():
-        options["speculative"] = draft  # which the model may have to be loaded with
+    if getattr(arguments, "speculative", None) is not None:
+        # a draft may have to be loaded with the model; what is wrong is said now, not at a message
+        options["speculative"] = drafts_of(arguments)
     engine = _loaded(model, {**options, **more})
     known = engine.config.context_length
     if engine.context_size > known:

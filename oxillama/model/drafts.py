@@ -45,12 +45,21 @@ def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Mod
     weights are paged.
     """
     tape = model.tape.predictor
-    if tape is None or model.pager is not None or model.tape.extracts:
-        found = "weights that a step reads from the file" if model.pager else "none"
-        if model.tape.extracts:
-            found = "a model that was loaded with an EAGLE-3 draft"
+    if model.tape.extracts:
         raise ConfigError(
-            f"mtp: found {found}, wanted layers in memory that predict further tokens (blk.N.nextn)"
+            "speculative: found 'mtp' for a model that was loaded with an EAGLE-3 draft, wanted a "
+            "model loaded without one"
+        )
+    if tape is None:
+        raise ConfigError(
+            "speculative: found 'mtp' for a model without layers that predict further tokens "
+            "(blk.N.nextn), wanted a file that has them, or the file of these layers (mtp-*.gguf) "
+            "in place of 'mtp' where the model is loaded"
+        )
+    if model.pager is not None:
+        raise ConfigError(
+            "speculative: found 'mtp' for weights that a step reads from the file, wanted them in "
+            "memory, or another way to speculate"
         )
     tensors = weights_of(tape.ops)
     missing = {key: tensor for key, tensor in tensors.items() if key not in model.weights}

@@ -212,7 +212,8 @@ def _architecture_of(reader: GgufReader) -> str:
     if is_further(reader):
         raise ModelError(
             f"general.architecture: found {name!r} with layers alone that predict further tokens, "
-            "wanted a model: they are given beside theirs, with --speculative or speculative="
+            "wanted a model; this file is given where its model is loaded: load(MODEL, "
+            "speculative=FILE), --speculative FILE"
         )
     return name
 

@@ -153,10 +153,18 @@ class DraftModels:
             return self._over_model(asked.opened, own_sampler), None
         path = Path(asked)
         path = choose_draft(model, path) if path.is_dir() else path
-        reader = _eagle_reader(path)
-        if reader is not None:
+        reader = GgufReader(path)
+        if is_eagle(reader):
             _refuse_sampler(own_sampler, "an EAGLE-3 draft")
             return self._eagle(path, reader, given)
+        further = is_further(reader)
+        reader.close()
+        if further:
+            raise _not_loaded_with(
+                path,
+                "layers that predict further tokens",
+                " (or 'mtp', as the model has such layers)" if self.predicts else "",
+            )
         config = _rotated(config or EngineConfig(model_path=path), model, path)
         # a draft is small and may lie in a file that goes with this interpreter: it is kept only
         # where a folder was named for it
@@ -211,11 +219,7 @@ class DraftModels:
         """A drafter over an EAGLE-3 model."""
         model, rows = self.model, self.model.config.vocab_size
         if extracts_of(reader, model.reader) != model.tape.extracts:
-            raise ConfigError(
-                f"speculative: found {str(path)!r}, an EAGLE-3 draft, for a model that was loaded "
-                "without it, wanted it where the model is loaded: load(..., speculative=...), "
-                "oxillama serve --speculative"
-            )
+            raise _not_loaded_with(path, "an EAGLE-3 draft")
         if "tokenizer.ggml.model" in reader.metadata and self.vocabulary is not None:
             target, words = self.vocabulary.bridge, TokenizerBridge.from_metadata(reader.metadata)
             if align(_pieces(target), _pieces(words), target_rows=rows, draft_rows=rows).mapped:
@@ -262,13 +266,12 @@ def prepared(asked: Any, target: GgufReader) -> tuple[GgufReader, tuple[int, ...
         return target, (), asked
 
 
-def _eagle_reader(path: Path) -> GgufReader | None:
-    """The reader of a file if that is an EAGLE-3 draft model."""
-    reader = GgufReader(path)
-    if is_eagle(reader):
-        return reader
-    reader.close()
-    return None
+def _not_loaded_with(path: Path, what: str, instead: str = "") -> ConfigError:
+    """The error for a draft that must be named when its model is loaded."""
+    return ConfigError(
+        f"speculative: found {str(path)!r}, {what}, for a model that was loaded without it, wanted "
+        f"it where the model is loaded: load(..., speculative=...), --speculative{instead}"
+    )
 
 
 def _rotated(config: EngineConfig, target: Model, path: Path) -> EngineConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,22 @@ _WANTED = (
     "wanted None, False, True, 'auto', 'lookup', 'mtp', Candidates, a drafter (open, propose, "
     "close), 'early_exit', or a draft model (an engine, a GGUF file, a folder)"
 )
+
+
+# what other programs call these, and our own command line
+_OTHER_NAMES = {"ngram": "'lookup'", "prompt_lookup": "'lookup'", "none": "None", "off": "False"}
+
+
+def _hint(asked: Any) -> str:
+    """What may be meant by a value that is none of those wanted."""
+    if isinstance(asked, Path) or isinstance(asked, str) and any(mark in asked for mark in "./:"):
+        return "; there is no such file or folder"
+    if not isinstance(asked, str):
+        return ""
+    name = asked.lower().replace("-", "_")
+    near = difflib.get_close_matches(name, ("auto", "lookup", "mtp", "early_exit"), 1, 0.6)
+    meant = _OTHER_NAMES.get(name) or (repr(near[0]) if near else None)
+    return "" if meant is None else f"; did you mean {meant}?"
 
 
 class DraftSource(Protocol):
@@ -81,7 +98,7 @@ class Registry:
             if key is not None:
                 return Candidates(self._over_model(key, asked, source))
         if isinstance(asked, (str, Path)) or not isinstance(asked, Drafter):
-            raise ConfigError(f"speculative: found {asked!r}, {_WANTED}")
+            raise ConfigError(f"speculative: found {asked!r}, {_WANTED}{_hint(asked)}")
         return Candidates(asked)
 
     def candidates(self, asked: Any, masker: Any) -> Candidates | None:

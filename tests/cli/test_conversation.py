@@ -90,6 +90,13 @@ def test_a_list_of_tools_that_is_none_is_refused_before_the_talk(capsys, tmp_pat
     assert capsys.readouterr().err == told
 
 
+def test_a_way_to_speculate_that_no_message_could_use_is_refused_before_the_talk(capsys):
+    for wrong, told in (("mpt", "did you mean 'mtp'?"), ("mtp", "without layers that predict")):
+        assert main(["chat", "--speculative", wrong]) == 1
+        out, err = capsys.readouterr()
+        assert told in err and not out and "conversation continues" not in err
+
+
 def test_a_full_context_leaves_out_the_oldest_turns_and_says_so_once(talk, asked):
     lines = [f"Tell me of the fox number {at}, and of its friends." for at in range(8)]
     options = ("-c", 160, "-n", 40, "--temp", 0, "--no-timings", "-sys", "Be kind.")

@@ -289,7 +289,7 @@ def test_the_first_of_several_layers_predicts(tmp_path, monkeypatch):
 
 
 def test_where_there_is_no_predictor_in_memory_it_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="mtp: found none, wanted layers in memory that predict"):
+    with pytest.raises(ConfigError, match="found 'mtp' for a model without layers that predict"):
         predictor(load_model(invent(tmp_path / "m.gguf", "glm4moe")))
     invent(tmp_path / "n.gguf", "glm4moe", further=1)
     nbytes = 1
@@ -299,7 +299,9 @@ def test_where_there_is_no_predictor_in_memory_it_is_refused(tmp_path):
             break
         except ConfigError as error:
             nbytes = int(str(error).split("wanted at least ")[1].split()[0])
-    with pytest.raises(ConfigError, match="mtp: found weights that a step reads from the file"):
+    with pytest.raises(
+        ConfigError, match="found 'mtp' for weights that a step reads from the file"
+    ):
         predictor(model)
     model.end(keep=False)
 

@@ -110,9 +110,16 @@ def test_only_known_ways_are_a_default(stories):
             oxillama.EngineConfig(speculative=wrong)
     path = stories / "stories260K-f32.gguf"
     for wrong, message in (
-        ("draft.gguf", "speculative: found 'draft.gguf', wanted None, False"),
+        ("draft.gguf", "speculative: found 'draft.gguf', wanted None, False.*; there is no such f"),
+        (Path("draft"), "speculative: found PosixPath.*; there is no such file or folder"),
+        ("owner/name:Q4_K_M", "'owner/name:Q4_K_M', .*; there is no such file or folder"),
+        ("mpt", "speculative: found 'mpt', .*; did you mean 'mtp'"),
+        ("early-exit", "speculative: found 'early-exit', .*; did you mean 'early_exit'"),
+        ("ngram", "speculative: found 'ngram', .*; did you mean 'lookup'"),
+        ("off", "speculative: found 'off', .*; did you mean False"),
+        ("fast", r"speculative: found 'fast', .* \(an engine, a GGUF file, a folder\)$"),
         ("early_exit:9", "draft: found 'early_exit:9', wanted early_exit:n with n from 1 to 5"),
-        ("mtp", "mtp: found none, wanted layers in memory that predict further tokens"),
+        ("mtp", "speculative: found 'mtp' for a model without layers that predict further tokens"),
     ):
         with pytest.raises(oxillama.ConfigError, match=message):
             oxillama.load(path, speculative=wrong)
