@@ -301,6 +301,19 @@ class InferenceEngine:
     # ---- generation
     # ----------------------------------------------------------------------------------------------
 
+    @overload
+    def submit(
+        self,
+        prompt: Prompt | None,
+        *,
+        n: Literal[1] = 1,
+        best_of: Literal[1] | None = None,
+        session: Session | None = None,
+        resumable: bool = False,
+        **options: Unpack[SingleOptions],
+    ) -> GenerateRequest: ...
+
+    @overload
     def submit(
         self,
         prompt: Prompt | None,
@@ -308,7 +321,16 @@ class InferenceEngine:
         session: Session | None = None,
         resumable: bool = False,
         **options: Unpack[GenerateOptions],
-    ) -> Request | Siblings:
+    ) -> Request | Siblings: ...
+
+    def submit(
+        self,
+        prompt: Prompt | None,
+        *,
+        session: Session | None = None,
+        resumable: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Any:
         """Start a generation and return at once. The request has `result()`, iteration, `await` and
         `cancel()`.
 
@@ -640,6 +662,19 @@ class InferenceEngine:
         request = self._begin_chat(messages, resumable=True, session=session, **options)
         return Stream(_single(request)) if stream else finished(request)
 
+    @overload
+    def submit_chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        n: Literal[1] = 1,
+        best_of: Literal[1] | None = None,
+        resumable: bool = False,
+        session: Session | None = None,
+        **options: Unpack[SingleChatOptions],
+    ) -> GenerateRequest: ...
+
+    @overload
     def submit_chat(
         self,
         messages: Iterable[Mapping[str, Any]],
@@ -647,7 +682,16 @@ class InferenceEngine:
         resumable: bool = False,
         session: Session | None = None,
         **options: Unpack[ChatOptions],
-    ) -> Request | Siblings:
+    ) -> Request | Siblings: ...
+
+    def submit_chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        resumable: bool = False,
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Any:
         """Start a reply and return at once. `template` holds further variables for the chat
         template; `response_format` asks for JSON, as a mapping or a class.
 

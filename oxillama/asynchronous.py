@@ -15,7 +15,7 @@ from oxillama.arguments import checked_flag, separated, spelled
 from oxillama.completion import Completion, Piece
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
 from oxillama.engine.embedding import PoolingMode
-from oxillama.engine.request import Request
+from oxillama.engine.request import GenerateRequest, Request
 from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import ConfigError, QueueFull
@@ -38,9 +38,25 @@ class AsyncEngine:
     def __repr__(self) -> str:
         return f"<AsyncEngine of {self.engine!r}>"
 
+    @overload
+    def submit(
+        self,
+        prompt: Any,
+        *,
+        n: Literal[1] = 1,
+        best_of: Literal[1] | None = None,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> GenerateRequest: ...
+
+    @overload
     def submit(
         self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
-    ) -> Request | Siblings:
+    ) -> Request | Siblings: ...
+
+    def submit(
+        self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Any:
         """A request: `await` it for its completion, `async for` it for its pieces."""
         return self.engine.submit(prompt, session=session, **options)
 
@@ -162,7 +178,8 @@ class AsyncEngine:
         """A request; if the queue is full, this waits until an earlier request has ended."""
         while True:
             try:
-                return self.engine.submit(prompt, session=session, **options)
+                made: Request | Siblings = self.engine.submit(prompt, session=session, **options)
+                return made
             except QueueFull:
                 running = next((each for each in before if not each.done), None)
                 if running is None:

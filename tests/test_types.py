@@ -39,6 +39,10 @@ reveal_type(engine.chat([{"role": "user", "content": "x"}], n=count))
 reveal_type(engine.chat([{"role": "user", "content": "x"}], stream=True))
 for piece in engine.stream("x"):
     reveal_type(piece)
+reveal_type(engine.submit("x", max_tokens=3).result())
+reveal_type(engine.submit("x", n=3))
+reveal_type(oxillama.AsyncEngine(engine).submit("x").result())
+reveal_type(engine.submit_chat([{"role": "user", "content": "x"}]).result())
 engine.generate("x", max_tokens="three")
 engine.generate("x", no_such_option=1)
 oxillama.load(context_size="all")
@@ -159,11 +163,15 @@ def test_a_checker_knows_the_types_and_refuses_what_would_be_refused(tmp_path):
         "Completion | list[Completion]",
         "Stream[ChatEvent]",
         "Piece",
+        "Completion",
+        "Request | Siblings",
+        "Completion",
+        "Completion",
         "dict[str, Any]",
         "float",
     ], done.stdout
     errors = {int(line.split(":")[0]) for line in said if " error: " in line}
-    assert errors == {21, 22, 23, 24}, done.stdout
+    assert errors == {25, 26, 27, 28}, done.stdout
 
 
 GENERIC = re.compile(

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from html import escape
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from oxillama.completion import Completion, Piece, Timings, Usage
 from oxillama.engine.speculation import RequestCandidates
@@ -368,6 +368,12 @@ class GenerateRequest(Request):
 
     kind = "generate"
     draws = True
+
+    if TYPE_CHECKING:  # as in every request, with the type of the value
+
+        def result(self, timeout: float | None = None) -> Completion: ...
+
+        def __await__(self) -> Generator[Any, None, Completion]: ...
 
     def __init__(
         self,
