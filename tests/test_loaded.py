@@ -1,6 +1,8 @@
 """What an engine has loaded, and how long it is kept."""
 
 import gc
+import subprocess
+import sys
 import time
 import weakref
 
@@ -70,6 +72,13 @@ def test_an_engine_that_is_dropped_frees_its_model_without_the_collector(uncolle
     while any(each() is not None for each in held):
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def test_nothing_is_read_in_the_encoding_of_the_locale():
+    code = "import oxillama; print(oxillama.load(num_threads=1).generate([5], max_tokens=1))"
+    strict = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning"]
+    done = subprocess.run([sys.executable, *strict, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 ASKED = [{"role": "user", "content": "Hello!"}]

@@ -46,7 +46,7 @@ from libc.string cimport memcpy, memset
 from oxillama._core.threads cimport fenv_t, ox_fenv_enter, ox_fenv_leave, region_threads, worker_count
 from oxillama._core.vectors cimport OX_KV_F16, OX_KV_F32, OX_KV_Q4_0, OX_KV_Q8_0, ox_vec, vec_table
 
-from oxillama._core.threads import cgroup_folders
+from oxillama._core.threads import cgroup_folders, system_text
 from oxillama.errors import ConfigError, PoolError
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -99,7 +99,7 @@ cdef size_t _round_up(size_t value, size_t unit) noexcept:
 def _cached_bytes(stat, total) -> int:
     """Cached files in a cgroup's memory: they count as used, a mapped model's among them, and yield to whoever asks for memory."""
     try:
-        numbers = dict(line.split() for line in stat.read_text().splitlines())
+        numbers = dict(line.split() for line in system_text(stat).splitlines())
         return int(numbers[total + "active_file"]) + int(numbers[total + "inactive_file"])
     except (OSError, ValueError, KeyError):
         return 0
@@ -109,7 +109,7 @@ def available_bytes(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int | 
     """Memory the system could still give this process: MemAvailable and the limits of its cgroups, None where neither is known."""
     found = []
     try:
-        for line in (Path(proc) / "meminfo").read_text().splitlines():
+        for line in system_text(Path(proc) / "meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 found.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError):
@@ -117,7 +117,7 @@ def available_bytes(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int | 
     for group in cgroup_folders("memory", f"{proc}/self/cgroup", root):
         for limit, used, total in (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")):
             try:
-                room = int((group / limit).read_text()) - int((group / used).read_text())
+                room = int(system_text(group / limit)) - int(system_text(group / used))
             except (OSError, ValueError):
                 continue
             found.append(room + _cached_bytes(group / "memory.stat", total))

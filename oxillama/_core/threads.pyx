@@ -130,10 +130,15 @@ cdef pid_t asked_by = 0, imported_by = getpid()
 cdef bint was_forked = False
 
 
+def system_text(path) -> str:
+    """What the system says in a file; names of processes and groups in it may be of any bytes, in any locale."""
+    return os.fsdecode(path.read_bytes())
+
+
 def forked(proc: str = "/proc") -> bool:
     """Whether this process was forked and has run no new program since; where the system does not tell, whether that was after this import."""
     try:
-        _, _, _, _, _, _, flags, *_ = (Path(proc) / "self/stat").read_text().rpartition(")")[2].split()
+        _, _, _, _, _, _, flags, *_ = system_text(Path(proc) / "self/stat").rpartition(")")[2].split()
         return bool(int(flags) & FORKED)
     except (OSError, ValueError):
         return imported_by != getpid()
@@ -152,11 +157,11 @@ def openmp_version() -> int:
 def _quota(folder: Path) -> float | None:
     """CPUs that one cgroup folder allows (v2 `cpu.max`, v1 `cpu.cfs_quota_us`), None when it sets no limit."""
     try:
-        limit, period = (folder / "cpu.max").read_text().split()
+        limit, period = system_text(folder / "cpu.max").split()
     except (OSError, ValueError):
         try:
-            limit = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
+            limit = system_text(folder / "cpu.cfs_quota_us").strip()
+            period = system_text(folder / "cpu.cfs_period_us").strip()
         except OSError:
             return None
     if limit == "max" or int(limit) <= 0 or int(period) <= 0:
@@ -167,7 +172,7 @@ def _quota(folder: Path) -> float | None:
 def cgroup_folders(controller: str, proc: str, root: str) -> list:
     """The folders of the cgroups that hold this process under a controller, its own first; none where the system has no cgroups."""
     try:
-        lines = Path(proc).read_text().splitlines()
+        lines = system_text(Path(proc)).splitlines()
     except OSError:
         return []
     folders = []
@@ -195,7 +200,7 @@ def physical_cores(cpus, sysfs: str = "/sys/devices/system/cpu") -> int:
         topology = Path(sysfs) / f"cpu{cpu}" / "topology"
         for name in ("core_cpus_list", "thread_siblings_list"):
             try:
-                cores.add((topology / name).read_text().strip())
+                cores.add(system_text(topology / name).strip())
                 break
             except OSError:
                 continue

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import oxillama
+from oxillama._core.threads import system_text
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import number
 
@@ -173,7 +174,7 @@ def peak_rss_mb() -> float:
     program, such as the copy of a large parent.
     """
     status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
+    for line in system_text(status).splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / (1 << 10)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

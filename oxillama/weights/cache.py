@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from oxillama._core.threads import system_text
 from oxillama.durable import write_parts
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader
@@ -281,9 +282,8 @@ def slot_of(
 def large_pages(folder: Path) -> bool:
     """Whether files in a folder are mapped in pages as large as those of anonymous memory."""
     try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
-            if "[never]" in file.read():
-                return True
+        if "[never]" in system_text(Path("/sys/kernel/mm/transparent_hugepage/enabled")):
+            return True
     except OSError:  # another system, or none of it
         return True
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -299,14 +299,13 @@ def large_pages(folder: Path) -> bool:
 
 def _large_bytes(start: str) -> int:
     """Bytes in large pages of the mapped file that begins at a hexadecimal address."""
-    with open("/proc/self/smaps") as file:
-        mine = False
-        for line in file:
-            name, *words = line.split()
-            if "-" in name and not name.endswith(":"):
-                mine = name.lstrip("0").startswith(f"{start}-")
-            elif mine and name in ("FilePmdMapped:", "ShmemPmdMapped:") and words[0] != "0":
-                return 1024 * int(words[0])
+    mine = False
+    for line in system_text(Path("/proc/self/smaps")).split("\n"):
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            mine = name.lstrip("0").startswith(f"{start}-")
+        elif mine and name in ("FilePmdMapped:", "ShmemPmdMapped:") and rest.split()[0] != "0":
+            return 1024 * int(rest.split()[0])
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oxillama._core.threads import cgroup_folders
+from oxillama._core.threads import cgroup_folders, system_text
 from oxillama.errors import ConfigError
 
 HIGH, LOW = 0.90, 0.75
@@ -85,7 +85,7 @@ class MemoryPressureProbe:
 
     def _system(self) -> MemoryUse | None:
         try:
-            lines = (Path(self._proc) / "meminfo").read_text().splitlines()
+            lines = system_text(Path(self._proc) / "meminfo").splitlines()
             sizes = {
                 name: int(rest.split()[0]) << 10
                 for name, _, rest in (line.partition(":") for line in lines)
@@ -100,7 +100,7 @@ class MemoryPressureProbe:
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
             try:
-                most, now = int((folder / limit).read_text()), int((folder / used).read_text())
+                most, now = int(system_text(folder / limit)), int(system_text(folder / used))
                 if most < 1 << 60:  # version 1 writes a number where there is no limit
                     return MemoryUse(max(0, now - _cached(folder / "memory.stat", total)), most)
             except (OSError, ValueError):
@@ -111,7 +111,7 @@ class MemoryPressureProbe:
 def _cached(stat: Path, total: str) -> int:
     """Bytes of files in a control group's memory."""
     try:
-        numbers = dict(line.split() for line in stat.read_text().splitlines())
+        numbers = dict(line.split() for line in system_text(stat).splitlines())
         return int(numbers[total + "active_file"]) + int(numbers[total + "inactive_file"])
     except (OSError, ValueError, KeyError):
         return 0

@@ -45,6 +45,18 @@ def test_quota_of_the_older_cgroups_is_read_too(tmp_path):
     assert threads.cgroup_cpus(str(tmp_path / "proc"), str(tmp_path / "sys")) == 4.0
 
 
+def test_names_of_groups_and_processes_may_be_of_any_bytes(tmp_path):
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "cgroup").write_bytes(b"0::/caf\xe9\n")
+    (tmp_path / "proc" / "self" / "stat").write_bytes(b"7 (caf\xe9) S 1 7 7 0 -1 64 1 0 0\n")
+    folder = os.fsdecode(os.fsencode(tmp_path / "sys") + b"/caf\xe9")
+    os.makedirs(folder)
+    with open(os.path.join(folder, "cpu.max"), "w", encoding="ascii") as file:
+        file.write("50000 100000")
+    assert threads.cgroup_cpus(str(tmp_path / "proc" / "cgroup"), str(tmp_path / "sys")) == 0.5
+    assert threads.forked(str(tmp_path / "proc"))  # as its flags say
+
+
 def test_siblings_of_one_core_count_once(tmp_path):
     for cpu, core in ((0, "0,2"), (1, "1"), (2, "0,2")):
         folder = tmp_path / f"cpu{cpu}" / "topology"

@@ -5,6 +5,7 @@ what could not be finished.
 import errno
 import json
 import logging
+import mmap
 import os
 import signal
 import subprocess
@@ -481,6 +482,15 @@ def test_nothing_is_removed_for_a_sidecar_that_is_refused(place, weights, monkey
     monkeypatch.setattr(cache, "large_pages", lambda folder: False)
     assert "small pages" in replace(place, automatic=True).refusal(size) and place.path.exists()
     assert place.refusal(size) is None and not place.path.exists()
+
+
+def test_a_look_for_large_pages_reads_names_of_any_bytes(tmp_path):
+    name = os.fsencode(tmp_path) + b"/caf\xe9.gguf"
+    with open(name, "wb+") as file:
+        file.write(bytes(4096))
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+            assert cache._large_bytes("0") == 0
 
 
 def test_a_look_for_large_pages_leaves_nothing_in_the_folder(tmp_path):
