@@ -380,10 +380,11 @@ class InferenceEngine:
         self, make: Maker, prompts: Iterable[Prompt], session: Session | None, wanted: Options
     ) -> Iterator[Request | Siblings]:
         begun: deque[Request] = deque()
-        for prompt in prompts:
+        for at, prompt in enumerate(prompts):
             while True:
                 try:
-                    made = self._submit(make, prompt, session, wanted)
+                    with naming(f"prompts[{at}]"):
+                        made = self._submit(make, prompt, session, wanted)
                     break
                 except QueueFull:
                     while begun and begun[0].done:
@@ -991,7 +992,7 @@ class InferenceEngine:
 
         def begun() -> Iterator[tuple[Request, Pooler]]:
             for at, text in enumerate(texts):
-                with _naming(f"texts[{at}]"):
+                with naming(f"texts[{at}]"):
                     work = self.submit_embedding(
                         text, pooling=wanted, normalize=normalize, lora=lora
                     )
@@ -1066,7 +1067,7 @@ class InferenceEngine:
 
         def begun() -> Iterator[tuple[Request, Pooler]]:
             for at, ids in enumerate(pairs):
-                with _naming(f"documents[{at}]"):
+                with naming(f"documents[{at}]"):
                     work = self.submit_embedding(ids, pooling=PoolingMode.RANK)
                 yield work
 
@@ -1155,12 +1156,16 @@ class InferenceEngine:
 
 
 @contextmanager
-def _naming(place: str) -> Iterator[None]:
+def naming(place: str) -> Iterator[None]:
     """A context manager that adds which text of a list it is to an error about the text."""
     try:
         yield
     except (ContextError, EmptySequence, TokenizerError) as error:
         error.args = (f"{place}: {error}",)
+        raise
+    except ConfigError as error:
+        if str(error).startswith("prompt"):  # others are about options
+            error.args = (f"{place}: {error}",)
         raise
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
-from oxillama.api import InferenceEngine
+from oxillama.api import InferenceEngine, naming
 from oxillama.arguments import checked_flag, separated, spelled
 from oxillama.completion import Completion, Piece
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
@@ -178,7 +178,10 @@ class AsyncEngine:
         """A request; if the queue is full, this waits until an earlier request has ended."""
         while True:
             try:
-                made: Request | Siblings = self.engine.submit(prompt, session=session, **options)
+                with naming(f"prompts[{len(before)}]"):
+                    made: Request | Siblings = self.engine.submit(
+                        prompt, session=session, **options
+                    )
                 return made
             except QueueFull:
                 running = next((each for each in before if not each.done), None)

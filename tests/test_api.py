@@ -566,6 +566,29 @@ def test_what_is_printed_says_what_is_asked_first(engine):
     assert unescape(closed._repr_html_()) == "<code><InferenceEngine closed></code>"
 
 
+def test_an_error_about_one_prompt_of_a_list_says_which(engine):
+    async def later(prompts):
+        return await oxillama.AsyncEngine(engine).generate(prompts, max_tokens=1)
+
+    for wrong, told in (
+        ("x " * 1000, "prompts[1]: prompt: "),
+        ("\udcff", "prompts[1]: text: found a lone surrogate"),
+        (7, "prompts[1]: prompt: found int, wanted a string or token ids"),
+        ([512], "prompts[1]: prompt[0]: found token 512, wanted 0 to 511"),
+    ):
+        for ask in (
+            lambda prompts: engine.generate(prompts, max_tokens=1),
+            lambda prompts: asyncio.run(later(prompts)),
+        ):
+            with pytest.raises(oxillama.OxillamaError, match=f"^{re.escape(told)}"):
+                ask(["One day", wrong, "Once"])
+    with pytest.raises(oxillama.ConfigError, match="^logprobs: "):
+        engine.generate(["One day", "Once"], max_tokens=1, logprobs=513)
+    for text in ("a", "a " * 40_000):  # by this thread, and by several
+        with pytest.raises(oxillama.TokenizerError, match=r"^texts\[2\]: text: found a lone"):
+            engine.tokenize_batch([text, text, "\udcff"])
+
+
 def test_many_threads_share_one_engine(engine):
     prompts = [f"Once upon a time number {i}" for i in range(12)]
     wanted = [

@@ -229,10 +229,16 @@ class TokenizerBridge:
         texts, most = list(texts), worker_count(num_threads)
 
         def several(first: int, last: int) -> list[list[int]]:
-            return [
-                self.encode(text, add_special=add_special, parse_special=parse_special)
-                for text in texts[first:last]
-            ]
+            out: list[list[int]] = []
+            try:
+                for text in texts[first:last]:
+                    out.append(
+                        self.encode(text, add_special=add_special, parse_special=parse_special)
+                    )
+            except TokenizerError as error:
+                error.args = (f"texts[{first + len(out)}]: {error}",)
+                raise
+            return out
 
         runs, first, size = [], 0, 0
         for last, text in enumerate(texts, 1):
