@@ -7,6 +7,7 @@ it open, does it have a vocabulary?
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -111,6 +112,10 @@ class Loaded:
             loras.close()
         if model is not None:
             model.end(keep=True)
+            if model.pager is not None:
+                # it and its pages refer to each other, and they hold the whole budget of memory
+                del model
+                gc.collect()
 
     def stop(self) -> None:
         """Let the engine's thread end, for an engine that is no longer referenced."""

@@ -60,6 +60,17 @@ def test_a_closed_engine_frees_its_model_at_once(uncollected, tmp_path, speculat
             asked()
 
 
+def test_a_closed_engine_frees_paged_weights_at_once(uncollected):
+    with pytest.raises(oxillama.ConfigError, match="wanted at least") as caught:
+        oxillama.load(offload=oxillama.Budget(1), num_threads=1)
+    least = int(str(caught.value).split("wanted at least ")[1].split()[0])
+    engine = oxillama.load(offload=oxillama.Budget(least), num_threads=1)
+    engine.generate("Once", max_tokens=2)
+    held = weakref.ref(engine.opened.model.pager)
+    engine.close()
+    assert held() is None
+
+
 @pytest.mark.parametrize("used", [True, False])
 def test_an_engine_that_is_dropped_frees_its_model_without_the_collector(uncollected, used):
     if used:

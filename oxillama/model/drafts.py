@@ -136,6 +136,8 @@ def eagle_draft(
         outputs=logits.width,
     )
     fuse = RowProgram(fusing, ready(reader, fusing.ops, weights), vocabulary, None, beside=program)
+    for graph in (fusion, b):
+        graph.forget()
     return Model(config, tape, program, reader, weights, packing=packing), fuse, tokens
 
 
