@@ -123,7 +123,7 @@ def experts(h: Hyper, k: Keys) -> None:
         known = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sqrtsoftplus": SQRT_SOFTPLUS}
         if scoring not in known:
             raise ConvertError(
-                f"{h.label}: scoring_func: found {scoring!r}, wanted {' or '.join(known)}"
+                f"{h.label}: scoring_func: found {scoring!r:.80}, wanted {' or '.join(known)}"
             )
         k.u32("expert_gating_func", known[scoring])
 

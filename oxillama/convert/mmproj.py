@@ -123,7 +123,7 @@ def encoder_of(folder: ModelFolder) -> tuple[Encoder, ImageHyper]:
     if found not in ENCODERS:
         near = get_close_matches(found, ENCODERS, n=3)
         raise ConvertError(
-            f"{label}: architectures: found {found}, "
+            f"{label}: architectures: found {found!r:.80}, "
             + (f"the nearest known are {', '.join(near)}" if near else "wanted a known class")
             + f" of the {len(ENCODERS)} whose image encoders can be converted (`oxillama convert "
             "--list --mmproj`)"

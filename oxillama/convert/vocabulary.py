@@ -826,8 +826,8 @@ def _templates(folder: ModelFolder, settings: dict, family: Family) -> KeyValues
             continue
         if key in keys:
             raise ConvertError(
-                f"{folder.path}: chat_template: found two whose name is {name!r} in a GGUF file, "
-                "wanted one"
+                f"{folder.path}: chat_template: found two whose name is {name!r:.80} in a GGUF "
+                "file, wanted one"
             )
         keys[key] = text, "string"
     if names:

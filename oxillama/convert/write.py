@@ -175,7 +175,7 @@ def _family(folder: ModelFolder, hyper: Hyper) -> Family:
     if folder.architecture not in FAMILIES:
         near = get_close_matches(folder.architecture, FAMILIES, n=3)
         raise ConvertError(
-            f"{hyper.label}: architectures: found {folder.architecture}, "
+            f"{hyper.label}: architectures: found {folder.architecture!r:.80}, "
             + (f"the nearest known are {', '.join(near)}" if near else "wanted a known class")
             + f"; `oxillama convert --list` gives all {len(FAMILIES)}"
         )

@@ -61,7 +61,7 @@ def check_keys(metadata: Mapping[str, Any], arch: str, read: set[str]) -> None:
         shown = (
             f"an array of {len(value)}"
             if hasattr(value, "__len__") and not isinstance(value, str)
-            else repr(value)
+            else f"{value!r:.60}"
         )
         wanted = f"no such key{''.join(f' or {each!r}' for each in neutral)}"
         raise ModelError(f"{name}: found {shown}, which {arch} does not use, wanted {wanted}")

@@ -111,7 +111,7 @@ class ImageBuilder(Builder):
 
     def fail(self, key: str, found: Any, wanted: str) -> NoReturn:
         """Raise ModelError for a value of a key."""
-        raise ModelError(f"{key}: found {found!r}, wanted {wanted}")
+        raise ModelError(f"{key}: found {found!r:.60}, wanted {wanted}")
 
     def skip(self, layer: Layer) -> None:
         """Declare that a layer of the file is not used."""

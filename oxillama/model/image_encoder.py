@@ -329,7 +329,8 @@ def record_encoder(reader: GgufReader) -> list[ImageBuilder]:
         raise ModelError("clip.has_vision_encoder: found False, wanted True")
     if kind not in encoders():
         raise ModelError(
-            f"clip.projector_type: found {kind!r}, wanted one of {', '.join(sorted(encoders()))}"
+            f"clip.projector_type: found {kind!r:.60}, wanted one of "
+            f"{', '.join(sorted(encoders()))}"
         )
     body = ImageBuilder(reader, kind)
     body.read |= {f"clip.{key}" for key in _SAID}

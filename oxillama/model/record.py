@@ -196,7 +196,7 @@ def _architecture_of(reader: GgufReader) -> str:
     name = reader.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(
-            f"general.architecture: found {name!r}, wanted the name of an architecture"
+            f"general.architecture: found {name!r:.60}, wanted the name of an architecture"
         )
     if name in NOT_GENERATING:
         raise ModelError(
@@ -206,7 +206,7 @@ def _architecture_of(reader: GgufReader) -> str:
     if name not in recorders():
         why = f", which {NOT_COMPUTED[name]}: not computed here" if name in NOT_COMPUTED else ""
         raise ModelError(
-            f"general.architecture: found {name!r}{why or _nearest(name)}, wanted one of "
+            f"general.architecture: found {name!r:.60}{why or _nearest(name)}, wanted one of "
             f"{', '.join(architectures())}"
         )
     if is_further(reader):

@@ -518,3 +518,5 @@ def test_a_refusal_by_name_is_not_told_as_a_misfit(folder, tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "tanh"}))
     with pytest.raises(ConvertError, match="config.json: hidden_act: found 'tanh', wanted 'silu'"):
         convert_folder(folder, tmp_path / "out.gguf")
+        ({"architectures": ["x" * 999]}, f"architectures: found '{'x' * 79}, wanted a known class"),
+        ({"scoring_func": "x" * 999}, f"scoring_func: found '{'x' * 79}, wanted softmax"),

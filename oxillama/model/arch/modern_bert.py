@@ -26,7 +26,8 @@ def modern_bert(b: Builder) -> None:
     name = keys.text("hidden_activation", default="gelu")
     if name not in _ACTS:
         raise ModelError(
-            f"{b.arch}.hidden_activation: found {name!r}, wanted {' or '.join(map(repr, _ACTS))}"
+            f"{b.arch}.hidden_activation: found {name!r:.60}, wanted "
+            f"{' or '.join(map(repr, _ACTS))}"
         )
     # of RMS norms, of which the model has none
     keys.number("attention.layer_norm_rms_epsilon", default=0.0)
