@@ -6,7 +6,7 @@ table of tensor types, `source` finds the bytes, `fingerprint` identifies a file
 """
 
 from oxillama.gguf.fingerprint import PROBE_BYTES, ModelFingerprint
-from oxillama.gguf.keys import REQUIRED, Keys, architecture
+from oxillama.gguf.keys import REQUIRED, Keys, architecture, file_kind
 from oxillama.gguf.layout import TensorInfo
 from oxillama.gguf.reader import GgufReader, Metadata
 from oxillama.gguf.source import check_apart, is_among
@@ -26,6 +26,7 @@ __all__ = [
     "TensorType",
     "architecture",
     "check_apart",
+    "file_kind",
     "is_among",
     "type_by_id",
     "type_by_name",

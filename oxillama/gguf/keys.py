@@ -40,6 +40,27 @@ def architecture(metadata: Mapping[str, Any]) -> str:
     return checked_architecture(name)
 
 
+# files that are no models, by `general.architecture` or else by `general.type`
+_KINDS = {
+    "clip": "the file of an encoder of images or sound (mmproj)",
+    "mmproj": "the file of an encoder of images or sound (mmproj)",
+    "adapter": "an adapter",
+    "imatrix": "an importance matrix",
+}
+
+
+def file_kind(metadata: Mapping[str, Any]) -> str:
+    """What a file is by its keys, for an error about one in another's place."""
+    found = [metadata.get(f"general.{name}") for name in ("architecture", "type")]
+    arch, kind = (one if isinstance(one, str) else None for one in found)
+    for name in (arch, kind):
+        if name in _KINDS:
+            return _KINDS[name]
+    if kind not in (None, "model"):
+        return f"a file of type {kind!r:.60}"
+    return "a file without an architecture" if arch is None else f"a model ({arch:.60})"
+
+
 def checked_architecture(name: Any) -> str:
     """`name` itself; raises ModelError unless it is a plain name of `a-z 0-9 _ . -`."""
     if not isinstance(name, str) or not _ARCHITECTURE.fullmatch(name) or ".." in name:

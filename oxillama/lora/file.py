@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from oxillama._core.codecs import unpack_rows
 from oxillama.errors import GgufError, LoraError
-from oxillama.gguf import GgufReader
+from oxillama.gguf import GgufReader, file_kind
 
 EMBEDDING = "token_embd.weight"
 # the files of a PEFT folder
@@ -99,7 +99,8 @@ def _check_keys(metadata: Mapping[str, Any], label: str) -> None:
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         found = metadata.get(key)
         if not isinstance(found, str) or found != wanted:
-            raise LoraError(f"{label}: {key}: found {found!r:.60}, wanted {wanted!r}")
+            what = f": this is {file_kind(metadata)}" if key == "general.type" else ""
+            raise LoraError(f"{label}: {key}: found {found!r:.60}, wanted {wanted!r}{what}")
     found = metadata.get("general.architecture")
     if not isinstance(found, str) or not found:
         raise LoraError(f"{label}: general.architecture: found {found!r}, wanted the base's name")

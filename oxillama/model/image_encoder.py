@@ -23,7 +23,7 @@ from oxillama._core.panels import PackedMatrix
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Batch, Program
 from oxillama.errors import ImageError, ModelError
-from oxillama.gguf import GgufReader
+from oxillama.gguf import GgufReader, file_kind
 from oxillama.gguf.keys import Keys
 from oxillama.model import encoders as _families  # noqa: F401  (importing it registers every family)
 from oxillama.model.accounts import check_keys
@@ -309,8 +309,15 @@ def record_encoder(reader: GgufReader) -> list[ImageBuilder]:
     found = reader.metadata.get("general.architecture")
     if not isinstance(found, str) or found != "clip":
         raise ModelError(
-            f"general.architecture: found {found!r:.60}, wanted 'clip', an mmproj file"
+            f"general.architecture: found {found!r:.60}, wanted 'clip', an mmproj file: this is "
+            f"{file_kind(reader.metadata)}"
         )
+    kind = reader.metadata.get("general.type", "mmproj")
+    if not isinstance(kind, str) or kind not in (
+        "mmproj",
+        "model",
+    ):  # older files may call themselves models
+        raise ModelError(f"general.type: found {kind!r:.60}, wanted 'mmproj'")
     root = Keys(reader.metadata, "clip")
     # a file with encoders of several kinds says it of each
     kind = root.text("projector_type", default="") or root.text(

@@ -193,6 +193,8 @@ def _architecture_of(reader: GgufReader) -> str:
         raise ModelError(f"general.type: found {kind!r:.60}, wanted a text")
     if kind in _NOT_MODELS:
         raise ModelError(f"general.type: found {kind!r}, wanted a model: {_NOT_MODELS[kind]}")
+    if kind not in ("model", "mmproj"):  # an encoder is named by its architecture
+        raise ModelError(f"general.type: found {kind!r:.60}, wanted 'model'")
     name = reader.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(

@@ -206,6 +206,9 @@ def quantize_file(
         importances = dict(cast(Mapping, imatrix) if imatrix else {})
     with GgufReader(src) as reader:
         if dst is not None and is_among(dst, reader.paths):
+        kind = reader.metadata.get("general.type")
+        if isinstance(kind, str) and kind == "imatrix":
+            raise QuantError("general.type: found 'imatrix', wanted the file of a model")
             raise QuantError(f"{dst}: is the source itself, wanted another file")
         plans = _plan(
             reader, recipe, overrides or {}, importances if imatrix is not None else None, pure

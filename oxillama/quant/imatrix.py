@@ -22,7 +22,7 @@ import numpy as np
 
 from oxillama.durable import Replacement
 from oxillama.errors import QuantError
-from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.gguf import GgufReader, GgufWriter, file_kind
 from oxillama.gguf.layout import MAX_NAME_BYTES
 from oxillama.gguf.source import open_without_waiting
 
@@ -87,7 +87,10 @@ def _modern(reader: GgufReader, label: str) -> dict[str, tuple[np.ndarray, np.nd
     """Tensor name to sums of squares (matrices, columns) and tokens (matrices, 1), float64."""
     kind = reader.metadata.get("general.type")
     if not isinstance(kind, str) or kind != "imatrix":
-        raise QuantError(f"{label}: general.type is {repr(kind)[:60]}, wanted 'imatrix'")
+        raise QuantError(
+            f"{label}: general.type is {kind!r:.60}, wanted 'imatrix': this is "
+            f"{file_kind(reader.metadata)}"
+        )
     found = {}
     for name, info in reader.tensors.items():
         if not name.endswith(_SUMS):

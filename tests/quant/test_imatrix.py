@@ -101,7 +101,8 @@ def test_other_files_are_refused(tmp_path):
         read_imatrix(noise)
     with GgufWriter(tmp_path / "model.gguf", "llama") as writer:
         writer.add_tensor("x.in_sum2", np.ones(4, np.float32))
-    with pytest.raises(QuantError, match="general.type is None, wanted 'imatrix'"):
+    told = r"general.type is None, wanted 'imatrix': this is a model \(llama\)"
+    with pytest.raises(QuantError, match=told):
         read_imatrix(tmp_path / "model.gguf")
 
 

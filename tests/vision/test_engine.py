@@ -289,7 +289,9 @@ def test_an_encoder_of_another_model_is_refused(cases):
         pair("qwen2vl", "qwen3vl")
     with pytest.raises(ModelError, match="gives rows 3 positions each, llama rotates by 1"):
         pair("llava15", "qwen2vl")
-    with pytest.raises(ModelError, match="found 'llama', wanted 'clip', an mmproj file"):
+    with pytest.raises(
+        ModelError, match=r"found 'llama', wanted 'clip', an mmproj file: this is a model \(llama\)"
+    ):
         oxillama.load(
             VISION / "llava15" / "text-f32.gguf", mmproj=VISION / "llava15" / "text-f32.gguf"
         )
