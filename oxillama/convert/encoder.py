@@ -15,6 +15,8 @@ from oxillama.convert.family import Family, Hyper, Keys, Rule
 from oxillama.convert.folder import ModelFolder
 from oxillama.errors import ConvertError
 
+LAYERS = ("num_hidden_layers", "vt_num_hidden_layers", "depth", "layers")
+
 
 class ImageHyper(Hyper):
     """The values of a folder's `vision_config`, with those that it may leave out as transformers
@@ -43,7 +45,7 @@ class ImageHyper(Hyper):
 
     @property
     def layers(self) -> int:
-        return self.integer("num_hidden_layers", "vt_num_hidden_layers", "depth", "layers")
+        return self.integer(*LAYERS)
 
     @property
     def heads(self) -> int:

@@ -9,7 +9,7 @@ to the model's own layers, or have names of their own for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -47,13 +47,20 @@ NEXTN_PLUS_ONE: dict[str, str | Rule] = {
     for name, to in NEXTN.items()
 }
 _NEEDED = ("eh_proj", "enorm", "hnorm")  # every file has these of each such layer
+_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 HEADS = ("token_embd.weight", "output_norm.weight", "output.weight")  # of a file of them alone
 
 
 def appended(name: str, h: Hyper) -> tuple[str, ...]:
     """Behind the model's own layers, under their names."""
+    layer = layer_of(name)
+    return (name,) if layer is not None and layer >= h.layers else ()
+
+
+def layer_of(name: str) -> int | None:
+    """The number of a tensor's layer, None for one of no layer."""
     match = _OF_LAYER.match(name)
-    return (name,) if match and int(match[1]) >= h.layers else ()
+    return int(match[1]) if match else None
 
 
 def apart(name: str, h: Hyper) -> tuple[str, ...]:
@@ -139,6 +146,25 @@ def _layer(name: str) -> int:
     match = _OF_LAYER.match(name)
     assert match is not None  # `place` gives no other names
     return int(match[1])
+
+
+def check_beyond(beyond: Mapping[int, Sequence[str]], hyper: Hyper, label: str) -> None:
+    """Refuse a folder with layers behind the model's own that do not predict further tokens: its
+    configuration counts too few. beyond: the tensors of each that are left out. Such layers are
+    known by what joins their two inputs, or where none has that by how many are counted.
+    """
+    joining = [
+        layer
+        for layer, names in beyond.items()
+        if any(f".{part}." in name for name in names for part in _NEEDED)
+    ]
+    counted = max(hyper.integer(name, default=0) for name in _COUNTS)
+    for layer in sorted(beyond):
+        if layer not in joining if joining else layer >= hyper.layers + counted:
+            raise ConvertError(
+                f"{label}: {beyond[layer][0]}: found tensors of layer {layer}, wanted those of the "
+                f"{hyper.layers} layers that config.json counts"
+            )
 
 
 def check_further(planned: Mapping[str, tuple[int, ...]], hyper: Hyper, label: str) -> None:

@@ -18,9 +18,10 @@ from typing import cast
 import numpy as np
 
 from oxillama.convert import encoders  # noqa: F401  (registers them)
-from oxillama.convert.encoder import ENCODERS, Encoder, ImageHyper
+from oxillama.convert.encoder import ENCODERS, LAYERS, Encoder, ImageHyper
 from oxillama.convert.family import Keys
 from oxillama.convert.folder import ModelFolder
+from oxillama.convert.safetensors import check_finite
 from oxillama.convert.vocabulary import KeyValues
 from oxillama.convert.write import (
     FILE_TYPES,
@@ -144,6 +145,7 @@ def _plan(
     """Every tensor of the new file, in the order of the folder's."""
     made: dict[str, str] = {}
     layers, type_of = encoder.layers(hyper), _types(encoder)
+    counted = max(layers, hyper.integer(*LAYERS, default=0))
     for original, tensor in folder.tensors.items():
         name = original.removeprefix("model.")
         if not name.startswith(encoder.parts) or name.startswith(encoder.unused):
@@ -156,7 +158,13 @@ def _plan(
                 "place for it"
             )
         rule, at = found
-        if at.get("b") is not None and int(at["b"]) >= layers:
+        layer = -1 if at.get("b") is None else int(at["b"])
+        if layer >= counted:
+            raise ConvertError(
+                f"{folder.path}: {original}: found tensors of layer {layer}, wanted those of the "
+                f"{counted} layers that config.json counts"
+            )
+        if layer >= layers:
             left_out.append(original)
             continue
         if tensor.dtype not in (*FLOATS, "F64"):
@@ -189,7 +197,13 @@ def _before_blocks(type_of: TypeOf) -> TypeOf:
 
 def _quantised(one: Planned) -> Planned:
     """A float32 tensor of the new file in blocks of Q8_0."""
-    return replace(one, type_name="Q8_0", make=lambda: quantize(one.make(), "Q8_0"))
+
+    def make() -> np.ndarray:
+        numbers = one.make()
+        check_finite(one.name, numbers, "F32")
+        return quantize(numbers, "Q8_0")
+
+    return replace(one, type_name="Q8_0", make=make)
 
 
 def _types(encoder: Encoder) -> TypeOf:

@@ -142,7 +142,7 @@ class Quantised:
         for start, stop in self._some(0, self.rows, across):
             scale = self.scale.of(start, stop)
             with np.errstate(over="ignore"):
-                if (scale.astype(np.float16) != scale).any():
+                if (scale.astype(np.float16) != scale).any() or not np.isfinite(scale).all():
                     return None
             if self.zero is not None:
                 points = self.zero.of(start, stop)

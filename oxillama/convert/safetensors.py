@@ -116,7 +116,8 @@ def rounded(values: np.ndarray, kind: str) -> np.ndarray:
     if kind == "F32":
         return values
     if kind == "F16":
-        return values.astype(np.float16)
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16)
     bits = np.ascontiguousarray(values).view(np.uint32)
     near = bits >> 16
     near &= 1
@@ -128,6 +129,31 @@ def rounded(values: np.ndarray, kind: str) -> np.ndarray:
     if nan.any():
         made[nan] = bits[nan] >> 16 | 64
     return made
+
+
+_EXPONENTS = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}  # all bits of them: no number
+
+
+def check_finite(name: str, numbers: np.ndarray, kind: str, start: int = 0) -> None:
+    """ConvertError for a NaN or an infinity among F32, F16 or BF16 (the bits), as a new file holds
+    them; start: how many numbers of the tensor come before. A number alone may be infinite: a limit
+    that nothing is beyond.
+    """
+    exponent = _EXPONENTS.get(kind)
+    if exponent is None:
+        return
+    bits = np.ascontiguousarray(numbers).reshape(-1).view(np.uint32 if kind == "F32" else np.uint16)
+    step = 1 << 16  # few enough for the caches
+    for at in range(0, len(bits), step):
+        held = np.bitwise_and(bits[at : at + step], exponent)
+        if held.max() != exponent:
+            continue
+        found = at + int(held.argmax())
+        value = float(StoredTensor(kind, bits[found : found + 1].view(DTYPES[kind])).floats()[0])
+        if np.isnan(value) or start or len(bits) > 1:
+            raise ConvertError(
+                f"{name}: number {start + found} is {value:g} in {kind}, wanted finite numbers"
+            )
 
 
 def read_safetensors(path: Path) -> dict[str, StoredTensor]:

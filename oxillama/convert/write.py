@@ -23,9 +23,17 @@ import numpy as np
 from oxillama.convert import families  # noqa: F401  (registers them)
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled
 from oxillama.convert.folder import ModelFolder
-from oxillama.convert.further import HEADS, Asked, Further, check_further, further_of
+from oxillama.convert.further import (
+    HEADS,
+    Asked,
+    Further,
+    check_beyond,
+    check_further,
+    further_of,
+    layer_of,
+)
 from oxillama.convert.quantised import Quantised, method_of, mxfp4_bytes
-from oxillama.convert.safetensors import StoredTensor, Tensor
+from oxillama.convert.safetensors import StoredTensor, Tensor, check_finite
 from oxillama.convert.vocabulary import KeyValues, vocabulary_keys
 from oxillama.errors import ConvertError, ModelError, listed
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo
@@ -217,6 +225,7 @@ def _write(
     general = _general(folder, hyper, planned, wanted, name)
     _check_vocabulary_size(hyper, planned)
     vocabulary = vocabulary_keys(folder, family, hyper, beyond)
+    _check_head(folder, hyper, planned, keys)
     if not alone:
         _check_layers(folder, hyper, planned)
         _check_loads(folder, family.arch, {**general, **keys.found}, planned)
@@ -251,9 +260,9 @@ def save(
             if progress is not None:
                 progress(done, len(planned), one.name)
             if one.pieces is None:
-                writer.write(one.name, _bits(one))
+                writer.write(one.name, _as_bits(next(_checked(one, iter([one.make()])))))
             else:
-                writer.write_pieces(one.name, map(_as_bits, one.pieces()))
+                writer.write_pieces(one.name, map(_as_bits, _checked(one, one.pieces())))
         writer.finish()
 
 
@@ -269,6 +278,15 @@ def read_from(hyper: Hyper) -> Iterator[None]:
         raise ConvertError(
             f"{hyper.label}: its values do not fit together: {type(error).__name__}: {error}"
         ) from error
+
+
+def _checked(one: Planned, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """The pieces of a tensor, whose floats must be finite."""
+    done = 0
+    for piece in pieces:
+        check_finite(one.name, piece, one.type_name, done)
+        done += piece.size
+        yield piece
 
 
 def _bits(one: Planned) -> np.ndarray:
@@ -304,11 +322,15 @@ def _plan(
     order: list[str] = []
     made: dict[str, str] = {}
     singles: dict[str, list[Planned]] = {}
+    beyond: dict[int, list[str]] = {}  # tensors that are left out by layer
     dropped = Family(family.arch, dict.fromkeys(family.dropped, ""), family.keys)
     for original, tensor in folder.tensors.items():
         behind = further.places.get(original)
         if behind is None and _OTHER_PARTS.match(original) or behind == ():
             left_out.append(original)
+            number = layer_of(_plain(original, family)) if behind == () else None
+            if number is not None and number >= hyper.layers:
+                beyond.setdefault(number, []).append(original)
             continue
         holder = family if behind is None else further.family or family
         for name in (_plain(original, family),) if behind is None else behind:
@@ -330,7 +352,8 @@ def _plan(
             rule, at = found
             layer, expert = at.get("b"), at.get("e", rule.part)
             if layer is not None and int(layer) >= hyper.blocks:
-                left_out.append(original)  # layers that predict further tokens
+                left_out.append(original)
+                beyond.setdefault(int(layer), []).append(original)
                 continue
             kinds = INTEGERS if rule.integers else FLOATS
             if tensor.dtype not in kinds and (rule.integers or tensor.dtype != "F64"):
@@ -359,6 +382,7 @@ def _plan(
             order.append(targets[0])
             inside = hyper if layer is None else hyper.at(int(layer))
             singles[targets[0]] = single(original, tensor, rule, targets, inside, wanted)
+    check_beyond(beyond, hyper, str(folder.path))
     for target in order:
         if target in singles:
             yield from singles[target]
@@ -384,6 +408,26 @@ def _check_layers(folder: ModelFolder, hyper: Hyper, planned: Sequence[Planned])
         raise ConvertError(
             f"{folder.path}: found no tensors of {which}, wanted those of the "
             f"{hyper.layers} layers that config.json counts"
+        )
+
+
+def _check_head(folder: ModelFolder, hyper: Hyper, planned: Sequence[Planned], keys: Keys) -> None:
+    """Refuse a model without a head whose configuration says that it is not the embedding, which a
+    file without a head would mean. Embedders, which modules.json describes, need none.
+    """
+    tied = [hyper.get("tie_word_embeddings"), folder.json("config.json").get("tie_word_embeddings")]
+    names = {one.name for one in planned}
+    if (
+        False in tied
+        and True not in tied
+        and "token_embd.weight" in names
+        and not any(name.startswith(("output.", "cls.")) for name in names)
+        and f"{keys.arch}.pooling_type" not in keys.found
+        and keys.found.get(f"{keys.arch}.attention.causal") != (False, "bool")
+    ):
+        raise ConvertError(
+            f"{folder.path}: lm_head.weight: found no such tensor, wanted it where config.json "
+            "says false under tie_word_embeddings (or modules.json, of an embedder)"
         )
 
 
@@ -476,6 +520,10 @@ class _Gathered:
                     )
                 layer = match.groupdict().get("b")
                 number = float(tensor.floats().reshape(-1)[0])
+                if not np.isfinite(number):
+                    raise ConvertError(
+                        f"{self.folder.path}: {original}: found {number}, wanted a finite number"
+                    )
                 self.found[key][None if layer is None else int(layer)] = number
                 return True
         return False

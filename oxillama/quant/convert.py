@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from oxillama._core.codecs import unpack_rows
+from oxillama._core.codecs import first_beyond, unpack_rows
 from oxillama._core.threads import worker_count
 from oxillama.errors import ConfigError, QuantError
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture, is_among
@@ -28,6 +28,7 @@ from oxillama.quant.rows import format_named, formats, quantize
 # of the block layouts, as general.quantization_version tells other programs
 QUANTIZATION_VERSION = 2
 _SLAB = 1 << 20  # numbers unpacked at a time: 4 MB, which the caches keep until they are packed
+_LARGEST = float(np.finfo(np.float32).max)
 _FLOATS = {"F32", "F16", "BF16"}
 # of so few bits that llama.cpp refuses them without importances
 _COARSE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
@@ -205,10 +206,10 @@ def quantize_file(
     else:
         importances = dict(cast(Mapping, imatrix) if imatrix else {})
     with GgufReader(src) as reader:
-        if dst is not None and is_among(dst, reader.paths):
         kind = reader.metadata.get("general.type")
         if isinstance(kind, str) and kind == "imatrix":
             raise QuantError("general.type: found 'imatrix', wanted the file of a model")
+        if dst is not None and is_among(dst, reader.paths):
             raise QuantError(f"{dst}: is the source itself, wanted another file")
         plans = _plan(
             reader, recipe, overrides or {}, importances if imatrix is not None else None, pure
@@ -393,6 +394,7 @@ def _converted(
     row may be larger.
     """
     if plan.source == plan.target:
+        _check_finite(stored, plan, buffer, num_threads)
         yield stored
         return
     columns = plan.shape[-1] if plan.shape else 1
@@ -417,6 +419,31 @@ def _converted(
             except QuantError as error:
                 raise QuantError(f"{plan.name}: from row {first} on: {error}") from None
             yield made
+
+
+def _check_finite(
+    stored: np.ndarray, plan: TensorPlan, buffer: np.ndarray, num_threads: int
+) -> None:
+    """QuantError for a NaN or an infinity in a tensor that is kept. A number alone may be infinite:
+    a limit that nothing is beyond.
+    """
+    columns = plan.shape[-1] if plan.shape else 1
+    if plan.source not in formats() or int(np.prod(plan.shape)) <= 1:
+        return
+    kind = format_named(plan.source)
+    rows = stored.reshape(-1, kind.row_bytes(columns))
+    step = max(1, buffer.size // columns)
+    held = buffer if columns <= buffer.size else np.empty(columns, np.float32)
+    for first in range(0, len(rows), step):
+        slab = rows[first : first + step]
+        numbers = held[: len(slab) * columns].reshape(-1, columns)
+        unpack_rows(slab, kind.name, numbers, num_threads)
+        bad = first_beyond(numbers, _LARGEST)
+        if bad is not None:
+            raise QuantError(
+                f"{plan.name}: row {first + bad[0]}, column {bad[1]} is {numbers[bad]:g}, wanted a "
+                "finite number"
+            )
 
 
 def _copy_keys(

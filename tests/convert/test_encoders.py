@@ -19,6 +19,7 @@ from oxillama.cli import main
 from oxillama.convert import ModelFolder, convert_encoder, convertible_encoders, has_encoder
 from oxillama.convert.family import Keys
 from oxillama.convert.mmproj import encoder_of
+from oxillama.convert.safetensors import read_safetensors
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model.image_builder import encoders
@@ -223,6 +224,32 @@ def test_the_row_after_a_line_is_the_embedding_of_its_token(name, tmp_path):
     (tmp_path / "model" / "tokenizer.json").write_text(json.dumps({"added_tokens": []}))
     with pytest.raises(ConvertError, match=r"\[IMG_BREAK\]: found token None, wanted its embed"):
         reader_of(tmp_path)
+
+
+def test_layers_beyond_those_counted_are_refused(tmp_path):
+    made_of("llava15", tmp_path)
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    assert config["vision_config"]["num_hidden_layers"] == 4
+    config["vision_config"]["num_hidden_layers"] = 3
+    path.write_text(json.dumps(config))
+    told = "found tensors of layer 3, wanted those of the 3 layers that config.json counts"
+    with pytest.raises(ConvertError, match=told):
+        convert_encoder(tmp_path / "model", tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_weights_that_are_no_numbers_are_refused_by_name(kind, tmp_path):
+    made_of("llava15", tmp_path)
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = {name: one.data.copy() for name, one in read_safetensors(path).items()}
+    name = next(name for name in tensors if name.endswith("layers.1.mlp.fc1.weight"))
+    tensors[name][0, 7] = np.nan
+    save(path, tensors)
+    told = r"v.blk.1.ffn_\w+.weight: number 7 is nan in F32, wanted finite numbers"
+    with pytest.raises(ConvertError, match=told):
+        convert_encoder(tmp_path / "model", tmp_path / "a.gguf", kind)
+    assert not (tmp_path / "a.gguf").exists()
 
 
 def test_layers_after_the_last_that_runs_are_left_out(tmp_path):

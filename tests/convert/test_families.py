@@ -795,6 +795,22 @@ def test_layers_that_a_folder_counts_and_does_not_hold_are_told(tmp_path):
         convert_folder(tmp_path / "model", tmp_path / "no.gguf", mtp="yes")
 
 
+@pytest.mark.parametrize("counted", [None, 0, 1])
+def test_a_layer_of_the_model_is_not_taken_for_one_that_predicts_further_tokens(counted, tmp_path):
+    """Where its configuration counts one too few, also if such a layer is behind it."""
+    for name, more in (("deepseek", ()), ("glm4_moe_lite", golden_of("glm4_moe_lite")["mtp"])):
+        golden = golden_of(name)
+        layers = golden["config"]["num_hidden_layers"] - 1
+        whole = {**golden, "folder": golden["folder"] + (more["folder"] if more else [])}
+        place = tmp_path / name
+        config = {"num_hidden_layers": layers, "num_nextn_predict_layers": counted}
+        if not (counted and not more):
+            folder_of(whole, place, **config)
+            told = f"found tensors of layer {layers}, wanted those of the {layers} layers"
+            with pytest.raises(ConvertError, match=told):
+                convert_folder(place, tmp_path / "no.gguf", mtp=False if more else None)
+
+
 def test_further_layers_with_parts_missing_are_refused(tmp_path):
     _, tensors = with_mtp("step35", tmp_path / "model")
 

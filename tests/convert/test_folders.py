@@ -289,6 +289,43 @@ def test_a_head_is_left_out_where_it_is_the_embedding(folder, tmp_path):
     assert set(own.tensors) - set(tied.tensors) == {"output.weight"}
 
 
+def test_a_head_that_is_missing_is_not_taken_for_the_embedding(folder, tmp_path):
+    """Where the configuration says that it is not."""
+    config, tensors = json.loads((folder / "config.json").read_text()), tensors_of(folder)
+    del tensors["lm_head.weight"]
+    write(folder / "model.safetensors", tensors)
+    for name, value in (("tie", True), ("unsaid", None)):
+        said = {} if value is None else {"tie_word_embeddings": value}
+        (folder / "config.json").write_text(json.dumps({**config, **said}))
+        made = GgufReader(convert_folder(folder, tmp_path / f"{name}.gguf").path)
+        assert "output.weight" not in made.tensors
+        (tmp_path / f"{name}.gguf").unlink()
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    refused(folder, tmp_path, "lm_head.weight: found no such tensor, wanted it where config.json")
+    # an embedder of sentence-transformers has none
+    pooled = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
+    (folder / "modules.json").write_text(json.dumps([pooled]))
+    (folder / "1_Pooling").mkdir()
+    mode = {"pooling_mode_lasttoken": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(mode))
+    said = {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps({**config, **said}))
+    made = GgufReader(convert_folder(folder, tmp_path / "embedder.gguf").path)
+    assert made.metadata["qwen2.pooling_type"] == 3 and "output.weight" not in made.tensors
+
+
+def test_layers_beyond_those_counted_are_refused(folder, tmp_path):
+    """A model without its last layers is another model."""
+    tensors = tensors_of(folder)
+    for layer in (1, 2):
+        for name in list(tensors):
+            if "layers.0." in name:
+                tensors[name.replace("layers.0.", f"layers.{layer}.")] = tensors[name]
+    write(folder / "model.safetensors", tensors)
+    told = "found tensors of layer 1, wanted those of the 1 layers that config.json counts"
+    refused(folder, tmp_path, "model.layers.1.", told)
+
+
 def test_what_is_missing_is_named(folder, tmp_path):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     places = {"model.norm.weight": "model-00001-of-00002.safetensors"}
@@ -452,6 +489,33 @@ def test_a_misspelt_kind_of_layer_is_no_other_kind():
         said.strings("layer_types", 2)
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_weights_that_are_no_numbers_are_refused_by_name(folder, tmp_path, kind, value):
+    tensors = tensors_of(folder)
+    told = "nan" if np.isnan(value) else "-inf"
+    for theirs, ours, at in (
+        ("layers.0.mlp.up_proj", "blk.0.ffn_up", 70),
+        ("norm", "output_norm", 5),
+    ):
+        broken = tensors[f"model.{theirs}.weight"].copy()
+        broken.reshape(-1)[at] = value
+        write(folder / "model.safetensors", {**tensors, f"model.{theirs}.weight": broken})
+        with pytest.raises(ConvertError, match=f"{ours}.weight: number {at} is {told} in "):
+            convert_folder(folder, tmp_path / "out.gguf", kind)
+        assert [one.name for one in tmp_path.iterdir()] == ["model"]
+
+
+def test_numbers_that_float16_cannot_hold_are_refused(folder, tmp_path):
+    tensors = tensors_of(folder)
+    tensors["model.layers.0.mlp.up_proj.weight"][1, 2] = 70000
+    write(folder / "model.safetensors", tensors)
+    convert_folder(folder, tmp_path / "out.gguf", "BF16")
+    told = "blk.0.ffn_up.weight: number 34 is inf in F16, wanted finite numbers"
+    with pytest.raises(ConvertError, match=told):
+        convert_folder(folder, tmp_path / "out.gguf", "F16")
+
+
 def test_overlapping_tensors_are_refused(folder, tmp_path):
     one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     header = json.dumps({"a": one, "b": {**one, "data_offsets": [4, 12]}}).encode()
@@ -476,6 +540,8 @@ def test_what_has_no_place_or_wrong_numbers_is_named(folder, tmp_path):
     [
         ({"architectures": ["NobodyForCausalLM"]}, "NobodyForCausalLM"),
         ({"architectures": None}, "architectures"),
+        ({"architectures": ["x" * 999]}, f"architectures: found '{'x' * 79}, wanted a known class"),
+        ({"scoring_func": "x" * 999}, f"scoring_func: found '{'x' * 79}, wanted softmax"),
         ({"hidden_act": "tanh"}, "hidden_act"),
         ({"sliding_window": 8}, "sliding_window"),
         ({"rope_scaling": {"rope_type": "new", "factor": 2.0}}, "rope_type"),
@@ -518,5 +584,3 @@ def test_a_refusal_by_name_is_not_told_as_a_misfit(folder, tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "tanh"}))
     with pytest.raises(ConvertError, match="config.json: hidden_act: found 'tanh', wanted 'silu'"):
         convert_folder(folder, tmp_path / "out.gguf")
-        ({"architectures": ["x" * 999]}, f"architectures: found '{'x' * 79}, wanted a known class"),
-        ({"scoring_func": "x" * 999}, f"scoring_func: found '{'x' * 79}, wanted softmax"),

@@ -48,6 +48,35 @@ def stored(path):
         }
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_kept_must_be_finite_too(value, tmp_path):
+    """Vectors, which no recipe changes, and everything in a copy."""
+    for name, at, recipe in (
+        ("blk.0.attn_norm.weight", (3,), "Q4_K_M"),
+        ("output.weight", (5, 3), "COPY"),
+        ("output.weight", (5, 3), "F32"),
+    ):
+        with GgufWriter(tmp_path / "bad.gguf", "llama") as writer:
+            writer.add("llama.attention.head_count", 8, "uint32")
+            writer.add("llama.attention.head_count_kv", 2, "uint32")
+            for each, values in TENSORS.items():
+                held = values.astype(np.float32)
+                if each == name:
+                    held[at] = value
+                writer.add_tensor(each, held)
+        row = at[0] if len(at) > 1 else 0
+        told = f"{name}: row {row}, column 3 is {value:g}, wanted a finite number"
+        with pytest.raises(QuantError, match=re.escape(told)):
+            quantize_file(tmp_path / "bad.gguf", tmp_path / "new.gguf", recipe)
+        assert not (tmp_path / "new.gguf").exists()
+
+
+def test_an_importance_matrix_in_place_of_a_model_is_refused(tmp_path):
+    write_imatrix(tmp_path / "a.gguf", {"w": np.ones(4, np.float32)}, {"w": 1})
+    with pytest.raises(QuantError, match="general.type: found 'imatrix', wanted the file of a mod"):
+        quantize_file(tmp_path / "a.gguf", tmp_path / "new.gguf", "Q8_0")
+
+
 def test_each_tensor_is_what_quantize_makes_of_its_rows(model, tmp_path):
     done = quantize_file(model, tmp_path / "new.gguf", "Q4_K_M")
     found = stored(done.path)
