@@ -62,24 +62,28 @@ class Hyper:
         folder: ModelFolder | None = None,
         layer: int | None = None,
         further: int = 0,
+        read: set[str] | None = None,
     ) -> None:
         self.config = config
         self.label = label
         self.folder = folder  # None where there is a configuration alone
         self.layer = layer  # of the tensor that a rule changes
         self.further = further  # layers of the file that predict further tokens
+        self.read: set[str] = set() if read is None else read  # the keys asked for so far
 
     def at(self, layer: int | None) -> Hyper:
         """The same values, for a tensor of this layer."""
-        return Hyper(self.config, self.label, self.folder, layer, self.further)
+        return Hyper(self.config, self.label, self.folder, layer, self.further, self.read)
 
     def but(self, *names: str, **more: Any) -> Hyper:
         """The same without some values, or with others."""
         config = {name: value for name, value in self.config.items() if name not in names}
-        return Hyper({**config, **more}, self.label, self.folder, self.layer, self.further)
+        config |= more
+        return Hyper(config, self.label, self.folder, self.layer, self.further, self.read)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of the names that is there and not null."""
+        self.read.update(names)
         for name in names:
             value = self.config.get(name)
             if value is not None:
@@ -87,6 +91,7 @@ class Hyper:
         return default
 
     def _typed(self, kind: str, names: Sequence[str], default: Any, accept: Callable) -> Any:
+        self.read.update(names)
         name = next((one for one in names if self.config.get(one) is not None), None)
         if name is None:
             if default is _MISSING:
@@ -110,6 +115,7 @@ class Hyper:
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """A boolean."""
+        self.read.add(name)
         value = self.config.get(name)
         if value is None:
             return default
@@ -121,6 +127,7 @@ class Hyper:
         """A list of `count` strings, or of as many as there are up to `most`; None where the key is
         missing. Kinds of layers must be known ones.
         """
+        self.read.add(name)
         value = self.config.get(name)
         if value is None:
             return None
@@ -140,6 +147,7 @@ class Hyper:
 
     def must_be(self, name: str, *wanted: Any) -> None:
         """ConvertError where a key is there with another value: the GGUF meaning has no other."""
+        self.read.add(name)
         value = self.config.get(name)
         if value is not None and value not in wanted:
             raise ConvertError(
@@ -322,6 +330,9 @@ class Family:
     # another family for some configurations of the same class, and the architectures of those
     variant: Callable[[Hyper], Family | None] = lambda hyper: None
     others: tuple[str, ...] = ()
+    # values of config.json that its files mean without a key, other than those of `accounts`;
+    # layer_types: every how many layers one is global, and the first of those, () for any order
+    meant: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     # the layers that predict further tokens, None where files have no place for them
     mtp: Mtp | None = None
     patterns: list[tuple[re.Pattern[str], Rule]] = field(default_factory=list)

@@ -77,6 +77,18 @@ def rotation(h: Hyper, k: Keys) -> None:
         k.f32("rope.freq_base_swa", h.number(*LOCAL_BASES))
 
 
+def unusual_rotation(h: Hyper, k: Keys) -> None:
+    """Base and scaling of the rotation, of families whose files say them where they are not the
+    usual ones: 10000, and none.
+    """
+    made = Keys(k.arch)
+    rotation(h, made)
+    base = f"{k.arch}.rope.freq_base"
+    if made.found.get(base) == (10000.0, "float32"):
+        del made.found[base]
+    k.found.update(made.found)
+
+
 def _number(h: Hyper, rope: dict, name: str) -> float:
     return Hyper(rope, f"{h.label}: rope_parameters").number(name)
 
@@ -86,10 +98,12 @@ def _yarn(h: Hyper, k: Keys, rope: dict) -> None:
     if original is None:
         raise ConvertError(f"{h.label}: rope_parameters: yarn without its original context")
     k.u32("rope.scaling.original_context_length", int(original))
+    whole = _magnitude(h, rope)
+    if whole is not None:
+        rope = {**rope, "attn_factor": whole / yarn_magnitude(_number(h, rope, "factor"))}
     for name, key in (
         ("extrapolation_factor", "ext_factor"),
         ("attn_factor", "attn_factor"),
-        ("attention_factor", "attn_factor"),
         ("beta_fast", "beta_fast"),
         ("beta_slow", "beta_slow"),
     ):
@@ -97,6 +111,41 @@ def _yarn(h: Hyper, k: Keys, rope: dict) -> None:
             k.f32(f"rope.scaling.yarn_{key}", _number(h, rope, name))
     if not Hyper(rope, f"{h.label}: rope_parameters").flag("truncate", default=True):
         k.flag("rope.scaling.yarn_truncate", False)
+
+
+def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies queries and keys by (Peng et al. 2023, section 3.4)."""
+    return 1.0 + 0.1 * scale * math.log(factor) if factor > 1.0 else 1.0
+
+
+def _magnitude(h: Hyper, rope: dict) -> float | None:
+    """The magnitude that a configuration gives as a whole, or as two scales; None where it is the
+    usual one. That of files is multiplied by it.
+    """
+    factor, usual = _number(h, rope, "factor"), yarn_magnitude(_number(h, rope, "factor"))
+    if rope.get("attention_factor") is not None:
+        found = _number(h, rope, "attention_factor")
+    elif rope.get("mscale") and rope.get("mscale_all_dim"):
+        scales = (_number(h, rope, name) for name in ("mscale", "mscale_all_dim"))
+        over, under = (yarn_magnitude(factor, scale) for scale in scales)
+        found = over / under
+    else:
+        return None
+    return None if abs(found - usual) <= 1e-6 * usual else found
+
+
+def log_multiplier(h: Hyper, k: Keys, *, times: float, over: float | None = None) -> None:
+    """YaRN's magnitude by its logarithm (`mscale_all_dim`), of families that apply it themselves:
+    times it in the file. The other scale must be `over`, or else the same.
+    """
+    rope = h.rope()
+    log = rope.get("mscale_all_dim")
+    if not log:
+        return
+    wanted = log if over is None else over
+    Hyper(rope, f"{h.label}: rope_parameters").must_be("mscale", wanted)
+    k.found.pop(f"{k.arch}.rope.scaling.yarn_attn_factor", None)
+    k.f32("rope.scaling.yarn_log_multiplier", times * _number(h, rope, "mscale_all_dim"))
 
 
 def experts(h: Hyper, k: Keys) -> None:

@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from oxillama.convert import families  # noqa: F401  (registers them)
+from oxillama.convert.accounts import check_config
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.further import (
@@ -225,6 +226,7 @@ def _write(
     general = _general(folder, hyper, planned, wanted, name)
     _check_vocabulary_size(hyper, planned)
     vocabulary = vocabulary_keys(folder, family, hyper, beyond)
+    check_config(hyper, family, keys, {one.name for one in planned})
     _check_head(folder, hyper, planned, keys)
     if not alone:
         _check_layers(folder, hyper, planned)

@@ -377,6 +377,9 @@ def _yarn(
     blended = inv_freq / factor * (1.0 - keep) + inv_freq * keep
     # without extrapolation nothing is left of YaRN but its interpolation: the field's files mean
     # plain magnitudes by it
-    return blended, attention * (
-        1.0 + 0.1 * math.log(factor) if factor > 1.0 and extrapolation else 1.0
-    )
+    magnitude = 1.0 + 0.1 * math.log(factor) if factor > 1.0 and extrapolation else 1.0
+    # llama.cpp's converter puts the whole magnitude there where a configuration gives it (Olmo 3),
+    # and its program does not read it
+    if attention == np.float32(magnitude):
+        attention = 1.0
+    return blended, attention * magnitude

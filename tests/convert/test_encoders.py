@@ -386,8 +386,12 @@ def test_settings_of_images_may_be_in_the_processors_file(tmp_path):
 @pytest.mark.parametrize(
     "name, changes, said",
     (
-        ("gemma3", {"config": {"architectures": ["Gemma3ForCausalLM"]}}, "found Gemma3ForCausalLM"),
-        ("gemma3", {"config": {"architectures": ["Unheard"]}}, "found Unheard, wanted a known"),
+        (
+            "gemma3",
+            {"config": {"architectures": ["Gemma3ForCausalLM"]}},
+            "found 'Gemma3ForCausalLM'",
+        ),
+        ("gemma3", {"config": {"architectures": ["Unheard"]}}, "found 'Unheard', wanted a known"),
         ("gemma3", {"config": {"vision_config": None}}, "vision_config is missing, wanted that"),
         ("gemma3", {"config": {"mm_tokens_per_image": 5}}, "found 5, wanted the square of a"),
         ("gemma3", {"preprocessor_config": {"do_pan_and_scan": True}}, "scan: found True, wanted"),

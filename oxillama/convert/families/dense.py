@@ -18,6 +18,7 @@ from oxillama.convert.keys import (
     partial_rotation,
     pooling,
     stretched_base,
+    unusual_rotation,
     windows,
 )
 from oxillama.convert.shapes import (
@@ -133,6 +134,7 @@ def internlm3(h: Hyper, k: Keys) -> None:
 def smollm3(h: Hyper, k: Keys) -> None:
     """Every fourth layer has no rotation; the file does not say so."""
     h.must_be("no_rope_layer_interval", 4)
+    h.must_be("no_rope_layers", [int(layer % 4 != 3) for layer in range(h.layers)])
     h.must_be("use_sliding_window", False)
     llama_keys(h, k)
 
@@ -266,6 +268,11 @@ def granite(h: Hyper, k: Keys) -> None:
 )
 def granite_swa(h: Hyper, k: Keys) -> None:
     granite_keys(h, k)
+    bases = h.get("layer_rope_theta", default=[])
+    if set(bases) - {h.rope().get("rope_theta")}:
+        raise ConvertError(
+            f"{h.label}: layer_rope_theta: found {bases!r:.80}, wanted {h.layers} times rope_theta"
+        )
     windows(h, k, pattern=True)
 
 
@@ -522,6 +529,7 @@ def stablelm(h: Hyper, k: Keys) -> None:
     k.u32("attention.head_count_kv", h.kv_heads)
     k.flag("use_parallel_residual", h.flag("use_parallel_residual", default=True))
     k.f32("attention.layer_norm_epsilon", h.number("layer_norm_eps", "norm_eps"))
+    unusual_rotation(h, k)
 
 
 @family("CohereForCausalLM", arch="command-r", rules=PLAIN)
@@ -532,7 +540,9 @@ def command_r(h: Hyper, k: Keys) -> None:
     k.text("rope.scaling.type", "none")
 
 
-@family("Cohere2ForCausalLM", arch="cohere2", rules=PLAIN)
+@family("Cohere2ForCausalLM", arch="cohere2", rules=PLAIN, meant={
+    "layer_types": (4, 3), "sliding_window_pattern": (4,),
+})  # fmt: skip
 def cohere2(h: Hyper, k: Keys) -> None:
     """Three windowed layers with rotation, one without either; the file does not say so."""
     common(h, k)

@@ -75,6 +75,9 @@ HEADS = (
 )
 
 
+GELU = {"hidden_act": ("gelu",)}
+
+
 @family("BertModel", "BertForMaskedLM", "BertForSequenceClassification", arch="bert", rules=BERT,
         vocabulary="unigram", dropped=HEADS, prefixes=("bert.",))  # fmt: skip
 def bert(h: Hyper, k: Keys) -> None:
@@ -158,7 +161,7 @@ def _adapted(h: Hyper) -> Family | None:
     return FAMILIES["JinaEmbeddingsV3Model"] if h.get("lora_adaptations") else None
 
 
-@family("JinaEmbeddingsV3Model", arch="jina-bert-v3", rules=_jina3_rules(),
+@family("JinaEmbeddingsV3Model", arch="jina-bert-v3", rules=_jina3_rules(), meant=GELU,
         dropped=(*HEADS, "pooler.dense.parametrizations.weight.original"),
         prefixes=("roberta.",), vocabulary="unigram")  # fmt: skip
 def jina_bert_v3(h: Hyper, k: Keys) -> None:
@@ -270,7 +273,9 @@ def nomic_bert(h: Hyper, k: Keys) -> None:
 _NEO = "transformer_encoder.{b}."
 
 
-@family("NeoBERT", "NeoBERTLMHead", arch="neo-bert", prefixes=("model.",), rules={
+@family("NeoBERT", "NeoBERTLMHead", arch="neo-bert", prefixes=("model.",), meant={
+    "hidden_act": ("SwiGLU", "swiglu"),
+}, rules={
     "encoder.weight": "token_embd.weight",
     "layer_norm.weight": "enc.output_norm.weight",
     _NEO + "attention_norm.weight": "blk.{b}.attn_norm.weight",
@@ -294,7 +299,7 @@ def neo_bert(h: Hyper, k: Keys) -> None:
 _JINA = "encoder.layer.{b}."
 
 
-@family("JinaBertModel", "JinaBertForMaskedLM", arch="jina-bert-v2", dropped=HEADS,
+@family("JinaBertModel", "JinaBertForMaskedLM", arch="jina-bert-v2", dropped=HEADS, meant=GELU,
         prefixes=("bert.",), rules={
             **{name: to for name, to in BERT.items() if "position" not in name},
             _JINA + "attention.self.layer_norm_q.{w}": "blk.{b}.attn_q_norm.{w}",

@@ -23,6 +23,7 @@ from oxillama.convert.keys import (
     SIGMOID,
     common,
     llama3_factors,
+    log_multiplier,
     longrope,
     no_further_layers,
     no_window,
@@ -185,7 +186,7 @@ def granitemoe(h: Hyper, k: Keys) -> None:
         k.u32("expert_shared_feed_forward_length", h.integer("shared_intermediate_size"))
 
 
-@family("GptOssForCausalLM", arch="gpt-oss", packed={
+@family("GptOssForCausalLM", arch="gpt-oss", meant={"layer_types": (2, 1)}, packed={
     "model.layers.{b}.mlp.experts.gate_up_proj":
         ("blk.{b}.ffn_gate_exps.weight", "blk.{b}.ffn_up_exps.weight"),
     "model.layers.{b}.mlp.experts.down_proj": ("blk.{b}.ffn_down_exps.weight",),
@@ -230,9 +231,8 @@ DEEPSEEK: dict[str, str | Rule] = {
 }
 
 
-@family("Glm4MoeLiteForCausalLM", arch="deepseek2", rules=DEEPSEEK, special=glm_tokens, mtp=MTP)
-@family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "YoutuForCausalLM", arch="deepseek2",
-        rules=DEEPSEEK, mtp=replace(MTP, asked=True))  # fmt: skip
+@family("DeepseekV2ForCausalLM", "YoutuForCausalLM", arch="deepseek2", rules=DEEPSEEK,
+        mtp=replace(MTP, asked=True))  # fmt: skip
 def deepseek2(h: Hyper, k: Keys) -> None:
     """Latent attention as one key head of latent and rotated part (DeepSeek-V2, section 2.1)."""
     h.must_be("topk_method", "greedy", "noaux_tc", "group_limited_greedy")
@@ -259,9 +259,19 @@ def deepseek2(h: Hyper, k: Keys) -> None:
     if h.flag("norm_topk_prob"):
         k.flag("expert_weights_norm", True)
     k.u32("rope.dimension_count", rope)
-    log = h.rope().get("mscale_all_dim")
-    if log:
-        k.f32("rope.scaling.yarn_log_multiplier", 0.1 * log)
+    log_multiplier(h, k, times=0.1)
+
+
+@family("Glm4MoeLiteForCausalLM", arch="deepseek2", rules=DEEPSEEK, special=glm_tokens, mtp=MTP)
+@family("DeepseekV3ForCausalLM", arch="deepseek2", rules=DEEPSEEK,
+        mtp=replace(MTP, asked=True))  # fmt: skip
+def deepseek3(h: Hyper, k: Keys) -> None:
+    """Scores are sigmoids in these classes, though transformers saves no word of it: files that do
+    not say it mean V2's softmax.
+    """
+    deepseek2(h, k)
+    if f"{k.arch}.expert_count" in k.found and h.get("scoring_func") is None:
+        k.u32("expert_gating_func", SIGMOID)
 
 
 _FUSED = "model.layers.{b}.mlp.experts.gate_up_proj"
@@ -288,7 +298,8 @@ def mistral3(h: Hyper, k: Keys) -> None:
     if h.get("model_type") == "ministral3":
         rope = Hyper(h.rope(), f"{h.label}: rope_parameters")
         rope.must_be("rope_type", "yarn")
-        k.f32("rope.scaling.yarn_log_multiplier", rope.number("mscale_all_dim"))
+        rope.number("mscale_all_dim")  # must be there
+        log_multiplier(h, k, times=1.0, over=1.0)
         k.f32("attention.temperature_scale", rope.number("llama_4_scaling_beta"))
 
 
@@ -448,6 +459,7 @@ def dbrx(h: Hyper, k: Keys) -> None:
 def phimoe(h: Hyper, k: Keys) -> None:
     """Phi 3.5 MoE: Phi 3's rotation, layer norms, two experts (SparseMixer; Liu et al. 2023)."""
     h.must_be("num_experts_per_tok", 2)
+    h.must_be("router_jitter_noise", 0.01)  # how near a second expert must be
     phi3_keys(h, k)
     rope = h.rope()
     near, far = (rope.get(f"{length}_mscale") for length in ("short", "long"))
@@ -527,7 +539,9 @@ def glm4_moe(h: Hyper, k: Keys) -> None:
     no_further_layers(h, k)
 
 
-@family("AfmoeForCausalLM", arch="afmoe", extra=llama3_factors, prefix_setting=True, rules={
+@family("AfmoeForCausalLM", arch="afmoe", extra=llama3_factors, prefix_setting=True, meant={
+    "mup_enabled": (True,), "layer_types": (4, 3),
+}, rules={
     **PLAIN,
     **ROUTED,
     **SHARED,
@@ -560,7 +574,10 @@ _LLAMA4 = "model.layers.{b}.feed_forward."
 
 
 @family("Llama4ForCausalLM", "Llama4ForConditionalGeneration", arch="llama4",
-        extra=llama3_factors, rules={
+        extra=llama3_factors, meant={
+            "attn_temperature_tuning": (True, 4), "attn_scale": (0.1,), "floor_scale": (8192,),
+            "attention_chunk_size": (8192,),
+        }, rules={
             **PLAIN,
             **{f"{_LLAMA4}{part}_proj.weight": f"blk.{{b}}.ffn_{part}.weight"
                for part in ("gate", "up", "down")},
@@ -579,13 +596,17 @@ def llama4(h: Hyper, k: Keys) -> None:
     rotation; the file does not say so.
     """
     h.must_be("hidden_act", "silu")
-    dense = Hyper({**h.config, "intermediate_size": h.integer("intermediate_size_mlp")}, h.label)
-    llama_keys(dense, k)
+    # the published model of 128 experts is the one without
+    h.must_be("use_qk_norm", h.get("num_local_experts") != 128)
+    llama_keys(h.but(intermediate_size=h.integer("intermediate_size_mlp")), k)
     k.u32("interleave_moe_layer_step", h.integer("interleave_moe_layer_step"))
     k.u32("expert_feed_forward_length", h.integer("intermediate_size"))
     kinds = h.strings("layer_types", h.layers)
     if kinds is not None and set(kinds) == {"full_attention"}:
         k.u32("attention.sliding_window", 0)
+    elif kinds is not None:
+        near, whole = "chunked_attention", "full_attention"
+        h.must_be("layer_types", [whole if at % 4 == 3 else near for at in range(h.layers)])
 
 
 def _gate_widths(h: Hyper) -> list[str]:
@@ -605,7 +626,8 @@ def _gate_widths(h: Hyper) -> list[str]:
     **SHARED,
     "model.layers.{b}.self_attn.g_proj.weight": "blk.{b}.attn_gate.weight",
     "model.layers.{b}.mlp.experts.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
-}, template_file=True, special=lambda h, ids: _second_end(h))  # fmt: skip
+}, meant={"layer_types": (4, 0)}, template_file=True,
+        special=lambda h, ids: _second_end(h))  # fmt: skip
 def laguna(h: Hyper, k: Keys) -> None:
     """Gated attention, heads by layer, sigmoid scores that are normed over those chosen."""
     h.must_be("hidden_act", "silu", None)

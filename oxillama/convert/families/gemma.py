@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
 from oxillama.convert.families.dense import PLAIN, bare
 from oxillama.convert.family import Hyper, Keys, Rule, family
-from oxillama.convert.keys import common, epsilons, pooling, rotation, sizes, windows
+from oxillama.convert.keys import (
+    common,
+    epsilons,
+    pooling,
+    rotation,
+    sizes,
+    unusual_rotation,
+    windows,
+)
 from oxillama.convert.safetensors import read_safetensors
 from oxillama.convert.shapes import plus_one
 from oxillama.errors import ConvertError
@@ -50,24 +59,36 @@ def _query_scale(h: Hyper, layers_27b: int) -> None:
     h.must_be("query_pre_attn_scalar", h.hidden // h.heads if wide else h.integer("head_dim"))
 
 
-@family("GemmaForCausalLM", arch="gemma", rules=GEMMA, add_space_prefix=False,
+# "gelu" is what early folders of Gemma call the same
+GELU: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("gelu_pytorch_tanh", "gelu"), "hidden_activation": ("gelu_pytorch_tanh",),
+}  # fmt: skip
+
+
+@family("GemmaForCausalLM", arch="gemma", rules=GEMMA, add_space_prefix=False, meant=GELU,
         special=lambda h, ids: {"eot": 107})  # fmt: skip
 def gemma(h: Hyper, k: Keys) -> None:
     _gemma_keys(h, k)
+    unusual_rotation(h, k)
 
 
-@family("Gemma2ForCausalLM", arch="gemma2", rules=GEMMA2, add_space_prefix=False)
+@family("Gemma2ForCausalLM", arch="gemma2", rules=GEMMA2, add_space_prefix=False,
+        meant={**GELU, "layer_types": (2, 1)})  # fmt: skip
 def gemma2(h: Hyper, k: Keys) -> None:
     _query_scale(h, layers_27b=46)
     _gemma_keys(h, k)
+    unusual_rotation(h, k)
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if h.get(name) is not None:
-            k.f32(name, h.number(name))
+        if name in h.config:  # null: no cap, where files that do not say it have one
+            k.f32(name, h.number(name, default=0.0))
     windows(h, k, pattern=False)
 
 
+GEMMA3 = {**GELU, "layer_types": (6, 5)}
+
+
 @family("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", arch="gemma3", rules=GEMMA2,
-        add_space_prefix=False)  # fmt: skip
+        add_space_prefix=False, meant=GEMMA3)  # fmt: skip
 def gemma3(h: Hyper, k: Keys) -> None:
     """Five windowed layers, then a global one, with separate rope bases."""
     _query_scale(h, layers_27b=62)
@@ -111,7 +132,7 @@ def _dense_modules(h: Hyper) -> dict[str, np.ndarray]:
 
 
 @family("Gemma3TextModel", arch="gemma-embedding", add_space_prefix=False, extra=_dense_modules,
-        rules=bare(GEMMA2))  # fmt: skip
+        meant=GEMMA3, rules=bare(GEMMA2))  # fmt: skip
 def gemma_embedding(h: Hyper, k: Keys) -> None:
     """EmbeddingGemma: attention both ways, a mean, then linear layers."""
     h.must_be("use_bidirectional_attention", True)
@@ -147,7 +168,7 @@ NORMS_AROUND.pop("model.layers.{b}.post_attention_layernorm.{w}")
 
 
 @family("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration", arch="gemma3n",
-        add_space_prefix=False, rules={
+        add_space_prefix=False, meant={**GELU, "altup_correct_scale": (True,)}, rules={
             **NORMS_AROUND,
             **LAYER_INPUTS,
             "model.embed_tokens.weight": Rule(("token_embd.weight",), _padded),
@@ -169,8 +190,7 @@ def gemma3n(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_activation", "gelu_pytorch_tanh")
     h.must_be("altup_num_inputs", 4)
     widths = h.get("intermediate_size")
-    flat = Hyper({**h.config, "intermediate_size": None}, h.label)
-    sizes(flat, k)
+    sizes(h.but("intermediate_size"), k)
     if isinstance(widths, list):
         k.integers("feed_forward_length", widths)
     else:
@@ -242,6 +262,8 @@ def _proportional(h: Hyper) -> dict[str, np.ndarray]:
 
 @family("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", arch="gemma4", extra=_proportional,
         vocabulary="gemma4", add_space_prefix=False, special=lambda h, ids: {"add_bos": True},
+        # tokens of one image see one another, which prompts with images say
+        meant={**GELU, "use_bidirectional_attention": (False, "vision")},
         rules={
             **NORMS_AROUND,
             **LAYER_INPUTS,

@@ -198,6 +198,11 @@ def falcon_h1(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     for name in ("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias"):
         h.must_be(name, False)
+    if h.flag("mamba_rms_norm") and h.flag("mamba_norm_before_gate", default=True):
+        raise ConvertError(
+            f"{h.label}: mamba_norm_before_gate: found True, wanted False: a file of falcon-h1 "
+            "norms behind the gate"
+        )
     inner, size = h.integer("mamba_d_ssm"), h.integer("mamba_d_head")
     k.u32("context_length", h.integer("max_position_embeddings", default=0))
     k.u32("embedding_length", h.hidden)
@@ -278,11 +283,16 @@ _NEMOTRON_MTP = Mtp(_two_parts, {
 })  # fmt: skip
 
 
+_NO_POSITIONS: dict[str, tuple] = {"rope_theta": ()}
+
+
 def _with_experts(h: Hyper) -> Family | None:
     if h.get("num_experts_per_tok") is None or "moe" not in _nemotron_kinds(h):
         return None
     h.must_be("num_nextn_predict_layers", 0, 1)
-    return Family("nemotron_h_moe", NEMOTRON_H, nemotron_h_moe, mtp=_NEMOTRON_MTP)
+    return Family(
+        "nemotron_h_moe", NEMOTRON_H, nemotron_h_moe, meant=_NO_POSITIONS, mtp=_NEMOTRON_MTP
+    )
 
 
 def _nemotron_keys(h: Hyper, k: Keys, width: int, kind: str) -> None:
@@ -314,6 +324,7 @@ def _nemotron_keys(h: Hyper, k: Keys, width: int, kind: str) -> None:
 
 
 @family("NemotronHForCausalLM", arch="nemotron_h", rules=NEMOTRON_H, variant=_with_experts,
+        meant=_NO_POSITIONS,
         others=("nemotron_h_moe",))  # fmt: skip
 def nemotron_h(h: Hyper, k: Keys) -> None:
     """Each layer is one of Mamba 2, attention without positions, or a feed-forward with squared

@@ -62,7 +62,7 @@ def cogvlm(h: Hyper, k: Keys) -> None:
 def deepseek_ocr(h: Hyper, k: Keys) -> None:
     """DeepSeek-OCR (Wei et al. 2025): DeepSeek's experts under plain attention."""
     h.must_be("use_mla", False)
-    common(Hyper({"rms_norm_eps": 1e-6, **h.config}, h.label), k)
+    common(h if h.get("rms_norm_eps") is not None else h.but(rms_norm_eps=1e-6), k)
     k.u32("leading_dense_block_count", h.integer("first_k_dense_replace", default=0))
     k.u32("vocab_size", h.integer("vocab_size"))
     if h.get("q_lora_rank") is not None:
@@ -169,7 +169,9 @@ _MOE = "model.layers.{b}.block_sparse_moe."
 
 
 @family("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration",
-        arch="minimax-m3", rules=_norms_one_added({
+        arch="minimax-m3", meant={
+            "hidden_act": ("silu", "swigluoai"), "swiglu_alpha": (1.702,), "swiglu_limit": (7,),
+        }, rules=_norms_one_added({
             **{name.replace("{w}", "weight"): str(to).replace("{w}", "weight")
                for name, to in PLAIN.items()},
             _MOE + "gate.weight": "blk.{b}.ffn_gate_inp.weight",

@@ -6,7 +6,7 @@ import numpy as np
 
 from oxillama.convert.families.dense import PLAIN
 from oxillama.convert.family import Hyper, Keys, Rule, family
-from oxillama.convert.keys import epsilons, longrope, partial_rotation
+from oxillama.convert.keys import epsilons, longrope, partial_rotation, unusual_rotation
 from oxillama.convert.shapes import groups_apart, heads_apart, transposed
 from oxillama.errors import ConvertError
 
@@ -41,13 +41,21 @@ def bloom(h: Hyper, k: Keys) -> None:
     _sizes(h, k, context=context, width=4 * h.hidden, kv=h.heads)
 
 
+def _falcon_groups(h: Hyper) -> int:
+    """Key heads: one where `multi_query` says so, but in the newer of the two layers."""
+    one = h.get("multi_query") and not h.get("new_decoder_architecture")
+    return 1 if one else h.integer("num_kv_heads", "n_head_kv", default=h.heads)
+
+
 def _falcon_qkv(x: np.ndarray, h: Hyper) -> np.ndarray:
-    if h.get("num_kv_heads") is None and h.get("n_head_kv") is None and not h.get("multi_query"):
+    if _falcon_groups(h) == h.heads:
         return heads_apart(x, h)
-    return np.concatenate(groups_apart(x, h))
+    return np.concatenate(groups_apart(x, h.but(num_key_value_heads=_falcon_groups(h))))
 
 
-@family("FalconForCausalLM", "RWForCausalLM", arch="falcon", rules={
+@family("FalconForCausalLM", "RWForCausalLM", arch="falcon", meant={
+    "activation": ("gelu",),
+}, rules={
     "transformer.word_embeddings.weight": "token_embd.weight",
     "transformer.ln_f.{w}": "output_norm.{w}",
     "lm_head.weight": "output.weight",
@@ -65,10 +73,13 @@ def falcon(h: Hyper, k: Keys) -> None:
     h.must_be("alibi", False)
     h.must_be("parallel_attn", True)
     k.text("tensor_data_layout", "jploski")
-    _sizes(h, k, context=2048, width=4 * h.hidden, kv=h.kv_heads)
+    _sizes(h, k, context=2048, width=4 * h.hidden, kv=_falcon_groups(h))
+    unusual_rotation(h, k)
 
 
-@family("GPTNeoXForCausalLM", arch="gptneox", rules={
+@family("GPTNeoXForCausalLM", arch="gptneox", meant={
+    "hidden_act": ("gelu", "gelu_fast", "gelu_new"),  # approximations of one function
+}, rules={
     "gpt_neox.embed_in.weight": "token_embd.weight",
     "gpt_neox.final_layer_norm.{w}": "output_norm.{w}",
     "embed_out.weight": "output.weight",
@@ -90,6 +101,7 @@ def gptneox(h: Hyper, k: Keys) -> None:
     share = h.get("rotary_pct", default=h.rope().get("partial_rotary_factor", 0.25))
     k.u32("rope.dimension_count", int(share * (h.hidden // h.heads)))
     k.flag("use_parallel_residual", h.flag("use_parallel_residual", default=True))
+    unusual_rotation(h, k)
 
 
 def _gpt2(prefix: str) -> dict:
@@ -137,7 +149,9 @@ def starcoder(h: Hyper, k: Keys) -> None:
     _sizes(h, k, context=h.integer("n_positions"), width=width, kv=1)
 
 
-@family("PhiForCausalLM", arch="phi2", rules={
+@family("PhiForCausalLM", arch="phi2", meant={
+    "hidden_act": ("gelu_new", "gelu_pytorch_tanh"),
+}, rules={
     **PLAIN,
     "model.final_layernorm.{w}": "output_norm.{w}",
     "model.layers.{b}.self_attn.dense.{w}": "blk.{b}.attn_output.{w}",
@@ -149,6 +163,7 @@ def phi2(h: Hyper, k: Keys) -> None:
     context, width = h.integer("max_position_embeddings"), h.integer("intermediate_size")
     _sizes(h, k, context=context, width=width, kv=h.kv_heads)
     k.u32("rope.dimension_count", int(partial_rotation(h)))
+    unusual_rotation(h, k)
 
 
 @family("Phi3ForCausalLM", arch="phi3", extra=longrope, rules={
@@ -179,6 +194,9 @@ def phi3_keys(h: Hyper, k: Keys) -> None:
     if rope["rope_type"] in ("longrope", "su"):
         scale = context / original
         factor = 1.0 if scale <= 1 else float(np.sqrt(1 + np.log(scale) / np.log(original)))
+        factor = Hyper(rope, f"{h.label}: rope_parameters").number(
+            "attention_factor", default=factor
+        )
         k.f32("rope.scaling.attn_factor", factor)
     elif rope["rope_type"] != "default":
         raise ConvertError(f"{h.label}: rope_type: found {rope['rope_type']!r}, wanted longrope")

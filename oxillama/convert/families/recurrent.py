@@ -50,7 +50,9 @@ def _recurrent(h: Hyper, k: Keys) -> None:
     k.u32("ssm.conv_kernel", h.integer("conv_kernel", "d_conv", default=4))
 
 
+# the second epsilon of FalconMamba is that of its published models: too small to count
 @family("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM", arch="mamba",
+        meant={"mixer_rms_eps": (1e-6, 1e-5)},
         rules={**BACKBONE, **_mixer("backbone.layers.{b}.mixer.")})  # fmt: skip
 def mamba(h: Hyper, k: Keys) -> None:
     """Mamba (Gu and Dao 2023); FalconMamba norms dt, B and C."""
@@ -108,7 +110,7 @@ def mamba2(h: Hyper, k: Keys) -> None:
     )
 
 
-@family("JambaForCausalLM", arch="jamba", rules={
+@family("JambaForCausalLM", arch="jamba", meant={"rope_theta": ()}, rules={
     **HEADS,
     **LAYER,
     **_mixer("model.layers.{b}.mamba."),
@@ -219,7 +221,8 @@ DELTA: dict[str, str | Rule] = {
 DELTA_MTP = Mtp(apart, NEXTN_PLUS_ONE, "mtp_num_hidden_layers", uncounted=True)
 
 
-@family("Qwen3NextForCausalLM", arch="qwen3next", rules=DELTA, mtp=DELTA_MTP)
+@family("Qwen3NextForCausalLM", arch="qwen3next", rules=DELTA, mtp=DELTA_MTP,
+        meant={"norm_topk_prob": (True,)})  # fmt: skip
 def qwen3next(h: Hyper, k: Keys) -> None:
     """Gated delta rule layers (Yang et al. 2024) with full attention every few."""
     common(h, k)

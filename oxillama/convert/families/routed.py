@@ -129,7 +129,9 @@ def arctic(h: Hyper, k: Keys) -> None:
     k.u32("rope.dimension_count", h.hidden // h.heads)
 
 
-@family("SmallThinkerForCausalLM", arch="smallthinker", rules={
+@family("SmallThinkerForCausalLM", arch="smallthinker", meant={
+    "hidden_act": ("relu", "silu"),  # which its code does not read
+}, rules={
     **PLAIN,
     "model.layers.{b}.block_sparse_moe.primary_router.weight": "blk.{b}.ffn_gate_inp.weight",
     **{
@@ -384,7 +386,9 @@ def glm_dsa(h: Hyper, k: Keys) -> None:
         k.flags("attention.indexer.types", [one == "full" for one in kinds])
 
 
-@family("GrokForCausalLM", "Grok1ForCausalLM", arch="grok", rules={
+@family("GrokForCausalLM", "Grok1ForCausalLM", arch="grok", meant={
+    "hidden_act": ("gelu", "silu"),  # which its code does not read
+}, rules={
     **PLAIN,
     **EXPERTS_W,
     "model.layers.{b}.pre_attn_norm.weight": "blk.{b}.attn_norm.weight",

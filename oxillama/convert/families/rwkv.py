@@ -128,7 +128,10 @@ def _in_qwen() -> dict[str, str | Rule]:
     }
 
 
-@family("RWKV6Qwen2ForCausalLM", arch="rwkv6qwen2", rules={
+_UNTURNED: dict[str, tuple] = {"rope_theta": ()}  # Qwen's, which nothing reads
+
+
+@family("RWKV6Qwen2ForCausalLM", arch="rwkv6qwen2", meant=_UNTURNED, rules={
     **_in_qwen(),
     **_finch(_QWEN),
     **_shares(_QWEN + "time_maa_{x}", _FINCH),
@@ -208,7 +211,9 @@ def _rank(h: Hyper, names: Sequence[str], power: float, factor: float) -> int:
 _SEVEN = "model.layers.{b}.attn."
 
 
-@family("Rwkv7ForCausalLM", "RWKV7ForCausalLM", arch="rwkv7", vocabulary="rwkv", rules={
+@family("Rwkv7ForCausalLM", "RWKV7ForCausalLM", arch="rwkv7", vocabulary="rwkv", meant={
+    "hidden_act": ("sqrelu", "silu"),  # of rows that no code reads it for
+}, rules={
     "model.embeddings.weight": "token_embd.weight",
     "model.layers.{b}.pre_norm.{w}": "token_embd_norm.{w}",
     "model.norm.{w}": "output_norm.{w}",
@@ -242,7 +247,7 @@ def rwkv7(h: Hyper, k: Keys) -> None:
 _MIXER = "model.layers.{b}.self_attn.time_mixer."
 
 
-@family("RwkvHybridForCausalLM", arch="arwkv7", rules={
+@family("RwkvHybridForCausalLM", arch="arwkv7", meant=_UNTURNED, rules={
     **_in_qwen(),
     **_goose(_MIXER, turned=True),
     _MIXER + "ln_x.{w}": "blk.{b}.time_mix_ln.{w}",

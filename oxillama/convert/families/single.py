@@ -103,7 +103,9 @@ def exaone(h: Hyper, k: Keys) -> None:
     k.u32("rope.dimension_count", partial_rotation(h))
 
 
-@family("CodeShellForCausalLM", arch="codeshell", dropped=_BUFFERS, rules={
+@family("CodeShellForCausalLM", arch="codeshell", dropped=_BUFFERS, meant={
+    "activation_function": ("gelu_pytorch_tanh", "gelu_new"),
+}, rules={
     "transformer.wte.weight": "token_embd.weight",
     "transformer.ln_f.{w}": "output_norm.{w}",
     "lm_head.weight": "output.weight",
@@ -240,7 +242,7 @@ def plamo(h: Hyper, k: Keys) -> None:
 _LATENT = "model.layers.{b}.self_attn."
 
 
-@family("PLMForCausalLM", arch="plm", rules={
+@family("PLMForCausalLM", arch="plm", meant={"hidden_act": ("relu2",)}, rules={
     **{name: to for name, to in PLAIN.items()
        if not any(part in name for part in ("k_proj", "v_proj", "gate_proj"))},
     _LATENT + "kv_a_proj_with_mqa.{w}": "blk.{b}.attn_kv_a_mqa.{w}",
@@ -524,7 +526,7 @@ def hrm_text(h: Hyper, k: Keys) -> None:
     """
     h.must_be("hidden_act", "silu")
     each, high, low = _hrm_layers(h), h.integer("H_cycles"), h.integer("L_cycles")
-    common(Hyper({**h.config, "num_hidden_layers": each * high * (low + 1)}, h.label), k)
+    common(h.but(num_hidden_layers=each * high * (low + 1)), k)
     k.u32("rope.dimension_count", h.head_dim)
     k.f32("embedding_scale", h.number("embedding_scale"))
     k.u32("hrm.layers_per_stack", each)
@@ -576,7 +578,7 @@ def plamo3(h: Hyper, k: Keys) -> None:
             "rope_type": "yarn", "factor": stretched, "beta_fast": 32.0, "beta_slow": 1.0,
             "original_max_position_embeddings": h.integer("initial_context_length"),
         }  # fmt: skip
-    common(Hyper({**h.config, "rope_parameters": rope}, h.label), k)
+    common(h.but(rope_parameters=rope), k)
     k.u32("vocab_size", h.integer("vocab_size"))
     window = h.integer("window_size", "sliding_window", default=None)
     if window is not None:
