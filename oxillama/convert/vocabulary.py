@@ -22,6 +22,7 @@ from oxillama.convert.sentencepiece import UNIGRAM, Pieces, read_sentencepiece
 from oxillama.errors import ConvertError
 from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
+from oxillama.tokenizer.vocabulary import CONTROL_END_NAMES, END_NAMES
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # names in configuration files -> `tokenizer.ggml.NAME_token_id`
@@ -33,6 +34,7 @@ _SPECIAL = {
     "pad": "padding",
     "mask": "mask",
 }
+_ENDS = ("eos", "eot", "eom")  # of a text, a turn and a message
 _IGNORED_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _EITHER_CASE = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _CODE_POINT = re.compile(r"\\u([0-9A-Fa-f]{4})")
@@ -116,6 +118,7 @@ def _vocabulary_keys(
     keys |= _special(folder, family, hyper, settings, ids) | _suppressed(folder)
     if family.prefix_setting:
         keys |= _GROWN.get(size, {})
+    keys |= _further_ends(folder, keys)
     return keys | _templates(folder, settings, family)
 
 
@@ -718,6 +721,34 @@ def _special(
             found[key.removesuffix("?")] = value
     keys = _ggml(**{f"{key}_token_id": (value, "uint32") for key, value in found.items()})
     return keys | _ggml(**{key: (value, "bool") for key, value in switches.items()})
+
+
+def _further_ends(folder: ModelFolder, keys: KeyValues) -> KeyValues:
+    """Tokens that end a text by generation_config.json and that neither the keys nor their names
+    say: ends of a turn and of a message, as far as a file has none. ConvertError for more.
+    """
+    label = f"{folder.path / 'generation_config.json'}"
+    said = folder.json("generation_config.json").get("eos_token_id")
+    ends = said if isinstance(said, list) else [said]
+    texts, kinds = keys["tokenizer.ggml.tokens"][0], keys["tokenizer.ggml.token_type"][0]
+    named = {keys.get(f"tokenizer.ggml.{name}_token_id", (None,))[0] for name in _ENDS}
+    left = []
+    for at in ends:
+        # none is also said by a negative number, or one beyond the vocabulary
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(texts):
+            continue
+        known = END_NAMES if kinds[at] != CONTROL else CONTROL_END_NAMES
+        if at not in named and texts[at] not in known and at not in left:
+            left.append(at)
+    free = [name for name in _ENDS if f"tokenizer.ggml.{name}_token_id" not in keys]
+    if len(left) > len(free):
+        raise ConvertError(
+            f"{label}: eos_token_id: found {said!r:.80}, wanted at most {len(_ENDS)} that no name "
+            f"tells: a file has no place for {texts[left[len(free)]]!r:.40}"
+        )
+    return _ggml(
+        **{f"{name}_token_id": (at, "uint32") for name, at in zip(free, left, strict=False)}
+    )
 
 
 def _suppressed(folder: ModelFolder) -> KeyValues:

@@ -12,6 +12,7 @@ from oxillama.convert.folder import ModelFolder
 from oxillama.convert.vocabulary import vocabulary_keys
 from oxillama.errors import ConvertError
 from oxillama.tokenizer.splits import SPLITS
+from oxillama.tokenizer.vocabulary import read_vocabulary
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -322,6 +323,31 @@ def test_tokens_that_a_folder_suppresses_are_kept(tmp_path):
     for wrong in (["a"], 3, [True]):
         with pytest.raises(ConvertError, match="suppress_tokens: found .*, wanted token ids"):
             keys(wrong)
+
+
+def test_every_end_of_the_generation_configuration_ends_a_text(tmp_path):
+    """Those that are known by name need no key."""
+    vocabulary = {text: at for at, text in enumerate(["a", "b", "c", "d", "ab", "<|im_end|>"])}
+    tokenizer = {
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": ["a b"]},
+        "pre_tokenizer": {"type": "ByteLevel"},
+        "added_tokens": [special(0, "a"), special(5, "<|im_end|>")],
+    }
+
+    def ends(said):
+        keys = keys_of(tmp_path / "m", "Qwen2ForCausalLM", 6, {"eos_token": "a"},
+                       tokenizer__json=tokenizer, generation_config__json=said)  # fmt: skip
+        found = {"tokenizer.ggml." + name: value for name, value in keys.items()}
+        return [keys.get(f"{name}_token_id") for name in ("eos", "eot", "eom")], read_vocabulary(
+            found
+        ).end_ids()
+
+    assert ends({}) == ends({"eos_token_id": 0}) == ([0, None, None], {0, 5})
+    assert ends({"eos_token_id": [5, 0, 2, 2]}) == ([0, 2, None], {0, 2, 5})
+    assert ends({"eos_token_id": 3}) == ([0, 3, None], {0, 3, 5})
+    assert ends({"eos_token_id": [2, 1, -1, 99]}) == ([0, 2, 1], {0, 1, 2, 5})
+    with pytest.raises(ConvertError, match=r"eos_token_id: found \[1, 2, 3\], .* no place for 'd'"):
+        ends({"eos_token_id": [1, 2, 3]})
 
 
 def test_qwens_byte_strings_give_the_merges_that_made_them(tmp_path):
