@@ -244,10 +244,18 @@ def patched(h: ImageHyper) -> None:
     h.must_have("merge_size", h.images.get("merge_size"), h.integer("spatial_merge_size"))
 
 
-def rotation(h: ImageHyper, k: Keys) -> None:
-    """The key of the base of the rotation of patches where it is not 10000."""
-    theta = float(h.rope().get("rope_theta", 10000.0))
-    if theta != 10000.0:
+def rotation(h: ImageHyper, k: Keys, usual: float = 10000.0) -> None:
+    """The key of the base of the rotation of patches where it is not the usual one; ConvertError
+    for a scaling.
+    """
+    rope = h.rope()
+    if rope["rope_type"] in ("linear", "dynamic", "yarn", "longrope", "llama3"):
+        raise ConvertError(
+            f"{h.label}: rope_parameters: rope_type: found {rope['rope_type']!r}, wanted "
+            "'default': a file has no place for it"
+        )
+    theta = float(rope.get("rope_theta", usual))
+    if theta != usual:
         k.f32("vision.rope.freq_base", theta)
 
 

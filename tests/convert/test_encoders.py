@@ -391,6 +391,11 @@ def test_settings_of_images_may_be_in_the_processors_file(tmp_path):
             {"config": {"architectures": ["Gemma3ForCausalLM"]}},
             "found 'Gemma3ForCausalLM'",
         ),
+        (
+            "qwen2vl",
+            {"vision": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_type: found 'linear', wanted 'default'",
+        ),
         ("gemma3", {"config": {"architectures": ["Unheard"]}}, "found 'Unheard', wanted a known"),
         ("gemma3", {"config": {"vision_config": None}}, "vision_config is missing, wanted that"),
         ("gemma3", {"config": {"mm_tokens_per_image": 5}}, "found 5, wanted the square of a"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oxillama.convert.encoder import ImageHyper, described, encoder
+from oxillama.convert.encoder import ImageHyper, described, encoder, rotation
 from oxillama.convert.encoders.siglip import patch_of_colours
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.errors import ConvertError
@@ -66,9 +66,7 @@ def gemma4v(h: ImageHyper, k: Keys) -> None:
     h.must_be("hidden_activation", "gelu_pytorch_tanh")
     h.must_be("head_dim", h.integer("hidden_size") // h.heads)
     h.must_be("num_key_value_heads", h.heads)
-    theta = float(h.rope().get("rope_theta", 100.0))
-    if theta != 100.0:
-        k.f32("vision.rope.freq_base", theta)
+    rotation(h, k, usual=100.0)
     _shared(h, k)
     # what files cannot say, and readers guess
     sees, width = h.text.get("use_bidirectional_attention"), h.text.hidden

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from oxillama.convert.encoder import ImageHyper, activation, described, encoder, limits, spread
+from oxillama.convert.encoder import (
+    ImageHyper,
+    activation,
+    described,
+    encoder,
+    limits,
+    rotation,
+    spread,
+)
 from oxillama.convert.encoders.qwen import PATCHES
 from oxillama.convert.family import Keys
 
@@ -56,9 +64,7 @@ def glm4v(h: ImageHyper, k: Keys) -> None:
     activation(h, k, silu="silu")
     h.must_be("temporal_patch_size", 2)
     k.f32("vision.attention.layer_norm_epsilon", h.number("rms_norm_eps"))
-    theta = float(h.rope().get("rope_theta", 10000.0))
-    if theta != 10000.0:
-        k.f32("vision.rope.freq_base", theta)
+    rotation(h, k)
     if h.integer("spatial_merge_size") != 2:
         k.u32("vision.spatial_merge_size", h.integer("spatial_merge_size"))
     h.must_have("patch_size", h.images.get("patch_size"), h.side("patch_size"))

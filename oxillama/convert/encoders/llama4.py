@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from oxillama.convert.encoder import ImageHyper, activation, described, encoder, spread, square
+from oxillama.convert.encoder import (
+    ImageHyper,
+    activation,
+    described,
+    encoder,
+    rotation,
+    spread,
+    square,
+)
 from oxillama.convert.family import Keys
 from oxillama.errors import ConvertError
 
@@ -59,6 +67,4 @@ def llama4(h: ImageHyper, k: Keys) -> None:
             f"{h.label}: pixel_shuffle_ratio: found {ratio}, wanted one divided by an integer"
         )
     k.u32("vision.projector.scale_factor", int(1 / ratio))
-    theta = float(h.rope().get("rope_theta", 10000.0))
-    if theta != 10000.0:
-        k.f32("vision.rope.freq_base", theta)
+    rotation(h, k)

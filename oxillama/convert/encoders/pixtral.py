@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.convert.encoder import Encoder, ImageHyper, activation, described, encoder, spread
+from oxillama.convert.encoder import (
+    Encoder,
+    ImageHyper,
+    activation,
+    described,
+    encoder,
+    rotation,
+    spread,
+)
 from oxillama.convert.family import Keys, Rule
 from oxillama.convert.safetensors import StoredTensor
 from oxillama.convert.shapes import paired_keys, paired_queries
@@ -76,9 +84,7 @@ def _keys(h: ImageHyper, k: Keys, projector: str) -> None:
     k.f32("vision.attention.layer_norm_epsilon", 1e-5)  # that of every norm of the encoder
     activation(h, k, silu="silu", gelu="gelu")
     h.must_be("head_dim", h.integer("hidden_size") // h.heads)
-    theta = float(h.rope().get("rope_theta", 10000.0))
-    if theta != 10000.0:
-        k.f32("vision.rope.freq_base", theta)
+    rotation(h, k)
     h.whole.must_be("projector_hidden_act", "gelu")
     h.whole.must_be("vision_feature_layer", -1)
     longest = h.edge("size", "longest_edge")

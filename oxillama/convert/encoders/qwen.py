@@ -6,7 +6,15 @@ import math
 
 import numpy as np
 
-from oxillama.convert.encoder import ImageHyper, activation, described, encoder, limits, spread
+from oxillama.convert.encoder import (
+    ImageHyper,
+    activation,
+    described,
+    encoder,
+    limits,
+    rotation,
+    spread,
+)
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.errors import ConvertError
 
@@ -44,9 +52,7 @@ _NORMS = {"norm1": "ln1", "norm2": "ln2", "attn.proj": "attn_out"}
 
 def _shared(h: ImageHyper, k: Keys) -> None:
     h.must_be("temporal_patch_size", 2)
-    theta = float(h.rope().get("rope_theta", 10000.0))
-    if theta != 10000.0:
-        k.f32("vision.rope.freq_base", theta)
+    rotation(h, k)
     k.f32("vision.attention.layer_norm_epsilon", 1e-6)  # that of every norm of the encoder
     h.must_have("patch_size", h.images.get("patch_size"), h.side("patch_size"))
     h.must_have("merge_size", h.images.get("merge_size"), h.integer("spatial_merge_size"))
