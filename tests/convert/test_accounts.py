@@ -127,6 +127,13 @@ def test_one_key_head_of_falcon_is_one_whatever_is_counted():
         assert keys_of("FalconForCausalLM", **config)["attention.head_count_kv"] == wanted
 
 
+def test_the_rotated_part_of_minimax_m2_is_its_share_or_its_size():
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    for said, wanted in (({"rotary_dim": 8}, 8), ({"partial_rotary_factor": 0.25}, 4), ({}, 16)):
+        found = keys_of("MiniMaxM2ForCausalLM", **sizes, **said)
+        assert found["rope.dimension_count"] == wanted
+
+
 def test_phi_3_multiplies_by_what_its_configuration_says():
     rope = {"rope_type": "longrope", "rope_theta": 10000.0}
     found = keys_of("Phi3ForCausalLM", rope_parameters=rope, original_max_position_embeddings=64)
@@ -152,6 +159,7 @@ LLAMA3 = {
         ("seed_oss", {"rope_parameters": LLAMA3}, "rope_type: found 'llama3', wanted 'default'"),
         ("cohere_qk", {"rope_parameters": yarn()}, "rope_type: found 'yarn', wanted 'default'"),
         ("nemotron", {"rope_parameters": yarn()}, "rope_type: found 'yarn', wanted 'default'"),
+        ("laguna", {"layer_types": ["full_attention"] * 9}, "wanted ['full_attention', 'sliding_"),
         ("afmoe", {"mup_enabled": False}, "mup_enabled: found False, wanted True"),
         ("dots1", {"layer_types": ["sliding_attention"] * 9}, "found 'sliding_attention' in layer"),
         ("embeddinggemma", {"layer_types": ["full_attention"] * 9}, "wanted 'sliding_attention'"),

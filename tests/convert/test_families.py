@@ -181,6 +181,21 @@ def test_queries_and_keys_of_a_llama_are_paired(tmp_path):
             assert np.array_equal(ours[:, 2 * i + 1], theirs[:, i + 16])
 
 
+@pytest.mark.parametrize("config", [{}, {"attn_rotary_emb": 12}])
+def test_what_bamba_rotates_of_a_head_is_paired_and_the_rest_stays(config, tmp_path):
+    tensors, values = converted("bamba", tmp_path, **config)
+    turned = config.get("attn_rotary_emb", 8)  # half of 16
+    metadata = GgufReader(tmp_path / "made.gguf").metadata
+    assert metadata["granitehybrid.rope.dimension_count"] == turned
+    for part, heads in (("q", 4), ("k", 2)):
+        theirs = tensors[f"model.layers.1.self_attn.{part}_proj.weight"].reshape(heads, 16, 64)
+        ours = values(f"blk.1.attn_{part}.weight").reshape(heads, 16, 64)
+        for i in range(turned // 2):
+            assert np.array_equal(ours[:, 2 * i], theirs[:, i])
+            assert np.array_equal(ours[:, 2 * i + 1], theirs[:, i + turned // 2])
+        assert np.array_equal(ours[:, turned:], theirs[:, turned:])
+
+
 @pytest.mark.parametrize("name", ["exaone4", "afmoe", "apertus", "seed_oss", "hunyuan_v1_dense"])
 def test_other_queries_stay_as_they_are(name, tmp_path):
     tensors, values = converted(name, tmp_path)

@@ -314,7 +314,7 @@ def mistral3(h: Hyper, k: Keys) -> None:
 def minimax_m2(h: Hyper, k: Keys) -> None:
     common(h, k)
     k.u32("expert_feed_forward_length", h.integer("intermediate_size"))
-    k.u32("rope.dimension_count", h.integer("rotary_dim"))
+    k.u32("rope.dimension_count", h.integer("rotary_dim", default=partial_rotation(h)))
 
 
 @family("HunYuanMoEV1ForCausalLM", arch="hunyuan-moe", rules={
@@ -626,8 +626,7 @@ def _gate_widths(h: Hyper) -> list[str]:
     **SHARED,
     "model.layers.{b}.self_attn.g_proj.weight": "blk.{b}.attn_gate.weight",
     "model.layers.{b}.mlp.experts.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
-}, meant={"layer_types": (4, 0)}, template_file=True,
-        special=lambda h, ids: _second_end(h))  # fmt: skip
+}, template_file=True, special=lambda h, ids: _second_end(h))  # fmt: skip
 def laguna(h: Hyper, k: Keys) -> None:
     """Gated attention, heads by layer, sigmoid scores that are normed over those chosen."""
     h.must_be("hidden_act", "silu", None)
@@ -642,6 +641,8 @@ def laguna(h: Hyper, k: Keys) -> None:
     k.integers("attention.head_count", heads)
     if h.get("sliding_window"):
         windows(h, k, pattern=False)
+        kinds = ("full_attention", "sliding_attention")
+        h.must_be("layer_types", [kinds[layer % 4 != 0] for layer in range(h.layers)])
     k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
     k.u32("expert_shared_feed_forward_length", h.integer("shared_expert_intermediate_size"))
     k.flag("expert_weights_norm", True)

@@ -17,8 +17,14 @@ from oxillama.convert.families.recurrent import DELTA, DELTA_MTP, LFM2, delta_ke
 from oxillama.convert.families.single import PLAMO_LAYER
 from oxillama.convert.family import Change, Family, Hyper, Keys, Mtp, Rule, family
 from oxillama.convert.further import NEXTN
-from oxillama.convert.keys import SIGMOID, common, epsilons
-from oxillama.convert.shapes import negative_exponential, paired_keys, paired_queries, squeezed
+from oxillama.convert.keys import SIGMOID, common, epsilons, partial_rotation
+from oxillama.convert.shapes import (
+    negative_exponential,
+    paired,
+    paired_keys,
+    paired_queries,
+    squeezed,
+)
 from oxillama.errors import ConvertError
 
 _UNBOUNDED = 1 << 20  # the context of a model without positions, for want of a limit
@@ -111,8 +117,25 @@ def _hybrid(h: Hyper, k: Keys, *, turned: bool) -> None:
         k.u32("context_length", _UNBOUNDED)
 
 
+def _turned(h: Hyper) -> int:
+    """Floats of a head that Bamba rotates."""
+    return h.integer("attn_rotary_emb", default=partial_rotation(h))
+
+
+def _paired_part(x: np.ndarray, h: Hyper, heads: int) -> np.ndarray:
+    """Rows of heads of which a part is rotated: that part paired, the rest as it is."""
+    rows, turned = x.reshape(heads, -1, *x.shape[1:]), _turned(h)
+    part = paired(rows[:, :turned].reshape(-1, *x.shape[1:]), heads)
+    part = part.reshape(heads, turned, *x.shape[1:])
+    return np.concatenate([part, rows[:, turned:]], axis=1).reshape(x.shape)
+
+
 @family("BambaForCausalLM", arch="granitehybrid", rules={
     **LLAMA,
+    "model.layers.{b}.self_attn.q_proj.{w}":
+        Rule(("blk.{b}.attn_q.{w}",), lambda x, h: _paired_part(x, h, h.heads)),
+    "model.layers.{b}.self_attn.k_proj.{w}":
+        Rule(("blk.{b}.attn_k.{w}",), lambda x, h: _paired_part(x, h, h.kv_heads)),
     **mixer2("model.layers.{b}.mamba."),
     "model.final_layernorm.weight": "output_norm.weight",
     "model.layers.{b}.pre_ff_layernorm.weight": "blk.{b}.ffn_norm.weight",
@@ -126,8 +149,7 @@ def bamba(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     llama_keys(h, k)
     _hybrid(h, k, turned=True)
-    if h.get("attn_rotary_emb") is not None:
-        k.u32("rope.dimension_count", h.integer("attn_rotary_emb"))
+    k.u32("rope.dimension_count", _turned(h))
 
 
 def _times(*factors: str) -> Change:
