@@ -127,6 +127,15 @@ def test_one_key_head_of_falcon_is_one_whatever_is_counted():
         assert keys_of("FalconForCausalLM", **config)["attention.head_count_kv"] == wanted
 
 
+def test_norms_of_cohere_2_with_experts_are_of_one_kind():
+    """transformers saves both epsilons; that of rms norms decides."""
+    for said, wanted in ((None, {"attention.layer_norm_epsilon"}), (1e-6, {
+        "attention.layer_norm_rms_epsilon"
+    })):  # fmt: skip
+        found = keys_of("Cohere2MoeForCausalLM", rms_norm_eps=said, logit_scale=1.0)
+        assert {key for key in found if key.endswith("epsilon")} == wanted
+
+
 def test_the_rotated_part_of_minimax_m2_is_its_share_or_its_size():
     sizes = {"num_local_experts": 4, "num_experts_per_tok": 2}
     for said, wanted in (({"rotary_dim": 8}, 8), ({"partial_rotary_factor": 0.25}, 4), ({}, 16)):
@@ -168,6 +177,7 @@ LLAMA3 = {
         ("phimoe", {"router_jitter_noise": 0.02}, "router_jitter_noise: found 0.02, wanted 0.01"),
         ("gemma3n_text", {"altup_correct_scale": False}, "altup_correct_scale: found False, want"),
         ("qwen3_next", {"norm_topk_prob": False}, "norm_topk_prob: found False, wanted True"),
+        ("nemotron_h", {"time_step_min": 0.1}, "time_step_min: found 0.1, wanted 0.001"),
         ("granitemoehybrid", {"time_step_limit": [0.5, 1.0]}, "time_step_limit: found [0.5, 1.0]"),
         ("falcon_mamba", {"mixer_rms_eps": 0.1}, "mixer_rms_eps: found 0.1, wanted 1e-06 or"),
         ("olmo3", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping: found 30.0, wanted 0"),

@@ -388,6 +388,8 @@ def exaone_moe(h: Hyper, k: Keys) -> None:
 def cohere2_moe(h: Hyper, k: Keys) -> None:
     common(h, k)
     k.found.pop(f"{k.arch}.feed_forward_length", None)  # of dense layers, which this has none of
+    if h.get("rms_norm_eps") is not None:  # its norms are such, whatever else is said
+        k.found.pop(f"{k.arch}.attention.layer_norm_epsilon", None)
     k.f32("logit_scale", h.number("logit_scale"))
     windows(h, k, pattern=True)
     k.u32("vocab_size", h.integer("vocab_size"))

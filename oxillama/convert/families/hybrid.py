@@ -305,16 +305,15 @@ _NEMOTRON_MTP = Mtp(_two_parts, {
 })  # fmt: skip
 
 
-_NO_POSITIONS: dict[str, tuple] = {"rope_theta": ()}
+# no positions; the least time step is that of the published models, too small to count
+_MEANT: dict[str, tuple] = {"rope_theta": (), "time_step_min": (0.001,)}
 
 
 def _with_experts(h: Hyper) -> Family | None:
     if h.get("num_experts_per_tok") is None or "moe" not in _nemotron_kinds(h):
         return None
     h.must_be("num_nextn_predict_layers", 0, 1)
-    return Family(
-        "nemotron_h_moe", NEMOTRON_H, nemotron_h_moe, meant=_NO_POSITIONS, mtp=_NEMOTRON_MTP
-    )
+    return Family("nemotron_h_moe", NEMOTRON_H, nemotron_h_moe, meant=_MEANT, mtp=_NEMOTRON_MTP)
 
 
 def _nemotron_keys(h: Hyper, k: Keys, width: int, kind: str) -> None:
@@ -346,7 +345,7 @@ def _nemotron_keys(h: Hyper, k: Keys, width: int, kind: str) -> None:
 
 
 @family("NemotronHForCausalLM", arch="nemotron_h", rules=NEMOTRON_H, variant=_with_experts,
-        meant=_NO_POSITIONS,
+        meant=_MEANT,
         others=("nemotron_h_moe",))  # fmt: skip
 def nemotron_h(h: Hyper, k: Keys) -> None:
     """Each layer is one of Mamba 2, attention without positions, or a feed-forward with squared
