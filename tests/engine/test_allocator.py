@@ -105,7 +105,7 @@ class Held(NullProgram):
         self.go.set()
 
     def step(self, *batch, **more):
-        self.go.wait(10)
+        self.go.wait(60)
         return super().step(*batch, **more)
 
 
@@ -117,7 +117,7 @@ def together(engine, prompts, count):
         job.listen(lambda: seen.append(engine._scheduler.running), in_loop=True)
         engine.submit(job)
     engine.program.go.set()
-    assert [list(job.result(5).tokens) for job in jobs] == [
+    assert [list(job.result(60).tokens) for job in jobs] == [
         solo(prompt, count) for prompt in prompts
     ]
     return max(seen)
@@ -137,7 +137,7 @@ def test_an_idle_session_full_of_pages_delays_nobody():
 def test_a_prompt_that_a_runner_has_in_its_pages_is_not_counted_twice():
     engine = core(program=Held(), max_pages=12)
     system = [(7 * i) % VOCAB for i in range(128)]  # 8 pages
-    engine.submit(request(engine, system, max_tokens=1)).result(5)
+    engine.submit(request(engine, system, max_tokens=1)).result(60)
     assert (
         together(engine, [[*system, 1], [*system, 2]], 8) == 2
         and engine.metrics().requests_preempted_total == 0
@@ -152,7 +152,7 @@ def test_the_session_that_rested_longest_lends_first():
         # 3 pages each
         engine.extend(session, [number] * 40)
     engine.extend(sessions[0], [5])
-    engine.submit(request(engine, [8] * 30, max_tokens=2)).result(5)
+    engine.submit(request(engine, [8] * 30, max_tokens=2)).result(60)
     assert [bool(session.kv.pages) for session in sessions] == [True, False, True]
     engine.close()
 
@@ -194,7 +194,7 @@ def test_pages_of_the_forgotten_are_taken_before_anybody_waits_or_loses_one():
     engine.extend(lost, [2] * 70)
     del lost
     until_forgotten(engine, 1)
-    assert list(engine.submit(request(engine, [3] * 60, max_tokens=10)).result(5).tokens) == solo(
+    assert list(engine.submit(request(engine, [3] * 60, max_tokens=10)).result(60).tokens) == solo(
         [3] * 60, 10
     )
     assert len(kept.kv.pages) == 3
@@ -216,7 +216,7 @@ def test_pages_that_nobody_schedules_are_waited_for():
     assert not job.done
     with engine.lock:
         held.busy = False
-    assert list(job.result(10).tokens) == solo(prompt, 8)
+    assert list(job.result(60).tokens) == solo(prompt, 8)
     engine.close()
 
 

@@ -44,7 +44,7 @@ def wait_idle(engine, seconds=5.0):
 
 def test_one_request_gives_its_solo_tokens():
     engine = core()
-    done = engine.submit(request(engine, [1, 2, 3], max_tokens=20)).result(5)
+    done = engine.submit(request(engine, [1, 2, 3], max_tokens=20)).result(60)
     assert list(done.tokens) == solo([1, 2, 3], 20)
     assert (
         done.finish_reason == "length"
@@ -88,8 +88,8 @@ def test_a_request_too_big_for_the_pool_fails_alone():
     big = engine.submit(request(engine, list(range(50)), max_tokens=100))
     small = engine.submit(request(engine, [1], max_tokens=5))
     with pytest.raises(PoolError, match="page pool"):
-        big.result(5)
-    assert list(small.result(5).tokens) == solo([1], 5)
+        big.result(60)
+    assert list(small.result(60).tokens) == solo([1], 5)
     engine.close()
 
 
@@ -119,7 +119,7 @@ def test_cancel_stops_a_prefill_within_milliseconds():
     time.sleep(0.05)
     start = time.perf_counter()
     job.cancel()
-    assert job.result(5).finish_reason == "cancelled"
+    assert job.result(60).finish_reason == "cancelled"
     assert time.perf_counter() - start < 0.1
     engine.close()
 
@@ -130,7 +130,7 @@ def test_cancel_leaves_companions_their_tokens():
     drop = engine.submit(request(engine, list(range(40)) * 8, max_tokens=40))
     time.sleep(0.03)
     drop.cancel()
-    assert list(keep.result(10).tokens) == solo([5, 6], 40)
+    assert list(keep.result(60).tokens) == solo([5, 6], 40)
     engine.close()
 
 
@@ -173,7 +173,7 @@ def test_an_error_in_the_loop_fails_everybody_and_the_engine_says_so():
     program.fail = ValueError("the cause")
     for job in jobs:
         with pytest.raises(EngineError, match="the cause") as caught:
-            job.result(5)
+            job.result(60)
         assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(EngineError, match="the cause"):
         engine.submit(request(engine, [1]))
@@ -190,8 +190,8 @@ def test_an_error_of_one_request_is_its_own():
     broken = engine.submit(request(engine, None, session=session))
     good = engine.submit(request(engine, [3], max_tokens=10))
     with pytest.raises(ZeroDivisionError):
-        broken.result(5)
-    assert list(good.result(5).tokens) == solo([3], 10)
+        broken.result(60)
+    assert list(good.result(60).tokens) == solo([3], 10)
     engine.close()
 
 
@@ -199,14 +199,14 @@ def test_stop_ids_end_without_being_part_of_the_text():
     wanted = solo([9], 20)
     stop = wanted[7]
     engine = core()
-    done = engine.submit(request(engine, [9], max_tokens=20, stop_ids=frozenset([stop]))).result(5)
+    done = engine.submit(request(engine, [9], max_tokens=20, stop_ids=frozenset([stop]))).result(60)
     assert list(done.tokens) == wanted[: wanted.index(stop)] and done.finish_reason == "stop"
     engine.close()
 
 
 def test_the_end_of_the_context_is_length():
     engine = core(context_size=30)
-    done = engine.submit(request(engine, [1] * 20, max_tokens=None)).result(5)
+    done = engine.submit(request(engine, [1] * 20, max_tokens=None)).result(60)
     assert done.finish_reason == "length" and list(done.tokens) == solo([1] * 20, 10)
     with pytest.raises(ContextError, match="31 tokens, the context holds 30"):
         engine.submit(request(engine, [1] * 31))
@@ -216,7 +216,7 @@ def test_the_end_of_the_context_is_length():
 def test_a_shifted_context_goes_on_and_equals_its_definition():
     engine = core(context_size=30)
     asked = request(engine, [1] * 20, max_tokens=60, shift_keep=4)
-    done = engine.submit(asked).result(5)
+    done = engine.submit(asked).result(60)
     tokens, draw, wanted = [1] * 20, Sampler(SamplerConfig.greedy(), VOCAB), []
     from null import hashed
 
@@ -234,27 +234,27 @@ def test_a_shifted_context_goes_on_and_equals_its_definition():
 def test_a_shifted_context_goes_on_wherever_a_request_ended(first):
     engine = core(context_size=30)
     shifting = dict(shift_keep=4)
-    whole = engine.submit(request(engine, [1] * 20, max_tokens=60, **shifting)).result(5)
+    whole = engine.submit(request(engine, [1] * 20, max_tokens=60, **shifting)).result(60)
     session = engine.new_session([1] * 20)
     parts = []
     for most in (first, 60 - first):
         asked = request(engine, None, session=session, max_tokens=most, **shifting)
-        parts.append(engine.submit(asked).result(5))
+        parts.append(engine.submit(asked).result(60))
     assert parts[0].tokens + parts[1].tokens == whole.tokens
     assert parts[0].usage.context_shifts + parts[1].usage.context_shifts == (
         whole.usage.context_shifts
     )
     # one that draws nothing drops nothing
     none = request(engine, None, session=session, max_tokens=0, **shifting)
-    assert engine.submit(none).result(5).usage.context_shifts == 0
+    assert engine.submit(none).result(60).usage.context_shifts == 0
     engine.close()
 
 
 def test_a_session_goes_on_where_it_stopped():
     engine = core()
     session = engine.keep(engine.new_session([4, 5, 6]))
-    first = engine.submit(request(engine, None, session=session, max_tokens=7)).result(5)
-    rest = engine.submit(request(engine, None, session=session, max_tokens=9)).result(5)
+    first = engine.submit(request(engine, None, session=session, max_tokens=7)).result(60)
+    rest = engine.submit(request(engine, None, session=session, max_tokens=9)).result(60)
     assert list(first.tokens + rest.tokens) == solo([4, 5, 6], 16)
     engine.drop(session)
     engine.close()
@@ -264,7 +264,7 @@ def test_forks_share_pages_and_go_their_own_ways():
     memory = NullMemory()
     engine = core(memory=memory, prefix=False)
     session = engine.keep(engine.new_session(list(range(40))))
-    engine.submit(request(engine, None, session=session, max_tokens=5)).result(5)
+    engine.submit(request(engine, None, session=session, max_tokens=5)).result(60)
     used, copied = engine.pool.pages_used, memory.copied
     twins = []
     for token in (1, 2):
@@ -274,9 +274,9 @@ def test_forks_share_pages_and_go_their_own_ways():
     assert engine.pool.pages_used == used and memory.copied == copied
     base = list(session.tokens)
     for token, twin in zip((1, 2), twins):
-        done = engine.submit(request(engine, None, session=twin, max_tokens=6)).result(5)
+        done = engine.submit(request(engine, None, session=twin, max_tokens=6)).result(60)
         assert list(done.tokens) == solo([*base, token], 6)
-    done = engine.submit(request(engine, None, session=session, max_tokens=6)).result(5)
+    done = engine.submit(request(engine, None, session=session, max_tokens=6)).result(60)
     assert list(done.tokens) == solo(base, 6)
     for each in (session, *twins):
         engine.drop(each)
@@ -362,7 +362,7 @@ def is_told_in_a_forked_child(act):
 def test_a_forked_process_is_told_not_hung():
     engine = core()
     job = engine.submit(request(engine, [1], max_tokens=3))
-    job.result(5)
+    job.result(60)
     assert is_told_in_a_forked_child(lambda: engine.submit(request(engine, [1])))
     engine.close()
 

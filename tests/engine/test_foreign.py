@@ -54,8 +54,8 @@ def beside():
     engine = core(program=NullProgram(seconds_per_row=0.0005))
     other = engine.submit(request(engine, [1, 2], max_tokens=40))
     yield engine
-    assert list(other.result(10).tokens) == solo([1, 2], 40)
-    assert list(engine.submit(request(engine, [7])).result(10).tokens) == solo([7])
+    assert list(other.result(60).tokens) == solo([1, 2], 40)
+    assert list(engine.submit(request(engine, [7])).result(60).tokens) == solo([7])
     metrics = engine.metrics()
     assert (metrics.requests_running, metrics.requests_waiting, metrics.pages_leaked) == (0, 0, 0)
     engine.close()
@@ -73,7 +73,7 @@ def test_what_a_drafter_raises_at_the_end_goes_to_the_excepthook(beside, cancell
     )
     if cancelled:
         made.cancel()
-    done = made.result(10)
+    done = made.result(60)
     assert list(done.tokens) == solo([3, 4], 20)[: len(done.tokens)]
     # one that was cancelled before it asked never opened the drafter
     assert told.wait(10 if len(done.tokens) > 1 else 0.01) or cancelled
@@ -86,7 +86,7 @@ def test_what_a_drafter_raises_at_the_end_goes_to_the_excepthook(beside, cancell
 def test_candidates_that_are_no_tokens_fail_their_request(beside, proposes):
     made = beside.submit(drafted(beside, [3, 4], Drafting(proposes), max_tokens=20))
     with pytest.raises(ConfigError, match="draft"):
-        made.result(10)
+        made.result(60)
 
 
 def test_a_drafter_with_too_few_drafts_fails_its_requests(beside):
@@ -96,7 +96,7 @@ def test_a_drafter_with_too_few_drafts_fails_its_requests(beside):
 
     made = beside.submit(drafted(beside, [3, 4], Silent(None), max_tokens=20))
     with pytest.raises(ConfigError, match="drafter: found 0 drafts, wanted 1"):
-        made.result(10)
+        made.result(60)
 
 
 def test_a_drafter_that_fails_for_one_of_its_sessions_fails_that_one_alone(beside):
@@ -110,8 +110,8 @@ def test_a_drafter_that_fails_for_one_of_its_sessions_fails_that_one_alone(besid
     good = beside.submit(drafted(beside, [5, 6], drafter, max_tokens=40))
     bad = beside.submit(drafted(beside, [3, 4], drafter, max_tokens=40))
     with pytest.raises(ZeroDivisionError):
-        bad.result(10)
-    assert list(good.result(10).tokens) == solo([5, 6], 40)
+        bad.result(60)
+    assert list(good.result(60).tokens) == solo([5, 6], 40)
 
 
 def test_a_listener_that_fails_among_the_pieces_fails_its_request(beside):
@@ -121,7 +121,7 @@ def test_a_listener_that_fails_among_the_pieces_fails_its_request(beside):
     made = request(beside, [3, 4], max_tokens=20)
     made.listen(listener)
     with pytest.raises(ZeroDivisionError):
-        beside.submit(made).result(10)
+        beside.submit(made).result(60)
 
 
 def test_a_listener_that_fails_at_the_end_is_told_to_threading_and_the_others_are_called(
@@ -137,8 +137,8 @@ def test_a_listener_that_fails_at_the_end_is_told_to_threading_and_the_others_ar
     made = request(beside, [3, 4], max_tokens=5)
     made.listen(listener)
     made.listen(lambda: made.done and called.set())
-    assert list(beside.submit(made).result(10).tokens) == solo([3, 4], 5)
-    assert called.wait(10) and told == [ZeroDivisionError]
+    assert list(beside.submit(made).result(60).tokens) == solo([3, 4], 5)
+    assert called.wait(60) and told == [ZeroDivisionError]
 
 
 def test_a_processor_that_asks_to_exit_fails_its_request(beside):
@@ -147,7 +147,7 @@ def test_a_processor_that_asks_to_exit_fails_its_request(beside):
         SamplerConfig.greedy(), VOCAB, processors=[lambda tokens, logits: sys.exit(3)]
     )
     with pytest.raises(SystemExit):
-        beside.submit(request(beside, None, session=session)).result(10)
+        beside.submit(request(beside, None, session=session)).result(60)
 
 
 def test_a_prefill_that_is_cancelled_leaves_its_session_no_page_beyond_its_length():
@@ -158,13 +158,13 @@ def test_a_prefill_that_is_cancelled_leaves_its_session_no_page_beyond_its_lengt
     made = engine.submit(request(engine, None, session=session))
     time.sleep(0.05)
     made.cancel()
-    assert made.result(10).finish_reason == "cancelled"
+    assert made.result(60).finish_reason == "cancelled"
     assert (session.kv.length, session.kv.pages) == (0, [])
     program.seconds_per_row = 0.0
     wanted = solo(prompt)
-    assert list(engine.submit(request(engine, prompt)).result(10).tokens) == wanted
+    assert list(engine.submit(request(engine, prompt)).result(60).tokens) == wanted
     # over a stored prefix
-    assert list(engine.submit(request(engine, None, session=session)).result(10).tokens) == wanted
+    assert list(engine.submit(request(engine, None, session=session)).result(60).tokens) == wanted
     engine.close()
 
 

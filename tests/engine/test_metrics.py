@@ -12,7 +12,7 @@ from oxillama.engine.metrics import BOUNDS, Histogram
 def test_counters_add_up_over_a_run():
     engine = core()
     for i in range(5):
-        engine.submit(request(engine, [i, 1, 2], max_tokens=6)).result(5)
+        engine.submit(request(engine, [i, 1, 2], max_tokens=6)).result(60)
     found = engine.metrics()
     assert (
         found.requests_started_total,
@@ -62,7 +62,7 @@ def exposition(text):
 
 def test_the_text_is_what_prometheus_reads():
     engine = core()
-    engine.submit(request(engine, [1], max_tokens=3)).result(5)
+    engine.submit(request(engine, [1], max_tokens=3)).result(60)
     found = engine.metrics()
     families = exposition(found.to_prometheus())
     assert list(families) == [f"oxillama_{field.name}" for field in fields(found)]
@@ -99,10 +99,10 @@ def test_the_text_is_what_prometheus_reads():
 def test_tokens_that_prompts_give_are_no_decoding():
     engine = core()
     for number in range(4):
-        engine.submit(request(engine, [number, 1], max_tokens=1)).result(5)
+        engine.submit(request(engine, [number, 1], max_tokens=1)).result(60)
     # not one row of decoding was run
     assert engine.metrics().decode_tokens_per_second == 0
-    engine.submit(request(engine, [9, 1], max_tokens=8)).result(5)
+    engine.submit(request(engine, [9, 1], max_tokens=8)).result(60)
     found, counters = engine.metrics(), engine.counters
     assert (
         found.tokens_generated_total == 12

@@ -56,9 +56,9 @@ def test_one_that_waits_takes_the_place_of_a_higher_number_which_has_its_tokens_
     while not all(job.generated for job in slow):
         time.sleep(0.001)
     quick = engine.submit(request(engine, [7], max_tokens=3))
-    assert list(quick.result(10).tokens) == solo([7], 3)
+    assert list(quick.result(60).tokens) == solo([7], 3)
     assert not any(job.done for job in slow)
-    assert [list(job.result(10).tokens) for job in slow] == [solo([at] * 9, 40) for at in range(2)]
+    assert [list(job.result(60).tokens) for job in slow] == [solo([at] * 9, 40) for at in range(2)]
     assert engine.metrics().requests_preempted_total == 1
     engine.close()
 
@@ -91,10 +91,10 @@ def test_a_request_ends_when_its_time_is_over_with_what_it_has():
     engine = core(program=NullProgram(seconds_per_row=0.004), context_size=2000)
     other = engine.submit(request(engine, [1], max_tokens=60))
     job = engine.submit(request(engine, [2], max_tokens=1500, timeout=0.1))
-    done = job.result(10)
+    done = job.result(60)
     assert done.finish_reason == "timeout" and 0 < len(done.tokens) < 100
     assert list(done.tokens) == solo([2], len(done.tokens)) and not job.cancelled
-    assert list(other.result(10).tokens) == solo([1], 60)
+    assert list(other.result(60).tokens) == solo([1], 60)
     metrics = engine.metrics()
     assert (metrics.requests_timed_out_total, metrics.requests_completed_total) == (1, 2)
     # one that waits, too
@@ -103,13 +103,13 @@ def test_a_request_ends_when_its_time_is_over_with_what_it_has():
     while not long.generated:
         time.sleep(0.001)
     waiting = engine.submit(request(engine, [4], max_tokens=5, timeout=0.02))
-    assert waiting.result(10).finish_reason == "timeout" and not waiting.generated
+    assert waiting.result(60).finish_reason == "timeout" and not waiting.generated
     # a step that is mostly its own is stopped
     long.cancel()
-    long.result(10)
+    long.result(60)
     program.seconds_per_row = 0.02
     prompt = [at % VOCAB for at in range(500)]
-    ended = engine.submit(request(engine, prompt, max_tokens=5, timeout=0.05)).result(5)
+    ended = engine.submit(request(engine, prompt, max_tokens=5, timeout=0.05)).result(60)
     assert ended.finish_reason == "timeout" and ended.tokens == ()
     engine.close()
 
@@ -118,8 +118,8 @@ def test_the_session_of_one_whose_time_was_over_goes_on():
     engine = core(program=NullProgram(seconds_per_row=0.004), context_size=2000)
     session = engine.keep(engine.new_session([5, 6]))
     first = engine.submit(request(engine, None, session=session, timeout=0.05, max_tokens=900))
-    begun = list(first.result(10).tokens)
-    more = engine.submit(request(engine, None, session=session, max_tokens=4)).result(10)
+    begun = list(first.result(60).tokens)
+    more = engine.submit(request(engine, None, session=session, max_tokens=4)).result(60)
     assert [*begun, *more.tokens] == solo([5, 6], len(begun) + 4)
     engine.close()
 
@@ -135,8 +135,8 @@ def test_no_more_wait_than_the_bound():
     jobs[4].cancel()
     engine.program.go.set()
     for at, job in enumerate(jobs[:4]):
-        assert list(job.result(10).tokens) == solo([at], 2)
-    assert list(engine.submit(request(engine, [9], max_tokens=2)).result(10).tokens) == solo([9], 2)
+        assert list(job.result(60).tokens) == solo([at], 2)
+    assert list(engine.submit(request(engine, [9], max_tokens=2)).result(60).tokens) == solo([9], 2)
     engine.close()
 
 

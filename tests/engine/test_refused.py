@@ -60,7 +60,7 @@ def watched(engine, tracer):
     """Trace what the loop does from now on."""
     armed = threading.Event()
     engine._loop.inbox.put((lambda: (sys.settrace(tracer), armed.set()),))
-    assert armed.wait(10)
+    assert armed.wait(60)
 
 
 def load(engine):
@@ -99,11 +99,11 @@ def check(engine, made, beams, wanted_beams):
     refused = 0
     for job, wanted in made:
         try:
-            assert list(job.result(10).tokens) == wanted
+            assert list(job.result(60).tokens) == wanted
         except MemoryError:
             refused += 1
     try:
-        assert [each.tokens for each in beams.result(10)] == wanted_beams
+        assert [each.tokens for each in beams.result(60)] == wanted_beams
     except MemoryError:
         refused += 1
     return refused
@@ -113,10 +113,10 @@ def check(engine, made, beams, wanted_beams):
 def test_memory_refused_at_any_line_of_the_loop_ends_requests_and_not_the_engine(file):
     engine = core(max_pages=14, prefix=False)
     tracer = Refusing()
-    engine.submit(request(engine, [1])).result(10)
+    engine.submit(request(engine, [1])).result(60)
     watched(engine, tracer.trace)
     made, beams = load(engine)
-    wanted_beams = [each.tokens for each in beams.result(10)]
+    wanted_beams = [each.tokens for each in beams.result(60)]
     assert check(engine, made, beams, wanted_beams) == 0
     points, hit = [point for point in tracer.seen if file.endswith(point[0])], 0
     assert points
@@ -127,7 +127,7 @@ def test_memory_refused_at_any_line_of_the_loop_ends_requests_and_not_the_engine
         check(engine, made, beams, wanted_beams)
         hit += tracer.fired
         tracer.at = None
-        assert list(engine.submit(request(engine, [3], max_tokens=2)).result(10).tokens) == solo(
+        assert list(engine.submit(request(engine, [3], max_tokens=2)).result(60).tokens) == solo(
             [3], 2
         ), point
         metrics = engine.metrics()
@@ -171,9 +171,9 @@ def test_memory_refused_by_what_a_step_calls_ends_those_of_the_step_alone(part, 
     for job in (first, waiting):
         engine.submit(job)
     with pytest.raises(MemoryError, match="no more"):
-        first.result(10)
-    assert list(waiting.result(10).tokens) == solo([6], 6)
-    assert list(engine.submit(request(engine, [5] * 20)).result(10).tokens) == solo([5] * 20)
+        first.result(60)
+    assert list(waiting.result(60).tokens) == solo([6], 6)
+    assert list(engine.submit(request(engine, [5] * 20)).result(60).tokens) == solo([5] * 20)
     assert engine.metrics().requests_failed_total == 1 and engine.metrics().pages_used == 0
     engine.close()
 

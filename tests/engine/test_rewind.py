@@ -34,7 +34,7 @@ def test_what_cannot_go_back_is_run_a_token_at_a_time():
     made.speculation = engine.speculator.speculation(
         Candidates(LookupDrafter(), adaptive=False), made.session
     )
-    done = engine.submit(made).result(5)
+    done = engine.submit(made).result(60)
     assert list(done.tokens) == solo([1, 2] * 5, 20)
     assert (
         done.speculation.accepted,

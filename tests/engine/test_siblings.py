@@ -88,7 +88,7 @@ def test_an_error_of_the_prompt_is_everybodys_and_one_of_a_sibling_its_own():
     made = siblings(engine, n=4)
     for request in made.requests:
         with pytest.raises(Exception, match="page pool"):
-            request.result(5)
+            request.result(60)
     engine.close()
     engine = core()
     calls = []
@@ -100,7 +100,7 @@ def test_an_error_of_the_prompt_is_everybodys_and_one_of_a_sibling_its_own():
 
     made = siblings(engine, n=3, processors=[second_fails])
     with pytest.raises(ArithmeticError):
-        made.result(5)
+        made.result(60)
     assert sum(request.error is not None for request in made.requests) == 1
     engine.close()
 
@@ -123,14 +123,14 @@ def test_waiting_can_be_bounded_awaited_and_closed():
         made.result(0.01)
     assert not made.done
     engine.close()
-    assert [each.finish_reason for each in made.result(5)] == ["cancelled"] * 2 and made.done
+    assert [each.finish_reason for each in made.result(60)] == ["cancelled"] * 2 and made.done
     engine = core()
 
     async def main():
         return await siblings(engine, n=3)
 
     assert [each.tokens for each in asyncio.run(main())] == [
-        each.tokens for each in siblings(engine, n=3).result(5)
+        each.tokens for each in siblings(engine, n=3).result(60)
     ]
     engine.close()
 

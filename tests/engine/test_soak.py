@@ -139,8 +139,8 @@ def test_failing_in_the_middle_of_mixed_load_tells_everybody():
     program.fail = MemoryError("no more")
     for job in jobs:
         with pytest.raises(MemoryError, match="no more"):
-            job.result(10)
+            job.result(60)
     program.fail = None
-    assert list(engine.submit(request(engine, [5])).result(10).tokens) == solo([5])
+    assert list(engine.submit(request(engine, [5])).result(60).tokens) == solo([5])
     engine.close()
     assert engine.pool.pages_used == 0

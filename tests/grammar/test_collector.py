@@ -45,15 +45,15 @@ def test_the_thread_that_paused_it_resumes_it(collector):
     def later():
         with paused_collector():
             inside.set()
-            assert leave.wait(10)
+            assert leave.wait(60)
 
     with paused_collector():
         thread = threading.Thread(target=later)
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(60)
     assert gc.isenabled()  # although the other block still runs
     leave.set()
-    thread.join(10)
+    thread.join(60)
     assert gc.isenabled()
 
 

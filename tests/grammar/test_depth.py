@@ -68,7 +68,7 @@ def test_another_threads_text_is_not_ones_own():
         if cursor is state._cursor:
             thread = threading.Thread(target=deep)
             thread.start()
-            thread.join(10)
+            thread.join(60)
         refuse(self, cursor)
 
     with pytest.MonkeyPatch.context() as patched:

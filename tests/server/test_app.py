@@ -292,7 +292,7 @@ def test_health_tells_of_a_loop_that_stands_still():
                 assert time.monotonic() < end
                 time.sleep(0.01)
             assert "no step" in server.get("/health").json()["error"]["message"]
-        worker.join(10)
+        worker.join(60)
         assert server.get("/health").status_code == 200
 
 

@@ -379,7 +379,7 @@ def test_what_the_end_of_the_server_cuts_is_told():
             assert time.monotonic() < end
         made.stop()
         streamed = first + rest(streaming)
-    worker.join(10)
+    worker.join(60)
     assert (status(found[0]), error_of(found[0])["code"]) == (503, "shutting_down")
     assert status(streamed) == 200
     assert b"shutting_down" in streamed and b"data: [DONE]" in streamed

@@ -48,8 +48,8 @@ def test_a_draft_whose_pages_its_own_requests_take_goes_on(background):
     )
     target.submit(made)
     theirs = [draft.submit(request(draft, [at] * 40, max_tokens=20)) for at in range(4)]
-    assert list(made.result(10).tokens) == solo([1, 2, 3], 60)
-    assert [each.result(10).finish_reason for each in theirs] == ["length"] * 4
+    assert list(made.result(60).tokens) == solo([1, 2, 3], 60)
+    assert [each.result(60).finish_reason for each in theirs] == ["length"] * 4
     target.close()
     if background:
         drafter.close_thread()
@@ -72,7 +72,7 @@ def test_processors_are_called_for_the_text_alone(background):
             run(target, drafter, None, session=session, max_tokens=40).tokens
             if drafter
             else target.submit(request(target, None, session=session, max_tokens=40))
-            .result(10)
+            .result(60)
             .tokens
         )
 
@@ -94,7 +94,7 @@ def test_a_draft_can_be_closed_while_a_target_asks_it(background):
     class Held(NullProgram):
         def step(self, batch, memory, *, output="logits", cancel=None):
             inside.set()
-            assert go.wait(10)
+            assert go.wait(60)
             return super().step(batch, memory, output=output, cancel=cancel)
 
     inside, go, failed = threading.Event(), threading.Event(), []
@@ -114,16 +114,16 @@ def test_a_draft_can_be_closed_while_a_target_asks_it(background):
         Candidates(drafter, 4, adaptive=False), made.session
     )
     target.submit(made)
-    assert inside.wait(10)
+    assert inside.wait(60)
     closing = threading.Thread(target=close)
     closing.start()
     closing.join(0.05)
     go.set()
-    closing.join(10)
+    closing.join(60)
     assert not closing.is_alive() and not failed and draft.pool.pages_used == 0
     with pytest.raises(EngineError, match="engine: is closed"):
-        made.result(10)
-    assert list(target.submit(request(target, [7])).result(10).tokens) == solo([7])
+        made.result(60)
+    assert list(target.submit(request(target, [7])).result(60).tokens) == solo([7])
     target.close()
     if background:
         drafter.close_thread()
@@ -148,7 +148,7 @@ def test_a_request_begins_and_ends_without_the_drafts_locks(background):
     with draft.step_lock, draft.lock:
         through = threading.Thread(target=begin_and_end, daemon=True)
         through.start()
-        through.join(10)
+        through.join(60)
         assert not through.is_alive()
     target.close()
     if background:
@@ -160,7 +160,7 @@ def test_a_line_that_is_drawn_while_its_request_ends_is_let_go_by_its_own_thread
     class Held(NullProgram):
         def step(self, batch, memory, *, output="logits", cancel=None):
             inside.set()
-            assert go.wait(10)
+            assert go.wait(60)
             return super().step(batch, memory, output=output, cancel=cancel)
 
     inside, go = threading.Event(), threading.Event()
@@ -170,7 +170,7 @@ def test_a_line_that_is_drawn_while_its_request_ends_is_let_go_by_its_own_thread
     session.sampler = Sampler(SEEDED, VOCAB)
     state = drafter.open(session)
     drafter._begin(DraftRequest(session, state, 4))
-    assert inside.wait(10)
+    assert inside.wait(60)
     drafter.close(state, session)  # at once, though its step goes on
     assert inner.kept(session) is None
     go.set()

@@ -49,13 +49,13 @@ def drafted(engine, drafter, prompt, **more):
 def test_others_go_on_beside_a_drafter_that_hangs_and_a_cancel_ends_its_request(where):
     engine, drafter = core(prefix=False), Hanging(where)
     stuck = engine.submit(drafted(engine, drafter, [3, 4], max_tokens=50))
-    assert drafter.inside.wait(10)
-    assert list(engine.submit(request(engine, [1, 2], max_tokens=50)).result(10).tokens) == solo(
+    assert drafter.inside.wait(60)
+    assert list(engine.submit(request(engine, [1, 2], max_tokens=50)).result(60).tokens) == solo(
         [1, 2], 50
     )
     assert not stuck.done
     stuck.cancel()
-    done = stuck.result(10)
+    done = stuck.result(60)
     assert done.finish_reason == "cancelled" and list(done.tokens) == solo([3, 4], 50)[:1]
     # its session is idle, and the loop does not turn while there is nothing to do
     assert not stuck.session.busy and engine._scheduler.idle and not engine._scheduler.parked
@@ -69,9 +69,9 @@ def test_others_go_on_beside_a_drafter_that_hangs_and_a_cancel_ends_its_request(
 
 def test_a_drafter_that_hangs_at_the_end_holds_up_nobody():
     engine, drafter = core(prefix=False), Hanging("close")
-    done = engine.submit(drafted(engine, drafter, [3, 4], max_tokens=5)).result(10)
-    assert list(done.tokens) == solo([3, 4], 5) and drafter.inside.wait(10)
-    assert list(engine.submit(request(engine, [1], max_tokens=5)).result(10).tokens) == solo([1], 5)
+    done = engine.submit(drafted(engine, drafter, [3, 4], max_tokens=5)).result(60)
+    assert list(done.tokens) == solo([3, 4], 5) and drafter.inside.wait(60)
+    assert list(engine.submit(request(engine, [1], max_tokens=5)).result(60).tokens) == solo([1], 5)
     drafter.go.set()
     engine.close()
 
@@ -79,9 +79,9 @@ def test_a_drafter_that_hangs_at_the_end_holds_up_nobody():
 def test_an_engine_closes_beside_a_drafter_that_hangs():
     engine, drafter = core(prefix=False), Hanging("propose")
     stuck = engine.submit(drafted(engine, drafter, [3, 4], max_tokens=50))
-    assert drafter.inside.wait(10)
+    assert drafter.inside.wait(60)
     engine.close()
-    assert stuck.result(10).finish_reason == "cancelled"
+    assert stuck.result(60).finish_reason == "cancelled"
     drafter.go.set()
 
 
@@ -98,7 +98,7 @@ def test_requests_of_one_drafter_are_asked_for_together_and_one_call_at_a_time()
     engine, drafter = core(prefix=False), Counting(None)
     drafter.lock = threading.Lock()
     jobs = [engine.submit(drafted(engine, drafter, [at, 4], max_tokens=30)) for at in range(4)]
-    assert [list(job.result(10).tokens) for job in jobs] == [solo([at, 4], 30) for at in range(4)]
+    assert [list(job.result(60).tokens) for job in jobs] == [solo([at, 4], 30) for at in range(4)]
     assert max(sizes) > 1
     engine.close()
 
@@ -106,11 +106,11 @@ def test_requests_of_one_drafter_are_asked_for_together_and_one_call_at_a_time()
 def test_a_request_whose_pages_are_taken_while_its_drafter_works_goes_on():
     engine, drafter = core(prefix=False, max_pages=3), Hanging("propose")
     stuck = engine.submit(drafted(engine, drafter, [3, 4], max_tokens=20))
-    assert drafter.inside.wait(10)
+    assert drafter.inside.wait(60)
     other = engine.submit(request(engine, [1, 2], max_tokens=45))  # needs every page
-    assert list(other.result(10).tokens) == solo([1, 2], 45)
+    assert list(other.result(60).tokens) == solo([1, 2], 45)
     drafter.go.set()
-    assert list(stuck.result(10).tokens) == solo([3, 4], 20)
+    assert list(stuck.result(60).tokens) == solo([3, 4], 20)
     assert engine.metrics().requests_preempted_total
     engine.close()
 
@@ -122,5 +122,5 @@ def test_shares_of_a_drafter_that_is_not_said_to_draw_are_refused():
 
     engine = core(prefix=False)
     with pytest.raises(ValueError, match="wanted Candidates"):
-        engine.submit(drafted(engine, Drawing(None), [3], max_tokens=5)).result(10)
+        engine.submit(drafted(engine, Drawing(None), [3], max_tokens=5)).result(60)
     engine.close()

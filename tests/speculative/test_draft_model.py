@@ -46,7 +46,7 @@ def own(config, seed=99):
 
 def run(target, drafter, prompt, **more):
     """A finished request that a model drafts for."""
-    return submitted(target, drafter, prompt, **more).result(10)
+    return submitted(target, drafter, prompt, **more).result(60)
 
 
 def submitted(target, drafter, prompt, *, costs=None, most=4, **more):
@@ -139,9 +139,9 @@ def test_the_same_seed_gives_the_same_text_whatever_shares_the_steps():
                 target.submit(request(target, [at, 9], max_tokens=50)) for at in range(companions)
             ]
             job = submitted(target, drafter, [1, 2, 3], max_tokens=60, sampler=CHAIN)
-        done = job.result(10)
+        done = job.result(60)
         for each in beside:
-            each.result(10)
+            each.result(60)
         target.close()
         draft.close()
         return done.tokens, target.metrics().requests_preempted_total if max_pages else 0
@@ -224,7 +224,7 @@ def test_background_drafting_by_its_own_sampler_gives_the_text_of_the_seed_at_an
         ]
         done = run(target, background, [1, 2, 3], max_tokens=60, sampler=CHAIN, most=3)
         for each in beside:
-            each.result(10)
+            each.result(60)
         target.close()
         background.close_thread()
         draft.close()

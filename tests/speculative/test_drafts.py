@@ -71,7 +71,7 @@ def test_threads_that_name_the_same_draft_open_it_once_and_it_is_closed(
         return opened[-1], opened[-1].core.close
 
     def generate():
-        together.wait(10)
+        together.wait(60)
         target.generate("Once", max_tokens=3, speculative=stories / "stories260K-q8_0.gguf")
 
     monkeypatch.setattr(DraftModels, "open", counted)

@@ -90,7 +90,7 @@ def test_tokens_are_those_without_candidates(sampler, right):
     engine = core()
     drafter = Prophet(right)
     job = engine.submit(speculating(engine, [1, 2, 3], drafter, max_tokens=60, sampler=sampler))
-    done = job.result(5)
+    done = job.result(60)
     assert list(done.tokens) == solo([1, 2, 3], 60, sampler)
     assert done.finish_reason == "length" and done.speculation.total_output_tokens == 60
     engine.close()
@@ -102,10 +102,10 @@ def test_every_candidate_stands_when_the_draft_is_the_target():
     engine = core()
     engine.submit(
         speculating(engine, [5, 6], Prophet(shortest=4), max_tokens=41, sampler=SEEDED)
-    ).result(5)
+    ).result(60)
     done = engine.submit(
         speculating(engine, [5, 6], Prophet(shortest=4), max_tokens=41, sampler=SEEDED)
-    ).result(5)
+    ).result(60)
     stats = done.speculation
     assert stats.acceptance_rate == 1.0 and stats.rejected == 0
     # the first token comes from the prompt, then 8 steps of 4 and 1
@@ -118,7 +118,7 @@ def test_nothing_that_stands_is_run_twice():
     engine = core(program=program, prefix=False)
     done = engine.submit(
         speculating(engine, list(range(20)), Prophet(0.7, seed=3), max_tokens=100)
-    ).result(5)
+    ).result(60)
     stats = done.speculation
     assert stats.accepted and stats.rejected
     # The prompt, every token but the last, which nobody needs the logits of, and the candidates
@@ -130,7 +130,7 @@ def test_nothing_that_stands_is_run_twice():
 def test_a_step_of_candidates_gives_the_tokens_of_several():
     program = NullProgram()
     engine = core(program=program, prefix=False)
-    engine.submit(speculating(engine, [1], Prophet(shortest=4), max_tokens=51)).result(5)
+    engine.submit(speculating(engine, [1], Prophet(shortest=4), max_tokens=51)).result(60)
     assert program.rows == [1, *[5] * 10]
     engine.close()
 
@@ -168,7 +168,7 @@ def test_max_tokens_is_exact(max_tokens):
     engine = core(program=program, prefix=False)
     done = engine.submit(
         speculating(engine, [4, 4], Prophet(shortest=5), most=5, max_tokens=max_tokens)
-    ).result(5)
+    ).result(60)
     assert list(done.tokens) == solo([4, 4], max_tokens) and done.finish_reason == "length"
     assert program.evaluated == 2 + max_tokens - 1
     engine.close()
@@ -178,7 +178,7 @@ def test_the_end_of_the_context_is_exact():
     engine = core(context_size=24)
     done = engine.submit(
         speculating(engine, [1, 2, 3], Prophet(shortest=5), most=5, max_tokens=None)
-    ).result(5)
+    ).result(60)
     assert list(done.tokens) == solo([1, 2, 3], 21) and done.finish_reason == "length"
     engine.close()
 
@@ -195,7 +195,7 @@ def test_a_token_that_ends_the_text_ends_it_among_candidates():
             engine, [], drafter, most=8, max_tokens=20, session=session, stop_ids=frozenset({stop})
         )
     )
-    done = job.result(5)
+    done = job.result(60)
     assert list(done.tokens) == tokens[:at] and done.finish_reason == "stop"
     assert session.kv.length == len(session.tokens) == 3 + at
     assert (session.pending == hashed(session.tokens, VOCAB)).all()
@@ -207,11 +207,11 @@ def test_a_session_goes_on_after_candidates_as_without_them():
     session = engine.keep(engine.new_session([7, 8]))
     first = engine.submit(
         speculating(engine, [], Prophet(0.7), max_tokens=13, session=session, sampler=CHAIN)
-    ).result(5)
+    ).result(60)
     assert len(session.kv.pages) == -(-session.kv.length // 16)
     second = engine.submit(
         speculating(engine, [], Prophet(0.7), max_tokens=13, session=session)
-    ).result(5)
+    ).result(60)
     assert [*first.tokens, *second.tokens] == solo([7, 8], 26, CHAIN)
     engine.close()
 
@@ -224,7 +224,7 @@ def test_a_context_that_is_shifted_among_candidates_gives_the_tokens_of_one_that
             made.speculation = engine.speculator.speculation(
                 Candidates(drafter, 5, adaptive=False), made.session
             )
-        done = engine.submit(made).result(5)
+        done = engine.submit(made).result(60)
         engine.close()
         return done.tokens, done.usage.context_shifts
 
@@ -242,8 +242,8 @@ def test_a_drafter_that_fails_ends_its_own_request_alone():
     beside = engine.submit(request(engine, [1, 2], max_tokens=50))
     broken = engine.submit(speculating(engine, [3, 4], Broken(), max_tokens=50))
     with pytest.raises(PoolError, match="draft: out of pages"):
-        broken.result(5)
-    assert list(beside.result(5).tokens) == solo([1, 2], 50)
+        broken.result(60)
+    assert list(beside.result(60).tokens) == solo([1, 2], 50)
     engine.close()
 
 
@@ -253,7 +253,7 @@ def test_candidates_take_no_pages_that_others_need():
         engine.submit(speculating(engine, [token], Prophet(shortest=8), most=8, max_tokens=15))
         for token in (1, 2)
     ]
-    assert [list(job.result(5).tokens) for job in jobs] == [solo([token], 15) for token in (1, 2)]
+    assert [list(job.result(60).tokens) for job in jobs] == [solo([token], 15) for token in (1, 2)]
     assert engine.metrics().requests_preempted_total == 0
     engine.close()
 
@@ -274,7 +274,7 @@ def test_a_text_that_goes_in_circles_is_looked_up():
     costs = StepCosts({1: 1.0, 17: 1.2})
     done = engine.submit(
         speculating(engine, [0], LookupDrafter(), most=8, costs=costs, max_tokens=200)
-    ).result(5)
+    ).result(60)
     assert list(done.tokens) == [(at + 1) % 7 for at in range(200)]
     assert done.speculation.acceptance_rate > 0.95 and len(program.rows) < 60
     engine.close()
@@ -294,7 +294,7 @@ def test_what_never_stands_is_no_longer_brought():
     costs = StepCosts({1: 1.0, 17: 4.0})
     done = engine.submit(
         speculating(engine, [1, 2] * 9, LookupDrafter(), most=8, costs=costs, max_tokens=300)
-    ).result(5)
+    ).result(60)
     assert list(done.tokens) == solo([1, 2] * 9, 300)
     assert done.speculation.rejected < 10 and done.speculation.n1_fallbacks > 280
     engine.close()
@@ -304,7 +304,7 @@ def test_neighbours_help_each_other_unless_they_must_not():
     for neighbours in (True, False):
         engine = core(prefix=False)
         drafter = LookupDrafter(neighbours=neighbours)
-        engine.submit(speculating(engine, [3, 1, 4, 1, 5], drafter, max_tokens=60)).result(5)
+        engine.submit(speculating(engine, [3, 1, 4, 1, 5], drafter, max_tokens=60)).result(60)
         again = engine.submit(speculating(engine, [3, 1, 4, 1, 5], drafter, max_tokens=60)).result(
             5
         )
@@ -319,6 +319,6 @@ def test_a_request_of_its_own_sampler_reports_each_draw():
     made.session.sampler = Sampler(SEEDED, VOCAB, logprobs=2)
     plain = request(engine, [1, 2], max_tokens=30)
     plain.session.sampler = Sampler(SEEDED, VOCAB, logprobs=2)
-    done, wanted = engine.submit(made).result(5), engine.submit(plain).result(5)
+    done, wanted = engine.submit(made).result(60), engine.submit(plain).result(60)
     assert done.tokens == wanted.tokens and done.logprobs == wanted.logprobs
     engine.close()

@@ -243,7 +243,7 @@ def test_hidden_rows_are_the_same_before_and_after(path, monkeypatch):
 
 def test_a_thread_packs_while_nobody_asks(path, monkeypatch):
     model = unpacked(monkeypatch, path, packer=True)
-    model.packer.join(10)
+    model.packer.join(60)
     assert not model.packer.is_alive() and panels(model) == panels(whole(path))
     logits(model, IDS[:1])
     assert model.program.representative
@@ -257,7 +257,7 @@ def test_nobody_packs_during_a_step_over_unpacked_weights(path, monkeypatch):
     other.join(0.05)
     assert other.is_alive() and model.packing.done == 0
     model.packing.end()
-    other.join(10)
+    other.join(60)
     assert model.packing.done > 0
 
 
@@ -296,7 +296,7 @@ def test_an_interrupt_leaves_nobody_with_the_turn_to_pack(path, monkeypatch, ste
         model.packing.begin(1) if step else model.packing.some()
     after = threading.Thread(target=model.packing.finish, daemon=True)
     after.start()
-    after.join(10)
+    after.join(60)
     assert not after.is_alive() and model.packing.whole
 
 
@@ -328,7 +328,7 @@ def test_a_program_that_is_dropped_ends_its_thread(path, monkeypatch):
     held = model.packing
     del model
     held.end()
-    packer.join(10)
+    packer.join(60)
     assert not packer.is_alive()
 
 
