@@ -7,8 +7,21 @@ from it, so existing `except ValueError` clauses keep working.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import ClassVar
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the line outside of this package that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and (frame.f_globals.get("__name__") or "").startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
+_INSIDE = __name__.partition(".")[0] + "."
 
 
 class OxillamaError(Exception):

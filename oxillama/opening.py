@@ -18,7 +18,7 @@ from oxillama._core.tape import Batch, CancelFlag
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
-from oxillama.errors import ConfigError, ModelError, TokenizerError
+from oxillama.errors import ConfigError, ModelError, TokenizerError, warn
 from oxillama.gguf import GgufReader
 from oxillama.lora.stack import LoraStack
 from oxillama.model.load import Model, load_model
@@ -103,7 +103,8 @@ def open_model(
     # a sampler in the config replaces the recommended one
     recommended = None if config.sampler is not None else recommended_sampler(reader.metadata)
     with ThreadPoolExecutor(1) as other:  # the vocabulary is read while workers pack weights
-        reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json)
+        notes: list[str] = []
+        reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json, notes.append)
         model = load_model(
             joined,
             num_threads=config.num_threads or 0,
@@ -117,7 +118,10 @@ def open_model(
         )
         try:
             vision = vision_for(config, model, source)
-            opened = _serving(config, reader, model, reading.result(), tokenizer_json, speculative)
+            bridge = reading.result()
+            for text in notes:
+                warn(text)
+            opened = _serving(config, reader, model, bridge, tokenizer_json, speculative)
             return replace(opened, recommended=recommended, vision=vision)
         except BaseException:
             # background threads hold the weights, which nothing will use
@@ -273,7 +277,10 @@ def _replacement_hash(path: str | Path | None, tokenizer_json: str | bytes | Non
 
 
 def _bridge(
-    reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None
+    reader: GgufReader,
+    path: str | Path | None,
+    tokenizer_json: str | bytes | None,
+    note: Callable[[str], None],
 ) -> TokenizerBridge | None:
     """The vocabulary: tokenizer.json's, otherwise the file's own; None if the file has none."""
     if isinstance(tokenizer_json, (bytes, bytearray, memoryview)):
@@ -289,4 +296,4 @@ def _bridge(
         return TokenizerBridge.from_tokenizer_json(source, metadata=reader.metadata)
     if "tokenizer.ggml.model" not in reader.metadata:
         return None
-    return TokenizerBridge.from_metadata(reader.metadata)
+    return TokenizerBridge.from_metadata(reader.metadata, note=note)

@@ -34,3 +34,13 @@ def test_bytes_beside_a_path_are_refused(data, options, message):
 def test_a_tokenizer_of_broken_text_is_refused(data):
     with pytest.raises(TokenizerError, match="^tokenizer_json: byte 1 is not UTF-8"):
         oxillama.load_model_from_bytes(data, b"{\xff}")
+
+
+def test_a_warning_about_a_file_stands_at_the_line_that_loads_it(data):
+    at = data.index(key := b"tokenizer.ggml.padding_token_id") + len(key) + 4
+    data = data[:at] + (99999).to_bytes(4, "little") + data[at + 4 :]
+    with (
+        pytest.warns(UserWarning, match="padding_token_id: found 99999") as told,
+        oxillama.load_model_from_bytes(data),
+    ):
+        assert [each.filename for each in told] == [__file__]

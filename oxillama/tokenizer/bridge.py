@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.threads import worker_count
-from oxillama.errors import TokenizerError
+from oxillama.errors import TokenizerError, warn
 from oxillama.tokenizer.bpe import CHAR_TO_BYTE, BpeEncoder
 from oxillama.tokenizer.plamo import PlamoEncoder
 from oxillama.tokenizer.provenance import TemplateText
@@ -77,12 +77,16 @@ class TokenizerBridge:
 
     @classmethod
     def from_metadata(
-        cls, metadata: Mapping[str, Any], *, allow_unknown_pre: bool = False
+        cls,
+        metadata: Mapping[str, Any],
+        *,
+        allow_unknown_pre: bool = False,
+        note: Callable[[str], None] = warn,
     ) -> TokenizerBridge:
         """From the `tokenizer.*` keys of a file. An unknown pre-tokenizer raises unless
-        `allow_unknown_pre` selects the default one.
+        `allow_unknown_pre` selects the default one. note: called with what is a warning otherwise.
         """
-        return cls._made_of(read_vocabulary(metadata), allow_unknown_pre=allow_unknown_pre)
+        return cls._made_of(read_vocabulary(metadata, note), allow_unknown_pre=allow_unknown_pre)
 
     @classmethod
     def _made_of(cls, vocabulary: Vocabulary, *, allow_unknown_pre: bool = True) -> TokenizerBridge:

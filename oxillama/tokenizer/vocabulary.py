@@ -7,15 +7,14 @@ SentencePiece.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from oxillama._core.bpe import Strings
-from oxillama.errors import TokenizerError
+from oxillama.errors import TokenizerError, warn
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 KINDS = (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)
@@ -195,9 +194,9 @@ class Vocabulary:
         )
 
 
-def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = warn) -> Vocabulary:
     """The vocabulary of `tokenizer.ggml.*`; TokenizerError with the key, the value found and the
-    value wanted.
+    value wanted. note: called with what is wrong but no error.
     """
     model = _value(metadata, "model", str)
     tokens = _strings(metadata, "tokens")
@@ -234,10 +233,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
                 special[name] = found
             # such files exist (a vocabulary was cut): the model runs, and its user is warned
             else:
-                warnings.warn(
+                note(
                     f"tokenizer.ggml.{key}: found {found}, wanted an id below {n}; taken as no "
-                    "such token",
-                    stacklevel=4,
+                    "such token"
                 )
     around = {name for name, ones in (("bos", _ADD_BOS), ("sep", _ADD_SEP)) if pre in ones}
     ids, added = _DEFAULTS.get(model, ({}, frozenset(around)))

@@ -11,14 +11,13 @@ logic into cases, `emit` writes rules.
 
 import json
 import typing
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from oxillama._core.schemas import FALSE, TRUE
-from oxillama.errors import GrammarError
+from oxillama.errors import GrammarError, warn
 from oxillama.grammar.schema.classes import ClosedSchema, schema_of
 from oxillama.grammar.schema.document import Document
 from oxillama.grammar.schema.emit import Emitter
@@ -86,7 +85,7 @@ class SchemaCompiler:
                 raise GrammarError(text)
             if text not in notes:
                 notes.append(text)
-                warnings.warn(text, GrammarWarning, stacklevel=3)
+                warn(text, GrammarWarning)
 
         source = schema_of(schema)
         closed = isinstance(source, ClosedSchema) if self.closed is None else self.closed
