@@ -26,19 +26,26 @@ from oxillama.errors import GrammarError
 
 cdef enum:
     COUNTED = 48           # plain tokens of up to so many characters stand in a table by length, longer ones in a list
-    CLOSED = 16            # positions followed to prove that a subtree is allowed whole
+    CLOSED = 64            # positions followed to prove that a subtree is allowed whole
+    COUNTS = 16            # and where counts come to a bound, each of which is a position of its own
+    BEYOND = 5             # the kind of bytes beyond ASCII
+    DASHES = 60            # and of the one that begins U+2000 to U+2FFF, where what a dot does not match is
     STEPS = 150            # merged stacks for a mask, per alternative that may be followed at once
     WORTH = 12             # tokens of a subtree that make the proof worth its time
 
-# Bytes by kind: what grammars tell apart mostly goes by these. Bytes beyond ASCII are one kind, ASCII signs each their own.
+# Bytes by kind: what grammars tell apart mostly goes by these. Bytes beyond ASCII are two kinds, ASCII signs each their own.
 cdef uint8_t[256] KIND
 for _b in range(256):
     KIND[_b] = (0 if 0x30 <= _b <= 0x39 else 1 if 0x61 <= _b <= 0x66 else 2 if 0x67 <= _b <= 0x7A else 3 if 0x41 <= _b <= 0x46
-                else 4 if 0x47 <= _b <= 0x5A else 5 if _b >= 0x80 else 6 if _b < 0x20 and _b not in (9, 10, 13) or _b == 0x7F
+                else 4 if 0x47 <= _b <= 0x5A else DASHES if _b == 0xE2 else BEYOND if _b >= 0x80 else 6 if _b < 0x20 and _b not in (9, 10, 13) or _b == 0x7F
                 else 7 + [*b" \t\n\r!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"].index(_b))
 cdef uint8_t[128] BY_KIND      # ASCII, kind by kind: neighbours often lead to the same position
 for _i, _b in enumerate(sorted(range(128), key=lambda b: KIND[b])):
     BY_KIND[_i] = _b
+cdef uint8_t[8][256] PLAIN_STEPS     # the plain automaton as a table (255 = none)
+for _i in range(8):
+    for _b in range(256):
+        PLAIN_STEPS[_i][_b] = plain_step(_i, _b) % 256
 
 
 # Up to how many bytes the tokens of a part have; those of the last have more.
@@ -178,34 +185,51 @@ cdef inline void set_tokens(uint32_t *mask, Tree *t, int32_t first, int32_t end,
             set_bit(mask, t.tokens[k])
 
 
-cdef int closed(Machine machine, int32_t config, uint64_t kinds, int32_t bytes_, Proof *proof) except -1:
+cdef int closed(Machine machine, int32_t config, bint settled, bint whole, uint64_t kinds, int32_t bytes_, Proof *proof) except -1:
     """Whether every text of these kinds of bytes, and up to so many, is surely allowed from a config: the few configs that they lead to
-    lead nowhere else."""
+    lead nowhere else. Bytes beyond ASCII are those of characters, which are `whole` up to here; else nothing is known of them."""
     cdef int32_t[CLOSED] seen, at
+    cdef uint8_t[CLOSED] u8
     cdef int32_t *row
     cdef int32_t follow, last = -1
-    cdef int n = 1, i = 0, j, k, b
+    cdef uint64_t beyond = kinds & (<uint64_t>1 << BEYOND | <uint64_t>1 << DASHES)
+    cdef uint8_t step
+    cdef int n = 1, i = 0, j, k, b, most = CLOSED if settled else COUNTS
     if config == proof.config and (kinds & ~proof.kinds) == 0 and bytes_ <= proof.bytes:
         return 1
-    if kinds >> 5 & 1 or (config == proof.refuted and (proof.too_many & ~kinds) == 0 and bytes_ >= proof.too_long):
+    if (beyond and not whole) or (config == proof.refuted and (proof.too_many & ~kinds) == 0 and bytes_ >= proof.too_long):
         return 0
-    seen[0], at[0] = config, 0
+    seen[0], at[0], u8[0] = config, 0, 0
     while i < n and at[i] < bytes_:
         row = machine.row(seen[i])
-        for k in range(128):
+        for k in range(128 if u8[i] == 0 else 0):
             b = BY_KIND[k]
             follow = row[b]
             if follow == last or not kinds >> KIND[b] & 1:
                 continue
             last = follow
             for j in range(n):
-                if seen[j] == follow:
+                if seen[j] == follow and u8[j] == 0:
                     break
             else:
-                if follow == 0 or n == CLOSED:
+                if follow == 0 or n == most:
                     proof.refuted, proof.too_many, proof.too_long = config, kinds, bytes_
                     return 0
-                seen[n], at[n] = follow, at[i] + 1
+                seen[n], at[n], u8[n] = follow, at[i] + 1, 0
+                n += 1
+        for b in range(128, 256 if beyond else 128):
+            step = PLAIN_STEPS[u8[i]][b]
+            if step == 255 or (u8[i] == 0 and not kinds >> KIND[b] & 1):
+                continue
+            follow = row[b]
+            for j in range(n):
+                if seen[j] == follow and u8[j] == step:
+                    break
+            else:
+                if follow == 0 or n == most:
+                    proof.refuted, proof.too_many, proof.too_long = config, kinds, bytes_
+                    return 0
+                seen[n], at[n], u8[n] = follow, at[i] + 1, step
                 n += 1
         i += 1
     proof.config, proof.kinds, proof.bytes = config, kinds, bytes_
@@ -353,7 +377,8 @@ cdef class TokenTrie:
                         continue
                 rows[d] = machine.row(follow)
                 if (beyond.first - node.first > WORTH and rows[d][(node + 1).byte]
-                        and closed(machine, follow, node.below, min(<int32_t>node.reach, longest) - d, &walk.proofs[d])):
+                        and closed(machine, follow, walk.settled, covered and walk.settled and node.u8 == 0, node.below,
+                                   min(<int32_t>node.reach, longest) - d, &walk.proofs[d])):
                     if not optimistic:
                         set_tokens(mask, t, node.first, beyond.first, walk)
                     node = beyond
@@ -370,6 +395,7 @@ cdef class TokenTrie:
         cdef Py_ssize_t i, k
         cdef uint32_t sized
         walk.shorter, walk.longest = self.bounds[low], self.bounds[high]
+        walk.settled = machine.still or (low == 0 and high == LENGTHS)
         walk.rows = <int32_t **>malloc((walk.longest + 1) * sizeof(int32_t *))
         walk.proofs = <Proof *>malloc((walk.longest + 1) * sizeof(Proof))
         try:

@@ -60,6 +60,45 @@ def test_masks_over_real_vocabularies_equal_asking_for_every_token(cases, name):
     ) == sorted(bridge.eog_ids)
 
 
+LETTERS = [
+    *"aeiou xsl/#.",
+    *"\u00e9\u0416\u4e16\u2019\u2026\u2027\u2028\u2029\u202a\ue000\U0001f600",
+]
+# subtrees of more tokens than are asked for one by one, with and without the code points that the
+# patterns exclude; characters that are cut off, and bytes that no character has
+PLACES = [
+    *(bytes([b]) for b in range(256)),
+    *(b"zq\xff" + bytes([b]) for b in range(0x61, 0x7B)),
+    *(
+        piece
+        for text in (a + b + c for a in "as\u4e16" for b in LETTERS for c in LETTERS)
+        for piece in (text.encode(), text.encode()[:-1], text.encode() + b"\xe2\x80")
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "^.*xsl$",
+        "^[^/#]+/[^/#]+$",
+        "^(?:\\S+\\s+){0,9}\\S+$",
+        "^[^\\u2026]{1,30}$",
+        "^[a-z\\u0400-\\u04ff]+\\.[^\\ue000]*$",
+    ],
+)
+def test_subtrees_are_allowed_whole_only_where_all_of_their_tokens_are(pattern):
+    masker = TokenMasker(PLACES)
+    state = masker.state(JsonSchemaCompiler().compile({"type": "string", "pattern": pattern}))
+    for piece in ('"', "a", ".", "xs", "l/ ", "e\u4e16"):
+        if not state.allows_token(piece.encode()):
+            continue
+        state.advance(piece.encode())
+        bits = np.unpackbits(state.mask().view(np.uint8), bitorder="little")[: len(PLACES)]
+        wanted = [masker.allows(state, token) for token in range(len(PLACES))]
+        assert bits.tolist() == wanted, (piece, pattern)
+
+
 def test_a_grammar_is_shared_by_vocabularies():
     grammar = Grammar.parse('root ::= "ab"+')
     one, two = TokenMasker([b"a", b"b", b"ab"]), TokenMasker([b"abab", b"b", b"ba", b"a"])
