@@ -39,7 +39,7 @@ cdef struct Proof:
 
 cdef struct Walk:
     int32_t shorter, longest     # tokens of more than `shorter` bytes and up to `longest` are asked for
-    bint settled                 # whether no count comes to a bound within these lengths
+    int32_t patience             # positions that proofs which fail may look at; 0: counts come to bounds within these lengths, no more are tried
     int32_t **rows               # of the configs on the path, by depth
     Proof *proofs                # the last ones, by depth
 

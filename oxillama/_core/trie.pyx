@@ -28,6 +28,7 @@ cdef enum:
     COUNTED = 48           # plain tokens of up to so many characters stand in a table by length, longer ones in a list
     CLOSED = 64            # positions followed to prove that a subtree is allowed whole
     COUNTS = 16            # and where counts come to a bound, each of which is a position of its own
+    PATIENCE = 500         # positions looked at in vain, in one walk, before it goes on as if counts came to bounds
     BEYOND = 5             # the kind of bytes beyond ASCII
     DASHES = 60            # and of the one that begins U+2000 to U+2FFF, where what a dot does not match is
     STEPS = 150            # merged stacks for a mask, per alternative that may be followed at once
@@ -185,7 +186,14 @@ cdef inline void set_tokens(uint32_t *mask, Tree *t, int32_t first, int32_t end,
             set_bit(mask, t.tokens[k])
 
 
-cdef int closed(Machine machine, int32_t config, bint settled, bint whole, uint64_t kinds, int32_t bytes_, Proof *proof) except -1:
+cdef int refuted(Walk *walk, int32_t config, uint64_t kinds, int32_t bytes_, Proof *proof, int looked_at) noexcept:
+    """Notes a proof that failed."""
+    proof.refuted, proof.too_many, proof.too_long = config, kinds, bytes_
+    walk.patience = max(walk.patience - looked_at, 0)
+    return 0
+
+
+cdef int closed(Machine machine, int32_t config, bint whole, uint64_t kinds, int32_t bytes_, Proof *proof, Walk *walk) except -1:
     """Whether every text of these kinds of bytes, and up to so many, is surely allowed from a config: the few configs that they lead to
     lead nowhere else. Bytes beyond ASCII are those of characters, which are `whole` up to here; else nothing is known of them."""
     cdef int32_t[CLOSED] seen, at
@@ -194,10 +202,10 @@ cdef int closed(Machine machine, int32_t config, bint settled, bint whole, uint6
     cdef int32_t follow, last = -1
     cdef uint64_t beyond = kinds & (<uint64_t>1 << BEYOND | <uint64_t>1 << DASHES)
     cdef uint8_t step
-    cdef int n = 1, i = 0, j, k, b, most = CLOSED if settled else COUNTS
+    cdef int n = 1, i = 0, j, k, b, most = CLOSED if walk.patience else COUNTS
     if config == proof.config and (kinds & ~proof.kinds) == 0 and bytes_ <= proof.bytes:
         return 1
-    if (beyond and not whole) or (config == proof.refuted and (proof.too_many & ~kinds) == 0 and bytes_ >= proof.too_long):
+    if (beyond and not (whole and walk.patience)) or (config == proof.refuted and (proof.too_many & ~kinds) == 0 and bytes_ >= proof.too_long):
         return 0
     seen[0], at[0], u8[0] = config, 0, 0
     while i < n and at[i] < bytes_:
@@ -213,8 +221,7 @@ cdef int closed(Machine machine, int32_t config, bint settled, bint whole, uint6
                     break
             else:
                 if follow == 0 or n == most:
-                    proof.refuted, proof.too_many, proof.too_long = config, kinds, bytes_
-                    return 0
+                    return refuted(walk, config, kinds, bytes_, proof, n if n == CLOSED else i if beyond else 0)
                 seen[n], at[n], u8[n] = follow, at[i] + 1, 0
                 n += 1
         for b in range(128, 256 if beyond else 128):
@@ -227,8 +234,7 @@ cdef int closed(Machine machine, int32_t config, bint settled, bint whole, uint6
                     break
             else:
                 if follow == 0 or n == most:
-                    proof.refuted, proof.too_many, proof.too_long = config, kinds, bytes_
-                    return 0
+                    return refuted(walk, config, kinds, bytes_, proof, n if n == CLOSED else i if beyond else 0)
                 seen[n], at[n], u8[n] = follow, at[i] + 1, step
                 n += 1
         i += 1
@@ -377,8 +383,8 @@ cdef class TokenTrie:
                         continue
                 rows[d] = machine.row(follow)
                 if (beyond.first - node.first > WORTH and rows[d][(node + 1).byte]
-                        and closed(machine, follow, walk.settled, covered and walk.settled and node.u8 == 0, node.below,
-                                   min(<int32_t>node.reach, longest) - d, &walk.proofs[d])):
+                        and closed(machine, follow, covered and node.u8 == 0, node.below, min(<int32_t>node.reach, longest) - d,
+                                   &walk.proofs[d], walk)):
                     if not optimistic:
                         set_tokens(mask, t, node.first, beyond.first, walk)
                     node = beyond
@@ -395,7 +401,7 @@ cdef class TokenTrie:
         cdef Py_ssize_t i, k
         cdef uint32_t sized
         walk.shorter, walk.longest = self.bounds[low], self.bounds[high]
-        walk.settled = machine.still or (low == 0 and high == LENGTHS)
+        walk.patience = PATIENCE if machine.still or (low == 0 and high == LENGTHS) else 0
         walk.rows = <int32_t **>malloc((walk.longest + 1) * sizeof(int32_t *))
         walk.proofs = <Proof *>malloc((walk.longest + 1) * sizeof(Proof))
         try:
