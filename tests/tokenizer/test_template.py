@@ -2,7 +2,6 @@
 that no template gets past.
 """
 
-import itertools
 import json
 import time
 import tracemalloc
@@ -335,17 +334,23 @@ def test_no_operation_makes_what_was_not_counted(monkeypatch):
 
 
 class Clock:
-    """A clock of a thread that one of the steps of a render advances."""
+    """The sandbox's clocks, which some of the steps of a render advance (calls of `charge`)."""
 
-    def __init__(self, jumps):
-        self.now, self._jumps = 0.0, jumps
+    def __init__(self, monkeypatch, jumps):
+        self.now, self.jumps, self.steps = 0.0, jumps, 0
+        charge = sandbox.Sandbox.charge
+
+        def charged(box, **what):
+            self.now += self.jumps.get(self.steps, 0.0)
+            self.steps += 1
+            charge(box, **what)
+
+        clocks = SimpleNamespace(monotonic=self.read, thread_time=self.read)
+        monkeypatch.setattr(sandbox, "time", clocks)
+        monkeypatch.setattr(sandbox.Sandbox, "charge", charged)
 
     def read(self):
         return self.now
-
-    def passes(self, count):
-        """The calls of `charge`, counted."""
-        self.now += self._jumps.get(count, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -354,41 +359,25 @@ class Clock:
 )
 def test_a_pause_of_the_whole_process_is_not_a_templates_time(monkeypatch, jumps, late):
     """Such as a collection of its garbage in the middle of a render."""
-    clock, counts, charge = Clock(jumps), itertools.count(), sandbox.Sandbox.charge
-
-    def charged(self, **what):
-        clock.passes(next(counts))
-        charge(self, **what)
-
-    clocks = SimpleNamespace(monotonic=clock.read, thread_time=clock.read)
-    monkeypatch.setattr(sandbox, "time", clocks)
-    monkeypatch.setattr(sandbox.Sandbox, "charge", charged)
+    clock = Clock(monkeypatch, jumps)
     template = ChatTemplate("{% for i in range(80) %}{{ i }}{% endfor %}")
     if late:
         with pytest.raises(TemplateError, match="more than 0.5 seconds of processor time"):
             template.render([])
     else:
         assert template.render([]) == "".join(map(str, range(80)))
-        assert next(counts) > 40
+        assert clock.steps > 40
 
 
 def test_a_long_conversation_has_more_time(monkeypatch):
     """gpt-oss' template looks at all later messages for each call: after 200 of them it was over
     its time.
     """
-    clock, counts, charge = Clock({5: 0.6, 30: 0.6}), itertools.count(), sandbox.Sandbox.charge
-
-    def charged(self, **what):
-        clock.passes(next(counts))
-        charge(self, **what)
-
-    clocks = SimpleNamespace(monotonic=clock.read, thread_time=clock.read)
-    monkeypatch.setattr(sandbox, "time", clocks)
-    monkeypatch.setattr(sandbox.Sandbox, "charge", charged)
+    clock = Clock(monkeypatch, {5: 0.6, 30: 0.6})
     template = ChatTemplate("{% for i in range(80) %}{{ i }}{% endfor %}")
     text = "".join(map(str, range(80)))
     assert template.render([{"role": "user", "content": "x" * 200_000}]) == text
-    clock._jumps, counts = {5: 2.8, 30: 2.8}, itertools.count()
+    clock.jumps, clock.steps = {5: 2.8, 30: 2.8}, 0
     with pytest.raises(TemplateError, match="more than 5.5 seconds of processor time"):
         template.render([{"role": "user", "content": "x" * 10_000_000}])  # but no more than this
 
