@@ -17,9 +17,6 @@ import numpy as np
 from oxillama.convert.family import Family, Hyper, Keys
 from oxillama.errors import ConvertError
 
-# not "full_attention" everywhere: every so many layers, and the first of these
-Period = tuple[int, int]
-
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("hidden_act", "hidden_activation", "activation_function", "mamba_hidden_act"),
@@ -117,11 +114,8 @@ def _check_rotation(h: Hyper, family: Family, keys: Keys, tensors: Collection[st
     base = said("freq_base") or 10000.0
     if isinstance(theta, (int, float)) and kind == "default" and base != float(np.float32(theta)):
         raise refuse("rope_theta", theta, f"{base:g}")
-    if (
-        share not in (None, 1)
-        and said("dimension_count") is None
-        and "rope_freqs.weight" not in (tensors)
-    ):
+    turned = said("dimension_count") is not None or "rope_freqs.weight" in tensors
+    if share not in (None, 1) and not turned:
         raise refuse("partial_rotary_factor", share, "1")
     nested = h.get("rope_parameters", default={})
     near = nested.get("sliding_attention") if isinstance(nested, dict) else None

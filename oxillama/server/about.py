@@ -1,5 +1,5 @@
 """What a model is, from the model if it is loaded, otherwise from its file: clients ask about all
-models of a list, and none of them has to make room for it.
+models of a list, and none is loaded or unloaded for that.
 """
 
 from __future__ import annotations
