@@ -59,17 +59,19 @@ unsigned ox_cpu_features(void)
     return has;
 }
 
-int ox_prefetch_kind(void)
+int ox_core_kind(void)
 {
     enum { AMD = 0x68747541u, INTEL = 0x756e6547u, AMX_TILE = 1 << 24 };       /* "Auth"enticAMD, "Genu"ineIntel */
     unsigned a, b, c, d, maker, family;
     if (!__get_cpuid(0, &a, &maker, &c, &d))
-        return OX_PREFETCH_WIDE;
+        return OX_CORE_OTHER;
     if (maker == INTEL)
-        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_TILE ? OX_PREFETCH_ALL : OX_PREFETCH_WIDE;
+        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_TILE ? OX_CORE_AMX : OX_CORE_OTHER;
     __get_cpuid(1, &a, &b, &c, &d);
     family = (a >> 8) & 15;
-    return maker == AMD && (family == 15 ? family + ((a >> 20) & 255) : family) >= 26 ? OX_PREFETCH_NARROW : OX_PREFETCH_WIDE;
+    if (family == 15)
+        family += (a >> 20) & 255;
+    return maker != AMD || family < 25 ? OX_CORE_OTHER : family == 25 ? OX_CORE_ZEN4 : OX_CORE_ZEN5;
 }
 
 int ox_cpu_model(char *out, int size)
@@ -126,7 +128,7 @@ int ox_cpu_model(char *out, int size)
     return 0;
 }
 
-int ox_prefetch_kind(void) { return OX_PREFETCH_WIDE; }
+int ox_core_kind(void) { return OX_CORE_OTHER; }
 
 #else
 unsigned ox_cpu_features(void) { return 0; }
@@ -137,7 +139,7 @@ int ox_cpu_model(char *out, int size)
     return 0;
 }
 
-int ox_prefetch_kind(void) { return OX_PREFETCH_WIDE; }
+int ox_core_kind(void) { return OX_CORE_OTHER; }
 #endif
 
 unsigned ox_isa_available(void)

@@ -119,8 +119,10 @@ OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { return _mm512_srai_epi32(_mm512_
 OX_INLINE ox_scale scale_high(ox_i32x16 pairs) { return _mm512_srai_epi32(pairs, 16); }
 
 OX_INLINE ox_i32x16 i32_dot4(ox_i32x16 c, ox_u8x64 w, ox_i32x16 x) { return _mm512_dpbusd_epi32(c, w, x); }   /* 4 columns, x broadcast */
-OX_INLINE ox_i32x16 i32_pair(ox_i32x16 a, ox_i32x16 b)         /* two numbers of 16 bits a lane: a low, b high */
-{ return _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_slli_epi32(b, 16)); }
+/* What a dot goes on from, with the sum so far in the upper 16 bits; and that lane as two numbers, once the dot is below. */
+#define OX_ABOVE 0x8000
+OX_INLINE ox_i32x16 i32_above(ox_i32x16 sum, ox_i32x16 from) { return _mm512_add_epi32(_mm512_slli_epi32(sum, 16), from); }
+OX_INLINE ox_i32x16 pairs_of(ox_i32x16 a) { return _mm512_xor_si512(a, _mm512_set1_epi32(OX_ABOVE)); }
 OX_INLINE int32_t ox_word(const int8_t *x) { int32_t v; memcpy(&v, x, 4); return v; }
 OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)
 {

@@ -54,18 +54,28 @@ static void act_q8_256(uint8_t *out, const float *x, int64_t cols)
         for (int k = 0; k < 16; k++)
             most = i32_max(most, act_magnitude(f32_load(x + 16 * k)));
         float inverse, d = act_scale(i32_hmax(most), &inverse);
-        int16_t sum16[16], sum32[8];
+        OX_ALIGN(64) int32_t part[2][16] = { { 0 } }, pair[16];
+        int16_t sum32[16];
         ox_f32x16 by = f32_set1(inverse);
         for (int k = 0; k < 16; k++) {
             ox_i32x16 a = inverse != 0.0f ? act_codes(x + 16 * k, by) : i32_zero();
             i32_store_i8((int8_t *)out + 16 * k, a);
-            sum16[k] = (int16_t)i32_hsum(a);
+            /* the sum of the codes below 16 bits of the sum of their magnitudes */
+            part[k % 2][k / 2] = i32_hsum(i32_add(a, i32_shl(i32_max(a, i32_sub(i32_zero(), a)), 16)));
         }
-        for (int k = 0; k < 8; k++)
-            sum32[k] = (int16_t)(sum16[2 * k] + sum16[2 * k + 1]);
-        memset(out + ACT256_D, 0, ACT256_SUM16 - ACT256_D);
+        ox_i32x16 sum[2], size[2];
+        for (int h = 0; h < 2; h++) {
+            sum[h] = i32_shr(i32_shl(i32_load(part[h]), 16), 16);
+            size[h] = i32_shr(i32_sub(i32_load(part[h]), sum[h]), 16);
+        }
+        ox_i32x16 both = i32_add(sum[0], sum[1]), sizes = i32_add(size[0], size[1]), magnitude = i32_max(both, i32_sub(i32_zero(), both));
+        i32_store(pair, i32_or(i32_and(sum[0], i32_set1(0xffff)), i32_shl(sum[1], 16)));
+        i32_store_i16(sum32, both);
+        const int16_t largest[6] = { (int16_t)i32_hmax(i32_max(size[0], size[1])), (int16_t)i32_hmax(sizes),
+                                     (int16_t)(i32_hmax(i32_add(sizes, magnitude)) / 2) };
         memcpy(out + ACT256_D, &d, 4);
-        memcpy(out + ACT256_SUM16, sum16, 32);
+        memcpy(out + ACT256_MOST16, largest, sizeof largest);
+        memcpy(out + ACT256_SUM16, pair, 32);
         memcpy(out + ACT256_SUM32, sum32, 16);
     }
 }

@@ -72,10 +72,11 @@ enum {
 
 /* Activation rows, block after block:
  *   q8_32   48 bytes per 32 columns:    codes int8[32], d float, - sum int32, d * sum float, sums of 16 int16[2]
- *   q8_256  320 bytes per 256 columns:  codes int8[256], d float, 12 zero bytes, sums of 16 int16[16], sums of 32 int16[8]
+ *   q8_256  320 bytes per 256 columns:  codes int8[256], d float, three largest sums int16[3] (of magnitudes of 16, of 32, of one sign of 32),
+ *           6 zero bytes, sums of 16 int16[16], sums of 32 int16[8]
  *   bf16    2 bytes a column, a zero after an odd one */
 enum { ACT32_D = 32, ACT32_LESS = 36, ACT32_DSUM = 40, ACT32_HALVES = 44, ACT32_BYTES = 48 };
-enum { ACT256_D = 256, ACT256_SUM16 = 272, ACT256_SUM32 = 304, ACT256_BYTES = 320 };
+enum { ACT256_D = 256, ACT256_MOST16 = 260, ACT256_MOST32 = 262, ACT256_SIGN32 = 264, ACT256_SUM16 = 272, ACT256_SUM32 = 304, ACT256_BYTES = 320 };
 
 enum {
 #define OX_FLOAT(name, bytes) FORM_##name,

@@ -102,16 +102,15 @@ OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
     }
 }
 
-/* Whether a dot of 16 columns, offset taken off, fits 16 bits: then two of them and their two scales are one multiplication (Q2_K 154 to
- * 161 GMAC/s at 16 rows on Zen 4, where dots and multiplications share their ports). */
-#define OX_DOT_FITS16(bits, off) ((off) <= 16 && (1 << (bits)) - 1 - (off) <= 16)
-
-/* Dots of two panels over `n` pairs of groups from number `from` on; `start` has 16 numbers a row. */
+/* Dots of two panels over `n` pairs of groups from number `from` on, started anew or below what they are; `start` has 16 numbers a row. */
 OX_INLINE void wide_dots(ox_i32x16 (*dot)[OX_WIDE], const uint8_t *code, int64_t apart, int from, int n, const uint8_t *x, int64_t ldx,
-                         const int32_t *start, int m, int store, int off, const uint8_t *lut, ox_u8x64 table)
+                         const int32_t *start, int below, int m, int store, int off, const uint8_t *lut, ox_u8x64 table)
 {
-    OX_UNROLL for (int t = 0; t < m; t++)
-        dot[0][t] = dot[1][t] = off ? i32_set1(start[16 * t]) : i32_zero();
+    OX_UNROLL for (int t = 0; t < m; t++) {
+        ox_i32x16 first = off ? i32_set1(start[16 * t]) : below ? i32_set1(OX_ABOVE) : i32_zero();
+        dot[0][t] = below ? i32_above(dot[0][t], first) : first;
+        dot[1][t] = below ? i32_above(dot[1][t], first) : first;
+    }
     OX_UNROLL for (int i = from; i < from + n; i++) {
         ox_u8x64 w[2][2];
         load_two(w[0], code, i, store, lut, table);
@@ -136,10 +135,10 @@ typedef struct {
 OX_INLINE void wide_super(ox_f32x16 (*acc)[OX_WIDE], ox_super in, int step, const uint8_t *x, int64_t ldx, int m,
                           int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
 {
-    const int sub = OX_HEAD_SUB(head), halves = sub == 16 ? 2 : 1, per = 4 / halves;
+    const int sub = OX_HEAD_SUB(head), halves = sub == 16 ? 2 : 1, per = 4 / halves, pairs = pairs_fit(x, ldx, m, bits, off, sub);
     ox_u8x64 table = u8_table(lut ? lut : in.code);
     ox_i32x16 sp[2][8], mp[2][8], sum[2][OX_WIDE], least[2][OX_WIDE];
-    OX_ALIGN(64) int32_t start[OX_WIDE][16];            /* what a sub-block's dot starts from: the offset of its codes, taken off */
+    OX_ALIGN(64) int32_t start[OX_WIDE][16];
     load_head(sp[0], mp[0], in.head, head);
     load_head(sp[1], mp[1], in.head + in.stride, head);
     OX_UNROLL for (int t = 0; t < m; t++) {
@@ -155,26 +154,34 @@ OX_INLINE void wide_super(ox_f32x16 (*acc)[OX_WIDE], ox_super in, int step, cons
         }
         sum[0][t] = sum[1][t] = i32_zero();
         if (off)
-            i32_store(start[t], i32_mul(i32_load_i16(x + t * ldx + (sub == 16 ? ACT256_SUM16 : ACT256_SUM32 - 16)), i32_set1(-off)));
+            starts_256(start[t], x + t * ldx, sub, off, pairs);
     }
-    for (int u = 0; u < 8; u++, in.code += OX_UNIT_BYTES(store)) {
+    if (pairs) {
+        for (int k = 0; k < 128 / sub; k++, in.code += OX_UNIT_BYTES(store) * sub / 16, x += 2 * sub) {
+            ox_i32x16 dot[2][OX_WIDE];
+            const int32_t *from = start[0] + (sub == 32 ? 8 : 0) + 2 * k;
+            OX_UNROLL for (int u = 0; u < sub / 16; u++)
+                ahead_pair(in.head + (k * sub / 16 + u) * step, in.stride, in.ahead, k * sub / 16 + u, step);
+            if (sub == 32)
+                wide_dots(dot, in.code + OX_UNIT_BYTES(store), in.apart, 0, 4, x + 32, ldx, from + 1, 0, m, store, off, lut, table);
+            else
+                wide_dots(dot, in.code, in.apart, 2, 2, x, ldx, from + 1, 0, m, store, off, lut, table);
+            wide_dots(dot, in.code, in.apart, 0, per, x, ldx, from, 1, m, store, off, lut, table);
+            OX_UNROLL for (int t = 0; t < m; t++) {
+                sum[0][t] = i32_dot_pairs(sum[0][t], pairs_of(dot[0][t]), sp[0][k]);
+                sum[1][t] = i32_dot_pairs(sum[1][t], pairs_of(dot[1][t]), sp[1][k]);
+            }
+        }
+        x -= 256;
+    }
+    for (int u = 0; u < 8 && !pairs; u++, in.code += OX_UNIT_BYTES(store)) {
         ahead_pair(in.head + u * step, in.stride, in.ahead, u, step);
         /* pairs of scales: both of this unit (sub 16), or this unit's moved to the low half (sub 32) */
-        ox_i32x16 k0 = sp[0][sub == 32 ? u / 2 : u], k1 = sp[1][sub == 32 ? u / 2 : u];
-        ox_i32x16 first[2][OX_WIDE], dot[2][OX_WIDE];
+        ox_i32x16 k0 = sp[0][sub == 32 ? u / 2 : u], k1 = sp[1][sub == 32 ? u / 2 : u], dot[2][OX_WIDE];
         if (sub == 32 && (u & 1))
             k0 = i32_shr(k0, 16), k1 = i32_shr(k1, 16);
-        if (sub == 16 && OX_DOT_FITS16(bits, off)) {
-            wide_dots(first, in.code, in.apart, 0, 2, x + 32 * u, ldx, start[0] + 2 * u, m, store, off, lut, table);
-            wide_dots(dot, in.code, in.apart, 2, 2, x + 32 * u, ldx, start[0] + 2 * u + 1, m, store, off, lut, table);
-            OX_UNROLL for (int t = 0; t < m; t++) {
-                sum[0][t] = i32_dot_pairs(sum[0][t], i32_pair(first[0][t], dot[0][t]), k0);
-                sum[1][t] = i32_dot_pairs(sum[1][t], i32_pair(first[1][t], dot[1][t]), k1);
-            }
-            continue;
-        }
         for (int h = 0; h < halves; h++) {
-            wide_dots(dot, in.code, in.apart, h * per, per, x + 32 * u, ldx, start[0] + (sub == 16 ? 2 * u + h : 8 + u), m, store, off, lut,
+            wide_dots(dot, in.code, in.apart, h * per, per, x + 32 * u, ldx, start[0] + (sub == 16 ? 2 * u + h : 8 + u), 0, m, store, off, lut,
                       table);
             ox_scale s0 = h ? scale_high(k0) : scale_low(k0), s1 = h ? scale_high(k1) : scale_low(k1);
             OX_UNROLL for (int t = 0; t < m; t++) {

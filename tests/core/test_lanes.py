@@ -117,6 +117,38 @@ def test_extreme_codes_never_leave_the_integers(name):
                     )
 
 
+@pytest.mark.parametrize(
+    "name,columns,most", [("Q4_K", 32, 2184), ("Q5_K", 32, 1057), ("Q6_K", 16, 1023)]
+)
+def test_dots_of_two_sub_blocks_share_a_lane_only_where_16_bits_hold_them(name, columns, most):
+    """The largest codes against activations of one sign whose sum is the most that fits, or one
+    more.
+    """
+    block, size = next(row[1:3] for row in FORMATS if row[0] == name)
+    for fill in (0x00, 0xFF):
+        raw = np.full((32, 2, size), fill, np.uint8)
+        raw[:, :, HALVES[name][0] : HALVES[name][0] + 2] = np.array([0x2C00], np.uint16).view(
+            np.uint8
+        )
+        for at in HALVES[name][1:]:
+            raw[:, :, at : at + 2] = 0
+        if name == "Q6_K":
+            raw[:, :, 192:208] = 127  # the scales of the sub-blocks
+        w = PackedMatrix(raw.reshape(-1), name, 32, 512)
+        for total in (most, most + 1):
+            group = np.zeros(columns, np.float32)
+            group[: total // 127], group[total // 127] = 127, total % 127
+            x = np.tile(group, (48, 512 // columns))
+            x[1::2] *= -1
+            if columns == 32:  # some of the other sign, which no sum of one sign counts
+                x[2::3, columns - 1 :: columns] = -np.sign(x[2::3, :1]) * 5
+            law = matmul(w, x, isa="scalar")
+            for isa in fast:
+                for m in (8, 14, 32, 48):
+                    found = matmul(w, x[:m], isa=isa)
+                    assert found.tobytes() == law[:m].tobytes(), (isa, fill, total, m)
+
+
 @pytest.mark.parametrize("act", ["f32", "q8_32", "q8_256"])
 def test_activation_rows_are_the_same_bytes_on_every_instruction_set(act):
     rng = np.random.default_rng(3)
@@ -143,6 +175,12 @@ def test_activation_rows_keep_every_number_within_half_a_step_and_carry_their_su
     sums = blocks[:, :, 272:].copy().view(np.int16)
     assert (sums[:, :, :16] == codes.reshape(4, 2, 16, 16).sum(axis=3)).all()
     assert (sums[:, :, 16:] == codes.reshape(4, 2, 8, 32).sum(axis=3)).all()
+    most = blocks[:, :, 260:266].copy().view(np.int16)
+    for k, columns in ((0, 16), (1, 32)):
+        sizes = np.abs(codes).reshape(4, 2, -1, columns).sum(axis=3)
+        assert (most[:, :, k] == sizes.max(axis=2)).all()
+    signs = [(sign * codes).clip(0).reshape(4, 2, 8, 32).sum(axis=3) for sign in (1, -1)]
+    assert (most[:, :, 2] == np.maximum(*signs).max(axis=2)).all()
 
 
 def test_a_number_that_is_not_finite_is_seen_in_its_own_row_only():
