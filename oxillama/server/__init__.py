@@ -20,6 +20,8 @@ The server:
 What all APIs share:
 
 - `options`: every name of every generation option
+- `fields`, `tools`: fields that several bodies have; tools and the choice among them
+- `replies`: a chat's completion as a message
 - `prompts`: conversations as prompts, without control tokens from clients
 - `logprobs`: log-probabilities in the form of the APIs
 - `budget`, `opaque`: bounded reasoning; reasoning as a text that clients keep
@@ -31,8 +33,11 @@ The APIs:
 - `chat`: chat completions, and what all chats share
 - `completions`, `infill`: completions, and text in the middle
 - `embeddings`, `ranking`: vectors, rerankers
-- `responses`, `anthropic`, `ollama`: OpenAI's responses, Anthropic's messages, Ollama's routes
-- `llama`, `vllm`: routes of llama-server and vLLM
+- `responses`, `response_items`: OpenAI's responses
+- `anthropic`, `message_blocks`: Anthropic's messages
+- `llama`, `slots`, `vllm`: routes of llama-server and vLLM
+- `ollama`, `ollama_models`: Ollama's routes
+- `listing`: the list of models
 - `page`, `static`: the page at /
 """
 

@@ -15,11 +15,7 @@ from oxillama.server import adapters, budget, opaque, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
-    EXCEPTIONS,
-    SESSION,
     ChatRequest,
-    Reply,
-    constrain,
     events,
     image_part,
     messages_of,
@@ -27,16 +23,26 @@ from oxillama.server.chat import (
     prefill_of,
     prepare,
     run,
-    tools_of,
 )
 from oxillama.server.errors import ApiError, bad, unsupported
+from oxillama.server.fields import (
+    EXCEPTIONS,
+    SESSION,
+    constrain,
+    options_of,
+    template_kwargs,
+)
 from oxillama.server.ids import new_id
+from oxillama.server.message_blocks import Blocks, content_of, event
 from oxillama.server.models import Model
+from oxillama.server.replies import Reply
 from oxillama.server.schema import (
     BOOLEAN,
+    FALSE,
     NAME,
     OBJECT,
     STRING,
+    TRUE,
     Schema,
     array,
     enum,
@@ -44,6 +50,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
+from oxillama.server.tools import TOOL_NAME, tools_of
 from oxillama.server.work import fills_context, usage_of
 
 _CACHE = obj({"type": enum("ephemeral"), "ttl": enum("5m", "1h")}, ("type",))
@@ -104,14 +111,14 @@ MESSAGES = array(
 _TOOL = obj(
     {
         "type": enum("custom"),
-        "name": {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"},
+        "name": TOOL_NAME,
         "description": STRING,
         "input_schema": OBJECT,
         "cache_control": _CACHE,
         "strict": BOOLEAN,
         # arguments are always streamed as they come, of every tool, and by the model alone
-        "eager_input_streaming": {"type": "boolean", "const": True},
-        "defer_loading": {"type": "boolean", "const": False},
+        "eager_input_streaming": TRUE,
+        "defer_loading": FALSE,
         "allowed_callers": array(enum("direct"), 1, 1),
     },
     ("name", "input_schema"),
@@ -394,9 +401,7 @@ def _of_assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[
 
 def _read(model: Model, body: Mapping[str, Any], held: int = 0) -> ChatRequest:
     """The request of a body; held: how many of its messages are of the thread it continues."""
-    engine = model.engine
-    asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
-    asked.options.update(adapters.asked(model, body))
+    asked = options_of(model, body)
     if body.get("max_tokens"):
         asked.options["max_tokens"] = int(body["max_tokens"])
     output = body.get("output_config") or {}
@@ -444,13 +449,7 @@ def _budget(body: Mapping[str, Any]) -> int | None:
 
 
 def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
-    builder = model.chat()
-    given = dict(body.get("chat_template_kwargs") or {})
-    for name in given:
-        if not builder.knows(name):
-            raise unsupported(
-                f"chat_template_kwargs.{name}", "the model's chat template reads no such variable"
-            )
+    builder, given = model.chat(), template_kwargs(model, body)
     thinking = body.get("thinking")
     effort = (body.get("output_config") or {}).get("effort")
     if effort is not None and builder.knows("reasoning_effort"):
@@ -519,7 +518,7 @@ def _message(
         "type": "message",
         "role": "assistant",
         "model": name,
-        "content": _content(reply, omitted=_omits(body)),
+        "content": content_of(reply, omitted=_omits(body)),
         "stop_reason": reason,
         "stop_sequence": stop,
         "usage": _usage(usage["prompt"], usage["cached"], usage["generated"]),
@@ -539,26 +538,6 @@ def _edited(body: Mapping[str, Any]) -> dict[str, Any]:
         if body.get("context_management") is None
         else {"context_management": {"applied_edits": []}}
     )
-
-
-def _content(reply: Reply, *, omitted: bool = False) -> list[dict[str, Any]]:
-    """The blocks of a reply, in the order of its stream."""
-    content: list[dict[str, Any]] = []
-    usable = {call["id"]: given for call, given in reply.usable_calls()}
-    for part in reply.parts:
-        if part.kind == "reasoning":
-            text, signature = ("", opaque.pack(part.text)) if omitted else (part.text, _signature())
-            block = {"type": "thinking", "thinking": text, "signature": signature}
-        elif part.call is None:
-            block = {"type": "text", "text": part.text}
-        elif part.call["id"] in usable:
-            given = usable[part.call["id"]]
-            name = part.call["name"]
-            block = {"type": "tool_use", "id": _use_id(part.call), "name": name, "input": given}
-        else:
-            continue
-        content.append(block)
-    return content
 
 
 def _usage(prompt: int, cached: int, generated: int) -> dict[str, int]:
@@ -581,113 +560,52 @@ def _stop(model: Model, asked: ChatRequest, reply: Reply) -> tuple[str, str | No
     return ("end_turn", None) if stop is None else ("stop_sequence", stop)
 
 
-def _use_id(call: Mapping[str, str]) -> str:
-    return "toolu_" + call["id"].removeprefix("call_")
-
-
-def _signature() -> str:
-    return new_id()
-
-
 async def _stream(
     call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]
 ) -> AsyncIterator[bytes]:
     """The events of a message: its blocks one after another."""
-    index, kind, name = -1, "", new_id("msg_")
-    begun = False
+    name, blocks = new_id("msg_"), Blocks(omitted=_omits(body))
     last: Any = None  # the reply, which every stream has
-
-    thought: list[str] = []  # of the open block, where its text is in the signature
-    omitted = _omits(body)
-
-    def stop_block() -> list[bytes]:
-        if not kind:
-            return []
-        frames = []
-        if kind == "thinking":
-            signature = opaque.pack("".join(thought)) if omitted else _signature()
-            thought.clear()
-            delta = {"type": "signature_delta", "signature": signature}
-            frames.append(_event("content_block_delta", index=index, delta=delta))
-        return [*frames, _event("content_block_stop", index=index)]
-
-    def start_block(block: dict[str, Any]) -> bytes:
-        return _event("content_block_start", index=index, content_block=block)
-
     async for came in events(call, model, asked):
         frames: list[bytes] = []
-        for _, reply, _event_given, added in came:
-            if not begun:
-                begun = True
-                prompt, cached = reply.request.prompt_tokens, reply.request.cached
-                frames.append(
-                    _event(
-                        "message_start",
-                        message={
-                            "id": name,
-                            "type": "message",
-                            "role": "assistant",
-                            "model": adapters.served_as(model, body),
-                            "content": [],
-                            "stop_reason": None,
-                            "stop_sequence": None,
-                            "usage": _usage(prompt, min(cached, prompt), 0),
-                        },
-                    )
-                )
-            for what, value in added:
-                if what == "call":
-                    frames += stop_block()
-                    index, kind = index + 1, "tool_use"
-                    frames.append(
-                        start_block(
-                            {
-                                "type": "tool_use",
-                                "id": _use_id(value),
-                                "name": value["name"],
-                                "input": {},
-                            }
-                        )
-                    )
-                elif what == "arguments":
-                    delta = {"type": "input_json_delta", "partial_json": value[1]}
-                    frames.append(_event("content_block_delta", index=index, delta=delta))
-                else:
-                    wanted = "text" if what == "content" else "thinking"
-                    if kind != wanted:
-                        frames += stop_block()
-                        index, kind = index + 1, wanted
-                        frames.append(
-                            start_block(
-                                {"type": "text", "text": ""}
-                                if wanted == "text"
-                                else {"type": "thinking", "thinking": "", "signature": ""}
-                            )
-                        )
-                    if omitted and wanted == "thinking":
-                        thought.append(value)
-                        continue
-                    delta = {"type": f"{wanted}_delta", wanted: value}
-                    frames.append(_event("content_block_delta", index=index, delta=delta))
-            last = reply
+        for _, reply, _, added in came:
+            if last is None:
+                last = reply
+                frames.append(_start(name, adapters.served_as(model, body), reply))
+            for kind, value in added:
+                frames += blocks.add(kind, value)
         if frames:
             yield b"".join(frames)
-    _store(call, body, name, _content(last))
+    _store(call, body, name, content_of(last))
     usage = usage_of([last.completion])
     reason, stop = _stop(model, asked, last)
     yield b"".join(
         [
-            *stop_block(),
-            _event(
+            *blocks.finish(),
+            event(
                 "message_delta",
                 delta={"stop_reason": reason, "stop_sequence": stop},
                 usage=_usage(usage["prompt"], usage["cached"], usage["generated"]),
                 **_edited(body),
             ),
-            _event("message_stop"),
+            event("message_stop"),
         ]
     )
 
 
-def _event(kind: str, **fields: Any) -> bytes:
-    return sse.event(kind, {"type": kind, **fields})
+def _start(name: str, model: str, reply: Reply) -> bytes:
+    """The first event of a message, which has its prompt's tokens."""
+    prompt, cached = reply.request.prompt_tokens, reply.request.cached
+    return event(
+        "message_start",
+        message={
+            "id": name,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(prompt, min(cached, prompt), 0),
+        },
+    )

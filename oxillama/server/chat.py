@@ -1,33 +1,47 @@
-"""`/v1/chat/completions`, and what every chat route shares: from checked messages and options to a
-prepared turn (`ChatRequest`), and from a turn's events to a message (`Reply`).
+"""`/v1/chat/completions`, and what all chats share: from checked messages and options
+(`ChatRequest`) to a prepared turn, and to its replies (`run`, `events`).
 """
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
-import oxillama
 from oxillama.chat import Turn
 from oxillama.completion import Completion
 from oxillama.errors import ConfigError, GrammarError, TemplateError
 from oxillama.server import adapters, budget, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
-from oxillama.server.errors import ApiError, from_engine, unsupported
+from oxillama.server.errors import ApiError, from_engine, missing, unsupported
+from oxillama.server.fields import (
+    EXCEPTIONS,
+    FINGERPRINT,
+    MOST_COMPLETIONS,
+    NOT_OBFUSCATED,
+    RESPONSE_FORMAT,
+    SESSION,
+    TEMPLATE,
+    VERBOSITY,
+    check_stream_options,
+    constrain,
+    options_of,
+    too_long,
+    top_logprobs_of,
+    variables_of,
+)
 from oxillama.server.ids import new_id
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import Model
 from oxillama.server.prompts import has_late_instructions
+from oxillama.server.replies import Reply, message_of, reply_of, usage_json
 from oxillama.server.schema import (
     BOOLEAN,
     NAME,
@@ -40,8 +54,9 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.sessions import NAME_PATTERN, copy_on_error, truncate_to_common_prefix
-from oxillama.server.work import Job, reason_of, stopped_by, timings_json, usage_of
+from oxillama.server.sessions import copy_on_error, truncate_to_common_prefix
+from oxillama.server.tools import TOOL_CHOICE, TOOLS, allowed_tools, tools_of
+from oxillama.server.work import Job, timings_json, usage_of
 from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.toolcalls.events import call_id
 from oxillama.toolcalls.formats import HARMONY
@@ -98,66 +113,6 @@ MESSAGE = one_of(
     ),
 )
 MESSAGES = array(MESSAGE, 1, 4096)
-FUNCTION = obj(
-    {
-        "name": {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"},
-        "description": STRING,
-        "parameters": OBJECT,
-        "strict": BOOLEAN,
-    },
-    ("name",),
-)
-TOOLS = array(obj({"type": enum("function"), "function": FUNCTION}, ("type", "function")), 0, 128)
-_NAMED = obj(
-    {"type": enum("function"), "function": obj({"name": NAME}, ("name",))}, ("type", "function")
-)
-_ALLOWED = obj(
-    {
-        "type": enum("allowed_tools"),
-        "allowed_tools": obj(
-            {"mode": enum("auto", "required"), "tools": array(_NAMED, 1, 128)}, ("mode", "tools")
-        ),
-    },
-    ("type", "allowed_tools"),
-)
-TOOL_CHOICE = one_of(enum("none", "auto", "required"), _NAMED, _ALLOWED)
-JSON_SCHEMA = obj(
-    {
-        "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
-        "description": STRING,
-        "schema": OBJECT,
-        "strict": BOOLEAN,
-    },
-    ("name",),
-)
-RESPONSE_FORMAT = one_of(
-    obj({"type": enum("text")}, ("type",)),
-    obj({"type": enum("json_object"), "schema": OBJECT}, ("type",)),
-    obj({"type": enum("json_schema"), "json_schema": JSON_SCHEMA}, ("type", "json_schema")),
-)
-# what says who asks, and where to look for what is known already: nothing of the answer
-EXCEPTIONS = {
-    "user": STRING,
-    "metadata": OBJECT,
-    "store": BOOLEAN,
-    "safety_identifier": STRING,
-    "prompt_cache_key": STRING,
-    "prompt_cache_retention": enum("in_memory", "in-memory", "24h"),
-    "prompt_cache_options": obj({"mode": enum("implicit"), "ttl": enum("30m")}),
-}
-SESSION = {"type": "string", "pattern": NAME_PATTERN}
-TEMPLATE = {
-    "chat_template_kwargs": OBJECT,
-    "reasoning_effort": enum("none", "minimal", "low", "medium", "high", "xhigh"),
-    "add_generation_prompt": BOOLEAN,
-    "continue_final_message": BOOLEAN,
-}
-MOST_COMPLETIONS = 128
-# no padding hides the sizes of a stream's chunks
-NOT_OBFUSCATED = {"type": "boolean", "const": False}
-# a model is as verbose as it is: what the APIs have by default
-VERBOSITY = enum("medium")
-FINGERPRINT = f"oxillama-{oxillama.__version__}"
 _LATE = (
     "; a server with --late-instructions user writes instructions in the midst of a conversation "
     "as the user's"
@@ -238,7 +193,7 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
             raise too_long(model, asked.prompt, len(longest))
     tools, choice = asked.tools, asked.tool_choice
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        tools, choice = _allowed(tools, choice["allowed_tools"])
+        tools, choice = allowed_tools(tools, choice["allowed_tools"])
     messages, images = split_images(asked.messages)
 
     def render(messages: Sequence[Any]) -> TemplateText:
@@ -315,17 +270,6 @@ def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
     return turn, made
 
 
-def too_long(model: Model, param: str, size: int, help: str = "") -> ApiError:
-    """The error for a text that is longer than any that fits; help: what may be done."""
-    return ApiError(
-        400,
-        f"{param}: a text of {size} characters has more tokens than the context of "
-        f"{model.engine.context_size}{help}",
-        param=param,
-        code="context_length_exceeded",
-    )
-
-
 def _of_plan(error: Exception, asked: ChatRequest) -> Exception:
     """An error of planning, under the name of the body's field."""
     if isinstance(error, (GrammarError, ConfigError)):
@@ -336,19 +280,6 @@ def _of_plan(error: Exception, asked: ChatRequest) -> Exception:
             param = from_engine(error).param
         return ApiError(400, message, param=param, code="invalid_schema")
     return error
-
-
-def _allowed(tools: Any, allowed: Mapping[str, Any]) -> tuple[list[dict], str]:
-    names = [each["function"]["name"] for each in allowed["tools"]]
-    known = {tool["function"]["name"]: tool for tool in tools or ()}
-    for name in names:
-        if name not in known:
-            raise ApiError(
-                400,
-                f"tool_choice: found {name!r}, wanted one of {', '.join(known) or 'no tools'}",
-                param="tool_choice",
-            )
-    return [known[name] for name in dict.fromkeys(names)], allowed["mode"]
 
 
 def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
@@ -390,11 +321,8 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
                 )
             made["tool_call_id"] = ids[found]
         if made["role"] == "assistant" and made["content"] is None and "tool_calls" not in made:
-            raise ApiError(
-                400,
-                f"{where}.content: is required of an assistant's message without tool_calls",
-                param=f"{where}.content",
-                code="missing_required_parameter",
+            raise missing(
+                f"{where}.content", "is required of an assistant's message without tool_calls"
             )
         out.append(made)
     return out
@@ -473,104 +401,9 @@ def no_images(path: str) -> ApiError:
     )
 
 
-def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The tools of a body, each name once; None for none."""
-    tools = body.get("tools") or None
-    names = [tool["function"]["name"] for tool in tools or ()]
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            raise ApiError(
-                400,
-                f"tools[{at}].function.name: found {name!r} twice, wanted each name once",
-                param=f"tools[{at}].function.name",
-            )
-    choice = body.get("tool_choice")
-    if tools is None and choice not in (None, "none", "auto"):
-        raise ApiError(400, "tool_choice: found without tools, wanted both", param="tool_choice")
-    if (
-        isinstance(choice, Mapping)
-        and choice["type"] == "function"
-        and choice["function"]["name"] not in names
-    ):
-        raise ApiError(
-            400,
-            f"tool_choice: found {choice['function']['name']!r}, wanted one of {', '.join(names)}",
-            param="tool_choice",
-        )
-    return [
-        {
-            "type": "function",
-            "function": {
-                name: value
-                for name, value in tool["function"].items()
-                if name != "strict" and value is not None
-            },
-        }
-        for tool in tools or ()
-    ] or None
-
-
-def format_of(given: Mapping[str, Any] | None, *, path: str) -> tuple[dict[str, Any], str | None]:
-    """(the option of a response format, the name of its field)."""
-    kind = "text" if given is None else given["type"]
-    if given is None or kind == "text":
-        return {}, None
-    if kind == "json_object":
-        return {"json_schema": given.get("schema") or {"type": "object"}}, path
-    inner = given.get("json_schema", given)
-    schema = inner.get("schema")
-    if schema is None:
-        where = f"{path}.json_schema.schema" if "json_schema" in given else f"{path}.schema"
-        raise ApiError(400, f"{where}: is required", param=where, code="missing_required_parameter")
-    return {"json_schema": schema}, path
-
-
-def constrain(asked: table.RequestOptions, given: Mapping[str, Any] | None, *, path: str) -> None:
-    """Add a response format to the options."""
-    formed, where = format_of(given, path=path)
-    if formed and asked.constraint:
-        raise ApiError(
-            400,
-            f"{path}: found together with {asked.constraint}, wanted one constraint",
-            param=path,
-        )
-    if formed:
-        asked.options.update(formed)
-        asked.constraint = where
-
-
-def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's variables in addition to the messages; a variable that it does not read is
-    refused.
-    """
-    builder = model.chat()
-    given = dict(body.get("chat_template_kwargs") or {})
-    for name in given:
-        if not builder.knows(name):
-            raise unsupported(
-                f"chat_template_kwargs.{name}", "the model's chat template reads no such variable"
-            )
-    effort = body.get("reasoning_effort")
-    if effort is not None:
-        if builder.knows("reasoning_effort") and effort != "none":
-            given["reasoning_effort"] = effort
-        elif builder.thinking:
-            given[builder.thinking] = effort != "none"
-        elif effort != "none":
-            raise unsupported("reasoning_effort", "the model's chat template has no such setting")
-        elif builder.reasons:
-            raise unsupported(
-                "reasoning_effort",
-                "found 'none', and the model's chat template cannot turn reasoning off",
-            )
-    return given
-
-
 def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
     """The request of a chat completion's body."""
-    default = model.engine.sampler
-    asked = table.read(body, default=default, vocab_size=model.engine.config.vocab_size)
-    asked.options.update(adapters.asked(model, body))
+    asked = options_of(model, body)
     constrain(asked, body.get("response_format"), path="response_format")
     most = [name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
     if len(most) > 1 and body["max_tokens"] != body["max_completion_tokens"]:
@@ -581,13 +414,9 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
         )
     if most:
         asked.options["max_tokens"] = int(body[most[0]])
-    top = body.get("top_logprobs")
-    if top is not None and not body.get("logprobs"):
-        raise ApiError(
-            400, "top_logprobs: found without logprobs: true, wanted both", param="top_logprobs"
-        )
-    if body.get("logprobs"):
-        asked.options["logprobs"] = int(top or 0)
+    top = top_logprobs_of(body)
+    if top is not None:
+        asked.options["logprobs"] = top
     if body.get("n"):
         asked.options["n"] = int(body["n"])
     messages, prefill = conversation_of(body)
@@ -618,164 +447,7 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
     )
 
 
-# ---- from events to a message
-
-
-@dataclass(slots=True)
-class ReplyPart:
-    """A text without calls in it, or one call: "reasoning", "content" or "call"."""
-
-    kind: str
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-    call: dict[str, str] | None = None
-
-    @property
-    def text(self) -> str:
-        """The text of its pieces."""
-        return "".join(self.texts)
-
-
-class Reply:
-    """One completion of a chat, event by event. A call that never finished is included with the
-    arguments so far.
-
-    `parts` are its texts and calls in the order in which the model wrote them.
-    """
-
-    __slots__ = (
-        "calls",
-        "completion",
-        "content",
-        "logprobs",
-        "parts",
-        "reasoning",
-        "reasoning_tokens",
-        "request",
-        "turn",
-    )
-
-    def __init__(self, turn: Turn, request: Any) -> None:
-        self.turn, self.request = turn, request
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.parts: list[ReplyPart] = []
-        self.calls: dict[int, dict[str, str]] = {}
-        self.logprobs: list[Any] = []
-        self.reasoning_tokens = 0
-        self.completion: Any = None  # at the end a Completion
-
-    def take(self, event: Any) -> list[tuple[str, Any]]:
-        """(kind, value) that an event adds: "content" and "reasoning" with text, "call" and
-        "arguments" with (number, text).
-        """
-        kind = event.kind
-        if kind == "reasoning":
-            self.reasoning.append(event.reasoning)
-            self._text("reasoning", event.reasoning, ())
-            self.reasoning_tokens += len(event.tokens)
-            return [("reasoning", event.reasoning)]
-        if kind == "content":
-            self.content.append(event.text)
-            self._text("content", event.text, event.logprobs)
-            self.logprobs.extend(event.logprobs)
-            return [("content", event.text)]
-        if kind == "call":
-            number = len(self.calls)
-            self.calls[event.index] = {
-                "id": new_id("call_"),
-                "name": event.name,
-                "arguments": "",
-                "number": str(number),
-            }
-            self.parts.append(ReplyPart("call", call=self.calls[event.index]))
-            return [("call", self.calls[event.index])]
-        if kind == "arguments" and event.index in self.calls:
-            call = self.calls[event.index]
-            call["arguments"] += event.arguments
-            return [("arguments", (call, event.arguments))]
-        if kind == "call_end" and event.index in self.calls:
-            call = self.calls[event.index]
-            rest = event.call.arguments_text
-            if not call["arguments"] and rest:
-                call["arguments"] = rest
-                return [("arguments", (call, rest))]
-        if kind == "malformed" and event.index not in self.calls:
-            self.content.append(event.malformed.text)
-            self._text("content", event.malformed.text, event.logprobs)
-            self.logprobs.extend(event.logprobs)
-            return [("content", event.malformed.text)]
-        if kind == "end":
-            self.logprobs.extend(event.logprobs if not self.calls else ())
-            self.completion = event.completion
-        return []
-
-    def _text(self, kind: str, text: str, logprobs: Sequence[Any]) -> None:
-        if not self.parts or self.parts[-1].kind != kind:
-            self.parts.append(ReplyPart(kind))
-        self.parts[-1].texts.append(text)
-        self.parts[-1].logprobs.extend(logprobs)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.content)
-
-    def usable_calls(self) -> list[tuple[dict[str, str], Any]]:
-        """(call, its arguments as an object) of the calls that have all of them; one cut short by
-        max_tokens has not.
-        """
-        out: list[tuple[dict[str, str], Any]] = []
-        for call in self.calls.values():
-            with suppress(ValueError):  # "" too: no arguments are "{}"
-                out.append((call, json.loads(call["arguments"])))
-        return out
-
-    def stopped_by(self, stops: Sequence[str], bridge: TokenizerBridge) -> str | None:
-        """The stop string that ended it."""
-        shown = self.turn.options["shown_tokens"]
-        return stopped_by(self.completion, stops, bridge, shown=shown)
-
-    @property
-    def thought(self) -> str:
-        return "".join(self.reasoning)
-
-    @property
-    def finish_reason(self) -> str:
-        return reason_of(self.completion) if self.completion else "stop"
-
-
-def reply_of(turn: Turn, request: Any, done: Completion) -> Reply:
-    """A finished completion as a reply: the same events as those of a stream."""
-    reply, reader = Reply(turn, request), turn.events()
-    for index in range(len(request.pieces)):
-        for event in reader.feed(request.piece(index)):
-            reply.take(event)
-    for event in reader.finish(request.last_piece(), done):
-        reply.take(event)
-    return reply
-
-
-# ---- chat completions
-
-
-async def chat_completions(call: Call) -> Response:
-    """POST /v1/chat/completions"""
-    body = call.body
-    async with call.state.models.use(body.get("model")) as model:
-        asked = await call.offload(read, model, body)
-        if body.get("stream_options") is not None and not body.get("stream"):
-            raise ApiError(
-                400, "stream_options: found without stream: true", param="stream_options"
-            )
-        if body.get("stream"):
-            stream = _stream(call, model, asked, body)
-            return await sse.EventStream(call, stream, failed=failed).begin()
-        return json_response(await call.race(_whole(call, model, asked, body)))
-
-
-def failed(error: ApiError) -> bytes:
-    """The frames of an error during a stream."""
-    return sse.data(error.openai()) + sse.DONE
+# ---- from a turn to its replies
 
 
 def params_of(asked: ChatRequest) -> dict[str, Any]:
@@ -788,46 +460,83 @@ def params_of(asked: ChatRequest) -> dict[str, Any]:
     }
 
 
+def _job(call: Call, model: Model, asked: ChatRequest) -> Job:
+    return Job(call, model, param=asked.prompt, params=params_of(asked))
+
+
+async def _begin(job: Job, asked: ChatRequest) -> Turn:
+    """The turn of a chat, which the job has begun to generate."""
+    turns: list[Turn] = []
+
+    def make() -> Any:
+        turn, made = submit(job.model, asked, job.state)
+        turns.append(turn)
+        return made
+
+    await job.begin(make)
+    return turns[0]
+
+
 async def run(
     call: Call, model: Model, asked: ChatRequest
 ) -> tuple[Turn, list[Reply], dict[str, int]]:
     """(the turn, its replies, its tokens), all finished."""
-    async with Job(call, model, param=asked.prompt, params=params_of(asked)) as job:
-        turns: list[Turn] = []
-
-        def make() -> Any:
-            turn, made = submit(model, asked, call.state)
-            turns.append(turn)
-            return made
-
-        await job.begin(make)
+    async with _job(call, model, asked) as job:
+        turn = await _begin(job, asked)
         done = await job.results()
         replies = await call.offload(
-            lambda: [reply_of(turns[0], request, each) for request, each in zip(job.requests, done)]
+            lambda: [reply_of(turn, request, each) for request, each in zip(job.requests, done)]
         )
-        _remember(call, asked, replies)
-        return turns[0], replies, usage_of(done)
+        _remember(call, model, asked, replies)
+        return turn, replies, usage_of(done)
 
 
-def _remember(call: Call, asked: ChatRequest, replies: Sequence[Reply]) -> None:
+async def events(
+    call: Call, model: Model, asked: ChatRequest
+) -> AsyncIterator[Iterator[tuple[int, Reply, Any, list[tuple[str, Any]]]]]:
+    """(number, reply so far, event, what it adds) of every completion as they arrive; usage is that
+    of the replies' completions.
+    """
+    async with _job(call, model, asked) as job:
+        turn = await _begin(job, asked)
+        readers = [turn.events() for _ in job.requests]
+        replies = [Reply(turn, request) for request in job.requests]
+        async for came in job.pieces(readers):
+            # each is taken when it is looked at: a reply is as it was then
+            yield (
+                (index, replies[index], event, replies[index].take(event))
+                for index, event in came
+                if not isinstance(event, Completion)
+            )
+        _remember(call, model, asked, replies)
+
+
+def _remember(call: Call, model: Model, asked: ChatRequest, replies: Sequence[Reply]) -> None:
     """Store the conversation of a named session for a client that returns after a restart."""
     if asked.session is None:
         return
-    named = call.state.sessions.get(asked.session, _model_of(call, asked))
+    named = call.state.sessions.get(asked.session, model)
     named.messages = [*asked.messages, message_of(replies[0], reasoning=True)]
 
 
-def _model_of(call: Call, asked: ChatRequest) -> Model:
-    return next(
-        each
-        for each in call.state.models.loaded()
-        if each.name == call.state.sessions.model_of(asked.session or "")
-    )
+# ---- chat completions
+
+
+async def chat_completions(call: Call) -> Response:
+    """POST /v1/chat/completions"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        asked = await call.offload(read, model, body)
+        check_stream_options(body)
+        if body.get("stream"):
+            stream = _stream(call, model, asked, body)
+            return await sse.EventStream(call, stream, failed=sse.openai_error).begin()
+        return json_response(await call.race(_whole(call, model, asked, body)))
 
 
 async def _whole(call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]) -> dict:
     _, replies, usage = await run(call, model, asked)
-    bridge = model.tokenizer()
+    bridge, top = model.tokenizer(), top_logprobs_of(body)
     timings = {}
     if body.get("timings_per_token"):
         timings["timings"] = timings_json([reply.request for reply in replies], usage)
@@ -841,14 +550,7 @@ async def _whole(call: Call, model: Model, asked: ChatRequest, body: Mapping[str
             {
                 "index": index,
                 "message": message_of(reply),
-                "logprobs": {
-                    "content": chat_entries(
-                        reply.logprobs, bridge, int(body.get("top_logprobs") or 0)
-                    ),
-                    "refusal": None,
-                }
-                if body.get("logprobs")
-                else None,
+                "logprobs": None if top is None else _logprobs(reply.logprobs, bridge, top),
                 "finish_reason": reply.finish_reason,
             }
             for index, reply in enumerate(replies)
@@ -858,64 +560,9 @@ async def _whole(call: Call, model: Model, asked: ChatRequest, body: Mapping[str
     }
 
 
-def message_of(reply: Reply, *, reasoning: bool = False) -> dict[str, Any]:
-    """A reply as an assistant's message of a response, or (`reasoning`) of a conversation."""
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": reply.text if reply.text or not reply.calls else None,
-    }
-    if not reasoning:
-        message["refusal"] = None
-    if reply.reasoning:
-        message["reasoning_content"] = reply.thought
-    if reply.calls:
-        message["tool_calls"] = [
-            {
-                "id": each["id"],
-                "type": "function",
-                "function": {"name": each["name"], "arguments": each["arguments"]},
-            }
-            for each in reply.calls.values()
-        ]
-    return message
-
-
-def usage_json(usage: Mapping[str, int], reasoning: int) -> dict[str, Any]:
-    """Token counts in OpenAI's form."""
-    return {
-        "prompt_tokens": usage["prompt"],
-        "completion_tokens": usage["generated"],
-        "total_tokens": usage["prompt"] + usage["generated"],
-        "prompt_tokens_details": {"cached_tokens": usage["cached"]},
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
-    }
-
-
-async def events(
-    call: Call, model: Model, asked: ChatRequest
-) -> AsyncIterator[Iterator[tuple[int, Reply, Any, list[tuple[str, Any]]]]]:
-    """(number, reply so far, event, what it adds) of every completion as they arrive; usage is that
-    of the replies' completions.
-    """
-    turns: list[Turn] = []
-
-    def make() -> Any:
-        turn, made = submit(model, asked, call.state)
-        turns.append(turn)
-        return made
-
-    async with Job(call, model, param=asked.prompt, params=params_of(asked)) as job:
-        await job.begin(make)
-        readers = [turns[0].events() for _ in job.requests]
-        replies = [Reply(turns[0], request) for request in job.requests]
-        async for came in job.pieces(readers):
-            # each is taken when it is looked at: a reply is as it was then
-            yield (
-                (index, replies[index], event, replies[index].take(event))
-                for index, event in came
-                if not isinstance(event, Completion)
-            )
-        _remember(call, asked, replies)
+def _logprobs(found: Sequence[Any], bridge: TokenizerBridge, top: int) -> dict[str, Any]:
+    """The `logprobs` of a choice or a chunk."""
+    return {"content": chat_entries(found, bridge, top), "refusal": None}
 
 
 async def _stream(
@@ -931,8 +578,7 @@ async def _stream(
         "system_fingerprint": FINGERPRINT,
     }
     wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-    top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
-    timed = bool(body.get("timings_per_token"))
+    top, timed = top_logprobs_of(body), bool(body.get("timings_per_token"))
     generated: Counter[int] = Counter()  # tokens of each completion so far
 
     def chunk(index: int, delta: dict, reason: str | None = None, logprobs: Any = None) -> bytes:
@@ -968,7 +614,7 @@ async def _stream(
                 frames.append(chunk(index, {"role": "assistant", "content": ""}))
             entries = None
             if top is not None and event.logprobs and event.kind in ("content", "malformed"):
-                entries = {"content": chat_entries(event.logprobs, bridge, top), "refusal": None}
+                entries = _logprobs(event.logprobs, bridge, top)
             for kind, value in added:
                 if kind == "content" and entries is None and not timed:
                     frames.append(text.frames(index, (value,)))
@@ -977,10 +623,7 @@ async def _stream(
                 entries = None
             if event.kind == "end":
                 if top is not None and event.logprobs and not reply.calls:
-                    entries = {
-                        "content": chat_entries(event.logprobs, bridge, top),
-                        "refusal": None,
-                    }
+                    entries = _logprobs(event.logprobs, bridge, top)
                 frames.append(chunk(index, {}, reply.finish_reason, entries))
         if frames:
             yield b"".join(frames)

@@ -16,18 +16,21 @@ from oxillama.completion import Completion
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
-from oxillama.server.chat import (
+from oxillama.server.errors import ApiError, bad, missing, unsupported
+from oxillama.server.fields import (
     EXCEPTIONS,
     FINGERPRINT,
     MOST_COMPLETIONS,
     NOT_OBFUSCATED,
+    PROMPT,
     RESPONSE_FORMAT,
     SESSION,
+    check_stream_options,
     constrain,
-    failed,
-    too_long,
+    encoded,
+    options_of,
+    prompts_of,
 )
-from oxillama.server.errors import ApiError, bad, unsupported
 from oxillama.server.ids import new_id
 from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import LegacyLogprobs
@@ -37,15 +40,11 @@ from oxillama.server.schema import (
     NAME,
     STRING,
     Schema,
-    array,
     integer,
     obj,
-    one_of,
 )
 from oxillama.server.work import Job, reason_of, usage_of
 
-TOKENS = array(integer(0), 1, 1 << 20)
-PROMPT = one_of(STRING, TOKENS, array(one_of(STRING, TOKENS), 1, 2048))
 DEFAULT_TOKENS = 16
 AT_ONCE = 64  # prompts of one body that the engine has at once
 
@@ -71,38 +70,6 @@ BODY: Schema = obj(
 )
 
 
-def prompts_of(given: Any) -> list[str | list[int]]:
-    """A prompt field as a list of prompts."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given[0], (int, float)) and not isinstance(given[0], bool):
-        return [[int(token) for token in given]]
-    return [each if isinstance(each, str) else [int(token) for token in each] for each in given]
-
-
-def encoded(
-    model: Model,
-    prompt: str | Sequence[int],
-    *,
-    param: str = "prompt",
-    special: bool = True,
-    bounded: bool = True,
-) -> list[int]:
-    """The ids of a prompt, checked against the vocabulary. bounded: refuse a text that is certainly
-    too long before it is encoded.
-    """
-    if isinstance(prompt, str):
-        bridge = model.tokenizer()
-        if bounded and model.too_long(prompt):
-            raise too_long(model, param, len(prompt))
-        return bridge.encode(prompt, add_special=special, parse_special=True)
-    size = model.engine.config.vocab_size
-    for at, token in enumerate(prompt):
-        if token >= size:
-            raise bad(f"{param}[{at}]", token, f"token ids of 0 to {size - 1}")
-    return list(prompt)
-
-
 async def completions(call: Call) -> Response:
     """POST /v1/completions"""
     body = call.body
@@ -110,7 +77,7 @@ async def completions(call: Call) -> Response:
         prompts, options = await call.offload(_read, call, model, body)
         if body.get("stream"):
             frames = _stream(call, model, prompts, options, body)
-            return await sse.EventStream(call, frames, failed=failed).begin()
+            return await sse.EventStream(call, frames, failed=sse.openai_error).begin()
         return json_response(await call.race(_whole(call, model, prompts, options, body)))
 
 
@@ -118,15 +85,9 @@ def _read(
     call: Call, model: Model, body: Mapping[str, Any]
 ) -> tuple[list[list[int] | None], table.RequestOptions]:
     """(the prompts' ids, None to continue a session; the request of the body)."""
-    asked = table.read(
-        body,
-        default=model.engine.sampler,
-        vocab_size=model.engine.config.vocab_size,
-    )
-    asked.options.update(adapters.asked(model, body))
+    asked = options_of(model, body)
     constrain(asked, body.get("response_format"), path="response_format")
-    if body.get("stream_options") is not None and not body.get("stream"):
-        raise ApiError(400, "stream_options: found without stream: true", param="stream_options")
+    check_stream_options(body)
     n, best = int(body.get("n") or 1), body.get("best_of")
     if best is not None:
         if best < n:
@@ -150,9 +111,7 @@ def _read(
     if session is not None:
         return _in_session(call, model, body, asked, n, special)
     if given is None:
-        raise ApiError(
-            400, "prompt: is required", param="prompt", code="missing_required_parameter"
-        )
+        raise missing("prompt")
     texts = prompts_of(given)
     if body.get("suffix"):
         if not all(isinstance(each, str) for each in texts):
@@ -196,12 +155,7 @@ def _in_session(
     begun = sessions.knows(name) and len(sessions.get(name, model).session) > 0
     ids = encoded(model, texts[0], special=special and not begun) if texts else []
     if not ids and not begun:
-        raise ApiError(
-            400,
-            "prompt: is required, the session is new",
-            param="prompt",
-            code="missing_required_parameter",
-        )
+        raise missing("prompt", "is required, the session is new")
     asked.options.pop("n")
     return [ids or None], asked
 
@@ -243,9 +197,9 @@ async def _whole(
             task.cancel()
     results = [done for done, _ in ended]
     if body.get("logprobs") is None and not body.get("echo"):
-        choices = _choices(model, prompts, results, asked, body)
+        choices = _choices(model, prompts, results, body)
     else:
-        choices = await call.offload(_choices, model, prompts, results, asked, body)
+        choices = await call.offload(_choices, model, prompts, results, body)
     return {
         "id": new_id("cmpl-"),
         "object": "text_completion",
@@ -282,7 +236,6 @@ def _choices(
     model: Model,
     prompts: list[list[int] | None],
     results: Sequence[Sequence[Completion]],
-    asked: table.RequestOptions,
     body: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []

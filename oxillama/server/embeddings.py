@@ -13,9 +13,8 @@ from oxillama.engine.embedding import PoolingMode
 from oxillama.engine.request import Request
 from oxillama.server import adapters
 from oxillama.server.calls import Call, json_response
-from oxillama.server.chat import EXCEPTIONS, too_long
-from oxillama.server.completions import PROMPT, encoded, prompts_of
 from oxillama.server.errors import ApiError, bad
+from oxillama.server.fields import EXCEPTIONS, PROMPT, encoded, prompts_of, too_long
 from oxillama.server.models import Model
 from oxillama.server.schema import BOOLEAN, NAME, Schema, enum, integer, obj
 from oxillama.server.work import Job
@@ -84,25 +83,16 @@ async def vectors(
     counts: list[int] = []
 
     def begin() -> Batch:
-        ids = []
-        for at, text in enumerate(texts):
-            where = param if len(texts) == 1 else f"{param}[{at}]"
-            if not text:
-                raise ApiError(400, f"{where}: is empty, wanted text or token ids", param=where)
-            if not truncate and isinstance(text, str) and model.too_long(text):
-                raise too_long(model, where, len(text), help)
-            found = encoded(model, text, param=where, bounded=False)
-            most = model.engine.context_size
-            if len(found) > most and truncate:
-                found = _shortened(found, most, model.tokenizer().vocabulary)
-            if len(found) > most:
-                raise ApiError(
-                    400,
-                    f"{where}: {len(found)} tokens, the context holds {most}{help}",
-                    param=where,
-                    code="context_length_exceeded",
-                )
-            ids.append(found)
+        ids = [
+            _encoded(
+                model,
+                text,
+                param if len(texts) == 1 else f"{param}[{at}]",
+                truncate=bool(truncate),
+                help=help,
+            )
+            for at, text in enumerate(texts)
+        ]
         counts.append(sum(map(len, ids)))
         options: dict[str, Any] = {
             "normalize": normalize,
@@ -124,6 +114,29 @@ async def vectors(
     if dimensions is not None:
         found = [_cut(each, dimensions, normalize) for each in found]
     return found, counts[0]
+
+
+def _encoded(
+    model: Model, text: str | Sequence[int], where: str, *, truncate: bool, help: str
+) -> list[int]:
+    """The ids of a text that fits into the context, or is cut to it. where: its name in errors;
+    help: what may be done.
+    """
+    if not text:
+        raise ApiError(400, f"{where}: is empty, wanted text or token ids", param=where)
+    if not truncate and isinstance(text, str) and model.too_long(text):
+        raise too_long(model, where, len(text), help)
+    ids, most = encoded(model, text, param=where, bounded=False), model.engine.context_size
+    if len(ids) > most and truncate:
+        ids = _shortened(ids, most, model.tokenizer().vocabulary)
+    if len(ids) > most:
+        raise ApiError(
+            400,
+            f"{where}: {len(ids)} tokens, the context holds {most}{help}",
+            param=where,
+            code="context_length_exceeded",
+        )
+    return ids
 
 
 def _shortened(ids: list[int], most: int, vocabulary: Any) -> list[int]:

@@ -151,6 +151,11 @@ def unknown(name: str, known: Iterable[str]) -> ApiError:
     return ApiError(400, told, param=name, code="unknown_parameter")
 
 
+def missing(param: str, why: str = "is required") -> ApiError:
+    """A 400 for a field that is not there."""
+    return ApiError(400, f"{param}: {why}", param=param, code="missing_required_parameter")
+
+
 def unsupported(param: str, why: str) -> ApiError:
     """A 400 for a known field whose value cannot be honoured."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")

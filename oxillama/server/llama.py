@@ -5,8 +5,7 @@ adapters; and the list of models.
 from __future__ import annotations
 
 import asyncio
-import os
-import time
+import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
@@ -18,26 +17,27 @@ from oxillama.errors import OxillamaError
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
-from oxillama.server.chat import (
+from oxillama.server.chat import MESSAGES, conversation_of
+from oxillama.server.embeddings import vectors
+from oxillama.server.errors import ApiError, bad, from_engine, missing, unsupported
+from oxillama.server.fields import (
     EXCEPTIONS,
-    MESSAGES,
     RESPONSE_FORMAT,
     SESSION,
     TEMPLATE,
-    TOOLS,
+    TOKENS,
     constrain,
-    conversation_of,
-    tools_of,
+    encoded,
+    options_of,
+    prompts_of,
     variables_of,
 )
-from oxillama.server.completions import TOKENS, encoded
-from oxillama.server.embeddings import vectors
-from oxillama.server.errors import ApiError, bad, from_engine, unsupported
 from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import finite, spelled
 from oxillama.server.models import Model
 from oxillama.server.schema import (
     BOOLEAN,
+    FALSE,
     NAME,
     STRING,
     Schema,
@@ -47,7 +47,8 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.sessions import checked_name, copy_on_error, truncate_to_common_prefix
+from oxillama.server.sessions import copy_on_error, truncate_to_common_prefix
+from oxillama.server.tools import TOOLS, tools_of
 from oxillama.server.work import (
     TIMINGS,
     Job,
@@ -83,7 +84,6 @@ EMBEDDING_BODY: Schema = obj(
     {"model": NAME, "content": one_of(STRING, TOKENS, array(one_of(STRING, TOKENS), 1, 2048))},
     ("content",),
 )
-SLOT_BODY: Schema = obj({"filename": NAME})
 _NOTHING = {"type": "array", "maxItems": 0}
 _SHARED = {
     **table.properties("stop_sequences", "min_keep"),
@@ -103,7 +103,7 @@ _SHARED = {
     "timings_per_token": BOOLEAN,
     # this text is not parsed: thoughts stay in it
     "reasoning_format": enum("none", "auto"),
-    "return_progress": {"type": "boolean", "const": False},
+    "return_progress": FALSE,
     "response_fields": array(NAME, 0, 64),
     "response_format": RESPONSE_FORMAT,
     "image_data": _NOTHING,
@@ -133,105 +133,6 @@ async def health(call: Call) -> Response:
     """GET /health"""
     status, said = call.state.health()
     return json_response(said, status)
-
-
-_MOST_MODELS = 1000  # in one page
-
-
-async def models(call: Call) -> Response:
-    """GET /v1/models"""
-    found = await call.offload(_models, call)
-    if call.dialect != "anthropic":
-        return json_response({"object": "list", "data": found})
-    page, more = _page(found, call.request.query_params)
-    return json_response(
-        {
-            "data": [_as_anthropic(each) for each in page],
-            "has_more": more,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-        }
-    )
-
-
-def _page(
-    found: list[dict[str, Any]], query: Mapping[str, str]
-) -> tuple[list[dict[str, Any]], bool]:
-    """(the models that Anthropic's parameters of a list name, whether more follow)."""
-    limit, names = query.get("limit", "20"), [each["id"] for each in found]
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MOST_MODELS:
-        raise bad("limit", limit, f"1 to {_MOST_MODELS}")
-    given = [name for name in ("after_id", "before_id") if name in query]
-    if len(given) > 1:
-        raise bad("before_id", query["before_id"], "one of after_id and before_id")
-    for name in given:
-        if query[name] not in names:
-            raise bad(name, query[name], "the id of a model")
-    if "before_id" in query:
-        before = found[: names.index(query["before_id"])]
-        return before[-int(limit) :], len(before) > int(limit)
-    after = found[names.index(query["after_id"]) + 1 if given else 0 :]
-    return after[: int(limit)], len(after) > int(limit)
-
-
-def _as_anthropic(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A model as Anthropic's list has it."""
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry["created"]))
-    return {
-        "type": "model",
-        "id": entry["id"],
-        "display_name": entry["id"],
-        "created_at": created,
-        "max_input_tokens": entry.get("max_model_len"),
-    }
-
-
-async def model(call: Call) -> Response:
-    """GET /v1/models/{model}"""
-    given = call.params["model"]
-    name = call.state.models.resolve(given)
-    found = {each["id"]: each for each in await call.offload(_models, call)}
-    entry = found[given if given in found else name]
-    return json_response(_as_anthropic(entry) if call.dialect == "anthropic" else entry)
-
-
-def _models(call: Call) -> list[dict[str, Any]]:
-    registry = call.state.models
-    loaded = {each.name: each for each in registry.loaded()}
-    out = []
-    for name, path in registry.known().items():
-        try:
-            status = os.stat(path)
-        except OSError:
-            continue
-        entry: dict[str, Any] = {
-            "id": name,
-            "object": "model",
-            "created": int(status.st_mtime),
-            "owned_by": "oxillama",
-            "loaded": name in loaded,
-        }
-        if name in loaded:
-            engine = loaded[name].engine
-            try:
-                entry["max_model_len"] = engine.context_size
-                entry["meta"] = {
-                    "vocab_type": engine.config.architecture,
-                    "n_vocab": engine.config.vocab_size,
-                    "n_ctx": engine.context_size,
-                    "n_ctx_train": engine.config.context_length,
-                    "n_embd": engine.config.hidden_size,
-                    "size": engine.model_bytes,
-                }
-            except OxillamaError:
-                entry["loaded"] = False
-        entry.update(root=str(path), parent=None)
-        out.append(entry)
-        if name in loaded:
-            for each in loaded[name].adapters.all():
-                base = {key: entry[key] for key in ("object", "created", "owned_by", "loaded")}
-                out.append({"id": each.name, **base, "root": each.path, "parent": name})
-    return out
 
 
 async def props(call: Call) -> Response:
@@ -336,93 +237,6 @@ def _settings(
     }
 
 
-async def slots(call: Call) -> Response:
-    """GET /slots"""
-    loaded = call.state.models.loaded()
-    count = max((each.slots for each in loaded), default=0)
-    if call.request.query_params.get("fail_on_no_slot") and len(call.state.jobs) >= count:
-        raise ApiError(503, "slots: none is free", headers={"Retry-After": "1"})
-    count = max(count, 1 + max(call.state.jobs, default=-1))
-    out = []
-    for at in range(count):
-        job = call.state.jobs.get(at)
-        context = (job.model if job else loaded[0]).engine.context_size if job or loaded else 0
-        most = job.params.get("max_tokens") if job else None
-        entry: dict[str, Any] = {
-            "id": at,
-            "id_task": job.id if job else -1,
-            "n_ctx": context,
-            "speculative": False,
-            "is_processing": job is not None,
-            "params": job.params if job else {},
-            "next_token": [
-                {
-                    "has_next_token": job is not None,
-                    "has_new_line": False,
-                    "n_remain": -1 if job is None or most is None else most - job.generated,
-                    "n_decoded": job.generated if job else 0,
-                }
-            ],
-        }
-        if job is not None:
-            entry.update(model=job.model.name, n_prompt_tokens=job.prompt_tokens)
-        out.append(entry)
-    return json_response(out)
-
-
-async def slot_action(call: Call) -> Response:
-    """POST /slots/{slot}?action=save|restore|erase"""
-    state, given = call.state, call.params["slot"]
-    action = call.request.query_params.get("action")
-    if action not in ("save", "restore", "erase"):
-        raise bad("action", action, "save, restore or erase")
-    async with state.models.use(None) as model:
-        if not given.isdecimal() or len(given) > 6 or int(given) >= model.slots:
-            raise bad("id_slot", given, f"0 to {model.slots - 1}")
-        slot = int(given)
-        held = state.slot_sessions.get(slot)
-        if action == "erase":
-            state.slot_sessions.pop(slot, None)
-            return json_response({"id_slot": slot, "n_erased": len(held[1]) if held else 0})
-        name = call.body.get("filename")
-        if name is None:
-            raise ApiError(
-                400, "filename: is required", param="filename", code="missing_required_parameter"
-            )
-        checked_name(name, param="filename")
-        path = state.sessions.path(name)
-        session: Any = held[1] if held is not None and held[0] is model else None
-        if action == "save" and session is None:
-            raise ApiError(400, f"id_slot: slot {slot} holds nothing to save", param="id_slot")
-        if action == "restore" and not path.is_file():
-            raise ApiError(
-                404, f"filename: {name} is unknown", param="filename", code="session_not_found"
-            )
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            if action == "save":
-                await call.offload(state.sessions.store, name, model, session)
-            else:
-                session = await call.offload(model.engine.restore_from_file, path)
-                state.slot_sessions[slot] = (model, session)
-        except OxillamaError as error:
-            raise from_engine(error, param="filename") from error
-        size, took = path.stat().st_size, round((loop.time() - began) * 1e3, 3)
-        words = ("n_saved", "n_written", "save_ms")
-        if action == "restore":
-            words = ("n_restored", "n_read", "restore_ms")
-        return json_response(
-            {
-                "id_slot": slot,
-                "filename": name,
-                words[0]: len(session),
-                words[1]: size,
-                "timings": {words[2]: took},
-            }
-        )
-
-
 # ---- tokens and templates
 
 
@@ -500,8 +314,6 @@ async def _worked(call: Call, work: Any, param: str) -> Any:
 
 async def embedding(call: Call) -> Response:
     """POST /embedding"""
-    from oxillama.server.completions import prompts_of
-
     body = call.body
     async with call.state.models.use(body.get("model")) as model:
         found, _ = await call.race(
@@ -556,13 +368,8 @@ def _ids(model: Model, prompt: Any, param: str, *, bounded: bool) -> list[int]:
 
 
 def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
-    asked = table.read(
-        body,
-        default=model.engine.sampler,
-        vocab_size=model.engine.config.vocab_size,
-    )
+    asked = options_of(model, body)
     constrain(asked, body.get("response_format"), path="response_format")
-    asked.options.update(adapters.asked(model, body))
     if body.get("n_predict") is not None and body.get("max_tokens") is not None:
         raise ApiError(
             400, "max_tokens: found together with n_predict, wanted one of them", param="max_tokens"
@@ -657,7 +464,7 @@ async def _generate(
 
     async def one(at: int) -> dict[str, Any]:
         async with _job(call, model, asked, body) as job:
-            await job.begin(lambda: _submit(call, model, asked, prompts[at], job))
+            await job.begin(lambda: _submit(call, model, asked, prompts[at]))
             done = (await job.results())[0]
             return _answer(job, model, asked, done, prompts[at], at)
 
@@ -692,18 +499,13 @@ def _job(call: Call, model: Model, asked: table.RequestOptions, body: Mapping[st
     return job
 
 
-def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int], job: Job) -> Any:
+def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int]) -> Any:
     """Submit a prompt: in a named session, after the tokens of a slot, or by itself."""
     name, slot = call.body.get("session"), call.body.get("id_slot")
     if name is not None:
         with call.state.sessions.held(name, model, lora=asked.options.get("lora")) as named:
             if not (ids or len(named.session)):
-                raise ApiError(
-                    400,
-                    "prompt: is required, the session is new",
-                    param="prompt",
-                    code="missing_required_parameter",
-                )
+                raise missing("prompt", "is required, the session is new")
             made = model.engine.submit(ids or None, session=named.session, **asked.options)
             named.changed = True
             return made
@@ -784,7 +586,6 @@ def _probabilities(
     found: Sequence[Any], bridge: Any, top: int, after: bool
 ) -> list[dict[str, Any]]:
     """The entries of `completion_probabilities`; `after` the sampler's stages as probabilities."""
-    import math
 
     def value(logarithm: float) -> float:
         return math.exp(logarithm) if after else finite(logarithm)
@@ -818,7 +619,7 @@ async def _stream(
     """The frames of a completion; the last one says stop: true, and no [DONE] follows."""
     body, bridge = call.body, model.tokenizer()
     async with _job(call, model, asked, body) as job:
-        await job.begin(lambda: _submit(call, model, asked, ids, job))
+        await job.begin(lambda: _submit(call, model, asked, ids))
         generated = 0
         async for came in job.pieces():
             frames = []

@@ -13,6 +13,7 @@ from oxillama.engine.metrics import BOUNDS, HistogramSnapshot, MetricsSnapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+Row = tuple[str, str, str, Any]  # name, kind, help, value
 _REASONS = ("stop", "length", "abort", "error")
 
 
@@ -136,14 +137,12 @@ def exposition(
     the server: name -> (kind, help, value).
     """
     out = Writer()
-    for name, kind, about, value in (
-        (name, kind, about, value) for name, (kind, about, value) in gauges.items()
-    ):
+    for name, (kind, about, value) in gauges.items():
         out.add(name, kind, about, value)
     for write in (_vllm, _llama, _own):
         by_name: dict[str, list[str]] = {}
         for each in models:
-            write(_Grouped(out, by_name), *each)
+            write(_Grouped(by_name), *each)
         for lines in by_name.values():
             out.lines += lines
     return out.text()
@@ -152,7 +151,7 @@ def exposition(
 class _Grouped(Writer):
     """Samples of several models, gathered by name, so that each name's lines stand together."""
 
-    def __init__(self, out: Writer, by_name: dict[str, list[str]]) -> None:
+    def __init__(self, by_name: dict[str, list[str]]) -> None:
         super().__init__()
         self._by_name = by_name
 
@@ -166,58 +165,13 @@ def _vllm(
     out: Writer, name: str, own: ModelMetrics, engine: MetricsSnapshot | None, pages: int | None
 ) -> None:
     label = {"model_name": name}
-    if engine is not None:
-        out.add(
-            "vllm:num_requests_running",
-            "gauge",
-            "Requests that run.",
-            engine.requests_running,
-            **label,
-        )
-        out.add(
-            "vllm:num_requests_waiting",
-            "gauge",
-            "Requests that wait.",
-            engine.requests_waiting,
-            **label,
-        )
-        share = engine.pages_used / pages if pages else 0.0
-        out.add(
-            "vllm:kv_cache_usage_perc",
-            "gauge",
-            "Pages in use, as a share (0 to 1) of those there may be.",
-            share,
-            **label,
-        )
-        out.add(
-            "vllm:prefix_cache_queries_total",
-            "counter",
-            "Prompt tokens looked up in the prefix cache.",
-            engine.tokens_prefilled_total + engine.kv_tokens_saved_total,
-            **label,
-        )
-        out.add(
-            "vllm:prefix_cache_hits_total",
-            "counter",
-            "Prompt tokens found in the prefix cache.",
-            engine.kv_tokens_saved_total,
-            **label,
-        )
-        out.add(
-            "vllm:num_preemptions_total",
-            "counter",
-            "Times a request gave up its pages.",
-            engine.requests_preempted_total,
-            **label,
-        )
-    out.add("vllm:prompt_tokens_total", "counter", "Prompt tokens.", own.prompt_total, **label)
-    out.add(
-        "vllm:generation_tokens_total",
-        "counter",
-        "Generated tokens.",
-        own.generation_total,
-        **label,
-    )
+    rows: list[Row] = [] if engine is None else _vllm_engine(engine, pages)
+    rows += [
+        ("prompt_tokens_total", "counter", "Prompt tokens.", own.prompt_total),
+        ("generation_tokens_total", "counter", "Generated tokens.", own.generation_total),
+    ]
+    for metric, kind, about, value in rows:
+        out.add(f"vllm:{metric}", kind, about, value, **label)
     for reason in _REASONS:
         out.add(
             "vllm:request_success_total",
@@ -253,11 +207,44 @@ def _vllm(
         )
 
 
+def _vllm_engine(engine: MetricsSnapshot, pages: int | None) -> list[Row]:
+    """What vLLM counts of its engine."""
+    found = engine.kv_tokens_saved_total
+    return [
+        ("num_requests_running", "gauge", "Requests that run.", engine.requests_running),
+        ("num_requests_waiting", "gauge", "Requests that wait.", engine.requests_waiting),
+        (
+            "kv_cache_usage_perc",
+            "gauge",
+            "Pages in use, as a share (0 to 1) of those there may be.",
+            engine.pages_used / pages if pages else 0.0,
+        ),
+        (
+            "prefix_cache_queries_total",
+            "counter",
+            "Prompt tokens looked up in the prefix cache.",
+            engine.tokens_prefilled_total + found,
+        ),
+        (
+            "prefix_cache_hits_total",
+            "counter",
+            "Prompt tokens found in the prefix cache.",
+            found,
+        ),
+        (
+            "num_preemptions_total",
+            "counter",
+            "Times a request gave up its pages.",
+            engine.requests_preempted_total,
+        ),
+    ]
+
+
 def _llama(
     out: Writer, name: str, own: ModelMetrics, engine: MetricsSnapshot | None, pages: int | None
 ) -> None:
     label = {"model": name}
-    rows: list[tuple[str, str, str, Any]] = [
+    rows: list[Row] = [
         ("prompt_tokens_total", "counter", "Prompt tokens.", own.prompt_total),
         ("tokens_predicted_total", "counter", "Generated tokens.", own.generation_total),
         ("prompt_seconds_total", "counter", "Seconds of prompts.", own.prompt_seconds),

@@ -201,6 +201,10 @@ class Registry:
         """The models in memory."""
         return list(self._loaded.values())
 
+    def find(self, name: str | None) -> Model | None:
+        """The model of a name if it is in memory."""
+        return self._loaded.get(name or "")
+
     def resolve(self, name: Any) -> str:
         """The name that a request means; 404 for an unknown one."""
         known = self.known()

@@ -1,5 +1,5 @@
-"""Ollama's routes, for the desktop clients that speak nothing else: lines of JSON, streamed unless
-asked otherwise.
+"""Ollama's routes that generate, for the desktop clients that speak nothing else: lines of JSON,
+streamed unless asked otherwise; and its vectors.
 
 `keep_alive` of 0 unloads the model when it is idle; other durations are taken and change nothing,
 since models leave by least recent use.
@@ -7,50 +7,46 @@ since models leave by least recent use.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
-import os
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
-from functools import lru_cache
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from starlette.responses import Response
 
-import oxillama
 from oxillama.completion import Completion
-from oxillama.errors import OxillamaError, QuantError
-from oxillama.gguf import GgufReader, Metadata
-from oxillama.quant.recipes import recipe_name
-from oxillama.server import adapters, sse
 from oxillama.server import options as table
-from oxillama.server.about import About, of_file, of_model
+from oxillama.server import sse
 from oxillama.server.calls import Call, dumps, json_response
 from oxillama.server.chat import (
-    TOOL_CHOICE,
     ChatRequest,
-    Reply,
     events,
     image_part,
     messages_of,
     places_of,
     run,
-    tools_of,
 )
-from oxillama.server.completions import TOKENS, encoded
 from oxillama.server.embeddings import vectors
 from oxillama.server.errors import ApiError, bad, unsupported
+from oxillama.server.fields import (
+    TOKENS,
+    constrain,
+    encoded,
+    options_of,
+    top_logprobs_of,
+)
 from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import chat_entries
-from oxillama.server.models import Model, unusable
+from oxillama.server.models import Model
+from oxillama.server.replies import Reply
 from oxillama.server.schema import (
     BOOLEAN,
+    FALSE,
     NAME,
     OBJECT,
     STRING,
+    TRUE,
     Schema,
     array,
     enum,
@@ -59,6 +55,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
+from oxillama.server.tools import TOOL_CHOICE, tools_of
 from oxillama.server.work import Job, reason_of, usage_of
 
 _CALL = obj(
@@ -105,7 +102,6 @@ _TOOL = obj(
     },
     ("function",),
 )
-_TRUE, _FALSE = ({"type": "boolean", "const": value} for value in (True, False))
 # of how a model is loaded, which is the server's to say: what it does anyway, or Ollama's default
 _LOADING: dict[str, Schema] = {
     "num_ctx": integer(1),
@@ -113,11 +109,11 @@ _LOADING: dict[str, Schema] = {
     "num_gpu": integer(-1, 0),
     "main_gpu": integer(0, 0),
     "num_thread": integer(0, 0),
-    "low_vram": _FALSE,
-    "numa": _FALSE,
-    "use_mmap": _TRUE,
-    "use_mlock": _FALSE,
-    "vocab_only": _FALSE,
+    "low_vram": FALSE,
+    "numa": FALSE,
+    "use_mmap": TRUE,
+    "use_mlock": FALSE,
+    "vocab_only": FALSE,
 }
 _OPTIONS = obj(
     {
@@ -125,7 +121,7 @@ _OPTIONS = obj(
         **_LOADING,
         "num_predict": integer(-2),
         "num_keep": integer(-1),
-        "penalize_newline": _TRUE,
+        "penalize_newline": TRUE,
         "tfs_z": number(1, 1),  # off
     }
 )
@@ -141,8 +137,8 @@ _SHARED: dict[str, Any] = {
     "logprobs": BOOLEAN,
     "top_logprobs": integer(0, 20),
     # messages are not left out, and contexts not shifted
-    "truncate": {"type": "boolean", "const": False},
-    "shift": {"type": "boolean", "const": False},
+    "truncate": FALSE,
+    "shift": FALSE,
 }
 CHAT_BODY: Schema = obj(
     {
@@ -167,20 +163,6 @@ GENERATE_BODY: Schema = obj(
     },
     ("model",),
 )
-_MAY_BE_EMPTY = {"type": "string", "maxLength": 256}
-SHOW_BODY: Schema = obj(
-    {
-        "model": _MAY_BE_EMPTY,
-        "name": _MAY_BE_EMPTY,
-        "verbose": BOOLEAN,
-        "system": STRING,
-        "template": STRING,
-        "options": OBJECT,
-    }
-)
-PULL_BODY: Schema = obj(
-    {"model": _MAY_BE_EMPTY, "name": _MAY_BE_EMPTY, "stream": BOOLEAN, "insecure": _FALSE}
-)
 EMBED_BODY: Schema = obj(
     {
         "model": NAME,
@@ -201,9 +183,7 @@ EMBEDDINGS_BODY: Schema = obj(
     },
     ("model", "prompt"),
 )
-_LINES = "application/x-ndjson"
-# the Ollama that first had all that is served here, by which clients choose what to ask for
-_API_VERSION = "0.14.0"
+LINES = "application/x-ndjson"
 
 
 def _now() -> str:
@@ -211,26 +191,26 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06d}Z"
 
 
-def _line(value: Any) -> bytes:
+def line(value: Any) -> bytes:
     return dumps(value) + b"\n"
 
 
 def _failed(error: ApiError) -> bytes:
-    return _line(error.ollama())
+    return line(error.ollama())
 
 
 # ---- what is asked
 
 
-def _check_empty(body: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
+def check_empty(body: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
     """A 400 for a field that says something; Ollama's client in Go sends all of them, empty."""
     for name in names:
         if body.get(name):
             raise unsupported(name, why)
 
 
-def _check_template(body: Mapping[str, Any]) -> None:
-    _check_empty(
+def check_template(body: Mapping[str, Any]) -> None:
+    check_empty(
         body,
         ("template",),
         "templates of a request are not evaluated, wanted none; `oxillama serve` has "
@@ -250,13 +230,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     """The options of a body."""
     _unloads(body)  # a wrong time is told before the work
     given = body.get("options") or {}
-    asked = table.read(
-        given,
-        default=model.engine.sampler,
-        vocab_size=model.engine.config.vocab_size,
-        path="options.",
-    )
-    asked.options.update(adapters.asked(model, body))
+    asked = options_of(model, body, given, path="options.")
     most, context = given.get("num_predict"), given.get("num_ctx")
     if context is not None and context > model.engine.context_size:
         raise bad(
@@ -268,20 +242,11 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
         raise unsupported("options.num_keep", "contexts are not shifted here, wanted 0")
     format = body.get("format")
     if format:
-        if asked.constraint:
-            raise ApiError(
-                400,
-                f"format: found together with {asked.constraint}, wanted one constraint",
-                param="format",
-            )
-        asked.options["json_schema"] = {"type": "object"} if format == "json" else format
-        asked.constraint = "format"
-    if body.get("top_logprobs") is not None and not body.get("logprobs"):
-        raise ApiError(
-            400, "top_logprobs: found without logprobs: true, wanted both", param="top_logprobs"
-        )
-    if body.get("logprobs"):
-        asked.options["logprobs"] = int(body.get("top_logprobs") or 0)
+        schema = {"type": "object"} if format == "json" else format
+        constrain(asked, {"type": "json_schema", "schema": schema}, path="format")
+    top = top_logprobs_of(body)
+    if top is not None:
+        asked.options["logprobs"] = top
     return asked
 
 
@@ -317,7 +282,7 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     one.
     """
     out: list[dict[str, Any]] = []
-    waiting: list[tuple[str, str]] = []
+    waiting: list[tuple[str, str]] = []  # calls without an answer: id, name
     for at, message in enumerate(body["messages"]):
         made: dict[str, Any] = {
             "role": message["role"],
@@ -328,42 +293,40 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         if message.get("thinking"):
             made["reasoning_content"] = message["thinking"]
         if message.get("tool_calls"):
-            made["tool_calls"] = []
-            for number_, call in enumerate(message["tool_calls"]):
-                function = call["function"]
-                arguments = function["arguments"]
-                name = call.get("id") or f"{at}-{number_}"
-                waiting.append((name, function["name"]))
-                made["tool_calls"].append(
-                    {
-                        "id": name,
-                        "type": "function",
-                        "function": {
-                            "name": function["name"],
-                            "arguments": arguments
-                            if isinstance(arguments, str)
-                            else json.dumps(arguments, ensure_ascii=False),
-                        },
-                    }
-                )
+            calls = [
+                _call_of(call, f"{at}-{place}") for place, call in enumerate(message["tool_calls"])
+            ]
+            waiting += [(call["id"], call["function"]["name"]) for call in calls]
+            made["tool_calls"] = calls
         if message["role"] == "tool":
-            named = message.get("tool_name") or message.get("name")
-            match = next(
-                (
-                    each
-                    for each in waiting
-                    if message.get("tool_call_id") in (None, each[0]) and named in (None, each[1])
-                ),
-                None,
-            )
-            if match is None:
-                raise ApiError(
-                    400, f"messages[{at}]: answers no call before it", param=f"messages[{at}]"
-                )
-            waiting.remove(match)
-            made["tool_call_id"], made["name"] = match
+            answered = _answered(message, waiting, f"messages[{at}]")
+            waiting.remove(answered)
+            made["tool_call_id"], made["name"] = answered
         out.append(made)
     return out
+
+
+def _call_of(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A call as chat completions write it; name: its id, where it has none."""
+    arguments = given["function"]["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {
+        "id": given.get("id") or name,
+        "type": "function",
+        "function": {"name": given["function"]["name"], "arguments": arguments},
+    }
+
+
+def _answered(
+    message: Mapping[str, Any], waiting: Sequence[tuple[str, str]], where: str
+) -> tuple[str, str]:
+    """(id, name) of the oldest call without an answer that a tool's message may answer."""
+    named = message.get("tool_name") or message.get("name")
+    for call in waiting:
+        if message.get("tool_call_id") in (None, call[0]) and named in (None, call[1]):
+            return call
+    raise ApiError(400, f"{where}: answers no call before it", param=where)
 
 
 def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -403,7 +366,7 @@ async def chat(call: Call) -> Response:
             )
 
         asked = await call.offload(read)
-        return await _chat(call, model, asked, body, began, loaded, _in_message)
+        return await _chat(call, model, asked, _Answer(call, model, began, loaded), _in_message)
 
 
 def _message(content: str) -> dict[str, Any]:
@@ -423,74 +386,83 @@ def _in_response(content: str = "", thinking: str = "", calls: list | None = Non
     return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
+class _Answer:
+    """The lines of one answer: what they have in common, and what the last one says."""
+
+    def __init__(self, call: Call, model: Model, began: int, loaded: int) -> None:
+        """began, loaded: when the request came and when its model was there, in nanoseconds."""
+        self._name, self._bridge = call.body["model"], model.tokenizer()
+        self._top = top_logprobs_of(call.body)
+        self._began, self._loaded = began, loaded
+
+    def part(self, fields: Mapping[str, Any], logprobs: Sequence[Any] | None = None) -> bytes:
+        """A line of a stream; logprobs: None for what has none, as reasoning."""
+        return line({**self._head(fields), **self._logprobs(logprobs), "done": False})
+
+    def last(
+        self,
+        fields: Mapping[str, Any],
+        done: Completion,
+        reason: str,
+        request: Any,
+        logprobs: Sequence[Any] | None = None,
+    ) -> dict[str, Any]:
+        """The last line, or the whole answer."""
+        end = _end(done, reason, request, self._began, self._loaded)
+        return {**self._head(fields), **end, **self._logprobs(logprobs)}
+
+    def _head(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"model": self._name, "created_at": _now(), **fields}
+
+    def _logprobs(self, found: Sequence[Any] | None) -> dict[str, Any]:
+        if self._top is None or found is None:
+            return {}
+        return {"logprobs": chat_entries(found, self._bridge, self._top)}
+
+
 async def _chat(
-    call: Call,
-    model: Model,
-    asked: ChatRequest,
-    body: Mapping[str, Any],
-    began: int,
-    loaded: int,
-    shape: Any,
+    call: Call, model: Model, asked: ChatRequest, answer: _Answer, shape: Callable[..., dict]
 ) -> Response:
-    top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
-    bridge = model.tokenizer()
-    name = body["model"]
-    if body.get("stream") is False:
+    """A chat's reply; shape: its content, thinking and calls as fields of a line."""
+    if call.body.get("stream") is False:
         _, replies, _ = await call.race(run(call, model, asked))
         reply = replies[0]
-        made = {
-            "model": name,
-            "created_at": _now(),
-            **shape(reply.text, reply.thought, _calls(reply)),
-            **_end(reply.completion, reply.finish_reason, reply.request, began, loaded),
-        }
-        if top is not None:
-            made["logprobs"] = chat_entries(reply.logprobs, bridge, top)
-        await _maybe_unload(call, model, body)
+        fields = shape(reply.text, reply.thought, _calls(reply))
+        made = answer.last(
+            fields, reply.completion, reply.finish_reason, reply.request, reply.logprobs
+        )
+        await _maybe_unload(call, model, call.body)
         return json_response(made)
 
-    async def frames() -> AsyncIterator[bytes]:
-        sent = 0
+    async def lines() -> AsyncIterator[bytes]:
+        sent = 0  # calls
         async for came in events(call, model, asked):
             out: list[bytes] = []
             for _, reply, event, added in came:
                 for kind, value in added:
-                    part: dict[str, Any] | None = None
                     if kind == "content":
-                        part = shape(value)
-                        if top is not None:
-                            part["logprobs"] = chat_entries(event.logprobs, bridge, top)
+                        out.append(answer.part(shape(value), event.logprobs))
                     elif kind == "reasoning":
-                        part = shape("", value)
-                    if part is not None:
-                        out.append(
-                            _line({"model": name, "created_at": _now(), **part, "done": False})
-                        )
+                        out.append(answer.part(shape("", value)))
                 if event.kind in ("call_end", "end"):
                     calls = _calls(reply)[sent:]
                     sent += len(calls)
                     if calls:
-                        part = shape("", "", calls)
-                        out.append(
-                            _line({"model": name, "created_at": _now(), **part, "done": False})
-                        )
+                        out.append(answer.part(shape("", "", calls)))
                 if event.kind == "end":
-                    last = {
-                        "model": name,
-                        "created_at": _now(),
-                        **shape(),
-                        **_end(reply.completion, reply.finish_reason, reply.request, began, loaded),
-                    }
-                    if top is not None and event.logprobs and not reply.calls:
-                        last["logprobs"] = chat_entries(event.logprobs, bridge, top)
-                    out.append(_line(last))
+                    rest = event.logprobs if event.logprobs and not reply.calls else None
+                    done, reason = reply.completion, reply.finish_reason
+                    out.append(line(answer.last(shape(), done, reason, reply.request, rest)))
             if out:
                 yield b"".join(out)
-        await _maybe_unload(call, model, body)
+        await _maybe_unload(call, model, call.body)
 
-    return await sse.EventStream(
-        call, frames(), failed=_failed, media_type=_LINES, probe=b"\n"
-    ).begin()
+    return await _streamed(call, lines())
+
+
+async def _streamed(call: Call, lines: AsyncIterator[bytes]) -> Response:
+    stream = sse.EventStream(call, lines, failed=_failed, media_type=LINES, probe=b"\n")
+    return await stream.begin()
 
 
 def _calls(reply: Reply) -> list[dict[str, Any]]:
@@ -540,7 +512,7 @@ async def _only_load(
     """The answer where nothing was asked but to load the model, or to unload it; prompt: the field
     without which nothing is generated.
     """
-    _check_empty(body, _OF_A_REPLY, f"found without {prompt}, wanted both")
+    check_empty(body, _OF_A_REPLY, f"found without {prompt}, wanted both")
     _read(model, body)
     if model.builder is not None:
         _variables(model, body)
@@ -562,7 +534,7 @@ async def _only_load(
 async def generate(call: Call) -> Response:
     """POST /api/generate"""
     body, began = call.body, time.perf_counter_ns()
-    _check_template(body)
+    check_template(body)
     async with call.state.models.use(body.get("model")) as model:
         loaded = time.perf_counter_ns()
         if body.get("images") and (body.get("raw") or body.get("suffix") or model.builder is None):
@@ -603,282 +575,52 @@ async def generate(call: Call) -> Response:
             )
 
         options, asked = await call.offload(read)
+        answer = _Answer(call, model, began, loaded)
         if isinstance(asked, ChatRequest):
-            return await _chat(call, model, asked, body, began, loaded, _in_response)
-        return await _raw(call, model, options, asked, body, began, loaded)
+            return await _chat(call, model, asked, answer, _in_response)
+        return await _raw(call, model, options, asked, answer)
 
 
 async def _raw(
-    call: Call,
-    model: Model,
-    asked: table.RequestOptions,
-    ids: list[int],
-    body: Mapping[str, Any],
-    began: int,
-    loaded: int,
+    call: Call, model: Model, asked: table.RequestOptions, ids: list[int], answer: _Answer
 ) -> Response:
     """A prompt continued without the chat template."""
-    name, bridge = body["model"], model.tokenizer()
-    top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
 
-    def last(job: Job, done: Completion) -> dict[str, Any]:
-        reason = reason_of(done)
-        return {
-            **_end(done, reason, job.requests[0], began, loaded),
-            "context": [*ids, *done.tokens],
-        }
+    def last(job: Job, done: Completion, text: str, logprobs: Any = None) -> dict[str, Any]:
+        made = answer.last({"response": text}, done, reason_of(done), job.requests[0], logprobs)
+        return {**made, "context": [*ids, *done.tokens]}
 
-    if body.get("stream") is False:
+    def new_job() -> Job:
+        return Job(call, model, param="prompt", constraint=asked.constraint)
+
+    def submit() -> Any:
+        return model.engine.submit(ids, **asked.options)
+
+    if call.body.get("stream") is False:
 
         async def whole() -> dict[str, Any]:
-            async with Job(call, model, param="prompt", constraint=asked.constraint) as job:
-                await job.begin(lambda: model.engine.submit(ids, **asked.options))
+            async with new_job() as job:
+                await job.begin(submit)
                 done = (await job.results())[0]
-                made = {
-                    "model": name,
-                    "created_at": _now(),
-                    "response": done.text,
-                    **last(job, done),
-                }
-                if top is not None:
-                    made["logprobs"] = chat_entries(done.logprobs, bridge, top)
-                return made
+                return last(job, done, done.text, done.logprobs)
 
         made = await call.race(whole())
-        await _maybe_unload(call, model, body)
+        await _maybe_unload(call, model, call.body)
         return json_response(made)
 
-    async def frames() -> AsyncIterator[bytes]:
-        async with Job(call, model, param="prompt", constraint=asked.constraint) as job:
-            await job.begin(lambda: model.engine.submit(ids, **asked.options))
+    async def lines() -> AsyncIterator[bytes]:
+        async with new_job() as job:
+            await job.begin(submit)
             async for came in job.pieces():
-                out = []
-                for _, piece in came:
-                    line: dict[str, Any] = {"model": name, "created_at": _now(), "response": ""}
-                    if isinstance(piece, Completion):
-                        out.append(_line({**line, **last(job, piece)}))
-                        continue
-                    line["response"] = piece.text
-                    if top is not None:
-                        line["logprobs"] = chat_entries(piece.logprobs, bridge, top)
-                    out.append(_line({**line, "done": False}))
-                yield b"".join(out)
-        await _maybe_unload(call, model, body)
+                yield b"".join(
+                    line(last(job, piece, ""))
+                    if isinstance(piece, Completion)
+                    else answer.part({"response": piece.text}, piece.logprobs)
+                    for _, piece in came
+                )
+        await _maybe_unload(call, model, call.body)
 
-    return await sse.EventStream(
-        call, frames(), failed=_failed, media_type=_LINES, probe=b"\n"
-    ).begin()
-
-
-# ---- models
-
-
-def _entry(call: Call, name: str, path: Any) -> dict[str, Any] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(status.st_mtime))
-    mark = f"{name}\0{status.st_size}\0{status.st_mtime_ns}"
-    # clients look a model up by its name with a tag, which Ollama's always have
-    tagged = name if ":" in name else f"{name}:latest"
-    return {
-        "name": tagged,
-        "model": tagged,
-        "modified_at": stamp,
-        "size": status.st_size,
-        "digest": hashlib.sha256(mark.encode()).hexdigest(),
-        "details": _details(call, name, str(path), status.st_mtime_ns),
-    }
-
-
-def _details(call: Call, name: str, path: str, stamp: int) -> dict[str, Any]:
-    loaded = next((each for each in call.state.models.loaded() if each.name == name), None)
-    family, size, file_type = (
-        _of_header(path, stamp)
-        if loaded is None
-        else _named(loaded.engine.config.architecture, loaded.metadata)
-    )
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": family,
-        "families": [family] if family else [],
-        "parameter_size": size,
-        "quantization_level": _level(file_type),
-    }
-
-
-@lru_cache(maxsize=1024)
-def _of_header(path: str, stamp: int) -> tuple[str, str, Any]:
-    """What a file that is not loaded says of itself, as `_named`; nothing for no GGUF file."""
-    try:
-        with GgufReader(path) as reader:
-            found = reader.metadata
-            return _named(str(found.get("general.architecture", "")), found)
-    except (OSError, OxillamaError):
-        return "", "", None
-
-
-def _named(family: str, metadata: Mapping[str, Any]) -> tuple[str, str, Any]:
-    """(architecture, label of the size, type of the file)."""
-    return family, str(metadata.get("general.size_label", "")), metadata.get("general.file_type")
-
-
-def _level(file_type: object) -> str:
-    """The name of a file's type, "" where the file or the type is not known."""
-    try:
-        return recipe_name(str(file_type))
-    except QuantError:
-        return ""
-
-
-async def tags(call: Call) -> Response:
-    """GET /api/tags"""
-
-    def work() -> list[Any]:
-        found = (_entry(call, *each) for each in call.state.models.known().items())
-        return [each for each in found if each is not None]
-
-    return json_response({"models": await call.offload(work)})
-
-
-async def running(call: Call) -> Response:
-    """GET /api/ps"""
-    known = call.state.models.known()
-    out = []
-    for model in call.state.models.loaded():
-        entry = _entry(call, model.name, known.get(model.name, ""))
-        if entry is not None:
-            entry.pop("modified_at")
-            # no model leaves after a time: it does for another
-            more = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
-            out.append({**entry, **more, "context_length": model.engine.context_size})
-    return json_response({"models": out})
-
-
-async def version(call: Call) -> Response:
-    """GET /api/version"""
-    return json_response({"version": _API_VERSION, "oxillama": oxillama.__version__})
-
-
-async def pull(call: Call) -> Response:
-    """POST /api/pull"""
-    call.state.models.resolve(_name(call.body))  # nothing is fetched: it is here, or a 404
-    done = {"status": "success"}
-    if call.body.get("stream") is False:
-        return json_response(done)
-    return Response(_line(done), media_type=_LINES)
-
-
-def _name(body: Mapping[str, Any]) -> str:
-    name = body.get("model") or body.get("name")
-    if not name:
-        raise ApiError(400, "model: is required", param="model", code="missing_required_parameter")
-    return str(name)
-
-
-async def show(call: Call) -> Response:
-    """POST /api/show"""
-    body = call.body
-    name = _name(body)
-    _check_template(body)
-    _check_empty(body, ("system", "options"), "changes nothing that is shown, wanted none")
-    found = call.state.models
-    name = found.resolve(name)
-    loaded = next((each for each in found.loaded() if each.name == name), None)
-
-    def work() -> Response:
-        if loaded is None:  # it is not loaded to be looked at
-            about = of_file(found.known()[name], call.state.config)
-        else:
-            about = of_model(loaded)
-        keys, tensors = _of_file(about, name, verbose=bool(body.get("verbose")))
-        stamp = about.path.stat().st_mtime_ns
-        return json_response(
-            {
-                "modelfile": f"FROM {about.path}",
-                "parameters": "",
-                "template": about.template,
-                "details": _details(call, name, str(about.path), stamp),
-                "model_info": keys,
-                **({"tensors": tensors} if body.get("verbose") else {}),
-                "capabilities": _capabilities(about),
-            }
-        )
-
-    return await call.offload(work)
-
-
-_FEW = 8  # items of an array that is shown without `verbose`
-_APART = ("general.name", "tokenizer.chat_template")  # keys that are shown elsewhere, or long
-
-
-def _of_file(
-    about: About, name: str, *, verbose: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(the keys of a model's file, with what follows from its shapes; its tensors). Long arrays are
-    empty unless `verbose`.
-    """
-    config = about.config
-    try:
-        with GgufReader(about.path) as reader:
-            found = {
-                key: _shown(reader.metadata, key, verbose=verbose)
-                for key in reader.metadata
-                if key not in _APART
-            }
-            parameters = sum(math.prod(each.shape) for each in reader.tensors.values())
-            tensors = [
-                {"name": each.name, "type": each.type_name, "shape": list(each.shape)}
-                for each in reader.tensors.values()
-            ]
-    except (OSError, OxillamaError) as error:
-        raise unusable(about.path, error) from None
-    arch = config.architecture
-    defaults = {
-        "general.architecture": arch,
-        "general.basename": config.name or name,
-        "general.parameter_count": parameters,
-        f"{arch}.context_length": config.context_length,
-        f"{arch}.embedding_length": config.hidden_size,
-        f"{arch}.vocab_size": config.vocab_size,
-    }
-    return {**defaults, **found}, tensors
-
-
-def _shown(metadata: Metadata, key: str, *, verbose: bool) -> Any:
-    texts = None if verbose else metadata.strings(key)  # counted, and not decoded
-    if texts is not None and len(texts[1]) > _FEW:
-        return []
-    return _plain(metadata[key], verbose=verbose)
-
-
-def _plain(value: Any, *, verbose: bool) -> Any:
-    """A value of a file in JSON, where "nan" and "inf" are texts."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list):
-        few = verbose or len(value) <= _FEW
-        return [_plain(each, verbose=verbose) for each in value] if few else []
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _capabilities(about: About) -> list[str]:
-    """What a model is for, in Ollama's words. Its clients embed with a model of "embedding" and
-    never chat with it, so a model that generates is none, although it has vectors here too.
-    """
-    if about.embeds:
-        return ["embedding"]
-    chats = bool(about.template)
-    found = {
-        "completion": True,
-        "insert": about.fills,
-        "tools": chats,
-        "vision": chats and about.sees,
-        "thinking": chats and about.reasons,
-    }
-    return [name for name, has in found.items() if has]
+    return await _streamed(call, lines())
 
 
 # ---- vectors

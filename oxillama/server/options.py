@@ -219,54 +219,12 @@ class RequestOptions:
 
 
 def read(
-    body: Mapping[str, Any],
-    *,
-    default: SamplerConfig,
-    vocab_size: int,
-    without: tuple[str, ...] = (),
-    path: str = "",
+    body: Mapping[str, Any], *, default: SamplerConfig, vocab_size: int, path: str = ""
 ) -> RequestOptions:
     """The options that a checked body asks for; ApiError names what cannot be honoured."""
-    sampler: dict[str, Any] = {}
-    options: dict[str, Any] = {}
-    by: dict[str, str] = {}
-    for name, value in body.items():
-        option = NAMES.get(name)
-        if option is None or value is None or name in without:
-            continue
-        if option.field in by:
-            raise ApiError(
-                400,
-                f"{path}{name}: found together with {by[option.field]}, which is the same option; "
-                "wanted one of them",
-                param=path + name,
-            )
-        by[option.field] = path + name
-        made = option.of(value)
-        if option.field in _SAMPLER_FIELDS:
-            sampler[option.field] = made
-        elif made is not None:
-            options[option.field] = made
-    for name, value in (body.get("structured_outputs") or {}).items():
-        if value is None:
-            continue
-        field = STRUCTURED[name]
-        if field in by:
-            raise ApiError(
-                400,
-                f"structured_outputs.{name}: found together with {by[field]}, wanted one of them",
-                param=f"structured_outputs.{name}",
-            )
-        by[field] = f"structured_outputs.{name}"
-        options[field] = value
-    constraints = [field for field in CONSTRAINTS if field in options]
-    if len(constraints) > 1:
-        raise ApiError(
-            400,
-            f"{by[constraints[1]]}: found together with {by[constraints[0]]}, wanted one "
-            "constraint",
-            param=by[constraints[1]],
-        )
+    sampler, options, by = _named(body, path)
+    _add_structured(body.get("structured_outputs") or {}, options, by)
+    constraint = _constraint(options, by)
     _check_tokens(sampler, options, by, vocab_size)
     if options.get("keep") == 0 and not options.get("context_shift"):
         del options["keep"]
@@ -284,12 +242,62 @@ def read(
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if "stop" in options:
         options["stop"] = stops
-    return RequestOptions(
-        options,
-        by[constraints[0]] if constraints else None,
-        (*default.stop, *stops),
-        whole,
-    )
+    return RequestOptions(options, constraint, (*default.stop, *stops), whole)
+
+
+def _named(
+    body: Mapping[str, Any], path: str
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """(fields of the sampler, of `Options`, the name that each came by)."""
+    sampler: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    by: dict[str, str] = {}
+    for name, value in body.items():
+        option = NAMES.get(name)
+        if option is None or value is None:
+            continue
+        if option.field in by:
+            raise ApiError(
+                400,
+                f"{path}{name}: found together with {by[option.field]}, which is the same option; "
+                "wanted one of them",
+                param=path + name,
+            )
+        by[option.field] = path + name
+        made = option.of(value)
+        if option.field in _SAMPLER_FIELDS:
+            sampler[option.field] = made
+        elif made is not None:
+            options[option.field] = made
+    return sampler, options, by
+
+
+def _add_structured(given: Mapping[str, Any], options: dict[str, Any], by: dict[str, str]) -> None:
+    """Add the constraints of `structured_outputs`."""
+    for name, value in given.items():
+        if value is None:
+            continue
+        field = STRUCTURED[name]
+        if field in by:
+            raise ApiError(
+                400,
+                f"structured_outputs.{name}: found together with {by[field]}, wanted one of them",
+                param=f"structured_outputs.{name}",
+            )
+        by[field] = f"structured_outputs.{name}"
+        options[field] = value
+
+
+def _constraint(options: Mapping[str, Any], by: Mapping[str, str]) -> str | None:
+    """The name that the constraint came by; a 400 for a second one."""
+    found = [by[field] for field in CONSTRAINTS if field in options]
+    if len(found) > 1:
+        raise ApiError(
+            400,
+            f"{found[1]}: found together with {found[0]}, wanted one constraint",
+            param=found[1],
+        )
+    return found[0] if found else None
 
 
 def _check_tokens(

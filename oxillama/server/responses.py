@@ -14,29 +14,40 @@ from oxillama.server import adapters, opaque, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
-    EXCEPTIONS,
-    NOT_OBFUSCATED,
-    SESSION,
-    VERBOSITY,
     ChatRequest,
-    Reply,
-    constrain,
     events,
     image_part,
-    message_of,
     messages_of,
     places_of,
     prepare,
     run,
-    tools_of,
-    variables_of,
 )
 from oxillama.server.errors import ApiError, bad, from_engine, unsupported
+from oxillama.server.fields import (
+    EXCEPTIONS,
+    FORMAT_NAME,
+    NOT_OBFUSCATED,
+    SESSION,
+    VERBOSITY,
+    check_stream_options,
+    constrain,
+    options_of,
+    variables_of,
+)
 from oxillama.server.ids import new_id
-from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import Model
+from oxillama.server.replies import Reply, message_of
+from oxillama.server.response_items import (
+    LOGPROBS,
+    PACKED,
+    Items,
+    functions_of,
+    qualified,
+    top_logprobs_of,
+)
 from oxillama.server.schema import (
     BOOLEAN,
+    FALSE,
     NAME,
     OBJECT,
     STRING,
@@ -47,6 +58,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
+from oxillama.server.tools import TOOL_NAME, tools_of
 from oxillama.server.work import usage_of
 
 _PART = one_of(
@@ -120,11 +132,10 @@ _ITEM = one_of(
     ),
     obj({"type": enum("item_reference"), "id": NAME}, ("type", "id")),
 )
-_TOOL_NAME = {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"}
 _FUNCTION = obj(
     {
         "type": enum("function"),
-        "name": _TOOL_NAME,
+        "name": TOOL_NAME,
         "description": STRING,
         "parameters": OBJECT,
         "strict": BOOLEAN,
@@ -136,7 +147,7 @@ _TOOL = one_of(
     obj(
         {
             "type": enum("namespace"),
-            "name": _TOOL_NAME,
+            "name": TOOL_NAME,
             "description": STRING,
             "tools": array(_FUNCTION, 1, 128),
         },
@@ -150,7 +161,7 @@ _FORMAT = one_of(
     obj(
         {
             "type": enum("json_schema"),
-            "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+            "name": FORMAT_NAME,
             "description": STRING,
             "schema": OBJECT,
             "strict": BOOLEAN,
@@ -158,8 +169,6 @@ _FORMAT = one_of(
         ("type", "name", "schema"),
     ),
 )
-_LOGPROBS = "message.output_text.logprobs"
-_PACKED = "reasoning.encrypted_content"
 
 BODY: Schema = obj(
     {
@@ -196,10 +205,10 @@ BODY: Schema = obj(
         "previous_response_id": NAME,
         "stream": BOOLEAN,
         "stream_options": obj({"include_obfuscation": NOT_OBFUSCATED}),
-        "include": array(enum(_LOGPROBS, _PACKED), 0, 16),
+        "include": array(enum(LOGPROBS, PACKED), 0, 16),
         "top_logprobs": integer(0, 20),
         "truncation": enum("disabled"),
-        "background": {"type": "boolean", "const": False},
+        "background": FALSE,
         "service_tier": enum("auto", "default"),
         "chat_template_kwargs": OBJECT,
         "session": SESSION,
@@ -299,7 +308,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
                 "id": item["call_id"],
                 "type": "function",
                 "function": {
-                    "name": _qualified(item.get("namespace"), item["name"]),
+                    "name": qualified(item.get("namespace"), item["name"]),
                     "arguments": item["arguments"],
                 },
             }
@@ -337,33 +346,6 @@ def _thought(item: Mapping[str, Any], where: str) -> str:
             param=f"{where}.content",
         )
     return packed
-
-
-def _qualified(namespace: str | None, name: str) -> str:
-    """The name by which the model knows a tool."""
-    return name if namespace is None else f"{namespace}__{name}"
-
-
-def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str | None, dict[str, Any]]]:
-    """The functions by the names that the model knows: (namespace, function). The description of a
-    namespace stands before that of its first function.
-    """
-    out: dict[str, tuple[str | None, dict[str, Any]]] = {}
-    for at, tool in enumerate(tools):
-        where, space, inner = f"tools[{at}]", None, [tool]
-        if tool["type"] == "namespace":
-            space, inner = tool["name"], tool["tools"]
-        for number, each in enumerate(inner):
-            name = _qualified(space, each["name"])
-            if name in out:
-                path = f"{where}.name" if space is None else f"{where}.tools[{number}].name"
-                raise bad(path, name, "each name once")
-            made = {key: value for key, value in each.items() if key != "type"}
-            about = [tool.get("description") if space and not number else None]
-            about.append(each.get("description"))
-            made.update(name=name, description="\n\n".join(filter(None, about)) or None)
-            out[name] = space, made
-    return out
 
 
 def _text(content: Any, where: str) -> Any:
@@ -410,23 +392,20 @@ def _read(
 
 def _options(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     """The options of a body."""
-    engine = model.engine
-    asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
-    asked.options.update(adapters.asked(model, body))
+    asked = options_of(model, body)
     constrain(asked, (body.get("text") or {}).get("format"), path="text.format")
     if body.get("max_output_tokens"):
         asked.options["max_tokens"] = int(body["max_output_tokens"])
-    top = _top(body)
+    top = top_logprobs_of(body)
     if top is not None:
         asked.options["logprobs"] = top
     elif body.get("top_logprobs") is not None:
         raise ApiError(
             400,
-            f"top_logprobs: found without include: [{_LOGPROBS!r}], wanted both",
+            f"top_logprobs: found without include: [{LOGPROBS!r}], wanted both",
             param="top_logprobs",
         )
-    if body.get("stream_options") is not None and not body.get("stream"):
-        raise ApiError(400, "stream_options: found without stream: true", param="stream_options")
+    check_stream_options(body)
     return asked
 
 
@@ -450,7 +429,7 @@ def _tools(
     model: Model, body: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]] | None, Any, dict[str, Any]]:
     """(tools, the choice among them, the template's variables), as in chat completions."""
-    functions = _functions(body.get("tools") or ()).values()
+    functions = functions_of(body.get("tools") or ()).values()
     as_chat: dict[str, Any] = {
         "reasoning_effort": (body.get("reasoning") or {}).get("effort"),
         "chat_template_kwargs": body.get("chat_template_kwargs"),
@@ -512,188 +491,6 @@ def _choice(given: Any) -> Any:
 
 
 # ---- from replies to items
-
-
-class Items:
-    """The items of a response, built event by event, as its body asks for them."""
-
-    def __init__(self, model: Model, body: Mapping[str, Any]) -> None:
-        self._bridge, self._top = model.tokenizer(), _top(body)
-        self._functions = _functions(body.get("tools") or ())
-        self._packs = _PACKED in (body.get("include") or ())
-        self.done: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None
-        self._call: Any = None
-        self._number = 0
-        self._logprobs: list[Any] = []
-
-    def event(self, kind: str, **fields: Any) -> bytes:
-        """One event of the stream, numbered."""
-        made = {"type": kind, "sequence_number": self._number, **fields}
-        self._number += 1
-        return sse.event(kind, made)
-
-    def add(self, kind: str, value: Any, logprobs: Sequence[Any] = ()) -> list[bytes]:
-        """What a part of the reply adds."""
-        if kind == "content":
-            return self._text(value, logprobs)
-        if kind == "reasoning":
-            out = self._begin("reasoning")
-            self._open["content"][0]["text"] += value  # type: ignore[index]
-            return [*out, self._delta("response.reasoning_text.delta", value, part=True)]
-        if kind == "call":
-            out = self.finish()
-            self._call = value
-            item = {
-                "id": new_id("fc_"),
-                "type": "function_call",
-                "status": "in_progress",
-                "arguments": "",
-                "call_id": value["id"],
-                **self._named(value["name"]),
-            }
-            self._open = item
-            return [*out, self._added(item)]
-        call, text = value
-        if self._call is not call:
-            return []
-        self._open["arguments"] += text  # type: ignore[index]
-        return [self._delta("response.function_call_arguments.delta", text)]
-
-    def take(self, reply: Reply) -> None:
-        """Add all of a finished reply, in its order."""
-        for part in reply.parts:
-            if part.call is None:
-                self.add(part.kind, part.text, part.logprobs)
-            else:
-                self.add("call", part.call)
-                self.add("arguments", (part.call, part.call["arguments"]))
-        if not reply.parts:
-            self.add("content", "")
-        self.rest(reply.logprobs[sum(len(part.logprobs) for part in reply.parts) :])
-        self.finish("incomplete" if reply.finish_reason == "length" else "completed")
-
-    def rest(self, logprobs: Sequence[Any]) -> None:
-        """Log-probabilities of the tokens after the last text."""
-        if self._open is not None and self._open["type"] == "message":
-            self._open["content"][0]["logprobs"] += self._entries(logprobs)
-
-    def _named(self, name: str) -> dict[str, str]:
-        """The fields that name a function as the request does."""
-        space, _ = self._functions.get(name, (None, None))
-        if space is None:
-            return {"name": name}
-        return {"namespace": space, "name": name.removeprefix(_qualified(space, ""))}
-
-    def _text(self, text: str, logprobs: Sequence[Any]) -> list[bytes]:
-        out = self._begin("message")
-        entries = self._entries(logprobs)
-        part = self._open["content"][0]  # type: ignore[index]
-        part["text"] += text
-        part["logprobs"] += entries
-        made = {"logprobs": entries}
-        return [*out, self._delta("response.output_text.delta", text, part=True, **made)]
-
-    def _entries(self, logprobs: Sequence[Any]) -> list[Any]:
-        return [] if self._top is None else chat_entries(logprobs, self._bridge, self._top)
-
-    def _begin(self, kind: str) -> list[bytes]:
-        """Open an item, unless it is open."""
-        if self._open is not None and self._open["type"] == kind:
-            return []
-        out = self.finish()
-        if kind == "reasoning":
-            self._open = {
-                "id": new_id("rs_"),
-                "type": "reasoning",
-                "summary": [],
-                "content": [{"type": "reasoning_text", "text": ""}],
-                "status": "in_progress",
-            }
-            return [*out, self._added({**self._open, "content": []})]
-        self._open = {
-            "id": new_id("msg_"),
-            "type": "message",
-            "status": "in_progress",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}],
-        }
-        return [
-            *out,
-            self._added({**self._open, "content": []}),
-            self.event(
-                "response.content_part.added",
-                **self._where(part=True),
-                part={"type": "output_text", "text": "", "annotations": [], "logprobs": []},
-            ),
-        ]
-
-    def finish(self, status: str = "completed") -> list[bytes]:
-        """Close the open item."""
-        item, self._open, self._call = self._open, None, None
-        if item is None:
-            return []
-        item["status"] = status
-        self._open = item  # for `_where`
-        out = []
-        if item["type"] == "message":
-            part = item["content"][0]
-            out = [
-                self.event(
-                    "response.output_text.done",
-                    **self._where(part=True),
-                    text=part["text"],
-                    logprobs=part["logprobs"],
-                ),
-                self.event("response.content_part.done", **self._where(part=True), part=part),
-            ]
-        elif item["type"] == "reasoning":
-            text = item["content"][0]["text"]
-            if self._packs:
-                item["encrypted_content"] = opaque.pack(text)
-            out = [self.event("response.reasoning_text.done", **self._where(part=True), text=text)]
-        else:
-            out = [
-                self.event(
-                    "response.function_call_arguments.done",
-                    **self._where(),
-                    name=item["name"],
-                    arguments=item["arguments"],
-                )
-            ]
-        self._open = None
-        out.append(
-            self.event(
-                "response.output_item.done",
-                output_index=len(self.done),
-                item_id=item["id"],
-                item=item,
-            )
-        )
-        self.done.append(item)
-        return out
-
-    def _added(self, item: dict[str, Any]) -> bytes:
-        return self.event(
-            "response.output_item.added",
-            output_index=len(self.done),
-            item_id=item["id"],
-            item=dict(item),
-        )
-
-    def _where(self, *, part: bool = False) -> dict[str, Any]:
-        where: dict[str, Any] = {
-            "item_id": self._open["id"],  # type: ignore[index]
-            "output_index": len(self.done),
-        }
-        return {**where, "content_index": 0} if part else where
-
-    def _delta(self, kind: str, text: str, *, part: bool = False, **more: Any) -> bytes:
-        return self.event(kind, **self._where(part=part), delta=text, **more)
-
-
-def _top(body: Mapping[str, Any]) -> int | None:
-    return int(body.get("top_logprobs") or 0) if _LOGPROBS in (body.get("include") or ()) else None
 
 
 def _head(model: str, repeated: Mapping[str, Any]) -> dict[str, Any]:
@@ -767,7 +564,7 @@ async def create(call: Call) -> Response:
 
             def failed(error: ApiError) -> bytes:
                 wrong = error.openai()["error"]
-                items._number = frames_so_far[0]
+                items.number = frames_so_far[0]
                 return items.event(
                     "response.failed",
                     response={

@@ -15,10 +15,13 @@ from oxillama.server import (
     chat,
     completions,
     embeddings,
+    listing,
     llama,
     ollama,
+    ollama_models,
     responses,
     session_routes,
+    slots,
     vllm,
 )
 from oxillama.server.calls import Call, Handler, Route, json_response
@@ -36,7 +39,6 @@ def _get(path: str, handler: Handler, about: str, **more: Any) -> Route:
 
 
 _SSE = "text/event-stream"
-_LINES = "application/x-ndjson"
 
 
 @cache
@@ -115,9 +117,9 @@ ROUTES: tuple[Route, ...] = (
         handler=responses.cancel,
         about="Refused: no response runs in the background.",
     ),
-    _get("/v1/models", llama.models, "The models."),
-    _get("/models", llama.models, "The same.", hidden=True),
-    _get("/v1/models/{model:path}", llama.model, "One model."),
+    _get("/v1/models", listing.models, "The models."),
+    _get("/models", listing.models, "The same.", hidden=True),
+    _get("/v1/models/{model:path}", listing.model, "One model."),
     # Anthropic
     _post(
         "/v1/messages",
@@ -142,7 +144,7 @@ ROUTES: tuple[Route, ...] = (
     _get("/props", llama.props, "What is served, and how.", dialect="llama"),
     _get(
         "/slots",
-        llama.slots,
+        slots.slots,
         "What runs.",
         dialect="llama",
         query={"fail_on_no_slot": {"type": "string"}},
@@ -150,8 +152,8 @@ ROUTES: tuple[Route, ...] = (
     ),
     _post(
         "/slots/{slot}",
-        llama.slot_action,
-        llama.SLOT_BODY,
+        slots.slot_action,
+        slots.SLOT_BODY,
         "Save, restore or erase what a slot has evaluated.",
         dialect="llama",
         optional=True,
@@ -265,7 +267,7 @@ ROUTES: tuple[Route, ...] = (
         "The next message (Ollama).",
         dialect="ollama",
         images=True,
-        streams=_LINES,
+        streams=ollama.LINES,
     ),
     _post(
         "/api/generate",
@@ -274,19 +276,25 @@ ROUTES: tuple[Route, ...] = (
         "A prompt continued (Ollama).",
         dialect="ollama",
         images=True,
-        streams=_LINES,
+        streams=ollama.LINES,
     ),
-    _get("/api/tags", ollama.tags, "The models (Ollama).", dialect="ollama"),
-    _get("/api/ps", ollama.running, "The loaded models (Ollama).", dialect="ollama"),
-    _get("/api/version", ollama.version, "The version (Ollama).", dialect="ollama"),
+    _get("/api/tags", ollama_models.tags, "The models (Ollama).", dialect="ollama"),
+    _get("/api/ps", ollama_models.running, "The loaded models (Ollama).", dialect="ollama"),
+    _get("/api/version", ollama_models.version, "The version (Ollama).", dialect="ollama"),
     _post(
         "/api/pull",
-        ollama.pull,
-        ollama.PULL_BODY,
+        ollama_models.pull,
+        ollama_models.PULL_BODY,
         "A model that is here (Ollama).",
         dialect="ollama",
     ),
-    _post("/api/show", ollama.show, ollama.SHOW_BODY, "About a model (Ollama).", dialect="ollama"),
+    _post(
+        "/api/show",
+        ollama_models.show,
+        ollama_models.SHOW_BODY,
+        "About a model (Ollama).",
+        dialect="ollama",
+    ),
     _post("/api/embed", ollama.embed, ollama.EMBED_BODY, "Vectors (Ollama).", dialect="ollama"),
     _post(
         "/api/embeddings",

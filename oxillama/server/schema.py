@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from oxillama.server.errors import ApiError, bad, unknown
+from oxillama.server.errors import ApiError, bad, missing, unknown
 
 Schema = Mapping[str, Any]
 
@@ -115,9 +115,7 @@ def _check_object(value: Mapping[str, Any], schema: Schema, path: str) -> None:
             name in value and _allows_null(properties.get(name, {}))
         ):
             where = f"{path}.{name}" if path else name
-            raise ApiError(
-                400, f"{where}: is required", param=where, code="missing_required_parameter"
-            )
+            raise missing(where)
     for name, each in value.items():
         where = f"{path}.{name}" if path else name
         if names is not None and not _fits(name, names):
@@ -183,9 +181,7 @@ def _untagged(value: Any, variants: Any, path: str) -> ApiError | None:
             continue
         where, found = f"{path}.{name}", value.get(name)
         if found is None:
-            return ApiError(
-                400, f"{where}: is required", param=where, code="missing_required_parameter"
-            )
+            return missing(where)
         return bad(where, found, f"one of {', '.join(known)}") if found not in known else None
     return None
 
@@ -297,5 +293,7 @@ def enum(*values: Any) -> dict[str, Any]:
 STRING: dict[str, Any] = {"type": "string"}
 NAME: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": 256}
 BOOLEAN: dict[str, Any] = {"type": "boolean"}
+TRUE: dict[str, Any] = {"type": "boolean", "const": True}
+FALSE: dict[str, Any] = {"type": "boolean", "const": False}
 ANY: dict[str, Any] = {}
 OBJECT: dict[str, Any] = {"type": "object"}

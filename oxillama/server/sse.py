@@ -30,6 +30,11 @@ def event(name: str, value: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + dumps(value) + b"\n\n"
 
 
+def openai_error(error: ApiError) -> bytes:
+    """The frames of an error during a stream of OpenAI's API."""
+    return data(error.openai()) + DONE
+
+
 class TextFrames:
     """Frames that differ only in their index and text. The rest is formatted once, because a server
     writes one frame per token.

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from starlette.responses import PlainTextResponse, Response
 
 import oxillama
+from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.errors import OxillamaError
 from oxillama.server import adapters, ranking
 from oxillama.server.calls import Call, json_response
-from oxillama.server.chat import EXCEPTIONS
 from oxillama.server.errors import ApiError, unsupported
+from oxillama.server.fields import EXCEPTIONS
 from oxillama.server.ids import new_id
-from oxillama.server.metrics import CONTENT_TYPE, exposition
+from oxillama.server.metrics import CONTENT_TYPE, ModelMetrics, exposition
+from oxillama.server.models import Model
 from oxillama.server.schema import (
     BOOLEAN,
     NAME,
+    TRUE,
     Schema,
     array,
     integer,
     obj,
     one_of,
 )
+from oxillama.server.state import ServerState
 
 _TEXT = {"type": "string", "minLength": 1}
 _DOCUMENTS = array(one_of(_TEXT, obj({"text": _TEXT}, ("text",))), 1, 2048)
@@ -39,7 +44,7 @@ RERANK_BODY: Schema = obj(
         "return_documents": BOOLEAN,
         "return_text": BOOLEAN,
         # scores are the classifier's own
-        "raw_scores": {"type": "boolean", "const": True},
+        "raw_scores": TRUE,
         "lora": adapters.LORA,
     },
     ("query",),
@@ -180,58 +185,54 @@ async def metrics(call: Call) -> Response:
     state = call.state
 
     def gather() -> str:
-        models = []
         loaded = {model.name: model for model in state.models.loaded()}
-        for name in dict.fromkeys((*loaded, *state.metrics)):
-            model, engine, pages = loaded.get(name), None, None
-            if model is not None:
-                try:
-                    engine = model.engine.metrics()
-                except OxillamaError:
-                    engine = None
-                pages = model.engine.engine_config.max_pages or _most_pages(model)
-            if engine is not None:
-                # what is still prepared waits, too
-                engine = replace(engine, requests_waiting=state.waiting(name))
-            models.append((name, state.metrics[name], engine, pages))
-        requests = sum(state.requests_total.values())
+        names = dict.fromkeys((*loaded, *state.metrics))
         return exposition(
-            models,
-            {
-                "oxillama_server_http_requests_total": ("counter", "HTTP requests.", requests),
-                "oxillama_server_requests_active": (
-                    "gauge",
-                    "Generations that run or wait.",
-                    len(state.jobs),
-                ),
-                "oxillama_server_disconnects_total": (
-                    "counter",
-                    "Clients that left before their answer.",
-                    state.disconnects,
-                ),
-                "oxillama_server_refused_total": (
-                    "counter",
-                    "Requests refused for a full queue.",
-                    state.refused,
-                ),
-                "oxillama_server_sessions": (
-                    "gauge",
-                    "Named sessions in memory.",
-                    state.sessions.count,
-                ),
-                "oxillama_server_models_loaded": ("gauge", "Models in memory.", len(loaded)),
-                "oxillama_server_start_time_seconds": (
-                    "gauge",
-                    "When the server started, in seconds since 1970.",
-                    state.started_at,
-                ),
-            },
+            [_counted(state, name, loaded.get(name)) for name in names],
+            _gauges(state, len(loaded)),
         )
 
     return Response(await call.offload(gather), headers={"content-type": CONTENT_TYPE})
 
 
-def _most_pages(model: Any) -> int:
+def _counted(
+    state: ServerState, name: str, model: Model | None
+) -> tuple[str, ModelMetrics, MetricsSnapshot | None, int | None]:
+    """What is known of one model, loaded or not."""
+    engine, pages = None, None
+    if model is not None:
+        with suppress(OxillamaError):
+            # what is still prepared waits, too
+            engine = replace(model.engine.metrics(), requests_waiting=state.waiting(name))
+        pages = model.engine.engine_config.max_pages or _most_pages(model)
+    return name, state.metrics[name], engine, pages
+
+
+def _gauges(state: ServerState, loaded: int) -> dict[str, tuple[str, str, Any]]:
+    """What is counted of the server itself: name -> (kind, help, value)."""
+    rows = (
+        ("http_requests_total", "counter", "HTTP requests.", sum(state.requests_total.values())),
+        ("requests_active", "gauge", "Generations that run or wait.", len(state.jobs)),
+        (
+            "disconnects_total",
+            "counter",
+            "Clients that left before their answer.",
+            state.disconnects,
+        ),
+        ("refused_total", "counter", "Requests refused for a full queue.", state.refused),
+        ("sessions", "gauge", "Named sessions in memory.", state.sessions.count),
+        ("models_loaded", "gauge", "Models in memory.", loaded),
+        (
+            "start_time_seconds",
+            "gauge",
+            "When the server started, in seconds since 1970.",
+            state.started_at,
+        ),
+    )
+    return {f"oxillama_server_{name}": (kind, about, value) for name, kind, about, value in rows}
+
+
+def _most_pages(model: Model) -> int:
     """The number of pages that all running sequences could use at full length."""
     size = model.engine.engine_config.page_size
     return model.slots * -(-model.engine.context_size // size)

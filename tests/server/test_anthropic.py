@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from oxillama.server.anthropic import _content, _messages
-from oxillama.server.chat import Reply
-from oxillama.server.responses import Items
+from oxillama.server.anthropic import _messages
+from oxillama.server.message_blocks import content_of
+from oxillama.server.replies import Reply
+from oxillama.server.response_items import Items
 from oxillama.toolcalls import ChatEventBuilder, ToolCallDetector
 from tests.server.conftest import MODEL, asking
 
@@ -287,7 +288,7 @@ def test_the_blocks_and_items_of_a_reply_are_in_its_order():
     reply = Reply(None, None)
     for event in builder.take(detector.feed(text) + detector.finish()) + builder.finish():
         reply.take(event)
-    first, call, second = _content(reply)
+    first, call, second = content_of(reply)
     assert first == {"type": "text", "text": "One."}
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {})
     # the spaces around the call are of the texts, which joined are the content

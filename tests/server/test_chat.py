@@ -5,7 +5,7 @@ import json
 import pytest
 
 from oxillama.sampling import SamplerConfig
-from oxillama.server.chat import Reply
+from oxillama.server.replies import Reply
 from oxillama.toolcalls import ChatEvent, ToolCall
 
 PATH = "/v1/chat/completions"

@@ -15,10 +15,11 @@ from typing import Any
 from oxillama.embedded import embedded_path
 from oxillama.engine.generation import Vocabulary
 from oxillama.gguf import GgufReader
-from oxillama.server.chat import messages_of, tools_of
+from oxillama.server.chat import messages_of
 from oxillama.server.models import EMBEDDED, stem
 from oxillama.server.prompts import PromptBuilder
 from oxillama.server.settings import ServerConfig
+from oxillama.server.tools import tools_of
 from oxillama.tokenizer import TokenizerBridge
 
 _CHATS = ("/v1/chat/completions", "/chat/completions", "/v1/messages", "/api/chat")

@@ -1,0 +1,203 @@
+"""Fields that the bodies of several APIs have, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import oxillama
+from oxillama.server import adapters
+from oxillama.server import options as table
+from oxillama.server.errors import ApiError, bad, missing, unsupported
+from oxillama.server.models import Model
+from oxillama.server.schema import (
+    BOOLEAN,
+    FALSE,
+    OBJECT,
+    STRING,
+    array,
+    enum,
+    integer,
+    obj,
+    one_of,
+)
+from oxillama.server.sessions import NAME_PATTERN
+
+FORMAT_NAME = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+JSON_SCHEMA = obj(
+    {
+        "name": FORMAT_NAME,
+        "description": STRING,
+        "schema": OBJECT,
+        "strict": BOOLEAN,
+    },
+    ("name",),
+)
+RESPONSE_FORMAT = one_of(
+    obj({"type": enum("text")}, ("type",)),
+    obj({"type": enum("json_object"), "schema": OBJECT}, ("type",)),
+    obj({"type": enum("json_schema"), "json_schema": JSON_SCHEMA}, ("type", "json_schema")),
+)
+# what says who asks, and where to look for what is known already: nothing of the answer
+EXCEPTIONS = {
+    "user": STRING,
+    "metadata": OBJECT,
+    "store": BOOLEAN,
+    "safety_identifier": STRING,
+    "prompt_cache_key": STRING,
+    "prompt_cache_retention": enum("in_memory", "in-memory", "24h"),
+    "prompt_cache_options": obj({"mode": enum("implicit"), "ttl": enum("30m")}),
+}
+SESSION = {"type": "string", "pattern": NAME_PATTERN}
+TEMPLATE = {
+    "chat_template_kwargs": OBJECT,
+    "reasoning_effort": enum("none", "minimal", "low", "medium", "high", "xhigh"),
+    "add_generation_prompt": BOOLEAN,
+    "continue_final_message": BOOLEAN,
+}
+MOST_COMPLETIONS = 128
+# no padding hides the sizes of a stream's chunks
+NOT_OBFUSCATED = FALSE
+# a model is as verbose as it is: what the APIs have by default
+VERBOSITY = enum("medium")
+TOKENS = array(integer(0), 1, 1 << 20)
+PROMPT = one_of(STRING, TOKENS, array(one_of(STRING, TOKENS), 1, 2048))
+FINGERPRINT = f"oxillama-{oxillama.__version__}"
+
+
+def options_of(
+    model: Model, body: Mapping[str, Any], given: Mapping[str, Any] | None = None, path: str = ""
+) -> table.RequestOptions:
+    """The options of generation in a body, and its adapters; given: the object of the body that
+    holds the options (default: the body itself), path: what its names begin with in errors.
+    """
+    asked = table.read(
+        body if given is None else given,
+        default=model.engine.sampler,
+        vocab_size=model.engine.config.vocab_size,
+        path=path,
+    )
+    asked.options.update(adapters.asked(model, body))
+    return asked
+
+
+def check_stream_options(body: Mapping[str, Any]) -> None:
+    """A 400 for options of a stream that is not asked for."""
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise ApiError(400, "stream_options: found without stream: true", param="stream_options")
+
+
+def top_logprobs_of(body: Mapping[str, Any]) -> int | None:
+    """How many other tokens `logprobs` gives with each one, None where it is not asked for."""
+    if body.get("logprobs"):
+        return int(body.get("top_logprobs") or 0)
+    if body.get("top_logprobs") is not None:
+        raise ApiError(
+            400, "top_logprobs: found without logprobs: true, wanted both", param="top_logprobs"
+        )
+    return None
+
+
+def prompts_of(given: Any) -> list[str | list[int]]:
+    """A prompt field as a list of prompts."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], (int, float)) and not isinstance(given[0], bool):
+        return [[int(token) for token in given]]
+    return [each if isinstance(each, str) else [int(token) for token in each] for each in given]
+
+
+def encoded(
+    model: Model,
+    prompt: str | Sequence[int],
+    *,
+    param: str = "prompt",
+    special: bool = True,
+    bounded: bool = True,
+) -> list[int]:
+    """The ids of a prompt, checked against the vocabulary. bounded: refuse a text that is certainly
+    too long before it is encoded.
+    """
+    if isinstance(prompt, str):
+        bridge = model.tokenizer()
+        if bounded and model.too_long(prompt):
+            raise too_long(model, param, len(prompt))
+        return bridge.encode(prompt, add_special=special, parse_special=True)
+    size = model.engine.config.vocab_size
+    for at, token in enumerate(prompt):
+        if token >= size:
+            raise bad(f"{param}[{at}]", token, f"token ids of 0 to {size - 1}")
+    return list(prompt)
+
+
+def too_long(model: Model, param: str, size: int, help: str = "") -> ApiError:
+    """The error for a text that is longer than any that fits; help: what may be done."""
+    return ApiError(
+        400,
+        f"{param}: a text of {size} characters has more tokens than the context of "
+        f"{model.engine.context_size}{help}",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def format_of(given: Mapping[str, Any] | None, *, path: str) -> tuple[dict[str, Any], str | None]:
+    """(the option of a response format, the name of its field)."""
+    kind = "text" if given is None else given["type"]
+    if given is None or kind == "text":
+        return {}, None
+    if kind == "json_object":
+        return {"json_schema": given.get("schema") or {"type": "object"}}, path
+    inner = given.get("json_schema", given)
+    schema = inner.get("schema")
+    if schema is None:
+        where = f"{path}.json_schema.schema" if "json_schema" in given else f"{path}.schema"
+        raise missing(where)
+    return {"json_schema": schema}, path
+
+
+def constrain(asked: table.RequestOptions, given: Mapping[str, Any] | None, *, path: str) -> None:
+    """Add a response format to the options."""
+    formed, where = format_of(given, path=path)
+    if formed and asked.constraint:
+        raise ApiError(
+            400,
+            f"{path}: found together with {asked.constraint}, wanted one constraint",
+            param=path,
+        )
+    if formed:
+        asked.options.update(formed)
+        asked.constraint = where
+
+
+def template_kwargs(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat template's variables that a body names; one that it does not read is refused."""
+    builder = model.chat()
+    given = dict(body.get("chat_template_kwargs") or {})
+    for name in given:
+        if not builder.knows(name):
+            raise unsupported(
+                f"chat_template_kwargs.{name}", "the model's chat template reads no such variable"
+            )
+    return given
+
+
+def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat template's variables in addition to the messages, as chat completions ask for
+    them.
+    """
+    builder, given = model.chat(), template_kwargs(model, body)
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        if builder.knows("reasoning_effort") and effort != "none":
+            given["reasoning_effort"] = effort
+        elif builder.thinking:
+            given[builder.thinking] = effort != "none"
+        elif effort != "none":
+            raise unsupported("reasoning_effort", "the model's chat template has no such setting")
+        elif builder.reasons:
+            raise unsupported(
+                "reasoning_effort",
+                "found 'none', and the model's chat template cannot turn reasoning off",
+            )
+    return given
