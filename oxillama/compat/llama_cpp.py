@@ -13,28 +13,60 @@ effect.
 
 from __future__ import annotations
 
-import json
-import numbers
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from pathlib import Path
 from typing import Any, ParamSpec, Self, TypedDict, Unpack, cast
 
 import numpy as np
 
 import oxillama
-from oxillama.arguments import checked_flag, checked_ids, spelled, unknown
+from oxillama.arguments import checked_ids, spelled, unknown
 from oxillama.compat import constants, shapes
+from oxillama.compat.arguments import (
+    COMPLETION,
+    HINTS,
+    KV_TYPES,
+    NO_CUTS,
+    OF_HUB,
+    POOLINGS,
+    REFUSED,
+    ROPE_SCALINGS,
+    SAMPLING,
+    TEMPLATES,
+    biases_of,
+    check_flags,
+    criteria_of,
+    given_seed,
+    grammar_of,
+    is_negative,
+    messages_of,
+    refuse,
+    response_format_of,
+    texts_of,
+)
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
+from oxillama.compat.objects import (
+    ANY_SEED,
+    Criterion,
+    LlamaCache,
+    LlamaDiskCache,
+    LlamaGrammar,
+    LlamaPromptLookupDecoding,
+    LlamaRAMCache,
+    LlamaState,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    Processor,
+    Stopping,
+    StoppingCriteriaList,
+)
 from oxillama.engine.generation import sampler_of
 from oxillama.errors import ConfigError, EngineError
-from oxillama.grammar import ClosedSchema, Grammar
+from oxillama.grammar import Grammar
 from oxillama.sampling import Sampler
 from oxillama.stores import located
 from oxillama.tokenizer import TextOffsets
@@ -54,119 +86,6 @@ __all__ = [
 ]
 __all__ += constants.__all__
 
-# of (token ids, logits): the logits that a token is drawn from, and whether the text is over
-Processor = Callable[[np.ndarray, np.ndarray], Any]
-Criterion = Callable[[np.ndarray, np.ndarray], Any]
-
-_ANY_SEED = constants.LLAMA_DEFAULT_SEED
-_KV_TYPES = {
-    None: None,
-    constants.GGML_TYPE_F32: "f32",
-    constants.GGML_TYPE_F16: "f16",
-    constants.GGML_TYPE_Q4_0: "q4_0",
-    constants.GGML_TYPE_Q8_0: "q8_0",
-}
-_ROPE_SCALINGS = {
-    constants.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED: None,
-    constants.LLAMA_ROPE_SCALING_TYPE_NONE: "none",
-    constants.LLAMA_ROPE_SCALING_TYPE_LINEAR: "linear",
-    constants.LLAMA_ROPE_SCALING_TYPE_YARN: "yarn",
-}
-# -1 is the file's pooling of embeddings, and none where it names none
-_POOLINGS = {
-    constants.LLAMA_POOLING_TYPE_NONE: "none",
-    constants.LLAMA_POOLING_TYPE_MEAN: "mean",
-    constants.LLAMA_POOLING_TYPE_CLS: "cls",
-    constants.LLAMA_POOLING_TYPE_LAST: "last",
-}
-# in llama.cpp mirostat stands in the place of what truncates
-_NO_CUTS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-_TEMPLATES = {
-    "chatml": "chatml",
-    "gemma": "gemma",
-    "llama-2": "llama2",
-    "llama-3": "llama3",
-    "mistral-instruct": "mistral",
-    "zephyr": "zephyr",
-}
-# accepted: they cannot change a result here
-_HINTS = ("use_mmap", "n_ubatch", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf")
-# (argument, the only value that means what is done here)
-_REFUSED: tuple[tuple[str, Any], ...] = (
-    ("n_gpu_layers", 0),
-    ("split_mode", constants.LLAMA_SPLIT_MODE_LAYER),
-    ("main_gpu", 0),
-    ("tensor_split", None),
-    ("rpc_servers", None),
-    ("attention_type", constants.LLAMA_ATTENTION_TYPE_UNSPECIFIED),
-    ("use_mlock", False),
-    ("kv_overrides", None),
-    ("lora_base", None),
-    ("numa", False),
-    ("chat_handler", None),
-    ("tokenizer", None),
-    ("spm_infill", False),
-)
-# the same of `from_pretrained` alone
-_OF_HUB: tuple[tuple[str, Any], ...] = (
-    ("additional_files", None),
-    ("local_dir", None),
-    ("local_dir_use_symlinks", "auto"),
-    ("cache_dir", None),
-)
-
-
-class LogitsProcessorList(list[Processor]):
-    """Functions over (token ids, logits) that are called in order."""
-
-    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        for processor in self:
-            scores = processor(input_ids, scores)
-        return scores
-
-
-class MinTokensLogitsProcessor:
-    """Bans the token that ends a text until `min_tokens` tokens follow the prompt, which is what
-    the first call is given; make a new one for each completion.
-    """
-
-    def __init__(self, min_tokens: int, token_eos: int) -> None:
-        self.min_tokens, self.token_eos = min_tokens, token_eos
-        self.prompt_tokens: int | None = None
-
-    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        if self.prompt_tokens is None:
-            self.prompt_tokens = len(input_ids)
-        if len(input_ids) - self.prompt_tokens < self.min_tokens:
-            scores[self.token_eos] = -np.inf
-        return scores
-
-
-class StoppingCriteriaList(list[Criterion]):
-    """Functions over (token ids, logits): before each token they are given those so far and the
-    row that the token would be drawn from, and the text ends where one of them is true.
-    """
-
-    def __call__(self, input_ids: np.ndarray, logits: np.ndarray) -> bool:
-        return any(criterion(input_ids, logits) for criterion in self)
-
-
-class _Stopping:
-    """Stopping criteria as a processor of logits: where they are met it cancels its request."""
-
-    def __init__(self, criteria: Criterion) -> None:
-        self._criteria = criteria
-        self._request: Future[Any] = Future()  # it may call this before its maker has it
-
-    def watch(self, request: Any) -> None:
-        self._request.set_result(request)
-
-    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        if self._criteria(input_ids, scores.copy()):
-            self._request.result().cancel()
-        return scores
-
-
 P = ParamSpec("P")
 
 
@@ -178,56 +97,6 @@ def _called_like(other: Callable[P, Any]) -> Callable[[Callable[..., Any]], Call
         return cast(Callable[P, Any], method)
 
     return same
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaPromptLookupDecoding:
-    """`draft_model=`: candidates from earlier text. The engine decides how many are worth running;
-    the numbers are accepted for compatibility and change no result.
-    """
-
-    max_ngram_size: int = 2
-    num_pred_tokens: int = 10
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaRAMCache:
-    """`set_cache`: stored prefixes. The engine has its own, which is always on; the capacity is
-    accepted for compatibility and changes no result.
-    """
-
-    capacity_bytes: int = 2 << 30
-
-
-LlamaCache = LlamaRAMCache
-
-
-class LlamaDiskCache:
-    """Not supported: stored prefixes are kept in memory."""
-
-    def __init__(self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = 2 << 30):
-        raise ConfigError(
-            "LlamaDiskCache: is not done here, wanted LlamaRAMCache; what save_state returns can "
-            "be pickled to a file"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaState:
-    """The result of `save_state`: the tokens, the rest of the session as bytes, the functions of
-    its last completion, which bytes cannot hold, and the seed of completions without one.
-    """
-
-    input_ids: np.ndarray
-    n_tokens: int
-    llama_state: bytes
-    processors: tuple[Processor, ...] = ()
-    seed: int = _ANY_SEED
-
-    @property
-    def llama_state_size(self) -> int:
-        """Bytes of `llama_state`."""
-        return len(self.llama_state)
 
 
 class LlamaTokenizer:
@@ -256,32 +125,6 @@ class LlamaTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without bytes that are no characters."""
         return self.detokenize(tokens).decode("utf-8", "ignore")
-
-
-class LlamaGrammar:
-    """A grammar that a text must follow."""
-
-    def __init__(self, grammar: Grammar) -> None:
-        self.grammar = grammar
-
-    @classmethod
-    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
-        """From GBNF; GrammarError if it is malformed."""
-        return cls(Grammar.parse(grammar))
-
-    @classmethod
-    def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
-        """From a file of GBNF."""
-        return cls.from_string(Path(file).read_text(encoding="utf-8"))
-
-    @classmethod
-    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
-        """From the text of a JSON schema; objects have only the members that it names, as in
-        llama.cpp.
-        """
-        schema = json.loads(json_schema)
-        shut = ClosedSchema(schema) if isinstance(schema, Mapping) else schema
-        return cls(Grammar.from_json_schema(shut))
 
 
 class LlamaOptions(TypedDict, total=False):
@@ -341,7 +184,7 @@ class Llama:
         n_batch: int | None = None,
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
-        seed: int = _ANY_SEED,
+        seed: int = ANY_SEED,
         vocab_only: bool = False,
         rope_scaling_type: int | None = -1,
         pooling_type: int = -1,
@@ -374,18 +217,18 @@ class Llama:
                 f"n_threads_batch: found {n_threads_batch} and n_threads {n_threads}, wanted "
                 "one number of threads"
             )
-        if type_k != type_v or type_k not in _KV_TYPES:
+        if type_k != type_v or type_k not in KV_TYPES:
             raise ConfigError(
-                f"type_k, type_v: found {type_k}, {type_v}, wanted the same of {list(_KV_TYPES)}"
+                f"type_k, type_v: found {type_k}, {type_v}, wanted the same of {list(KV_TYPES)}"
             )
-        if rope_scaling_type not in (None, *_ROPE_SCALINGS):
+        if rope_scaling_type not in (None, *ROPE_SCALINGS):
             raise ConfigError(f"rope_scaling_type: found {rope_scaling_type}, wanted -1 to 2")
-        if pooling_type not in (-1, *_POOLINGS):
+        if pooling_type not in (-1, *POOLINGS):
             raise ConfigError(f"pooling_type: found {pooling_type}, wanted -1 to 3")
-        if chat_format is not None and chat_format not in _TEMPLATES:
+        if chat_format is not None and chat_format not in TEMPLATES:
             raise ConfigError(
                 f"chat_format: found {chat_format!r}, wanted None (the file's own template) or one "
-                f"of {', '.join(_TEMPLATES)}"
+                f"of {', '.join(TEMPLATES)}"
             )
         if lora_path is None and lora_scale != 1.0:
             raise ConfigError(f"lora_scale: found {lora_scale} without a lora_path, wanted both")
@@ -402,7 +245,7 @@ class Llama:
             raise ConfigError(f"model_path: found {type(model_path).__name__}, wanted a path")
         self.model_path = os.fspath(model_path)
         self.verbose, self.chat_format = verbose, chat_format
-        self._seed = _given_seed(seed)
+        self._seed = given_seed(seed)
         self._logits_all, self._embedding = logits_all, embedding
         self._pooling_type, self.last_n_tokens_size = pooling_type, last_n_tokens_size
         self.draft_model = draft_model
@@ -428,7 +271,7 @@ class Llama:
             "prefill_chunk_size": n_batch,
             "rope_freq_base": rope_freq_base or None,
             "rope_freq_scale": rope_freq_scale or None,
-            "rope_scaling": _ROPE_SCALINGS[-1 if rope_scaling_type is None else rope_scaling_type],
+            "rope_scaling": ROPE_SCALINGS[-1 if rope_scaling_type is None else rope_scaling_type],
             "yarn_orig_ctx": yarn_orig_ctx or None,
             "yarn_ext_factor": None if yarn_ext_factor < 0 else yarn_ext_factor,
             "yarn_attn_factor": None if yarn_attn_factor == 1.0 else yarn_attn_factor,
@@ -436,7 +279,7 @@ class Llama:
             "yarn_beta_slow": None if yarn_beta_slow == 1.0 else yarn_beta_slow,
         }
         if type_k is not None:
-            config["kv_type"] = _KV_TYPES[type_k]
+            config["kv_type"] = KV_TYPES[type_k]
         self._engine = oxillama.load(path, **config)
         if lora_path is not None:
             try:
@@ -445,7 +288,7 @@ class Llama:
                 self._engine.close()
                 raise
         if chat_format is not None:
-            self._engine.opened.use_template(_TEMPLATES[chat_format])
+            self._engine.opened.use_template(TEMPLATES[chat_format])
 
     @classmethod
     @spelled
@@ -455,8 +298,8 @@ class Llama:
         """A model of the Hugging Face hub; filename may be a pattern ("*Q4_K_M.gguf"). It is kept
         in the hub's own cache folder.
         """
-        for name, only in _OF_HUB:
-            _refuse(name, options.pop(name, only), only)  # type: ignore[misc]
+        for name, only in OF_HUB:
+            refuse(name, options.pop(name, only), only)  # type: ignore[misc]
         # before it is fetched
         _check_more({name: options[name] for name in options.keys() - LlamaOptions.__annotations__})  # type: ignore[literal-required]
         return cls(model_path=str(located(f"hf://{repo_id}", file=filename)), **options)
@@ -584,31 +427,13 @@ class Llama:
 
         The `text_offset` of log-probabilities counts from the beginning of the prompt.
         """
-        _refuse("suffix", suffix, None)
-        _check_flags(echo=echo, stream=stream)
-        options = self._options(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            stop=stop,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            top_k=top_k,
-            seed=seed,
-            tfs_z=tfs_z,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            logits_processor=logits_processor,
-            grammar=grammar,
-            logit_bias=logit_bias,
-        )
-        stopping, criteria = None, _criteria(stopping_criteria)
+        given = locals()
+        refuse("suffix", suffix, None)
+        check_flags(echo=echo, stream=stream)
+        options = self._options({name: given[name] for name in COMPLETION})
+        stopping, criteria = None, criteria_of(stopping_criteria)
         if criteria is not None:
-            stopping = _Stopping(criteria)
+            stopping = Stopping(criteria)
             options["processors"] = [stopping, *options.get("processors", ())]
         options["logprobs"] = logprobs
         if echo and logprobs is not None:
@@ -651,7 +476,7 @@ class Llama:
         told: str,
         echo: bool,
         logprobs: int | None,
-        stopping: _Stopping | None,
+        stopping: Stopping | None,
         options: dict[str, Any],
     ) -> Iterator[dict[str, Any]]:
         shown, offsets = 0, TextOffsets(self._bridge, before=() if echo else ids)
@@ -733,48 +558,30 @@ class Llama:
         tool_format: the notation of calls (None: the template's, or Hermes if it teaches none), an
         option that llama-cpp-python does not have.
         """
-        _check_flags(stream=stream, logprobs=logprobs)
-        messages = _messages(messages)
-        options = self._options(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            stop=stop,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            top_k=top_k,
-            seed=seed,
-            tfs_z=tfs_z,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            logits_processor=logits_processor,
-            grammar=grammar,
-            logit_bias=logit_bias,
-        )
+        given = locals()
+        check_flags(stream=stream, logprobs=logprobs)
+        messages = messages_of(messages)
+        options = self._options({name: given[name] for name in COMPLETION})
         if top_logprobs and not logprobs:
             raise ConfigError(
                 f"top_logprobs: found {top_logprobs!r} without logprobs=True, wanted both"
             )
         if functions is not None:
-            _refuse("tools", tools, None)
+            refuse("tools", tools, None)
             tools = [{"type": "function", "function": dict(each)} for each in functions]
             tool_choice = function_call
             if isinstance(function_call, Mapping):
                 tool_choice = {"type": "function", "function": dict(function_call)}
-        given = {
+        of_chat = {
             "tools": tools,
             "tool_choice": tool_choice,
             "tool_format": tool_format,
-            "response_format": _format(response_format),
+            "response_format": response_format_of(response_format),
             "logprobs": (top_logprobs or 0) if logprobs else None,
             # `function_call` holds a single call
             "parallel_tool_calls": False if functions else None,
         }
-        options |= {name: value for name, value in given.items() if value is not None}
+        options |= {name: value for name, value in of_chat.items() if value is not None}
         name = model or self.model_path
         legacy, top = functions is not None, top_logprobs or 0
         if stream:
@@ -833,31 +640,31 @@ class Llama:
             return ChatCompletion(**made)
         return (ChatCompletionChunk(**chunk) for chunk in made)
 
-    def _options(self, **given: Any) -> dict[str, Any]:
-        """The engine's options for arguments of llama-cpp-python."""
-        _refuse("tfs_z", given.pop("tfs_z"), 1.0)
-        grammar, processors = _grammar(given.pop("grammar")), given.pop("logits_processor")
+    def _options(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The engine's options for the arguments of both kinds of completions."""
+        refuse("tfs_z", given.pop("tfs_z"), 1.0)
+        grammar, processors = grammar_of(given.pop("grammar")), given.pop("logits_processor")
         bias, seed = given.pop("logit_bias"), given.pop("seed")
         limit = given.pop("max_tokens")
         if given["mirostat_mode"]:
-            given |= _NO_CUTS
-        if _negative(given["top_k"]):
+            given |= NO_CUTS
+        if is_negative(given["top_k"]):
             given["top_k"] = 0
-        if _negative(given["temperature"]):
+        if is_negative(given["temperature"]):
             given["temperature"] = 0.0
         given["stop"] = () if given["stop"] is None else given["stop"]
         options = {
             **given,
             "repeat_last_n": self.last_n_tokens_size,
-            "max_tokens": None if limit == 0 or _negative(limit) else limit,
-            "seed": self._seed if seed is None else _given_seed(seed),
+            "max_tokens": None if limit == 0 or is_negative(limit) else limit,
+            "seed": self._seed if seed is None else given_seed(seed),
         }
         if grammar is not None:
             options["grammar"] = grammar
         if processors:
             options["processors"] = [*processors]
         if bias is not None:
-            options["logit_bias"] = _biases(bias)
+            options["logit_bias"] = biases_of(bias)
         if self._speculative is not None:
             options["speculative"] = self._speculative
         return options
@@ -884,7 +691,7 @@ class Llama:
         """
         if not self._embedding:
             raise EngineError("embed: found embedding=False, wanted Llama(..., embedding=True)")
-        texts = _texts(input)
+        texts = texts_of(input)
         limit = self.n_ctx()
         ids = [self._ids(text, f"input[{at}]") for at, text in enumerate(texts)]
         if not truncate and any(len(each) > limit for each in ids):
@@ -900,7 +707,7 @@ class Llama:
 
     def create_embedding(self, input: str | list[str], model: str | None = None) -> dict[str, Any]:
         """Embeddings in OpenAI's form."""
-        texts = _texts(input)
+        texts = texts_of(input)
         vectors, count = self.embed(texts, return_count=True)
         data = [
             {"object": "embedding", "embedding": vector, "index": at}
@@ -922,9 +729,9 @@ class Llama:
 
     def _pooling(self) -> str:
         kind = self.pooling_type()
-        if kind not in _POOLINGS:
-            raise ConfigError(f"pooling_type: found {kind}, wanted one of {list(_POOLINGS)}")
-        return _POOLINGS[kind]
+        if kind not in POOLINGS:
+            raise ConfigError(f"pooling_type: found {kind}, wanted one of {list(POOLINGS)}")
+        return POOLINGS[kind]
 
     # ---- the state
 
@@ -966,14 +773,14 @@ class Llama:
 
     def set_seed(self, seed: int) -> None:
         """The seed of completions without one; -1 draws a new one for each."""
-        self._seed = _given_seed(seed)
+        self._seed = given_seed(seed)
 
     def set_cache(self, cache: Any) -> None:
         """Stored prefixes belong to the engine and are always on; None and a LlamaRAMCache are
         accepted and change nothing.
         """
         if not isinstance(cache, LlamaRAMCache):
-            _refuse("cache", cache, None)
+            refuse("cache", cache, None)
         self.cache = cache
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -1015,8 +822,9 @@ class Llama:
         """A token drawn from the logits after the last `eval`, or after token `idx` of the session;
         the session does not change. A grammar is asked about its first token.
         """
-        _refuse("tfs_z", tfs_z, 1.0)
-        _refuse("penalize_nl", penalize_nl, True)
+        given = locals()
+        refuse("tfs_z", tfs_z, 1.0)
+        refuse("penalize_nl", penalize_nl, True)
         if self._rows is None:
             raise EngineError("sample: found no logits, wanted eval first")
         first = self.n_tokens - len(self._rows)
@@ -1026,23 +834,8 @@ class Llama:
                 f"sample: found idx {idx}, and the logits of tokens {first} to "
                 f"{self.n_tokens - 1}, wanted one of those; `logits_all` keeps more"
             )
-        rules = _grammar(grammar)
-        sampler = self._sampler(
-            logits_processor or (),
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            temperature=temp,
-            repetition_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            mirostat=mirostat_mode,
-            mirostat_eta=mirostat_eta,
-            mirostat_tau=mirostat_tau,
-            logit_bias=logit_bias or {},
-            seed=self._seed if seed is None else _given_seed(seed),
-        )
+        rules = grammar_of(grammar)
+        sampler = self._sampler(given, self._seed if seed is None else given_seed(seed))
         mask = None if rules is None else self._state_of(rules).mask()
         return sampler.sample(self._rows[at - first], mask)
 
@@ -1050,19 +843,27 @@ class Llama:
         """The state of a grammar before its first token."""
         return self.engine.opened.required_vocabulary.masker.state(rules)
 
-    def _sampler(self, processors: Sequence[Processor] = (), **fields: Any) -> Sampler:
-        """A sampler that has seen the session's tokens."""
-        if _negative(fields["top_k"]):
+    def _sampler(self, given: Mapping[str, Any], seed: int | None) -> Sampler:
+        """A sampler, by the arguments of `sample` and `generate`, that has seen the session's
+        tokens.
+        """
+        fields = {ours: given[theirs] for theirs, ours in SAMPLING.items()}
+        if is_negative(fields["top_k"]):
             fields["top_k"] = 0
         if fields["mirostat"]:
-            fields |= _NO_CUTS
-        config = oxillama.SamplerConfig(repetition_window=self.last_n_tokens_size, **fields)
+            fields |= NO_CUTS
+        config = oxillama.SamplerConfig(
+            repetition_window=self.last_n_tokens_size,
+            logit_bias=given["logit_bias"] or {},
+            seed=seed,
+            **fields,
+        )
         made = sampler_of(
             config,
             self.engine.opened.required_vocabulary,
             self.engine.config.vocab_size,
             seed=config.seed,
-            processors=processors,
+            processors=given["logits_processor"] or (),
         )
         made.accept_prompt(self.input_ids)
         return made
@@ -1095,29 +896,15 @@ class Llama:
 
         reset: begin a new session; stored prefixes are used in any case.
         """
-        _refuse("tfs_z", tfs_z, 1.0)
-        _refuse("penalize_nl", penalize_nl, True)
-        over, rules = _criteria(stopping_criteria), _grammar(grammar)
+        given = locals()
+        refuse("tfs_z", tfs_z, 1.0)
+        refuse("penalize_nl", penalize_nl, True)
+        over, rules = criteria_of(stopping_criteria), grammar_of(grammar)
         state = None if rules is None else self._state_of(rules)
         if reset:
             self.reset()
         self.eval(tokens)
-        sampler = self._sampler(
-            logits_processor or (),
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            temperature=temp,
-            repetition_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            mirostat=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            logit_bias=logit_bias or {},
-            seed=self._seed,
-        )
+        sampler = self._sampler(given, self._seed)
         while self._rows is not None and self.n_tokens < self.n_ctx():
             row = self._rows[-1]
             if over is not None and over(self.input_ids, row.copy()):
@@ -1133,7 +920,7 @@ class Llama:
 
     def save_state(self) -> LlamaState:
         """The session, to be continued later."""
-        seed = _ANY_SEED if self._seed is None else self._seed
+        seed = ANY_SEED if self._seed is None else self._seed
         if self._session is None:
             return LlamaState(np.zeros(0, np.intc), 0, b"", seed=seed)
         sampler = self._session.sampler
@@ -1193,114 +980,13 @@ class Llama:
 
 def _check_more(more: Mapping[str, Any]) -> None:
     """Raise ConfigError for arguments that are unknown or not supported here."""
-    refused = dict(_REFUSED)
+    refused = dict(REFUSED)
     for name, value in more.items():
         if name in refused:
-            _refuse(name, value, refused[name])
-        elif name not in _HINTS:
+            refuse(name, value, refused[name])
+        elif name not in HINTS:
             own = [each for each in signature(Llama.__init__).parameters if each != "self"]
-            raise unknown(name, (*own[:-1], *refused, *_HINTS), place="an argument of Llama")
-
-
-def _check_flags(**given: Any) -> None:
-    """Raise ConfigError for a flag that is neither True nor False nor None."""
-    for name, value in given.items():
-        if value is not None:
-            checked_flag(name, value)
-
-
-def _texts(given: Any) -> list[Any]:
-    """The texts to embed."""
-    if isinstance(given, (bytes, Mapping)) or not hasattr(given, "__iter__"):
-        raise ConfigError(f"input: found {type(given).__name__}, wanted a text or a list of texts")
-    return [given] if isinstance(given, str) else [*given]
-
-
-def _biases(given: Any) -> dict[int, Any]:
-    """logit_bias by token id; programs that read JSON have the ids as text."""
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"logit_bias: found {type(given).__name__}, wanted a mapping of token id to number"
-        )
-    out = {}
-    for key, value in given.items():
-        try:
-            token = int(key)
-        except (TypeError, ValueError, OverflowError):
-            token = -1
-        if isinstance(key, bool) or token < 0 or (not isinstance(key, str) and token != key):
-            raise ConfigError(f"logit_bias: found {key!r:.40} as a token, wanted its id")
-        out[token] = value
-    return out
-
-
-def _messages(given: Any) -> Any:
-    """Messages with the calls of functions as those of tools: `function_call` of a message is the
-    older form, with the role `function` for what the call gave.
-    """
-    if isinstance(given, (str, bytes, Mapping)) or not hasattr(given, "__iter__"):
-        return given
-    out, last = [], None
-    for at, message in enumerate(given):
-        if isinstance(message, Mapping):
-            message = dict(message)
-            call = message.pop("function_call", None)
-            if call is not None and not message.get("tool_calls"):
-                made = {"id": f"call{at:05}", "type": "function", "function": call}
-                message["tool_calls"] = [made]
-            for each in message.get("tool_calls") or ():
-                last = each.get("id") if isinstance(each, Mapping) else None
-            if message.get("role") == "function" and last is not None:
-                message |= {"role": "tool", "tool_call_id": last}
-        out.append(message)
-    return out
-
-
-def _negative(value: Any) -> bool:
-    """Whether a value is a number below 0; the engine names what is none."""
-    return isinstance(value, numbers.Real) and value < 0
-
-
-def _given_seed(seed: int) -> int | None:
-    """A seed; None for those that stand for a random one."""
-    return None if seed in (-1, _ANY_SEED) else seed
-
-
-def _refuse(name: str, value: Any, only: Any) -> None:
-    """Raise ConfigError for an argument that asks for something not supported here."""
-    if value != only:
-        raise ConfigError(f"{name}: found {value!r:.60}, which is not done here, wanted {only!r}")
-
-
-def _format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A response_format as the engine takes it; llama-cpp-python's json_object may have a
-    schema.
-    """
-    if not isinstance(given, Mapping):
-        return given
-    if given.get("type") != "json_object" or "schema" not in given:
-        return given
-    schema = {"name": "reply", "schema": given["schema"], "strict": True}
-    return {"type": "json_schema", "json_schema": schema}
-
-
-def _criteria(value: Any) -> Criterion | None:
-    """Stopping criteria, None for none; ConfigError for what cannot be called."""
-    if value is not None and not callable(value):
-        raise ConfigError(
-            f"stopping_criteria: found {type(value).__name__}, wanted a StoppingCriteriaList"
-        )
-    checked: Criterion | None = value
-    return checked
-
-
-def _grammar(given: Any) -> Grammar | None:
-    """The grammar that an argument means, None for none."""
-    if isinstance(given, str):
-        return Grammar.parse(given)
-    if given is not None and not isinstance(given, LlamaGrammar):
-        raise ConfigError(f"grammar: found {type(given).__name__}, wanted a LlamaGrammar")
-    return None if given is None else given.grammar
+            raise unknown(name, (*own[:-1], *refused, *HINTS), place="an argument of Llama")
 
 
 def _reason(reason: str | None) -> str | None:

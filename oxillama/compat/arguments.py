@@ -1,0 +1,196 @@
+"""Arguments of llama-cpp-python: what they mean here, which values are refused."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from oxillama.arguments import checked_flag
+from oxillama.compat import constants
+from oxillama.compat.objects import (
+    ANY_SEED,
+    Criterion,
+    LlamaGrammar,
+)
+from oxillama.errors import ConfigError
+from oxillama.grammar import Grammar
+
+KV_TYPES = {
+    None: None,
+    constants.GGML_TYPE_F32: "f32",
+    constants.GGML_TYPE_F16: "f16",
+    constants.GGML_TYPE_Q4_0: "q4_0",
+    constants.GGML_TYPE_Q8_0: "q8_0",
+}
+ROPE_SCALINGS = {
+    constants.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED: None,
+    constants.LLAMA_ROPE_SCALING_TYPE_NONE: "none",
+    constants.LLAMA_ROPE_SCALING_TYPE_LINEAR: "linear",
+    constants.LLAMA_ROPE_SCALING_TYPE_YARN: "yarn",
+}
+# -1 is the file's pooling of embeddings, and none where it names none
+POOLINGS = {
+    constants.LLAMA_POOLING_TYPE_NONE: "none",
+    constants.LLAMA_POOLING_TYPE_MEAN: "mean",
+    constants.LLAMA_POOLING_TYPE_CLS: "cls",
+    constants.LLAMA_POOLING_TYPE_LAST: "last",
+}
+# in llama.cpp mirostat stands in the place of what truncates
+NO_CUTS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+# arguments of both kinds of completions
+COMPLETION = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "tfs_z"),
+    *("frequency_penalty", "presence_penalty", "repeat_penalty", "logit_bias"),
+    *("mirostat_mode", "mirostat_tau", "mirostat_eta"),
+    *("stop", "seed", "grammar", "logits_processor"),
+)
+# arguments of `sample` and `generate` -> fields of a sampler
+SAMPLING = {
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "temp": "temperature",
+    "repeat_penalty": "repetition_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "mirostat_mode": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
+# names of `chat_format`
+TEMPLATES = {
+    "chatml": "chatml",
+    "gemma": "gemma",
+    "llama-2": "llama2",
+    "llama-3": "llama3",
+    "mistral-instruct": "mistral",
+    "zephyr": "zephyr",
+}
+# accepted: they cannot change a result here
+HINTS = ("use_mmap", "n_ubatch", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf")
+# (argument, the only value that means what is done here)
+REFUSED: tuple[tuple[str, Any], ...] = (
+    ("n_gpu_layers", 0),
+    ("split_mode", constants.LLAMA_SPLIT_MODE_LAYER),
+    ("main_gpu", 0),
+    ("tensor_split", None),
+    ("rpc_servers", None),
+    ("attention_type", constants.LLAMA_ATTENTION_TYPE_UNSPECIFIED),
+    ("use_mlock", False),
+    ("kv_overrides", None),
+    ("lora_base", None),
+    ("numa", False),
+    ("chat_handler", None),
+    ("tokenizer", None),
+    ("spm_infill", False),
+)
+# the same of `from_pretrained` alone
+OF_HUB: tuple[tuple[str, Any], ...] = (
+    ("additional_files", None),
+    ("local_dir", None),
+    ("local_dir_use_symlinks", "auto"),
+    ("cache_dir", None),
+)
+
+
+def check_flags(**given: Any) -> None:
+    """Raise ConfigError for a flag that is neither True nor False nor None."""
+    for name, value in given.items():
+        if value is not None:
+            checked_flag(name, value)
+
+
+def texts_of(given: Any) -> list[Any]:
+    """The texts to embed."""
+    if isinstance(given, (bytes, Mapping)) or not hasattr(given, "__iter__"):
+        raise ConfigError(f"input: found {type(given).__name__}, wanted a text or a list of texts")
+    return [given] if isinstance(given, str) else [*given]
+
+
+def biases_of(given: Any) -> dict[int, Any]:
+    """logit_bias by token id; programs that read JSON have the ids as text."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"logit_bias: found {type(given).__name__}, wanted a mapping of token id to number"
+        )
+    out = {}
+    for key, value in given.items():
+        try:
+            token = int(key)
+        except (TypeError, ValueError, OverflowError):
+            token = -1
+        if isinstance(key, bool) or token < 0 or (not isinstance(key, str) and token != key):
+            raise ConfigError(f"logit_bias: found {key!r:.40} as a token, wanted its id")
+        out[token] = value
+    return out
+
+
+def messages_of(given: Any) -> Any:
+    """Messages with the calls of functions as those of tools: `function_call` of a message is the
+    older form, with the role `function` for what the call gave.
+    """
+    if isinstance(given, (str, bytes, Mapping)) or not hasattr(given, "__iter__"):
+        return given
+    out, last = [], None
+    for at, message in enumerate(given):
+        if isinstance(message, Mapping):
+            message = dict(message)
+            call = message.pop("function_call", None)
+            if call is not None and not message.get("tool_calls"):
+                made = {"id": f"call{at:05}", "type": "function", "function": call}
+                message["tool_calls"] = [made]
+            for each in message.get("tool_calls") or ():
+                last = each.get("id") if isinstance(each, Mapping) else None
+            if message.get("role") == "function" and last is not None:
+                message |= {"role": "tool", "tool_call_id": last}
+        out.append(message)
+    return out
+
+
+def is_negative(value: Any) -> bool:
+    """Whether a value is a number below 0; the engine names what is none."""
+    return isinstance(value, numbers.Real) and value < 0
+
+
+def given_seed(seed: int) -> int | None:
+    """A seed; None for those that stand for a random one."""
+    return None if seed in (-1, ANY_SEED) else seed
+
+
+def refuse(name: str, value: Any, only: Any) -> None:
+    """Raise ConfigError for an argument that asks for something not supported here."""
+    if value != only:
+        raise ConfigError(f"{name}: found {value!r:.60}, which is not done here, wanted {only!r}")
+
+
+def response_format_of(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A response_format as the engine takes it; llama-cpp-python's json_object may have a
+    schema.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    if given.get("type") != "json_object" or "schema" not in given:
+        return given
+    schema = {"name": "reply", "schema": given["schema"], "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def criteria_of(value: Any) -> Criterion | None:
+    """Stopping criteria, None for none; ConfigError for what cannot be called."""
+    if value is not None and not callable(value):
+        raise ConfigError(
+            f"stopping_criteria: found {type(value).__name__}, wanted a StoppingCriteriaList"
+        )
+    checked: Criterion | None = value
+    return checked
+
+
+def grammar_of(given: Any) -> Grammar | None:
+    """The grammar that an argument means, None for none."""
+    if isinstance(given, str):
+        return Grammar.parse(given)
+    if given is not None and not isinstance(given, LlamaGrammar):
+        raise ConfigError(f"grammar: found {type(given).__name__}, wanted a LlamaGrammar")
+    return None if given is None else given.grammar
