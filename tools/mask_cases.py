@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes schemas of strings as programs often bound them, one file each, for `measure_masks.py`:
 
-mask_cases.py FOLDER; measure_masks.py VOCABULARY.gguf FOLDER --every 1 --each --peer PYTHON
+mask_cases.py FOLDER
+measure_masks.py VOCABULARY.gguf FOLDER --every 1 --each --peer PYTHON
 """
 
 import json

@@ -2,17 +2,19 @@
 """Measures oxillama beside peers on the same files in one interleaved run, and writes tables of
 medians and ratios.
 
-    measure.py MODEL.gguf ... --peer "llama.cpp=PYTHON BENCH.py" --llama-bench "ik=BIN/llama-bench"
-    [--work "p512 n64"] [--minutes 25] measure.py MODEL.gguf ... --cells bar --llama-bench
-    "ik=BIN/llama-bench" --batched-bench "ik=BIN/llama-batched-bench" --json OUT.json measure.py
-    MODEL.gguf --served --peer "llama.cpp=PYTHON BENCH.py" --batched-bench
-    "ik=BIN/llama-batched-bench" --work "p128 n128 d128 b16" measure.py MODEL.gguf --load --peer
-    "llama.cpp=PYTHON tools/first_token.py --engine llama.cpp"
+    measure.py MODEL.gguf ... --peer "llama.cpp=PYTHON BENCH.py"
+        --llama-bench "ik=BIN/llama-bench" [--work "p512 n64"] [--minutes 25]
+    measure.py MODEL.gguf ... --cells bar --llama-bench "ik=BIN/llama-bench"
+        --batched-bench "ik=BIN/llama-batched-bench" --json OUT.json
+    measure.py MODEL.gguf --served --peer "llama.cpp=PYTHON BENCH.py"
+        --batched-bench "ik=BIN/llama-batched-bench" --work "p128 n128 d128 b16"
+    measure.py MODEL.gguf --load
+        --peer "llama.cpp=PYTHON tools/first_token.py --engine llama.cpp"
 
 A piece of work is prompt tokens p, generated tokens n at depth d of b sequences together on t
 threads: "p512 n64", "n32 d4096", "t1 p512 n64"; with "q8_0" or "q4_0", keys and values are kept in
-that. `--cells bar` names pieces of work for models by
-their file names, the most important first (CELLS below).
+that. `--cells bar` names pieces of work for models by their file names, the most important first
+(CELLS below).
 
 A `--peer` is called with the options of `oxillama bench` (-p -n -t -d -b -r --kv-type --json) and
 prints one JSON object; `peer_depth.cpp` beside this file makes one of llama.cpp and of ik_llama.cpp

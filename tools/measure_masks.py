@@ -2,18 +2,19 @@
 """Measures grammar masks beside peers: the same schemas, texts and vocabulary, every engine in turn
 for every schema, one thread each.
 
-    measure_masks.py VOCABULARY.gguf SCHEMAS --every 40 [--offset 0] [--peer PYTHON] [--peers
-    llguidance,xgrammar] [--seconds 80] [--texts 0] [--each]
+    measure_masks.py VOCABULARY.gguf SCHEMAS --every 40 [--offset 0] [--peer PYTHON]
+        [--peers llguidance,xgrammar] [--seconds 80] [--texts 0] [--each]
 
 SCHEMAS is a folder of JSON files with `schema` and `tests` (`data`, `valid`), as MaskBench has
 them; `mask_cases.py` writes one. PYTHON is an interpreter with llguidance, xgrammar and what
-oxillama depends on; it runs this
-file with --serve and answers a JSON line a schema. For each schema an engine compiles and gives its
-first mask, --repeats times (the least sum counts; the first one is told too), and then one mask per
-token along every text as far as it allows it; a text is right if it is allowed to its end exactly
-where it is valid. Compilation and masks are timed by themselves. A schema that an engine refuses is
-not right; its time to refuse is left out of the compile times. Times are told for the schemas that
-an engine accepts, and for those that all of them accept.
+oxillama depends on; it runs this file with --serve and answers a JSON line a schema.
+
+For each schema an engine compiles and gives its first mask, --repeats times (the least sum counts;
+the first one is told too), and then one mask per token along every text as far as it allows it; a
+text is right if it is allowed to its end exactly where it is valid. Compilation and masks are timed
+by themselves. A schema that an engine refuses is not right; its time to refuse is left out of the
+compile times. Times are told for the schemas that an engine accepts, and for those that all of them
+accept.
 """
 
 import argparse

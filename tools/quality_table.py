@@ -2,8 +2,8 @@
 """Requantises a model with each recipe and prints what that costs: bits, round-trip error,
 perplexity, divergence (a Markdown table).
 
-    quality_table.py [MODEL.gguf] [--text FILE] [--recipes Q2_K,Q4_0,...] [--windows 8] [--context
-    256]
+    quality_table.py [MODEL.gguf] [--text FILE] [--recipes Q2_K,Q4_0,...] [--windows 8]
+        [--context 256]
 
 Without a model the embedded one is taken; without a text, one that its own first words begin (drawn
 at temperature 1 with fixed seeds), so that the text is such as the model was trained for. The base

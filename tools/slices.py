@@ -3,7 +3,7 @@
 beside each.
 
     slices.py MODEL.gguf --peer "llama.cpp=PROGRAM" --peer "ik=PROGRAM" [-n 12 | -p 128] [-d 0]
-    [-b 1] [--kv-type f16] [-t 2] [--rounds 40] [--json OUT.jsonl]
+        [-b 1] [--kv-type f16] [-t 2] [--rounds 40] [--json OUT.jsonl]
 
 Memory of a shared machine changes its speed within seconds, so runs of many seconds, one engine
 after the other (measure.py), meet different memory. Here all engines are loaded at once and take

@@ -12,7 +12,6 @@ import random
 from dataclasses import dataclass
 
 NARRATOR = "Oxi"
-VALLEY = "Willow Valley"
 
 
 @dataclass(frozen=True, slots=True)
