@@ -18,25 +18,15 @@ from typing import cast
 import numpy as np
 
 from oxillama.convert import encoders  # noqa: F401  (registers them)
+from oxillama.convert.checks import PlannedFile
 from oxillama.convert.encoder import ENCODERS, LAYERS, Encoder, ImageHyper
 from oxillama.convert.family import Keys
 from oxillama.convert.folder import ModelFolder
+from oxillama.convert.general import FILE_TYPES, size_label
+from oxillama.convert.planned import FLOATS, Planned, TypeOf, filled, single
 from oxillama.convert.safetensors import check_finite
-from oxillama.convert.vocabulary import KeyValues
-from oxillama.convert.write import (
-    FILE_TYPES,
-    FLOATS,
-    Converted,
-    Planned,
-    PlannedFile,
-    Progress,
-    TypeOf,
-    filled,
-    read_from,
-    save,
-    single,
-    size_label,
-)
+from oxillama.convert.tokens import KeyValues
+from oxillama.convert.write import Converted, Progress, read_from, save
 from oxillama.errors import ConvertError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model.image_encoder import record_encoder

@@ -18,10 +18,10 @@ import oxillama
 import oxillama.convert.quantised as quantised_weights
 from oxillama.convert import convert_folder
 from oxillama.convert.family import Hyper, Rule
+from oxillama.convert.planned import join, single, stack
 from oxillama.convert.quantised import dequantised
 from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import halves
-from oxillama.convert.write import _join, _stack, single
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
@@ -1182,10 +1182,10 @@ def test_a_stack_of_experts_is_never_in_memory_whole():
         assert planned.shape == (16, 256, 2048)
         assert peak(planned.pieces) < 32 << 20
     each = {at: read("x.weight", codes[at], scales[at]) for at in range(16)}
-    stack = _stack(SimpleNamespace(path="x"), targets[0], each, "BF16")
-    assert stack.shape == (16, 512, 2048)
-    assert peak(stack.pieces) < 32 << 20
+    stacked = stack(SimpleNamespace(path="x"), targets[0], each, "BF16")
+    assert stacked.shape == (16, 512, 2048)
+    assert peak(stacked.pieces) < 32 << 20
     tall = {0: read("x.weight", codes.reshape(8192, 2048), scales.reshape(64, 16))}
-    joined = _join(SimpleNamespace(path="x"), "per_layer.weight", tall, "BF16")
+    joined = join(SimpleNamespace(path="x"), "per_layer.weight", tall, "BF16")
     assert joined.shape == (8192, 2048)
     assert peak(joined.pieces) < 32 << 20

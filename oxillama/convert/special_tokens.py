@@ -1,0 +1,158 @@
+"""The keys of special tokens: what begins and ends texts and turns, and what is never drawn."""
+
+from __future__ import annotations
+
+from oxillama.convert.family import Family, Hyper
+from oxillama.convert.folder import ModelFolder
+from oxillama.convert.tokens import (
+    CONTROL,
+    SPECIAL,
+    KeyValues,
+    added_tokens,
+    content_of,
+    ggml,
+    parts_of,
+)
+from oxillama.errors import ConvertError
+from oxillama.tokenizer.vocabulary import CONTROL_END_NAMES, END_NAMES
+
+_ENDS = ("eos", "eot", "eom")  # of a text, a turn and a message
+
+
+def special_keys(
+    folder: ModelFolder, family: Family, hyper: Hyper, settings: dict, ids: dict[str, int]
+) -> KeyValues:
+    """The special tokens that a folder's files name, by tokenizer.json first, and whether texts
+    begin and end with them; ids: those of the vocabulary by text.
+    """
+    found: dict[str, int] = {}
+    switches: dict[str, bool] = {}
+    tokenizer = folder.json("tokenizer.json")
+    if tokenizer:
+        settings, switches = _processed(tokenizer, settings)
+        added = added_tokens(f"{folder.path}/tokenizer.json", tokenizer)
+        for name, key in (*SPECIAL.items(), ("eot", "eot"), ("eom", "eom")):
+            at, _ = added.get(content_of(settings.get(f"{name}_token")) or "", (len(ids), False))
+            if at < len(ids):
+                found[key] = at
+    for name, key in SPECIAL.items():
+        value = hyper.get(f"{name}_token_id")
+        value = value[0] if isinstance(value, list) and value else value
+        # none is also said by a negative number, or one beyond the vocabulary
+        if key not in found and isinstance(value, int) and 0 <= value < len(ids):
+            found[key] = value
+    for name in ("bos", "eos", "sep"):
+        value = settings.get(f"add_{name}_token")
+        if isinstance(value, bool):
+            switches.setdefault(f"add_{name}_token", value)
+    for key, value in family.special(hyper, ids).items():
+        if isinstance(value, bool):
+            name = f"{key.removesuffix('?')}_token"
+            switches[name] = switches.get(name, value) if key[-1] == "?" else value
+        elif value < len(ids) and (key.removesuffix("?") not in found or key[-1] != "?"):
+            found[key.removesuffix("?")] = value
+    keys = ggml(**{f"{key}_token_id": (value, "uint32") for key, value in found.items()})
+    return keys | ggml(**{key: (value, "bool") for key, value in switches.items()})
+
+
+def end_keys(folder: ModelFolder, keys: KeyValues) -> KeyValues:
+    """Tokens that end a text by generation_config.json and that neither the keys nor their names
+    say: ends of a turn and of a message, as far as a file has none. ConvertError for more.
+    """
+    label = f"{folder.path / 'generation_config.json'}"
+    said = folder.json("generation_config.json").get("eos_token_id")
+    ends = said if isinstance(said, list) else [said]
+    texts, kinds = keys["tokenizer.ggml.tokens"][0], keys["tokenizer.ggml.token_type"][0]
+    named = {keys.get(f"tokenizer.ggml.{name}_token_id", (None,))[0] for name in _ENDS}
+    left = []
+    for at in ends:
+        # none is also said by a negative number, or one beyond the vocabulary
+        if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(texts):
+            continue
+        known = END_NAMES if kinds[at] != CONTROL else CONTROL_END_NAMES
+        if at not in named and texts[at] not in known and at not in left:
+            left.append(at)
+    free = [name for name in _ENDS if f"tokenizer.ggml.{name}_token_id" not in keys]
+    if len(left) > len(free):
+        raise ConvertError(
+            f"{label}: eos_token_id: found {said!r:.80}, wanted at most {len(_ENDS)} that no name "
+            f"tells: a file has no place for {texts[left[len(free)]]!r:.40}"
+        )
+    return ggml(
+        **{f"{name}_token_id": (at, "uint32") for name, at in zip(free, left, strict=False)}
+    )
+
+
+def suppressed_keys(folder: ModelFolder) -> KeyValues:
+    """The tokens that are never drawn, those of images and sound in Gemma 4 for example."""
+    found = folder.json("generation_config.json").get("suppress_tokens")
+    if not found:
+        return {}
+    if not isinstance(found, list) or not all(
+        isinstance(one, int) and not isinstance(one, bool) and -(1 << 31) <= one < 1 << 31
+        for one in found
+    ):
+        raise ConvertError(
+            f"{folder.path / 'generation_config.json'}: suppress_tokens: found {found!r:.80}, "
+            "wanted token ids"
+        )
+    return ggml(suppress_tokens=(found, "array[int32]"))
+
+
+def _processed(tokenizer: dict, settings: dict) -> tuple[dict, dict[str, bool]]:
+    """The settings with the special tokens that the post-processor puts around a text, and whether
+    it does. A sentence's first token is its beginning, its last its end.
+    """
+    settings = dict(settings)
+    for name, stand_in in (("bos", "cls"), ("eos", "sep")):
+        if not settings.get(f"{name}_token") and settings.get(f"{stand_in}_token"):
+            settings[f"{name}_token"] = settings[f"{stand_in}_token"]
+    switches: dict[str, bool] = {}
+    for step in parts_of(tokenizer.get("post_processor"), "processors"):
+        if step.get("type") == "ByteLevel":
+            switches.setdefault("add_bos_token", False)
+            switches.setdefault("add_eos_token", False)
+        elif step.get("type") == "RobertaProcessing":
+            switches |= {f"add_{name}_token": True for name in ("bos", "eos", "sep")}
+            for name in ("cls", "sep"):
+                pair = step.get(name)
+                if not settings.get(f"{name}_token") and isinstance(pair, list) and pair:
+                    settings[f"{name}_token"] = pair[0]
+        elif step.get("type") == "TemplateProcessing":
+            _templated(step, settings, switches)
+    return settings, switches
+
+
+def _templated(step: dict, settings: dict, switches: dict[str, bool]) -> None:
+    """Add what a post-processor's template of one text and of a pair puts around and between
+    them.
+    """
+
+    def named(part: object) -> str | None:
+        special = part.get("SpecialToken") if isinstance(part, dict) else None
+        return special.get("id") if isinstance(special, dict) else None
+
+    single, pair = step.get("single") or [], step.get("pair") or []
+    first = named(single[0]) if len(single) > 1 else None
+    last = named(single[-1]) if len(single) > 1 else None
+    begins = [content_of(settings.get(f"{name}_token")) for name in ("bos", "cls")]
+    if first is not None:
+        for name, text in zip(("bos", "cls"), begins, strict=True):
+            if first not in begins and text is None:
+                settings[f"{name}_token"] = first
+        begins = [content_of(settings.get(f"{name}_token")) for name in ("bos", "cls")]
+        switches["add_bos_token"] = first in begins
+    if last is not None:
+        before = content_of(settings.get("eos_token"))
+        if before is not None and before != last:
+            settings["eot_token" if "eot_token" not in settings else "eom_token"] = before
+        settings["eos_token"] = last
+        switches["add_eos_token"] = True
+    start = 1 if first is not None and pair and named(pair[0]) == first else 0
+    stop = len(pair) - (1 if last is not None and pair and named(pair[-1]) == last else 0)
+    between = [named(part) for part in pair[start:stop][1:-1]]
+    if between:
+        parts = [content_of(settings.get(f"{name}_token")) for name in ("sep", "eos")]
+        switches["add_sep_token"] = (between[0] in parts and last is None) or (
+            len(between) == 2 and between[1] in parts
+        )

@@ -1,0 +1,307 @@
+"""The keys of a vocabulary in tokenizer.json: byte-level BPE, SentencePiece's BPE and unigram
+models, WordPiece.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+
+from oxillama.convert.family import Family
+from oxillama.convert.folder import ModelFolder
+from oxillama.convert.tokens import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPECIAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    KeyValues,
+    added_tokens,
+    content_of,
+    ggml,
+    is_controlling,
+    parts_of,
+    unigram_keys,
+)
+from oxillama.errors import ConvertError
+from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
+
+_IGNORED_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_EITHER_CASE = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_CODE_POINT = re.compile(r"\\u([0-9A-Fa-f]{4})")
+# Gemma 4's tokens that its replies are read by
+_RENDERED = frozenset(
+    ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>")
+    + ("<tool_response|>", '<|"|>')
+)
+_GPT2 = SPLITS["gpt-2"]
+
+
+def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues, dict[str, int]]:
+    """(the keys of a vocabulary of `size` tokens, its ids by text)."""
+    tokenizer = folder.json("tokenizer.json")
+    label = f"{folder.path}/tokenizer.json"
+    model = tokenizer.get("model")
+    kind = model.get("type") if isinstance(model, dict) else model
+    if kind == "Unigram" and family.vocabulary == "unigram":
+        return _unigram_json(label, tokenizer, folder.json("tokenizer_config.json"), size)
+    if kind not in ("BPE", "WordPiece"):
+        raise ConvertError(f"{label}: model: found {kind!r:.40}, wanted BPE or WordPiece")
+    assert isinstance(model, dict)  # else there is no kind
+    vocabulary = model.get("vocab")
+    if not isinstance(vocabulary, dict) or not all(
+        isinstance(at, int) and not isinstance(at, bool) and at >= 0 for at in vocabulary.values()
+    ):
+        raise ConvertError(f"{label}: model.vocab: wanted an object of token and id")
+    texts: dict[int, str] = {}
+    for text, at in vocabulary.items():
+        if texts.setdefault(at, text) != text:
+            raise ConvertError(
+                f"{label}: model.vocab: found {texts[at]!r:.40} and {text!r:.40} with the id "
+                f"{at!r:.40}, wanted one token for each"
+            )
+    kinds = dict.fromkeys(texts, NORMAL)
+    named = {text: at for at, text in texts.items()}
+    for text in _named_specials(folder.json("tokenizer_config.json")):
+        if text in named:
+            kinds[named[text]] = CONTROL
+    for text, (at, special) in added_tokens(label, tokenizer).items():
+        special = is_controlling(text, special)
+        texts[at] = text if special or kind == "WordPiece" else text.replace("\u2581", " ")
+        kinds[at] = CONTROL if special else USER_DEFINED
+    if texts and max(texts) >= size:
+        raise ConvertError(f"{label}: token {max(texts)!r:.40} is beyond the vocabulary of {size}")
+    for at in range(size):
+        if at not in texts:
+            texts[at], kinds[at] = f"[PAD{at}]", UNUSED
+    ordered = [texts[at] for at in range(size)]
+    if kind == "WordPiece":
+        return _wordpiece(label, tokenizer, ordered, kinds)
+    listed = model.get("merges") or []
+    if kind == "BPE" and not isinstance(listed, list):
+        raise ConvertError(f"{label}: model.merges: found {listed!r:.60}, wanted pairs of tokens")
+    merges = [_merge(label, one) for one in listed]
+    if family.vocabulary == "gemma4":
+        return _gemma4(ordered, kinds, merges, folder.json("tokenizer_config.json"))
+    if model.get("byte_fallback") and _is_metaspace(tokenizer):
+        return _byte_fallback(tokenizer, ordered, kinds, merges)
+    keys = ggml(
+        model=("gpt2", "string"),
+        pre=(_split(label, tokenizer), "string"),
+        tokens=(ordered, "array[string]"),
+        token_type=([kinds[at] for at in range(size)], "array[int32]"),
+        merges=([" ".join(pair) for pair in merges], "array[string]"),
+    )
+    return keys, {text: at for at, text in texts.items()}
+
+
+def _named_specials(settings: dict) -> list[str]:
+    """The special tokens that a tokenizer_config.json names."""
+    found = [content_of(settings.get(f"{name}_token")) for name in (*SPECIAL, "cls")]
+    return [text for text in found if text is not None]
+
+
+def _is_byte(text: str) -> bool:
+    """Whether a token of a fallback to bytes stands for one, as <0x0A> does."""
+    return len(text) == 6 and text.startswith("<0x") and text[-1] == ">"
+
+
+def _wordpiece(
+    label: str, tokenizer: dict, texts: list[str], kinds: dict[int, int]
+) -> tuple[KeyValues, dict[str, int]]:
+    """BERT's pieces: a word's first begins with U+2581, where the folder marks the others (##)."""
+    model = tokenizer["model"]
+    normalizers = parts_of(tokenizer.get("normalizer"), "normalizers")
+    cuts = [one.get("type") for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")]
+    if (
+        model.get("continuing_subword_prefix", "##") != "##"
+        or [one.get("type") for one in normalizers] != ["BertNormalizer"]
+        or cuts != ["BertPreTokenizer"]
+    ):
+        raise ConvertError(
+            f"{label}: WordPiece with normalizer {normalizers!r:.120} and pre_tokenizer {cuts}, "
+            "wanted those of BERT"
+        )
+    ids = {text: at for at, text in enumerate(texts)}
+    written = [
+        text
+        if kinds[at] == CONTROL
+        else text.removeprefix("##")
+        if text.startswith("##")
+        else f"\u2581{text}"
+        for at, text in enumerate(texts)
+    ]
+    keys = ggml(
+        model=("bert", "string"),
+        pre=("bert-bge", "string"),
+        tokens=(written, "array[string]"),
+        token_type=([kinds[at] for at in range(len(texts))], "array[int32]"),
+    )
+    for name in ("lowercase", "strip_accents"):
+        value = normalizers[0].get(name)
+        if isinstance(value, bool):
+            keys[f"tokenizer.ggml.normalizer.{name}"] = value, "bool"
+    return keys, ids
+
+
+def _unigram_json(
+    label: str, tokenizer: dict, settings: dict, size: int
+) -> tuple[KeyValues, dict[str, int]]:
+    """A unigram model that was saved as tokenizer.json."""
+    model = tokenizer["model"]
+    listed = model.get("vocab")
+    if not isinstance(listed, list) or not all(
+        isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in listed
+    ):
+        raise ConvertError(f"{label}: model.vocab: wanted a list of token and score")
+    unknown = model.get("unk_id")
+    entries = [
+        (text, float(score), UNKNOWN if at == unknown else NORMAL)
+        for at, (text, score) in enumerate(listed)
+    ]
+    for added in tokenizer.get("added_tokens") or []:
+        at, text = added.get("id"), added.get("content")
+        if not isinstance(at, int) or not isinstance(text, str) or not 0 <= at < size:
+            raise ConvertError(f"{label}: added_tokens: found {added!r:.80}")
+        while len(entries) <= at:
+            entries.append((f"[PAD{len(entries)}]", -10000.0, UNUSED))
+        if at != unknown:
+            kind = CONTROL if added.get("special") else USER_DEFINED
+            entries[at] = text, entries[at][1], kind
+    if len(entries) > size:
+        raise ConvertError(f"{label}: {len(entries)} tokens, config.json says {size}")
+    while len(entries) < size:
+        entries.append((f"[PAD{len(entries)}]", -10000.0, UNUSED))
+    spaces = [
+        one
+        for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
+        if one.get("type") == "Metaspace"
+    ]
+    prefix = not spaces or spaces[0].get("prepend_scheme", "always") != "never"
+    maps = [
+        one.get("precompiled_charsmap")
+        for one in parts_of(tokenizer.get("normalizer"), "normalizers")
+        if one.get("type") == "Precompiled"
+    ]
+    try:
+        charsmap = b64decode(maps[0] or "", validate=True) if maps else b""
+    except (ValueError, TypeError) as error:
+        raise ConvertError(f"{label}: precompiled_charsmap: found no base64: {error}") from None
+    trim = bool(settings.get("clean_up_tokenization_spaces", False))
+    return unigram_keys(entries, prefix, trim, charsmap)
+
+
+def _gemma4(
+    texts: list[str], kinds: dict[int, int], merges: list, settings: dict
+) -> tuple[KeyValues, dict[str, int]]:
+    """Gemma 4: merges over SentencePiece's spelling, bytes as a fallback; scores say nothing."""
+    named = _named_specials(settings)
+    for at, text in enumerate(texts):
+        if kinds[at] == NORMAL and _is_byte(text):
+            kinds[at] = BYTE
+        elif kinds[at] == NORMAL and text in named:
+            kinds[at] = CONTROL
+        elif text in _RENDERED:
+            kinds[at] = USER_DEFINED
+    keys = ggml(
+        model=("gemma4", "string"),
+        tokens=(texts, "array[string]"),
+        scores=([-1000.0] * len(texts), "array[float32]"),
+        token_type=([kinds[at] for at in range(len(texts))], "array[int32]"),
+        merges=([" ".join(pair) for pair in merges], "array[string]"),
+        add_space_prefix=(False, "bool"),
+    )
+    return keys, {text: at for at, text in enumerate(texts)}
+
+
+def _merge(label: str, merge: object) -> tuple[str, str]:
+    """A pair of tokens; a space within one is written as byte-level vocabularies write it."""
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    if (
+        not isinstance(parts, list)
+        or len(parts) != 2
+        or not all(isinstance(part, str) and part for part in parts)
+    ):
+        raise ConvertError(f"{label}: model.merges: found {merge!r:.60}, wanted pairs of tokens")
+    return parts[0].replace(" ", "Ġ"), parts[1].replace(" ", "Ġ")
+
+
+def _is_metaspace(tokenizer: dict) -> bool:
+    """Whether words begin with U+2581, as SentencePiece writes them."""
+    parts = parts_of(tokenizer.get("normalizer"), "normalizers")
+    parts += parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    return any(
+        one.get("type") == "Metaspace"
+        or (one.get("type") in ("Replace", "Prepend") and "▁" in str(one))
+        for one in parts
+    )
+
+
+def _byte_fallback(
+    tokenizer: dict, texts: list[str], kinds: dict[int, int], merges: list
+) -> tuple[KeyValues, dict[str, int]]:
+    """A SentencePiece BPE that was saved as tokenizer.json: a score is a merge's rank, negative."""
+    ids = {text: at for at, text in enumerate(texts)}
+    ranks: dict[str, int] = {}
+    for rank, (left, right) in enumerate(merges):
+        ranks.setdefault(left + right, rank)
+    for at, text in enumerate(texts):
+        if kinds[at] == NORMAL and _is_byte(text):
+            kinds[at] = BYTE
+        elif kinds[at] in (NORMAL, CONTROL) and text == tokenizer["model"].get("unk_token"):
+            kinds[at] = UNKNOWN
+    scores = [float(-ranks[text]) if text in ranks else -float(len(merges)) for text in texts]
+    prepends = any(
+        one.get("type") == "Prepend"
+        or (one.get("type") == "Metaspace" and one.get("prepend_scheme", "always") != "never")
+        for one in parts_of(tokenizer.get("normalizer"), "normalizers")
+        + parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    )
+    keys = ggml(
+        model=("llama", "string"),
+        pre=("default", "string"),
+        tokens=(texts, "array[string]"),
+        scores=(scores, "array[float32]"),
+        token_type=([kinds[at] for at in range(len(texts))], "array[int32]"),
+        add_space_prefix=(prepends, "bool"),
+    )
+    return keys, ids
+
+
+def _split(label: str, tokenizer: dict) -> str:
+    """The `tokenizer.ggml.pre` that cuts text as the file does; ConvertError where none does."""
+    normalizers = parts_of(tokenizer.get("normalizer"), "normalizers")
+    if any(one.get("type") not in ("NFC",) for one in normalizers):
+        raise ConvertError(
+            f"{label}: normalizer: found {normalizers!r:.120}, GGUF byte-level vocabularies have "
+            "none"
+        )
+    expressions: list[str] = []
+    for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        kind = one.get("type")
+        if kind == "Split" and isinstance(one.get("pattern"), dict):
+            pattern = one["pattern"].get("Regex")
+            if not isinstance(pattern, str) or one.get("behavior") not in ("Isolated", "Removed"):
+                raise ConvertError(f"{label}: pre_tokenizer: found {one!r:.120}")
+            pattern = _CODE_POINT.sub(lambda code: chr(int(code[1], 16)), pattern)
+            expressions.append(pattern.replace(_IGNORED_CASE, _EITHER_CASE))
+        elif kind == "Digits":
+            expressions.append(r"\p{N}" if one.get("individual_digits") else r"\p{N}+")
+        elif kind == "ByteLevel":
+            if one.get("add_prefix_space"):
+                raise ConvertError(f"{label}: pre_tokenizer: add_prefix_space cannot be kept")
+            if one.get("use_regex", True):
+                expressions += _GPT2
+        else:
+            raise ConvertError(f"{label}: pre_tokenizer: found {one!r:.120}, wanted a known one")
+    whole = bool(tokenizer["model"].get("ignore_merges"))
+    equal = [
+        name
+        for name, split in SPLITS.items()
+        if split == tuple(expressions) and (name in WHOLE_WORDS) is whole
+    ]
+    if not equal:
+        raise ConvertError(f"{label}: pre_tokenizer: no known split: {expressions!r:.300}")
+    return "llama-bpe" if "llama-bpe" in equal else equal[0]
