@@ -265,8 +265,8 @@ class _Base:
         n, words, count = struct.unpack("<Iii", bytes(data[8:20]))
         if (n, words) != (context, vocab) or count < len(windows):
             raise QuantError(
-                f"{path}: {count} windows of {n} tokens of {words}, wanted at least {len(windows)} "
-                f"of {context} of {vocab}"
+                f"{path}: found {count} windows of {n} tokens, of a vocabulary of {words}, wanted "
+                f"at least {len(windows)} of {context}, of a vocabulary of {vocab}"
             )
         self.vocab, self.kept = vocab, context - 1 - context // 2
         self.size = 8 + 2 * (vocab + vocab % 2)

@@ -53,11 +53,13 @@ def add_commands(commands: Any) -> None:
     chat.add_argument(
         "--tool-choice",
         default=None,
+        metavar="CHOICE",
         help="auto (default with tools), none, required, or the name of a tool",
     )
     chat.add_argument(
         "--tool-format",
         default=None,
+        metavar="NAME",
         help="how calls are spelled (default: as the chat template teaches, else hermes)",
     )
     chat.add_argument(

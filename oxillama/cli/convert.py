@@ -12,8 +12,8 @@ from oxillama.cli.parsing import number
 def add_commands(commands) -> None:
     """Add `convert`."""
     command = commands.add_parser("convert", help="write the GGUF file of a Hugging Face folder")
-    command.add_argument("source", metavar="FOLDER", nargs="?")
-    command.add_argument("target", metavar="OUT.gguf", nargs="?")
+    command.add_argument("source", metavar="FOLDER", nargs="?", help="the Hugging Face folder")
+    command.add_argument("target", metavar="OUT.gguf", nargs="?", help="the file to write")
     command.add_argument(
         "--type",
         default="auto",

@@ -24,6 +24,7 @@ def add_commands(commands) -> None:
         "--prompt",
         type=unicode_text,
         default="Once upon a time",
+        metavar="TEXT",
         help="the text to run (default: %(default)r)",
     )
     command.add_argument("--dump", action="store_true", help="print the tape first")

@@ -154,7 +154,8 @@ def _add_samplers(group: argparse._ArgumentGroup) -> None:
         type=unicode_text,
         default=None,
         metavar="TEXT",
-        help="DRY: text that a repeat does not cross, in place of the defaults; may be given again",
+        help="DRY: text that a repeat does not cross, in place of the defaults; may be given more "
+        "than once",
     )
     group.add_argument(
         "-l",
@@ -162,7 +163,7 @@ def _add_samplers(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=None,
         metavar="TOKEN(+|-)BIAS",
-        help="add to a token's logit: 15043+1, 15043-inf; may be given again",
+        help="add to a token's logit: 15043+1, 15043-inf; may be given more than once",
     )
     for name, text in (
         ("--banned-tokens", "tokens that are never drawn"),

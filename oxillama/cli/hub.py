@@ -27,7 +27,9 @@ from oxillama.stores import (
 def add_commands(commands: Any) -> None:
     """Add `pull`, `list` and `rm`."""
     pull = commands.add_parser("pull", help="fetch a model from the Hugging Face hub")
-    pull.add_argument("name", metavar="OWNER/NAME[:QUANT]")
+    pull.add_argument(
+        "name", metavar="OWNER/NAME[:QUANT]", help="a repository, and which of its files"
+    )
     pull.add_argument(
         "--file",
         default=None,

@@ -28,7 +28,10 @@ def add_commands(commands) -> None:
     """Add `info`."""
     command = commands.add_parser("info", help="show what a GGUF file holds")
     command.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a model as of `oxillama run`; the embedded model when left out",
     )
     command.add_argument("-m", "--model", dest="named", metavar="MODEL", help="MODEL as an option")
     command.add_argument("--tensors", action="store_true", help="list every tensor")

@@ -95,6 +95,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{**options, "allow_abbrev": False})
         self.register("action", None, _Once)
         self.register("action", "store", _Once)
+        self.register("action", "parsers", _Commands)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Arguments as a namespace, and nothing else: an option that is not known is an error of
@@ -128,6 +129,14 @@ class Parser(argparse.ArgumentParser):
         line = " ".join(message.split())
         print(f"{self.prog}: {line} ({self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
+
+
+class _Commands(argparse._SubParsersAction):
+    """Commands whose own help begins with what the list of them says."""
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        about = options["help"]
+        return super().add_parser(name, description=f"{about[0].upper()}{about[1:]}.", **options)
 
 
 class _Once(argparse._StoreAction):

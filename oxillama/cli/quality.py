@@ -24,7 +24,8 @@ from oxillama.quant import check_imatrix_path, write_imatrix
 def add_commands(commands) -> None:
     """Add `perplexity` and `imatrix`."""
     measure = commands.add_parser(
-        "perplexity", help="perplexity of a text, and the distance from another file's logits"
+        "perplexity",
+        help="measure the perplexity of a text, and the distance from another file's logits",
     )
     add_model(measure)
     _add_text(measure, "the context")
@@ -52,7 +53,7 @@ def add_commands(commands) -> None:
 
 
 def _add_text(command: argparse.ArgumentParser, widest: str) -> None:
-    command.add_argument("text", metavar="TEXT", help="a text file; '-' reads standard input")
+    command.add_argument("text", metavar="TEXT", help="a text file; - reads standard input")
     command.add_argument(
         "-w",
         "--window",

@@ -13,8 +13,8 @@ from oxillama.quant import RECIPES, quantize_file
 def add_commands(commands) -> None:
     """Add `quantize`."""
     command = commands.add_parser("quantize", help="write a GGUF file in another format")
-    command.add_argument("source", metavar="IN.gguf")
-    command.add_argument("target", metavar="OUT.gguf")
+    command.add_argument("source", metavar="IN.gguf", help="the file to read")
+    command.add_argument("target", metavar="OUT.gguf", help="the file to write")
     command.add_argument(
         "type",
         metavar="TYPE",

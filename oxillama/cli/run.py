@@ -50,7 +50,8 @@ def add_commands(commands: Any) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="a GGUF file (vocabulary-only files too); the embedded model when left out",
+        help="a model as of `oxillama run`, or a file of a vocabulary alone; the embedded model "
+        "when left out",
     )
     tokenize.add_argument("-m", "--model", dest="named", metavar="MODEL", help="MODEL as an option")
     tokenize.add_argument(
@@ -58,7 +59,8 @@ def add_commands(commands: Any) -> None:
         "--prompt",
         type=unicode_text,
         default="-",
-        help="the text; '-' reads standard input (default)",
+        metavar="TEXT",
+        help="the text; - reads standard input (default: -)",
     )
     tokenize.add_argument(
         "--no-special", action="store_true", help="add no special tokens and parse none in the text"

@@ -77,6 +77,7 @@ def add_commands(commands: Any) -> None:
         "--max-loaded",
         type=number(int),
         default=2,
+        metavar="N",
         help="models in memory at once (default: %(default)s)",
     )
     add(

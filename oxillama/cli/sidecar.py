@@ -25,12 +25,14 @@ from oxillama.weights.panel_file import verify
 
 def add_commands(commands) -> None:
     """Add `sidecar` with its commands."""
-    group = commands.add_parser("sidecar", help="show or remove packed weights kept on disk")
+    group = commands.add_parser(
+        "sidecar", help="show, verify, remove or write packed weights on disk"
+    )
     inner = group.add_subparsers(dest="what", required=True, metavar="COMMAND")
     for name, function, text in (
         ("list", _list, "show the sidecars of a folder"),
-        ("verify", _verify, "read all of them and compare every byte"),
-        ("clear", _clear, "remove them"),
+        ("verify", _verify, "read the sidecars of a folder and compare every byte"),
+        ("clear", _clear, "remove the sidecars of a folder"),
         ("write", _write, "write a model's sidecar now, without running it"),
     ):
         command = inner.add_parser(name, help=text)

@@ -404,3 +404,13 @@ def test_a_context_beyond_what_the_model_knows_is_said(capsys):
     assert printed(capsys, *run, "-c", 1024)[::2] == (0, "")
     stretched = ("--rope-scaling", "linear", "--rope-scale", 2)
     assert printed(capsys, *run, "-c", 2048, *stretched)[::2] == (0, "")
+
+
+def test_the_help_of_a_command_begins_with_what_it_does(capsys):
+    for command, about in (
+        (("rm",), "Remove a fetched or converted model."),
+        (("sidecar", "clear"), "Remove the sidecars of a folder."),
+    ):
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        assert about in capsys.readouterr().out.splitlines()
