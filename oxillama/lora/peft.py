@@ -97,34 +97,14 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
     except ConvertError as error:
         raise LoraError(str(error)) from error
     modules = _modules(stored, label)
-    found = None
-    for made in _families_of(arch, config):
-        rules = {module: made.rule_of(module + ".weight") for module in modules}
-        here = {module: rule for module, rule in rules.items() if rule}
-        if len(here) == len(rules):
-            if found is not None and _as_stated(here) != _as_stated(found):
-                raise LoraError(
-                    f"{label}: several families of {arch} files name these tensors, wanted "
-                    f"base_model_class in auto_mapping"
-                )
-            found = here
-    if found is None:
-        unknown = next(
-            (
-                module
-                for module in modules
-                if not any(f.rule_of(module + ".weight") for f in _families_of(arch, config))
-            ),
-            next(iter(modules)),
-        )
-        raise LoraError(f"{label}: {unknown}: no tensor of a {arch} file is made of this module")
+    rules = _rules_of(modules, arch, config, label)
     tensors: dict[str, np.ndarray] = {}
     scaled: dict[str, float] = {}
     experts: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
     hyper = _hyper(base, arch, label)
     ranks, alphas = (_patterns(config, name, label) for name in ("rank_pattern", "alpha_pattern"))
     for module, (a, b, embedding) in modules.items():
-        rule, places = found[module]
+        rule, places = rules[module]
         scale = _scale(config, ranks, alphas, module, a.shape[0], label)
         if a.shape[0] != b.shape[1]:
             raise LoraError(
@@ -150,6 +130,31 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
         tensors[name + ".lora_a"] = np.stack([each[e][0] for e in sorted(each)])
         tensors[name + ".lora_b"] = np.stack([each[e][1] for e in sorted(each)])
     return LoraFile(label, arch, 0.0, checked_pairs(tensors, label), scaled)
+
+
+def _rules_of(
+    modules: Mapping[str, Any], arch: str, config: Mapping[str, Any], label: str
+) -> dict[str, Any]:
+    """(rule, places) of each module by the family whose folders have all of them."""
+    found = None
+    families = _families_of(arch, config)
+    for made in families:
+        rules = {module: made.rule_of(module + ".weight") for module in modules}
+        here = {module: rule for module, rule in rules.items() if rule}
+        if len(here) == len(rules):
+            if found is not None and _as_stated(here) != _as_stated(found):
+                raise LoraError(
+                    f"{label}: several families of {arch} files name these tensors, wanted "
+                    f"base_model_class in auto_mapping"
+                )
+            found = here
+    if found is None:
+        unknown = next(
+            (m for m in modules if not any(f.rule_of(m + ".weight") for f in families)),
+            next(iter(modules)),
+        )
+        raise LoraError(f"{label}: {unknown}: no tensor of a {arch} file is made of this module")
+    return found
 
 
 def _as_stated(rules: Mapping[str, Any]) -> dict[str, Any]:

@@ -478,22 +478,9 @@ class Snapshots:
         """
         core, vocab = self.core, self.core.program.vocab_size
         optional = {name for name in ("sampler", "constraint") if facts[name] is not None}
-        length = whole(facts["kv"]["length"], 0, "kv length")
-        pages = -(-length // core.pool.page_size)
-        shed = whole(facts["kv"].get("shed", 0), 0, "kv shed", most=pages)
-        window = core.pool.window
-        if shed and (not window or shed * core.pool.page_size + window - 1 > length):
-            raise SnapshotIncompatible(
-                f"kv shed: found {shed} pages without windowed layers, of {length} tokens with a "
-                f"window of {window}"
-            )
         if "images" in facts:
             optional.add("images")
-        kv = [
-            ("kv", (pages - shed) * core.memory.page_bytes),
-            ("kv_bare", shed * core.pool.bare_bytes),
-        ]
-        kv = [(name, exactly) for name, exactly in kv if exactly]
+        length, kv = self._page_sections(facts["kv"])
         saved.expect(
             (*_ALWAYS, *sorted(optional), *(name for name, _ in kv)), optional=("pending",)
         )
@@ -528,6 +515,23 @@ class Snapshots:
         self._equip(session, saved, facts, processors)
         return session
 
+    def _page_sections(self, facts: Mapping[str, Any]) -> tuple[int, list[tuple[str, int]]]:
+        """(tokens that a snapshot has pages of, its sections of pages with their bytes)."""
+        pool = self.core.pool
+        length = whole(facts["length"], 0, "kv length")
+        pages = -(-length // pool.page_size)
+        shed = whole(facts.get("shed", 0), 0, "kv shed", most=pages)
+        if shed and (not pool.window or shed * pool.page_size + pool.window - 1 > length):
+            raise SnapshotIncompatible(
+                f"kv shed: found {shed} pages without windowed layers, of {length} tokens with a "
+                f"window of {pool.window}"
+            )
+        sections = (
+            ("kv", (pages - shed) * self.core.memory.page_bytes),
+            ("kv_bare", shed * pool.bare_bytes),
+        )
+        return length, [(name, exactly) for name, exactly in sections if exactly]
+
     def _equip(
         self,
         session: Session,
@@ -536,35 +540,16 @@ class Snapshots:
         processors: Sequence[Callable],
     ) -> None:
         """Give a session the sampler, constraint, text decoder and stop filter of the snapshot."""
-        words, vocab = self.vocabulary, self.core.program.vocab_size
+        words = self.vocabulary
         recorded, constraint, text, stops = (
             facts[name] for name in ("sampler", "constraint", "text", "stops")
         )
-        if recorded is None and processors:
+        if recorded is not None:
+            session.sampler = self._sampler(saved, recorded, processors)
+        elif processors:
             raise SnapshotIncompatible(
                 f"processors: the session had no sampler, restore was given {len(processors)}"
             )
-        if recorded is not None:
-            if recorded["processors"] != len(processors):
-                raise SnapshotIncompatible(
-                    f"processors: the session had {recorded['processors']}, restore was given "
-                    f"{len(processors)}; functions cannot be saved and must be given again"
-                )
-            config = SamplerConfig.from_dict(recorded["config"])
-            session.sampler = sampler_of(
-                config,
-                words,
-                vocab,
-                seed=recorded["seed"],
-                processors=processors,
-                logprobs=recorded["logprobs"],
-            )
-            session.sampler.restore(bytes(saved.read("sampler", at_most=_MOST_FACTS)))
-            if session.sampler.seed != recorded["seed"]:
-                raise SnapshotIncompatible(
-                    f"sampler: found seed {recorded['seed']!r} and a state of seed "
-                    f"{session.sampler.seed}"
-                )
         if words is None:
             if constraint is not None or text is not None:
                 raise SnapshotIncompatible(
@@ -587,6 +572,30 @@ class Snapshots:
                 )
         if stops is not None:
             session.stops = _stops(stops)
+
+    def _sampler(
+        self, saved: Envelope, recorded: Mapping[str, Any], processors: Sequence[Callable]
+    ) -> Sampler:
+        """The sampler of a snapshot, with the functions that it cannot hold."""
+        if recorded["processors"] != len(processors):
+            raise SnapshotIncompatible(
+                f"processors: the session had {recorded['processors']}, restore was given "
+                f"{len(processors)}; functions cannot be saved and must be given again"
+            )
+        made = sampler_of(
+            SamplerConfig.from_dict(recorded["config"]),
+            self.vocabulary,
+            self.core.program.vocab_size,
+            seed=recorded["seed"],
+            processors=processors,
+            logprobs=recorded["logprobs"],
+        )
+        made.restore(bytes(saved.read("sampler", at_most=_MOST_FACTS)))
+        if made.seed != recorded["seed"]:
+            raise SnapshotIncompatible(
+                f"sampler: found seed {recorded['seed']!r} and a state of seed {made.seed}"
+            )
+        return made
 
     def _with_pages(self, session: Session, saved: Envelope, kv: Mapping[str, Any]) -> Session:
         """The session with its pages filled, kept by the engine.
