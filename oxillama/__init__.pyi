@@ -51,6 +51,7 @@ from oxillama.engine.scheduler import Scheduler as Scheduler
 from oxillama.engine.scheduler import SchedulerConfig as SchedulerConfig
 from oxillama.engine.session import Session as Session
 from oxillama.engine.stream import Stream as Stream
+from oxillama.errors import AudioError as AudioError
 from oxillama.errors import Cancelled as Cancelled
 from oxillama.errors import ConfigError as ConfigError
 from oxillama.errors import ContextError as ContextError
@@ -93,6 +94,7 @@ from oxillama.grammar import apply_grammar_mask as apply_grammar_mask
 from oxillama.lora.fit import Lora as Lora
 from oxillama.lora.merge import merge_lora as merge_lora
 from oxillama.lora.stack import LoraStack as LoraStack
+from oxillama.media.placed import ImagePrompt as ImagePrompt
 from oxillama.options import Options as Options
 from oxillama.quality import Perplexity as Perplexity
 from oxillama.quality import collect_imatrix as collect_imatrix
@@ -130,7 +132,6 @@ from oxillama.toolcalls import TriggeredGrammar as TriggeredGrammar
 from oxillama.toolcalls import run_until_answer as run_until_answer
 from oxillama.toolcalls import run_until_answer_async as run_until_answer_async
 from oxillama.toolcalls import split_reasoning as split_reasoning
-from oxillama.vision.placed import ImagePrompt as ImagePrompt
 from oxillama.weights.offload import Budget as Budget
 from oxillama.weights.offload import OffloadPolicy as OffloadPolicy
 from oxillama.weights.offload import PinnedHotSet as PinnedHotSet

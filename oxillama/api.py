@@ -53,10 +53,13 @@ from oxillama.errors import (
     QueueFull,
     TokenizerError,
 )
-from oxillama.image_prompts import no_encoder
 from oxillama.loaded import Loaded, Prompt, PromptList, SinglePrompt
 from oxillama.lora.fit import Lora
 from oxillama.lora.stack import LoraStack, checked_scale
+from oxillama.media.features import Kind
+from oxillama.media.messages import MEDIA_TYPES, MediaPart, media_part
+from oxillama.media.placed import ImagePrompt
+from oxillama.media_prompts import no_encoder
 from oxillama.model.record import ModelConfig
 from oxillama.model.reference import Difference
 from oxillama.opening import Progress
@@ -74,8 +77,6 @@ from oxillama.snapshot.session import EngineSnapshot
 from oxillama.stores import located
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import ChatEvent, ToolCallFormat
-from oxillama.vision.messages import ImagePart
-from oxillama.vision.placed import ImagePrompt
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
 
@@ -102,8 +103,9 @@ def load(
     weights prepared so far.
     """
     if file is not None:
-        sees = config.get("mmproj") is None and config.get("max_images") != 0
-        model_path = located(model_path, file=file, encoder=sees)
+        wanted = config.get("max_images") != 0 or config.get("max_audio_clips") != 0
+        own = config.get("mmproj") is None and wanted
+        model_path = located(model_path, file=file, encoder=own)
     engine = InferenceEngine(EngineConfig.of({"model_path": model_path, **config}, function="load"))
     engine.load_model(progress=progress)
     return engine
@@ -157,7 +159,8 @@ class InferenceEngine:
     ) -> InferenceEngine:
         """Load the config's model, or another one, named as in `load`; returns the engine."""
         path = model_path if model_path is not None else self.engine_config.model_path
-        own = self.engine_config.mmproj is None and self.engine_config.max_images > 0
+        wanted = any(self.engine_config.most_media.values())
+        own = self.engine_config.mmproj is None and wanted
         self._loaded.open(
             self.engine_config,
             located(path, encoder=own) if path is not None else embedded_path(),
@@ -249,7 +252,7 @@ class InferenceEngine:
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids."""
-        given = checked_ids(ids, name="detokenize", wanted="token ids", images=True)
+        given = checked_ids(ids, name="detokenize", wanted="token ids", media=True)
         return self.tokenizer.decode(given)
 
     def image_prompt(self, parts: Iterable[Any]) -> ImagePrompt:
@@ -257,32 +260,40 @@ class InferenceEngine:
         sessions. `chat` takes images in its messages.
 
         A `str` is text in which control tokens are recognised; a sequence of integers is token ids;
-        `bytes`, a `pathlib.Path`, a PIL image or a uint8 array (height, width, 3) is an image.
-        Tokens that the vocabulary puts before a text are put before the first part. ImageError for
-        any other value or an image beyond the limits; EngineError if the engine has no image
-        encoder.
+        `bytes`, a `pathlib.Path`, a PIL image or a uint8 array (height, width, 3) is an image; a
+        part of a message, such as `{"type": "audio", "audio": ...}`, is what it says. Tokens that
+        the vocabulary puts before a text are put before the first part. ImageError for any other
+        value or an image beyond the limits; EngineError if the engine has no image encoder.
         """
-        words, prompts = self._loaded.required_vocabulary, self._loaded.images
+        return self._media_prompt("image", "image_prompt", parts)
+
+    def audio_prompt(self, parts: Iterable[Any]) -> ImagePrompt:
+        """The same of texts, token ids and clips of audio: `bytes`, a `pathlib.Path` or a pair of a
+        float32 array of one channel and its sampling rate is a clip, and a part of a message, such
+        as `{"type": "image", "image": ...}`, is what it says. AudioError for any other value or a
+        clip beyond the limits; EngineError if the engine has no audio encoder.
+        """
+        return self._media_prompt("audio", "audio_prompt", parts)
+
+    def _media_prompt(self, kind: Kind, name: str, parts: Iterable[Any]) -> ImagePrompt:
+        """kind: what parts are that are no texts, ids or parts of messages."""
+        words, prompts = self._loaded.required_vocabulary, self._loaded.media
         if prompts is None:
-            raise no_encoder("image_prompt")
-        given = [
-            checked_ids(part, self.config.vocab_size, name=f"parts[{at}]")
-            if isinstance(part, (list, tuple))
-            else part
-            for at, part in enumerate(parts)
-        ]
-        prompts.check_count(
-            [
-                ImagePart(f"parts[{at}]", part)
-                for at, part in enumerate(given)
-                if not isinstance(part, (str, list))
-            ]
-        )
+            raise no_encoder(kind, name)
+        given: list[str | list[int] | MediaPart] = []
+        for at, part in enumerate(parts):
+            named = f"parts[{at}]"
+            if isinstance(part, str):
+                given.append(part)
+            elif isinstance(part, (list, tuple)) and not _is_clip(part):
+                given.append(checked_ids(part, self.config.vocab_size, name=named))
+            elif isinstance(part, Mapping) and part.get("type") in MEDIA_TYPES:
+                given.append(media_part(part, named))
+            else:
+                given.append(MediaPart(kind, named, part))
+        prompts.check([part for part in given if isinstance(part, MediaPart)])
         made: list[Any] = [
-            part
-            if isinstance(part, (str, list))
-            else prompts.vision.pieces(part, name=f"parts[{at}]")
-            for at, part in enumerate(given)
+            prompts.encoded(part) if isinstance(part, MediaPart) else part for part in given
         ]
         bos = words.bridge.bos_id if words.bridge.add_bos else None
         if made and isinstance(made[0], str) and bos is not None:
@@ -292,7 +303,12 @@ class InferenceEngine:
     @property
     def takes_images(self) -> bool:
         """Whether there is an encoder of images (`mmproj`, or the model's own)."""
-        return self._loaded.images is not None
+        return self._loaded.encodes("image")
+
+    @property
+    def takes_audio(self) -> bool:
+        """Whether there is an encoder of audio (`mmproj`, or the model's own)."""
+        return self._loaded.encodes("audio")
 
     def is_eos(self, token: int) -> bool:
         """Whether a token ends generation."""
@@ -1174,6 +1190,11 @@ def _single(made: Request | Siblings) -> Request:
     if isinstance(made, Siblings):
         raise ConfigError(f"n, best_of: found {len(made.requests)} completions, wanted 1")
     return made
+
+
+def _is_clip(part: Any) -> bool:
+    """Whether a part of a prompt is a pair of samples and their rate, not token ids."""
+    return isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], np.ndarray)
 
 
 def _only_one(options: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from oxillama.errors import ConfigError
-from oxillama.vision.placed import ImagePrompt
+from oxillama.media.placed import ImagePrompt
 
 # llama.cpp's and llama-cpp-python's, Ollama's, transformers' names of options
 OPTION_NAMES = {
@@ -288,13 +288,14 @@ def checked_ids(
     *,
     name: str = "prompt",
     wanted: str = "a string or token ids",
-    images: bool = False,
+    media: bool = False,
 ) -> list[int]:
     """The token ids of a prompt, each within a vocabulary of that size. ConfigError for any other
-    value, and for images unless the caller takes them besides; nothing is rounded or parsed.
+    value, and for images or audio unless the caller takes them besides; nothing is rounded or
+    parsed.
     """
-    if not images and isinstance(prompt, ImagePrompt) and prompt.images:
-        raise ConfigError(f"{name}: found a prompt with images, wanted {wanted} alone")
+    if not media and isinstance(prompt, ImagePrompt) and prompt.media:
+        raise ConfigError(f"{name}: found a prompt with images or audio, wanted {wanted} alone")
     if isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, Set)):
         raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}")
     try:

@@ -14,7 +14,8 @@ from typing import Any
 from oxillama.completion import Completion, Piece
 from oxillama.engine.generation import Vocabulary
 from oxillama.errors import ConfigError, TemplateError
-from oxillama.image_prompts import ImagePrompts, Places, no_encoder
+from oxillama.media.messages import MediaPart, split_media
+from oxillama.media_prompts import MediaPrompts, Places, no_encoder
 from oxillama.options import Options, response_constraint
 from oxillama.tokenizer import TemplateText
 from oxillama.toolcalls import (
@@ -26,7 +27,6 @@ from oxillama.toolcalls import (
     ToolCallFormat,
     tool_of,
 )
-from oxillama.vision.messages import ImagePart, split_images
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 _OF_TOOLS = ("tool_choice", "tool_format", "parallel_tool_calls")
@@ -102,22 +102,22 @@ class EventReader:
 class Chat:
     """A chat template with its vocabulary. Plans for tools and constraints are cached."""
 
-    __slots__ = ("_writer", "images", "vocabulary")
+    __slots__ = ("_writer", "media", "vocabulary")
 
     def __init__(
         self,
         metadata: Mapping[str, Any],
         vocabulary: Vocabulary,
-        images: ImagePrompts | None = None,
+        media: MediaPrompts | None = None,
     ) -> None:
-        """images: makes prompts with images, None for a model without images."""
+        """media: makes prompts with images and audio, None for a model of text alone."""
         source = metadata.get(TEMPLATE_KEY)
         if not isinstance(source, str):
             raise TemplateError(
                 f"{TEMPLATE_KEY}: the file has none, wanted one to chat with, or one given by "
                 "chat_template= or --chat-template (its text, or a name such as 'chatml')"
             )
-        self.vocabulary, self.images = vocabulary, images
+        self.vocabulary, self.media = vocabulary, media
         self._writer = ChatWriter(source, vocabulary.bridge)
 
     def render(
@@ -184,10 +184,10 @@ class Chat:
                 f"template: found {template!r:.80}, wanted a dict of further variables, none of "
                 f"them {' or '.join(_GIVEN)}"
             )
-        found: list[ImagePart] = []
+        found: list[MediaPart] = []
         conversation: Any = messages
         if hasattr(messages, "__iter__") and not isinstance(messages, (str, bytes, Mapping)):
-            conversation, found = split_images(messages)
+            conversation, found = split_media(messages)
         notation = options.get("tool_format")
         variables = {"add_generation_prompt": True, **(template or {})}
 
@@ -197,10 +197,10 @@ class Chat:
         places: Places = []
         if not found:
             text = render(conversation)
-        elif self.images is None:
-            raise no_encoder(found[0].name)
+        elif self.media is None:
+            raise no_encoder(found[0].kind, found[0].name)
         else:
-            text, places = self.images.render(conversation, found, render)
+            text, places = self.media.render(conversation, found, render)
         about, asked = (
             {name: options.pop(name) for name in names if name in options}
             for names in (_OF_TOOLS, _PLANNED)
@@ -210,8 +210,8 @@ class Chat:
             text, tools=tools, constraint=words.grammar(planned), **about
         )
         prompt: list[int]
-        if self.images is not None and found:
-            prompt = self.images.prompt(text, places, found, parse_special=parse_special)
+        if self.media is not None and found:
+            prompt = self.media.prompt(text, places, found, parse_special=parse_special)
         else:
             prompt = words.bridge.encode(text.plain if parse_special else text, add_special=False)
         shown = {*planned.shown_tokens, *plan.shown.values()}

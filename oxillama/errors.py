@@ -113,6 +113,10 @@ class ImageError(OxillamaError, ValueError):
     """An image cannot be read, exceeds the limits, or does not fit the model."""
 
 
+class AudioError(OxillamaError, ValueError):
+    """Audio cannot be read, exceeds the limits, or does not fit the model."""
+
+
 class EngineError(OxillamaError, RuntimeError):
     """The engine cannot serve: closed, failed, forked, or without a model."""
 

@@ -22,14 +22,16 @@ from oxillama.engine.request import Request
 from oxillama.engine.session import DefaultSession, Session
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import EngineError
-from oxillama.image_prompts import ImagePrompts, no_encoder
 from oxillama.lora.stack import LoraStack
+from oxillama.media.features import Kind
+from oxillama.media.messages import MediaPart
+from oxillama.media.placed import ImagePrompt, media_of
+from oxillama.media_prompts import MediaPrompts, no_encoder
 from oxillama.model.load import Model
-from oxillama.opening import LazyVision, Progress, open_model
+from oxillama.opening import LazyMedia, Progress, open_model
 from oxillama.options import Options
 from oxillama.sampling import SamplerConfig
 from oxillama.tokenizer.builtin_templates import template_source
-from oxillama.vision.placed import ImagePrompt, images_of
 
 Prompt = str | Sequence[int]
 # What type checkers know to be one prompt, or a list of prompts.
@@ -50,8 +52,8 @@ class Loaded:
         "_loras",
         "_model",
         "_recommended",
-        "_vision",
-        "max_images",
+        "_media",
+        "_most",
         "_template",
         "vocabulary",
     )
@@ -65,8 +67,8 @@ class Loaded:
         self._chat: Chat | None = None
         self._default_session: DefaultSession | None = None
         self._recommended: SamplerConfig | None = None
-        self._vision: LazyVision | None = None
-        self.max_images = 0
+        self._media: LazyMedia | None = None
+        self._most: dict[Kind, int] = {}
         self._template: str | None = None  # in place of the file's
         self._lock = threading.RLock()
 
@@ -84,7 +86,7 @@ class Loaded:
             self._template = config.chat_template
             before, self._core, old = self._core, opened.core, self._model
             self._model, self.vocabulary, self._chat = opened.model, opened.vocabulary, None
-            self._vision, self.max_images = opened.vision, config.max_images
+            self._media, self._most = opened.media, config.most_media
             retired, self._loras = self._loras, opened.loras
             self._default_session, self._recommended = (
                 DefaultSession(opened.core),
@@ -106,7 +108,7 @@ class Loaded:
             self._core.close()
         with self._lock:
             model, self._model = self._model, None
-            self.vocabulary = self._chat = self._vision = self._default_session = None
+            self.vocabulary = self._chat = self._media = self._default_session = None
             loras, self._loras = self._loras, None
         if loras is not None:
             loras.close()
@@ -183,18 +185,18 @@ class Loaded:
     def _chat_over(self, metadata: Mapping[str, Any]) -> Chat:
         if self._template is not None:
             metadata = {**metadata, TEMPLATE_KEY: template_source(self._template)}
-        return Chat(metadata, self.required_vocabulary, self.images)
+        return Chat(metadata, self.required_vocabulary, self.media)
 
     @property
-    def images(self) -> ImagePrompts | None:
-        """Makes prompts with images; None if the engine has no image encoder. It is opened for the
-        first image.
+    def media(self) -> MediaPrompts | None:
+        """Makes prompts with images and audio; None if the engine has no encoder of either. They
+        are opened for the first image or clip.
         """
-        vision = self._vision
+        media = self._media
         return (
             None
-            if vision is None
-            else ImagePrompts(vision, self.required_vocabulary.bridge, self.max_images)
+            if media is None
+            else MediaPrompts(media, self.required_vocabulary.bridge, media.kinds, self._most)
         )
 
     def sampler(self, given: SamplerConfig | None) -> SamplerConfig:
@@ -223,11 +225,20 @@ class Loaded:
             f"{core.metrics().requests_running} running" + (", sampler of the file" if own else "")
         )
 
-    def check_image(self, source: Any, name: str) -> None:
-        """Raise ImageError for an image that no prompt can hold."""
-        if self._vision is None:
-            raise no_encoder(name)
-        self._vision().pixels(source, name=name)
+    def encodes(self, kind: Kind) -> bool:
+        """Whether there is an encoder of images, or of audio."""
+        return self._media is not None and kind in self._media.kinds
+
+    def check_media(self, part: MediaPart) -> None:
+        """Raise ImageError for an image, AudioError for a clip that no prompt can hold."""
+        prompts = self.media
+        if prompts is None:
+            raise no_encoder(part.kind, part.name)
+        prompts.check([part])
+        if part.kind == "image":
+            prompts.vision.pixels(part.source, name=part.name)
+        else:
+            prompts.hearing.check(part.source, name=part.name)
 
     def ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
         """Token ids of a prompt, each within the vocabulary."""
@@ -235,8 +246,8 @@ class Loaded:
             return self.required_vocabulary.bridge.encode(
                 prompt, add_special=add_special, parse_special=True
             )
-        ids = checked_ids(prompt, self.model.config.vocab_size, images=True)
-        return ImagePrompt(ids, images_of(prompt)) if isinstance(prompt, ImagePrompt) else ids
+        ids = checked_ids(prompt, self.model.config.vocab_size, media=True)
+        return ImagePrompt(ids, media_of(prompt)) if isinstance(prompt, ImagePrompt) else ids
 
     def last_session(self, purpose: str) -> Session:
         """The session used last. EngineError names the purpose if there is none, as after several

@@ -4,7 +4,7 @@ over both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,13 +15,17 @@ from typing import Any
 from blake3 import blake3
 
 from oxillama._core.tape import Batch, CancelFlag
+from oxillama.audio import AudioLimits, Hearing
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
 from oxillama.errors import ConfigError, ModelError, TokenizerError, warn
 from oxillama.gguf import GgufReader
 from oxillama.lora.stack import LoraStack
+from oxillama.media.features import Kind
+from oxillama.media_prompts import Media
 from oxillama.model.load import Model, load_model
+from oxillama.model.media_encoder import encoder_kind, media_of_file, recorders
 from oxillama.recommended import recommended_sampler
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.session import Snapshots
@@ -36,19 +40,19 @@ from oxillama.vision import ImageLimits, Vision
 Progress = Callable[[int, int], None]
 
 
-class LazyVision:
-    """The image encoder of a model, which is opened when it is first asked for; safe to call from
-    any thread.
+class LazyMedia:
+    """The encoders of a model, which are opened when they are first asked for; safe to call from
+    any thread. kinds: what they encode.
     """
 
-    __slots__ = ("_lock", "_open", "_opened")
+    __slots__ = ("_lock", "_open", "_opened", "kinds")
 
-    def __init__(self, open: Callable[[], Vision]) -> None:
-        self._open, self._lock = open, Lock()
-        self._opened: Vision | None = None
+    def __init__(self, open: Callable[[], Media], kinds: Iterable[Kind]) -> None:
+        self._open, self._lock, self.kinds = open, Lock(), frozenset(kinds)
+        self._opened: Media | None = None
 
-    def __call__(self) -> Vision:
-        """The encoder. Whatever opening it raises; a later call tries again."""
+    def __call__(self) -> Media:
+        """The encoders. Whatever opening it raises; a later call tries again."""
         with self._lock:
             if self._opened is None:
                 self._opened = self._open()
@@ -64,7 +68,7 @@ class Opened:
     vocabulary: Vocabulary | None
     loras: LoraStack
     recommended: SamplerConfig | None = None  # the sampler that the file recommends
-    vision: LazyVision | None = None  # the image encoder, if there is one
+    media: LazyMedia | None = None  # the encoders of images and audio, if there are any
 
     def close(self, *, keep: bool = True) -> None:
         """Stop all work, and end the packing and writing of the model's weights: finish what is
@@ -117,70 +121,107 @@ def open_model(
             extracts=extracts,
         )
         try:
-            vision = vision_for(config, model, source)
+            media = media_for(config, model, source)
             bridge = reading.result()
             for text in notes:
                 warn(text)
             opened = _serving(config, reader, model, bridge, tokenizer_json, speculative)
-            return replace(opened, recommended=recommended, vision=vision)
+            return replace(opened, recommended=recommended, media=media)
         except BaseException:
             # background threads hold the weights, which nothing will use
             model.end(keep=False)
             raise
 
 
-def vision_for(config: EngineConfig, model: Model, source: Any) -> LazyVision | None:
-    """The encoder of the config's mmproj, opened; without one the model's own
-    (`stores.own_encoder`), which is opened for the first image, and that of a Hugging Face folder
-    converted then. None for a model without either. ModelError if the encoder was made for another
-    model.
+def media_for(config: EngineConfig, model: Model, source: Any) -> LazyMedia | None:
+    """The encoders of the config's mmproj, opened; without one the model's own
+    (`stores.own_encoder`), which are opened for the first image or clip, and those of a Hugging
+    Face folder converted then. None for a model without either. ModelError if an encoder was made
+    for another model.
     """
     if config.mmproj is False:
         return None
     if config.mmproj is not None:
-        found = LazyVision(partial(_opened_vision, config, model, config.mmproj))
-        found()
-        return found
+        opened = _opened_media(config, model, config.mmproj)
+        return LazyMedia(lambda: opened, _kinds_of(opened))
     own = own_encoder(source) if model.config.causal else None
-    if own is None or (own.is_file() and not _sees(own)):
+    if own is None:
         return None
-    return LazyVision(partial(_opened_vision, config, model, own))
+    # that of a folder is converted, which only those of images are
+    kinds = _encoded_by(own) if own.is_file() else ("image",)
+    return LazyMedia(partial(_opened_media, config, model, own), kinds) if kinds else None
 
 
-def _sees(path: Path) -> bool:
-    """Whether an mmproj file encodes images, not sound alone."""
+def _kinds_of(media: Media) -> Iterator[Kind]:
+    """What opened encoders encode."""
+    if media.vision is not None:
+        yield "image"
+    if media.hearing is not None:
+        yield "audio"
+
+
+def _encoded_by(path: Path) -> tuple[Kind, ...]:
+    """What the encoders of an mmproj file encode, as far as they are of kinds that run."""
     with GgufReader(path) as reader:
-        return reader.metadata.get("clip.has_vision_encoder") is not False
+        found = reader.metadata
+        return tuple(
+            "image" if medium == "vision" else "audio"
+            for medium in media_of_file(found)
+            if medium == "vision" or encoder_kind(found, medium) in recorders(medium)
+        )
 
 
-def _opened_vision(config: EngineConfig, model: Model, encoder: str | Path) -> Vision:
-    """The image encoder that a name stands for."""
+def _opened_media(config: EngineConfig, model: Model, encoder: str | Path) -> Media:
+    """The encoders that a name stands for."""
     folder = None if config.image_folder is None else Path(config.image_folder)
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"image_folder: found {str(folder)!r}, which is not a folder")
-    program, known = model.program, model.config
+    known = model.config
     if not known.causal:
         raise ModelError(
             f"mmproj: {known.architecture} is an encoder of texts, wanted a model of text"
         )
     path = located_encoder(encoder)
-    vision = Vision(
-        path,
-        num_threads=config.num_threads or 0,
-        limits=ImageLimits(max_pixels=config.max_image_pixels, folder=folder),
-        fit=config.image_fit,
-    )
-    if vision.width != program.embed_columns:
+    threads = config.num_threads or 0
+    reader = GgufReader(path)
+    media = media_of_file(reader.metadata)
+    vision = hearing = None
+    unheard = ""
+    if "audio" not in media or "vision" in media:
+        vision = Vision(
+            reader,
+            num_threads=threads,
+            limits=ImageLimits(max_pixels=config.max_image_pixels, folder=folder),
+            fit=config.image_fit,
+        )
+        _check_fits(model, path, vision, vision.axes)
+    if "audio" in media:
+        kind, known_kinds = encoder_kind(reader.metadata, "audio"), recorders("audio")
+        if vision is None or kind in known_kinds:
+            limits = AudioLimits(max_seconds=config.max_audio_seconds)
+            hearing = Hearing(reader, num_threads=threads, limits=limits)
+            _check_fits(model, path, hearing, 1)
+        else:
+            unheard = (
+                f"{path.name} has an audio encoder of kind {kind!r:.60}, wanted one of "
+                f"{', '.join(sorted(known_kinds))}"
+            )
+    return Media(vision, hearing, unheard)
+
+
+def _check_fits(model: Model, path: Path, encoder: Vision | Hearing, axes: int) -> None:
+    """ModelError for an encoder of another model."""
+    program, known = model.program, model.config
+    if encoder.width != program.embed_columns:
         raise ModelError(
-            f"mmproj: {path.name} makes rows of {vision.width}, {known.architecture} takes "
+            f"mmproj: {path.name} makes rows of {encoder.width}, {known.architecture} takes "
             f"{program.embed_columns}"
         )
-    if vision.axes not in (1, program.sections):
+    if axes not in (1, program.sections):
         raise ModelError(
-            f"mmproj: {path.name} ({vision.encoder.kind}) gives rows {vision.axes} positions each, "
+            f"mmproj: {path.name} ({encoder.encoder.kind}) gives rows {axes} positions each, "
             f"{known.architecture} rotates by {program.sections}"
         )
-    return vision
 
 
 def _serving(

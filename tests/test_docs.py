@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 
 from oxillama import embedded_path
 from oxillama.cli import parser
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.quant import formats
+from tests.audio.made import RATE, clip, write_audio
 from tests.vision.made import write_mmproj
 from tools.model_table import table
 
@@ -79,6 +81,8 @@ def test_every_python_block_runs_in_an_interpreter_of_its_own(block, tmp_path):
         write_adapter(tmp_path / name)
     width = GgufReader(embedded_path()).tensors["token_embd.weight"].shape[1]
     write_mmproj(tmp_path / "mmproj.gguf", width=int(width))
+    write_audio(tmp_path / "mmproj-audio.gguf", width=int(width))
+    soundfile.write(tmp_path / "call.wav", clip(1.0), RATE)
     Image.new("RGB", (90, 60), (200, 120, 40)).save(tmp_path / "cat.png")
     done = subprocess.run(
         [sys.executable, "-c", block],

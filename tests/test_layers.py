@@ -26,6 +26,8 @@ LAYERS = {
     "options": 4,
     "sampling": 4,
     "vision": 4,
+    "audio": 4,
+    "media": 4,
     "grammar": 4,
     "engine": 5,
     "completion": 5,
@@ -39,7 +41,7 @@ LAYERS = {
     "capi": 6,
     "chat": 6,
     "embedded": 6,
-    "image_prompts": 6,
+    "media_prompts": 6,
     "loaded": 6,
     "opening": 6,
     "quality": 6,
@@ -151,7 +153,7 @@ def test_compiled_modules_import_compiled_modules_and_errors_only_without_a_circ
 # their modules are found by a scan of the folder
 SCANNED = {
     *(ROOT / "model" / "arch", ROOT / "model" / "encoders"),
-    *(ROOT / "convert" / "families", ROOT / "vision" / "families"),
+    *(ROOT / "convert" / "families", ROOT / "vision" / "families", ROOT / "audio" / "families"),
 }
 PACKAGES = {path.parent for path in ROOT.glob("*/**/__init__.py")} - SCANNED
 

@@ -3,8 +3,9 @@
 
 Each module adds its own commands (`run`: run and tokenize; `conversation`: chat; `hub`: pull, list
 and rm; `quality`: perplexity and imatrix; `lora`: merge-lora; `bench`, `convert`, `doctor`, `info`,
-`quantize`, `serve`, `sidecar`, `snapshot`: those of their names). `loading`, `images` and
-`generation` are the options of all that load a model, show it images, or generate; `streams` reads
+`quantize`, `serve`, `sidecar`, `snapshot`: those of their names). `loading`, `media` and
+`generation` are the options of all that load a model, give it images or audio, or generate;
+`streams` reads
 texts and writes notes, `input` reads what a person types, `parsing` the command line. A command is
 a function over parsed arguments that returns an exit code. Errors of this package become one line
 on the standard error stream and exit code 1; a command line that cannot be read becomes one line

@@ -16,7 +16,7 @@ from contextlib import closing
 from typing import Any
 
 import oxillama
-from oxillama.cli import images, lora
+from oxillama.cli import lora, media
 from oxillama.cli.generation import add_generation, generation
 from oxillama.cli.input import Dropped, InputReader
 from oxillama.cli.loading import add_model, load
@@ -31,6 +31,7 @@ from oxillama.cli.run import (
 )
 from oxillama.cli.streams import bracketed, note, read, timed
 from oxillama.durable import write_parts
+from oxillama.media.messages import media_part
 from oxillama.toolcalls import check_messages
 
 _SYSTEM = ("system", "developer")
@@ -42,7 +43,7 @@ def add_commands(commands: Any) -> None:
     chat = commands.add_parser("chat", help="chat with a model through its own chat template")
     add_model(chat, sidecar="auto")
     add_prompt(chat, "the first message; further ones come from standard input")
-    images.add_images(chat, later=True)
+    media.add_media(chat, later=True)
     add_template(chat)
     chat.add_argument(
         "--tools",
@@ -114,7 +115,7 @@ class Conversation:
         self.calls: list[Any] = []  # that wait for their results
         self.last: oxillama.Completion | None = None
         self.replies = self.tokens = 0
-        self.images: list[str] = []  # that come with the next message
+        self.attached: list[media.MediaFile] = []  # that come with the next message
         self._said: set[str] = set()
         self.system = system
 
@@ -133,12 +134,12 @@ class Conversation:
 
     def ask(self, text: str) -> None:
         """Say something and print the reply."""
-        before, attached = len(self.messages), self.images
-        message = {"role": "user", "content": images.content(text, attached)}
-        self.images = []
+        before, attached = len(self.messages), self.attached
+        message = {"role": "user", "content": media.content(text, attached)}
+        self.attached = []
         self._turn(message)
         if len(self.messages) == before:
-            self.images = attached
+            self.attached = attached
 
     def answer_call(self, text: str) -> None:
         """Bring the result of the first call that waits; the last one is followed by a reply."""
@@ -293,6 +294,7 @@ class Commands:
             "help": (self.help, "show these lines"),
             "save": (self.save, "FILE: write the conversation as JSON"),
             "image": (self.image, "FILE: an image that comes with the next message"),
+            "audio": (self.audio, "FILE: a clip of audio that comes with the next message"),
             "load": (self.load, "FILE: go on with a conversation that was saved"),
             "system": (self.system, "[TEXT]: show or change the system message (- removes it)"),
             "set": (self.set, "[NAME [VALUE]]: show, change or reset an option: /set top_p 0.8"),
@@ -337,16 +339,25 @@ class Commands:
         note(f"[messages: {len(conversation.messages)}, written to {path}]")
 
     def image(self, rest: str) -> None:
-        conversation, path = self.conversation, _file(rest)
-        if not conversation.engine.takes_images:
+        self._attach(media.MediaFile.image(_file(rest)))
+
+    def audio(self, rest: str) -> None:
+        self._attach(media.MediaFile.audio(_file(rest)))
+
+    def _attach(self, file: media.MediaFile) -> None:
+        """Let a file come with the next message."""
+        conversation = self.conversation
+        engine, image = conversation.engine, file.kind == "image"
+        if not (engine.takes_images if image else engine.takes_audio):
             raise ValueError(
                 "the model was loaded without --mmproj, wanted the file of its encoder or the "
                 "model's folder"
+                if not (engine.takes_images or engine.takes_audio)
+                else f"the model's encoder is of {'audio' if image else 'images'} alone"
             )
-        part = images.image_part(path)
-        conversation.engine.opened.check_image(part["image_url"]["url"], path)
-        conversation.images.append(path)
-        note(f"[{len(conversation.images)} with the next message]")
+        engine.opened.check_media(media_part(media.file_part(file), file.path))
+        conversation.attached.append(file)
+        note(f"[{len(conversation.attached)} with the next message]")
 
     def load(self, rest: str) -> None:
         path = _file(rest)
@@ -458,7 +469,7 @@ def _from_json(options: Mapping[str, Any]) -> dict[str, Any]:
 def _chat(arguments: argparse.Namespace) -> int:
     first, system = prompt_of(arguments), system_of(arguments)
     options, tools = generation(arguments), _tools(arguments)
-    images.check_images(arguments)
+    media.check_media(arguments)
     with load(arguments) as engine:
         lora.apply(engine, arguments.lora)
         use_template(arguments, engine)
@@ -466,7 +477,7 @@ def _chat(arguments: argparse.Namespace) -> int:
         conversation = Conversation(
             engine, system=system, options=options, tools=tools, timings=arguments.timings
         )
-        conversation.images = list(arguments.image)
+        conversation.attached = list(arguments.media)
         inputs, commands = InputReader(note), Commands(conversation)
         if inputs.terminal:
             note("[/help shows what can be typed; Ctrl-C stops a reply, Ctrl-D leaves]")

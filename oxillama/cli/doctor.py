@@ -11,6 +11,7 @@ import numpy as np
 
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import unicode_text
+from oxillama.media_prompts import MediaPrompts
 
 
 def add_commands(commands) -> None:
@@ -37,8 +38,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
             print(engine.dump())
         checks = [("", engine.diagnose(engine.tokenize(arguments.prompt)))]
         # that of a folder is not converted for this alone
-        if arguments.mmproj and engine.opened.images is not None:
-            checks.append(("of the image encoder ", engine.opened.images.vision.diagnose(_image())))
+        media = engine.opened.media if arguments.mmproj else None
+        if media is not None and engine.takes_images:
+            checks.append(("of the image encoder ", media.vision.diagnose(_image())))
+        if media is not None and engine.takes_audio:
+            checks.append(("of the audio encoder ", media.hearing.diagnose(_clip(media))))
         for where, differences in checks:
             worst, count = 0.0, 0
             for difference in differences:
@@ -60,3 +64,10 @@ def _image() -> np.ndarray:
     """An image with something to see everywhere: uint8 (112, 168, 3)."""
     y, x = np.mgrid[:112, :168]
     return np.stack([x * 3 + y, x * y // 7, y * 5 - x], axis=2).astype(np.uint8)
+
+
+def _clip(media: MediaPrompts) -> tuple[np.ndarray, int]:
+    """A clip with something to hear everywhere: a saw of a rising tone, two seconds long."""
+    rate = media.hearing.processor.rate
+    at = np.arange(2 * rate)
+    return ((at * (200 + at // 100) // rate * 37 % 64 - 32) / 64).astype(np.float32), rate

@@ -18,8 +18,10 @@ from oxillama.cli.loading import add_offload, located_model, offload_policy
 from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader
 from oxillama.model.held import paging_of
+from oxillama.model.media_encoder import encoder_kind, media_of_file
 from oxillama.weights.offload import Budget, PinnedHotSet
 
+_OF_MEDIA = ("clip",)  # the architectures of files of encoders of images and audio
 _SHOWN = 8  # elements of an array that are worth a line
 _PIPED = 1 << 12  # columns where no terminal says how many: a line is never cut or folded
 
@@ -72,7 +74,8 @@ def _summary(reader: GgufReader) -> dict:
     for tensor in reader.tensors.values():
         bytes_by_type[tensor.type_name] += tensor.nbytes
     # where the keys of a file stand that are not under its architecture's own name
-    prefix = {"clip": "clip.vision"}.get(str(arch), arch)
+    media = media_of_file(metadata) if arch in _OF_MEDIA else ()
+    prefix = f"clip.{media[0]}" if media else arch
     return {
         "file": str(reader.path),
         "gguf_version": reader.version,
@@ -89,7 +92,8 @@ def _summary(reader: GgufReader) -> dict:
         "embedding_length": said(f"{prefix}.embedding_length"),
         "heads": said(f"{prefix}.attention.head_count"),
         "kv_heads": said(f"{prefix}.attention.head_count_kv"),
-        **(_of_images(metadata) if prefix != arch else {}),
+        **(_of_images(metadata) if "vision" in media else {}),
+        **(_of_audio(metadata) if "audio" in media else {}),
         "tokenizer": said("tokenizer.ggml.model"),
         "vocabulary": len(words) if isinstance(words, (tuple, list, np.ndarray)) else None,
         "chat_template": "tokenizer.chat_template" in metadata,
@@ -125,6 +129,21 @@ def _of_images(metadata) -> dict:
         "image_std": "vision.image_std",
     }
     return {name: _plain(metadata.get(f"clip.{key}")) for name, key in keys.items()}
+
+
+def _of_audio(metadata) -> dict:
+    """What an mmproj file says of the audio it encodes."""
+    return {
+        "audio_projector": encoder_kind(metadata, "audio"),
+        **{
+            f"audio_{name}": _plain(metadata.get(f"clip.audio.{key}"))
+            for name, key in {
+                "layers": "block_count",
+                "embedding_length": "embedding_length",
+                "mel_bins": "num_mel_bins",
+            }.items()
+        },
+    }
 
 
 def _plain(value):

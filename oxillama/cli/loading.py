@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import oxillama
-from oxillama.cli import images
+from oxillama.cli import media
 from oxillama.cli.generation import drafts_of
 from oxillama.cli.parsing import number
 from oxillama.model.rope import KINDS, RopeOverrides
@@ -70,7 +70,7 @@ def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
             "for large models; 0 is nowhere (default: %(default)s)"
         ),
     )
-    images.add_encoder(command)
+    media.add_encoder(command)
     add_offload(command)
     _add_rope(command)
 
@@ -213,7 +213,7 @@ def engine_options(arguments: argparse.Namespace) -> dict:
         context_size=arguments.context or None,
         kv_type=arguments.kv_type,
         sidecar=False if arguments.sidecar == "0" else arguments.sidecar,
-        **images.encoder_options(arguments),
+        **media.encoder_options(arguments),
         offload=offload_policy(arguments),
         **_rope(arguments),
     )
@@ -224,8 +224,8 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
     not a terminal.
     """
     options = engine_options(arguments)
-    model = located_model(arguments, encoder=images.wants_own_encoder(arguments))
-    encoder = images.needed_encoder(arguments, model)
+    model = located_model(arguments, encoder=media.wants_own_encoder(arguments))
+    encoder = media.needed_encoder(arguments, model)
     if encoder is not None:
         options["mmproj"] = str(_converting(partial(located_encoder, encoder)))
     if getattr(arguments, "speculative", None) is not None:

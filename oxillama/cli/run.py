@@ -7,11 +7,10 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import oxillama
-from oxillama.cli import images, lora
+from oxillama.cli import lora, media
 from oxillama.cli.generation import add_generation, generation
 from oxillama.cli.loading import add_model, load, located_model
 from oxillama.cli.parsing import unicode_text
@@ -28,7 +27,7 @@ def add_commands(commands: Any) -> None:
         run,
         f"the text to continue; - reads standard input (default: what is piped in, or {PROMPT!r})",
     )
-    images.add_images(run)
+    media.add_media(run)
     add_template(run)
     run.add_argument(
         "--no-display-prompt",
@@ -161,8 +160,8 @@ def _run(arguments: argparse.Namespace) -> int:
     prompt, system = prompt_of(arguments), system_of(arguments)
     options = {**generation(arguments), "truncate_prompt": arguments.truncate_prompt}
     templated = arguments.chat_template or arguments.chat_template_file
-    images.check_images(arguments)
-    if templated and system is None and not arguments.image:
+    media.check_media(arguments)
+    if templated and system is None and not arguments.media:
         raise oxillama.ConfigError(
             "--chat-template: found without a system message, wanted -sys, or `oxillama chat`"
         )
@@ -171,10 +170,10 @@ def _run(arguments: argparse.Namespace) -> int:
     text = PROMPT if prompt is None else prompt
     with load(arguments) as engine, _room_in_options():
         lora.apply(engine, arguments.lora)
-        if arguments.image and system is None and not templated and not _has_template(engine):
-            parts = [*map(Path, arguments.image), text]
+        if arguments.media and system is None and not templated and not _has_template(engine):
+            parts = [*map(media.prompt_part, arguments.media), text]
             done = _print(engine.stream(engine.image_prompt(parts), **options))
-        elif system is None and not arguments.image:
+        elif system is None and not arguments.media:
             # a model that cannot go on says so before the prompt is repeated
             stream = engine.stream(text, **options)
             if arguments.display_prompt:
@@ -183,7 +182,7 @@ def _run(arguments: argparse.Namespace) -> int:
         else:
             use_template(arguments, engine)
             messages: list[dict[str, Any]] = [
-                {"role": "user", "content": images.content(text, arguments.image)}
+                {"role": "user", "content": media.content(text, arguments.media)}
             ]
             if system:
                 messages.insert(0, {"role": "system", "content": system})

@@ -29,7 +29,7 @@ from oxillama.convert.tokens import KeyValues
 from oxillama.convert.write import Converted, Progress, read_from, save
 from oxillama.errors import ConvertError, ModelError
 from oxillama.gguf import GgufReader
-from oxillama.model.image_encoder import record_encoder
+from oxillama.model.media_encoder import record_encoder
 from oxillama.quant import quantize
 from oxillama.quant.convert import QUANTIZATION_VERSION
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.engine.scheduler import ScheduleEntry
-from oxillama.vision.placed import inputs
+from oxillama.media.placed import inputs
 
 Plan = list[tuple[ScheduleEntry, int]]  # entries, and how many rows each has in a step
 
@@ -66,7 +66,7 @@ class Batcher:
             entry, rows = plan[0]
             session = entry.owner.session
             # the next row of one text, and its candidates: the common cases, kept short
-            if not (entry.width or session.images):
+            if not (entry.width or session.media):
                 if rows == 1:
                     return self._row(entry), entry.hidden
                 if entry.draft and not session.adapters and entry.length == entry.done + 1:
@@ -125,7 +125,7 @@ class _Filled:
     __slots__ = (
         "adapters",
         "hidden",
-        "images",
+        "media",
         "positions",
         "row_table",
         "rows",
@@ -145,14 +145,14 @@ class _Filled:
         self.wanted: list[int] = []
         self.spares: list[int] = []  # of the rows, as far as there are candidates with state
         # (session, first token, rows, first row)
-        self.images: list[tuple[Any, int, int, int]] = []
+        self.media: list[tuple[Any, int, int, int]] = []
 
     def add_text(self, entry: ScheduleEntry, rows: int) -> None:
         """Rows of one sequence: tokens, and candidates behind the last one."""
         session, start, at = entry.owner.session, entry.done, self.rows
         tokens, positions, kv, end = self.tokens, self.positions, session.kv, at + rows
-        if session.images:
-            self.images.append((session, start, rows, at))
+        if session.media:
+            self.media.append((session, start, rows, at))
         if rows == 1:
             tokens[at], positions[at] = session.tokens[start], start
             self.row_table[at] = len(self.tables)
@@ -183,8 +183,8 @@ class _Filled:
         """A row of each of several sequences."""
         request, start, first = entry.owner, entry.done, self.rows
         for at, beam in enumerate(request.search.sessions[entry.part : entry.part + rows], first):
-            if request.session.images:
-                self.images.append((beam, start, 1, at))
+            if request.session.media:
+                self.media.append((beam, start, 1, at))
             self.tokens[at], self.positions[at] = beam.tokens[start], start
             self.row_table[at] = len(self.tables)
             self.tables.append(beam.kv.table)
@@ -215,6 +215,6 @@ class _Filled:
             more["adapters"] = self.adapters
         if len(kept) > len(self.wanted):
             more["kept"] = np.array(kept, np.int32)
-        if self.images:
-            more |= inputs(self.images, self.tokens[: self.rows], self.positions[: self.rows])
+        if self.media:
+            more |= inputs(self.media, self.tokens[: self.rows], self.positions[: self.rows])
         return more

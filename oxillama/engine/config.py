@@ -13,6 +13,7 @@ from oxillama._core.pool import KV_TYPES
 from oxillama.arguments import CONFIG_NAMES, renamed, unknown, whole
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
+from oxillama.media.features import Kind
 from oxillama.model.rope import RopeOverrides
 from oxillama.sampling import SamplerConfig
 from oxillama.sampling.config import changed_fields
@@ -26,6 +27,7 @@ _WAYS = ("auto", "lookup", "mtp", "early_exit")
 _LOCAL = (
     *("model_path", "num_threads", "offload", "sidecar", "tokenizer_path"),
     *("mmproj", "image_fit", "image_folder", "max_images", "max_image_pixels"),
+    *("max_audio_clips", "max_audio_seconds"),
 )
 
 
@@ -41,6 +43,8 @@ class ConfigOptions(TypedDict, total=False):
     chat_template: str | None
     max_images: int
     max_image_pixels: int
+    max_audio_clips: int
+    max_audio_seconds: int
     context_size: int | None
     num_threads: int | None
     sampler: SamplerConfig | None
@@ -83,15 +87,17 @@ class EngineConfig:
     - `rope_freq_base` to `yarn_beta_slow`: override the file's RoPE parameters
       (`model.rope.RopeOverrides`, docs/loading.md); None keeps the file's.
 
-    Images (docs/images.md):
+    Images and audio (docs/images.md, docs/audio.md):
 
-    - `mmproj`: the image encoder: its GGUF file, or the Hugging Face folder of a model, or a name
-      on the hub. None for the model's own, which is loaded when the first image comes: that of the
-      folder that it is converted from, or the mmproj file beside it on the hub, in LM Studio's or
-      in Ollama's store; any other GGUF file has none. False for none.
+    - `mmproj`: the encoder of images, of audio or of both: its GGUF file, or the Hugging Face
+      folder of a model, or a name on the hub. None for the model's own, which is loaded when the
+      first image or clip comes: that of the folder that it is converted from, or the mmproj file
+      beside it on the hub, in LM Studio's or in Ollama's store; any other GGUF file has none. False
+      for none.
     - `image_fit`: "stretch" or "pad" instead of the model family's own way to fit an image.
     - `image_folder`: where messages may name image files, None for nowhere.
     - `max_images`: per prompt; `max_image_pixels`: per image.
+    - `max_audio_clips`: per prompt; `max_audio_seconds`: per clip.
 
     Threads and memory:
 
@@ -128,6 +134,8 @@ class EngineConfig:
     image_folder: str | Path | None = None
     max_images: int = 32
     max_image_pixels: int = 1 << 25
+    max_audio_clips: int = 32
+    max_audio_seconds: int = 1800
     chat_template: str | None = None
     offload: OffloadPolicy = None
     context_size: int | None = None
@@ -168,6 +176,8 @@ class EngineConfig:
             ("prefix_max_bytes", 0),
             ("max_images", 0),
             ("max_image_pixels", 1),
+            ("max_audio_clips", 0),
+            ("max_audio_seconds", 1),
         ):
             object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if not isinstance(self.prefix_cache, bool):
@@ -292,6 +302,11 @@ class EngineConfig:
             return cls(**given)
         except TypeError as error:
             raise ConfigError(f"EngineConfig: {error}") from None
+
+    @property
+    def most_media(self) -> dict[Kind, int]:
+        """The most images and clips of audio of a prompt."""
+        return {"image": self.max_images, "audio": self.max_audio_clips}
 
     def rope(self) -> RopeOverrides:
         """The rope overrides."""

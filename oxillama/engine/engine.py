@@ -35,8 +35,8 @@ from oxillama.errors import (
     SnapshotIncompatible,
     WeightsDamaged,
 )
-from oxillama.vision.features import ImageFeatures
-from oxillama.vision.placed import images_of, spans_of
+from oxillama.media.features import MediaFeatures
+from oxillama.media.placed import media_of, spans_of
 from oxillama.weights.pager import PagingStats
 
 _BUSY = "session: a request is running on it, wanted an idle session"
@@ -198,7 +198,7 @@ class EngineCore:
             self.new_sequence(),
             adapters=self.adapters() if adapters is None else adapters,
         )
-        session.tokens, session.images = list(tokens), images_of(tokens)
+        session.tokens, session.media = list(tokens), media_of(tokens)
         session.start = len(session.tokens)
         return session
 
@@ -231,7 +231,7 @@ class EngineCore:
                 )
             if self.encoder is not None:
                 self._check_encoder(request)
-            self._check_images(session)
+            self._check_media(session)
             self._check_queue(1 + len(request.siblings))
             # first: where no thread can be started, nothing has begun
             if self._loop.start():
@@ -258,15 +258,15 @@ class EngineCore:
             f"{limits.max_sequences} run and max_waiting {limits.max_waiting} wait at most"
         )
 
-    def _check_images(self, session: Session) -> None:
-        """Raise ConfigError for an image that another model's encoder made, ContextError for one
-        with more rows than one step holds; they must be evaluated in one step.
+    def _check_media(self, session: Session) -> None:
+        """Raise ConfigError for an image or a clip that another model's encoder made, ContextError
+        for one with more rows than one step holds; they must be evaluated in one step.
         """
-        for each in session.images:
+        for each in session.media:
             _check_features(self.program, each.features)
         limits = self._scheduler.config
         most = limits.max_batch_tokens - limits.max_batch_sequences
-        for start, end in spans_of(session.images):
+        for start, end in spans_of(session.media):
             if end - start > most:
                 raise ContextError(
                     f"image: {end - start} rows, which are evaluated in one step; max_batch_tokens "
@@ -481,25 +481,25 @@ class EngineCore:
         self._loop.stop(request, "cancelled")
 
 
-def _check_features(program: Any, features: ImageFeatures) -> None:
+def _check_features(program: Any, features: MediaFeatures) -> None:
     """Raise ConfigError for features that a program cannot take in place of embeddings."""
-    width = features.rows.shape[1]
+    width, kind = features.rows.shape[1], features.kind
     axes = 1 if features.positions is None else 4 if features.fixed else 3
     if not program.causal:
-        raise ConfigError("image: found one for an encoder of texts, wanted tokens alone")
+        raise ConfigError(f"{kind}: found one for an encoder of texts, wanted tokens alone")
     if program.by_token:
         raise ConfigError(
-            "image: found one for a model that routes tokens to experts by their number, wanted "
+            f"{kind}: found one for a model that routes tokens to experts by their number, wanted "
             "tokens alone"
         )
     if width != program.embed_columns:
         raise ConfigError(
-            f"image: found rows of {width}, wanted {program.embed_columns}, as this model's own "
+            f"{kind}: found rows of {width}, wanted {program.embed_columns}, as this model's own "
             "encoder makes them"
         )
     if axes not in (1, program.sections):
         raise ConfigError(
-            f"image: found {axes} positions of each row, this model rotates by {program.sections}"
+            f"{kind}: found {axes} positions of each row, this model rotates by {program.sections}"
         )
 
 

@@ -21,10 +21,10 @@ from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, ContextError
 from oxillama.grammar import Grammar, TokenMasker, schema_of
 from oxillama.lora.stack import Adapters
+from oxillama.media.placed import ImagePrompt, media_of
 from oxillama.options import Options
 from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
 from oxillama.tokenizer import TokenizerBridge
-from oxillama.vision.placed import ImagePrompt, images_of
 
 _GRAMMARS_KEPT = 64
 
@@ -183,8 +183,8 @@ def ready_session(
     truncated = 0
     if session is None:
         ids, truncated = fitted(prompt or (), options, core.context_size)
-        if images_of(prompt) and not truncated:
-            ids = ImagePrompt(ids, images_of(prompt))
+        if media_of(prompt) and not truncated:
+            ids = ImagePrompt(ids, media_of(prompt))
         session = core.new_session(ids, adapters=_adapters(options))
     else:
         wanted = _adapters(options)
@@ -250,10 +250,10 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
             tokens=len(ids),
             limit=limit,
         )
-    if images_of(prompt):
+    if media_of(prompt):
         raise ContextError(
-            f"truncate_prompt: found a prompt of {len(ids)} tokens with images, a context of "
-            f"{context} takes at most {limit}; wanted a shorter one",
+            f"truncate_prompt: found a prompt of {len(ids)} tokens with images or audio, a context "
+            f"of {context} takes at most {limit}; wanted a shorter one",
             tokens=len(ids),
             limit=limit,
         )

@@ -25,12 +25,13 @@ import numpy as np
 from oxillama.arguments import checked_ids
 from oxillama.engine.memory.pages import KvCache, PagedKvCache
 from oxillama.errors import ContextError, EngineError
-from oxillama.vision.placed import (
-    PlacedImage,
+from oxillama.media.placed import (
+    PlacedMedia,
     check_boundary,
     identities,
-    images_of,
+    media_of,
     moved,
+    of_kind,
     outside,
 )
 
@@ -86,7 +87,7 @@ class Session:
         "at_start",
         "busy",
         "grammar",
-        "images",
+        "media",
         "kv",
         "origin",
         "pending",
@@ -102,8 +103,8 @@ class Session:
         self._owner = ref(owner)
         self.kv = kv
         self.tokens: list[int] = []
-        # in order, the images that replace some of the tokens
-        self.images: tuple[PlacedImage, ...] = ()
+        # in order, the images and clips of audio that replace some of the tokens
+        self.media: tuple[PlacedMedia, ...] = ()
         self.start = 0  # where generated tokens begin
         self.pending: np.ndarray | None = None  # float32 (vocab,)
         self.sampler: Any = None
@@ -129,9 +130,19 @@ class Session:
     @property
     def identities(self) -> list[int]:
         """Numbers that identify its tokens in the prefix cache: the tokens themselves, and unique
-        numbers for rows of images.
+        numbers for rows of images and of audio.
         """
-        return identities(self.tokens, self.images) if self.images else self.tokens
+        return identities(self.tokens, self.media) if self.media else self.tokens
+
+    @property
+    def images(self) -> tuple[PlacedMedia, ...]:
+        """The images among its tokens."""
+        return of_kind(self.media, "image")
+
+    @property
+    def audio(self) -> tuple[PlacedMedia, ...]:
+        """The clips of audio among its tokens."""
+        return of_kind(self.media, "audio")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -193,7 +204,7 @@ class Session:
         try:
             kv = self.kv.fork()
             copy = Session(self.owner, kv, adapters=self.adapters)
-            copy.origin, copy.images = self.origin, self.images
+            copy.origin, copy.media = self.origin, self.media
             copy.tokens, copy.start, copy.pending, copy.at_start = (
                 list(self.tokens),
                 self.start,
@@ -214,9 +225,9 @@ class Session:
         generation end.
         """
         with self.owner.exclusive(self):
-            images = moved(images_of(ids), len(self.tokens)) if isinstance(ids, list) else ()
-            self.tokens.extend(checked_ids(ids, self.owner.program.vocab_size, images=True))
-            self.images += images
+            media = moved(media_of(ids), len(self.tokens)) if isinstance(ids, list) else ()
+            self.tokens.extend(checked_ids(ids, self.owner.program.vocab_size, media=True))
+            self.media += media
             self.start = len(self.tokens)
             self._forget()
 
@@ -233,7 +244,7 @@ class Session:
                 raise ContextError(
                     f"truncate: found length {length!r}, wanted 0 to {len(self.tokens)}"
                 )
-            check_boundary(self.images, length, "truncate")
+            check_boundary(self.media, length, "truncate")
             self.truncate_unchecked(length)
 
     def truncate_unchecked(self, length: int) -> None:
@@ -241,7 +252,7 @@ class Session:
         if length == len(self.tokens):
             return
         del self.tokens[length:]
-        self.images = tuple(each for each in self.images if each.end <= length)
+        self.media = tuple(each for each in self.media if each.end <= length)
         if self.kv.length > length:
             self.kv.truncate(length)
         self.start = min(self.start, length)
@@ -251,12 +262,12 @@ class Session:
         """Remove the older half of the tokens after the first `keep`, for the engine's loop. The
         tokens that move are evaluated again at their new positions.
         """
-        keep = outside(self.images, keep)
-        drop = outside(self.images, keep + max(1, (len(self.tokens) - keep) // 2)) - keep
+        keep = outside(self.media, keep)
+        drop = outside(self.media, keep + max(1, (len(self.tokens) - keep) // 2)) - keep
         del self.tokens[keep : keep + drop]
-        self.images = (
-            *(each for each in self.images if each.end <= keep),
-            *moved((each for each in self.images if each.start >= keep + drop), -drop),
+        self.media = (
+            *(each for each in self.media if each.end <= keep),
+            *moved((each for each in self.media if each.start >= keep + drop), -drop),
         )
         self.start = max(keep, self.start - drop)
         self.kv.truncate(min(keep, self.kv.length))
@@ -311,14 +322,14 @@ class Session:
         """A context manager: after an exception the session is as it was before. The caller holds
         the engine's lock and evaluates nothing inside.
         """
-        length, images = len(self.tokens), self.images
+        length, media = len(self.tokens), self.media
         state = [getattr(self, name) for name in _STATE]
         try:
             yield
         except BaseException:
             if not self.busy:
                 del self.tokens[length:]
-                self.images = images
+                self.media = media
                 for name, value in zip(_STATE, state):
                     setattr(self, name, value)
             raise

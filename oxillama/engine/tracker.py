@@ -18,7 +18,7 @@ from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.request import GenerateRequest, Request
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler
 from oxillama.errors import EngineError, PagingError, PoolError
-from oxillama.vision.placed import spans_of
+from oxillama.media.placed import spans_of
 
 
 class RequestTracker:
@@ -61,7 +61,7 @@ class RequestTracker:
             kv.truncate(len(tokens) - 1)
         session.pending = None
         entry = ScheduleEntry(len(tokens), done=kv.length, priority=request.priority, owner=request)
-        entry.spans = spans_of(session.images)
+        entry.spans = spans_of(session.media)
         request.entry = entry
         if request.on_rows is not None:
             entry.every_row = True
@@ -78,7 +78,7 @@ class RequestTracker:
         """Put a running entry back into prefill, for positions without pages."""
         entry = request.entry
         self._scheduler.finish(entry)
-        entry.done, entry.spans = request.session.kv.length, spans_of(request.session.images)
+        entry.done, entry.spans = request.session.kv.length, spans_of(request.session.media)
         entry.width, entry.part, entry.draft = 0, 0, ()
         self._scheduler.add(entry)
 

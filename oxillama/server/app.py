@@ -170,11 +170,12 @@ class App:
 
     async def _take_body(self, call: Call, route: Route) -> None:
         config, headers = self.config, call.request.headers
-        # images are only for a server that sees them
-        sees = route.images and (
-            config.engine.get("mmproj") or any(model.sees for model in self.state.models.loaded())
+        # images and audio are only for a server that takes them
+        takes = route.images and (
+            config.engine.get("mmproj")
+            or any(model.sees or model.hears for model in self.state.models.loaded())
         )
-        limit = config.image_body_bytes if sees else config.body_bytes
+        limit = config.image_body_bytes if takes else config.body_bytes
         if (
             route.optional
             and headers.get("content-length", "0") == "0"

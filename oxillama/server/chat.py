@@ -17,6 +17,7 @@ from starlette.responses import Response
 from oxillama.chat import Turn
 from oxillama.completion import Completion
 from oxillama.errors import ConfigError, GrammarError, TemplateError
+from oxillama.media.messages import MEDIA_TYPES, MediaPart, split_media, text_of
 from oxillama.server import adapters, budget, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
@@ -60,7 +61,6 @@ from oxillama.server.work import Job, timings_json, usage_of
 from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.toolcalls.events import call_id
 from oxillama.toolcalls.formats import HARMONY
-from oxillama.vision.messages import split_images, text_of
 
 # ---- the body
 
@@ -75,8 +75,28 @@ _IMAGE_PART = obj(
     },
     ("type", "image_url"),
 )
+_AUDIO_PARTS = (
+    obj(
+        {
+            "type": enum("input_audio"),
+            "input_audio": obj({"data": STRING, "format": STRING}, ("data", "format")),
+            **_CACHED,
+        },
+        ("type", "input_audio"),
+    ),
+    obj(
+        {
+            "type": enum("audio_url"),
+            "audio_url": one_of(STRING, obj({"url": STRING}, ("url",))),
+            **_CACHED,
+        },
+        ("type", "audio_url"),
+    ),
+)
 _REFUSAL_PART = obj({"type": enum("refusal"), "refusal": STRING}, ("type", "refusal"))
-_CONTENT = one_of(STRING, array(one_of(_TEXT_PART, _IMAGE_PART, _REFUSAL_PART), 1, 1024))
+_CONTENT = one_of(
+    STRING, array(one_of(_TEXT_PART, _IMAGE_PART, *_AUDIO_PARTS, _REFUSAL_PART), 1, 1024)
+)
 _NULL = {"type": "null"}
 _CALL = obj(
     {
@@ -194,7 +214,7 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
     tools, choice = asked.tools, asked.tool_choice
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         tools, choice = allowed_tools(tools, choice["allowed_tools"])
-    messages, images = split_images(asked.messages)
+    messages, media = split_media(asked.messages)
 
     def render(messages: Sequence[Any]) -> TemplateText:
         try:
@@ -206,13 +226,15 @@ def prepare(model: Model, asked: ChatRequest) -> Turn:
             raise _of_message(error, asked, help=_LATE if late else "") from error
 
     prompt: list[int] | None = None
-    if not images:
+    if not media:
         rendered = render(messages)
-    elif builder.images is None:
-        raise no_images(images[0].name)
     else:
-        rendered, places = builder.images.render(messages, images, render)
-        prompt = builder.images.prompt(rendered, places, images)
+        for part in media:
+            if builder.media is None or part.kind not in builder.media.kinds:
+                raise without_encoder(part)
+        assert builder.media is not None
+        rendered, places = builder.media.render(messages, media, render)
+        prompt = builder.media.prompt(rendered, places, media)
     try:
         turn = builder.turn(
             rendered,
@@ -334,16 +356,16 @@ def places_of(given: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _content(content: Any, path: str) -> str | list[dict[str, Any]] | None:
-    """A content as one text, or, if it has images, as texts and images."""
+    """A content as one text, or, if it has images or audio, as parts."""
     if content is None or isinstance(content, str):
         return content
     parts: list[dict[str, Any]] = []
     for at, part in enumerate(content):
-        if part["type"] == "image_url":
+        if part["type"] in MEDIA_TYPES:
             parts.append({"at": f"{path}[{at}]", **part})
         else:
             parts.append({"type": "text", "text": part.get("text") or part.get("refusal") or ""})
-    if any(part["type"] == "image_url" for part in parts):
+    if any(part["type"] in MEDIA_TYPES for part in parts):
         return parts
     return "".join(part["text"] for part in parts)
 
@@ -378,8 +400,8 @@ def prefill_of(messages: list[dict[str, Any]], where: str) -> str:
     if thought or isinstance(last["content"], list):
         raise ApiError(
             400,
-            f"{where}: found {'reasoning' if thought else 'an image'} in the message that begins "
-            "the reply, wanted text alone",
+            f"{where}: found {'reasoning' if thought else 'an image or audio'} in the message that "
+            "begins the reply, wanted text alone",
             param=where,
         )
     text: str = last["content"] or ""
@@ -391,13 +413,18 @@ def image_part(url: str, at: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}, "at": at}
 
 
-def no_images(path: str) -> ApiError:
-    """The error for an image if the model has no encoder."""
+def without_encoder(part: MediaPart) -> ApiError:
+    """The error for an image or a clip if the model has no encoder of its kind."""
+    what, code = (
+        ("sees no images", "images_not_supported")
+        if part.kind == "image"
+        else ("hears no audio", "audio_not_supported")
+    )
     return ApiError(
         400,
-        f"{path}: this model sees no images: no mmproj is loaded",
-        param=path,
-        code="images_not_supported",
+        f"{part.name}: this model {what}: no mmproj with such an encoder is loaded",
+        param=part.name,
+        code=code,
     )
 
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from oxillama.errors import (
+    AudioError,
     Cancelled,
     ConfigError,
     ContextError,
@@ -202,6 +203,8 @@ def from_engine(
         return ApiError(400, message, param=named(message) or param)
     if isinstance(error, ImageError):
         return ApiError(400, message, param=named(message) or param, code="invalid_image")
+    if isinstance(error, AudioError):
+        return ApiError(400, message, param=named(message) or param, code="invalid_audio")
     if isinstance(error, SamplingError):
         return ApiError(400, message, param=param, code="nothing_to_sample")
     if isinstance(error, PoolError):

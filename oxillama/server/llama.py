@@ -14,6 +14,8 @@ from starlette.responses import Response
 import oxillama
 from oxillama.completion import Completion
 from oxillama.errors import OxillamaError
+from oxillama.media.messages import split_media
+from oxillama.media.placed import NAMES
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
@@ -58,7 +60,6 @@ from oxillama.server.work import (
     timings_json,
     usage_of,
 )
-from oxillama.vision.messages import split_images
 
 _MIXED = array(one_of(integer(0), STRING), 1, 1 << 20)
 TOKENIZE_BODY: Schema = obj(
@@ -162,7 +163,7 @@ async def props(call: Call) -> Response:
                 "chat_template": model.builder.source if model.builder else "",
                 "bos_token": special.get("bos_token", ""),
                 "eos_token": special.get("eos_token", ""),
-                "modalities": {"vision": model.sees, "audio": False},
+                "modalities": {"vision": model.sees, "audio": model.hears},
                 "build_info": f"oxillama {oxillama.__version__}",
                 "is_sleeping": False,
                 "sessions": call.state.config.sessions_dir is not None,
@@ -282,13 +283,13 @@ async def apply_template(call: Call) -> Response:
             messages, prefill = conversation_of(body)
             goes_on = body.get("continue_final_message")
             begins = bool(goes_on) or body.get("add_generation_prompt") is not False
-            images = split_images(messages)[1]
-            if images:
+            media = split_media(messages)[1]
+            if media:
                 raise ApiError(
                     400,
-                    f"{images[0].name}: found an image, wanted text alone: a prompt's text has no "
-                    "place for images",
-                    param=images[0].name,
+                    f"{media[0].name}: found {NAMES[media[0].kind]}, wanted text alone: a prompt's "
+                    "text has no place for it",
+                    param=media[0].name,
                 )
             return (
                 model.chat()

@@ -18,6 +18,7 @@ from oxillama.embedded import embedded_path
 from oxillama.engine.generation import Vocabulary
 from oxillama.errors import EngineError, OxillamaError
 from oxillama.gguf import GgufReader
+from oxillama.media.features import Kind
 from oxillama.server.adapters import Adapters
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.prompts import PromptBuilder
@@ -65,7 +66,7 @@ class Model:
             self.builder = PromptBuilder(
                 source,
                 self.vocabulary,
-                engine.opened.images,
+                engine.opened.media,
                 late_instructions=late_instructions,
             )
         if self.bridge.vocabulary.model == "gpt2":
@@ -81,7 +82,16 @@ class Model:
     @property
     def sees(self) -> bool:
         """Whether its chats may hold images."""
-        return self.builder is not None and self.builder.images is not None
+        return self._takes("image")
+
+    @property
+    def hears(self) -> bool:
+        """Whether its chats may hold audio."""
+        return self._takes("audio")
+
+    def _takes(self, kind: Kind) -> bool:
+        media = self.builder.media if self.builder is not None else None
+        return media is not None and kind in media.kinds
 
     def chat(self) -> PromptBuilder:
         """Makes prompts from messages; a 400 for an encoder or a file without a chat template."""

@@ -14,7 +14,7 @@ from oxillama.chat import Turn
 from oxillama.engine.generation import Vocabulary
 from oxillama.errors import ConfigError, TemplateError
 from oxillama.grammar import Grammar
-from oxillama.image_prompts import ImagePrompts
+from oxillama.media_prompts import MediaPrompts
 from oxillama.options import Options
 from oxillama.server.errors import ApiError
 from oxillama.tokenizer import TemplateText
@@ -53,14 +53,14 @@ class PromptBuilder:
         self,
         source: str,
         vocabulary: Vocabulary,
-        images: ImagePrompts | None = None,
+        media: MediaPrompts | None = None,
         *,
         late_instructions: str = "refuse",
     ) -> None:
-        """images: how prompts hold images, None for a model that takes none. late_instructions: as
-        of `ServerConfig`.
+        """media: how prompts hold images and audio, None for a model that takes neither.
+        late_instructions: as of `ServerConfig`.
         """
-        bridge, self.images = vocabulary.bridge, images
+        bridge, self.media = vocabulary.bridge, media
         self.late_instructions = late_instructions
         self.source, self.vocabulary, self.bridge = source, vocabulary, bridge
         self.writer = ChatWriter(source, bridge)

@@ -20,9 +20,9 @@ from oxillama.durable import write_parts
 from oxillama.engine.allocator import common_prefix
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, OxillamaError
+from oxillama.media.placed import ImagePrompt, identities, media_of
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.settings import ServerConfig
-from oxillama.vision.placed import ImagePrompt, identities, images_of
 
 if TYPE_CHECKING:
     from oxillama.server.models import Model
@@ -419,12 +419,12 @@ def truncate_to_common_prefix(session: Session, ids: Sequence[int]) -> list[int]
     """Truncate a session to its common prefix with a prompt; returns the tokens to append, at least
     one.
     """
-    images = images_of(ids)
-    wanted = identities(ids, images) if images else ids
+    media = media_of(ids)
+    wanted = identities(ids, media) if media else ids
     held = session.identities
     common = common_prefix(held, wanted, min(len(held), len(ids) - 1))
-    # an image that differs, or ends the prompt, is taken again from its first row
-    for each in (*session.images, *images):
+    # an image or a clip that differs, or ends the prompt, is taken again from its first row
+    for each in (*session.media, *media):
         if each.start < common < each.end:
             common = each.start
     session.truncate(common)

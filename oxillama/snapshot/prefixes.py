@@ -6,7 +6,7 @@
 
 The container is that of snapshots, kind "prefix", with the same rules for refusing and writing.
 Prefixes of sessions with adapters are left out, because nothing in a file could name their key, and
-so are those with images, whose rows tokens do not identify.
+so are those with images or audio, whose rows tokens do not identify.
 
 Stored prefixes serve every request that begins with them, so a file must show who wrote it: section
 `mac` is a hash of all others under the user's key (`key`). A file without it, or of another user,

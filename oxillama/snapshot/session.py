@@ -55,13 +55,13 @@ from oxillama.snapshot.container import (
     typed,
     write_sealed,
 )
-from oxillama.snapshot.images import restored_images, saved_images
+from oxillama.snapshot.media import restored_media, saved_media
 from oxillama.snapshot.pages import PageCopy, fill_pages
 
 KIND = Kind(b"OXISNAP1", 1, SnapshotIncompatible)
 _ALWAYS, _SOMETIMES = ("facts", "tokens"), ("pending", "images", "sampler", "constraint", "kv")
 _MOST_FACTS = 1 << 26
-_MOST_IMAGES = 1 << 32
+_MOST_MEDIA = 1 << 32
 # of the engine; what else it has must be equal
 _FREE = (
     "chat_template",
@@ -350,8 +350,8 @@ class Snapshots:
             "stops": None,
         }
         sections: dict[str, Buffer] = {"tokens": np.array(session.tokens, "<i4").tobytes()}
-        if session.images:
-            facts["images"], sections["images"] = saved_images(session.images)
+        if session.media:
+            facts["images"], sections["images"] = saved_media(session.media)
         if session.pending is not None:
             sections["pending"] = np.asarray(session.pending, "<f4").tobytes()
         if session.sampler is not None:
@@ -504,10 +504,8 @@ class Snapshots:
             tokens.tolist(), adapters=self._found_adapters(facts["adapters"])
         )
         if "images" in facts:
-            held = saved.read("images", at_most=_MOST_IMAGES)
-            session.images = restored_images(
-                facts["images"], held, count, core.program.embed_columns
-            )
+            held = saved.read("images", at_most=_MOST_MEDIA)
+            session.media = restored_media(facts["images"], held, count, core.program.embed_columns)
         session.start, session.pending = whole(facts["start"], 0, "start", most=count), pending
         session.origin = object()  # invariant 6
         for name, exactly in kv:

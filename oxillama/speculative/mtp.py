@@ -98,7 +98,7 @@ class PredictedDraft(SessionDraft):
         self.prefix = session.tokens[state.base :]
         most = min(state.sure, len(state.held), len(self.prefix) - 1)
         keep = common_prefix(state.held, self.prefix, most) if most > 0 else 0
-        begin = max(state.rows.start + 1, session.images[-1].end if session.images else 0)
+        begin = max(state.rows.start + 1, session.media[-1].end if session.media else 0)
         if state.base + keep < begin:
             state.base, keep = begin, 0
             self.prefix = session.tokens[begin:]

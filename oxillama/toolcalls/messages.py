@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any
 
 from oxillama.errors import ConfigError, TemplateError
-from oxillama.vision.messages import IMAGE_TYPES
+from oxillama.media.messages import MEDIA_TYPES
 
 _PROBE = "probe_of_arguments"
 _SAID = "probe_of_content"
@@ -179,10 +179,10 @@ def _check(message: Any, name: str) -> None:
         raise ConfigError(f"{name}.content: found no parts, wanted 1 or more")
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in IMAGE_TYPES and not _is_text(part):
+        if not (isinstance(kind, str) and kind in MEDIA_TYPES) and not _is_text(part):
             raise ConfigError(
                 f"{name}.content[{at}]: found {_part_found(part)}, wanted a part such as "
-                '{"type": "text", "text": "..."}, or an image'
+                '{"type": "text", "text": "..."}, an image or audio'
             )
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,23 +10,14 @@ from blake3 import blake3
 
 from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader
-from oxillama.model.image_encoder import ImageEncoder, load_encoder
+from oxillama.media.features import MediaFeatures
+from oxillama.media.kept import KeptPieces, Pieces
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder, load_encoder
 from oxillama.model.reference import Difference
 from oxillama.vision import families as _families  # noqa: F401  (importing it registers them)
-from oxillama.vision.features import ImageFeatures
-from oxillama.vision.processors import DynamicResolution, Fit, ImageTokens, Processor, processor_of
+from oxillama.vision.processors import DynamicResolution, Fit, Processor, processor_of
 from oxillama.vision.reading import ImageLimits, read_image
-
-# bytes of features that are kept for images that come again, as those of a conversation do
-KEPT_BYTES = 64 << 20
-
-Pieces = tuple["str | ImageFeatures", ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    pieces: Pieces
-    nbytes: int
 
 
 class Vision:
@@ -65,8 +53,7 @@ class Vision:
             raise ModelError(
                 f"clip.vision.image_std: found {self._std.tolist()}, wanted numbers above 0"
             )
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept = KeptPieces()
 
     @property
     def width(self) -> int:
@@ -84,7 +71,7 @@ class Vision:
         return self.processor.axes if isinstance(self.processor, DynamicResolution) else 1
 
     @property
-    def image_tokens(self) -> ImageTokens:
+    def image_tokens(self) -> MediaTokens:
         """How prompts hold images."""
         return self.processor.image_tokens
 
@@ -114,14 +101,12 @@ class Vision:
         read = read_image(image, self.limits, name=name)
         tiles = self.processor.tiles(read)
         key = _hash(read.size, tiles)
-        with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-                return found.pieces
-        return self._keep(key, tuple(self._encoded(read.size, tiles)))
+        found = self._kept.get(key)
+        if found is not None:
+            return found
+        return self._kept.keep(key, tuple(self._encoded(read.size, tiles)))
 
-    def _encoded(self, size: tuple[int, int], tiles: list[Any]) -> Iterator[str | ImageFeatures]:
+    def _encoded(self, size: tuple[int, int], tiles: list[Any]) -> Iterator[str | MediaFeatures]:
         patch, tokens = self.encoder.patch, self.processor.image_tokens
         made = [self.features(self._normalised(tile)) for tile in tiles]
         grids = [(tile.height // patch, tile.width // patch) for tile in tiles]
@@ -130,14 +115,6 @@ class Vision:
         yield from self.processor.pieces(size, made, grids)
         if tokens.after:
             yield tokens.after
-
-    def _keep(self, key: bytes, pieces: Pieces) -> Pieces:
-        nbytes = sum(each.nbytes for each in pieces if isinstance(each, ImageFeatures))
-        with self._lock:
-            self._kept[key] = _Kept(pieces, nbytes)
-            while sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
-                self._kept.popitem(last=False)
-        return pieces
 
     def _normalised(self, image: Any) -> np.ndarray:
         scaled = np.asarray(image, np.float32) / np.float32(255)

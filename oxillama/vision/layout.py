@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from oxillama.model.image_encoder import ImageRows
+from oxillama.model.media_encoder import MediaRows
 
 # learned positions, float32 (rows * columns, width), of a grid of (rows, columns) patches
 Positions = Callable[[int, int], np.ndarray]
@@ -40,7 +40,7 @@ def nines(at: np.ndarray, step: int, blank: int) -> np.ndarray:
     return nine.reshape(-1, 9)
 
 
-def plain_rows(pixels: np.ndarray, patch: int, *, group: int, classed: bool) -> ImageRows:
+def plain_rows(pixels: np.ndarray, patch: int, *, group: int, classed: bool) -> MediaRows:
     """Patches line by line; `group` of them make a feature. classed: after a class token, which
     makes none.
     """
@@ -51,12 +51,12 @@ def plain_rows(pixels: np.ndarray, patch: int, *, group: int, classed: bool) -> 
     if classed:
         patches = np.concatenate([np.zeros((1, patches.shape[1]), np.float32), patches])
         tokens[0] = 0
-    return ImageRows(patches, tokens, groups + classed)
+    return MediaRows(patches, tokens, groups + classed)
 
 
 def axial_rows(
     pixels: np.ndarray, patch: int, *, merge: int = 1, class_last: bool = False
-) -> ImageRows:
+) -> MediaRows:
     """Patches line by line, each with its row and column; squares of `merge` x `merge` make a
     feature. class_last: before a class token at row and column 0, where those of patches begin at
     1.
@@ -69,7 +69,7 @@ def axial_rows(
         patches = np.pad(patches, ((0, 1), (0, 0)))
         where = np.pad(where + 1, ((0, 0), (0, 1)))
         tokens[-1] = 0
-    return ImageRows(patches, tokens, blocks_of(rows, columns, merge), rope=where)
+    return MediaRows(patches, tokens, blocks_of(rows, columns, merge), rope=where)
 
 
 def merged_rows(
@@ -79,7 +79,7 @@ def merged_rows(
     merge: int,
     window: int = 0,
     positions: Positions | None = None,
-) -> ImageRows:
+) -> MediaRows:
     """Patches in squares of `merge` x `merge`, each of which makes a feature, with row and column.
 
     window: squares of a window's side, 0 where all patches see each other; patches of a window
@@ -107,7 +107,7 @@ def merged_rows(
     groups = np.empty((len(squares), merge * merge), np.int64)
     groups[order] = np.arange(len(numbers)).reshape(-1, merge * merge)
     tokens = np.full(len(patches), -1, np.int32)
-    return ImageRows(patches, tokens, groups, rope=where, spans=spans)
+    return MediaRows(patches, tokens, groups, rope=where, spans=spans)
 
 
 def interpolated(grid: np.ndarray, rows: int, columns: int) -> np.ndarray:

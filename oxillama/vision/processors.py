@@ -16,8 +16,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from oxillama.errors import ImageError
-from oxillama.model.image_encoder import ImageEncoder, ImageRows
-from oxillama.vision.features import ImageFeatures
+from oxillama.media.features import MediaFeatures
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder, MediaRows
 from oxillama.vision.layout import (
     Positions,
     axial_rows,
@@ -34,38 +35,20 @@ Colour = tuple[int, int, int]
 CLIP_MEAN: Colour = (122, 116, 104)  # of the colours CLIP was trained with
 
 
-@dataclass(frozen=True, slots=True)
-class ImageTokens:
-    """The tokens of a family around an image. placeholders: what its chat template writes for an
-    image, the longest first; token: the vocabulary's token for a row; before, after: texts around
-    it; numbered: a text before these, with {} for the image's number in its prompt, from 0 on;
-    needed: a token without which a vocabulary is of another family; joint: a text between the parts
-    of a message, where the chat template takes only texts.
-    """
-
-    placeholders: tuple[str, ...]
-    token: str
-    before: str = ""
-    after: str = ""
-    numbered: str = ""
-    needed: str = ""
-    joint: str = ""
-
-
 class Processor(Protocol):
     """The processing of an image before and after its encoder."""
 
     @property
-    def image_tokens(self) -> ImageTokens:
+    def image_tokens(self) -> MediaTokens:
         """The tokens of prompts around an image."""
 
     def tiles(self, image: Any) -> list[Any]:
         """The views of an RGB image (`PIL.Image`), each of a size that the encoder takes."""
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Normalised pixels, float32 (3, height, width), laid out."""
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The pieces of the prompt for an image of (width, height), given the features of its tiles
         and the number of patches of each, (rows, columns).
         """
@@ -130,7 +113,7 @@ def nearest_grid(width: int, height: int, side: int, least: int, most: int) -> t
 class FixedSize:
     """An image of one size, whole: LLaVA 1.5 (padded) and Gemma 3 (stretched)."""
 
-    image_tokens: ImageTokens
+    image_tokens: MediaTokens
     size: int
     patch: int
     group: int
@@ -145,14 +128,14 @@ class FixedSize:
         square = (self.size, self.size)
         return [resized(image, square, self.filter, fit=self.fit, colour=self.colour)]
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches line by line."""
         expect(pixels, self.size)
         return plain_rows(pixels, self.patch, group=self.group, classed=self.classed)
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The features of the square."""
-        return [ImageFeatures(features[0], together=self.together)]
+        return [MediaFeatures(features[0], together=self.together)]
 
 
 @dataclass(frozen=True)
@@ -224,20 +207,20 @@ class CanvasTiles(FixedSize):
             return wide, max(1, min(math.floor(height * by_width), high))
         return max(1, min(math.floor(width * by_height), wide)), high
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches line by line, with row and column, before the class token."""
         expect(pixels, self.size)
         return axial_rows(pixels, self.patch, merge=round(self.group**0.5), class_last=True)
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """A separator after each tile, another one after the last of a line; the whole image after
         a marker of its own.
         """
         across, _ = self.canvas(*image)
-        out = list[str | ImageFeatures]()
+        out = list[str | MediaFeatures]()
         for at, rows in enumerate(features[:-1], 1):
-            out += [ImageFeatures(rows), f"<|tile_{'x' if at % across else 'y'}_separator|>"]
-        return [*out, "<|image|>", ImageFeatures(features[-1])]
+            out += [MediaFeatures(rows), f"<|tile_{'x' if at % across else 'y'}_separator|>"]
+        return [*out, "<|image|>", MediaFeatures(features[-1])]
 
 
 @dataclass(frozen=True)
@@ -269,7 +252,7 @@ class AnyResolution(FixedSize):
 
         return max(self.pinpoints, key=worth)
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The features of the whole, then those of the tiles as one view."""
         width, height = image
         best = self.best((height, width))
@@ -282,7 +265,7 @@ class AnyResolution(FixedSize):
             line = np.broadcast_to(self.newline, (len(sheet), 1, sheet.shape[2]))
             sheet = np.concatenate([sheet, line], axis=1)
         rows = np.concatenate([features[0], sheet.reshape(-1, sheet.shape[2])])
-        return [ImageFeatures(np.ascontiguousarray(rows))]
+        return [MediaFeatures(np.ascontiguousarray(rows))]
 
 
 def _unpadded(sheet: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -304,7 +287,7 @@ class DynamicResolution:
     lowest: what a side is at least before the area is held against the limits.
     """
 
-    image_tokens: ImageTokens
+    image_tokens: MediaTokens
     patch: int
     merge: int
     least: int
@@ -340,7 +323,7 @@ class DynamicResolution:
             wide, high = (math.ceil(s * beta / unit) * unit for s in (width, height))
         return wide, high
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches square by square, window by window."""
         expect_multiples(pixels, self.patch * self.merge)
         return merged_rows(
@@ -351,14 +334,14 @@ class DynamicResolution:
             positions=self.positions,
         )
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The features, each at its row and column where they are placed so (M-RoPE)."""
         if not self.placed:
-            return [ImageFeatures(features[0], together=self.together)]
+            return [MediaFeatures(features[0], together=self.together)]
         down, across = (each // self.merge for each in grids[0])
         row, column = np.divmod(np.arange(down * across, dtype=np.int32), np.int32(across))
         where = np.stack([np.zeros_like(row), row, column])
-        return [ImageFeatures(features[0], where)]
+        return [MediaFeatures(features[0], where)]
 
 
 @dataclass(frozen=True)
@@ -412,7 +395,7 @@ class TiledWhenLarge(DynamicResolution):
         tiles = _cut(sheet, self.side)
         return [*tiles, whole] if self.thumbnail else tiles
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches square by square, without rows and columns: SigLIP rotates nothing."""
         return replace(super().rows(pixels), rope=None)
 
@@ -422,17 +405,17 @@ class TiledWhenLarge(DynamicResolution):
         wide, high = (max(self.patch, round(s / unit) * unit) for s in (width, height))
         return wide * high > 2 * self.most
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """Each tile after its row and column, the whole image after a marker of its own."""
         if len(features) == 1:
-            return [ImageFeatures(features[0])]
+            return [MediaFeatures(features[0])]
         across, down = nearest_grid(*image, self.side, 2, 10)
-        out = list[str | ImageFeatures]()
+        out = list[str | MediaFeatures]()
         for at, rows in enumerate(features[: across * down]):
             row, column = divmod(at, across)
-            out += [f"<|img_row_{row + 1}_col_{column + 1}|>", ImageFeatures(rows)]
+            out += [f"<|img_row_{row + 1}_col_{column + 1}|>", MediaFeatures(rows)]
         for rows in features[across * down :]:
-            out += ["<|img_thumbnail|>", ImageFeatures(rows)]
+            out += ["<|img_thumbnail|>", MediaFeatures(rows)]
         return out
 
 
@@ -443,7 +426,7 @@ class RowSeparated:
     without separators (`line` None): LightOnOCR.
     """
 
-    image_tokens: ImageTokens
+    image_tokens: MediaTokens
     size: int
     patch: int
     merge: int
@@ -460,20 +443,20 @@ class RowSeparated:
         sides = tuple(-(-each // unit) * unit for each in (width, height))
         return [resized(image, (sides[0], sides[1]), "bicubic", fit=self.fit)]
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches line by line, with row and column."""
         expect_multiples(pixels, self.patch * self.merge)
         return axial_rows(pixels, self.patch, merge=self.merge)
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The lines of features, each ended but the last."""
         if self.line is None:
-            return [ImageFeatures(features[0])]
+            return [MediaFeatures(features[0])]
         down, across = (each // self.merge for each in grids[0])
         sheet = features[0].reshape(down, across, -1)
         ends = np.broadcast_to(self.line, (down, 1, sheet.shape[2]))
         rows = np.concatenate([sheet, ends], axis=1).reshape(down * (across + 1), -1)
-        return [ImageFeatures(np.ascontiguousarray(rows[:-1]))]
+        return [MediaFeatures(np.ascontiguousarray(rows[:-1]))]
 
 
 @dataclass(frozen=True)
@@ -482,7 +465,7 @@ class DynamicTiles:
     there are several, the whole image; their features follow one another: InternVL.
     """
 
-    image_tokens: ImageTokens
+    image_tokens: MediaTokens
     size: int
     patch: int
     group: int
@@ -503,14 +486,14 @@ class DynamicTiles:
         """(tiles across, tiles down)."""
         return nearest_grid(width, height, self.size, self.least, self.most)
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches line by line, after the class token."""
         expect(pixels, self.size)
         return plain_rows(pixels, self.patch, group=self.group, classed=True)
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The features of all views in one stretch."""
-        return [ImageFeatures(np.concatenate(features))]
+        return [MediaFeatures(np.concatenate(features))]
 
 
 @dataclass(frozen=True)
@@ -519,7 +502,7 @@ class SplitImage:
     is: Idefics 3 and SmolVLM. An image of one tile is sent as both, as llama.cpp's mtmd does.
     """
 
-    image_tokens: ImageTokens
+    image_tokens: MediaTokens
     size: int
     patch: int
     group: int
@@ -553,25 +536,25 @@ class SplitImage:
         high = -(-height // side) * side
         return math.ceil(int(high * ratio) / side) * side, high
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches line by line."""
         expect(pixels, self.size)
         return plain_rows(pixels, self.patch, group=self.group, classed=False)
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """Each tile after its row and column, the whole image after a marker of its own."""
         wide, high = self.sides(*image)
         across = wide // self.size
-        fake, out = "<fake_token_around_image>", list[str | ImageFeatures]()
+        fake, out = "<fake_token_around_image>", list[str | MediaFeatures]()
         text = ""
         for at, rows in enumerate(features[:-1]):
             down, right = divmod(at, across)
             out += [
                 f"{text}{fake}<row_{down + 1}_col_{right + 1}>",
-                ImageFeatures(rows),
+                MediaFeatures(rows),
             ]
             text = "\n" if right + 1 == across else ""
-        return [*out, f"{text}\n{fake}<global-img>", ImageFeatures(features[-1]), fake]
+        return [*out, f"{text}\n{fake}<global-img>", MediaFeatures(features[-1]), fake]
 
 
 def expect(pixels: np.ndarray, side: int) -> None:

@@ -8,25 +8,19 @@ does.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import numpy as np
 
 from oxillama.errors import ConfigError, ImageError
+from oxillama.media.sources import FileKind
 from oxillama.vision.whole import is_whole
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM")
 _NAMED = "a PNG, JPEG, WebP, GIF, BMP or PPM file"
-_DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
-# bytes of the text of a URL in an error
-_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +33,18 @@ class ImageLimits:
     max_pixels: int = 1 << 25
     max_ratio: int = 200
     folder: Path | None = None
+
+    @property
+    def file(self) -> FileKind:
+        """What an image's file is wanted to be."""
+        return FileKind(
+            error=ImageError,
+            wanted=_NAMED,
+            media_type="image/",
+            folder_option="image_folder",
+            max_bytes=self.max_bytes,
+            folder=self.folder,
+        )
 
 
 # A file of many pixels that is so many times smaller than they are is made to fill memory.
@@ -68,16 +74,9 @@ def read_image(source: Any, limits: ImageLimits | None = None, *, name: str = "i
     if isinstance(source, module.Image):
         _check_size(source.size, limits, name)
         return _upright(source, name)
-    if isinstance(source, str):
-        given, source = source, _named(source, limits, name)
-        if isinstance(source, Path):
-            name = f"{name}: {given[:_SHOWN]}"
-    elif isinstance(source, Path):
-        name = f"{name}: {source}"
-    if isinstance(source, Path):
-        source = file_bytes(source, limits, name=name)
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _of_bytes(bytes(source), limits, name, module)
+    held, name = limits.file.read(source, name)
+    if held is not None:
+        return _of_bytes(held, limits, name, module)
     raise ImageError(
         f"{name}: found {type(source).__name__}, wanted a data URL, bytes, a pathlib.Path, a PIL "
         f"image or a uint8 array (height, width, 3)"
@@ -91,62 +90,6 @@ def _of_array(array: np.ndarray, limits: ImageLimits, name: str, module: Any) ->
         )
     _check_size((array.shape[1], array.shape[0]), limits, name)
     return module.fromarray(np.ascontiguousarray(array))
-
-
-def _named(text: str, limits: ImageLimits, name: str) -> bytes | Path:
-    """The bytes of a data URL, or the file that a text names within the allowed folder."""
-    if text[:5].lower() == "data:":
-        return _data_bytes(text, limits, name)
-    scheme = urlsplit(text[:4096]).scheme.lower()
-    shown = f"{text[:_SHOWN]!r}"
-    if scheme in ("http", "https"):
-        raise ImageError(f"{name}: found the URL {shown}, which is not fetched; wanted a data URL")
-    if limits.folder is None:
-        raise ImageError(
-            f"{name}: found {shown}, wanted a data URL (files are read where `image_folder` allows "
-            "it)"
-        )
-    path = Path(unquote(urlsplit(text).path) if scheme == "file" else text)
-    folder = limits.folder.resolve()
-    found = (folder / path).resolve()
-    if not found.is_relative_to(folder):
-        raise ImageError(f"{name}: found {shown}, wanted a file below the allowed folder")
-    return found
-
-
-def _data_bytes(url: str, limits: ImageLimits, name: str) -> bytes:
-    head = _DATA_URL.match(url[:1024])
-    if head is None:
-        raise ImageError(f"{name}: found {url[:_SHOWN]!r}, wanted data:image/...;base64,...")
-    kind = head[1].lower()
-    if kind and not kind.startswith("image/"):
-        raise ImageError(f"{name}: found a data URL of {kind[:_SHOWN]!r}, wanted image/...")
-    size = len(url) - head.end()
-    if size > 4 * limits.max_bytes:
-        raise _too_long(size, limits, name)
-    body = url[head.end() :]
-    if ";base64" not in head[2].lower():
-        return unquote_to_bytes(body)
-    try:
-        return base64.b64decode("".join(unquote(body).split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ImageError(f"{name}: found a data URL that is not base64 ({error})") from None
-
-
-def file_bytes(path: Path, limits: ImageLimits | None = None, *, name: str) -> bytes:
-    """The bytes of an image file, at most one more than the limit; ImageError for anything else."""
-    limits = limits or ImageLimits()
-    try:
-        if not path.is_file():
-            raise ImageError(f"{name}: found no file, wanted {_NAMED}")
-        with path.open("rb") as file:
-            return file.read(limits.max_bytes + 1)
-    except OSError as error:
-        raise ImageError(f"{name}: {error.strerror or error}") from None
-
-
-def _too_long(size: int, limits: ImageLimits, name: str) -> ImageError:
-    return ImageError(f"{name}: found {size} bytes, wanted at most {limits.max_bytes}")
 
 
 def _check_size(size: tuple[int, int], limits: ImageLimits, name: str) -> None:
@@ -165,8 +108,6 @@ def _check_size(size: tuple[int, int], limits: ImageLimits, name: str) -> None:
 
 
 def _of_bytes(held: bytes, limits: ImageLimits, name: str, module: Any) -> Any:
-    if len(held) > limits.max_bytes:
-        raise _too_long(len(held), limits, name)
     try:
         image = module.open(io.BytesIO(held), formats=FORMATS)
     except module.DecompressionBombError as error:

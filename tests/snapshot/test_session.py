@@ -71,7 +71,7 @@ def test_every_field_of_a_session_is_known_to_be_saved_or_to_be_none_of_a_state(
         "adapters",
         "at_start",
         "grammar",
-        "images",
+        "media",
         "kv",
         "pending",
         "sampler",

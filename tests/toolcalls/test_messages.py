@@ -88,18 +88,18 @@ def test_images_and_results_are_left_alone():
         ),
         (
             {"role": "user", "content": [*SPLIT, "x"]},
-            '.content[2]: found str, wanted a part such as {"type": "text", "text": "..."}, or an '
-            "image",
+            '.content[2]: found str, wanted a part such as {"type": "text", "text": "..."}, an '
+            "image or audio",
         ),
         (
             {"role": "user", "content": [{"type": "text", "text": 5}]},
             '.content[0]: found a text of type int, wanted a part such as {"type": "text", "text": '
-            '"..."}, or an image',
+            '"..."}, an image or audio',
         ),
         (
             {"role": "user", "content": [{"type": "document"}]},
             ".content[0]: found a dict of type 'document', wanted a part such as {\"type\": "
-            '"text", "text": "..."}, or an image',
+            '"text", "text": "..."}, an image or audio',
         ),
     ],
 )

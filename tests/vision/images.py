@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from oxillama.gguf import GgufReader, GgufWriter
-from oxillama.vision import ImageFeatures
+from oxillama.media import MediaFeatures
 
 
 def image_of(width, height):
@@ -15,7 +15,7 @@ def image_of(width, height):
 
 def features_of(vision, image):
     """The features among what stands in a prompt for an image."""
-    return [each for each in vision.pieces(image) if isinstance(each, ImageFeatures)]
+    return [each for each in vision.pieces(image) if isinstance(each, MediaFeatures)]
 
 
 def rewritten(source, path, *, drop=(), keys=None, add=None):

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from oxillama.vision import ImageFeatures, Vision
+from oxillama.media import MediaFeatures
+from oxillama.vision import Vision
 from tests.conftest import CASES
 
 VISION = CASES / "vision"
@@ -48,7 +49,7 @@ def test_pixels_and_features_are_those_of_transformers(opened, name, image):
     # a level of 255 of the widest colour, over the deviation it is divided by
     assert max(np.abs(a - b).max() for a, b in zip(found, pixels)) <= 1e-6 + 1 / 255 / 0.25
     pieces = vision.pieces(png(image))
-    features = np.concatenate([each.rows for each in pieces if isinstance(each, ImageFeatures)])
+    features = np.concatenate([each.rows for each in pieces if isinstance(each, MediaFeatures)])
     # the projection of Gemma 3 is F16 in the file, and was F32 in what made the features: see below
     bound = 5e-4 if name == "gemma3" else 1e-5
     assert np.abs(features - wanted).max() <= bound * np.abs(wanted).max()

@@ -9,9 +9,10 @@ import pytest
 
 import oxillama
 from oxillama.errors import ImageError, ModelError, SnapshotIncompatible
-from oxillama.snapshot.images import restored_images, saved_images
-from oxillama.vision import ImageFeatures, Vision
-from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
+from oxillama.media import MediaFeatures
+from oxillama.media.placed import ImagePrompt, PlacedMedia, rotations
+from oxillama.snapshot.media import restored_media, saved_media
+from oxillama.vision import Vision
 from tests.model.invented import invent
 from tests.vision.images import features_of, image_of
 from tests.vision.made_documents import KINDS, write_mmproj
@@ -103,7 +104,7 @@ def test_patches_of_youtu_hold_the_colours_of_a_pixel_side_by_side(tmp_path):
     assert not vision.positioned
     pixels = np.arange(3 * 32 * 64, dtype=np.float32).reshape(3, 32, 64)
     rows = vision.processor.rows(pixels)
-    assert rows.patches[1, :6].tolist() == [16, 2064, 4112, 17, 2065, 4113]
+    assert rows.rows[1, :6].tolist() == [16, 2064, 4112, 17, 2065, 4113]
     before, made, after = vision.pieces(image_of(64, 32))
     assert (before, len(made), after) == ("<|vision_start|>", 2, "<|vision_end|>")
 
@@ -162,11 +163,11 @@ def test_lines_of_hunyuan_are_ended_and_at_their_rows_and_columns(tmp_path):
 def lines_of(down, across):
     row, column = np.divmod(np.arange(down * across, dtype=np.int32), np.int32(across))
     where = np.stack([np.arange(down * across, dtype=np.int32), row, column])
-    return ImageFeatures(np.ones((down * across, 8), np.float32), where, fixed=True)
+    return MediaFeatures(np.ones((down * across, 8), np.float32), where, fixed=True)
 
 
 def test_fixed_positions_do_not_move_with_the_image():
-    images = [PlacedImage(2, lines_of(2, 3)), PlacedImage(9, lines_of(1, 2))]
+    images = [PlacedMedia(2, lines_of(2, 3)), PlacedMedia(9, lines_of(1, 2))]
     made = rotations(images, 0, 12, axes=4)
     plain = list(range(12))
     assert made[0].tolist() == plain
@@ -177,16 +178,16 @@ def test_fixed_positions_do_not_move_with_the_image():
 
 
 def test_fixed_positions_are_kept_in_snapshots():
-    images = (PlacedImage(2, lines_of(2, 3)), PlacedImage(8, ImageFeatures(np.ones((1, 8), "f4"))))
-    facts, held = saved_images(images)
-    first, second = restored_images(facts, held, 12, 8)
+    images = (PlacedMedia(2, lines_of(2, 3)), PlacedMedia(8, MediaFeatures(np.ones((1, 8), "f4"))))
+    facts, held = saved_media(images)
+    first, second = restored_media(facts, held, 12, 8)
     assert first.features.fixed and not second.features.fixed
     assert first.features.digest == images[0].features.digest
-    moved = ImageFeatures(images[0].features.rows, images[0].features.positions)
+    moved = MediaFeatures(images[0].features.rows, images[0].features.positions)
     assert moved.digest != first.features.digest
     for wrong in ([[2, 6, 8, False, False, True]], [[2, 6, 8, True, False, False]]):
         with pytest.raises(SnapshotIncompatible, match="wanted start, rows, width"):
-            restored_images(wrong, held, 12, 8)
+            restored_media(wrong, held, 12, 8)
 
 
 def text_of_hunyuan(path, sections):

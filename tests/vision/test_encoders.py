@@ -8,8 +8,9 @@ import pytest
 
 from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader
-from oxillama.model.image_encoder import record_encoder
-from oxillama.vision import ImageFeatures, Vision
+from oxillama.media import MediaFeatures
+from oxillama.model.media_encoder import record_encoder
+from oxillama.vision import Vision
 from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
 from oxillama.vision.processors import AnyResolution, DynamicResolution, DynamicTiles
 from tests.vision.images import features_of, image_of, rewritten
@@ -29,7 +30,6 @@ def test_features_of_an_image_that_comes_again_are_kept(tmp_path):
         ({"drop": ("mm.2.bias", "mm.0.weight")}, "mm.0.weight: the file has no such tensor"),
         ({"add": {"v.extra": np.zeros(4, np.float32)}}, "v.extra: mlp has no use for this tensor"),
         ({"keys": {"clip.projector_type": "ldp"}}, "clip.projector_type: found 'ldp', wanted one"),
-        ({"keys": {"clip.has_audio_encoder": True}}, "has_audio_encoder: found True, wanted False"),
         (
             {"keys": {"clip.vision.patch_size": 7}},
             r"v.patch_embd.weight: file has \(32, 3, 14, 14\)",
@@ -193,7 +193,7 @@ def test_tiles_of_smolvlm_say_where_they_are(tmp_path):
         f"\n\n{fake}<global-img>",
         fake,
     ]
-    assert [len(each) for each in pieces if isinstance(each, ImageFeatures)] == [4, 4, 4]
+    assert [len(each) for each in pieces if isinstance(each, MediaFeatures)] == [4, 4, 4]
 
 
 def test_rows_that_a_processor_adds_are_wanted_in_their_shape(tmp_path):

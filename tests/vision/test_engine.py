@@ -11,8 +11,9 @@ import pytest
 
 import oxillama
 from oxillama.errors import ConfigError, ContextError, EngineError, ImageError, ModelError
-from oxillama.vision import ImageFeatures, Vision
-from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
+from oxillama.media import MediaFeatures
+from oxillama.media.placed import ImagePrompt, PlacedMedia, rotations
+from oxillama.vision import Vision
 from tests.conftest import CASES
 from tests.vision.images import image_of
 from tests.vision.made import write_mmproj
@@ -53,7 +54,7 @@ def prompt_of(name, image, vision):
         first, last = held["tokens_a"].tolist(), held["tokens_b"].tolist()
     prompt = ImagePrompt(first)
     for piece in vision.pieces(png(image)):
-        if isinstance(piece, ImageFeatures):
+        if isinstance(piece, MediaFeatures):
             prompt.add(piece, 5)
     prompt.extend(last)
     return prompt
@@ -62,7 +63,7 @@ def prompt_of(name, image, vision):
 @pytest.mark.parametrize("name, image", images_of_cases())
 def test_logits_are_those_of_transformers(engines, name, image):
     engine = engines(name)
-    vision = engine.opened.images.vision
+    vision = engine.opened.media.vision
     if image.endswith("_pad"):
         vision = Vision(VISION / name / "mmproj-f32.gguf", fit="pad")
     prompt = prompt_of(name, image, vision)
@@ -80,7 +81,7 @@ def test_logits_are_those_of_transformers(engines, name, image):
 def test_bits_do_not_depend_on_chunks_companions_or_stored_prefixes(engines, name):
     image = "sq56" if name == "gemma3" else "tall96x160"
     engine = engines(name)
-    prompt = prompt_of(name, image, engine.opened.images.vision)
+    prompt = prompt_of(name, image, engine.opened.media.vision)
     wanted = engine.logits(prompt)
     alone = engine.generate(prompt, max_tokens=12, temperature=0, cache_prompt=False)
     with loaded(name, prefill_chunk_size=5, num_threads=1) as small:
@@ -105,8 +106,8 @@ def test_logits_of_gemma_4_are_those_of_transformers(cases, tmp_path):
     ) as engine:
         (features,) = (
             each
-            for each in engine.opened.images.vision.pieces(image_of(200, 84))
-            if isinstance(each, ImageFeatures)
+            for each in engine.opened.media.vision.pieces(image_of(200, 84))
+            if isinstance(each, MediaFeatures)
         )
         prompt = ImagePrompt([2, 17, 33, 101, 255])
         prompt.add(features, 5)
@@ -120,11 +121,11 @@ def test_logits_of_gemma_4_are_those_of_transformers(cases, tmp_path):
 
 def test_images_are_part_of_the_prefix_key(engines):
     engine = engines("qwen2vl")
-    vision = engine.opened.images.vision
+    vision = engine.opened.media.vision
     one, other = (prompt_of("qwen2vl", image, vision) for image in ("wide168x84", "wide168x84"))
     rows = other.images[0].features.rows + np.float32(0.25)
-    changed = ImageFeatures(rows, other.images[0].features.positions)
-    other.images = (PlacedImage(other.images[0].start, changed),)
+    changed = MediaFeatures(rows, other.images[0].features.positions)
+    other.media = (PlacedMedia(other.images[0].start, changed),)
     assert list(one) == list(other)
     first = engine.generate(one, max_tokens=6, temperature=0)
     second = engine.generate(other, max_tokens=6, temperature=0)
@@ -137,7 +138,7 @@ def test_sessions_with_images_fork_truncate_and_resume(engines, tmp_path):
     for name in ("gemma3", "qwen3vl"):
         engine = engines(name)
         image = "sq56" if name == "gemma3" else "wide128x64"
-        prompt = prompt_of(name, image, engine.opened.images.vision)
+        prompt = prompt_of(name, image, engine.opened.media.vision)
         session = engine.session()
         engine.generate(prompt, session=session, max_tokens=4, temperature=0)
         start, end = prompt.images[0].start, prompt.images[0].end
@@ -162,7 +163,7 @@ def test_sessions_with_images_fork_truncate_and_resume(engines, tmp_path):
         session.truncate(start)
         assert session.images == ()
         more = engine.generate(
-            ImagePrompt(prompt[start:], [PlacedImage(0, prompt.images[0].features)]),
+            ImagePrompt(prompt[start:], [PlacedMedia(0, prompt.images[0].features)]),
             session=session,
             max_tokens=4,
             temperature=0,
@@ -172,7 +173,7 @@ def test_sessions_with_images_fork_truncate_and_resume(engines, tmp_path):
 
 def test_several_completions_and_beams_of_one_image(engines):
     engine = engines("qwen25vl")
-    prompt = prompt_of("qwen25vl", "tall84x140", engine.opened.images.vision)
+    prompt = prompt_of("qwen25vl", "tall84x140", engine.opened.media.vision)
     greedy = engine.generate(prompt, max_tokens=5, temperature=0).tokens
     for done in engine.submit(prompt, n=2, max_tokens=5, temperature=0).result():
         assert done.tokens == greedy
@@ -191,7 +192,7 @@ def test_several_completions_and_beams_of_one_image(engines):
 def test_a_context_that_shifts_drops_whole_images(engines):
     engine = loaded("qwen2vl", context_size=48)
     with engine:
-        prompt = prompt_of("qwen2vl", "sq112", engine.opened.images.vision)
+        prompt = prompt_of("qwen2vl", "sq112", engine.opened.media.vision)
         done = engine.generate(
             prompt, max_tokens=40, temperature=0, context_shift=True, keep=4, ignore_eos=True
         )
@@ -201,7 +202,7 @@ def test_a_context_that_shifts_drops_whole_images(engines):
 def test_an_image_whose_rows_come_together_must_fit_into_a_step(engines):
     steps = oxillama.SchedulerConfig(max_batch_tokens=4, max_batch_sequences=1, max_sequences=1)
     with loaded("gemma3", scheduler=steps) as engine:
-        prompt = prompt_of("gemma3", "sq56", engine.opened.images.vision)
+        prompt = prompt_of("gemma3", "sq56", engine.opened.media.vision)
         with pytest.raises(ContextError, match="image: 4 rows, which are evaluated in one step"):
             engine.generate(prompt, max_tokens=1)
 
@@ -272,8 +273,8 @@ def test_what_cannot_be_seen_is_refused_by_name(engines):
         bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
         with pytest.raises(ImageError, match=r"messages\[0\].content\[0\]: found 3 bytes"):
             engine.chat([{"role": "user", "content": [bad]}])
-        with pytest.raises(ImageError, match="part of type 'input_audio', wanted text or an image"):
-            engine.chat([{"role": "user", "content": [{"type": "input_audio"}]}])
+        with pytest.raises(ImageError, match="part of type 'input_video', wanted text, an image"):
+            engine.chat([{"role": "user", "content": [{"type": "input_video"}]}])
         with pytest.raises(ContextError, match="prompt of .* with images"):
             parts = [png("sq112")] + ["word " * 600]
             engine.generate(engine.image_prompt(parts), truncate_prompt=True, max_tokens=4)

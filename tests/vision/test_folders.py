@@ -16,7 +16,7 @@ from oxillama.cli import main
 from oxillama.convert import convert_encoder
 from oxillama.errors import ConfigError, ConvertError, EngineError, GgufNotFound, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
-from oxillama.vision import ImageFeatures
+from oxillama.media import MediaFeatures
 from tests.convert.test_encoders import golden_of
 from tests.convert.test_families import save, spread
 from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
@@ -320,7 +320,7 @@ def test_folders_and_repositories_of_files_of_encoders(seeing, tmp_path, monkeyp
         assert engine.takes_images
         (features,) = (
             each
-            for each in engine.opened.images.vision.pieces(image_of(70, 50))
-            if isinstance(each, ImageFeatures)
+            for each in engine.opened.media.vision.pieces(image_of(70, 50))
+            if isinstance(each, MediaFeatures)
         )
         assert features.rows.shape == (16, 32)

@@ -44,7 +44,7 @@ def test_features_are_the_same_bits_whatever_the_threads(encoder):
 def test_features_are_the_same_bits_in_parts(encoder, monkeypatch):
     """Tapes without attention run over as many rows at a time as hold so many floats."""
     whole = features_of(Vision(encoder), image_of(400, 300))
-    monkeypatch.setattr("oxillama.model.image_encoder._JOINED", 1)  # 64 rows
+    monkeypatch.setattr("oxillama.model.media_encoder._JOINED", 1)  # 64 rows
     parts = features_of(Vision(encoder), image_of(400, 300))
     assert len(whole) == len(parts) > 0
     assert all(np.array_equal(a.rows, b.rows) for a, b in zip(whole, parts))

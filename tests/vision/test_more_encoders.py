@@ -9,11 +9,12 @@ import pytest
 
 from oxillama.errors import ImageError, ModelError, TemplateError
 from oxillama.gguf import GgufReader
-from oxillama.image_prompts import ImagePrompts
+from oxillama.media import MediaFeatures
+from oxillama.media.messages import MediaPart
+from oxillama.media_prompts import Media, MediaPrompts, Part
 from oxillama.tokenizer.provenance import from_message
-from oxillama.vision import ImageFeatures, Vision
+from oxillama.vision import Vision
 from oxillama.vision.families.minicpm import Sliced
-from oxillama.vision.messages import ImagePart
 from tests.vision.images import features_of, image_of, rewritten
 from tests.vision.made_more import WRITERS, write_more
 
@@ -58,7 +59,7 @@ def test_features_are_those_of_transformers(tmp_path, name, kind, more):
 def shown(vision, width, height):
     """The pieces of an image, features as their number."""
     pieces = vision.pieces(image_of(width, height))
-    return [len(each) if isinstance(each, ImageFeatures) else each for each in pieces]
+    return [len(each) if isinstance(each, MediaFeatures) else each for each in pieces]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_a_vocabulary_of_another_family_is_refused(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "kimik25"))
     said = "kimik25 marks images by '<|media_begin|>', wanted a vocabulary with this token"
     with pytest.raises(ModelError, match=re.escape(said)):
-        _ = ImagePrompts(lambda: vision, Letters(), 4).vision
+        _ = prompts_of(vision).vision
 
 
 def test_rows_of_the_unified_gemma_4_see_each_other(tmp_path):
@@ -156,7 +157,7 @@ def test_bits_of_convolutions_do_not_depend_on_the_rows_of_a_step(tmp_path, monk
     path = write_more(tmp_path / "m.gguf", "gemma3nv")
     found = []
     for joined in (1 << 16, 1 << 21, 1 << 24):
-        monkeypatch.setattr("oxillama.model.image_encoder._JOINED", joined)
+        monkeypatch.setattr("oxillama.model.media_encoder._JOINED", joined)
         found.append(features_of(Vision(path), image_of(50, 60))[0].rows)
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
 
@@ -228,10 +229,16 @@ class Letters:
         return list(map(ord, text))
 
 
+def prompts_of(vision):
+    """Makes prompts with an encoder's images, at most four."""
+    kinds = frozenset({"image"})
+    return MediaPrompts(lambda: Media(vision), Letters(), kinds, {"image": 4, "audio": 0})
+
+
 def test_images_of_minicpm_are_numbered_within_their_prompt(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "resampler"))
     pieces = vision.pieces(image_of(50, 60))
-    prompt = ImagePrompts(lambda: vision, Letters(), 4).compose([pieces, "and", pieces])
+    prompt = prompts_of(vision).compose([Part("image", pieces), "and", Part("image", pieces)])
     text = "".join(chr(each) if each else "." for each in prompt)
     rows = "<image>........</image>"
     assert text == f"<image_id>0</image_id>{rows}and<image_id>1</image_id>{rows}"
@@ -241,16 +248,15 @@ def test_parts_of_a_message_of_minicpm_are_lines(tmp_path):
     """As its published `chat` joins them, for a template that takes texts."""
     vision = Vision(write_more(tmp_path / "m.gguf", "resampler"))
     content = [{"type": "image"}, {"type": "text", "text": "What?"}]
-    part = ImagePart("messages[0].content[0]", image_of(50, 60))
+    part = MediaPart("image", "messages[0].content[0]", image_of(50, 60))
 
     def render(messages):
         if not isinstance(messages[0]["content"], str):
             raise TemplateError("found a list, wanted text")
         return from_message(messages[0]["content"])
 
-    prompts = ImagePrompts(lambda: vision, Letters(), 4)
-    text, ((start, stop),) = prompts.render([{"content": content}], [part], render)
-    assert start == 0 and text[stop:] == "\nWhat?"
+    text, (place,) = prompts_of(vision).render([{"content": content}], [part], render)
+    assert (place.start, place.kind) == (0, "image") and text[place.stop :] == "\nWhat?"
 
 
 @pytest.mark.parametrize(

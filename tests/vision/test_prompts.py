@@ -10,15 +10,15 @@ import pytest
 
 import oxillama
 from oxillama.errors import ConfigError, ContextError
+from oxillama.media import MediaFeatures
+from oxillama.media.placed import ImagePrompt
 from oxillama.quality import perplexity
-from oxillama.vision import ImageFeatures
-from oxillama.vision.placed import ImagePrompt
 from tests.model import invented, tiny
 
 
 def image(width=tiny.HIDDEN, *, rows=3, seed=1, **more):
     made = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
-    return ImageFeatures(made, **more)
+    return MediaFeatures(made, **more)
 
 
 def prompt_of(features, before=(5, 6), after=(7,)):
@@ -78,7 +78,7 @@ def test_sums_and_copies_have_the_images_of_their_parts():
 )
 def test_what_would_part_an_image_from_its_tokens_is_refused(change):
     prompt = prompt_of(image())
-    with pytest.raises(ContextError, match="prompt: has images, which stay with their tokens"):
+    with pytest.raises(ContextError, match="prompt: has images or audio, which stay with"):
         change(prompt)
     assert list(prompt) == [5, 6, 9, 9, 9, 7]
 
@@ -107,7 +107,7 @@ def test_what_takes_tokens_alone_says_so(engine):
         lambda prompt: perplexity(engine, prompt, context=8),
         lambda prompt: list(engine.diagnose(prompt)),
     ):
-        with pytest.raises(ConfigError, match="found a prompt with images, wanted .* alone"):
+        with pytest.raises(ConfigError, match="prompt with images or audio, wanted .* alone"):
             door(prompt_of(image()))
 
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from oxillama.errors import ImageError, ModelError
+from oxillama.media.features import MediaFeatures
+from oxillama.media.tokens import MediaTokens
 from oxillama.model.encoders.deepseek_ocr import Sam, columns_of, sam_of
-from oxillama.model.image_builder import HIDDEN
-from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
-from oxillama.vision.features import ImageFeatures
+from oxillama.model.media_builder import HIDDEN
+from oxillama.model.media_encoder import ImageEncoder, Joined, MediaRows
 from oxillama.vision.layout import nines, patches_of, resampled
 from oxillama.vision.processors import (
     Features,
     Fit,
     Grids,
-    ImageTokens,
     Processor,
     Size,
     nearest_grid,
@@ -28,7 +28,7 @@ from oxillama.vision.processors import (
     resized,
 )
 
-_TOKENS = ImageTokens(("<image>",), "<image>")
+_TOKENS = MediaTokens(("<image>",), "<image>")
 _GREY = (127, 127, 127)
 # rows of the encoder after SAM, given how many are SAM's: what follows these, and how many of all
 # make no feature, the first ones
@@ -45,7 +45,7 @@ class SamTiles:
     DeepSeek-OCR 2 nothing does, and the features of one tile follow those of another.
     """
 
-    image_tokens: ImageTokens
+    image_tokens: MediaTokens
     sam: Sam
     least: int
     most: int
@@ -90,7 +90,7 @@ class SamTiles:
         side = self.sam.tile * self.sam.patch
         return nearest_grid(*size, side, self.least, self.most) if max(size) > side else (0, 0)
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches window by window, which are filled up with rows that are none."""
         sam = self.sam
         count = {each * sam.patch: each for each in (sam.side, sam.tile)}.get(pixels.shape[1])
@@ -132,7 +132,7 @@ class SamTiles:
             rows = at.size
         after, skipped = self.after(rows)
         features = np.arange(skipped, len(after.groups))[:, None]
-        return ImageRows(
+        return MediaRows(
             np.concatenate(parts, axis=1, dtype=np.float32),
             np.full(len(row), -1, np.int32),
             features,
@@ -140,11 +140,11 @@ class SamTiles:
             between=(*between, after),
         )
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The features of the tiles, those of the whole, and the row at the end."""
         whole, tiles, line = features[-1], features[:-1], self.newline
         if line is None:
-            return [ImageFeatures(np.concatenate([*features, self.end]))]
+            return [MediaFeatures(np.concatenate([*features, self.end]))]
         parts = []
         if tiles:
             across, down = self.grid(image)
@@ -154,7 +154,7 @@ class SamTiles:
             parts.append(_lined(sheet, line))
         side = round(len(whole) ** 0.5)
         parts.append(_lined(whole.reshape(side, side, -1), line))
-        return [ImageFeatures(np.concatenate([*parts, self.end]))]
+        return [MediaFeatures(np.concatenate([*parts, self.end]))]
 
 
 def _lined(sheet: np.ndarray, line: np.ndarray) -> np.ndarray:

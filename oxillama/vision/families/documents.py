@@ -11,30 +11,30 @@ from functools import partial
 
 import numpy as np
 
-from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
-from oxillama.vision.features import ImageFeatures
+from oxillama.media.features import MediaFeatures
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder, Joined, MediaRows
 from oxillama.vision.layout import resampled
 from oxillama.vision.processors import (
     DynamicResolution,
     Features,
     Fit,
     Grids,
-    ImageTokens,
     Processor,
     Size,
     processor,
 )
 
-_PADDLE = ImageTokens(
+_PADDLE = MediaTokens(
     ("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>", "<|IMAGE_PLACEHOLDER|>"),
     "<|IMAGE_PLACEHOLDER|>",
     "<|IMAGE_START|>",
     "<|IMAGE_END|>",
 )
-_DOTS = ImageTokens(
+_DOTS = MediaTokens(
     ("<|img|><|imgpad|><|endofimg|>", "<|imgpad|>"), "<|imgpad|>", "<|img|>", "<|endofimg|>"
 )
-_HUNYUAN = ImageTokens(
+_HUNYUAN = MediaTokens(
     (
         "<｜hy_place▁holder▁no▁100｜><｜hy_place▁holder▁no▁102｜><｜hy_place▁holder▁no▁101｜>",
         "<｜hy_place▁holder▁no▁102｜>",
@@ -43,7 +43,7 @@ _HUNYUAN = ImageTokens(
     "<｜hy_place▁holder▁no▁100｜>",
     "<｜hy_place▁holder▁no▁101｜>",
 )
-_YOUTU = ImageTokens(
+_YOUTU = MediaTokens(
     ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
     "<|image_pad|>",
     "<|vision_start|>",
@@ -52,7 +52,7 @@ _YOUTU = ImageTokens(
 # The most patches of an image of Youtu-VL, and how much smaller one is made each time it has more:
 # of the published processor.
 _MOST_PATCHES, _STEP = 36864, 0.02
-_EXAONE = ImageTokens(
+_EXAONE = MediaTokens(
     ("<vision><|image_pad|></vision>", "<|image_pad|>"),
     "<|image_pad|>",
     "<vision>",
@@ -120,7 +120,7 @@ class Lined(DynamicResolution):
         """Positions of each row of features."""
         return 4
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches square by square; then the rows of the lines, and last those of the image."""
         made = super().rows(pixels)
         down, across = (side // self.patch // self.merge for side in pixels.shape[1:])
@@ -131,7 +131,7 @@ class Lined(DynamicResolution):
         between = (Joined(made.groups), Joined(lines, given=self.newline))
         return replace(made, rope=None, groups=whole, between=between, given=self.around)
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The row before, the lines, the row after."""
         down, across = (each // self.merge for each in grids[0])
         count = down * (across + 1)
@@ -139,9 +139,9 @@ class Lined(DynamicResolution):
         where = np.stack([np.arange(count, dtype=np.int32), row, column])
         first, lines, last = np.split(features[0], [1, count + 1])
         return [
-            ImageFeatures(first),
-            ImageFeatures(lines, where, fixed=True),
-            ImageFeatures(last),
+            MediaFeatures(first),
+            MediaFeatures(lines, where, fixed=True),
+            MediaFeatures(last),
         ]
 
 
@@ -197,11 +197,11 @@ class RoundedUp(DynamicResolution):
                 return wide, high
             scale -= _STEP
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches square by square, window by window."""
         made = super().rows(pixels)
-        turned = made.patches.reshape(-1, 3, self.patch**2).transpose(0, 2, 1)
-        return replace(made, patches=np.ascontiguousarray(turned).reshape(len(turned), -1))
+        turned = made.rows.reshape(-1, 3, self.patch**2).transpose(0, 2, 1)
+        return replace(made, rows=np.ascontiguousarray(turned).reshape(len(turned), -1))
 
 
 @processor("youtuvl")

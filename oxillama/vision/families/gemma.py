@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from oxillama.errors import ModelError
-from oxillama.model.image_encoder import ImageEncoder
-from oxillama.vision.processors import Fit, Fitted, FixedSize, ImageTokens, Processor, processor
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
+from oxillama.vision.processors import Fit, Fitted, FixedSize, Processor, processor
 
-_GEMMA = ImageTokens(
+_GEMMA = MediaTokens(
     ("<start_of_image>",), "<image_soft_token>", "\n\n<start_of_image>", "<end_of_image>\n\n"
 )
-_GEMMA_4 = ImageTokens(("<|image|>",), "<|image|>", "<|image>", "<image|>")
-_LFM = ImageTokens(("<image>",), "<image>", "<|image_start|>", "<|image_end|>")
-_LLAMA_4 = ImageTokens(("<|image|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
-_JANUS = ImageTokens(
+_GEMMA_4 = MediaTokens(("<|image|>",), "<|image|>", "<|image>", "<image|>")
+_LFM = MediaTokens(("<image>",), "<image>", "<|image_start|>", "<|image_end|>")
+_LLAMA_4 = MediaTokens(("<|image|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
+_JANUS = MediaTokens(
     ("<begin_of_image><image_placeholder><end_of_image>", "<image_placeholder>"),
     "<image_placeholder>",
     "<begin_of_image>",

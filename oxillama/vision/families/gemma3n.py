@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from oxillama.media.features import MediaFeatures
+from oxillama.media.tokens import MediaTokens
 from oxillama.model.image_builder import Window
-from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
-from oxillama.vision.features import ImageFeatures
+from oxillama.model.media_encoder import ImageEncoder, Joined, MediaRows
 from oxillama.vision.processors import (
     Features,
     Fit,
     FixedSize,
     Grids,
-    ImageTokens,
     Processor,
     Size,
     expect,
@@ -35,7 +35,7 @@ class Convolved(FixedSize):
     windows: tuple[Window, ...] = ()
     end: np.ndarray | None = None
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """A row for each place that the first convolution leaves, then each window's."""
         expect(pixels, self.size)
         taken = _around(self.size, _STEM.side, _STEM.stride)
@@ -48,12 +48,12 @@ class Convolved(FixedSize):
             skipped = after
         *between, last = joined
         tokens = np.full(len(patches), -1, np.int32)
-        return ImageRows(patches, tokens, last.groups, between=tuple(between))
+        return MediaRows(patches, tokens, last.groups, between=tuple(between))
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The features, and the row at their end."""
         rows = features[0] if self.end is None else np.concatenate([features[0], self.end])
-        return [ImageFeatures(np.ascontiguousarray(rows))]
+        return [MediaFeatures(np.ascontiguousarray(rows))]
 
 
 def _joined(window: Window, side: int, skipped: int) -> tuple[Joined, int, int]:
@@ -90,7 +90,7 @@ def _around(side: int, width: int, stride: int) -> np.ndarray:
 
 
 # its template writes the token of a row, which stands for the whole image
-_GEMMA_3N = ImageTokens(
+_GEMMA_3N = MediaTokens(
     ("<image_soft_token>",), "<image_soft_token>", "\n\n<start_of_image>", "\n\n"
 )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from oxillama.model.image_encoder import ImageEncoder
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
 from oxillama.vision.layout import resampled
-from oxillama.vision.processors import EnlargedFirst, Fit, ImageTokens, Processor, processor
+from oxillama.vision.processors import EnlargedFirst, Fit, Processor, processor
 
-_GLM = ImageTokens(
+_GLM = MediaTokens(
     ("<|begin_of_image|><|image|><|end_of_image|>", "<|image|>"),
     "<|image|>",
     "<|begin_of_image|>",

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from oxillama.errors import ModelError
-from oxillama.model.image_builder import HIDDEN
-from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
-from oxillama.vision.processors import AnyResolution, Fit, ImageTokens, Processor, processor
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_builder import HIDDEN
+from oxillama.model.media_encoder import ImageEncoder, Joined, MediaRows
+from oxillama.vision.processors import AnyResolution, Fit, Processor, processor
 
-_TOKENS = ImageTokens(("<image>",), "<image>")
+_TOKENS = MediaTokens(("<image>",), "<image>")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class QueriedTiles(AnyResolution):
     query: int = 1
     places: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.float32))
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches line by line; then the patches and queries of each window."""
         made = super().rows(pixels)
         side, window, query = self.size // self.patch, self.window, self.query

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from oxillama.model.image_encoder import ImageEncoder
-from oxillama.vision.processors import Fit, ImageTokens, Processor, SplitImage, processor
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
+from oxillama.vision.processors import Fit, Processor, SplitImage, processor
 
-_IDEFICS = ImageTokens(("<image>",), "<image>")
-_PIXTRAL = ImageTokens(("[IMG]",), "[IMG]", "", "[IMG_END]")
-_INTERN = ImageTokens(
+_IDEFICS = MediaTokens(("<image>",), "<image>")
+_PIXTRAL = MediaTokens(("[IMG]",), "[IMG]", "", "[IMG_END]")
+_INTERN = MediaTokens(
     ("<img><IMG_CONTEXT></img>", "<IMG_CONTEXT>", "<image>"), "<IMG_CONTEXT>", "<img>", "</img>"
 )
 

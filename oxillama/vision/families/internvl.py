@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from oxillama.model.image_encoder import ImageEncoder
-from oxillama.vision.processors import DynamicTiles, Fit, ImageTokens, Processor, processor
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
+from oxillama.vision.processors import DynamicTiles, Fit, Processor, processor
 
-_INTERN = ImageTokens(
+_INTERN = MediaTokens(
     ("<img><IMG_CONTEXT></img>", "<IMG_CONTEXT>", "<image>"), "<IMG_CONTEXT>", "<img>", "</img>"
 )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from oxillama.model.image_encoder import ImageEncoder
-from oxillama.vision.processors import Centred, Fit, ImageTokens, Processor, processor
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
+from oxillama.vision.processors import Centred, Fit, Processor, processor
 
-_JANUS = ImageTokens(
+_JANUS = MediaTokens(
     ("<begin_of_image><image_placeholder><end_of_image>", "<image_placeholder>"),
     "<image_placeholder>",
     "<begin_of_image>",

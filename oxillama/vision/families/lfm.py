@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from oxillama.model.image_encoder import ImageEncoder
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
 from oxillama.vision.layout import resampled
-from oxillama.vision.processors import Fit, ImageTokens, Processor, TiledWhenLarge, processor
+from oxillama.vision.processors import Fit, Processor, TiledWhenLarge, processor
 
-_LFM = ImageTokens(("<image>",), "<image>", "<|image_start|>", "<|image_end|>")
-_LLAMA_4 = ImageTokens(("<|image|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
-_JANUS = ImageTokens(
+_LFM = MediaTokens(("<image>",), "<image>", "<|image_start|>", "<|image_end|>")
+_LLAMA_4 = MediaTokens(("<|image|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
+_JANUS = MediaTokens(
     ("<begin_of_image><image_placeholder><end_of_image>", "<image_placeholder>"),
     "<image_placeholder>",
     "<begin_of_image>",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from oxillama.model.image_encoder import ImageEncoder
-from oxillama.vision.processors import CanvasTiles, Fit, ImageTokens, Processor, processor
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
+from oxillama.vision.processors import CanvasTiles, Fit, Processor, processor
 
-_LLAMA_4 = ImageTokens(("<|image|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
-_JANUS = ImageTokens(
+_LLAMA_4 = MediaTokens(("<|image|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
+_JANUS = MediaTokens(
     ("<begin_of_image><image_placeholder><end_of_image>", "<image_placeholder>"),
     "<image_placeholder>",
     "<begin_of_image>",

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oxillama.errors import ModelError
-from oxillama.model.image_encoder import ImageEncoder
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
 from oxillama.vision.processors import (
     CLIP_MEAN,
     AnyResolution,
     Fit,
     FixedSize,
-    ImageTokens,
     Processor,
     processor,
 )
 
-_LLAVA = ImageTokens(("<image>",), "<image>")
-_QWEN = ImageTokens(
+_LLAVA = MediaTokens(("<image>",), "<image>")
+_QWEN = MediaTokens(
     ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
     "<|image_pad|>",
     "<|vision_start|>",

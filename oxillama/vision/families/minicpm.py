@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
-from oxillama.vision.features import ImageFeatures
+from oxillama.media.features import MediaFeatures
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder, Joined, MediaRows
 from oxillama.vision.layout import blocks_of, merged_rows, nearest, plain_rows
 from oxillama.vision.processors import (
     Features,
     Fit,
     Grids,
-    ImageTokens,
     Processor,
     Size,
     expect_multiples,
@@ -35,11 +35,11 @@ class Sliced:
     layout: normalised pixels as rows.
     """
 
-    image_tokens: ImageTokens
+    image_tokens: MediaTokens
     size: int
     unit: int
     fit: Fit
-    layout: Callable[[np.ndarray], ImageRows]
+    layout: Callable[[np.ndarray], MediaRows]
     most: int = 9
 
     def tiles(self, image: Any) -> list[Any]:
@@ -85,28 +85,28 @@ class Sliced:
                         best, nearest = (across, total // across), off
         return best
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches with what the encoder takes beside them."""
         expect_multiples(pixels, self.unit)
         return self.layout(pixels)
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The whole image and each slice between tokens of their own, a line break after each line
         of slices but the last.
         """
         across, _ = self.grid(*image)
-        out: list[str | ImageFeatures] = ["<image>", ImageFeatures(features[0]), "</image>"]
+        out: list[str | MediaFeatures] = ["<image>", MediaFeatures(features[0]), "</image>"]
         for at, rows in enumerate(features[1:]):
             line = "\n" if at and at % across == 0 else ""
-            out += [f"{line}<slice>", ImageFeatures(rows), "</slice>"]
+            out += [f"{line}<slice>", MediaFeatures(rows), "</slice>"]
         return out
 
 
 _NUMBERED = "<image_id>{}</image_id>"
-_MINICPM = ImageTokens(
+_MINICPM = MediaTokens(
     ("(<image>./</image>)", "<image>./</image>"), "<unk>", numbered=_NUMBERED, joint="\n"
 )
-_MINICPM_46 = ImageTokens(
+_MINICPM_46 = MediaTokens(
     ("(<image>./</image>)", "<image>./</image>", "<|image_pad|>"),
     "<|image_pad|>",
     numbered=_NUMBERED,
@@ -131,20 +131,20 @@ def _waves(rows: int, columns: int, width: int) -> np.ndarray:
 
 def _resampled_rows(
     pixels: np.ndarray, *, patch: int, table: np.ndarray, queries: np.ndarray
-) -> ImageRows:
+) -> MediaRows:
     """Patches line by line, then a row for each query, all of which see the patches alone; features
     are the rows of the queries.
     """
     laid = plain_rows(pixels, patch, group=1, classed=False)
     grid = pixels.shape[1] // patch, pixels.shape[2] // patch
-    count, asked = len(laid.patches), len(queries)
+    count, asked = len(laid.rows), len(queries)
     patches = np.concatenate(
-        [laid.patches, nearest(table, *grid), _waves(*grid, queries.shape[1])], axis=1
+        [laid.rows, nearest(table, *grid), _waves(*grid, queries.shape[1])], axis=1
     )
     brought = np.zeros((asked, patches.shape[1]), np.float32)
     brought[:, -queries.shape[1] :] = queries
     total = count + asked
-    return ImageRows(
+    return MediaRows(
         np.concatenate([patches, brought]),
         np.full(total, -1, np.int32),
         np.arange(count, total)[:, None],
@@ -163,14 +163,14 @@ def _resampler(e: ImageEncoder, fit: Fit | None) -> Processor:
     return Sliced(_MINICPM, e.image, e.patch, fit or "stretch", layout)
 
 
-def _joined_rows(pixels: np.ndarray, *, patch: int, table: np.ndarray, twice: bool) -> ImageRows:
+def _joined_rows(pixels: np.ndarray, *, patch: int, table: np.ndarray, twice: bool) -> MediaRows:
     """Patches in squares of 2 x 2, which are joined; twice: then squares of 2 x 2 of these."""
     laid = merged_rows(pixels, patch, merge=2, positions=partial(nearest, table))
     laid = replace(laid, rope=None)
     if not twice:
         return laid
     rows, columns = (side // patch // 2 for side in pixels.shape[1:])
-    first = np.arange(len(laid.patches), dtype=np.int32) // 4 * 4
+    first = np.arange(len(laid.rows), dtype=np.int32) // 4 * 4
     return replace(
         laid,
         groups=blocks_of(rows, columns, 2),

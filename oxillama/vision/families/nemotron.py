@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from oxillama.model.image_encoder import ImageEncoder, ImageRows
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder, MediaRows
 from oxillama.vision.processors import (
     DynamicTiles,
     Fit,
-    ImageTokens,
     Processor,
     processor,
 )
 
-_TOKENS = ImageTokens(("<img><image></img>", "<image>"), "<image>", "<img>", "</img>")
+_TOKENS = MediaTokens(("<img><image></img>", "<image>"), "<image>", "<img>", "</img>")
 # The most tiles of an image in the published processor.
 _MOST = 12
 
@@ -29,15 +29,15 @@ class RadioTiles(DynamicTiles):
     classes: np.ndarray
     positions: np.ndarray
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """The class tokens, then patches line by line."""
         made = super().rows(pixels)
-        patches, count = made.patches[1:], len(self.classes)
+        patches, count = made.rows[1:], len(self.classes)
         colours = np.pad(patches, ((count, 0), (0, 0)))
         columns = np.concatenate([self.classes, self.positions])
         return replace(
             made,
-            patches=np.concatenate([colours, columns], axis=1),
+            rows=np.concatenate([colours, columns], axis=1),
             tokens=np.full(len(colours), -1, np.int32),
             groups=made.groups + (count - 1),
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from oxillama.model.image_encoder import ImageEncoder
-from oxillama.vision.processors import Fit, ImageTokens, Processor, RowSeparated, processor
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
+from oxillama.vision.processors import Fit, Processor, RowSeparated, processor
 
-_PIXTRAL = ImageTokens(("[IMG]",), "[IMG]", "", "[IMG_END]")
-_INTERN = ImageTokens(
+_PIXTRAL = MediaTokens(("[IMG]",), "[IMG]", "", "[IMG_END]")
+_INTERN = MediaTokens(
     ("<img><IMG_CONTEXT></img>", "<IMG_CONTEXT>", "<image>"), "<IMG_CONTEXT>", "<img>", "</img>"
 )
-_LIGHTON = ImageTokens(("<|image_pad|>",), "<|image_pad|>")
+_LIGHTON = MediaTokens(("<|image_pad|>",), "<|image_pad|>")
 
 
 @processor("pixtral")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from oxillama.model.image_encoder import ImageEncoder
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder
 from oxillama.vision.layout import interpolated
-from oxillama.vision.processors import DynamicResolution, Fit, ImageTokens, Processor, processor
+from oxillama.vision.processors import DynamicResolution, Fit, Processor, processor
 
-QWEN = ImageTokens(
+QWEN = MediaTokens(
     ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
     "<|image_pad|>",
     "<|vision_start|>",

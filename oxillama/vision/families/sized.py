@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from oxillama.errors import ImageError
-from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder, Joined, MediaRows
 from oxillama.vision.families.gemma import gemma4
 from oxillama.vision.families.qwen import QWEN
 from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
@@ -18,7 +19,6 @@ from oxillama.vision.processors import (
     DynamicResolution,
     Fit,
     Fitted,
-    ImageTokens,
     Processor,
     Size,
     expect_multiples,
@@ -73,13 +73,13 @@ class Cornered(DynamicResolution):
         return wide, high
 
 
-_KIMI_VL = ImageTokens(
+_KIMI_VL = MediaTokens(
     ("<|media_start|>image<|media_content|><|media_pad|><|media_end|>", "<|media_pad|>"),
     "<|media_pad|>",
     "<|media_start|>image<|media_content|>",
     "<|media_end|>",
 )
-_KIMI_K25 = ImageTokens(
+_KIMI_K25 = MediaTokens(
     ("<|media_begin|>image<|media_content|><|media_pad|><|media_end|>", "<|media_pad|>"),
     "<|media_pad|>",
     "<|media_begin|>image<|media_content|>",
@@ -115,7 +115,7 @@ def _kimi(e: ImageEncoder, fit: Fit | None) -> Processor:
 class FittedPatches(Fitted):
     """The unified Gemma 4: the views of Gemma 4, in patches that nothing rotates."""
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches line by line."""
         return replace(super().rows(pixels), rope=None)
 
@@ -126,7 +126,7 @@ def _gemma4_unified(e: ImageEncoder, fit: Fit | None) -> Processor:
     return FittedPatches(**{**vars(gemma4(e, fit)), "together": True})
 
 
-_MINIMAX = ImageTokens(
+_MINIMAX = MediaTokens(
     ("]<]image[>[",), "]<]image[>[", "]<]start of image[>[", "]<]end of image[>["
 )
 
@@ -163,7 +163,7 @@ class NearestRatio(DynamicResolution):
         best = min(grids, key=lambda grid: abs(grid[0] / grid[1] - height / width))
         return best[1] * unit, best[0] * unit
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches window by window; squares of them make features."""
         expect_multiples(pixels, self.patch * self.merge)
         laid = merged_rows(
@@ -174,7 +174,7 @@ class NearestRatio(DynamicResolution):
 
 
 _ROUNDED = (math.floor, math.ceil)
-_MUSE = ImageTokens(("<|patch|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
+_MUSE = MediaTokens(("<|patch|>",), "<|patch|>", "<|image_start|>", "<|image_end|>")
 
 
 @processor("muse-glimmer")
@@ -216,10 +216,10 @@ class TurnedRows(DynamicResolution):
 
     turns: int = 0
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches, each with a number that is 1 for the first."""
         laid = super().rows(pixels)
-        first = np.zeros((len(laid.patches), 1), np.float32)
+        first = np.zeros((len(laid.rows), 1), np.float32)
         first[0] = 1
         unit = self.merge**2
         rows, columns = (side // self.patch // self.merge for side in pixels.shape[1:])
@@ -231,9 +231,9 @@ class TurnedRows(DynamicResolution):
             order = orders[at % 2]
             where = None if where is None else np.ascontiguousarray(where[:, order])
             between.append(Joined(order[:, None], rope=where))
-        patches = np.concatenate([laid.patches, first], axis=1)
+        patches = np.concatenate([laid.rows, first], axis=1)
         groups = orders[1][laid.groups] if self.turns % 2 else laid.groups
-        return replace(laid, patches=patches, groups=groups, between=tuple(between))
+        return replace(laid, rows=patches, groups=groups, between=tuple(between))
 
 
 @processor("mimovl")

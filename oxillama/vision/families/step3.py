@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from oxillama.errors import ImageError, ModelError
-from oxillama.model.image_encoder import ImageEncoder, ImageRows, Joined
-from oxillama.vision.features import ImageFeatures
+from oxillama.media.features import MediaFeatures
+from oxillama.media.tokens import MediaTokens
+from oxillama.model.media_encoder import ImageEncoder, Joined, MediaRows
 from oxillama.vision.layout import Positions, axial_rows, nines, resampled
 from oxillama.vision.processors import (
     Features,
     Fit,
     Grids,
-    ImageTokens,
     Processor,
     Size,
     processor,
@@ -27,7 +27,7 @@ from oxillama.vision.processors import (
 from oxillama.vision.reading import pillow
 
 # What templates write for an image is the token of a row; marks around tiles are in the pieces.
-_TOKENS = ImageTokens(("<im_patch>",), "<im_patch>")
+_TOKENS = MediaTokens(("<im_patch>",), "<im_patch>")
 # A tile's side by that of an image whole: 504 of 728 pixels in the published models.
 _TILE = (9, 13)
 
@@ -40,7 +40,7 @@ class WindowTiles:
     longest: what the longer side of an image is made smaller to.
     """
 
-    image_tokens: ImageTokens
+    image_tokens: MediaTokens
     size: int
     tile: int
     longest: int
@@ -96,7 +96,7 @@ class WindowTiles:
         )
         return window, across, down
 
-    def rows(self, pixels: np.ndarray) -> ImageRows:
+    def rows(self, pixels: np.ndarray) -> MediaRows:
         """Patches line by line, with row and column; then the places of both convolutions."""
         side = pixels.shape[1]
         if side not in (self.size, self.tile) or pixels.shape != (3, side, side):
@@ -112,20 +112,20 @@ class WindowTiles:
             for each in (count, half)
         )
         blank, other = (np.zeros((1, width), np.float32) for width in self.widths)
-        patches = np.concatenate([made.patches, self.positions(count, count)], axis=1)
+        patches = np.concatenate([made.rows, self.positions(count, count)], axis=1)
         between = (Joined(first, given=blank),)
-        return replace(made, patches=patches, groups=second, between=between, given=other)
+        return replace(made, rows=patches, groups=second, between=between, given=other)
 
-    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | ImageFeatures]:
+    def pieces(self, image: Size, features: Features, grids: Grids) -> list[str | MediaFeatures]:
         """The tiles and the whole, each between its marks."""
         window, width, _ = self.windows(image)
         across = -(-width // window) if window else 0
-        out, count = list[str | ImageFeatures](), len(features) - 1
+        out, count = list[str | MediaFeatures](), len(features) - 1
         for at, rows in enumerate(features[:-1], 1):
-            out += ["<patch_start>", ImageFeatures(rows), "<patch_end>"]
+            out += ["<patch_start>", MediaFeatures(rows), "<patch_end>"]
             if at % across == 0 and at < count:
                 out.append("<patch_newline>")
-        return [*out, "<im_start>", ImageFeatures(features[-1]), "<im_end>"]
+        return [*out, "<im_start>", MediaFeatures(features[-1]), "<im_end>"]
 
 
 def _thin(size: Size) -> bool:

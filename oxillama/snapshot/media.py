@@ -1,8 +1,8 @@
-"""The images of a session in a snapshot: their positions, and their rows.
+"""The images and the audio of a session in a snapshot: their positions, and their rows.
 
 facts "images": [[start, rows, width, has positions, together], ...]      in order section "images":
 of each, its rows float32 (rows, width), then its positions int32 (3, rows). Where positions are
-fixed, a list ends with one more true.
+fixed, a list ends with one more true; that of a clip of audio ends with "audio".
 """
 
 from __future__ import annotations
@@ -13,34 +13,38 @@ from typing import Any, cast
 import numpy as np
 
 from oxillama.errors import SnapshotIncompatible
+from oxillama.media.features import Kind, MediaFeatures
+from oxillama.media.placed import PlacedMedia
 from oxillama.snapshot.container import Buffer
-from oxillama.vision.features import ImageFeatures
-from oxillama.vision.placed import PlacedImage
 
 
-def saved_images(images: Sequence[PlacedImage]) -> tuple[list[list[Any]], bytes]:
-    """(facts, section) of the images of a session."""
+def saved_media(media: Sequence[PlacedMedia]) -> tuple[list[list[Any]], bytes]:
+    """(facts, section) of the images and audio of a session."""
     facts: list[list[Any]] = []
     parts: list[bytes] = []
-    for each in images:
+    for each in media:
         made = each.features
         fact = [each.start, *made.rows.shape, made.positions is not None, made.together]
-        facts.append([*fact, True] if made.fixed else fact)
+        fact += [True] if made.fixed else []
+        facts.append([*fact, made.kind] if made.kind != "image" else fact)
         parts.append(made.rows.astype("<f4").tobytes())
         if made.positions is not None:
             parts.append(made.positions.astype("<i4").tobytes())
     return facts, b"".join(parts)
 
 
-def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[PlacedImage, ...]:
-    """The images of a snapshot; SnapshotIncompatible if they do not fit the number of tokens, or
-    their rows the width of the embedding.
+def restored_media(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[PlacedMedia, ...]:
+    """The images and audio of a snapshot; SnapshotIncompatible if they do not fit the number of
+    tokens, or their rows the width of the embedding.
     """
     if type(facts) is not list or not facts:
         raise SnapshotIncompatible(f"images: found {facts!r:.80}, wanted a list of images")
     data, at, end, made = memoryview(cast(Any, held)).cast("B"), 0, 0, []
     for each in facts:
         kinds = [type(part) for part in each] if type(each) is list else []
+        kind: Kind = "image"
+        if kinds and kinds[-1] is str and each[-1] == "audio":
+            kind, each, kinds = "audio", each[:-1], kinds[:-1]
         fixed = kinds == [int, int, int, bool, bool, bool] and each[5] and each[3]
         if kinds != [int, int, int, bool, bool] and not fixed:
             raise SnapshotIncompatible(
@@ -72,8 +76,8 @@ def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[
                     f"{tokens}"
                 )
         at += places
-        features = ImageFeatures(values.reshape(rows, columns), positions, together, fixed)
-        made.append(PlacedImage(start, features))
+        features = MediaFeatures(values.reshape(rows, columns), positions, together, fixed, kind)
+        made.append(PlacedMedia(start, features))
     if at != len(data):
         raise SnapshotIncompatible(f"images: found {len(data)} bytes, wanted {at}")
     return tuple(made)

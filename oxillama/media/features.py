@@ -1,30 +1,35 @@
-"""What a language model is given of an image in place of tokens."""
+"""What a language model is given of an image or of audio in place of tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from blake3 import blake3
 
+Kind = Literal["image", "audio"]
+
 
 @dataclass(frozen=True, eq=False)
-class ImageFeatures:
-    """Rows of one image (or of one tile) that replace tokens in a prompt.
+class MediaFeatures:
+    """Rows of one image (or of one tile) or of one clip of audio that replace tokens in a prompt.
 
     rows: float32 (rows, width), the width of an embedding, or that times 1 + the layers of the
     language model that add image features. positions: int32 (3, rows), time, height and width of
     each row relative to the beginning of the image (M-RoPE: Wang et al. 2024, Qwen2-VL, section
     2.1); None if a row has only one position. together: its rows see each other in both directions.
     fixed: height and width are the same wherever the image begins, and a fourth position of each
-    row is the number of such images before it (XD-RoPE of HunyuanOCR).
+    row is the number of such images before it (XD-RoPE of HunyuanOCR). kind: what they are of,
+    which changes nothing about them.
     """
 
     rows: np.ndarray
     positions: np.ndarray | None = None
     together: bool = False
     fixed: bool = False
+    kind: Kind = "image"
 
     def __post_init__(self) -> None:
         rows, positions = self.rows, self.positions
@@ -56,7 +61,7 @@ class ImageFeatures:
 
     @cached_property
     def advance(self) -> int:
-        """How far positions have come after the image."""
+        """How far positions have come after the rows."""
         return len(self) if self.positions is None else int(self.positions.max()) + 1
 
     @property

@@ -1,13 +1,13 @@
-"""Image encoders: an mmproj file (`general.architecture` clip) turns patches of an image into rows
-that a language model takes instead of embeddings.
+"""Encoders of images and of audio: an mmproj file (`general.architecture` clip) turns patches of an
+image, or frames of a clip, into rows that a language model takes instead of embeddings.
 
-    ImageRows --encoder tape--> a row per patch --groups--> neighbours side by side --projector
+    MediaRows --encoder tape--> a row each --groups--> neighbours side by side --projector
     tape--> features
 
 An encoder is recorded like a language model, by a function for each `clip.projector_type`
-(`encoders/`), but over patches, which a batch brings as its embedding rows. Neighbouring patches
-are joined between two tapes: the rows of the second are groups of rows of the first. An encoder
-that joins rows more than once has a tape for each time.
+(`encoders/`), but over rows that a batch brings in place of embeddings. Neighbouring rows are
+joined between two tapes: the rows of the second are groups of rows of the first. An encoder that
+joins rows more than once has a tape for each time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -27,10 +27,14 @@ from oxillama.gguf import GgufReader, file_kind
 from oxillama.gguf.keys import Keys
 from oxillama.model import encoders as _families  # noqa: F401  (importing it registers every family)
 from oxillama.model.accounts import check_keys
+from oxillama.model.audio_builder import AudioBuilder
+from oxillama.model.audio_builder import encoders as audio_encoders
 from oxillama.model.held import ready, weights_of
-from oxillama.model.image_builder import ImageBuilder, Window, encoders
+from oxillama.model.image_builder import ImageBuilder, Window
+from oxillama.model.image_builder import encoders as image_encoders
 from oxillama.model.load import LONGEST_STEP
 from oxillama.model.lower import Tape, lower
+from oxillama.model.media_builder import MediaBuilder
 from oxillama.model.ops import Frame
 from oxillama.model.reference import Difference, Reference, compare
 from oxillama.model.tensors import Tensor, unpacked
@@ -45,7 +49,7 @@ class Joined:
     """The rows of a tape that are made of those of the tape before. groups: (rows, group), which of
     those are side by side in each, -1 for zeros; given: float32 (more, width), further rows, which
     follow those of the tape before; columns: float32 (rows, columns), what comes after them in each
-    row; rope, spans: as those of `ImageRows`.
+    row; rope, spans: as those of `MediaRows`.
     """
 
     groups: np.ndarray
@@ -56,18 +60,18 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageRows:
-    """One image (or tile of one) as the input of an encoder.
+class MediaRows:
+    """One image (or tile of one) or one window of a clip as the input of an encoder.
 
-    patches: float32 (rows, columns), zeros in the row of a class token; tokens: int32 (rows,), -1,
-    or 0 for the class token; groups: (features, group), the rows of each feature, in the order of
-    the features; rope: int32 (2, rows), row and column of a patch; spans: int32 (2, rows), the
-    first row of a patch's window and the one after its last. between: the rows of tapes between the
-    first one and the projector, of whose rows `groups` are then those of the last; given: further
-    rows before the projector, as those of `Joined`.
+    rows: float32 (rows, columns), zeros in the row of a class token; tokens: int32 (rows,), -1, or
+    0 for the class token; groups: (features, group), the rows of each feature, in the order of the
+    features; rope: int32 (2, rows), row and column of a patch; spans: int32 (2, rows), the first
+    row of a patch's window and the one after its last. between: the rows of tapes between the first
+    one and the projector, of whose rows `groups` are then those of the last; given: further rows
+    before the projector, as those of `Joined`.
     """
 
-    patches: np.ndarray
+    rows: np.ndarray
     tokens: np.ndarray
     groups: np.ndarray
     rope: np.ndarray | None = None
@@ -81,15 +85,17 @@ class ImageRows:
         return (*self.between, Joined(self.groups, given=self.given))
 
 
-@dataclass(slots=True)
-class ImageEncoder:
-    """A loaded encoder; safe to call from any thread, one image at a time.
+Medium = Literal["vision", "audio"]
+
+
+@dataclass(slots=True, kw_only=True)
+class MediaEncoder:
+    """A loaded encoder; safe to call from any thread, one image or clip at a time.
 
     width: floats of a feature. kind: `clip.projector_type`. tapes: that of the encoder, those of
     further parts of it over joined rows, and that of the projector. group: rows of the first tape
     that are joined in one of the next. joints: for each tape but the last one, graphs' results side
     by side in its rows, whether these are joined by channel, and rows that each is cut into before.
-    windows: how the tapes of a convolutional network are joined.
     """
 
     kind: str
@@ -99,11 +105,8 @@ class ImageEncoder:
     tapes: tuple[Tape, ...]
     width: int
     hidden: int
-    patch: int
-    image: int
     group: int
     joints: tuple[tuple[int, bool, int], ...]
-    windows: tuple[Window, ...]
     columns: int
     spanned: bool
     _read: set[str] = field(repr=False)
@@ -143,7 +146,7 @@ class ImageEncoder:
         side = round(len(rows) ** 0.5)
         return rows.reshape(side, side, -1)
 
-    def encode(self, image: ImageRows) -> np.ndarray:
+    def encode(self, image: MediaRows) -> np.ndarray:
         """The features of an image, float32 (len(image.groups), width)."""
         with self._lock:
             rows = self._begun(image)
@@ -151,13 +154,13 @@ class ImageEncoder:
                 rows = self._step(at + 1, rows, joined)
             return rows
 
-    def _begun(self, image: ImageRows) -> np.ndarray:
+    def _begun(self, image: MediaRows) -> np.ndarray:
         """The result of the first tape; a tape without attention runs over parts of the image."""
-        program, count = self._programs[0], len(image.patches)
+        program, count = self._programs[0], len(image.rows)
         if program.kv_layers or count <= program.max_rows:
-            return _stepped(program, image.patches, image)
+            return _stepped(program, image.rows, image)
         parts = (_some(image, at, program.max_rows) for at in range(0, count, program.max_rows))
-        return np.concatenate([_stepped(program, each.patches, each) for each in parts])
+        return np.concatenate([_stepped(program, each.rows, each) for each in parts])
 
     def _step(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
         """The result of tape number `at` over the rows of the one before; a tape without attention
@@ -192,17 +195,17 @@ class ImageEncoder:
         made = np.ascontiguousarray(made.transpose(order)).reshape(len(joined.groups), -1)
         return made if joined.columns is None else np.concatenate([made, joined.columns], axis=1)
 
-    def diagnose(self, image: ImageRows) -> Iterator[Difference]:
+    def diagnose(self, image: MediaRows) -> Iterator[Difference]:
         """Compares each op of every compiled tape with its numpy definition, over the rows of an
         image; over some of them where there is no attention.
         """
         made = np.empty(0)
         for at, (program, tape) in enumerate(zip(self._programs, self.tapes)):
-            few = len(image.patches) if program.kv_layers else _COMPARED
+            few = len(image.rows) if program.kv_layers else _COMPARED
             with self._lock:  # all programs have the same threads
                 if at == 0:
                     some = _some(image, 0, few)
-                    found = list(_compared(program, tape, self.reader, some.patches, some))
+                    found = list(_compared(program, tape, self.reader, some.rows, some))
                     made = self._begun(image)
                 else:
                     how = image.joined[at - 1]
@@ -212,19 +215,37 @@ class ImageEncoder:
                     made = self._step(at, made, how)
             yield from found
 
-    def reference(self, image: ImageRows) -> np.ndarray:
+    def reference(self, image: MediaRows) -> np.ndarray:
         """The same by the numpy definitions of all tapes."""
-        rows = _meant(self.tapes[0], self.reader, image.patches, image)
+        rows = _meant(self.tapes[0], self.reader, image.rows, image)
         for at, joined in enumerate(image.joined):
             grouped = self._grouped(at, self._cut(at, rows, joined), joined)
             rows = _meant(self.tapes[at + 1], self.reader, grouped, joined)
         return rows
 
 
-def _some(image: ImageRows, start: int, count: int) -> ImageRows:
+@dataclass(slots=True, kw_only=True)
+class ImageEncoder(MediaEncoder):
+    """An encoder of images. patch, image: pixels along a side; windows: how the tapes of a
+    convolutional network are joined.
+    """
+
+    patch: int
+    image: int
+    windows: tuple[Window, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class AudioEncoder(MediaEncoder):
+    """An encoder of audio. mels: numbers of a frame of the spectrogram."""
+
+    mels: int
+
+
+def _some(image: MediaRows, start: int, count: int) -> MediaRows:
     """Some rows of an image."""
     here = slice(start, start + count)
-    return replace(image, patches=image.patches[here], tokens=image.tokens[here])
+    return replace(image, rows=image.rows[here], tokens=image.tokens[here])
 
 
 def _part(joined: Joined, start: int, end: int) -> Joined:
@@ -233,14 +254,14 @@ def _part(joined: Joined, start: int, end: int) -> Joined:
     return Joined(joined.groups[start:end], columns=columns)
 
 
-def _stepped(program: Program, rows: np.ndarray, image: ImageRows | Joined) -> np.ndarray:
+def _stepped(program: Program, rows: np.ndarray, image: MediaRows | Joined) -> np.ndarray:
     batch, memory = _batch(program, rows, image)
     # rows are read in the threads' own time: no page outlives its step
     return np.array(program.step(batch, memory, output="hidden"))
 
 
 def _batch(
-    program: Program, rows: np.ndarray, image: ImageRows | Joined
+    program: Program, rows: np.ndarray, image: MediaRows | Joined
 ) -> tuple[Batch, PageMemory]:
     """One sequence of given rows, and pages for it."""
     count = len(rows)
@@ -265,9 +286,9 @@ def _batch(
     return batch, memory
 
 
-def _tokens(image: ImageRows | Joined, count: int) -> np.ndarray:
+def _tokens(image: MediaRows | Joined, count: int) -> np.ndarray:
     """-1 for each of `count` rows that are given, 0 for a class token."""
-    return image.tokens if isinstance(image, ImageRows) else np.full(count, -1, np.int32)
+    return image.tokens if isinstance(image, MediaRows) else np.full(count, -1, np.int32)
 
 
 def _compared(
@@ -275,7 +296,7 @@ def _compared(
     tape: Tape,
     reader: GgufReader,
     rows: np.ndarray,
-    image: ImageRows | Joined,
+    image: MediaRows | Joined,
 ) -> Iterator[Difference]:
     batch, memory = _batch(program, rows, image)
     reference = Reference(tape, reader, kv_type="f32")
@@ -283,7 +304,7 @@ def _compared(
     return compare(reference, (), program, batch, memory, frame=frame)
 
 
-def _frame(reference: Reference, rows: np.ndarray, image: ImageRows | Joined) -> Frame:
+def _frame(reference: Reference, rows: np.ndarray, image: MediaRows | Joined) -> Frame:
     frame = reference.frame([-1] * len(rows))
     frame.embeds, frame.rope, frame.spans = rows, image.rope, image.spans
     frame.tokens = _tokens(image, len(rows))
@@ -291,7 +312,7 @@ def _frame(reference: Reference, rows: np.ndarray, image: ImageRows | Joined) ->
 
 
 def _meant(
-    tape: Tape, reader: GgufReader, rows: np.ndarray, image: ImageRows | Joined
+    tape: Tape, reader: GgufReader, rows: np.ndarray, image: MediaRows | Joined
 ) -> np.ndarray:
     reference = Reference(tape, reader, kv_type="f32")
     frame = _frame(reference, rows, image)
@@ -301,10 +322,30 @@ def _meant(
     return frame.slots[tape.embedding]
 
 
-def record_encoder(reader: GgufReader) -> list[ImageBuilder]:
-    """The parts of an encoder, its projector the last, as an mmproj file has them recorded;
-    ModelError for another file, an unknown kind, or one that lacks or exceeds something. No weight
-    is read.
+def media_of_file(metadata: Mapping[str, Any]) -> tuple[Medium, ...]:
+    """What an mmproj file encodes. llama.cpp writes nothing about images into one of audio alone;
+    old files of images say nothing at all.
+    """
+    root = Keys(metadata, "clip")
+    audio = root.flag("has_audio_encoder", default=False)
+    vision = root.flag("has_vision_encoder", default=not audio)
+    return (*(("vision",) if vision else ()), *(("audio",) if audio else ()))
+
+
+def encoder_kind(metadata: Mapping[str, Any], medium: Medium) -> str:
+    """The `clip.projector_type` of the encoder of a medium; a file with encoders of several media
+    says it of each, or of all.
+    """
+    root = Keys(metadata, "clip")
+    whole = root.text("projector_type", default="")
+    default = {"default": "mlp"} if medium == "vision" else {}
+    return whole or root.text(f"{medium}.projector_type", **default)
+
+
+def record_encoder(reader: GgufReader, medium: Medium = "vision") -> list[MediaBuilder]:
+    """The parts of the encoder of a medium, its projector the last, as an mmproj file has them
+    recorded; ModelError for another file, an unknown kind, or one that lacks or exceeds something.
+    No weight is read.
     """
     found = reader.metadata.get("general.architecture")
     if not isinstance(found, str) or found != "clip":
@@ -319,35 +360,30 @@ def record_encoder(reader: GgufReader) -> list[ImageBuilder]:
     ):  # older files may call themselves models
         raise ModelError(f"general.type: found {kind!r:.60}, wanted 'mmproj'")
     root = Keys(reader.metadata, "clip")
-    # a file with encoders of several kinds says it of each
-    kind = root.text("projector_type", default="") or root.text(
-        "vision.projector_type", default="mlp"
-    )
-    sound = root.flag("has_audio_encoder", default=False)
-    if sound and kind not in _WITH_SOUND:
-        raise ModelError(
-            "clip.has_audio_encoder: found True, wanted False: images alone are encoded"
-        )
     if root.flag("has_text_encoder", default=False):
         raise ModelError(
-            "clip.has_text_encoder: found True, wanted False: images alone are encoded"
+            "clip.has_text_encoder: found True, wanted False: images and audio alone are encoded"
         )
-    if not root.flag("has_vision_encoder", default=True):
-        raise ModelError("clip.has_vision_encoder: found False, wanted True")
-    if kind not in encoders():
+    media = media_of_file(reader.metadata)
+    if medium not in media:
+        raise ModelError(f"clip.has_{medium}_encoder: found False, wanted True")
+    kind, known = encoder_kind(reader.metadata, medium), recorders(medium)
+    if kind not in known:
         raise ModelError(
-            f"clip.projector_type: found {kind!r:.60}, wanted one of "
-            f"{', '.join(sorted(encoders()))}"
+            f"clip.projector_type: found {kind!r:.60}, wanted one of {', '.join(sorted(known))}"
         )
-    body = ImageBuilder(reader, kind)
+    body: MediaBuilder = _BUILDERS[medium](reader, kind)
     body.read |= {f"clip.{key}" for key in _SAID}
-    if sound:
-        body.read |= {key for key in reader.metadata if key.startswith("clip.audio.")}
-        body.used |= {name for name in reader.tensors if name.startswith(("a.", "mm.a."))}
+    if len(media) > 1:
+        # the encoder of the other medium has its own turn, if it is of a kind that runs
+        other = "audio" if medium == "vision" else "vision"
+        body.read |= {key for key in reader.metadata if key.startswith(f"clip.{other}.")}
+        of_audio = {name for name in reader.tensors if name.startswith(("a.", "mm.a."))}
+        body.used |= of_audio if other == "audio" else reader.tensors.keys() - of_audio
     with body.complete():
-        encoders()[kind](body)
+        known[kind](body)
     parts = [body]
-    while isinstance(parts[-1].projection, ImageBuilder):
+    while isinstance(parts[-1].projection, MediaBuilder):
         parts.append(parts[-1].projection)
     if len(parts) < 2 or any(part.embedding is None for part in parts):
         raise ModelError(f"{kind}: the encoder recorded no projector")
@@ -360,13 +396,35 @@ def record_encoder(reader: GgufReader) -> list[ImageBuilder]:
     return parts
 
 
+def recorders(medium: Medium) -> Mapping[str, Any]:
+    """The kinds of encoders of a medium that run."""
+    return image_encoders() if medium == "vision" else audio_encoders()
+
+
 def load_encoder(
     reader: GgufReader, *, num_threads: int = 0, max_rows: int = LONGEST_STEP
 ) -> ImageEncoder:
-    """Record, lower and pack the encoder of an mmproj file; ModelError for another file, or an
-    unknown kind.
+    """Record, lower and pack the image encoder of an mmproj file; ModelError for another file, or
+    an unknown kind.
     """
-    parts = record_encoder(reader)
+    body, common = _loaded(reader, "vision", num_threads, max_rows)
+    body = cast(ImageBuilder, body)
+    return ImageEncoder(**common, patch=body.patch, image=body.image, windows=tuple(body.windows))
+
+
+def load_audio_encoder(
+    reader: GgufReader, *, num_threads: int = 0, max_rows: int = LONGEST_STEP
+) -> AudioEncoder:
+    """The same of its audio encoder."""
+    body, common = _loaded(reader, "audio", num_threads, max_rows)
+    return AudioEncoder(**common, mels=cast(AudioBuilder, body).mels)
+
+
+def _loaded(
+    reader: GgufReader, medium: Medium, num_threads: int, max_rows: int
+) -> tuple[MediaBuilder, dict[str, Any]]:
+    """The builder of an encoder's first tape, and the fields of every `MediaEncoder`."""
+    parts = record_encoder(reader, medium)
     body = parts[0]
     tapes = [lower(part, None) for part in parts]
     tensors = weights_of([op for tape in tapes for op in tape.ops])
@@ -385,24 +443,21 @@ def load_encoder(
         rows = _most_rows(tape, min(part.most or max_rows, max_rows))
         beside = programs[0] if programs else None
         programs.append(_program(part, tape, weights, rows, num_threads, beside))
-    return ImageEncoder(
-        body.kind,
-        reader,
-        body.keys,
-        body.root,
-        tuple(tapes),
-        tapes[-1].width,
-        body.hidden,
-        body.patch,
-        body.image,
-        body.group,
-        tuple((part.parts, part.by_channel, part.split) for part in parts[:-1]),
-        tuple(body.windows),
-        max(_columns(tapes[0]), 1),
-        any(op.params.get("spans") for op in tapes[0].ops),
-        body.read,
-        tuple(programs),
-    )
+    return body, {
+        "kind": body.kind,
+        "reader": reader,
+        "keys": body.keys,
+        "root": body.root,
+        "tapes": tuple(tapes),
+        "width": tapes[-1].width,
+        "hidden": body.hidden,
+        "group": body.group,
+        "joints": tuple((part.parts, part.by_channel, part.split) for part in parts[:-1]),
+        "columns": max(_columns(tapes[0]), 1),
+        "spanned": any(op.params.get("spans") for op in tapes[0].ops),
+        "_read": body.read,
+        "_programs": tuple(programs),
+    }
 
 
 def _most_rows(tape: Tape, most: int) -> int:
@@ -420,12 +475,12 @@ def _columns(tape: Tape) -> int:
     )
 
 
-# Files of these kinds also hold an audio encoder, which is not used.
-_WITH_SOUND = ("qwen2.5o", "gemma3nv", "gemma4v", "gemma4uv", "mimovl", "dots3note_v")
+_BUILDERS: dict[Medium, Any] = {"vision": ImageBuilder, "audio": AudioBuilder}
 # Keys that describe the file, or repeat what its tensors say.
 _SAID = (
     *("has_text_encoder", "has_vision_encoder", "has_audio_encoder", "has_llava_projector"),
     *("projector_type", "vision.projector_type", "use_gelu", "use_silu"),
+    *("audio.projector_type", "audio.projection_dim", "audio.feed_forward_length"),
     *("vision.projection_dim", "vision.feed_forward_length", "vision.image_size"),
     *("vision.image_mean", "vision.image_std", "vision.image_crop_resolution"),
     *("vision.image_aspect_ratio", "vision.attention.layer_norm_epsilon"),
@@ -439,7 +494,7 @@ _OF_IMAGES = (
 
 
 def _program(
-    b: ImageBuilder,
+    b: MediaBuilder,
     tape: Tape,
     weights: Mapping[Any, Any],
     max_rows: int,
@@ -447,8 +502,8 @@ def _program(
     beside: Program | None,
 ) -> Program:
     """beside: the program whose threads this one runs on, as one of an encoder runs at a time."""
-    # An image is one step, so keys and values of a layer are read before the next one's are
-    # written: all layers share the pages of one.
+    # An image, or a window of a clip, is one step, so keys and values of a layer are read before
+    # the next one's are written: all layers share the pages of one.
     kinds = list(dict.fromkeys(state.dims for state in b.pages))
     ops = ready(b.reader, tape.ops, weights)
     for _, params in ops:

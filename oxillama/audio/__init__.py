@@ -1,0 +1,9 @@
+"""Audio for language models: read, checked and brought to the encoder's sampling rate (`reading`,
+`whole`), turned into a spectrogram of logarithms (`spectrogram`, over the arithmetic of `certain`),
+cut into windows as in each family's reference (`processors`, and a file per family in `families/`),
+and encoded (`encoder`).
+"""
+
+from oxillama.audio.encoder import Hearing as Hearing
+from oxillama.audio.reading import AudioLimits as AudioLimits
+from oxillama.audio.reading import read_audio as read_audio

@@ -1,0 +1,72 @@
+"""Records an audio encoder: an architecture over frames of a spectrogram, and the projector over
+groups of what it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from oxillama.errors import ModelError
+from oxillama.gguf import GgufReader
+from oxillama.model.builder import Value
+from oxillama.model.media_builder import MediaBuilder
+from oxillama.model.tensors import Tensor
+
+_RECORDERS: dict[str, Callable[[AudioBuilder], None]] = {}
+
+
+def encoder(*kinds: str) -> Callable:
+    """Register the decorated function as the recorder of every `clip.audio.projector_type` in
+    `kinds`.
+    """
+
+    def register(record: Callable[[AudioBuilder], None]) -> Callable[[AudioBuilder], None]:
+        _RECORDERS.update(dict.fromkeys(kinds, record))
+        return record
+
+    return register
+
+
+def encoders() -> Mapping[str, Callable[[AudioBuilder], None]]:
+    """Every registered recorder by its `clip.audio.projector_type`."""
+    return _RECORDERS
+
+
+class AudioBuilder(MediaBuilder):
+    """The argument of an audio encoder's function: the keys `clip.audio.*`, tensors and ops. mels:
+    numbers of a frame.
+    """
+
+    medium, prefix = "audio", "a."
+
+    def __init__(self, reader: GgufReader, kind: str) -> None:
+        super().__init__(reader, kind)
+        self.mels = self.keys.integer("num_mel_bins", minimum=1, maximum=1024)
+
+    @property
+    def side_by_side(self) -> int:
+        """Rows that are side by side in what becomes a feature."""
+        return self.keys.integer("projector.stack_factor", minimum=1, maximum=64)
+
+    def convolved(self, x: Value, name: str, channels: int) -> Value:
+        """x, neighbouring rows of `channels` numbers channel by channel, times the kernels
+        `name.weight` of a convolution over time, plus `name.bias`, which files hold as a column.
+        """
+        info = self._info(name + ".weight", self.hidden, channels, x.width // channels)
+        shape = (self.hidden, channels, x.width // channels)
+        if tuple(info.shape) != shape:
+            raise ModelError(
+                f"{name}.weight: file has {tuple(info.shape)}, {self.kind} needs {shape}"
+            )
+        weight = Tensor(name + ".weight", info.type_name, (self.hidden, x.width))
+        column = len(self._info(name + ".bias", self.hidden).shape) > 1
+        bias = self.array(name + ".bias", self.hidden, *(1,) * column).reshape(-1)
+        return self.record("linear", (x,), width=self.hidden, weight=weight, bias=bias)
+
+    def positions(self, start: int) -> Value:
+        """The learned position of each row, which the batch brings from column `start` on."""
+        name = "a.position_embd.weight"
+        rows, width = self.shape(name, 2)
+        if width != self.hidden:
+            raise ModelError(f"{name}: file has {(rows, width)}, {self.kind} needs {self.hidden}")
+        return self.features(start, self.hidden)

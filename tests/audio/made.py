@@ -1,0 +1,108 @@
+"""Tiny mmproj files of random weights for every kind of audio encoder, and clips. It needs NumPy
+alone until a file is written, so that `record.py` can give the same weights to transformers.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HIDDEN, HEADS, LAYERS, FFN, MELS = 32, 4, 2, 64, 80
+RATE = 16000
+# rows of learned positions: windows of two seconds, and of Qwen2.5-Omni two of them in a step
+POSITIONS = {"qwen2a": 100, "qwen2.5o": 250, "ultravox": 100, "voxtral": 100}
+STACK = {"ultravox": 8, "voxtral": 4}
+KINDS = tuple(POSITIONS)
+
+
+def clip(seconds: float, *, rate: int = RATE, seed: int = 0) -> np.ndarray:
+    """float32 (samples,): two tones, one of which rises, and noise that fades away."""
+    t = np.arange(round(seconds * rate)) / rate
+    noise = np.random.default_rng(seed).normal(0, 0.05, len(t)) * np.exp(-t)
+    tones = 0.3 * np.sin(2 * np.pi * (220 + 300 * t) * t) + 0.1 * np.sin(2 * np.pi * 1250 * t)
+    return (tones + noise).astype(np.float32)
+
+
+def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]:
+    """The tensors of a file, in the order and form in which llama.cpp's converter leaves them."""
+    rng = np.random.default_rng(seed)
+    made: dict[str, np.ndarray] = {}
+
+    def put(name: str, *shape: int, scale: float = 0.2, mean: float = 0.0) -> None:
+        made[name] = rng.normal(mean, scale, shape).astype(np.float32)
+
+    def norm(name: str, size: int = HIDDEN, *, bias: bool = True) -> None:
+        put(name + ".weight", size, scale=0.1, mean=1.0)
+        if bias:
+            put(name + ".bias", size)
+
+    def linear(name: str, rows: int, columns: int, *, bias: bool = True) -> None:
+        put(name + ".weight", rows, columns)
+        if bias:
+            put(name + ".bias", rows)
+
+    for number, channels in ((1, MELS), (2, HIDDEN)):
+        put(f"a.conv1d.{number}.weight", HIDDEN, channels, 3, scale=0.1)
+        put(f"a.conv1d.{number}.bias", HIDDEN, 1)
+    put("a.position_embd.weight", POSITIONS[kind], HIDDEN)
+    for i in range(LAYERS):
+        norm(f"a.blk.{i}.ln1")
+        for part in ("q", "k", "v", "out"):
+            linear(f"a.blk.{i}.attn_{part}", HIDDEN, HIDDEN, bias=part != "k")
+        norm(f"a.blk.{i}.ln2")
+        linear(f"a.blk.{i}.ffn_up", FFN, HIDDEN)
+        linear(f"a.blk.{i}.ffn_down", HIDDEN, FFN)
+    norm("a.post_ln")
+    if kind in ("qwen2a", "qwen2.5o"):
+        linear("mm.a.fc", width, HIDDEN)
+        return made
+    joined = HIDDEN * STACK[kind]
+    if kind == "ultravox":
+        norm("mm.a.norm_pre", joined, bias=False)
+        linear("mm.a.mlp.1", 48, joined, bias=False)
+        norm("mm.a.norm_mid", 24, bias=False)
+        linear("mm.a.mlp.2", width, 24, bias=False)
+    else:
+        linear("mm.a.mlp.1", width, joined, bias=False)
+        linear("mm.a.mlp.2", width, width, bias=False)
+    return made
+
+
+def keys_of(kind: str, width: int) -> dict[str, Any]:
+    """The keys of a file of audio alone."""
+    audio = {
+        "num_mel_bins": MELS,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": FFN,
+        "block_count": LAYERS,
+        "projection_dim": width,
+        "attention.head_count": HEADS,
+        "attention.layer_norm_epsilon": 1e-5,
+    }
+    if kind in STACK:
+        audio["projector.stack_factor"] = STACK[kind]
+    return {
+        "general.type": "mmproj",
+        "clip.has_audio_encoder": True,
+        "clip.projector_type": kind,
+        **{f"clip.audio.{name}": value for name, value in audio.items()},
+    }
+
+
+def write_audio(
+    path: Path, kind: str = "qwen2a", *, width: int = 24, seed: int = 0, **more: Any
+) -> Path:
+    """A file whose features have `width` floats; more: further keys, by their whole names with
+    `__` for points, or None for a key that is left out.
+    """
+    from oxillama.gguf import GgufWriter
+
+    with GgufWriter(path, "clip") as file:
+        keys = keys_of(kind, width)
+        keys.update({name.replace("__", "."): value for name, value in more.items()})
+        for name, value in keys.items():
+            if value is not None:
+                file.add(name, value)
+        for name, held in tensors_of(kind, width, seed=seed).items():
+            file.add_tensor(name, held)
+    return path

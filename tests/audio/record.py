@@ -1,0 +1,246 @@
+"""Records what transformers makes of the clips of `made.py` into `transformers_audio.npz`:
+
+    python -m tests.audio.record    (transformers 5.23 and torch on a CPU)
+
+Spectrograms by its NumPy code, in 64 bits, and by its torch code, in 32; features of the made
+weights, given the former. Ultravox is not in transformers: its encoder is that of Whisper there,
+its projector is written out here after its published code.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from tests.audio.made import (
+    FFN,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    MELS,
+    POSITIONS,
+    RATE,
+    STACK,
+    clip,
+    tensors_of,
+)
+
+WIDTH = 24
+CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
+
+
+def extractor(bands: int, seconds: float, *, torchy: bool = False):
+    made = transformers.WhisperFeatureExtractor(feature_size=bands, chunk_length=2)
+    made.n_samples = round(seconds * RATE)
+    if not torchy:
+        made._torch_extract_fbank_features = made._np_extract_fbank_features
+    return made
+
+
+def mel_of(samples, seconds: float, **how):
+    """(1, bands, frames) of samples padded to so many seconds, or "longest"."""
+    made = extractor(MELS, seconds)
+    made._torch_extract_fbank_features = lambda w, device: made._np_extract_fbank_features(
+        np.asarray(w, np.float64), device
+    )
+    out = made(samples, sampling_rate=RATE, return_attention_mask=True, return_tensors="pt", **how)
+    return out["input_features"].float(), out["attention_mask"]
+
+
+def encoder_weights(kind: str, tensors: dict) -> dict:
+    """The state of an encoder of transformers."""
+    names = {
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_out": "self_attn.out_proj",
+        "ln1": "self_attn_layer_norm",
+        "ln2": "final_layer_norm",
+        "ffn_up": "fc1",
+        "ffn_down": "fc2",
+    }
+    post = "ln_post" if kind == "qwen2.5o" else "layer_norm"
+    made = {}
+    for name, value in tensors.items():
+        part, _, end = name.removeprefix("a.").rpartition(".")
+        held = torch.from_numpy(value)
+        if part.startswith("conv1d."):
+            made[f"conv{part[-1]}.{end}"] = held.reshape(-1) if end == "bias" else held
+        elif part.startswith("blk."):
+            _, index, rest = part.split(".")
+            made[f"layers.{index}.{names[rest]}.{end}"] = held
+        elif part == "post_ln":
+            made[f"{post}.{end}"] = held
+        elif part == "position_embd" and kind != "qwen2.5o":
+            made["embed_positions.weight"] = held
+        elif name.startswith("mm.a.fc") and kind == "qwen2.5o":
+            made[f"proj.{end}"] = held
+    return made
+
+
+def common(kind: str) -> dict:
+    return dict(
+        d_model=HIDDEN,
+        encoder_layers=LAYERS,
+        encoder_attention_heads=HEADS,
+        encoder_ffn_dim=FFN,
+        num_mel_bins=MELS,
+        max_source_positions=POSITIONS[kind],
+        activation_function="gelu",
+        attn_implementation="eager",
+    )
+
+
+def loaded(model: nn.Module, state: dict) -> nn.Module:
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all("audio_bos_eos" in name for name in missing), (
+        missing,
+        unexpected,
+    )
+    return model.eval()
+
+
+def qwen2a(tensors, samples):
+    from transformers.models.qwen2_audio import modeling_qwen2_audio as code
+
+    config = transformers.Qwen2AudioConfig(
+        audio_config=common("qwen2a"),
+        text_config=dict(
+            model_type="qwen2",
+            hidden_size=WIDTH,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            intermediate_size=32,
+            vocab_size=64,
+        ),
+        audio_token_id=5,
+    )
+    model = code.Qwen2AudioModel(config).eval()
+    model.audio_tower = code.Qwen2AudioEncoder._from_config(config.audio_config)
+    loaded(model.audio_tower, encoder_weights("qwen2a", tensors))
+    model.multi_modal_projector.linear.weight.data = torch.from_numpy(tensors["mm.a.fc.weight"])
+    model.multi_modal_projector.linear.bias.data = torch.from_numpy(tensors["mm.a.fc.bias"])
+    made = []
+    # a clip longer than a window is heard as its windows, under one spectrogram
+    window = 2 * POSITIONS["qwen2a"]
+    seconds = window * 160 / RATE
+    count = -(-len(samples) // (window * 160))
+    mel, mask = mel_of(samples, count * seconds)
+    kept = []
+    hook = model.multi_modal_projector.register_forward_hook(lambda *a: kept.append(a[-1]))
+    for at in range(count):
+        part, valid = (each[..., at * window : (at + 1) * window] for each in (mel, mask))
+        length = int(valid.sum())
+        features = ((length - 1) // 2 + 1 - 2) // 2 + 1
+        if features < 1:
+            continue
+        ids = torch.full((1, features), 5)
+        model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            input_features=part,
+            feature_attention_mask=valid,
+        )
+        made.append(kept.pop()[0, :features])
+    hook.remove()
+    return torch.cat(made)
+
+
+def qwen25o(tensors, samples):
+    from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as code
+
+    config = (
+        transformers.models.qwen2_5_omni.configuration_qwen2_5_omni.Qwen2_5OmniAudioEncoderConfig(
+            **common("qwen2.5o"), n_window=100, output_dim=WIDTH
+        )
+    )
+    model = code.Qwen2_5OmniAudioEncoder._from_config(config)
+    loaded(model, encoder_weights("qwen2.5o", tensors))
+    model.positional_embedding.positional_embedding = torch.from_numpy(
+        tensors["a.position_embd.weight"]
+    )
+    mel, mask = mel_of(samples, 300.0)
+    count = int(mask.sum())
+    return model(mel[0][:, :count], feature_lens=torch.tensor([count])).last_hidden_state
+
+
+def voxtral(tensors, samples):
+    from transformers.models.voxtral import modeling_voxtral as code
+
+    config = transformers.models.voxtral.configuration_voxtral.VoxtralEncoderConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=FFN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_mel_bins=MELS,
+        max_source_positions=POSITIONS["voxtral"],
+        attn_implementation="eager",
+    )
+    model = code.VoxtralEncoder._from_config(config)
+    loaded(model, encoder_weights("voxtral", tensors))
+    window = 2 * POSITIONS["voxtral"]
+    mel, _ = mel_of(samples, 2.0, padding=True, truncation=False, pad_to_multiple_of=window * 160)
+    mel = mel.reshape(MELS, -1, window).transpose(0, 1)
+    hidden = model(mel).last_hidden_state.reshape(-1, HIDDEN * STACK["voxtral"])
+    hidden = nn.functional.gelu(hidden @ torch.from_numpy(tensors["mm.a.mlp.1.weight"]).T)
+    return hidden @ torch.from_numpy(tensors["mm.a.mlp.2.weight"]).T
+
+
+def ultravox(tensors, samples):
+    from transformers.models.whisper import modeling_whisper as code
+
+    config = transformers.WhisperConfig(**common("ultravox"), decoder_layers=1)
+    model = code.WhisperEncoder._from_config(config)
+    loaded(model, encoder_weights("ultravox", tensors))
+    window = 2 * POSITIONS["ultravox"]
+    mel, mask = mel_of(samples, 2.0, padding="longest", truncation=False, pad_to_multiple_of=160)
+    made = []
+    for at in range(0, mel.shape[-1], window):
+        part = mel[..., at : at + window]
+        x = nn.functional.gelu(model.conv1(part))
+        x = nn.functional.gelu(model.conv2(x)).permute(0, 2, 1)
+        x = x + model.embed_positions.weight[: x.shape[1]]
+        for layer in model.layers:
+            x = layer(x, None)
+            x = x[0] if isinstance(x, tuple) else x
+        x = model.layer_norm(x)
+        stack = STACK["ultravox"]
+        x = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % stack)).reshape(-1, HIDDEN * stack)
+
+        def norm(x, name):
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+            return x * torch.from_numpy(tensors[name])
+
+        x = norm(x, "mm.a.norm_pre.weight") @ torch.from_numpy(tensors["mm.a.mlp.1.weight"]).T
+        first, second = x.chunk(2, dim=-1)
+        x = norm(nn.functional.silu(second) * first, "mm.a.norm_mid.weight")
+        made.append(x @ torch.from_numpy(tensors["mm.a.mlp.2.weight"]).T)
+    return torch.cat(made)
+
+
+FAMILIES = {"qwen2a": qwen2a, "qwen2.5o": qwen25o, "ultravox": ultravox, "voxtral": voxtral}
+
+
+def main() -> None:
+    held = {}
+    for bands in (80, 128):
+        samples = clip(1.0)
+        for name, torchy in (("mel", False), ("torch", True)):
+            made = extractor(bands, 2.0, torchy=torchy)
+            held[f"{name}_{bands}"] = made(samples, sampling_rate=RATE)["input_features"][0].astype(
+                np.float32
+            )
+    with torch.no_grad():
+        for kind, family in FAMILIES.items():
+            tensors = tensors_of(kind, WIDTH)
+            for name, seconds in CLIPS.items():
+                held[f"{kind}_{name}"] = family(tensors, clip(seconds)).numpy().astype(np.float32)
+                print(kind, name, held[f"{kind}_{name}"].shape)
+    np.savez_compressed(Path(__file__).parent / "transformers_audio.npz", **held)
+
+
+if __name__ == "__main__":
+    main()

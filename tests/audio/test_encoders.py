@@ -1,0 +1,158 @@
+"""Audio encoders: features beside transformers', the laws of bits, and files that are refused."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oxillama.audio import AudioLimits, Hearing
+from oxillama.errors import AudioError, ModelError
+from oxillama.gguf import GgufReader
+from oxillama.media import MediaFeatures
+from oxillama.vision import Vision
+from tests.audio.made import KINDS, RATE, clip, tensors_of, write_audio
+from tests.vision.images import image_of, rewritten
+from tests.vision.made import write_mmproj
+
+FACTS = Path(__file__).parent / "transformers_audio.npz"
+CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory):
+    folder, held = tmp_path_factory.mktemp("audio"), {}
+
+    def get(kind):
+        if kind not in held:
+            held[kind] = Hearing(write_audio(folder / f"{kind}.gguf", kind), num_threads=2)
+        return held[kind]
+
+    return get
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CLIPS)
+def test_features_are_those_of_transformers(hearing, kind, name):
+    found = hearing(kind).features(clip(CLIPS[name]))
+    with np.load(FACTS) as facts:
+        wanted = facts[f"{kind}_{name}"]
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_op_is_what_it_means_and_threads_change_no_bit(tmp_path, hearing, kind):
+    differences = list(hearing(kind).diagnose((clip(1.3), RATE)))
+    assert len(differences) > 20 and all(each.agrees for each in differences)
+    alone = Hearing(write_audio(tmp_path / "a.gguf", kind), num_threads=1)
+    assert np.array_equal(alone.features(clip(4.3)), hearing(kind).features(clip(4.3)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_do_not_know_of_one_another(hearing, kind):
+    """Under one spectrogram each window is encoded alone: what comes later changes none of it."""
+    loud = clip(4.0)
+    a, b = loud.copy(), loud.copy()
+    b[3 * RATE :] *= np.float32(0.5)  # the loudest part, which scales the clip, is before
+    a, b = (hearing(kind).features(each) for each in (a, b))
+    first = len(a) // 2
+    assert np.array_equal(a[:first], b[:first]) and not np.array_equal(a, b)
+
+
+def test_nothing_of_a_long_clip_is_dropped(hearing):
+    """Each feature of Qwen2-Audio is of 40 milliseconds, of Voxtral (here) of 80, of Ultravox of
+    160.
+    """
+    for seconds in (2.0, 2.05, 5.117, 11.0):
+        samples = clip(seconds)
+        frames = -(-len(samples) // 160)
+        found = {kind: len(hearing(kind).features(samples)) for kind in KINDS}
+        windows = [min(200, frames - at) for at in range(0, frames, 200)]
+        rows = [(each + 1) // 2 for each in windows]
+        assert found == {
+            "qwen2a": sum(each // 2 for each in rows),
+            "qwen2.5o": sum(each // 2 for each in rows),
+            "ultravox": sum(-(-each // 8) for each in rows),
+            "voxtral": 25 * len(windows),
+        }
+
+
+def test_pieces_are_a_familys_tokens_around_a_clip_that_is_kept(hearing):
+    shown = {
+        kind: [
+            len(each) if isinstance(each, MediaFeatures) else each
+            for each in hearing(kind).pieces((clip(1.0), RATE))
+        ]
+        for kind in KINDS
+    }
+    assert shown == {
+        "qwen2a": ["<|audio_bos|>", 25, "<|audio_eos|>"],
+        "qwen2.5o": ["<|audio_bos|>", 25, "<|audio_eos|>"],
+        "ultravox": [7],
+        "voxtral": ["[BEGIN_AUDIO]", 25],
+    }
+    one = hearing("qwen2a").pieces((clip(1.0), RATE))
+    again = hearing("qwen2a").pieces((clip(1.0).copy(), RATE))
+    other = hearing("qwen2a").pieces((clip(1.0, seed=3), RATE))
+    assert again[1] is one[1] and other[1].digest != one[1].digest
+    assert one[1].kind == "audio" and one[1].positions is None
+
+
+def test_a_clip_of_no_feature_is_refused(hearing):
+    with pytest.raises(AudioError, match="clip: found 100 samples at 16000 a second, of which no"):
+        hearing("qwen2a").pieces((clip(1.0)[:100], RATE), name="clip")
+
+
+def test_limits_are_those_that_were_given(tmp_path):
+    limits = AudioLimits(max_seconds=1)
+    short = Hearing(write_audio(tmp_path / "a.gguf"), limits=limits)
+    with pytest.raises(AudioError, match=r"audio: found 1\.5 seconds, wanted at most 1"):
+        short.pieces((clip(1.5), RATE))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    (
+        (
+            {"keys": {"clip.projector_type": "gemma4a"}},
+            "projector_type: found 'gemma4a', wanted",
+        ),
+        ({"keys": {"clip.projector_type": ""}}, "clip.audio.projector_type"),
+        (
+            {"keys": {"clip.has_audio_encoder": False}},
+            "has_audio_encoder: found False, wanted",
+        ),
+        ({"keys": {"clip.has_text_encoder": True}}, "has_text_encoder: found True, wanted False"),
+        ({"keys": {"clip.audio.odd": 1}}, "clip.audio.odd: found 1, which clip does not use"),
+        ({"keys": {"clip.audio.chunk_size": 100}}, "clip.audio.chunk_size: found 100, which clip"),
+        ({"keys": {"clip.audio.num_mel_bins": 128}}, "a.conv1d.1.weight: file has (32, 80, 3)"),
+        ({"keys": {"clip.audio.block_count": 1}}, "a.blk.1.ln1.weight: qwen2a has no use"),
+        ({"drop": ("mm.a.fc.bias", "a.post_ln.weight")}, "a.post_ln.weight: the file has no such"),
+        ({"add": {"a.extra": np.zeros(4, np.float32)}}, "a.extra: qwen2a has no use for this"),
+    ),
+)
+def test_what_does_not_describe_an_encoder_is_refused_by_name(tmp_path, change, said):
+    plain = write_audio(tmp_path / "a.gguf")
+    with pytest.raises(ModelError, match=re.escape(said)):
+        Hearing(rewritten(plain, tmp_path / "b.gguf", **change))
+
+
+def test_a_file_of_both_has_two_encoders(tmp_path):
+    """Of Qwen2.5-Omni: the encoder of each medium is what it is in a file of its own."""
+    sight = write_mmproj(tmp_path / "v.gguf", "qwen2.5vl_merger", width=24)
+    sound = write_audio(tmp_path / "a.gguf", "qwen2.5o")
+    said = GgufReader(sound).metadata
+    keys = {key: said[key] for key in said if ".audio" in key}
+    both = rewritten(
+        sight,
+        tmp_path / "b.gguf",
+        keys={**keys, "clip.has_audio_encoder": True, "clip.projector_type": "qwen2.5o"},
+        add=tensors_of("qwen2.5o", 24),
+    )
+    a, b = (Vision(each).pieces(image_of(70, 56))[1].rows for each in (sight, both))
+    assert np.array_equal(a, b)
+    a, b = (Hearing(each).features(clip(1.0)) for each in (sound, both))
+    assert np.array_equal(a, b)
+    with pytest.raises(ModelError, match=r"a\.odd: qwen2\.5o has no use for this tensor"):
+        Hearing(rewritten(both, tmp_path / "c.gguf", add={"a.odd": np.zeros(4, np.float32)}))

@@ -1,0 +1,55 @@
+"""The spectrogram beside transformers', and arithmetic that is the same on every machine."""
+
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oxillama.audio.certain import Spectrum, cosines, log10
+from oxillama.audio.spectrogram import log_mel
+from tests.audio.made import clip
+
+FACTS = Path(__file__).parent / "transformers_audio.npz"
+
+
+@pytest.mark.parametrize("bands", (80, 128))
+def test_it_is_that_of_transformers(bands):
+    found = log_mel(clip(1.0), 200, bands).T
+    with np.load(FACTS) as facts:
+        # its NumPy code; torch's works in 32 bits
+        assert np.abs(found - facts[f"mel_{bands}"]).max() <= 2e-7
+        assert np.abs(found - facts[f"torch_{bands}"]).max() <= 5e-5
+
+
+def test_functions_are_those_of_numpy_to_the_last_places():
+    x = 10.0 ** np.random.default_rng(0).uniform(-300, 300, 2000)
+    assert np.abs(log10(x) / np.log10(x) - 1).max() < 4e-15
+    assert log10(np.array([1.0]))[0] == 0.0
+    assert np.abs(cosines(400) - np.cos(2 * np.pi * np.arange(400) / 400)).max() < 2e-15
+    assert cosines(400)[100] == cosines(400)[300] == 0.0 and cosines(400)[200] == -1.0
+    frames = np.random.default_rng(1).normal(size=(400, 9))
+    wanted = np.abs(np.fft.rfft(frames, axis=0)) ** 2
+    assert np.abs(Spectrum(20).power(frames) - wanted).max() < 1e-14 * wanted.max()
+
+
+def test_bits_are_the_same_on_every_machine():
+    samples = (np.arange(16000) * 7919 % 2003 / 2003 - 0.5).astype(np.float32)
+    found = [blake2b(log_mel(samples, 120, bands).tobytes(), digest_size=8) for bands in (80, 128)]
+    assert [each.hexdigest() for each in found] == ["6bbdd5692ff86c75", "4f8a65720d9d7e53"]
+
+
+def test_frames_in_silence_are_those_that_are_computed():
+    """What follows the samples by more than a window is not transformed, and the same."""
+    samples = clip(0.3)
+    whole = log_mel(np.pad(samples, (0, 32000 - len(samples))), 200, 80)
+    assert np.array_equal(log_mel(samples, 200, 80), whole)
+    silent = log_mel(np.zeros(1000, np.float32), 7, 80)
+    assert np.array_equal(silent, np.full((7, 80), -1.5, np.float32))
+
+
+def test_a_clip_that_fills_its_frames_ends_in_its_mirror_image():
+    samples = clip(1.0)
+    mirrored, ended = (log_mel(samples, 100, 80, reflected=each) for each in (True, False))
+    assert np.array_equal(mirrored[:98], ended[:98]) and not np.array_equal(mirrored, ended)
+    assert np.array_equal(ended[:100], log_mel(samples, 130, 80, reflected=False)[:100])
