@@ -147,8 +147,7 @@ def media_for(config: EngineConfig, model: Model, source: Any) -> LazyMedia | No
     own = own_encoder(source) if model.config.causal else None
     if own is None:
         return None
-    # that of a folder is converted, which only those of images are
-    kinds = _encoded_by(own) if own.is_file() else ("image",)
+    kinds = encoded_by(own)
     return LazyMedia(partial(_opened_media, config, model, own), kinds) if kinds else None
 
 
@@ -160,9 +159,11 @@ def _kinds_of(media: Media) -> Iterator[Kind]:
         yield "audio"
 
 
-def _encoded_by(path: Path) -> tuple[Kind, ...]:
+def encoded_by(encoder: str | Path) -> tuple[Kind, ...]:
     """What the encoders of an mmproj file encode, as far as they are of kinds that run."""
-    with GgufReader(path) as reader:
+    if not Path(encoder).is_file():
+        return ("image",)  # a folder is converted, or a name of the hub: those of images
+    with GgufReader(encoder) as reader:
         found = reader.metadata
         return tuple(
             "image" if medium == "vision" else "audio"

@@ -10,6 +10,7 @@ from pathlib import Path
 from oxillama.errors import OxillamaError
 from oxillama.gguf import GgufReader
 from oxillama.model.record import ModelConfig, record
+from oxillama.opening import encoded_by
 from oxillama.server.infill import fim_tokens, fim_words
 from oxillama.server.models import FIM_KEYS, Model, unusable
 from oxillama.server.settings import ServerConfig
@@ -60,14 +61,14 @@ def of_file(path: Path, server: ServerConfig) -> About:
             template = template_source(given) if given else own if isinstance(own, str) else ""
     except (OSError, OxillamaError) as error:
         raise unusable(path, error) from None
-    template = template if spells else ""
+    template, mmproj = template if spells else "", server.engine.get("mmproj")
     return About(
         path,
         config,
         template,
         _embeds(config),
         fills,
-        bool(template and server.engine.get("mmproj")),
+        bool(template and mmproj and "image" in encoded_by(mmproj)),
         detect_reasoning(template) is not None or taught_format(template) is HARMONY,
     )
 

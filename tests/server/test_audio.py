@@ -4,9 +4,13 @@ import base64
 
 import pytest
 
+from oxillama.embedded import embedded_path
+from oxillama.server.about import of_file
+from oxillama.server.settings import ServerConfig
 from tests.audio.made import clip, write_audio
 from tests.audio.test_reading import file_of
 from tests.server.conftest import MODEL, asking
+from tests.vision.made import write_mmproj
 
 DATA = base64.b64encode(file_of(clip(0.8))).decode()
 OPENAI = {"type": "input_audio", "input_audio": {"data": DATA, "format": "wav"}}
@@ -73,6 +77,15 @@ def test_an_image_is_nothing_for_an_encoder_of_audio(hearing):
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     error = hearing.refused("/v1/chat/completions", body(part))
     assert error["code"] == "images_not_supported"
+
+
+def test_an_encoder_of_audio_is_no_sight(tmp_path):
+    mmproj = write_audio(tmp_path / "mmproj.gguf", width=256)
+    engine = {"mmproj": str(mmproj)}
+    config = ServerConfig.of({"engine": engine, "chat_template": "chatml"})
+    assert not of_file(embedded_path(), config).sees
+    write_mmproj(mmproj, width=256)
+    assert of_file(embedded_path(), config).sees
 
 
 def test_a_model_without_an_encoder_hears_no_audio():
