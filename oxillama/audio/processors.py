@@ -60,7 +60,8 @@ class Windows:
     def windows(self, samples: np.ndarray) -> list[MediaRows]:
         """The windows of a clip."""
         count = -(-len(samples) // (HOP * self.frames))
-        mel = log_mel(samples, count * self.frames, self.bands)
+        frames = count * self.frames
+        mel = log_mel(samples, frames, self.bands, end=frames * HOP)
         return [
             laid_out([(each, self.positions)], stacked(len(self.positions), self.stack))
             for each in np.split(mel, count)
@@ -77,7 +78,8 @@ class Heard(Windows):
         """The windows of a clip."""
         sounding = -(-len(samples) // HOP)
         count = -(-sounding // self.frames)
-        mel = log_mel(samples, count * self.frames, self.bands)
+        frames = count * self.frames
+        mel = log_mel(samples, frames, self.bands, end=frames * HOP)
         made = []
         for window in np.split(mel, count):
             rows = (min(sounding, self.frames) + 1) // 2
@@ -100,7 +102,7 @@ class Ended(Windows):
     def windows(self, samples: np.ndarray) -> list[MediaRows]:
         """The windows of a clip."""
         count = -(-len(samples) // HOP)
-        mel = log_mel(samples, count, self.bands)
+        mel = log_mel(samples, count, self.bands, end=count * HOP)
         made = []
         for at in range(0, count, self.frames):
             window = mel[at : at + self.frames]
@@ -121,7 +123,7 @@ class Parts(Windows):
     def windows(self, samples: np.ndarray) -> list[MediaRows]:
         """As many short windows at a time as the learned positions are long."""
         count = -(-len(samples) // HOP)
-        mel = log_mel(samples, count, self.bands, reflected=False)
+        mel = log_mel(samples, count, self.bands)
         made = []
         step = self.frames // self.part * self.part
         for at in range(0, count, step):

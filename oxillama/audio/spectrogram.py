@@ -19,24 +19,26 @@ _FLOOR, _RANGE = 1e-10, 8.0  # the least power, and the powers of ten below the 
 _FRAMES = 1000  # that are transformed at once
 
 
-def log_mel(samples: np.ndarray, frames: int, bands: int, *, reflected: bool = True) -> np.ndarray:
+def log_mel(samples: np.ndarray, frames: int, bands: int, *, end: int | None = None) -> np.ndarray:
     """float32 (frames, bands) of float32 samples, which zeros follow: at most `_RANGE` powers of
     ten below the largest value of the clip, plus 4, by 4. Before the first sample is a mirror image
-    of what follows it; so it is after the last frame (reflected), or there are zeros.
+    of what follows it, and so it is at the sample `end`, of at least as many as there are.
     """
-    half, end = _WINDOW // 2, frames * HOP
-    signal = np.zeros(max(end, half + 1) + 2 * half)
+    half = _WINDOW // 2
+    signal = np.zeros(max(len(samples), frames * HOP, end or 0, half + 1) + 2 * half)
     signal[half : half + len(samples)] = samples
     signal[:half] = signal[2 * half : half : -1]
-    if reflected:
+    sounding = len(samples) + half
+    if end is not None:
         signal[half + end : 2 * half + end] = signal[half + end - 2 : end - 2 : -1]
+        # otherwise zeros are mirrored
+        sounding = end + half if len(samples) > end - _WINDOW else sounding
     windows = np.lib.stride_tricks.sliding_window_view(signal, _WINDOW)[::HOP]
-    # between the samples and their mirror image every frame is the same
-    mirrored = reflected and len(samples) > end - _WINDOW
-    sounding = frames if mirrored else min(frames, -(-(len(samples) + half) // HOP))
+    # of the frames after it every one is the same
+    count = min(frames, -(-sounding // HOP))
     made = np.full((frames, bands), log10(np.array([_FLOOR]))[0])
-    for at in range(0, sounding, _FRAMES):
-        part = windows[at : min(at + _FRAMES, sounding)]
+    for at in range(0, count, _FRAMES):
+        part = windows[at : min(at + _FRAMES, count)]
         made[at : at + len(part)] = _powers(part, bands).T
     made = np.maximum(made, made.max() - _RANGE)
     return ((made + 4.0) / 4.0).astype(np.float32)

@@ -48,20 +48,21 @@ class AudioBuilder(MediaBuilder):
         """Rows that are side by side in what becomes a feature."""
         return self.keys.integer("projector.stack_factor", minimum=1, maximum=64)
 
-    def convolved(self, x: Value, name: str, channels: int) -> Value:
+    def convolved(self, x: Value, name: str, rows: int, channels: int, *sides: int) -> Value:
         """x, neighbouring rows of `channels` numbers channel by channel, times the kernels
-        `name.weight` of a convolution over time, plus `name.bias`, which files hold as a column.
+        `name.weight` (rows, channels, *sides), plus `name.bias`, after whose axis files leave
+        others of length 1.
         """
-        info = self._info(name + ".weight", self.hidden, channels, x.width // channels)
-        shape = (self.hidden, channels, x.width // channels)
+        shape = (rows, channels, *sides)
+        info = self._info(name + ".weight", *shape)
         if tuple(info.shape) != shape:
             raise ModelError(
                 f"{name}.weight: file has {tuple(info.shape)}, {self.kind} needs {shape}"
             )
-        weight = Tensor(name + ".weight", info.type_name, (self.hidden, x.width))
-        column = len(self._info(name + ".bias", self.hidden).shape) > 1
-        bias = self.array(name + ".bias", self.hidden, *(1,) * column).reshape(-1)
-        return self.record("linear", (x,), width=self.hidden, weight=weight, bias=bias)
+        weight = Tensor(name + ".weight", info.type_name, (rows, x.width))
+        axes = len(self._info(name + ".bias", rows).shape)
+        bias = self.array(name + ".bias", rows, *(1,) * (axes - 1)).reshape(-1)
+        return self.record("linear", (x,), width=rows, weight=weight, bias=bias)
 
     def positions(self, start: int) -> Value:
         """The learned position of each row, which the batch brings from column `start` on."""

@@ -10,7 +10,8 @@ import numpy as np
 HIDDEN, HEADS, LAYERS, FFN, MELS = 32, 4, 2, 64, 80
 RATE = 16000
 # rows of learned positions: windows of two seconds, and of Qwen2.5-Omni two of them in a step
-POSITIONS = {"qwen2a": 100, "qwen2.5o": 250, "ultravox": 100, "voxtral": 100}
+POSITIONS = {"qwen2a": 100, "qwen2.5o": 250, "ultravox": 100, "voxtral": 100, "qwen3a": 13}
+CHANNELS = 6  # of the convolutions of Qwen3-ASR
 STACK = {"ultravox": 8, "voxtral": 4}
 KINDS = tuple(POSITIONS)
 
@@ -41,20 +42,29 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         if bias:
             put(name + ".bias", rows)
 
-    for number, channels in ((1, MELS), (2, HIDDEN)):
+    if kind == "qwen3a":
+        for number, channels in ((1, 1), (2, CHANNELS), (3, CHANNELS)):
+            put(f"a.conv2d.{number}.weight", CHANNELS, channels, 3, 3)
+            put(f"a.conv2d.{number}.bias", CHANNELS, 1, 1)
+        linear("a.conv_out", HIDDEN, CHANNELS * MELS // 8, bias=False)
+    for number, channels in ((1, MELS), (2, HIDDEN)) if kind != "qwen3a" else ():
         put(f"a.conv1d.{number}.weight", HIDDEN, channels, 3, scale=0.1)
         put(f"a.conv1d.{number}.bias", HIDDEN, 1)
     put("a.position_embd.weight", POSITIONS[kind], HIDDEN)
     for i in range(LAYERS):
         norm(f"a.blk.{i}.ln1")
         for part in ("q", "k", "v", "out"):
-            linear(f"a.blk.{i}.attn_{part}", HIDDEN, HIDDEN, bias=part != "k")
+            linear(f"a.blk.{i}.attn_{part}", HIDDEN, HIDDEN, bias=part != "k" or kind == "qwen3a")
         norm(f"a.blk.{i}.ln2")
         linear(f"a.blk.{i}.ffn_up", FFN, HIDDEN)
         linear(f"a.blk.{i}.ffn_down", HIDDEN, FFN)
     norm("a.post_ln")
     if kind in ("qwen2a", "qwen2.5o"):
         linear("mm.a.fc", width, HIDDEN)
+        return made
+    if kind == "qwen3a":
+        linear("mm.a.mlp.1", HIDDEN, HIDDEN)
+        linear("mm.a.mlp.2", width, HIDDEN)
         return made
     joined = HIDDEN * STACK[kind]
     if kind == "ultravox":

@@ -15,6 +15,7 @@ import transformers
 from torch import nn
 
 from tests.audio.made import (
+    CHANNELS,
     FFN,
     HEADS,
     HIDDEN,
@@ -29,6 +30,7 @@ from tests.audio.made import (
 
 WIDTH = 24
 CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
+MORE = {"qwen3a": {"brief": 0.3, "longer": 9.753}}
 
 
 def extractor(bands: int, seconds: float, *, torchy: bool = False):
@@ -61,19 +63,24 @@ def encoder_weights(kind: str, tensors: dict) -> dict:
         "ffn_up": "fc1",
         "ffn_down": "fc2",
     }
-    post = "ln_post" if kind == "qwen2.5o" else "layer_norm"
+    waves = kind in ("qwen2.5o", "qwen3a")  # positions are made, not loaded
+    post = "ln_post" if waves else "layer_norm"
     made = {}
     for name, value in tensors.items():
         part, _, end = name.removeprefix("a.").rpartition(".")
         held = torch.from_numpy(value)
-        if part.startswith("conv1d."):
+        if part.startswith("conv2d."):
+            made[f"conv2d{part[-1]}.{end}"] = held.reshape(-1) if end == "bias" else held
+        elif part == "conv_out":
+            made[f"conv_out.{end}"] = held
+        elif part.startswith("conv1d."):
             made[f"conv{part[-1]}.{end}"] = held.reshape(-1) if end == "bias" else held
         elif part.startswith("blk."):
             _, index, rest = part.split(".")
             made[f"layers.{index}.{names[rest]}.{end}"] = held
         elif part == "post_ln":
             made[f"{post}.{end}"] = held
-        elif part == "position_embd" and kind != "qwen2.5o":
+        elif part == "position_embd" and not waves:
             made["embed_positions.weight"] = held
         elif name.startswith("mm.a.fc") and kind == "qwen2.5o":
             made[f"proj.{end}"] = held
@@ -221,7 +228,41 @@ def ultravox(tensors, samples):
     return torch.cat(made)
 
 
-FAMILIES = {"qwen2a": qwen2a, "qwen2.5o": qwen25o, "ultravox": ultravox, "voxtral": voxtral}
+def qwen3a(tensors, samples):
+    from transformers.models.qwen3_asr import configuration_qwen3_asr as configuration
+    from transformers.models.qwen3_asr import feature_extraction_qwen3_asr as extraction
+    from transformers.models.qwen3_asr import modeling_qwen3_asr as code
+
+    given = {**common("qwen3a"), "downsample_hidden_size": CHANNELS, "output_dim": WIDTH}
+    del given["max_source_positions"]
+    config = configuration.Qwen3ASREncoderConfig(**given)
+    model = code.Qwen3ASREncoder._from_config(config)
+    loaded(model, encoder_weights("qwen3a", tensors))
+    model.positional_embedding.positional_embedding = torch.from_numpy(
+        tensors["a.position_embd.weight"]
+    )
+    made = extraction.Qwen3ASRFeatureExtractor(feature_size=MELS)
+    exact = extractor(MELS, 2.0)
+    made._torch_extract_fbank_features = lambda w, device: exact._np_extract_fbank_features(
+        np.asarray(w, np.float64), device
+    )
+    out = made(samples, sampling_rate=RATE, padding=True, return_attention_mask=True)
+    mel = torch.as_tensor(out["input_features"]).float()
+    mask = torch.as_tensor(out["attention_mask"])
+    hidden = model(mel, mask).last_hidden_state
+    for name, act in (("mm.a.mlp.1", nn.functional.gelu), ("mm.a.mlp.2", nn.Identity())):
+        weight, bias = (torch.from_numpy(tensors[f"{name}.{end}"]) for end in ("weight", "bias"))
+        hidden = act(hidden @ weight.T + bias)
+    return hidden
+
+
+FAMILIES = {
+    "qwen2a": qwen2a,
+    "qwen2.5o": qwen25o,
+    "ultravox": ultravox,
+    "voxtral": voxtral,
+    "qwen3a": qwen3a,
+}
 
 
 def main() -> None:
@@ -236,7 +277,7 @@ def main() -> None:
     with torch.no_grad():
         for kind, family in FAMILIES.items():
             tensors = tensors_of(kind, WIDTH)
-            for name, seconds in CLIPS.items():
+            for name, seconds in {**CLIPS, **MORE.get(kind, {})}.items():
                 held[f"{kind}_{name}"] = family(tensors, clip(seconds)).numpy().astype(np.float32)
                 print(kind, name, held[f"{kind}_{name}"].shape)
     np.savez_compressed(Path(__file__).parent / "transformers_audio.npz", **held)

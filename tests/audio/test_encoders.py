@@ -17,6 +17,7 @@ from tests.vision.made import write_mmproj
 
 FACTS = Path(__file__).parent / "transformers_audio.npz"
 CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
+MORE = {"brief": 0.3, "longer": 9.753}  # of Qwen3-ASR, whose windows are of eight seconds
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +32,15 @@ def hearing(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CLIPS)
+@pytest.mark.parametrize(
+    "kind, name",
+    [
+        *((kind, name) for kind in KINDS for name in CLIPS),
+        *(("qwen3a", name) for name in MORE),
+    ],
+)
 def test_features_are_those_of_transformers(hearing, kind, name):
-    found = hearing(kind).features(clip(CLIPS[name]))
+    found = hearing(kind).features(clip({**CLIPS, **MORE}[name]))
     with np.load(FACTS) as facts:
         wanted = facts[f"{kind}_{name}"]
     assert found.shape == wanted.shape
@@ -52,17 +58,17 @@ def test_every_op_is_what_it_means_and_threads_change_no_bit(tmp_path, hearing, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_windows_do_not_know_of_one_another(hearing, kind):
     """Under one spectrogram each window is encoded alone: what comes later changes none of it."""
-    loud = clip(4.0)
-    a, b = loud.copy(), loud.copy()
-    b[3 * RATE :] *= np.float32(0.5)  # the loudest part, which scales the clip, is before
+    seconds = 16.0 if kind == "qwen3a" else 4.0
+    a, b = clip(seconds), clip(seconds)
+    b[-RATE:] *= np.float32(0.5)  # the loudest part, which scales the clip, is before
     a, b = (hearing(kind).features(each) for each in (a, b))
     first = len(a) // 2
     assert np.array_equal(a[:first], b[:first]) and not np.array_equal(a, b)
 
 
 def test_nothing_of_a_long_clip_is_dropped(hearing):
-    """Each feature of Qwen2-Audio is of 40 milliseconds, of Voxtral (here) of 80, of Ultravox of
-    160.
+    """Each feature of Qwen2-Audio is of 40 milliseconds, of Voxtral and Qwen3-ASR of 80, of
+    Ultravox of 160.
     """
     for seconds in (2.0, 2.05, 5.117, 11.0):
         samples = clip(seconds)
@@ -70,11 +76,13 @@ def test_nothing_of_a_long_clip_is_dropped(hearing):
         found = {kind: len(hearing(kind).features(samples)) for kind in KINDS}
         windows = [min(200, frames - at) for at in range(0, frames, 200)]
         rows = [(each + 1) // 2 for each in windows]
+        whole = len(samples) // 160
         assert found == {
             "qwen2a": sum(each // 2 for each in rows),
             "qwen2.5o": sum(each // 2 for each in rows),
             "ultravox": sum(-(-each // 8) for each in rows),
             "voxtral": 25 * len(windows),
+            "qwen3a": sum(-(-min(100, whole - at) // 8) for at in range(0, whole, 100)),
         }
 
 
@@ -91,6 +99,7 @@ def test_pieces_are_a_familys_tokens_around_a_clip_that_is_kept(hearing):
         "qwen2.5o": ["<|audio_bos|>", 25, "<|audio_eos|>"],
         "ultravox": [7],
         "voxtral": ["[BEGIN_AUDIO]", 25],
+        "qwen3a": ["<|audio_start|>", 13, "<|audio_end|>"],
     }
     one = hearing("qwen2a").pieces((clip(1.0), RATE))
     again = hearing("qwen2a").pieces((clip(1.0).copy(), RATE))

@@ -15,7 +15,7 @@ FACTS = Path(__file__).parent / "transformers_audio.npz"
 
 @pytest.mark.parametrize("bands", (80, 128))
 def test_it_is_that_of_transformers(bands):
-    found = log_mel(clip(1.0), 200, bands).T
+    found = log_mel(clip(1.0), 200, bands, end=32000).T
     with np.load(FACTS) as facts:
         # its NumPy code; torch's works in 32 bits
         assert np.abs(found - facts[f"mel_{bands}"]).max() <= 2e-7
@@ -43,6 +43,7 @@ def test_frames_in_silence_are_those_that_are_computed():
     """What follows the samples by more than a window is not transformed, and the same."""
     samples = clip(0.3)
     whole = log_mel(np.pad(samples, (0, 32000 - len(samples))), 200, 80)
+    assert np.array_equal(log_mel(samples, 200, 80, end=32000), whole)
     assert np.array_equal(log_mel(samples, 200, 80), whole)
     silent = log_mel(np.zeros(1000, np.float32), 7, 80)
     assert np.array_equal(silent, np.full((7, 80), -1.5, np.float32))
@@ -50,6 +51,10 @@ def test_frames_in_silence_are_those_that_are_computed():
 
 def test_a_clip_that_fills_its_frames_ends_in_its_mirror_image():
     samples = clip(1.0)
-    mirrored, ended = (log_mel(samples, 100, 80, reflected=each) for each in (True, False))
+    mirrored, ended = (log_mel(samples, 100, 80, end=each) for each in (16000, None))
     assert np.array_equal(mirrored[:98], ended[:98]) and not np.array_equal(mirrored, ended)
-    assert np.array_equal(ended[:100], log_mel(samples, 130, 80, reflected=False)[:100])
+    assert np.array_equal(ended[:100], log_mel(samples, 130, 80)[:100])
+    # at a sample within the last frame, as transformers has it where nothing is filled up
+    cut = samples[:15950]
+    whole = np.concatenate([cut, cut[-2:-202:-1]])
+    assert np.array_equal(log_mel(cut, 99, 80, end=15950), log_mel(whole, 99, 80))

@@ -18,14 +18,15 @@ def _whisper(b: AudioBuilder, *, spans: bool = False) -> tuple[AudioBuilder, Val
     p, (joined,) = b.projector(_KERNEL, by_channel=True)
     x = p.activate(p.convolved(joined, *_conv(p, 2)), _ACT)
     x = x + p.positions(joined.width)
+    p.most = p.shape("a.position_embd.weight", 2)[0]
     for layer in p.blocks():
         x = p.block(layer, x, kind="layer", act=_ACT, spans=spans)
     return p, x
 
 
-def _conv(b: AudioBuilder, number: int) -> tuple[str, int]:
-    """(name, channels) of a convolution."""
-    return f"a.conv1d.{number}", b.mels if number == 1 else b.hidden
+def _conv(b: AudioBuilder, number: int) -> tuple[str, int, int, int]:
+    """(name, rows, channels, frames) of a convolution."""
+    return f"a.conv1d.{number}", b.hidden, b.mels if number == 1 else b.hidden, _KERNEL
 
 
 def _pooled(b: AudioBuilder, *, spans: bool) -> None:
