@@ -32,6 +32,7 @@ _HOMES = {
     "oxillama.asynchronous": ("AsyncEngine",),
     "oxillama.engine.embedding": ("PoolingMode", "RankedDocument"),
     "oxillama.media.placed": ("ImagePrompt",),
+    "oxillama.transcription": ("Transcript",),
     "oxillama.engine.metrics": ("EngineMetrics", "MetricsSnapshot"),
     "oxillama.engine.memory.pages": ("KvCache", "KvCachePool", "PagedKvCache", "Rewindable"),
     "oxillama.engine.memory.prefix": ("PrefixKvCache",),

@@ -132,6 +132,7 @@ from oxillama.toolcalls import TriggeredGrammar as TriggeredGrammar
 from oxillama.toolcalls import run_until_answer as run_until_answer
 from oxillama.toolcalls import run_until_answer_async as run_until_answer_async
 from oxillama.toolcalls import split_reasoning as split_reasoning
+from oxillama.transcription import Transcript as Transcript
 from oxillama.weights.offload import Budget as Budget
 from oxillama.weights.offload import OffloadPolicy as OffloadPolicy
 from oxillama.weights.offload import PinnedHotSet as PinnedHotSet

@@ -77,6 +77,12 @@ from oxillama.snapshot.session import EngineSnapshot
 from oxillama.stores import located
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import ChatEvent, ToolCallFormat
+from oxillama.transcription import (
+    Transcript,
+    shown_tokens,
+    transcript,
+    transcription_prompt,
+)
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
 
@@ -299,6 +305,29 @@ class InferenceEngine:
         if made and isinstance(made[0], str) and bos is not None:
             made.insert(0, [bos])
         return prompts.compose(made)
+
+    def transcribe(
+        self,
+        audio: Any,
+        *,
+        language: str | None = None,
+        prompt: str | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> Transcript:
+        """The text of speech, by a model that has a form of prompt for it (Qwen3-ASR, Voxtral).
+        audio: a clip as in `audio_prompt`. language: a code such as "en", None for the model to
+        hear it. prompt: words that may occur. Options are those of `generate`; the temperature is 0
+        unless it is given. EngineError for a model without such a form or without an audio encoder.
+        """
+        prompts = self._loaded.media
+        if prompts is None:
+            raise no_encoder("audio", "transcribe")
+        shown = shown_tokens(prompts.bridge)
+        wanted: dict[str, Any] = {"temperature": 0.0, **options, "shown_tokens": shown}
+        _only_one(wanted)
+        ids = transcription_prompt(prompts, audio, language=language, prompt=prompt, name="audio")
+        done = _single(self.submit(ids, **wanted)).result()
+        return transcript(prompts.bridge, language, done)
 
     @property
     def takes_images(self) -> bool:

@@ -48,6 +48,7 @@ LAYERS = {
     "recommended": 6,
     "stores": 6,
     "threadpool": 6,
+    "transcription": 6,
     # the part of the package that is public API, above `api`
     "speculative.engine": 6,
     "speculative.decoder": 6,

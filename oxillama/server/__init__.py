@@ -8,7 +8,8 @@ The server:
 - `protocol`: time-outs and limits of connections
 - `app`: from a request to its route and back: keys, origins, headers, log lines
 - `routes`, `openapi`: the table of routes, and the OpenAPI document
-- `schema`, `strict_json`: check bodies against schemas; parse untrusted JSON
+- `schema`, `strict_json`, `forms`: check bodies against schemas; parse untrusted JSON and
+  multipart forms
 - `calls`, `work`: one HTTP request; one generation
 - `waker`: notifications from the engine's thread to the event loop
 - `sse`: server-sent events
@@ -32,7 +33,7 @@ The APIs:
 
 - `chat`: chat completions, and what all chats share
 - `completions`, `infill`: completions, and text in the middle
-- `embeddings`, `ranking`: vectors, rerankers
+- `embeddings`, `ranking`, `transcriptions`: vectors, rerankers, speech as text
 - `responses`, `response_items`: OpenAI's responses
 - `anthropic`, `message_blocks`: Anthropic's messages
 - `llama`, `slots`, `vllm`: routes of llama-server and vLLM

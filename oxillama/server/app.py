@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from oxillama.arguments import spelled
 from oxillama.server.calls import Call, ClientGone, Route, dumps, json_response
 from oxillama.server.errors import ApiError, from_engine, shutting_down
+from oxillama.server.forms import boundary_of, fields_of, without_files
 from oxillama.server.ids import new_id
 from oxillama.server.logs import Log, annotate, span
 from oxillama.server.options import COMPILED
@@ -182,8 +183,15 @@ class App:
             and ("transfer-encoding" not in headers)
         ):
             return
-        _check_kind(headers.get("content-type", ""))
         schema = route.body or {}
+        if route.form:
+            boundary = boundary_of(headers.get("content-type", ""))
+            data = await call.read(limit=limit)
+            call.size = len(data)
+            call.body = fields_of(data, boundary, schema)
+            check_body(without_files(call.body), schema)
+            return
+        _check_kind(headers.get("content-type", ""))
         listed = schema.get("type") == "array"
         body = await call.read_json(limit=limit, kind=list if listed else dict)
         args = (body, schema, "") if listed else (body, schema)

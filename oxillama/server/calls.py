@@ -203,7 +203,7 @@ Handler = Callable[[Call], Awaitable[Response]]
 class Route:
     """One method of one path. body: the schema of its JSON body, None for no body. optional: the
     body may be missing. images: larger bodies are accepted. open: needs no key. may_lack: the
-    parameters of `query` that may be missing.
+    parameters of `query` that may be missing. form: the body is multipart/form-data.
     """
 
     method: str
@@ -213,6 +213,7 @@ class Route:
     body: Schema | None = None
     optional: bool = False
     images: bool = False
+    form: bool = False
     open: bool = False
     about: str = ""
     query: Mapping[str, Schema] | None = None

@@ -149,7 +149,11 @@ def _operation(route: Route) -> dict[str, Any]:
     if route.body is not None:
         made["requestBody"] = {
             "required": not route.optional,
-            "content": {"application/json": {"schema": _nullable(route.body)}},
+            "content": (
+                {"multipart/form-data": {"schema": route.body}}
+                if route.form
+                else {"application/json": {"schema": _nullable(route.body)}}
+            ),
         }
     if route.open:
         made["security"] = []

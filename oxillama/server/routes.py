@@ -22,6 +22,7 @@ from oxillama.server import (
     responses,
     session_routes,
     slots,
+    transcriptions,
     vllm,
 )
 from oxillama.server.calls import Call, Handler, Route, json_response
@@ -91,6 +92,15 @@ ROUTES: tuple[Route, ...] = (
         streams=_SSE,
     ),
     _get("/v1/responses/{response_id}", responses.retrieve, "A stored response."),
+    Route(
+        method="POST",
+        path="/v1/audio/transcriptions",
+        handler=transcriptions.create,
+        body=transcriptions.BODY,
+        images=True,
+        form=True,
+        about="A file of speech as text.",
+    ),
     Route(
         method="DELETE",
         path="/v1/responses/{response_id}",
