@@ -109,8 +109,7 @@ def load(
     weights prepared so far.
     """
     if file is not None:
-        wanted = config.get("max_images") != 0 or config.get("max_audio_clips") != 0
-        own = config.get("mmproj") is None and wanted
+        own = config.get("mmproj") is None and config.get("max_images") != 0
         model_path = located(model_path, file=file, encoder=own)
     engine = InferenceEngine(EngineConfig.of({"model_path": model_path, **config}, function="load"))
     engine.load_model(progress=progress)
@@ -165,8 +164,7 @@ class InferenceEngine:
     ) -> InferenceEngine:
         """Load the config's model, or another one, named as in `load`; returns the engine."""
         path = model_path if model_path is not None else self.engine_config.model_path
-        wanted = any(self.engine_config.most_media.values())
-        own = self.engine_config.mmproj is None and wanted
+        own = self.engine_config.mmproj is None and self.engine_config.max_images > 0
         self._loaded.open(
             self.engine_config,
             located(path, encoder=own) if path is not None else embedded_path(),

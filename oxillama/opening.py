@@ -25,7 +25,7 @@ from oxillama.lora.stack import LoraStack
 from oxillama.media.features import Kind
 from oxillama.media_prompts import Media
 from oxillama.model.load import Model, load_model
-from oxillama.model.media_encoder import encoder_kind, media_of_file, recorders
+from oxillama.model.media_encoder import Medium, encoder_kind, media_of_file, recorders
 from oxillama.recommended import recommended_sampler
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.session import Snapshots
@@ -33,6 +33,7 @@ from oxillama.speculative.drafts import DraftModels, prepared
 from oxillama.speculative.planner import Planner
 from oxillama.speculative.registry import Registry
 from oxillama.stores import located_encoder, own_encoder
+from oxillama.stores.converted import is_model_folder
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
 from oxillama.vision import ImageLimits, Vision
@@ -159,14 +160,21 @@ def _kinds_of(media: Media) -> Iterator[Kind]:
         yield "audio"
 
 
+_KINDS: dict[Medium, Kind] = {"vision": "image", "audio": "audio"}
+
+
 def encoded_by(encoder: str | Path) -> tuple[Kind, ...]:
     """What the encoders of an mmproj file encode, as far as they are of kinds that run."""
+    if is_model_folder(encoder):
+        from oxillama.convert import encoder_medium
+
+        return () if (medium := encoder_medium(encoder)) is None else (_KINDS[medium],)
     if not Path(encoder).is_file():
-        return ("image",)  # a folder is converted, or a name of the hub: those of images
+        return ("image",)  # a name of the hub, or a folder that files are chosen from
     with GgufReader(encoder) as reader:
         found = reader.metadata
         return tuple(
-            "image" if medium == "vision" else "audio"
+            _KINDS[medium]
             for medium in media_of_file(found)
             if medium == "vision" or encoder_kind(found, medium) in recorders(medium)
         )

@@ -19,12 +19,13 @@ def add_commands(commands) -> None:
         default="auto",
         metavar="TYPE",
         help="auto (the folder's own numbers), F32, F16, BF16 or a recipe such as Q4_K_M, of an "
-        "image encoder Q8_0 (default: %(default)s)",
+        "encoder Q8_0 (default: %(default)s)",
     )
     command.add_argument(
         "--mmproj",
         action="store_true",
-        help="write the file of the folder's image encoder (mmproj), which goes with the model's",
+        help="write the file of the folder's encoder of images or audio (mmproj), which goes with "
+        "the model's",
     )
     layers = command.add_mutually_exclusive_group()
     layers.add_argument(
@@ -46,7 +47,7 @@ def add_commands(commands) -> None:
     command.add_argument(
         "--list",
         action="store_true",
-        help="print the classes that can be converted, with --mmproj those of image encoders",
+        help="print the classes that can be converted, with --mmproj those of encoders",
     )
     command.set_defaults(function=_convert, parser=command)
 

@@ -13,7 +13,12 @@ families share, and `families` holds them all. `mmproj` writes the file of a fol
 """
 
 from oxillama.convert.folder import ModelFolder, is_model_folder
-from oxillama.convert.mmproj import convert_encoder, convertible_encoders, has_encoder
+from oxillama.convert.mmproj import (
+    convert_encoder,
+    convertible_encoders,
+    encoder_medium,
+    has_encoder,
+)
 from oxillama.convert.write import Converted, convert_folder, convertible
 
 __all__ = [
@@ -23,6 +28,7 @@ __all__ = [
     "convert_folder",
     "convertible",
     "convertible_encoders",
+    "encoder_medium",
     "has_encoder",
     "is_model_folder",
 ]

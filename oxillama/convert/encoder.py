@@ -1,5 +1,6 @@
-"""The parts of a converter for image encoders (`mmproj-*.gguf`): hyper-parameters of a
-`vision_config`, a family's rules of names, and a registry by the class name in transformers.
+"""The parts of a converter for encoders of images and of audio (`mmproj-*.gguf`): hyper-parameters
+of a `vision_config` or `audio_config`, a family's rules of names, and a registry by the class name
+in transformers.
 
 Rules are those of `family`. A name of the folder is looked up without `model.` before it and
 without the family's prefixes.
@@ -18,23 +19,57 @@ from oxillama.errors import ConvertError
 LAYERS = ("num_hidden_layers", "vt_num_hidden_layers", "depth", "layers")
 
 
-class ImageHyper(Hyper):
-    """The values of a folder's `vision_config`, with those that it may leave out as transformers
-    has them.
+class MediaHyper(Hyper):
+    """The values of a folder's `vision_config` or `audio_config`, with those that it may leave out
+    as transformers has them.
 
-    whole: config.json; text: the language model's values; images: what the folder says of its
-    image processor.
+    whole: config.json; text: the language model's values.
     """
+
+    part = "vision_config"
 
     def __init__(self, folder: ModelFolder, defaults: Mapping[str, Any]) -> None:
         label = f"{folder.path}/config.json"
         self.whole = Hyper(folder.json("config.json"), label, folder)
         self.text = Hyper(folder.config, label, folder)
-        config = self.whole.get("vision_config", default={})
+        config = self.whole.get(self.part, default={})
         if not isinstance(config, dict):
-            raise ConvertError(f"{label}: vision_config: found {config!r:.80}, wanted an object")
+            raise ConvertError(f"{label}: {self.part}: found {config!r:.80}, wanted an object")
         given = {key: value for key, value in config.items() if value is not None}
-        super().__init__({**defaults, **given}, f"{label}: vision_config", folder)
+        super().__init__({**defaults, **given}, f"{label}: {self.part}", folder)
+
+
+class AudioHyper(MediaHyper):
+    """Those of an `audio_config`. sounds: what the folder says of its feature extractor."""
+
+    part = "audio_config"
+
+    def __init__(self, folder: ModelFolder, defaults: Mapping[str, Any]) -> None:
+        super().__init__(folder, defaults)
+        name, said = "preprocessor_config.json", folder.json("preprocessor_config.json")
+        both = folder.json("processor_config.json").get("feature_extractor")
+        if isinstance(both, dict):
+            name, said = "processor_config.json: feature_extractor", {**said, **both}
+        self.sounds = Hyper(said, f"{folder.path}/{name}", folder)
+
+    @property
+    def layers(self) -> int:
+        return self.integer("encoder_layers", "num_hidden_layers")
+
+    @property
+    def heads(self) -> int:
+        return self.integer("encoder_attention_heads", "num_attention_heads")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+
+class ImageHyper(MediaHyper):
+    """Those of a `vision_config`. images: what the folder says of its image processor."""
+
+    def __init__(self, folder: ModelFolder, defaults: Mapping[str, Any]) -> None:
+        super().__init__(folder, defaults)
         name, said = "preprocessor_config.json", folder.json("preprocessor_config.json")
         if isinstance(said.get("media_proc_cfg"), dict):
             name, said = f"{name}: media_proc_cfg", {**said, **said["media_proc_cfg"]}
@@ -97,7 +132,7 @@ CONVOLVED = ("v.patch_embd.weight", "mm.patch_merger.weight")
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """One family of image encoders.
+    """One family of encoders. hyper: of which medium its values are.
 
     parts: beginnings of the names of its tensors; every other tensor is left out, and so are those
     of `unused`. defaults: values of a `vision_config` that transformers has where it is silent.
@@ -110,14 +145,15 @@ class Encoder:
     projector: str
     family: Family
     parts: tuple[str, ...]
+    hyper: type[MediaHyper] = ImageHyper
     unused: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     halves: tuple[str, ...] = CONVOLVED
     kept: tuple[str, ...] = ()
-    renamed: Callable[[ImageHyper, str], str] = lambda h, name: name
-    layers: Callable[[ImageHyper], int] = lambda h: h.layers
-    extra: Callable[[ImageHyper], dict[str, Any]] = lambda h: {}
-    variant: Callable[[ImageHyper], Encoder | None] = lambda h: None
+    renamed: Callable[[Any, str], str] = lambda h, name: name
+    layers: Callable[[Any], int] = lambda h: h.layers
+    extra: Callable[[Any], dict[str, Any]] = lambda h: {}
+    variant: Callable[[Any], Encoder | None] = lambda h: None
 
 
 ENCODERS: dict[str, Encoder] = {}
@@ -130,7 +166,7 @@ def encoder(
     rules: Mapping[str, str | Rule],
     prefixes: tuple[tuple[str, str], ...] = (),
     **more: Any,
-) -> Callable[[Callable[[ImageHyper, Keys], None]], Encoder]:
+) -> Callable[[Callable[[Any, Keys], None]], Encoder]:
     """Make the decorated keys function the family of the named transformers classes."""
 
     def register(keys: Callable[[Any, Keys], None]) -> Encoder:
@@ -138,7 +174,7 @@ def encoder(
         if prefixes:
             plain = made.renamed
 
-            def renamed(h: ImageHyper, name: str) -> str:
+            def renamed(h: Any, name: str) -> str:
                 for prefix, other in prefixes:
                     if name.startswith(prefix):
                         return plain(h, other + name.removeprefix(prefix))
@@ -184,6 +220,29 @@ def described(
     normalised = images.flag("do_normalize", default=True)
     k.floats("vision.image_mean", h.channels("image_mean") if normalised else [0.0] * 3)
     k.floats("vision.image_std", h.channels("image_std") if normalised else [1.0] * 3)
+
+
+def heard(h: AudioHyper, k: Keys, projector: str) -> None:
+    """The keys of every audio encoder; ConvertError for a feature extractor unlike Whisper's."""
+    k.flag("has_audio_encoder", True)
+    k.text("projector_type", projector)
+    h.must_be("activation_function", "gelu")
+    h.must_be("scale_embedding", False)
+    k.u32("audio.projection_dim", h.text.hidden)
+    k.u32("audio.num_mel_bins", h.integer("num_mel_bins"))
+    k.u32("audio.embedding_length", h.integer("d_model", "hidden_size"))
+    k.u32("audio.feed_forward_length", h.integer("encoder_ffn_dim", "intermediate_size"))
+    k.u32("audio.block_count", h.layers)
+    k.u32("audio.attention.head_count", h.heads)
+    k.f32("audio.attention.layer_norm_epsilon", 1e-5)  # that of every norm of the encoder
+    for name, wanted in (
+        ("feature_size", h.integer("num_mel_bins")),
+        ("sampling_rate", 16000),
+        ("hop_length", 160),
+        ("n_fft", 400),
+        ("padding_value", 0),
+    ):
+        h.sounds.must_be(name, wanted)
 
 
 def activation(h: ImageHyper, k: Keys, **meant: str) -> None:

@@ -1,8 +1,8 @@
-"""From a Hugging Face folder to the GGUF file of its image encoder: `convert_encoder`.
+"""From a Hugging Face folder to the GGUF file of its encoder of images or audio: `convert_encoder`.
 
-The tensors are those of the vision tower and of the projector. Which of them stay floats is
-llama.cpp's rule for such files: vectors, positions, and the convolutions of patches, which are
-halves in a file of halves and float32 in every other.
+The tensors are those of the vision or audio tower and of the projector. Which of them stay floats
+is llama.cpp's rule for such files: vectors, positions, and the convolutions of patches or frames,
+which are halves in a file of halves and float32 in every other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from oxillama.convert import encoders  # noqa: F401  (registers them)
 from oxillama.convert.checks import PlannedFile
-from oxillama.convert.encoder import ENCODERS, LAYERS, Encoder, ImageHyper
+from oxillama.convert.encoder import ENCODERS, LAYERS, Encoder, ImageHyper, MediaHyper
 from oxillama.convert.family import Keys
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.general import FILE_TYPES, size_label
@@ -29,7 +29,7 @@ from oxillama.convert.tokens import KeyValues
 from oxillama.convert.write import Converted, Progress, read_from, save
 from oxillama.errors import ConvertError, ModelError
 from oxillama.gguf import GgufReader
-from oxillama.model.media_encoder import record_encoder
+from oxillama.model.media_encoder import Medium, record_encoder
 from oxillama.quant import quantize
 from oxillama.quant.convert import QUANTIZATION_VERSION
 
@@ -38,21 +38,32 @@ _BLOCK = 32  # numbers of a block of Q8_0
 
 
 def convertible_encoders() -> dict[str, str]:
-    """Every class of transformers whose image encoder can be converted, with its
+    """Every class of transformers whose encoder of images or audio can be converted, with its
     `clip.projector_type`.
     """
     return {name: one.projector for name, one in sorted(ENCODERS.items())}
 
 
-def has_encoder(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder's config.json is of a class whose image encoder can be converted, and
-    describes one. Weights are not looked at.
+def encoder_medium(path: str | os.PathLike[str]) -> Medium | None:
+    """What the encoder of a folder's class encodes, if it can be converted and config.json
+    describes it. Weights are not looked at.
     """
     folder = ModelFolder(path)
     names = folder.config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    known = isinstance(name, str) and name in ENCODERS
-    return known and isinstance(folder.config.get("vision_config"), dict)
+    encoder = ENCODERS.get(names[0]) if isinstance(names, list) and names else None
+    if encoder is None or not isinstance(folder.config.get(encoder.hyper.part), dict):
+        return None
+    return medium_of(encoder)
+
+
+def medium_of(encoder: Encoder) -> Medium:
+    """What an encoder encodes."""
+    return "vision" if issubclass(encoder.hyper, ImageHyper) else "audio"
+
+
+def has_encoder(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder has an encoder of images or audio that can be converted."""
+    return encoder_medium(path) is not None
 
 
 def convert_encoder(
@@ -63,12 +74,12 @@ def convert_encoder(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> Converted:
-    """Write the GGUF file (mmproj) of the image encoder of a Hugging Face model folder.
+    """Write the GGUF file (mmproj) of the encoder of a Hugging Face model folder.
 
     type: auto (each matrix in the folder's own data type), F32, F16, BF16 or Q8_0. name:
     `general.name` (default: the folder's). progress is called with the number of tensors done, the
-    total, and the current one. ConvertError, naming the cause, if the folder has no image encoder,
-    or one that cannot be converted; then no file is left behind.
+    total, and the current one. ConvertError, naming the cause, if the folder has no encoder of
+    images or audio, or one that cannot be converted; then no file is left behind.
     """
     wanted = type.upper()
     if wanted not in TYPES:
@@ -83,7 +94,7 @@ def convert_encoder(
         planned = list(_plan(folder, encoder, hyper, wanted, left_out))
     if not planned:
         raise ConvertError(
-            f"{folder.path}: found no tensors of an image encoder, wanted those of "
+            f"{folder.path}: found no tensors of an encoder, wanted those of "
             f"{' and '.join(encoder.parts)}"
         )
     kinds = [one.type_name for one in planned if len(one.shape) > 1]
@@ -97,7 +108,7 @@ def convert_encoder(
         **keys.found,
     }
     try:
-        record_encoder(cast(GgufReader, PlannedFile("clip", whole, planned)))
+        record_encoder(cast(GgufReader, PlannedFile("clip", whole, planned)), medium_of(encoder))
     except ModelError as error:
         raise ConvertError(f"{folder.path}: its file could not be loaded: {error}") from error
     save(Path(target), "clip", whole, planned, progress)
@@ -106,8 +117,8 @@ def convert_encoder(
     return Converted(Path(target), kind, len(planned), size, tuple(sorted(left_out)))
 
 
-def encoder_of(folder: ModelFolder) -> tuple[Encoder, ImageHyper]:
-    """The family of a folder's image encoder, and the values that it reads; ConvertError for a
+def encoder_of(folder: ModelFolder) -> tuple[Encoder, MediaHyper]:
+    """The family of a folder's encoder, and the values that it reads; ConvertError for a
     folder without one.
     """
     label, found = f"{folder.path}/config.json", folder.architecture
@@ -116,21 +127,22 @@ def encoder_of(folder: ModelFolder) -> tuple[Encoder, ImageHyper]:
         raise ConvertError(
             f"{label}: architectures: found {found!r:.80}, "
             + (f"the nearest known are {', '.join(near)}" if near else "wanted a known class")
-            + f" of the {len(ENCODERS)} whose image encoders can be converted (`oxillama convert "
+            + f" of the {len(ENCODERS)} whose encoders can be converted (`oxillama convert "
             "--list --mmproj`)"
         )
-    if not isinstance(folder.config.get("vision_config"), dict):
-        raise ConvertError(f"{label}: vision_config is missing, wanted that of an image encoder")
     encoder = ENCODERS[found]
-    hyper = ImageHyper(folder, encoder.defaults)
+    part = encoder.hyper.part
+    if not isinstance(folder.config.get(part), dict):
+        raise ConvertError(f"{label}: {part} is missing, wanted that of an encoder")
+    hyper = encoder.hyper(folder, encoder.defaults)
     variant = encoder.variant(hyper)
     if variant is not None:
-        encoder, hyper = variant, ImageHyper(folder, variant.defaults)
+        encoder, hyper = variant, variant.hyper(folder, variant.defaults)
     return encoder, hyper
 
 
 def _plan(
-    folder: ModelFolder, encoder: Encoder, hyper: ImageHyper, wanted: str, left_out: list[str]
+    folder: ModelFolder, encoder: Encoder, hyper: MediaHyper, wanted: str, left_out: list[str]
 ) -> Iterator[Planned]:
     """Every tensor of the new file, in the order of the folder's."""
     made: dict[str, str] = {}

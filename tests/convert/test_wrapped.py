@@ -42,6 +42,16 @@ def facts(place, tmp_path):
             "language_model.model.",
             ("multi_modal_projector.layer_norm.bias",),
         ),
+        (
+            "Qwen2AudioForConditionalGeneration",
+            "language_model.model.",
+            ("audio_tower.conv1.weight", "multi_modal_projector.linear.bias"),
+        ),
+        (
+            "Qwen3ASRForConditionalGeneration",
+            "model.language_model.",
+            ("model.audio_tower.conv_out.weight", "model.multi_modal_projector.linear_1.bias"),
+        ),
     ),
 )
 def test_a_language_model_in_a_wrapper_is_that_alone(name, prefix, parts, folder, tmp_path):  # noqa: F811

@@ -133,7 +133,7 @@ def test_a_file_made_of_a_folder_has_an_encoder_only_in_the_cache_folder(seeing,
 def test_folders_without_an_encoder_have_none(folder, cache):  # noqa: F811
     with oxillama.load(folder) as engine:
         assert not engine.takes_images
-    with pytest.raises(ConvertError, match="'LlamaForCausalLM', .* image encoders can be conv"):
+    with pytest.raises(ConvertError, match="'LlamaForCausalLM', .* encoders can be conv"):
         oxillama.load(folder, mmproj=folder)
     assert made(cache) == (1, 0)
 

@@ -1,8 +1,8 @@
-"""Every family of image encoders that can be converted; importing this package registers them.
+"""Every family of encoders that can be converted; importing this package registers them.
 
 `siglip`, `clip` (LLaVA), `internvl`, `pixtral`, `qwen`, `glm`, `llama4`, `gemma4`, `granite`,
 `kimi` (MoonViT), `minicpm`, `minimax`, `muse`, `step3`, `radio` (Nemotron); for documents:
-`deepseek_ocr`, `dots`, `exaone`, `hunyuan`, `paddleocr`, `youtu`.
+`deepseek_ocr`, `dots`, `exaone`, `hunyuan`, `paddleocr`, `youtu`; of audio: `audio`.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
 """The text parts of models of text and images: Chameleon, CogVLM, DeepSeek OCR, HunyuanOCR,
 MiniMax M3, Muse Glimmer, PaddleOCR, GLM-4V, and models that wrap a language model of any class:
-Idefics 3, InternVL, Janus, LFM2-VL, LightOnOCR, LLaVA, SmolVLM.
+Idefics 3, InternVL, Janus, LFM2-VL, LightOnOCR, LLaVA, SmolVLM; and audio: Qwen2-Audio, Qwen3-ASR.
 """
 
 from __future__ import annotations
@@ -239,10 +239,11 @@ def _wrapped(h: Hyper) -> Family:
         "JanusForConditionalGeneration", "Lfm2VlForConditionalGeneration",
         "LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration",
         "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+        "Qwen2AudioForConditionalGeneration", "Qwen3ASRForConditionalGeneration",
         "SmolVLMForConditionalGeneration", arch="llama", rules={}, variant=_wrapped,
         others=("gemma2", "lfm2", "lfm2moe", "phi3", "qwen2", "qwen3", "qwen3moe"))  # fmt: skip
 def wrapper(h: Hyper, k: Keys) -> None:
-    """A language model beside an image encoder: the family is that of the language model."""
+    """A language model beside an encoder of images or audio: the family is its own."""
 
 
 def _rotated(x: np.ndarray, h: Hyper, heads: int) -> np.ndarray:
