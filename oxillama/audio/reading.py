@@ -189,10 +189,11 @@ def _decoded(
 
 def _mean(part: np.ndarray) -> np.ndarray:
     """The mean of channels, one after the other."""
-    total = part[:, 0].astype(np.float64)
-    for channel in range(1, part.shape[1]):
-        total += part[:, channel]
-    return total / part.shape[1]
+    with np.errstate(all="ignore"):  # what is not finite is refused when all is read
+        total = part[:, 0].astype(np.float64)
+        for channel in range(1, part.shape[1]):
+            total += part[:, channel]
+        return (total / part.shape[1]).astype(np.float32)
 
 
 def _resampled(samples: np.ndarray, given: int, rate: int, name: str) -> np.ndarray:

@@ -200,7 +200,7 @@ def _mp3(held: bytes) -> Claims:
         at, count = at + found[0], count + 1
     if at > end:
         raise Damaged("its last frame is cut")
-    if said not in (None, count - 1, count):  # some count the frame that says it
+    if said is not None and said != count - 1:
         raise Damaged(f"{count - 1} frames of {said}")
     return Claims()
 
@@ -232,7 +232,7 @@ def _frames_said(held: bytes, at: int) -> int | None:
     mono, first = held[at + 3] >> 6 == 3, held[at + 1] >> 3 & 3 == 3
     start = at + 4 + (17 if mono else 32) if first else at + 4 + (9 if mono else 17)
     head = held[start : start + 12]
-    if head[:4] not in (b"Xing", b"Info") or not head[7] & 1:
+    if len(head) < 12 or head[:4] not in (b"Xing", b"Info") or not head[7] & 1:
         return None
     return int.from_bytes(head[8:12], "big")
 

@@ -9,6 +9,7 @@ import pytest
 import soundfile
 
 from oxillama.audio import AudioLimits, read_audio
+from oxillama.audio.whole import _mp3_frame
 from oxillama.errors import AudioError
 from tests.audio.made import RATE, clip
 
@@ -118,6 +119,7 @@ def test_tags_around_frames_are_no_damage():
     "source, said",
     (
         (b"", "audio: found no bytes, wanted a WAV, FLAC, MP3 or OGG file"),
+        (b"\xff\xfb\x90\x00" + bytes(33) + b"Xing", "found a damaged MP3 file of 41 bytes"),
         (b"abcdefgh", "audio: found 8 bytes that begin with b'abcdefgh', wanted a WAV"),
         (clip(0.1), "audio: found float32 (1600,) without a sampling rate, wanted bytes"),
         ((clip(0.1).astype(np.float64), RATE), "audio: found float64 (1600,), wanted float32"),
@@ -157,3 +159,14 @@ def test_limits_are_held_before_anything_is_decoded(monkeypatch):
         read_audio(held, RATE, limits, name="clip")
     with pytest.raises(AudioError, match="clip: found 65537 bytes, wanted at most 65536"):
         read_audio(bytes((1 << 16) + 1), RATE, limits, name="clip")
+
+
+def test_an_mp3_file_without_its_last_frame_is_refused():
+    """Its first frame says how many follow."""
+    held, at, starts = file_of(clip(1.0), "mp3"), 0, []
+    while at < len(held):
+        starts.append(at)
+        at += _mp3_frame(held, at)[0]
+    count = len(starts) - 1
+    with pytest.raises(AudioError, match=f"damaged MP3 .*: {count - 1} frames of {count}"):
+        read_audio(held[: starts[-1]], RATE)
