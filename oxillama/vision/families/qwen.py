@@ -15,6 +15,12 @@ QWEN = MediaTokens(
     "<|vision_start|>",
     "<|vision_end|>",
 )
+_OMNI = MediaTokens(
+    ("<|vision_bos|><|IMAGE|><|vision_eos|>", "<|IMAGE|>"),
+    "<|IMAGE|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+)
 
 
 @processor("qwen2vl_merger", "qwen2.5vl_merger", "qwen2.5o", "qwen3vl_merger")
@@ -28,4 +34,7 @@ def _merged(e: ImageEncoder, fit: Fit | None) -> Processor:
         window = e.keys.integer("window_size", default=112) // (e.patch * merge)
     if e.kind == "qwen3vl_merger":
         positions = partial(interpolated, e.grid("v.position_embd.weight"))
-    return DynamicResolution(QWEN, e.patch, merge, least, most, fit or "stretch", window, positions)
+    tokens = _OMNI if e.kind == "qwen2.5o" else QWEN
+    return DynamicResolution(
+        tokens, e.patch, merge, least, most, fit or "stretch", window, positions
+    )
