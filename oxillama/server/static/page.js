@@ -23,6 +23,7 @@ const stored = load();
 let running = null; // the request that streams: { controller }
 let props = { modalities: {}, default_generation_settings: { n_ctx: 0 }, sessions: false };
 let image = null;
+let audio = null;
 
 function load() {
   let found = null;
@@ -127,6 +128,7 @@ function drawMessage(message, index) {
     box.append(element("details", {}, element("summary", { text: "Reasoning" }), inner));
   }
   if (message.image) box.append(element("p", { text: `Image: ${message.image.name}` }));
+  if (message.audio) box.append(element("p", { text: `Audio: ${message.audio.name}` }));
   box.append(content);
   if (message.role === "user") {
     head.append(element("button", { text: "Edit", onclick: () => edit(index, box) }));
@@ -181,10 +183,10 @@ function retry(index) {
   answer();
 }
 
-function submit(text, shown) {
+function submit(text, attached) {
   const conversation = current();
-  conversation.messages.push({ role: "user", content: text, ...(shown ? { image: shown } : {}) });
-  if (conversation.messages.length === 1) conversation.title = text.slice(0, 40) || "Image";
+  conversation.messages.push({ role: "user", content: text, ...attached });
+  if (conversation.messages.length === 1) conversation.title = text.slice(0, 40) || "File";
   keep();
   draw();
   answer();
@@ -193,12 +195,12 @@ function submit(text, shown) {
 // ---- asking
 
 function requestOf(conversation) {
-  const messages = conversation.messages.map(({ role, content, image: shown }) => ({
-    role,
-    content: shown
-      ? [{ type: "image_url", image_url: { url: shown.url } }, { type: "text", text: content }]
-      : content,
-  }));
+  const messages = conversation.messages.map(({ role, content, image: shown, audio: heard }) => {
+    const files = [];
+    if (shown) files.push({ type: "image_url", image_url: { url: shown.url } });
+    if (heard) files.push({ type: "audio_url", audio_url: { url: heard.url } });
+    return { role, content: files.length ? [...files, { type: "text", text: content }] : content };
+  });
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   const body = { model: by("model").value || undefined, messages, stream: true,
                  stream_options: { include_usage: true } };
@@ -500,30 +502,35 @@ by("message").addEventListener("keydown", (event) => {
 by("send-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = by("message").value;
-  if (running || (!text.trim() && !image)) return;
+  if (running || (!text.trim() && !image && !audio)) return;
   by("message").value = "";
-  const shown = image;
-  image = null;
-  by("image").value = "";
-  submit(text, shown);
+  const attached = { ...(image ? { image } : {}), ...(audio ? { audio } : {}) };
+  image = audio = null;
+  by("image").value = by("audio").value = "";
+  submit(text, attached);
 });
 by("save-form").addEventListener("submit", (event) => {
   event.preventDefault();
   guarded(save)(by("session-name").value);
 });
-by("image").addEventListener("change", () => {
-  const file = by("image").files[0];
-  if (!file) { image = null; return; }
-  const reader = new FileReader();
-  reader.addEventListener("load", () => { image = { name: file.name, url: reader.result }; });
-  reader.readAsDataURL(file);
-});
+function attach(name, take) {
+  by(name).addEventListener("change", () => {
+    const file = by(name).files[0];
+    if (!file) { take(null); return; }
+    const reader = new FileReader();
+    reader.addEventListener("load", () => take({ name: file.name, url: reader.result }));
+    reader.readAsDataURL(file);
+  });
+}
+attach("image", (file) => { image = file; });
+attach("audio", (file) => { audio = file; });
 by("model").addEventListener("change", guarded(async () => { await describe(); }));
 
 async function describe() {
   const name = by("model").value;
   props = await ask(`props${name ? `?model=${encodeURIComponent(name)}` : ""}`);
   by("image-part").hidden = !props.modalities?.vision;
+  by("audio-part").hidden = !props.modalities?.audio;
   drawContext();
 }
 
