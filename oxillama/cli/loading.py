@@ -253,9 +253,11 @@ def _announce(engine: oxillama.InferenceEngine) -> None:
         return
     off, why = "--sidecar 0 or OXILLAMA_SIDECAR=0 turns this off", writer.foreseen()
     if why is None:
+        late = writer.foreseen_at_close()
+        when = f" if it is idle for long enough ({late})" if late is not None else ""
         told = (
-            f"keeps {writer.nbytes / 1e6:,.0f} MB of packed weights in {writer.folder}, so that "
-            f"this model loads faster next time; {off}, `oxillama sidecar clear` removes them"
+            f"keeps {writer.nbytes / 1e6:,.0f} MB of packed weights in {writer.folder}{when}, so "
+            f"that this model loads faster next time; {off}, `oxillama sidecar clear` removes them"
         )
     elif writer.automatic:  # the writer itself warns about a folder that the user named
         told = f"packed weights cannot be kept in {writer.folder}: {why}; {off}"

@@ -93,12 +93,12 @@ class CacheSlot:
         """
         return self.cache.unwritable() or self.failure() or self.cache.too_large(nbytes)
 
-    def refusal(self, nbytes: int) -> str | None:
+    def refusal(self, nbytes: int, *, closing: bool = False) -> str | None:
         """The reason why that many bytes cannot be written here, None if they can; files used
-        longest ago are removed to make space.
+        longest ago are removed to make space. closing: whether the model is being closed.
         """
         folder = self.path.parent
-        failed = self.cache.unwritable() or self.failure()
+        failed = self.cache.unwritable() or self.failure(closing=closing)
         if failed is not None:
             return failed
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -116,23 +116,26 @@ class CacheSlot:
     def _note(self) -> Path:
         return self.path.with_name(f"{self.path.name}.failed")
 
-    def failure(self) -> str | None:
-        """The reason of a recent failure to write, None without one."""
+    def failure(self, *, closing: bool = False) -> str | None:
+        """The reason of a recent failure to write, None without one. That a model was closed too
+        early counts only where it is being closed again.
+        """
         try:
             note = json.loads(self._note.read_bytes()[: 1 << 16])
-            age = time.time() - note["at"]
-            if note["key"] == self.key and 0 <= age < RETRY_SECONDS:
-                return (
-                    f"writing failed {age / 3600:.1f} hours ago ({note['reason']}); `oxillama "
-                    "sidecar write` tries again"
-                )
+            age, late = time.time() - note["at"], note.get("late", False)
+            if note["key"] != self.key or not 0 <= age < RETRY_SECONDS or late and not closing:
+                return None
+            failed = "a close left too little time for writing" if late else "writing failed"
+            return (
+                f"{failed} {age / 3600:.1f} hours ago ({note['reason']}); `oxillama sidecar write` "
+                "tries again"
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
-        return None
+            return None
 
-    def note_failure(self, reason: str) -> None:
-        """Record that writing failed."""
-        note = {"key": self.key, "reason": reason, "at": time.time()}
+    def note_failure(self, reason: str, *, late: bool = False) -> None:
+        """Record that writing failed. late: only because the model was closed too early."""
+        note = {"key": self.key, "reason": reason, "late": late, "at": time.time()}
         with suppress(OSError):
             write_parts(self._note, [json.dumps(note).encode()])
 

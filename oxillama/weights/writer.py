@@ -3,8 +3,9 @@
 It waits until the model has run no step for two seconds, then writes 2 MB at a time at the lowest
 priority, stops as soon as a step runs, and continues after two more idle seconds. When a model is
 closed or the interpreter ends, it gets five seconds, or less if the disk needs less. If that is not
-enough, it abandons the file, leaves nothing, and does not try again for a day. Errors are logged,
-as warnings where the user named the folder; nothing is raised.
+enough, it abandons the file, leaves nothing, and for a day does not begin at a close again, only
+when the model is idle. After an error it does not try again for a day. Errors are logged, as
+warnings where the user named the folder; nothing is raised.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class CacheWriter(threading.Thread):
             self.reason = str(error)
             failed = not isinstance(error, WriteAborted) or isinstance(error, DiskTooSlow)
             if isinstance(error, (DiskTooSlow, OSError)):
-                self._slot.note_failure(self.reason)
+                self._slot.note_failure(self.reason, late=isinstance(error, DiskTooSlow))
         finally:
             self._matrices, self._packing = {}, None
             _writers.discard(self)
@@ -95,6 +96,12 @@ class CacheWriter(threading.Thread):
     def foreseen(self) -> str | None:
         """The reason why nothing will be written, as far as it is known; None if it will be."""
         return self._slot.foreseen(self.nbytes)
+
+    def foreseen_at_close(self) -> str | None:
+        """The reason why nothing will be written if the model is closed before it was idle, as far
+        as it is known.
+        """
+        return self.foreseen() or self._slot.failure(closing=True)
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
         """Write the rest now, for at most this many seconds; returns when that is done or
@@ -134,7 +141,7 @@ class CacheWriter(threading.Thread):
 
     def _write(self) -> bool:
         """Write the file, where it may be written; whether it may not."""
-        self.reason = self._slot.refusal(self.nbytes) or ""
+        self.reason = self._slot.refusal(self.nbytes, closing=self._hurry.is_set()) or ""
         if self.reason:
             return True
         self._pack()

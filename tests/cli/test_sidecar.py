@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from oxillama.cli import MODULES, main, sidecar
+from oxillama.weights.writer import DiskTooSlow
 from tests.model import tiny
 
 
@@ -122,6 +123,28 @@ def test_run_says_first_that_it_keeps_packed_weights_and_how_to_turn_that_off(
     assert str(tmp_path / "oxillama") in first and "--sidecar 0 or OXILLAMA_SIDECAR=0" in first
     # the next run maps them: there is nothing to say
     assert main(run) == 0 and "packed weights" not in capsys.readouterr().err
+
+
+def test_run_says_that_only_an_idle_model_is_kept_after_a_close_that_came_too_early(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.delenv("OXILLAMA_SIDECAR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("oxillama.weights.cache.LEAST_BYTES", 1)
+    monkeypatch.setattr("oxillama.weights.cache.large_pages", lambda folder: True)
+
+    def late(*_):
+        raise DiskTooSlow("x")
+
+    monkeypatch.setattr("oxillama.weights.writer.CacheWriter._in_time", late)
+    run, told = ["run", "-n", "2", "--temp", "0"], []
+    for _ in range(2):
+        assert main(run) == 0
+        told.append(capsys.readouterr().err.splitlines()[0])
+    folder = tmp_path / "oxillama"
+    assert f"packed weights in {folder}, so that" in told[0]
+    assert f"packed weights in {folder} if it is idle for long enough (a close left" in told[1]
+    assert [path.suffix for path in folder.iterdir()] == [".failed"]
 
 
 def test_run_says_why_it_keeps_no_packed_weights(tmp_path, capsys, monkeypatch):

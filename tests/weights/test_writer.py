@@ -587,6 +587,35 @@ def test_what_failed_is_not_tried_again_at_the_next_close_nor_in_the_next_proces
     assert note.name.endswith(".panels.failed")
 
 
+def test_after_a_close_that_came_too_early_only_an_idle_model_is_kept(place, weights, monkeypatch):
+    program = Program(busy=True)
+    CacheWriter(place, weights, program).finish(0)
+    again = CacheWriter(place, weights, program)
+    assert again.foreseen() is None
+    told = again.foreseen_at_close()
+    assert told.startswith("a close left too little time for writing 0.0 hours ago (")
+    assert told.endswith("; `oxillama sidecar write` tries again")
+    again.finish(60)
+    assert not again.written and again.reason == told
+    assert names_in(place.path.parent) == ["x.panels.failed"]
+    monkeypatch.setattr(writer, "IDLE_SECONDS", 0.02)
+    program.busy = False
+    longer = CacheWriter(place, weights, program)
+    longer.join()
+    assert longer.written and names_in(place.path.parent) == ["x.panels"]
+
+
+def test_after_an_error_an_idle_model_is_not_kept_either(place, weights, monkeypatch):
+    monkeypatch.setattr(writer, "IDLE_SECONDS", 0.0)
+    place.path.parent.mkdir()
+    place.note_failure("Input/output error")
+    writing = CacheWriter(place, weights, Program(busy=False))
+    assert writing.foreseen() == writing.foreseen_at_close()
+    writing.join()
+    assert not writing.written
+    assert writing.reason.startswith("writing failed 0.0 hours ago (Input/output error); ")
+
+
 @pytest.mark.parametrize("after", ["a day", "another file", "a request", "a damaged note", "clear"])
 def test_it_is_tried_again_after(model, tmp_path, monkeypatch, after):
     folder = tmp_path / "sidecars"
