@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,10 +29,10 @@ from oxillama.model.media_encoder import Medium, encoder_kind, media_of_file, re
 from oxillama.recommended import recommended_sampler
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.session import Snapshots
-from oxillama.speculative.drafts import DraftModels, prepared
+from oxillama.speculative.drafts import DraftModels, Locates, prepared
 from oxillama.speculative.planner import Planner
 from oxillama.speculative.registry import Registry
-from oxillama.stores import located_encoder, own_encoder
+from oxillama.stores import located_draft, located_encoder, own_encoder
 from oxillama.stores.converted import is_model_folder
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
@@ -104,7 +104,8 @@ def open_model(
         )
     scheduler = config.scheduling()
     reader = GgufReader(source)
-    joined, extracts, speculative = prepared(config.speculative, reader)
+    locate = cache(located_draft)  # what a name stands for is looked up once
+    joined, extracts, speculative = prepared(config.speculative, reader, locate)
     # a sampler in the config replaces the recommended one
     recommended = None if config.sampler is not None else recommended_sampler(reader.metadata)
     with ThreadPoolExecutor(1) as other:  # the vocabulary is read while workers pack weights
@@ -126,7 +127,7 @@ def open_model(
             bridge = reading.result()
             for text in notes:
                 warn(text)
-            opened = _serving(config, reader, model, bridge, tokenizer_json, speculative)
+            opened = _serving(config, reader, model, bridge, tokenizer_json, speculative, locate)
             return replace(opened, recommended=recommended, media=media)
         except BaseException:
             # background threads hold the weights, which nothing will use
@@ -240,9 +241,10 @@ def _serving(
     bridge: TokenizerBridge | None,
     tokenizer_json: str | bytes | None,
     speculative: Any,
+    locate: Locates,
 ) -> Opened:
     """A loaded model with its core, vocabulary and snapshots. speculative: how requests speculate
-    that do not say it.
+    that do not say it; locate: finds the files of their drafts.
     """
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
     if model.verifier is not None:
@@ -250,7 +252,9 @@ def _serving(
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
     loras = LoraStack(model)
     core.adapters = partial(getattr, loras, "current")
-    drafts = DraftModels(model, vocabulary, open_model=open_model, core_over=core_over)
+    drafts = DraftModels(
+        model, vocabulary, open_model=open_model, core_over=core_over, locate=locate
+    )
     core.speculator = Planner(core, Registry(drafts, default=speculative))
     try:
         core.speculator.resolve(speculative)  # a draft model is loaded now

@@ -172,9 +172,9 @@ class Options:
       one of them.
     - `shown_tokens`: control tokens that are written in the text.
     - `speculative`: propose candidates for the next tokens, which gives the same text sooner
-      (docs/speculative.md): "auto" or True, "lookup", "mtp", "early_exit:n", a draft model (a file,
-      a folder, an engine), a drafter or `Candidates`. None: as the engine's config says. False:
-      nothing.
+      (docs/speculative.md): "auto" or True, "lookup", "mtp", "early_exit:n", a draft model (an
+      engine, or a name as in `load`), a drafter or `Candidates`. None: as the engine's config says.
+      False: nothing.
 
     Scheduling:
 

@@ -11,13 +11,15 @@ import argparse
 from typing import Any
 
 import oxillama
+from oxillama.cli.loading import drafts_of
 from oxillama.cli.parsing import closest, number, unicode_text
 from oxillama.cli.streams import read
+from oxillama.engine.config import WAYS
 
 # the values of --speculative
 DRAFTS = (
-    "auto, lookup, mtp, early_exit[:LAYERS], off, or a draft's GGUF file (a smaller model, "
-    "EAGLE-3, mtp-*.gguf)"
+    f"{', '.join(WAYS)}[:LAYERS], off, or a draft as MODEL names one (a smaller model, EAGLE-3, "
+    "mtp-*.gguf)"
 )
 
 # (names, field of a sampler, kind, help)
@@ -224,11 +226,6 @@ def generation(arguments: argparse.Namespace) -> dict[str, Any]:
     options |= _constraint(arguments)
     oxillama.Options.of(options)
     return options
-
-
-def drafts_of(arguments: argparse.Namespace) -> str | bool:
-    """The value of `speculative=` that `--speculative` stands for."""
-    return False if arguments.speculative == "off" else arguments.speculative
 
 
 def _ids(text: str) -> list[int]:

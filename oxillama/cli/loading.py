@@ -12,10 +12,10 @@ from typing import Any
 
 import oxillama
 from oxillama.cli import media
-from oxillama.cli.generation import drafts_of
 from oxillama.cli.parsing import number
 from oxillama.model.rope import KINDS, RopeOverrides
-from oxillama.stores import located, located_encoder
+from oxillama.speculative.drafts import draft_file
+from oxillama.stores import located, located_draft, located_encoder
 from oxillama.weights.offload import OffloadPolicy, parse_policy, parse_size
 
 
@@ -180,6 +180,18 @@ def located_model(arguments: argparse.Namespace, *, encoder: bool = False) -> st
     if str(found) != given:
         print(f"oxillama: {given} is {found}", file=sys.stderr, flush=True)
     return str(found)
+
+
+def drafts_of(arguments: argparse.Namespace) -> str | bool:
+    """The value of `speculative=` that `--speculative` stands for, a draft found or made."""
+    given = arguments.speculative
+    if given == "off":
+        return False
+    found = _converting(lambda **shown: draft_file(given, partial(located_draft, **shown)))
+    if found is not None and str(found) != given:
+        print(f"oxillama: {given} is {found}", file=sys.stderr, flush=True)
+        arguments.speculative = str(found)  # it is asked for once more for the requests
+    return arguments.speculative
 
 
 def _found(given: str, encoder: bool) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 
 import oxillama
 from oxillama.cli import lora
-from oxillama.cli.generation import DRAFTS, drafts_of
-from oxillama.cli.loading import add_model, located_model
+from oxillama.cli.generation import DRAFTS
+from oxillama.cli.loading import add_model, drafts_of, located_model
 from oxillama.cli.parsing import number, unicode_text
 from oxillama.cli.run import add_chat_template, chat_template_of
 from oxillama.errors import ConfigError

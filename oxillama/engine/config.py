@@ -21,8 +21,8 @@ from oxillama.tokenizer import ChatTemplate
 from oxillama.tokenizer.builtin_templates import template_source
 from oxillama.weights.offload import Budget, OffloadPolicy, PinnedHotSet
 
-# the values of `speculative` that name a way, before they name a file; early_exit:n is one
-_WAYS = ("auto", "lookup", "mtp", "early_exit")
+# the values of `speculative` that name a way, before they name a draft; early_exit:n is one
+WAYS = ("auto", "lookup", "mtp", "early_exit")
 # of a machine, not of a conversation
 _LOCAL = (
     *("model_path", "num_threads", "offload", "sidecar", "tokenizer_path"),
@@ -122,8 +122,8 @@ class EngineConfig:
       prompts with the same beginning of at least `prefix_min_tokens` tokens.
     - `speculative`: how requests speculate that do not say it themselves (docs/speculative.md).
       "auto": while a request decodes alone, lookups and the model's own layers that predict further
-      tokens; with a constraint the text that it forces. None: forced text only. False: nothing. A
-      draft model's file or folder, and the other values of the option of `generate`.
+      tokens; with a constraint the text that it forces. None: forced text only. False: nothing. The
+      name of a draft model as in `load`, and the other values of the option of `generate`.
     """
 
     model_path: str | Path | None = None
@@ -186,8 +186,8 @@ class EngineConfig:
         named = isinstance(drafts, (str, Path)) and str(drafts) != ""
         if not (named or drafts is None or isinstance(drafts, bool)):
             raise ConfigError(
-                f"speculative: found {drafts!r}, wanted 'auto', 'lookup', 'mtp', 'early_exit', a "
-                "draft model's GGUF file or folder, None or False"
+                f"speculative: found {drafts!r}, wanted {', '.join(map(repr, WAYS))}, the name of "
+                "a draft model as in `load`, None or False"
             )
         if self.model_path == "":
             raise ConfigError("model_path: found '', wanted a path, or None for the embedded model")
@@ -341,5 +341,5 @@ class EngineConfig:
 
 
 def names_way(asked: str) -> bool:
-    """Whether a value of `speculative` names a way to speculate, not a draft model's file."""
-    return asked.partition(":")[0] in _WAYS
+    """Whether a value of `speculative` names a way to speculate, not a draft model."""
+    return asked.partition(":")[0] in WAYS

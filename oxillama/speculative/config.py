@@ -17,9 +17,9 @@ Model = str | Path | ModelEngine | None
 class SpeculativeConfig:
     """A target, a draft, and how they work together.
 
-    - `target`: an engine or a GGUF file, None for the embedded model.
+    - `target`: an engine or a name as in `load`, None for the embedded model.
     - `draft`: one of
-      - an engine, a file, or a folder (the best compatible file in it is taken);
+      - an engine, or a name as in `load` (of a folder, the best compatible file is taken);
       - "early_exit:n", the target's own first n layers under its output norm and head, over the
         same weights ("early_exit": a quarter of the layers);
       - "requantised", the target itself with fewer bits, in a temporary file that is removed when
@@ -49,8 +49,8 @@ class SpeculativeConfig:
         _check_sampler("draft_sampler", self.draft_sampler)
         if self.draft is None:
             raise ConfigError(
-                "draft: found None, wanted an engine, a GGUF file, a folder of them, 'early_exit' "
-                "or 'requantised'"
+                "draft: found None, wanted an engine, the name of a model, 'early_exit' or "
+                "'requantised'"
             )
 
 

@@ -1,7 +1,7 @@
 """Draft models for a target: opened, chosen from a folder, or made from the target itself with
 fewer bits.
 
-    # a file, a folder of files, or an engine that is loaded already
+    # a file, a folder of files, any other name of a model, or an engine that is loaded already
     engine.generate(prompt, speculative="draft.gguf")
     # the target's own first layers under its own output norm and head
     engine.generate(prompt, speculative="early_exit:4")
@@ -29,7 +29,7 @@ from oxillama.engine.config import EngineConfig, names_way
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
 from oxillama.engine.session import Session
-from oxillama.errors import ConfigError, OxillamaError
+from oxillama.errors import ConfigError, GgufNotFound, OxillamaError
 from oxillama.gguf import GgufReader
 from oxillama.model.drafts import eagle_draft, early_exit, predictor
 from oxillama.model.eagle import extracts_of, is_eagle
@@ -45,6 +45,7 @@ from oxillama.tokenizer import TokenizerBridge
 # bytes of a draft against the target's, above which even a perfect draft hardly gains
 PAYS_BELOW = 0.5
 OwnSampler = Callable[[Session], Sampler]
+Locates = Callable[[str | Path], Path]  # finds the file, or the folder of files, of a draft's name
 Drafting = TypeVar("Drafting", bound=ModelDrafter)
 
 
@@ -82,7 +83,7 @@ class OpensModels(Protocol):
 
 class DraftModels:
     """The drafts that a target's requests may name. open_model: loads a file; core_over: makes the
-    core of an engine over a model in memory.
+    core of an engine over a model in memory; locate: finds the file of a name.
     """
 
     def __init__(
@@ -92,9 +93,10 @@ class DraftModels:
         *,
         open_model: OpensModels,
         core_over: Callable[[Model, EngineConfig], EngineCore],
+        locate: Locates,
     ) -> None:
         self.model, self.vocabulary = model, vocabulary
-        self._open_model, self._core_over = open_model, core_over
+        self._open_model, self._core_over, self._locate = open_model, core_over, locate
 
     @property
     def predicts(self) -> bool:
@@ -103,22 +105,22 @@ class DraftModels:
         return tape.predictor is not None and self.model.pager is None and not tape.extracts
 
     def key(self, asked: Any) -> Any:
-        """What a file, a folder, "early_exit" or "mtp" is known by, None for anything else."""
-        if isinstance(asked, str) and asked == "mtp" or self._has_joined(asked):
+        """What a draft's name, "early_exit" or "mtp" is known by, None for anything else."""
+        if isinstance(asked, str) and asked == "mtp":
             return "mtp"
         if isinstance(asked, str) and exit_depth(asked, self.model.config.layers) is not None:
             return asked
-        if isinstance(asked, (str, Path)) and asked != "" and Path(asked).exists():
-            return str(Path(asked).resolve())
-        return None
+        path = draft_file(asked, self._locate)
+        if path is not None and self._has_joined(path):
+            return "mtp"
+        return str(path.resolve()) if path is not None and path.exists() else None
 
-    def _has_joined(self, asked: Any) -> bool:
+    def _has_joined(self, path: Path) -> bool:
         """Whether it is the file of layers that predict further tokens that the target was loaded
         with.
         """
         reader = self.model.reader
-        joined = {shard.path for shard in reader.shards} - {None, *reader.paths}
-        return bool(joined) and isinstance(asked, (str, Path)) and Path(asked) in joined
+        return path in {shard.path for shard in reader.shards} - {None, *reader.paths}
 
     def is_engine(self, asked: Any) -> bool:
         """Whether it is an engine with a model."""
@@ -135,8 +137,9 @@ class DraftModels:
         own_sampler: OwnSampler | None = None,
         config: EngineConfig | None = None,
     ) -> tuple[ModelDrafter, Callable[[], None] | None]:
-        """(a drafter over an engine, a file, the best file of a folder, the target's first layers,
-        or those that predict further tokens; what closes it where it was opened here).
+        """(a drafter over an engine, the file of a name, the best file of a folder, the target's
+        first layers, or those that predict further tokens; what closes it where it was opened
+        here).
 
         own_sampler: makes the sampler that it draws with. ConfigError names what the draft's
         vocabulary lacks.
@@ -151,7 +154,7 @@ class DraftModels:
             return self._over_target(ModelDrafter, draft, given, own_sampler=own_sampler)
         if isinstance(asked, ModelEngine):
             return self._over_model(asked.opened, own_sampler), None
-        path = Path(asked)
+        path = draft_file(asked, self._locate) or Path(asked)
         path = choose_draft(model, path) if path.is_dir() else path
         reader = GgufReader(path)
         if is_eagle(reader):
@@ -246,7 +249,29 @@ def _refuse_sampler(own_sampler: OwnSampler | None, asked: str) -> None:
         )
 
 
-def prepared(asked: Any, target: GgufReader) -> tuple[GgufReader, tuple[int, ...], Any]:
+def draft_file(asked: Any, locate: Locates) -> Path | None:
+    """The file or folder of a draft model's name; None for any other value of `speculative`, and
+    for a word that is neither. ConfigError for a name of a store that has no such model.
+    """
+    if not isinstance(asked, (str, Path)) or asked == "":
+        return None
+    if isinstance(asked, str) and names_way(asked):
+        return None
+    if Path(asked).is_file():
+        return Path(asked)
+    try:
+        return locate(asked)
+    except GgufNotFound as error:
+        if any(mark in str(asked) for mark in "./:"):
+            raise ConfigError(f"speculative: {error}") from None
+        return None  # it may be a way that is misspelt
+    except ConfigError as error:
+        raise ConfigError(f"speculative: {error}") from None
+
+
+def prepared(
+    asked: Any, target: GgufReader, locate: Locates
+) -> tuple[GgufReader, tuple[int, ...], Any]:
     """(the file that a target is loaded from for the draft of an option `speculative`, the layers
     whose inputs it carries for that, the option of its requests). ConfigError if the draft was made
     for another target.
@@ -254,16 +279,15 @@ def prepared(asked: Any, target: GgufReader) -> tuple[GgufReader, tuple[int, ...
     An EAGLE-3 file begins with the inputs of some layers; one of layers that predict further tokens
     is joined with the target's own.
     """
-    if isinstance(asked, str) and names_way(asked):
-        return target, (), asked
-    if not isinstance(asked, (str, Path)) or not Path(asked).is_file():
-        return target, (), asked
-    with GgufReader(asked) as draft:
+    path = draft_file(asked, locate)
+    if path is None or not path.is_file():
+        return target, (), path if path is not None and path.exists() else asked
+    with GgufReader(path) as draft:
         if is_eagle(draft):
-            return target, extracts_of(draft, target), asked
+            return target, extracts_of(draft, target), path
         if is_further(draft):
             return with_further(target, draft), (), "mtp"
-        return target, (), asked
+        return target, (), path
 
 
 def _not_loaded_with(path: Path, what: str, instead: str = "") -> ConfigError:

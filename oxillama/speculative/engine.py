@@ -39,6 +39,7 @@ from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.drafts import DraftModels, requantised_draft
 from oxillama.speculative.snapshot import SpecSnapshot
 from oxillama.speculative.types import Candidates, Drafter, NoCandidates, carries
+from oxillama.stores import located_draft
 
 _NOTHING_TO_SAVE = "snapshot: there is no session to save"
 
@@ -95,8 +96,8 @@ class SpeculativeEngine:
             return target
         if target is not None and not isinstance(target, (str, Path)):
             raise ConfigError(
-                f"target: found {type(target).__name__}, wanted an InferenceEngine, a GGUF file or "
-                "None"
+                f"target: found {type(target).__name__}, wanted an InferenceEngine, a model's name "
+                "or None"
             )
         self._mine.append(load(target))
         return self._mine[-1]
@@ -110,7 +111,11 @@ class SpeculativeEngine:
             # not a method: a drafter that refers to this engine would keep it alive
             own = partial(_draft_sampler, self.config.draft_sampler, opened.vocabulary)
         models = DraftModels(
-            opened.model, opened.vocabulary, open_model=open_model, core_over=core_over
+            opened.model,
+            opened.vocabulary,
+            open_model=open_model,
+            core_over=core_over,
+            locate=located_draft,
         )
         drafter, self._close_draft = models.open(source, own_sampler=own, config=config)
         return drafter

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+from oxillama.engine.config import WAYS
 from oxillama.engine.engine import EngineCore
 from oxillama.errors import ConfigError, EngineError
 from oxillama.speculative.choices import FirstOf, LikelierOf
@@ -19,11 +20,9 @@ from oxillama.speculative.mtp import MtpDrafter
 from oxillama.speculative.types import Candidates, Drafter
 
 _WANTED = (
-    "wanted None, False, True, 'auto', 'lookup', 'mtp', Candidates, a drafter (open, propose, "
-    "close), 'early_exit', or a draft model (an engine, a GGUF file, a folder)"
+    f"wanted None, False, True, {', '.join(map(repr, WAYS))}, Candidates, a drafter (open, "
+    "propose, close), or a draft model (an engine, or a name as in `load`)"
 )
-
-
 # what other programs call these, and our own command line
 _OTHER_NAMES = {"ngram": "'lookup'", "prompt_lookup": "'lookup'", "none": "None", "off": "False"}
 
@@ -35,7 +34,7 @@ def _hint(asked: Any) -> str:
     if not isinstance(asked, str):
         return ""
     name = asked.lower().replace("-", "_")
-    near = difflib.get_close_matches(name, ("auto", "lookup", "mtp", "early_exit"), 1, 0.6)
+    near = difflib.get_close_matches(name, WAYS, 1, 0.6)
     meant = _OTHER_NAMES.get(name) or (repr(near[0]) if near else None)
     return "" if meant is None else f"; did you mean {meant}?"
 
@@ -48,7 +47,7 @@ class DraftSource(Protocol):
         """Whether the target has layers that predict further tokens, as "mtp" wants."""
 
     def key(self, asked: Any) -> Any:
-        """The key of a file, a folder, "early_exit" or "mtp", None for anything else."""
+        """The key of a draft's name, "early_exit" or "mtp", None for anything else."""
 
     def is_engine(self, asked: Any) -> bool:
         """Whether it is an engine with a model."""

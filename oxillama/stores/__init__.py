@@ -1,8 +1,8 @@
 """Finds models: turns what a user names into the file that is opened.
 
-`located` is the interface, `located_encoder` and `own_encoder` those of image encoders. `converted`
-makes GGUF files of Hugging Face folders, `hub` downloads from the Hugging Face hub, `others` finds
-the models of Ollama and LM Studio.
+`located` is the interface, `located_draft` that of drafts, `located_encoder` and `own_encoder`
+those of image encoders. `converted` makes GGUF files of Hugging Face folders, `hub` downloads from
+the Hugging Face hub, `others` finds the models of Ollama and LM Studio.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ __all__ = [
     "lm_studio_file",
     "lm_studio_files",
     "located",
+    "located_draft",
     "located_encoder",
     "ollama_file",
     "ollama_files",
@@ -152,6 +153,20 @@ def located_encoder(
     if match is None or match["file"] is not None:
         return path
     return fetch_encoder(match["repo"], progress=progress)
+
+
+def located_draft(
+    source: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Path:
+    """The file of a draft model's name, as `located` finds it. A folder with GGUF files is returned
+    itself: which of them is taken depends on the target.
+    """
+    path = Path(os.path.expanduser(os.fspath(source)))
+    if path.is_dir() and any(path.glob("*.gguf")):
+        return path
+    return Path(located(source, progress=progress))
 
 
 def _in_folder(path: Path, file: str | None, progress: Any) -> Path:

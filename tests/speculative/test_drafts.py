@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 import oxillama
+from oxillama.cli.generation import DRAFTS
+from oxillama.engine.config import WAYS
 from oxillama.speculative.config import SpeculativeConfig
 from oxillama.speculative.drafts import DraftModels
 from oxillama.speculative.engine import SpeculativeEngine
+from oxillama.speculative.registry import _WANTED
 
 GREEDY = oxillama.SamplerConfig.greedy()
 
@@ -112,17 +115,25 @@ def test_only_known_ways_are_a_default(stories):
     for wrong, message in (
         ("draft.gguf", "speculative: found 'draft.gguf', wanted None, False.*; there is no such f"),
         (Path("draft"), "speculative: found PosixPath.*; there is no such file or folder"),
-        ("owner/name:Q4_K_M", "'owner/name:Q4_K_M', .*; there is no such file or folder"),
+        ("./draft", "^speculative: ./draft: no such file or folder"),
+        ("~/draft.gguf", "speculative: found '~/draft.gguf', .*; there is no such file or folder"),
         ("mpt", "speculative: found 'mpt', .*; did you mean 'mtp'"),
         ("early-exit", "speculative: found 'early-exit', .*; did you mean 'early_exit'"),
         ("ngram", "speculative: found 'ngram', .*; did you mean 'lookup'"),
         ("off", "speculative: found 'off', .*; did you mean False"),
-        ("fast", r"speculative: found 'fast', .* \(an engine, a GGUF file, a folder\)$"),
+        ("fast", r"speculative: found 'fast', .* \(an engine, or a name as in `load`\)$"),
         ("early_exit:9", "draft: found 'early_exit:9', wanted early_exit:n with n from 1 to 5"),
         ("mtp", "speculative: found 'mtp' for a model without layers that predict further tokens"),
     ):
         with pytest.raises(oxillama.ConfigError, match=message):
             oxillama.load(path, speculative=wrong)
+
+
+def test_the_help_the_errors_and_the_docs_name_the_same_ways():
+    page = (Path(__file__).parents[2] / "docs/speculative.md").read_text("utf-8")
+    for way in WAYS:
+        assert f'"{way}' in oxillama.Options.__doc__ and f'| `"{way}' in page
+        assert way in DRAFTS and repr(way) in _WANTED
 
 
 def test_an_engine_may_have_a_draft_for_every_request(target, stories):

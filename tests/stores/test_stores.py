@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import oxillama
-from oxillama import stores
+from oxillama import SpeculativeConfig, SpeculativeEngine, stores
 from oxillama.cli import main
 from oxillama.errors import ConfigError, GgufError, GgufNotFound
 from oxillama.stores.hub import choose, matching_encoder
@@ -344,6 +344,64 @@ def test_a_name_never_leads_out_of_a_store(home, name):
     ollama(home)
     with pytest.raises((GgufNotFound, ConfigError, GgufError)):
         oxillama.load(name)
+
+
+def test_a_draft_is_named_like_a_model(home, hub, monkeypatch, capsys):
+    blob = ollama(home)
+    place = home / ".lmstudio/models/owner/local"
+    place.mkdir(parents=True)
+    shutil.copy(blob, place / "local-Q8_0.gguf")
+    listed = huggingface_names(monkeypatch)
+    plain = oxillama.load(num_threads=1, speculative=False)
+    wanted = plain.generate("Once", max_tokens=8, temperature=0).tokens
+    names = ("ollama:fox", "fox", "owner/local", "owner/name:Q4_K_M", "hf://owner/name")
+    with plain as engine:
+        for name in names:
+            done = engine.generate("Once", max_tokens=8, temperature=0, speculative=name)
+            assert done.tokens == wanted and done.speculation is not None
+        again = engine.generate("Once", max_tokens=8, temperature=0, speculative=names[3])
+        # the same file is one draft, and a name is looked up once
+        assert again.tokens == wanted and len(engine.opened.core.speculator.cores()) == 3
+        assert listed == ["owner/name", "owner/name"] and hub.fetched == ["m-Q4_K_M.gguf"] * 2
+        for name, told in (
+            ("owner/name:Q5_K_M", "^speculative: owner/name: .*Q5_K_M"),
+            ("ollama:none", "^speculative: ollama:none: Ollama has stored no such model"),
+        ):
+            with pytest.raises(ConfigError, match=told):
+                engine.generate("Once", max_tokens=1, speculative=name)
+    with oxillama.load(num_threads=1, speculative="owner/name:Q8_0") as engine:
+        assert len(engine.opened.core.speculator.cores()) == 1
+        assert engine.generate("Once", max_tokens=8, temperature=0).tokens == wanted
+    made = SpeculativeEngine(SpeculativeConfig(None, "ollama:fox"))
+    assert made.generate("Once", max_tokens=8, temperature=0).tokens == wanted
+    made.close()
+    run = ["run", "-n", "2", "--no-timings", "--speculative", "fox"]
+    assert main(run) == 0 and f"oxillama: fox is {blob}\n" in capsys.readouterr().err
+    assert main([*run[:-1], "ollama:none"]) == 1
+    assert "oxillama: speculative: ollama:none: Ollama has stored no" in capsys.readouterr().err
+
+
+def huggingface_names(monkeypatch):
+    """The repositories whose files are asked for, as they come."""
+    import huggingface_hub
+
+    asked, info = [], huggingface_hub.HfApi.model_info
+    monkeypatch.setattr(
+        huggingface_hub.HfApi,
+        "model_info",
+        lambda self, repo: asked.append(repo) or info(self, repo),
+    )
+    return asked
+
+
+def test_a_folder_of_drafts_is_chosen_from_and_one_of_weights_is_converted(folder, tmp_path):  # noqa: F811
+    files = tmp_path / "files"
+    files.mkdir()
+    for kind in ("Q4_K_M", "Q8_0"):
+        (files / f"m-{kind}.gguf").write_bytes(b"")
+    assert stores.located_draft(files) == files
+    made = stores.located_draft(folder)
+    assert made.suffix == ".gguf" and made == stores.converted_file(folder)
 
 
 def test_what_lm_studio_has_stored_is_run_by_its_name(home, hub):

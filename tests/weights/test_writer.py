@@ -24,6 +24,7 @@ from oxillama.errors import OxillamaError
 from oxillama.gguf.source import open_source
 from oxillama.opening import core_over, open_model
 from oxillama.speculative.drafts import DraftModels
+from oxillama.stores import located_draft
 from oxillama.weights import cache, panel_file, writer
 from oxillama.weights.cache import CacheSlot
 from oxillama.weights.identity import identity_of
@@ -500,7 +501,9 @@ def test_a_look_for_large_pages_leaves_nothing_in_the_folder(tmp_path):
 
 def open_draft(target, source, config):
     """(drafter, what closes it) over a file, for a target without a vocabulary."""
-    models = DraftModels(target, None, open_model=open_model, core_over=core_over)
+    models = DraftModels(
+        target, None, open_model=open_model, core_over=core_over, locate=located_draft
+    )
     return models.open(source, config=config)
 
 
