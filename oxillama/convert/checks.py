@@ -24,15 +24,15 @@ from oxillama.model.record import record
 _LAYER = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.")
 
 
-def check_layers(folder: ModelFolder, hyper: Hyper, planned: Sequence[Planned]) -> None:
-    """Refuse a folder that holds no tensor of a layer that its configuration counts."""
+def check_layers(folder: ModelFolder, layers: int, planned: Sequence[Planned]) -> None:
+    """Refuse a folder that holds no tensor of one of the layers that its configuration counts."""
     found = {int(match[1]) for one in planned if (match := _LAYER.match(one.name))}
-    absent = [str(layer) for layer in range(hyper.layers) if layer not in found]
+    absent = [str(layer) for layer in range(layers) if layer not in found]
     if absent:
         which = f"layer{'s' * (len(absent) > 1)} {listed(absent, 4)}"
         raise ConvertError(
             f"{folder.path}: found no tensors of {which}, wanted those of the "
-            f"{hyper.layers} layers that config.json counts"
+            f"{layers} layers that config.json counts"
         )
 
 

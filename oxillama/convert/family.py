@@ -330,6 +330,8 @@ class Family:
     # another family for some configurations of the same class, and the architectures of those
     variant: Callable[[Hyper], Family | None] = lambda hyper: None
     others: tuple[str, ...] = ()
+    # layers of the file that a folder holds tensors of: all that it counts, but of what runs often
+    held: Callable[[Hyper], int] = lambda hyper: hyper.layers
     # values of config.json that its files mean without a key, other than those of `accounts`;
     # layer_types: every how many layers one is global, and the first of those, () for any order
     meant: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

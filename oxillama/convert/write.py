@@ -197,7 +197,7 @@ def _write(
     check_config(hyper, family, keys, {one.name for one in planned})
     check_head(folder, hyper, planned, keys)
     if not alone:
-        check_layers(folder, hyper, planned)
+        check_layers(folder, family.held(hyper), planned)
         check_loads(folder, family.arch, {**general, **keys.found}, planned)
     save(target, family.arch, {**general, **keys.found, **vocabulary}, planned, progress)
     return Converted(

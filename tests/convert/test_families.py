@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 import struct
 from pathlib import Path
 
@@ -920,6 +921,81 @@ def test_scores_of_hy3_are_normed_where_the_configuration_does_not_say(tmp_path)
     assert keys_of("HYV3ForCausalLM", config)["expert_weights_norm"] is True
     config["route_norm"] = False
     assert keys_of("HYV3ForCausalLM", config)["expert_weights_norm"] is False
+
+
+def saved_anew(name, tmp_path, config, rename=lambda name: name):
+    """The golden and the reader of a file of its folder as transformers 5 saves it: with other
+    words in config.json (None: without the key), and other names of tensors.
+    """
+    golden = golden_of(name)
+    golden["folder"] = [[rename(one), *rest] for one, *rest in golden["folder"]]
+    folder_of(golden, tmp_path / "model", **config)
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    return golden, GgufReader(made.path)
+
+
+def test_mimo_v2_as_transformers_saves_it_is_the_same_file(tmp_path):
+    """Logits of one made by transformers 5.23 are those of its file."""
+    words = (
+        *("hybrid_layer_pattern", "layernorm_epsilon", "partial_rotary_factor", "rope_theta"),
+        *("scoring_func", "swa_head_dim", "swa_num_attention_heads", "swa_num_key_value_heads"),
+        *("swa_rope_theta", "swa_v_head_dim", "topk_method"),
+    )
+    rope = {"rope_type": "default", "partial_rotary_factor": 0.5}
+    saved = {
+        **dict.fromkeys(words),
+        "layer_types": ["full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "sparse"],
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "full_attention": {**rope, "rope_theta": 10000.0},
+            "sliding_attention": {**rope, "rope_theta": 5000.0},
+        },
+        "routed_scaling_factor": 1.0,
+    }
+    golden, reader = saved_anew("mimo2", tmp_path, saved)
+    assert {key: plain(reader.metadata[key]) for key in golden["keys"]} == golden["keys"]
+    assert values_of(reader) == golden["values"]
+    for change, told in (
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types: found {'chunked"),
+        ({"hybrid_layer_pattern": [1, 0]}, "as hybrid_layer_pattern has them"),
+        ({"norm_topk_prob": False}, "norm_topk_prob: found False, wanted True"),
+        ({"scoring_func": "softmax"}, "scoring_func: found 'softmax', wanted 'sigmoid'"),
+    ):
+        shutil.rmtree(tmp_path / "model")
+        with pytest.raises(ConvertError, match=re.escape(told)):
+            saved_anew("mimo2", tmp_path, saved | change)
+    shutil.rmtree(tmp_path / "model")
+    saved["rope_parameters"]["sliding_attention"]["partial_rotary_factor"] = 1.0
+    with pytest.raises(ConvertError, match="partial_rotary_factor: found 1.0, wanted 0.5"):
+        saved_anew("mimo2", tmp_path, saved)
+
+
+def test_hy4_as_transformers_saves_it_is_the_same_file(tmp_path):
+    """Its names for every gate, and for the weights of the streams. Logits of one made by
+    transformers 5.23, changed to rotate adjacent pairs, are those of its file.
+    """
+
+    def rename(name):
+        name = re.sub(r"(hc_\w+_layer)\.hc_pre", r"hc_pre.\1", name)
+        return name.replace("hc_head.", "hc_pre.hc_head.").replace("gate_proj.", "linear_gate.")
+
+    layers = golden_of("hy_v4")["config"]["num_hidden_layers"]
+    kinds = {"layer_types": ["indexed_attention"] * layers}
+    golden, reader = saved_anew("hy_v4", tmp_path, kinds, rename)
+    assert {key: plain(reader.metadata[key]) for key in golden["keys"]} == golden["keys"]
+    assert values_of(reader) == golden["values"]
+
+
+def test_hrm_text_as_transformers_saves_it_is_the_same_file(tmp_path):
+    """It counts the runs of layers. Logits of one made by transformers 5.23 are the file's."""
+    saved = {"num_layers_per_stack": 2, "num_hidden_layers": 16}
+    golden, reader = saved_anew("hrm_text", tmp_path, saved)
+    assert {key: plain(reader.metadata[key]) for key in golden["keys"]} == golden["keys"]
+    assert values_of(reader) == golden["values"]
+    shutil.rmtree(tmp_path / "model")
+    with pytest.raises(ConvertError, match="of layers 2, 5, wanted those of the 6 layers"):
+        saved_anew("hrm_text", tmp_path, {"num_layers_per_stack": 3, "num_hidden_layers": 24})
 
 
 def test_shared_experts_of_cohere2_are_counted():

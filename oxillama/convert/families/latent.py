@@ -72,9 +72,15 @@ def _dense_layers(h: Hyper) -> int:
     _LAYER + "mlp.experts.down_proj": "blk.{b}.ffn_down_exps.weight",
     _ATTENTION + "learnable_sink_param": "blk.{b}.attn_sinks.weight",
     _ATTENTION + "linear_gate.weight": "blk.{b}.attn_gate.weight",
-    **{f"{_LAYER}hc_{theirs}_layer.hc_pre.hc_{part}": f"blk.{{b}}.hc_{ours}_{part}.weight"
-       for theirs, ours in (("attn", "attn"), ("mlp", "ffn")) for part in _WEIGHTS},
-    **{f"model.hc_head.hc_head_{part}": f"output_hc_{part}.weight" for part in _WEIGHTS},
+    # transformers 5 saves every gate under the attention's name for one
+    _LAYER + "mlp.linear_gate.weight": "blk.{b}.ffn_gate.weight",
+    _LAYER + "mlp.shared_experts.linear_gate.weight": "blk.{b}.ffn_gate_shexp.weight",
+    # published, and as transformers 5 saves them
+    **{f"{_LAYER}{name}.hc_{part}": f"blk.{{b}}.hc_{ours}_{part}.weight"
+       for theirs, ours in (("attn", "attn"), ("mlp", "ffn")) for part in _WEIGHTS
+       for name in (f"hc_{theirs}_layer.hc_pre", f"hc_pre.hc_{theirs}_layer")},
+    **{f"model.{inside}hc_head.hc_head_{part}": f"output_hc_{part}.weight"
+       for inside in ("", "hc_pre.") for part in _WEIGHTS},
 })  # fmt: skip
 def hunyuan4(h: Hyper, k: Keys) -> None:
     """Hy4 (Tencent 2026): a residual of several streams; an indexer in some of its models."""

@@ -168,6 +168,29 @@ def _not_by_ranks(h: Hyper) -> None:
             )
 
 
+def _mimo_windows(h: Hyper) -> list[int]:
+    """Which layers have a window, 1 or 0; transformers 5 says their kinds."""
+    pattern, kinds = h.get("hybrid_layer_pattern"), h.strings("layer_types", h.layers)
+    if kinds is None:
+        if not isinstance(pattern, list) or len(pattern) != h.layers or set(pattern) - {0, 1}:
+            raise ConvertError(
+                f"{h.label}: hybrid_layer_pattern: found {pattern!r:.80}, wanted 0 or 1 for each "
+                "layer"
+            )
+        return pattern
+    made = [int(kind == "sliding_attention") for kind in kinds]
+    unknown = set(kinds) - {"sliding_attention", "full_attention"}
+    if unknown or pattern not in (None, made):
+        raise ConvertError(
+            f"{h.label}: layer_types: found {unknown or kinds!r:.80}, wanted full_attention or "
+            f"sliding_attention{'' if unknown else ' as hybrid_layer_pattern has them'}"
+        )
+    near, whole = (h.rope(f"{kind}_attention") for kind in ("sliding", "full"))
+    share = "partial_rotary_factor"
+    Hyper(near, f"{h.label}: rope_parameters: sliding_attention").must_be(share, whole.get(share))
+    return made
+
+
 @family("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", arch="mimo2", rules={
     **PLAIN,
     **ROUTED,
@@ -182,23 +205,23 @@ def mimo2(h: Hyper, k: Keys) -> None:
     """
     _not_by_ranks(h)
     h.must_be("topk_method", "noaux_tc")
+    h.must_be("scoring_func", "sigmoid")
+    h.must_be("norm_topk_prob", True)
     for name in ("head_dim", "num_attention_heads", "v_head_dim"):
         h.must_be(f"swa_{name}", h.get(name))
     common(h, k)
-    pattern = h.get("hybrid_layer_pattern")
-    if not isinstance(pattern, list) or len(pattern) != h.layers or set(pattern) - {0, 1}:
-        raise ConvertError(
-            f"{h.label}: hybrid_layer_pattern: found {pattern!r:.80}, wanted 0 or 1 for each layer"
-        )
-    pattern = pattern + [1] * h.further
-    heads = h.kv_heads, h.integer("swa_num_key_value_heads")
+    k.u32("expert_gating_func", SIGMOID)
+    pattern = [*_mimo_windows(h), *[1] * h.further]
+    # transformers 5 does not say their number: they are twice as many
+    heads = h.kv_heads, h.integer("swa_num_key_value_heads", default=2 * h.kv_heads)
     k.integers("attention.head_count_kv", [heads[one] for one in pattern])
     k.u32("attention.sliding_window", h.integer("sliding_window"))
     k.integers("attention.sliding_window_pattern", pattern)
     k.u32("attention.value_length", h.integer("v_head_dim"))
     k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
     k.u32("rope.dimension_count", partial_rotation(h))
-    k.f32("attention.layer_norm_rms_epsilon", h.number("layernorm_epsilon", default=1e-5))
+    eps = h.number("layernorm_epsilon", "rms_norm_eps", default=1e-5)
+    k.f32("attention.layer_norm_rms_epsilon", eps)
     if h.get("swa_rope_theta") is not None:
         k.f32("rope.freq_base_swa", h.number("swa_rope_theta"))
     if h.get("attention_value_scale") is not None:

@@ -508,7 +508,7 @@ def _hrm_stacks(h: Hyper) -> Family:
             rules[theirs + "mlp.down_proj.weight"] = f"{ours}ffn_down.weight"
             for name in ("attn", "self_attn"):
                 rules[f"{theirs}{name}.o_proj.weight"] = f"{ours}attn_output.weight"
-    return Family("hrm_text", rules, hrm_text)
+    return Family("hrm_text", rules, hrm_text, held=lambda h: 2 * _hrm_layers(h))
 
 
 def _hrm_layers(h: Hyper) -> int:
