@@ -158,9 +158,7 @@ class Quantised:
         """Rows start to stop as the bytes of the type that `kept` names."""
         if self.mxfp4 is not None:
             codes, scales = (part[start:stop] for part in self.mxfp4)
-            if (scales == 255).any():
-                raise ConvertError(f"{self.name}: found a scale of NaN, wanted powers of two")
-            return mxfp4_bytes(codes.reshape(*scales.shape, 16), scales)
+            return mxfp4_bytes(codes.reshape(*scales.shape, 16), scales, self.name)
         blocks = self.shape[-1] // 32
         made = np.empty((stop - start, blocks, 18 if kind == "Q4_0" else 34), np.uint8)
         for at, end in self._some(start, stop, self.shape[-1]):
@@ -192,13 +190,16 @@ class Quantised:
         return self.as_type(self.dtype)
 
 
-def mxfp4_bytes(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def mxfp4_bytes(blocks: np.ndarray, scales: np.ndarray, name: str) -> np.ndarray:
     """GGUF's bytes of MXFP4 rows, (..., blocks * 17), from codes (..., blocks, 16) and scales (...,
-    blocks) in the order of the OCP Microscaling Formats Specification 1.0.
+    blocks) in the order of the OCP Microscaling Formats Specification 1.0. ConvertError, with the
+    name, for a scale that is not a number.
 
     A byte of codes holds two neighbours, low bits first. A GGUF block is its scale, then 16 bytes
     of the numbers i (low bits) and i + 16.
     """
+    if (scales == 255).any():
+        raise ConvertError(f"{name}: found a scale of NaN, wanted powers of two")
     numbers = np.empty((*scales.shape, 32), np.uint8)
     numbers[..., ::2], numbers[..., 1::2] = blocks & 15, blocks >> 4
     made = np.empty((*scales.shape, 17), np.uint8)

@@ -483,6 +483,7 @@ class _Packed:
         self.folder = folder
         self.patterns = [(compiled(name), targets) for name, targets in family.packed.items()]
         self.found: dict[tuple[str, ...], dict[str, Tensor]] = {}
+        self.names: dict[tuple[str, ...], str] = {}  # in the folder, of the scales
 
     def takes(self, original: str, name: str, tensor: Tensor) -> bool:
         part = next((one for one in ("_blocks", "_scales") if name.endswith(one)), None)
@@ -496,6 +497,8 @@ class _Packed:
                     )
                 names = tuple(filled(to, match.groupdict()) for to in targets)
                 self.found.setdefault(names, {})[part] = tensor
+                if part == "_scales":
+                    self.names[names] = original
                 return True
         return False
 
@@ -514,13 +517,14 @@ class _Packed:
                     f"{self.folder.path}: {targets[0]}: MXFP4 parts {shapes}, wanted _blocks of "
                     "(experts, rows, blocks, 16) and _scales of (experts, rows, blocks)"
                 )
+            name = f"{self.folder.path}: {self.names[targets]}"
             for number, target in enumerate(targets):
                 held = (
                     blocks.data[:, number :: len(targets)],
                     scales.data[:, number :: len(targets)],
                 )
                 experts, rows, count = held[1].shape
-                make = lambda held=held: mxfp4_bytes(*held)  # noqa: E731
+                make = partial(mxfp4_bytes, *held, name)
                 yield Planned(target, (experts, rows, 32 * count), "MXFP4", make)
 
 

@@ -7,7 +7,7 @@ architecture's own file. Optional tensors (biases, sinks, fused projections) are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -398,6 +398,19 @@ def ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:
 
 
 _GATINGS = {1: "softmax", 2: "sigmoid", 3: "chosen", 4: "sqrt_softplus"}
+
+
+def hidden_act(b: Builder, known: Mapping[str, str]) -> str:
+    """The activation that the file names, as parameter `act` of a feed-forward network; the first
+    of those known where it names none.
+    """
+    name = b.keys.text("hidden_activation", default=next(iter(known)))
+    if name not in known:
+        raise ModelError(
+            f"{b.arch}.hidden_activation: found {name!r:.60}, wanted "
+            f"{' or '.join(map(repr, known))}"
+        )
+    return known[name]
 
 
 def routing_of(b: Builder, *, gating: str = "softmax", normalise: bool = False) -> dict[str, Any]:

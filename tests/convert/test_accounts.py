@@ -170,6 +170,7 @@ LLAMA3 = {
         ("nemotron", {"rope_parameters": yarn()}, "rope_type: found 'yarn', wanted 'default'"),
         ("laguna", {"layer_types": ["full_attention"] * 9}, "wanted ['full_attention', 'sliding_"),
         ("afmoe", {"mup_enabled": False}, "mup_enabled: found False, wanted True"),
+        ("afmoe", {"mup_enabled": None}, "mup_enabled: found None, wanted True"),  # its default
         ("dots1", {"layer_types": ["sliding_attention"] * 9}, "found 'sliding_attention' in layer"),
         ("embeddinggemma", {"layer_types": ["full_attention"] * 9}, "wanted 'sliding_attention'"),
         ("llama4_text", {"attn_temperature_tuning": False}, "found False, wanted True or 4"),

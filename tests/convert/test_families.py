@@ -66,8 +66,8 @@ def folder_of(golden, place, **config):
     (place / "config.json").write_text(json.dumps({**golden["config"], **config}))
     tensors = {}
     for name, shape in spread(golden["folder"]):
-        if name.endswith(("_blocks", "_scales")):
-            tensors[name] = random.integers(0, 256, shape, np.uint8)
+        if name.endswith(("_blocks", "_scales")):  # a scale of 255 is no number
+            tensors[name] = random.integers(0, 255, shape, np.uint8)
         elif name.endswith(".tid2eid"):
             tensors[name] = random.integers(0, golden["config"]["n_routed_experts"], shape)
         else:
@@ -998,6 +998,16 @@ def test_hrm_text_as_transformers_saves_it_is_the_same_file(tmp_path):
         saved_anew("hrm_text", tmp_path, {"num_layers_per_stack": 3, "num_hidden_layers": 24})
 
 
+@pytest.mark.parametrize(
+    ("act", "meant"), [("gelu", "gelu_erf"), ("gelu_fast", "gelu_tanh"), ("gelu_new", "gelu_tanh")]
+)
+def test_the_gelu_of_gpt_neox_is_the_folders(tmp_path, act, meant):
+    _, reader = saved_anew("gptneox_seq", tmp_path, {"hidden_act": act})
+    assert ("gptneox.hidden_activation" in reader.metadata) == (meant == "gelu_tanh")
+    _, tape = record(reader)
+    assert meant in str(tape) and ("gelu_tanh" in str(tape)) == (meant == "gelu_tanh")
+
+
 def test_shared_experts_of_cohere2_are_counted():
     more = {"logit_scale": 0.25, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
     made = keys_of("Cohere2MoeForCausalLM", EXPERTS | more)
@@ -1023,6 +1033,16 @@ def test_mxfp4_without_its_scales_is_refused(tmp_path):
     error = changed("gpt_oss_mxfp4", tmp_path, lambda held: held.pop(name))
     assert "blk.0.ffn_down_exps.weight" in error
     assert "_scales" in error
+
+
+def test_mxfp4_with_a_scale_that_is_no_number_is_refused(tmp_path):
+    name = "model.layers.1.mlp.experts.gate_up_proj_scales"
+
+    def spoilt(held):
+        held[name][1, 2, 0] = 255
+
+    error = changed("gpt_oss_mxfp4", tmp_path, spoilt)
+    assert f"{name}: found a scale of NaN, wanted powers of two" in error
 
 
 def test_mxfp4_of_another_shape_is_refused(tmp_path):

@@ -542,7 +542,7 @@ def glm4_moe(h: Hyper, k: Keys) -> None:
 
 
 @family("AfmoeForCausalLM", arch="afmoe", extra=llama3_factors, prefix_setting=True, meant={
-    "mup_enabled": (True,), "layer_types": (4, 3),
+    "layer_types": (4, 3),
 }, rules={
     **PLAIN,
     **ROUTED,
@@ -558,6 +558,8 @@ def afmoe(h: Hyper, k: Keys) -> None:
     """Arcee's Trinity: gated attention; three windowed layers with rotation, one without either."""
     h.must_be("hidden_act", "silu")
     h.must_be("global_attn_every_n_layers", 4)
+    if not h.flag("mup_enabled"):  # files always scale the embedding
+        raise ConvertError(f"{h.label}: mup_enabled: found {h.get('mup_enabled')}, wanted True")
     llama_keys(h, k)
     k.u32("expert_shared_count", h.integer("num_shared_experts", default=0))
     k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))

@@ -77,8 +77,11 @@ def falcon(h: Hyper, k: Keys) -> None:
     unusual_rotation(h, k)
 
 
+_TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # one function under three names
+
+
 @family("GPTNeoXForCausalLM", arch="gptneox", meant={
-    "hidden_act": ("gelu", "gelu_fast", "gelu_new"),  # approximations of one function
+    "hidden_act": ("gelu", *_TANH),
 }, rules={
     "gpt_neox.embed_in.weight": "token_embd.weight",
     "gpt_neox.final_layer_norm.{w}": "output_norm.{w}",
@@ -98,6 +101,8 @@ def falcon(h: Hyper, k: Keys) -> None:
 def gptneox(h: Hyper, k: Keys) -> None:
     context, width = h.integer("max_position_embeddings"), h.integer("intermediate_size")
     _sizes(h, k, context=context, width=width, kv=None)
+    if h.get("hidden_act") in _TANH:  # that of the 20B, and of no Pythia
+        k.text("hidden_activation", "gelu_pytorch_tanh")
     share = h.get("rotary_pct", default=h.rope().get("partial_rotary_factor", 0.25))
     k.u32("rope.dimension_count", int(share * (h.hidden // h.heads)))
     k.flag("use_parallel_residual", h.flag("use_parallel_residual", default=True))
@@ -130,7 +135,7 @@ def _gpt2(prefix: str) -> dict:
     "h.{b}.attn.masked_bias",
 ))  # fmt: skip
 def gpt2(h: Hyper, k: Keys) -> None:
-    h.must_be("activation_function", "gelu_new", "gelu_pytorch_tanh")
+    h.must_be("activation_function", *_TANH)
     h.must_be("scale_attn_by_inverse_layer_idx", False)
     context = h.integer("n_ctx", "n_positions", "max_position_embeddings")
     width = h.integer("n_inner", default=None) or 4 * h.hidden
@@ -143,14 +148,14 @@ def gpt2(h: Hyper, k: Keys) -> None:
 }, dropped=("transformer.h.{b}.attn.bias", "transformer.h.{b}.attn.masked_bias"))  # fmt: skip
 def starcoder(h: Hyper, k: Keys) -> None:
     """One key head that all query heads share."""
-    h.must_be("activation_function", "gelu_pytorch_tanh")
+    h.must_be("activation_function", *_TANH)
     h.must_be("multi_query", True)
     width = h.integer("n_inner", default=None) or 4 * h.hidden
     _sizes(h, k, context=h.integer("n_positions"), width=width, kv=1)
 
 
 @family("PhiForCausalLM", arch="phi2", meant={
-    "hidden_act": ("gelu_new", "gelu_pytorch_tanh"),
+    "hidden_act": _TANH,
 }, rules={
     **PLAIN,
     "model.final_layernorm.{w}": "output_norm.{w}",

@@ -3,7 +3,7 @@ positions; GPT-NeoX (Black et al. 2022), StarCoder 2 (BigCode 2024), CodeShell a
 rotation.
 """
 
-from oxillama.model.blocks import attention, ffn
+from oxillama.model.blocks import attention, ffn, hidden_act
 from oxillama.model.builder import Builder, Value, architecture
 
 
@@ -34,12 +34,13 @@ def gptneox(b: Builder) -> Value:
     its own; else one after the other.
     """
     parallel = b.keys.flag("use_parallel_residual", default=True)
+    act = hidden_act(b, {"gelu": "gelu_erf", "gelu_pytorch_tanh": "gelu_tanh"})
     x = b.embed()
     for layer in b.layers():
         y = attention(b, layer, layer.norm(x, "attn_norm", kind="layer"), style="neox")
         middle = x + y
         z = layer.norm(x if parallel else middle, "ffn_norm", kind="layer")
-        x = middle + ffn(b, layer, z, act="gelu_erf")
+        x = middle + ffn(b, layer, z, act=act)
     return b.logits(x, kind="layer")
 
 

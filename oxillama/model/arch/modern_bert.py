@@ -6,11 +6,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from oxillama.errors import ModelError
-from oxillama.model.blocks import attention, gated_ffn, heads_of, rope_dims
+from oxillama.model.blocks import attention, gated_ffn, heads_of, hidden_act, rope_dims
 from oxillama.model.builder import Builder, architecture
 
-_ACTS = {"gelu": "gelu_erf", "silu": "silu"}
 _POOLINGS: dict[int, Literal["mean", "cls"]] = {1: "mean", 2: "cls"}
 
 
@@ -23,12 +21,7 @@ def modern_bert(b: Builder) -> None:
     b.see_all()
     window = keys.integer("attention.sliding_window", default=0)
     period = keys.integer("attention.sliding_window_pattern", default=3, minimum=1)
-    name = keys.text("hidden_activation", default="gelu")
-    if name not in _ACTS:
-        raise ModelError(
-            f"{b.arch}.hidden_activation: found {name!r:.60}, wanted "
-            f"{' or '.join(map(repr, _ACTS))}"
-        )
+    act = hidden_act(b, {"gelu": "gelu_erf", "silu": "silu"})
     # of RMS norms, of which the model has none
     keys.number("attention.layer_norm_rms_epsilon", default=0.0)
     x = b.norm(b.embed(), "token_embd_norm", kind="layer")
@@ -41,7 +34,7 @@ def modern_bert(b: Builder) -> None:
             rope, reach = b.rope(dims), 0
         x = x + attention(b, layer, y, style="neox", rope=rope, window=reach)
         y = layer.norm(x, "ffn_norm", kind="layer")
-        x = x + gated_ffn(b, layer, y, act=_ACTS[name])
+        x = x + gated_ffn(b, layer, y, act=act)
     b.mark_embedding(b.norm(x, "output_norm", kind="layer"))
     pooling = keys.integer("classifier.pooling_type", default=1, minimum=1, maximum=2)
     b.classify(act="gelu_erf", pooling=_POOLINGS[pooling])
