@@ -26,6 +26,10 @@ _FIELDS = {
     "mirostat": "mirostat",
     "mirostat_tau": "mirostat_tau",
     "mirostat_eta": "mirostat_eta",
+    # which this program's converter writes
+    "typical_p": "typical_p",
+    "epsilon_cutoff": "epsilon_cutoff",
+    "eta_cutoff": "eta_cutoff",
 }
 # llama.cpp's samplers, each with its letter; None where there is no such stage here
 _STAGES = {
@@ -57,6 +61,8 @@ def recommended_sampler(metadata: Mapping[str, Any]) -> SamplerConfig | None:
             raise ModelError(
                 f"{key}: found {value!r:.40}, wanted one of {', '.join((*_FIELDS, 'sequence'))}"
             )
+        elif name == "top_k" and value == -1:  # as llama.cpp and vLLM turn it off
+            given["top_k"] = 0
         else:
             given[_FIELDS[name]] = value
     if not given:

@@ -14,6 +14,12 @@ def test_a_file_without_recommendations_has_none():
     assert recommended_sampler({"general.name": "x"}) is None
 
 
+def test_a_top_k_of_minus_1_is_off_as_in_llama_cpp():
+    assert recommended_sampler({"general.sampling.top_k": -1}) == SamplerConfig(top_k=0)
+    with pytest.raises(ModelError, match="top_k: found -2"):
+        recommended_sampler({"general.sampling.top_k": -2})
+
+
 def test_every_key_is_a_field():
     found = recommended_sampler(
         {
@@ -28,6 +34,9 @@ def test_every_key_is_a_field():
             "general.sampling.mirostat": 2,
             "general.sampling.mirostat_tau": 4.0,
             "general.sampling.mirostat_eta": 0.2,
+            "general.sampling.typical_p": 0.9,
+            "general.sampling.epsilon_cutoff": 0.001,
+            "general.sampling.eta_cutoff": 0.002,
         }
     )
     assert found == SamplerConfig(
@@ -42,6 +51,9 @@ def test_every_key_is_a_field():
         mirostat=2,
         mirostat_tau=4.0,
         mirostat_eta=0.2,
+        typical_p=0.9,
+        epsilon_cutoff=0.001,
+        eta_cutoff=0.002,
     )
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 
-from oxillama.convert.family import Family
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.tokens import KeyValues, text_of
 from oxillama.errors import ConvertError
 
 
-def template_keys(folder: ModelFolder, settings: dict, family: Family) -> KeyValues:
-    """The chat templates: tokenizer_config.json's, or those of files of their own."""
-    said = settings.get("chat_template")
-    if "chat_template" not in settings or family.template_file:
-        said = _template_files(folder) or said
+def template_keys(folder: ModelFolder, settings: dict) -> KeyValues:
+    """The chat templates: of files of their own, as transformers takes them first, otherwise
+    tokenizer_config.json's.
+    """
+    said = _template_files(folder) or settings.get("chat_template")
+    if said is None:
+        said = folder.json("chat_template.json").get("chat_template")
     listed = [{"name": "default", "template": said}] if isinstance(said, str) else said
     if listed is None:
         return {}
@@ -50,10 +51,10 @@ def template_keys(folder: ModelFolder, settings: dict, family: Family) -> KeyVal
 
 
 def _template_files(folder: ModelFolder) -> object:
-    """chat_template.jinja with those of additional_chat_templates, or chat_template.json's."""
+    """chat_template.jinja with those of additional_chat_templates, None without the first."""
     default = text_of(folder.path / "chat_template.jinja")
     if default is None:
-        return folder.json("chat_template.json").get("chat_template")
+        return None
     listed: list[object] = [{"name": "default", "template": default}]
     for more in sorted((folder.path / "additional_chat_templates").glob("*.jinja")):
         listed.append({"name": more.stem, "template": text_of(more)})

@@ -317,8 +317,6 @@ class Family:
     add_space_prefix: bool | None = None
     # add_space_prefix is what tokenizer_config.json says under add_prefix_space
     prefix_setting: bool = False
-    # chat_template.jinja goes before the template of tokenizer_config.json
-    template_file: bool = False
     # special tokens by key (`eot`, or `eot?` where the folder names none), and switches (`add_bos`)
     special: Callable[[Hyper, dict[str, int]], dict[str, Any]] = lambda hyper, ids: {}
     # tensors of one number (a layer) that become a key: name -> the whole key

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from oxillama.convert.family import Hyper
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.planned import FLOATS, Planned
 from oxillama.convert.tokens import KeyValues
-from oxillama.errors import ConvertError
+from oxillama.errors import ConvertError, warn
 from oxillama.quant.convert import QUANTIZATION_VERSION
 
 FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "Q8_0": 7, "Q4_0": 2}
@@ -25,7 +27,19 @@ _SAMPLING = (
     ("mirostat", "int32", ("mirostat",)),
     ("mirostat_tau", "float32", ("mirostat_tau",)),
     ("mirostat_eta", "float32", ("mirostat_eta",)),
+    # which only this program reads; of no effect at these values
+    ("typical_p", "float32", ("typical_p",)),
+    ("epsilon_cutoff", "float32", ("epsilon_cutoff",)),
+    ("eta_cutoff", "float32", ("eta_cutoff",)),
 )
+_OFF = {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+# what it may say of generation that files have no place for, and the values that change nothing
+_UNKEPT: dict[str, tuple[Any, ...]] = {
+    **{"num_beams": (1,), "no_repeat_ngram_size": (0,), "penalty_alpha": (0,)},
+    **{"guidance_scale": (1,), "bad_words_ids": ([],), "begin_suppress_tokens": ([],)},
+    **dict.fromkeys(("top_h", "sequence_bias", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), ()),
+}
 
 
 def general_keys(
@@ -42,9 +56,20 @@ def general_keys(
     if "MXFP4" in kinds:
         most = "MXFP4"
     keys["general.file_type"] = FILE_TYPES[most], "uint32"
-    sampling = folder.json("generation_config.json")
+    return keys | _sampling(folder)
+
+
+def _sampling(folder: ModelFolder) -> KeyValues:
+    """The sampler that generation_config.json recommends; a warning names what of it has no
+    place.
+    """
+    keys: KeyValues = {}
+    label = f"{folder.path / 'generation_config.json'}"
+    said = Hyper(folder.json("generation_config.json"), label)
+    unkept = [name for name, off in _UNKEPT.items() if said.get(name) not in (None, *off)]
+    if unkept:
+        warn(f"{label}: {', '.join(unkept)}: a GGUF file has no place for this recommendation")
     for ours, kind, names in _SAMPLING:
-        said = Hyper(sampling, f"{folder.path / 'generation_config.json'}")
         value = said.number(*names, default=None)
         if value is not None and kind == "int32":
             if value != int(value) or abs(value) >= 1 << 31:
@@ -53,8 +78,10 @@ def general_keys(
                     "of 32 bits"
                 )
             value = int(value)
-        if value is not None:
+        if value is not None and value != _OFF.get(ours):
             keys[f"general.sampling.{ours}"] = value, kind
+    if not said.flag("do_sample", default=True):  # the likeliest token, whatever else it says
+        keys["general.sampling.temp"] = 0.0, "float32"
     return keys
 
 

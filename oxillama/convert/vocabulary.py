@@ -67,11 +67,11 @@ def _vocabulary_keys(
     settings = folder.json("tokenizer_config.json")
     if family.vocabulary == "rwkv":
         keys = world_keys(folder, hyper.integer("vocab_size", default=1 << 16))
-        return keys | template_keys(folder, settings, family) if keys else {}
+        return keys | template_keys(folder, settings) if keys else {}
     size = hyper.integer("vocab_size")
     if family.vocabulary == "plamo":
         keys = plamo_keys(folder, settings, size)
-        return keys | template_keys(folder, settings, family) if keys else {}
+        return keys | template_keys(folder, settings) if keys else {}
     # whatever has the name, so that a link to nothing is not taken for no vocabulary
     from_json = os.path.lexists(folder.path / "tokenizer.json")
     files = [name for name in _MODELS if os.path.lexists(folder.path / name)]
@@ -95,7 +95,7 @@ def _vocabulary_keys(
     if family.prefix_setting:
         keys |= _GROWN.get(size, {})
     keys |= end_keys(folder, keys)
-    return keys | template_keys(folder, settings, family)
+    return keys | template_keys(folder, settings)
 
 
 def _check_absent(folder: ModelFolder) -> None:

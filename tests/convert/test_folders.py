@@ -14,6 +14,7 @@ from oxillama.convert.safetensors import rounded
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
+from oxillama.recommended import recommended_sampler
 from tests.convert.test_families import save
 from tests.model.stepping import logits
 
@@ -470,6 +471,40 @@ def test_a_number_in_place_of_the_queries_matrix_is_refused(folder, tmp_path):
 def test_sampling_that_is_no_number_is_refused_by_name(folder, tmp_path, said, told):
     (folder / "generation_config.json").write_text(json.dumps(said))
     refused(folder, tmp_path, f"generation_config.json: {told}")
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ({"do_sample": True, "temperature": 0.6, "top_k": 20}, {"temperature": 0.6, "top_k": 20}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+        ({"do_sample": False}, {"temperature": 0.0}),
+        ({"temperature": 0.6, "typical_p": 1.0, "epsilon_cutoff": 0}, {"temperature": 0.6}),
+        (
+            {"typical_p": 0.5, "epsilon_cutoff": 0.25, "eta_cutoff": 0.125},
+            {"typical_p": 0.5, "epsilon_cutoff": 0.25, "eta_cutoff": 0.125},
+        ),
+        ({"top_p": 0.75, "repetition_penalty": 1.25}, {"top_p": 0.75, "repetition_penalty": 1.25}),
+        ({"num_beams": 1, "no_repeat_ngram_size": 0, "do_sample": None}, {}),
+    ],
+)
+def test_a_folder_recommends_what_generation_config_says(folder, tmp_path, said, wanted):
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    reader = GgufReader(convert_folder(folder, tmp_path / "made.gguf").path)
+    found = recommended_sampler(reader.metadata)
+    assert (found is None) == (not wanted)
+    for name, value in wanted.items():
+        assert getattr(found, name) == np.float32(value)
+
+
+def test_recommendations_without_a_place_are_named(folder, tmp_path):
+    said = {"num_beams": 4, "no_repeat_ngram_size": 3, "bad_words_ids": [[5]], "top_p": 0.5}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    told = "generation_config.json: num_beams, no_repeat_ngram_size, bad_words_ids: a GGUF file has"
+    with pytest.warns(UserWarning, match=told):
+        convert_folder(folder, tmp_path / "made.gguf").path.unlink()
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": "no"}))
+    refused(folder, tmp_path, "do_sample: found 'no', wanted true or false")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of Unix")

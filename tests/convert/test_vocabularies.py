@@ -256,11 +256,12 @@ def test_chat_templates_of_every_form(tmp_path):
     assert keys["tokenizer.chat_templates"] == ["tool_use"]
     keys = sentencepiece(tmp_path / "b", 5, chat_template__jinja=b"C", settings={})
     assert keys["tokenizer.chat_template"] == "C"
+    # transformers takes the file, and not tokenizer_config.json's
     keys = sentencepiece(tmp_path / "c", 5, {"chat_template": "A"}, chat_template__jinja=b"C")
-    assert keys["tokenizer.chat_template"] == "A"
-    keys = sentencepiece(tmp_path / "d", 5, {"chat_template": "A"}, "LagunaForCausalLM",
-                         chat_template__jinja=b"C")  # fmt: skip
     assert keys["tokenizer.chat_template"] == "C"
+    keys = sentencepiece(tmp_path / "d", 5, {"chat_template": "A"},
+                         chat_template__json={"chat_template": "D"})  # fmt: skip
+    assert keys["tokenizer.chat_template"] == "A"
     keys = sentencepiece(tmp_path / "e", 5, chat_template__json={"chat_template": "D"})
     assert keys["tokenizer.chat_template"] == "D"
     with pytest.raises(ConvertError, match="chat_template"):

@@ -630,7 +630,7 @@ def _gate_widths(h: Hyper) -> list[str]:
     **SHARED,
     "model.layers.{b}.self_attn.g_proj.weight": "blk.{b}.attn_gate.weight",
     "model.layers.{b}.mlp.experts.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
-}, template_file=True, special=lambda h, ids: _second_end(h))  # fmt: skip
+}, special=lambda h, ids: _second_end(h))  # fmt: skip
 def laguna(h: Hyper, k: Keys) -> None:
     """Gated attention, heads by layer, sigmoid scores that are normed over those chosen."""
     h.must_be("hidden_act", "silu", None)

@@ -540,7 +540,7 @@ def _unused_tokens(h: Hyper, k: Keys) -> None:
 
 
 @family("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", arch="minimax-01",
-        template_file=True, rules={
+        rules={
     **PLAIN,
     **EXPERTS_W,
     _TEXT + "self_attn.qkv_proj.weight": "blk.{b}.attn_qkv.weight",

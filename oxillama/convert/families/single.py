@@ -564,7 +564,7 @@ PLAMO_LAYER: dict[str, str | Rule] = {
 
 
 @family("Plamo3ForCausalLM", "PLaMo3ForCausalLM", arch="plamo3", vocabulary="plamo",
-        template_file=True, rules={
+        rules={
     **PLAMO_LAYER,
     **{f"{_PLAMO}mixer.{part}_norm.weight":
            Rule((f"blk.{{b}}.attn_{part}_norm.weight",), _more(1.0), values=True) for part in "qk"},
