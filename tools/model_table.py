@@ -196,7 +196,7 @@ NAMES = {
     "glm-dsa": "GLM 5",
     "glm4": "GLM-4-0414",
     "glm5-next": "GLM 5.3 Flash",
-    "glm4moe": "GLM 4.5, 4.6, 4.7",
+    "glm4moe": "GLM 4.5, 4.6, 4.7, Solar Open",
     "gpt-oss": "gpt-oss",
     "gpt2": "GPT-2",
     "gptneox": "GPT-NeoX, Pythia, Dolly",

@@ -59,7 +59,7 @@ from oxillama.quant import quantize_file
 _OTHER_PARTS = re.compile(
     r"(model\.)?(visual|vision|vision_tower|vision_model|vision_adapter|vision_projection|vit|"
     r"vqmodel|sam_model|projector|mlp_AR|linear_proj|multi_modal_projector|patch_merge_mlp|"
-    r"audio_tower|embed_vision|embed_audio|connector|generation_(embeddings|aligner|head)|patch_merger|pre_mm_projector_norm|mm_projector|"
+    r"audio_tower|embed_vision|vision_embedder|embed_audio|connector|generation_(embeddings|aligner|head)|patch_merger|pre_mm_projector_norm|mm_projector|"
     r"vision_encoder|audio_encoder|aligner|mtp_layers|mtp)\.|"
     r"(model\.)?(image_newline|view_seperator)\Z|"  # spelled so
     r".*\.parametrizations\.weight\.\d+\.lora_[AB]\Z"  # adapters, files of their own too

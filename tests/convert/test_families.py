@@ -999,6 +999,145 @@ def test_hrm_text_as_transformers_saves_it_is_the_same_file(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("exaone4", "Exaone4_5_ForConditionalGeneration"),
+        ("gemma4", "Gemma4UnifiedForCausalLM"),
+        ("gemma4_moe", "Gemma4UnifiedForConditionalGeneration"),
+        ("mistral4", "Mistral4ForCausalLM"),
+    ],
+)
+def test_other_classes_of_the_same_model_are_the_same_file(tmp_path, name, kind):
+    """Logits of tiny ones made by transformers 5.23 are those of their files."""
+    golden = golden_of(name)
+    config = {"architectures": [kind]}
+    if name == "gemma4_moe":
+        golden["folder"].append(["model.vision_embedder.patch_dense.bias", [8]])
+    folder_of(golden, tmp_path / "model", **config)
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    reader = GgufReader(made.path)
+    assert {key: plain(reader.metadata[key]) for key in golden["keys"]} == golden["keys"]
+    assert {key: info.shape for key, info in reader.tensors.items()} == dict(
+        spread(golden["tensors"])
+    )
+    assert made.left_out == tuple(one for one, *_ in golden["folder"] if "vision_embedder" in one)
+
+
+def test_ling_3_as_transformers_saves_it_is_the_same_file(tmp_path):
+    """Logits of one made by transformers 5.23 are the file's."""
+    config = golden_of("bailingmoe3")["config"]
+    words = ("no_kda_lora", "gated_attention_proj_granularity_type", "rope_theta", "n_group")
+    words += ("moe_shared_expert_intermediate_size", "norm_topk_prob", "score_function")
+    kinds = ["linear_attention", "full_attention"] * 2 + ["full_attention"]
+    saved = {
+        **dict.fromkeys(words),
+        "architectures": ["BailingHybridForCausalLM"],
+        "layer_types": kinds,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 4,
+        "moe_renormalize": True,
+        "num_expert_group": config["n_group"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]},
+    }
+    golden, reader = saved_anew("bailingmoe3", tmp_path, saved)
+    assert {key: plain(reader.metadata[key]) for key in golden["keys"]} == golden["keys"]
+    shapes = {key: info.shape for key, info in reader.tensors.items()}
+    assert shapes == dict(spread(golden["tensors"]))
+    shutil.rmtree(tmp_path / "model")
+    with pytest.raises(ConvertError, match="layer_types: found .*, wanted"):
+        saved_anew("bailingmoe3", tmp_path, saved | {"layer_types": kinds[::-1]})
+
+
+def test_minimax_text_as_transformers_saves_it_is_the_same_file(tmp_path):
+    """Logits of one made by transformers 5.23, which turns heads whole, are the file's."""
+    golden = golden_of("minimax_text")
+    ours = {"full_attention": "full_attn", "linear_attention": "linear_attn", "mlp": "mlp"}
+    saved = {
+        **{f"layernorm_{kind}_{part}": None for kind in ours for part in ("alpha", "beta")},
+        **{f"{kind}_alpha_factor": 3.5 for kind in ours.values()},
+        **{f"{kind}_beta_factor": 1 for kind in ours.values()},
+        "architectures": ["MiniMaxForCausalLM"],
+        "attn_type_list": None,
+        "layer_types": ["linear_attention"] * 7 + ["full_attention", "linear_attention"],
+    }
+    for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"):
+        golden["folder"].append([f"model.layers.{{b}}.self_attn.{name}", [4, 1, 1], [0, 8]])
+    folder_of(golden, tmp_path / "model", **saved)
+    reader = GgufReader(convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32").path)
+    assert {key: plain(reader.metadata[key]) for key in golden["keys"]} == golden["keys"]
+    assert values_of(reader) == golden["values"]
+    said = {**golden["config"], **saved}
+    assert keys_of("MiniMaxForCausalLM", said | {"rotary_dim": None})["rope.dimension_count"] == 16
+    for change, told in (
+        ({"mlp_alpha_factor": 2.0}, "layernorm_.*_alpha: found {"),
+        ({"mlp_beta_factor": 2.0}, "layernorm_mlp_beta: found 2.0, wanted 1"),
+        ({"layer_types": ["full_attention"] * 9}, "attn_type_list: found"),
+        ({"layer_types": None}, "layer_types is missing"),
+    ):
+        with pytest.raises(ConvertError, match=told):
+            keys_of("MiniMaxForCausalLM", said | change)
+
+
+def test_solar_open_is_glm_4_5_whose_heads_turn_whole(tmp_path):
+    """Logits of one made by transformers 5.23 are the file's."""
+    said = {**golden_of("glm4_moe")["config"], "partial_rotary_factor": None}
+    said |= {"first_k_dense_replace": 3, "rope_parameters": None, "rope_theta": 1e6}
+    made = keys_of("SolarOpenForCausalLM", said)
+    assert made["rope.dimension_count"] == said["head_dim"] == made["attention.key_length"]
+    assert made["leading_dense_block_count"] == 0 and made["rope.freq_base"] == 1e6
+    assert keys_of("Glm4MoeForCausalLM", said)["rope.dimension_count"] == said["head_dim"] // 2
+    ids = {"<|startoftext|>": 1, "<|endoftext|>": 2, "<unk>": 0}
+    found = FAMILIES["SolarOpenForCausalLM"].special(Hyper(said, ""), ids)
+    assert found == {"bos?": 1, "eos?": 2, "eot?": 2, "unknown?": 0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole"),
+    [
+        ("LlamaModel", "LlamaForCausalLM"),
+        ("MistralModel", "MistralForCausalLM"),
+        ("Gemma2Model", "Gemma2ForCausalLM"),
+    ],
+)
+def test_a_decoder_without_a_head_embeds(tmp_path, kind, whole):
+    config = {
+        "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 40, "head_dim": 16,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 16,
+        "sliding_window": 64, "tie_word_embeddings": True, "rope_theta": 10000.0,
+    }  # fmt: skip
+    norms = ["input", "post_attention"]
+    norms += ["pre_feedforward", "post_feedforward"] if "Gemma" in kind else []
+    shapes = [[f"layers.{{b}}.{name}_layernorm.weight", [32], [0, 1]] for name in norms]
+    for name, shape in (
+        *(("self_attn.q", [32, 32]), ("self_attn.k", [16, 32]), ("self_attn.v", [16, 32])),
+        *(("self_attn.o", [32, 32]), ("mlp.gate", [48, 32]), ("mlp.up", [48, 32])),
+        ("mlp.down", [32, 48]),
+    ):
+        shapes.append([f"layers.{{b}}.{name}_proj.weight", shape, [0, 1]])
+    shapes += [["embed_tokens.weight", [40, 32]], ["norm.weight", [32]]]
+    found = {}
+    for name, prefix in ((kind, ""), (whole, "model.")):
+        place = tmp_path / name
+        listed = [[prefix + one, *rest] for one, *rest in shapes]
+        folder_of({"config": {**config, "architectures": [name]}, "folder": listed}, place)
+        (place / "modules.json").write_text(
+            json.dumps([{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}])
+        )
+        (place / "1_Pooling").mkdir()
+        (place / "1_Pooling/config.json").write_text('{"pooling_mode_lasttoken": true}')
+        reader = GgufReader(convert_folder(place, tmp_path / f"{name}.gguf", "F32").path)
+        keys = {key: plain(one) for key, one in reader.metadata.items() if "general" not in key}
+        found[name] = keys, values_of(reader)
+        assert keys[f"{keys_arch(reader)}.pooling_type"] == 3
+        assert load_model(reader).config.layers == 2
+    assert found[kind] == found[whole]
+
+
+def keys_arch(reader):
+    return reader.metadata["general.architecture"]
+
+
+@pytest.mark.parametrize(
     ("act", "meant"), [("gelu", "gelu_erf"), ("gelu_fast", "gelu_tanh"), ("gelu_new", "gelu_tanh")]
 )
 def test_the_gelu_of_gpt_neox_is_the_folders(tmp_path, act, meant):

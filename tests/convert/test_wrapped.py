@@ -32,6 +32,11 @@ def facts(place, tmp_path):
         ("SmolVLMForConditionalGeneration", "model.text_model.", ("model.connector.proj.weight",)),
         ("LlavaForConditionalGeneration", "language_model.model.", ("vision_tower.a.weight",)),
         ("LlavaNextForConditionalGeneration", "model.language_model.", ("image_newline",)),
+        ("LlavaOnevisionForConditionalGeneration", "model.language_model.", ("image_newline",)),
+        ("LlavaNextVideoForConditionalGeneration", "model.language_model.", ("image_newline",)),
+        ("VideoLlama3ForConditionalGeneration", "model.language_model.", ("vision_model.a.bias",)),
+        ("VipLlavaForConditionalGeneration", "language_model.model.", ("vision_tower.a.weight",)),
+        ("VoxtralForConditionalGeneration", "language_model.model.", ("audio_tower.a.weight",)),
         (
             "JanusForConditionalGeneration",
             "model.language_model.",

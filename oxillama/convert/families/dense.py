@@ -90,8 +90,10 @@ EXPERTS_W: dict[str, str | Rule] = {
     "LLaMAForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
+    "LlamaModel",
+    "MistralModel",
     arch="llama",
-    rules={**LLAMA, **EXPERTS_W},
+    rules={**bare(LLAMA), **EXPERTS_W},
     extra=llama3_factors,
     dropped=BUFFERS,
     prefix_setting=True,
@@ -101,6 +103,7 @@ def llama(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     no_window(h, "llama")
     llama_keys(h, k)
+    pooling(h, k)
 
 
 @family("LlamaBidirectionalModel", arch="llama-embed", rules=bare(LLAMA), extra=llama3_factors,
@@ -423,7 +426,13 @@ NORMS_AFTER: dict[str, str | Rule] = {
 }
 
 
-@family("Exaone4ForCausalLM", arch="exaone4", rules=NORMS_AFTER, extra=llama3_factors)
+@family(
+    "Exaone4ForCausalLM",
+    "Exaone4_5_ForConditionalGeneration",
+    arch="exaone4",
+    rules=NORMS_AFTER,
+    extra=llama3_factors,
+)
 def exaone4(h: Hyper, k: Keys) -> None:
     """Windowed layers turn, global ones do not where there are both (LG AI Research 2025)."""
     h.must_be("hidden_act", "silu")

@@ -280,13 +280,13 @@ MISTRAL4 = Family("mistral4", {**DEEPSEEK, _FUSED: "blk.{b}.ffn_gate_up_exps.wei
 
 
 def _mistral4(h: Hyper) -> Family | None:
-    """The family of Mistral 4, whose folders are of the same class."""
+    """The family of Mistral 4, whose folders are of the same class, or of one for text alone."""
     return MISTRAL4 if h.get("model_type") == "mistral4" else None
 
 
-@family("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration", arch="mistral3", rules=LLAMA,
-        extra=llama3_factors, dropped=BUFFERS, prefix_setting=True, variant=_mistral4,
-        others=("mistral4",))  # fmt: skip
+@family("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration", "Mistral4ForCausalLM",
+        arch="mistral3", rules=LLAMA, extra=llama3_factors, dropped=BUFFERS, prefix_setting=True,
+        variant=_mistral4, others=("mistral4",))  # fmt: skip
 def mistral3(h: Hyper, k: Keys) -> None:
     """Mistral Small 3 and Ministral 3 (the text part): queries of Ministral grow with the position,
     1 + beta * log(1 + position // original context).
@@ -539,6 +539,27 @@ def glm4_moe(h: Hyper, k: Keys) -> None:
     k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
     k.flag("expert_weights_norm", h.flag("norm_topk_prob", default=True))
     no_further_layers(h, k)
+
+
+@family("SolarOpenForCausalLM", arch="glm4moe", rules={
+    **PLAIN,
+    **ROUTED,
+    **SHARED,
+    "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
+}, special=lambda h, ids: _solar_tokens(ids))  # fmt: skip
+def solar_open(h: Hyper, k: Keys) -> None:
+    """Solar Open (Upstage 2025): GLM 4.5 whose heads rotate whole, without dense layers."""
+    rope = h.rope()
+    rope.setdefault("partial_rotary_factor", 1.0)
+    glm4_moe(h.but(rope_parameters=rope, first_k_dense_replace=0), k)
+
+
+def _solar_tokens(ids: dict[str, int]) -> dict[str, int]:
+    named = (
+        *(("bos?", "<|startoftext|>"), ("eos?", "<|endoftext|>")),
+        *(("eot?", "<|endoftext|>"), ("unknown?", "<unk>")),
+    )
+    return {key: ids[text] for key, text in named if text in ids}
 
 
 @family("AfmoeForCausalLM", arch="afmoe", extra=llama3_factors, prefix_setting=True, meant={

@@ -72,7 +72,8 @@ def gemma(h: Hyper, k: Keys) -> None:
     unusual_rotation(h, k)
 
 
-@family("Gemma2ForCausalLM", arch="gemma2", rules=GEMMA2, add_space_prefix=False,
+@family("Gemma2ForCausalLM", "Gemma2Model", arch="gemma2", rules=bare(GEMMA2),
+        add_space_prefix=False,
         meant={**GELU, "layer_types": (2, 1)})  # fmt: skip
 def gemma2(h: Hyper, k: Keys) -> None:
     _query_scale(h, layers_27b=46)
@@ -82,6 +83,7 @@ def gemma2(h: Hyper, k: Keys) -> None:
         if name in h.config:  # null: no cap, where files that do not say it have one
             k.f32(name, h.number(name, default=0.0))
     windows(h, k, pattern=False)
+    pooling(h, k)
 
 
 GEMMA3 = {**GELU, "layer_types": (6, 5)}
@@ -260,7 +262,8 @@ def _proportional(h: Hyper) -> dict[str, np.ndarray]:
     }
 
 
-@family("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", arch="gemma4", extra=_proportional,
+@family("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM",
+        "Gemma4UnifiedForConditionalGeneration", arch="gemma4", extra=_proportional,
         vocabulary="gemma4", add_space_prefix=False, special=lambda h, ids: {"add_bos": True},
         # tokens of one image see one another, which prompts with images say
         meant={**GELU, "use_bidirectional_attention": (False, "vision")},

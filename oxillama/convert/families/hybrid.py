@@ -539,15 +539,17 @@ def _unused_tokens(h: Hyper, k: Keys) -> None:
         k.found["tokenizer.ggml.suppress_tokens"] = [int(one) for one in empty], "array[int32]"
 
 
-@family("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", arch="minimax-01",
-        rules={
+MINIMAX: dict[str, str | Rule] = {
     **PLAIN,
     **EXPERTS_W,
     _TEXT + "self_attn.qkv_proj.weight": "blk.{b}.attn_qkv.weight",
     _TEXT + "self_attn.out_proj.weight": "blk.{b}.attn_output.weight",
     _TEXT + "self_attn.output_gate.weight": "blk.{b}.attn_gate.weight",
     _TEXT + "self_attn.norm.weight": "blk.{b}.attn_norm_2.weight",
-})  # fmt: skip
+}
+
+
+@family("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", arch="minimax-01", rules=MINIMAX)
 def minimax_text(h: Hyper, k: Keys) -> None:
     """MiniMax-Text-01 and M1 (MiniMax 2025): every eighth layer is attention, the others keep a
     state; residuals come from the norms.
@@ -564,3 +566,23 @@ def minimax_text(h: Hyper, k: Keys) -> None:
     _unused_tokens(h, k)
     k.f32("residual_scale", shares.pop())
     k.u32("rope.dimension_count", h.integer("rotary_dim"))
+
+
+@family("MiniMaxForCausalLM", arch="minimax-01", rules=MINIMAX, dropped=tuple(
+    f"{_TEXT}self_attn.{name}"
+    for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+))  # fmt: skip
+def minimax_saved(h: Hyper, k: Keys) -> None:
+    """The same in the words of transformers 5, which turns heads whole."""
+    kinds = h.strings("layer_types", h.layers)
+    if kinds is None:
+        raise ConvertError(f"{h.label}: layer_types is missing, wanted the kind of each layer")
+    words = {"full_attention": "full_attn", "linear_attention": "linear_attn", "mlp": "mlp"}
+    said = {
+        f"layernorm_{ours}_{part}": h.number(f"{theirs}_{part}_factor")
+        for ours, theirs in words.items()
+        for part in ("alpha", "beta")
+    }
+    pattern = [int(kind == "full_attention") for kind in kinds]
+    turned = h.integer("rotary_dim", default=partial_rotation(h))
+    minimax_text(h.but(**said, attn_type_list=pattern, rotary_dim=turned), k)

@@ -1,6 +1,7 @@
 """The text parts of models of text and images: Chameleon, CogVLM, DeepSeek OCR, HunyuanOCR,
 MiniMax M3, Muse Glimmer, PaddleOCR, GLM-4V, and models that wrap a language model of any class:
-Idefics 3, InternVL, Janus, LFM2-VL, LightOnOCR, LLaVA, SmolVLM; and audio: Qwen2-Audio, Qwen3-ASR.
+Idefics 3, InternVL, Janus, LFM2-VL, LightOnOCR, LLaVA (OneVision, Next-Video, ViP), SmolVLM,
+VideoLLaMA 3; and audio: Qwen2-Audio, Qwen3-ASR, Voxtral.
 """
 
 from __future__ import annotations
@@ -239,8 +240,11 @@ def _wrapped(h: Hyper) -> Family:
         "JanusForConditionalGeneration", "Lfm2VlForConditionalGeneration",
         "LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration",
         "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
+        "LlavaNextVideoForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
         "Qwen2AudioForConditionalGeneration", "Qwen3ASRForConditionalGeneration",
-        "SmolVLMForConditionalGeneration", arch="llama", rules={}, variant=_wrapped,
+        "SmolVLMForConditionalGeneration", "VideoLlama3ForConditionalGeneration",
+        "VipLlavaForConditionalGeneration", "VoxtralForConditionalGeneration", arch="llama",
+        rules={}, variant=_wrapped,
         others=("gemma2", "lfm2", "lfm2moe", "phi3", "qwen2", "qwen3", "qwen3moe"))  # fmt: skip
 def wrapper(h: Hyper, k: Keys) -> None:
     """A language model beside an encoder of images or audio: the family is its own."""

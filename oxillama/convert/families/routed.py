@@ -4,6 +4,8 @@ MiMo V2, Step 3.5, Kimi Linear, Grok, GroveMoE, Maple.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from oxillama.convert.families.dense import EXPERTS_W, LLAMA, PLAIN
@@ -531,14 +533,14 @@ LING3: dict[str, str | Rule] = {
 }  # fmt: skip
 
 
-def _ling3(h: Hyper) -> Family:
+def _ling3(h: Hyper, keys: Callable[[Hyper, Keys], None] | None = None) -> Family:
     """The family of a configuration: the gate's name follows from the kind of its layer."""
     gates = {
         f"model.layers.{layer}.attention.g_proj.weight":
             f"blk.{layer}.{'attn_gate' if _is_latent(h, layer) else 'ssm_g_a'}.weight"
         for layer in range(h.layers)
     }  # fmt: skip
-    return Family("bailingmoe3", {**LING3, **gates}, bailingmoe3, mtp=_LING_MTP)
+    return Family("bailingmoe3", {**LING3, **gates}, keys or bailingmoe3, mtp=_LING_MTP)
 
 
 @family("BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration", arch="bailingmoe3",
@@ -576,3 +578,27 @@ def bailingmoe3(h: Hyper, k: Keys) -> None:
                 f"{turned // 2} pairs"
             )
         k.integers("rope.dimension_sections", [*sections[:3], 0])
+
+
+def _saved_ling3(h: Hyper) -> Family:
+    return _ling3(h, bailing_hybrid)
+
+
+@family("BailingHybridForCausalLM", arch="bailingmoe3", rules=LING3, variant=_saved_ling3)
+def bailing_hybrid(h: Hyper, k: Keys) -> None:
+    """Ling 3 in the words of transformers 5."""
+    kinds = [_is_latent(h, layer) for layer in range(h.layers)]
+    h.must_be("layer_types", [f"{'full' if one else 'linear'}_attention" for one in kinds])
+    h.must_be("attention_bias", False)
+    width, shared = h.integer("moe_intermediate_size"), h.integer("num_shared_experts", default=1)
+    bailingmoe3(
+        h.but(
+            no_kda_lora=True,
+            gated_attention_proj_granularity_type="head_wise",
+            moe_shared_expert_intermediate_size=width * shared,
+            n_group=h.integer("num_expert_group"),
+            norm_topk_prob=h.flag("moe_renormalize", default=True),
+            score_function="sigmoid",
+        ),
+        k,
+    )
