@@ -132,6 +132,9 @@ class ModelFolder:
 
     def _config(self) -> dict[str, Any]:
         config = self.json("config.json", required=True)
+        thinker = config.pop("thinker_config", None)
+        if isinstance(thinker, dict):  # what hears, sees and writes of a model that speaks too
+            config = {**thinker, **config}
         for name in ("text_config", "llm_config", "language_config"):
             text = config.get(name)
             if isinstance(text, dict):  # a model of text and images: the text part counts here

@@ -1005,6 +1005,7 @@ def test_hrm_text_as_transformers_saves_it_is_the_same_file(tmp_path):
         ("gemma4", "Gemma4UnifiedForCausalLM"),
         ("gemma4_moe", "Gemma4UnifiedForConditionalGeneration"),
         ("mistral4", "Mistral4ForCausalLM"),
+        ("qwen3_5_text", "MiniCPMV4_6ForConditionalGeneration"),
     ],
 )
 def test_other_classes_of_the_same_model_are_the_same_file(tmp_path, name, kind):
@@ -1045,6 +1046,77 @@ def test_ling_3_as_transformers_saves_it_is_the_same_file(tmp_path):
     shutil.rmtree(tmp_path / "model")
     with pytest.raises(ConvertError, match="layer_types: found .*, wanted"):
         saved_anew("bailingmoe3", tmp_path, saved | {"layer_types": kinds[::-1]})
+
+
+def test_step_3_7_as_transformers_saves_it_is_the_same_file(tmp_path):
+    """It is published in the words of Step 3.5. Logits of one made by transformers 5.23 are the
+    file's.
+    """
+    published = golden_of("step35")["config"]
+    kind = "Step3p7ForConditionalGeneration"
+    text = {key: one for key, one in published.items() if key != "architectures"}
+    wrapped = {**dict.fromkeys(text), "architectures": [kind], "text_config": text}
+    golden, reader = saved_anew("step35", tmp_path, wrapped)
+    assert {key: plain(reader.metadata[key]) for key in golden["keys"]} == golden["keys"]
+    assert values_of(reader) == golden["values"]
+    saved = {key: one for key, one in text.items() if key not in (
+        "attention_other_setting", "num_attention_groups", "partial_rotary_factors", "rope_theta",
+        "moe_num_experts", "moe_top_k", "moe_layers_enum", "norm_expert_weight",
+    )}  # fmt: skip
+    shares = {"full_attention": (10000.0, 0.5), "sliding_attention": (5000.0, 1.0)}
+    saved |= {
+        "mlp_layer_types": ["dense", "sparse"],
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 2,
+        "num_sliding_attention_heads": 2,
+        "query_pre_attn_scalar": 16,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
+            for kind, (base, share) in shares.items()
+        },
+    }
+    made = keys_of(kind, saved)
+    # whose windowed layers have as many heads of keys as the others
+    wanted = {key.partition(".")[2]: one for key, one in golden["keys"].items()}
+    wanted |= {"attention.head_count_kv": [2, 2], "rope.dimension_count": 16}
+    del wanted["architecture"]
+    assert {key: plain(one) for key, one in made.items()} == wanted
+    with pytest.raises(ConvertError, match="mlp_layer_types: wanted dense layers first"):
+        keys_of(kind, saved | {"mlp_layer_types": ["sparse", "dense"]})
+    with pytest.raises(ConvertError, match="query_pre_attn_scalar: found 8, wanted 16"):
+        keys_of(kind, saved | {"query_pre_attn_scalar": 8})
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_writes_of_qwen_3_omni_is_the_text_part(tmp_path, whole):
+    """Its other parts speak. Logits of a thinker made by transformers 5.23 are the file's."""
+    golden = golden_of("qwen3_vl_moe")
+    config = golden["config"]
+    inside = {key: config.pop(key) for key in ("text_config", "vision_config")}
+    prefix = "thinker." if whole else ""
+    if whole:
+        more = {"thinker_config": inside, "talker_config": {"text_config": {"hidden_size": 8}}}
+        kind = "Qwen3OmniMoeForConditionalGeneration"
+        golden["folder"] += [["talker.model.norm.weight", [8]], ["code2wav.a.bias", [8]]]
+    else:
+        more, kind = inside, "Qwen3OmniMoeThinkerForConditionalGeneration"
+    golden["folder"].append([f"{prefix}audio_tower.ln_post.bias", [8]])
+    changes = {"model.language_model.": "model.", "model.visual.": "visual."}
+    for one in golden["folder"]:
+        for theirs, ours in changes.items():
+            one[0] = one[0].replace(theirs, ours)
+        if not one[0].startswith(("talker", "code2wav", "thinker")):
+            one[0] = prefix + one[0]
+    folder_of(golden, tmp_path / "model", **more, architectures=[kind])
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    reader = GgufReader(made.path)
+    assert {key: plain(reader.metadata[key]) for key in golden["keys"]} == golden["keys"]
+    assert {key: info.shape for key, info in reader.tensors.items()} == dict(
+        spread(golden["tensors"])
+    )
+    parts = {one.removeprefix(prefix).partition(".")[0] for one in made.left_out}
+    assert parts == {"visual", "audio_tower"} | ({"talker", "code2wav"} if whole else set())
 
 
 def test_minimax_text_as_transformers_saves_it_is_the_same_file(tmp_path):

@@ -404,8 +404,9 @@ def deepstack(h: Hyper, k: Keys) -> None:
     )
 
 
-@family("Qwen2VLForConditionalGeneration", arch="qwen2vl", rules=PLAIN)
-@family("Qwen2_5_VLForConditionalGeneration", arch="qwen2vl", rules=PLAIN)
+@family("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+        "Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration",
+        "Qwen2_5OmniThinkerForConditionalGeneration", arch="qwen2vl", rules=PLAIN)  # fmt: skip
 def qwen2vl(h: Hyper, k: Keys) -> None:
     """The text part."""
     _qwen(h, k)

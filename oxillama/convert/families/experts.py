@@ -106,7 +106,8 @@ def _down_either_way(x: np.ndarray, h: Hyper) -> np.ndarray:
     return flipped.transpose(0, 2, 1)
 
 
-@family("Qwen3VLMoeForConditionalGeneration", arch="qwen3vlmoe", rules={
+@family("Qwen3VLMoeForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration",
+        "Qwen3OmniMoeThinkerForConditionalGeneration", arch="qwen3vlmoe", rules={
     **PLAIN,
     **ROUTED,
     "model.layers.{b}.mlp.experts.gate_up_proj": Rule(

@@ -460,7 +460,8 @@ def _qwen35(h: Hyper, k: Keys) -> None:
         k.integers("rope.dimension_sections", [11, 11, 10, 0])
 
 
-@family("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", arch="qwen35", rules=QWEN35,
+@family("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration",
+        "MiniCPMV4_6ForConditionalGeneration", arch="qwen35", rules=QWEN35,
         mtp=DELTA_MTP)  # fmt: skip
 def qwen35(h: Hyper, k: Keys) -> None:
     """The text part of Qwen 3.5: a gated delta rule, full attention every few layers."""

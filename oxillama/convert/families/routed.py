@@ -260,13 +260,16 @@ def _clamps(h: Hyper, k: Keys, name: str, key: str) -> None:
     k.floats(key, made + [0.0] * (h.blocks - len(made)))
 
 
-@family("Step3p5ForCausalLM", arch="step35", rules=STEP, mtp=Mtp(appended, {
+_STEP_MTP = Mtp(appended, {
     **NEXTN_PLUS_ONE,
     **{f"model.layers.{{b}}.{inside}shared_head.{theirs}.weight":
            NEXTN_PLUS_ONE[f"model.layers.{{b}}.shared_head.{ours}.weight"]
        for inside in ("", "transformer.")
        for theirs, ours in (("norm", "norm"), ("output", "head"))},
-}))  # fmt: skip
+})  # fmt: skip
+
+
+@family("Step3p5ForCausalLM", arch="step35", rules=STEP, mtp=_STEP_MTP)
 def step35(h: Hyper, k: Keys) -> None:
     """Step 3.5 Flash (StepFun 2026). Its configuration says the kinds of the layers that predict
     further tokens too.
@@ -311,6 +314,36 @@ def step35(h: Hyper, k: Keys) -> None:
     k.f32("attention.layer_norm_rms_epsilon", h.number("rms_norm_eps", default=1e-5))
     _clamps(h, k, "swiglu_limits", "swiglu_clamp_exp")
     _clamps(h, k, "swiglu_limits_shared", "swiglu_clamp_shexp")
+
+
+@family("Step3p7ForConditionalGeneration", arch="step35", rules=STEP, mtp=_STEP_MTP)
+def step37(h: Hyper, k: Keys) -> None:
+    """The text part of Step 3.7 Flash (StepFun 2026): that of Step 3.5 Flash, published in its
+    words; transformers 5 saves others.
+    """
+    if h.get("num_attention_groups") is not None:
+        step35(h, k)
+        return
+    h.must_be("query_pre_attn_scalar", h.head_dim)
+    kinds = h.strings("layer_types", h.layers) or []
+    kinds = kinds + (h.strings("mtp_layer_types", h.further) or [])
+    sparse = [at for at, kind in enumerate(h.strings("mlp_layer_types", h.layers) or [])
+              if kind == "sparse"]  # fmt: skip
+    if sparse != list(range(min(sparse, default=0), h.layers)):
+        raise ConvertError(f"{h.label}: mlp_layer_types: wanted dense layers first, and no others")
+    shares = {kind: h.rope(kind).get("partial_rotary_factor", 1.0) for kind in set(kinds)}
+    heads = h.integer("num_sliding_attention_heads", default=h.heads)
+    said = {
+        "attention_other_setting": {"num_attention_heads": heads},
+        "moe_layers_enum": ",".join(map(str, sparse)),
+        "moe_num_experts": h.integer("n_routed_experts"),
+        "moe_top_k": h.integer("num_experts_per_tok"),
+        "norm_expert_weight": True,
+        "num_attention_groups": h.kv_heads,
+        "partial_rotary_factors": [shares[kind] for kind in kinds],
+    }
+    step35(h.but(**said, layer_types=kinds), k)
+    k.u32("rope.dimension_count", h.head_dim)
 
 
 def _convolution(x: np.ndarray, h: Hyper) -> np.ndarray:
