@@ -40,7 +40,7 @@ _KINDS = {
         ("attention", "full_attention", "sliding_attention", "chunked_attention")
         + ("linear_attention", "mamba", "conv", "indexed_attention", "sparse_attention")
         + ("deepseek_sparse_attention", "compressed_sparse_attention")
-        + ("heavily_compressed_attention",)
+        + ("heavily_compressed_attention", "minimax_m3_sparse")
     ),
     "mlp_layer_types": frozenset(("dense", "sparse", "moe", "hash_moe")),
 }

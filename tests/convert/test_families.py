@@ -1119,6 +1119,42 @@ def test_what_writes_of_qwen_3_omni_is_the_text_part(tmp_path, whole):
     assert parts == {"visual", "audio_tower"} | ({"talker", "code2wav"} if whole else set())
 
 
+def test_minimax_m3_as_transformers_saves_it_is_the_same_file(tmp_path):
+    """Logits of one made by transformers 5.23 are the file's."""
+    text = golden_of("minimax_m3_vl")["config"]["text_config"]
+    saved = {
+        **{key: one for key, one in text.items() if key not in (
+            "moe_layer_freq", "n_shared_experts", "scoring_func", "sparse_attention_config"
+        )},
+        "index_block_size": 16,
+        "index_head_dim": 16,
+        "index_local_blocks": 1,
+        "index_n_heads": 2,
+        "index_topk_blocks": 4,
+        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    }  # fmt: skip
+    golden, reader = saved_anew("minimax_m3_vl", tmp_path, {"text_config": saved})
+    assert {key: plain(reader.metadata[key]) for key in golden["keys"]} == golden["keys"]
+    shapes = {key: info.shape for key, info in reader.tensors.items()}
+    assert shapes == dict(spread(golden["tensors"]))
+    shutil.rmtree(tmp_path / "model")
+    with pytest.raises(ConvertError, match="shared_intermediate_size: found 48, wanted a multiple"):
+        saved_anew("minimax_m3_vl", tmp_path, {"text_config": {**saved} | {
+            "shared_intermediate_size": 48
+        }})  # fmt: skip
+
+
+def test_glm_4_6v_is_one_of_two_models():
+    """Logits of one made by transformers 5.23 are those of its file."""
+    family = FAMILIES["Glm46VForConditionalGeneration"]
+    for kind, wanted in (("glm4v_moe_text", "Glm4vMoe"), ("glm4v_text", "Glm4v")):
+        found = family.variant(Hyper({"model_type": kind}, "config.json"))
+        assert found is FAMILIES[f"{wanted}ForConditionalGeneration"]
+    with pytest.raises(ConvertError, match="model_type: found 'glm', wanted one of glm4v_text, gl"):
+        family.variant(Hyper({"model_type": "glm"}, "config.json"))
+
+
 def test_minimax_text_as_transformers_saves_it_is_the_same_file(tmp_path):
     """Logits of one made by transformers 5.23, which turns heads whole, are the file's."""
     golden = golden_of("minimax_text")

@@ -166,6 +166,30 @@ def muse_glimmer(h: Hyper, k: Keys) -> None:
     windows(h, k, pattern=True)
 
 
+def _saved_m3(h: Hyper) -> Hyper:
+    """The published words for those of transformers 5."""
+    width = h.integer("intermediate_size")
+    shared = h.integer("shared_intermediate_size")
+    if shared % width:
+        raise ConvertError(
+            f"{h.label}: shared_intermediate_size: found {shared}, wanted a multiple of {width}"
+        )
+    h.strings("layer_types", h.layers)
+    kinds = h.strings("mlp_layer_types", h.layers) or []
+    return h.but(
+        moe_layer_freq=[int(kind == "sparse") for kind in kinds],
+        n_shared_experts=shared // width,
+        scoring_func="sigmoid",
+        sparse_attention_config={
+            "sparse_num_index_heads": h.integer("index_n_heads"),
+            "sparse_index_dim": h.integer("index_head_dim"),
+            "sparse_topk_blocks": h.integer("index_topk_blocks"),
+            "sparse_block_size": h.integer("index_block_size"),
+            "sparse_local_block": h.integer("index_local_blocks"),
+        },
+    )
+
+
 _MOE = "model.layers.{b}.block_sparse_moe."
 
 
@@ -187,6 +211,8 @@ _MOE = "model.layers.{b}.block_sparse_moe."
         }, "norm.weight"))  # fmt: skip
 def minimax_m3(h: Hyper, k: Keys) -> None:
     """MiniMax-M3 (2026), whose later layers see the blocks that an index chooses."""
+    if h.get("sparse_attention_config") is None and h.get("index_topk_blocks") is not None:
+        h = _saved_m3(h)
     common(h, k)
     k.u32("expert_feed_forward_length", h.integer("intermediate_size"))
     k.u32("rope.dimension_count", h.integer("rotary_dim"))
@@ -281,3 +307,20 @@ def glm4v(h: Hyper, k: Keys) -> None:
 def glm4v_moe(h: Hyper, k: Keys) -> None:
     """GLM-4.5V."""
     FAMILIES["Glm4MoeForCausalLM"].keys(h, k)
+
+
+def _glm46v(h: Hyper) -> Family:
+    kinds = {"glm4v_text": "Glm4v", "glm4v_moe_text": "Glm4vMoe"}
+    kind = h.get("model_type")
+    if kind not in kinds:
+        raise ConvertError(
+            f"{h.label}: text_config: model_type: found {kind!r:.80}, wanted one of "
+            f"{', '.join(kinds)}"
+        )
+    return FAMILIES[f"{kinds[kind]}ForConditionalGeneration"]
+
+
+@family("Glm46VForConditionalGeneration", arch="glm4moe", rules={}, variant=_glm46v,
+        others=("glm4",))  # fmt: skip
+def glm46v(h: Hyper, k: Keys) -> None:
+    """GLM-4.6V is GLM-4.5V, and its Flash is GLM-4.1V."""
