@@ -58,7 +58,7 @@ from oxillama.quant import quantize_file
 # tensors of encoders of images and sound, which go into files of their own
 _OTHER_PARTS = re.compile(
     r"(thinker\.|model\.)?(visual|vision|vision_tower|vision_model|vision_adapter|vision_projection|vit|"
-    r"vqmodel|sam_model|projector|mlp_AR|linear_proj|multi_modal_projector|patch_merge_mlp|"
+    r"vqmodel|sam_model|qwen2_model|siglip2|mlp1|layerwise_projectors|spatial_projectors|projector|mlp_AR|linear_proj|multi_modal_projector|patch_merge_mlp|"
     r"audio_tower|embed_vision|vision_embedder|embed_audio|connector|generation_(embeddings|aligner|head)|patch_merger|pre_mm_projector_norm|mm_projector|"
     r"vision_encoder|audio_encoder|aligner|merger|talker|token2wav|code2wav|vit_large_projector|mtp_layers|mtp)\.|"
     r"(model\.)?(image_newline|view_seperator)\Z|"  # spelled so

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from oxillama.convert import ModelFolder, convert_folder
+from oxillama.convert.families.images import _reading_layers
 from oxillama.convert.family import FAMILIES, Hyper
+from oxillama.convert.mmproj import ENCODERS
+from oxillama.convert.write import _OTHER_PARTS
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from tests.convert.test_families import plain, save
@@ -76,6 +79,49 @@ def test_a_language_model_in_a_wrapper_is_that_alone(name, prefix, parts, folder
     (folder / "config.json").write_text(json.dumps(said))
     with pytest.raises(ConvertError, match="text_config: model_type: found 'unheard', wanted one"):
         facts(folder, tmp_path)
+
+
+def test_what_sees_has_a_file_of_its_own_and_what_writes_another():
+    """Every class whose image encoder is converted is one whose text part is, without the
+    encoder.
+    """
+    assert set(ENCODERS) <= set(FAMILIES)
+    for name, encoder in ENCODERS.items():
+        for part in encoder.parts:
+            for prefix in ("", "model.") if part != "vision_model.radio_model." else ("",):
+                held = prefix + part + ("a.weight" if part.endswith(".") else "")
+                assert _OTHER_PARTS.match(held), (name, held)
+
+
+def granite_vision(**said):
+    config = {
+        "architectures": ["Granite4VisionForConditionalGeneration"],
+        "model_type": "granite",
+        "num_hidden_layers": 6,
+        **said,
+    }
+    hyper = Hyper(config, "config.json")
+    return FAMILIES["Granite4VisionForConditionalGeneration"].variant(hyper), hyper
+
+
+def test_layers_that_read_an_image_are_said_in_the_order_of_its_projectors():
+    """Logits of one made by transformers 5.23, of text alone, are the file's."""
+    found, hyper = granite_vision(
+        deepstack_layer_map=[[-1, 4], [-2, 0]], spatial_target_layers=[2, -1]
+    )
+    assert found.arch == "granite" and found.rules == FAMILIES["GraniteForCausalLM"].rules
+    assert _reading_layers(hyper) == [-1, -1, 1, -1, 2, 3]
+    for said, told in (
+        ({"deepstack_layer_map": [[1]]}, r"deepstack_layer_map: found \[\[1\]\], wanted pairs"),
+        ({"spatial_target_layers": [6]}, r"found \[6\], wanted -6 to 5"),
+        ({"spatial_target_layers": [5, -1]}, r"found \[5, -1\], wanted a layer for each proj"),
+    ):
+        with pytest.raises(ConvertError, match=told):
+            _reading_layers(granite_vision(**said)[1])
+    with pytest.raises(
+        ConvertError, match="model_type: found 'llama', wanted one of granite, gran"
+    ):
+        granite_vision(model_type="llama")
 
 
 def test_what_published_folders_leave_to_transformers(tmp_path):

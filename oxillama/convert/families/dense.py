@@ -326,7 +326,7 @@ def _qwen(h: Hyper, k: Keys) -> None:
     common(h, k)
 
 
-@family("Qwen2ForCausalLM", "Qwen2Model", arch="qwen2", rules=bare(PLAIN))
+@family("Qwen2ForCausalLM", "Qwen2Model", "DotsOCRForCausalLM", arch="qwen2", rules=bare(PLAIN))
 def qwen2(h: Hyper, k: Keys) -> None:
     _qwen(h, k)
     pooling(h, k)
@@ -372,7 +372,8 @@ def _reranker(h: Hyper) -> Family | None:
     return Family("qwen3", rules, _qwen3_reranker)
 
 
-@family("Qwen3ForCausalLM", "Qwen3Model", arch="qwen3", rules=bare(PLAIN), variant=_reranker)
+@family("Qwen3ForCausalLM", "Qwen3Model", "StepVLForConditionalGeneration", arch="qwen3",
+        rules=bare(PLAIN), variant=_reranker)  # fmt: skip
 def qwen3(h: Hyper, k: Keys) -> None:
     _qwen(h, k)
     pooling(h, k)

@@ -232,8 +232,8 @@ DEEPSEEK: dict[str, str | Rule] = {
 }
 
 
-@family("DeepseekV2ForCausalLM", "YoutuForCausalLM", arch="deepseek2", rules=DEEPSEEK,
-        mtp=replace(MTP, asked=True))  # fmt: skip
+@family("DeepseekV2ForCausalLM", "YoutuForCausalLM", "YoutuVLForConditionalGeneration",
+        arch="deepseek2", rules=DEEPSEEK, mtp=replace(MTP, asked=True))  # fmt: skip
 def deepseek2(h: Hyper, k: Keys) -> None:
     """Latent attention as one key head of latent and rotated part (DeepSeek-V2, section 2.1)."""
     h.must_be("topk_method", "greedy", "noaux_tc", "group_limited_greedy")
@@ -264,8 +264,9 @@ def deepseek2(h: Hyper, k: Keys) -> None:
 
 
 @family("Glm4MoeLiteForCausalLM", arch="deepseek2", rules=DEEPSEEK, special=glm_tokens, mtp=MTP)
-@family("DeepseekV3ForCausalLM", arch="deepseek2", rules=DEEPSEEK,
-        mtp=replace(MTP, asked=True))  # fmt: skip
+@family("DeepseekV3ForCausalLM", "KimiVLForConditionalGeneration",
+        "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration", arch="deepseek2",
+        rules=DEEPSEEK, mtp=replace(MTP, asked=True))  # fmt: skip
 def deepseek3(h: Hyper, k: Keys) -> None:
     """Scores are sigmoids in these classes, though transformers saves no word of it: files that do
     not say it mean V2's softmax.

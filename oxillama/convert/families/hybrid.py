@@ -344,9 +344,8 @@ def _nemotron_keys(h: Hyper, k: Keys, width: int, kind: str) -> None:
     k.u32("attention.value_length", size)
 
 
-@family("NemotronHForCausalLM", arch="nemotron_h", rules=NEMOTRON_H, variant=_with_experts,
-        meant=_MEANT,
-        others=("nemotron_h_moe",))  # fmt: skip
+@family("NemotronHForCausalLM", "NemotronH_Nano_VL_V2", arch="nemotron_h", rules=NEMOTRON_H,
+        variant=_with_experts, meant=_MEANT, others=("nemotron_h_moe",))  # fmt: skip
 def nemotron_h(h: Hyper, k: Keys) -> None:
     """Each layer is one of Mamba 2, attention without positions, or a feed-forward with squared
     ReLU (NVIDIA 2025).

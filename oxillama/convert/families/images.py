@@ -6,6 +6,8 @@ VideoLLaMA 3; and audio: Qwen2-Audio, Qwen3-ASR, Voxtral.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from oxillama.convert.families.dense import LLAMA, PLAIN, glm4, llama_keys
@@ -58,8 +60,8 @@ def cogvlm(h: Hyper, k: Keys) -> None:
     llama_keys(h, k)
 
 
-@family("DeepseekOCRForCausalLM", "UnlimitedOCRForCausalLM", arch="deepseek2-ocr",
-        rules={**PLAIN, **ROUTED, **SHARED})  # fmt: skip
+@family("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM", "UnlimitedOCRForCausalLM",
+        arch="deepseek2-ocr", rules={**PLAIN, **ROUTED, **SHARED})  # fmt: skip
 def deepseek_ocr(h: Hyper, k: Keys) -> None:
     """DeepSeek-OCR (Wei et al. 2025): DeepSeek's experts under plain attention."""
     h.must_be("use_mla", False)
@@ -194,7 +196,7 @@ _MOE = "model.layers.{b}.block_sparse_moe."
 
 
 @family("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration",
-        arch="minimax-m3", meant={
+        "MiniMaxM3VLForConditionalGeneration", arch="minimax-m3", meant={
             "hidden_act": ("silu", "swigluoai"), "swiglu_alpha": (1.702,), "swiglu_limit": (7,),
         }, rules=_norms_one_added({
             **{name.replace("{w}", "weight"): str(to).replace("{w}", "weight")
@@ -324,3 +326,63 @@ def _glm46v(h: Hyper) -> Family:
         others=("glm4",))  # fmt: skip
 def glm46v(h: Hyper, k: Keys) -> None:
     """GLM-4.6V is GLM-4.5V, and its Flash is GLM-4.1V."""
+
+
+def _granite_vision(h: Hyper) -> Family:
+    """The family of the language model, whose layers read features of an image."""
+    kind = h.get("model_type")
+    names = {"granite": "Granite", "granite4_vision_text": "Granite"}
+    names["granitemoehybrid"] = "GraniteMoeHybrid"
+    if kind not in names:
+        raise ConvertError(
+            f"{h.label}: text_config: model_type: found {kind!r:.80}, wanted one of "
+            f"{', '.join(names)}"
+        )
+    made = FAMILIES[f"{names[kind]}ForCausalLM"]
+    made = made.variant(h) or made
+    wanted = FAMILIES["GraniteForCausalLM"].arch
+    if made.arch != wanted:
+        raise ConvertError(
+            f"{h.label}: text_config: found a model of {made.arch}, wanted one of {wanted}, whose "
+            "files say which layers read an image"
+        )
+
+    def keys(h: Hyper, k: Keys) -> None:
+        made.keys(h, k)
+        k.integers("deepstack_mapping", _reading_layers(h))
+
+    return replace(made, keys=keys, patterns=[])
+
+
+def _reading_layers(h: Hyper) -> list[int]:
+    """Which projector's features each layer reads, -1 for none: those of the first one are the
+    image's own rows. The encoder's file has them in the order of those layers.
+    """
+    pairs = h.get("deepstack_layer_map", default=[])
+    if not isinstance(pairs, list) or any(not isinstance(one, list) or len(one) != 2
+                                          for one in pairs):  # fmt: skip
+        raise ConvertError(
+            f"{h.label}: deepstack_layer_map: found {pairs!r:.80}, wanted pairs of layers"
+        )
+    targets = [*(one[1] for one in pairs), *h.get("spatial_target_layers", default=[])]
+    if any(isinstance(one, bool) or one not in range(-h.layers, h.layers) for one in targets):
+        raise ConvertError(
+            f"{h.label}: deepstack_layer_map, spatial_target_layers: found {targets!r:.80}, wanted "
+            f"-{h.layers} to {h.layers - 1}"
+        )
+    order = sorted(one % h.layers for one in targets)
+    if len(set(order)) < len(order):
+        raise ConvertError(
+            f"{h.label}: deepstack_layer_map, spatial_target_layers: found {targets!r:.80}, wanted "
+            "a layer for each projector"
+        )
+    found = [-1] * h.layers
+    for number, layer in enumerate(order[1:], 1):
+        found[layer] = number
+    return found
+
+
+@family("Granite4VisionForConditionalGeneration", arch="granite", rules={},
+        variant=_granite_vision)  # fmt: skip
+def granite4_vision(h: Hyper, k: Keys) -> None:
+    """Granite Vision 4 (IBM 2026)."""
