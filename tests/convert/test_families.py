@@ -1274,6 +1274,70 @@ def test_the_gelu_of_gpt_neox_is_the_folders(tmp_path, act, meant):
     assert meant in str(tape) and ("gelu_tanh" in str(tape)) == (meant == "gelu_tanh")
 
 
+GRANITE_SWA = {
+    **{"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 80, "rms_norm_eps": 1e-6},
+    **{"max_position_embeddings": 128, "sliding_window": 8, "rope_theta": 10000.0},
+    **{"layer_types": ["sliding_attention", "full_attention"], "logits_scaling": 3.0},
+}
+
+
+def test_layers_of_granite_without_a_base_do_not_rotate():
+    """Logits of one made by transformers 5.23 are the file's."""
+    for kind, more in (("GraniteSWA", {}), ("GraniteMoeSWA", {"num_local_experts": 4})):
+        made = keys_of(f"{kind}ForCausalLM", GRANITE_SWA | more)
+        assert "attention.rope_pattern" not in made
+        said = GRANITE_SWA | more | {"layer_rope_theta": [10000.0, 0]}
+        made = keys_of(f"{kind}ForCausalLM", said)
+        assert made["attention.rope_pattern"] == [True, False]
+        assert made["attention.sliding_window_pattern"] == [True, False]
+        said["layer_rope_theta"] = [10000.0, 500.0]
+        with pytest.raises(ConvertError, match="layer_rope_theta: found .*, wanted rope_theta or"):
+            keys_of(f"{kind}ForCausalLM", said)
+    with pytest.raises(ConvertError, match="num_local_experts: found 0, wanted experts"):
+        keys_of("GraniteMoeSWAForCausalLM", GRANITE_SWA | {"num_local_experts": 0})
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_granite_with_windows_and_experts_loads(tmp_path, older):
+    """Logits of one made by transformers 5.23 are the file's."""
+    inside = "block_sparse_moe."
+    router, both, down = (
+        ("router.layer.weight", "input_linear.weight", "output_linear.weight")
+        if older
+        else ("router.weight", "experts.gate_up_proj", "experts.down_proj")
+    )
+    layer = {
+        "input_layernorm.weight": [64], "post_attention_layernorm.weight": [64],
+        "self_attn.q_proj.weight": [64, 64], "self_attn.k_proj.weight": [32, 64],
+        "self_attn.v_proj.weight": [32, 64], "self_attn.o_proj.weight": [64, 64],
+        "self_attn.sinks": [4], inside + router: [4, 64], inside + both: [4, 64, 64],
+        inside + down: [4, 64, 32], "shared_mlp.input_linear.weight": [96, 64],
+        "shared_mlp.output_linear.weight": [64, 48],
+    }  # fmt: skip
+    listed = [[f"model.layers.{{b}}.{name}", shape, [0, 1]] for name, shape in layer.items()]
+    listed += [["model.embed_tokens.weight", [80, 64]], ["model.norm.weight", [64]]]
+    config = GRANITE_SWA | {
+        "architectures": ["GraniteMoeSWAForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 48,
+        "tie_word_embeddings": True,
+    }
+    tensors = folder_of({"config": config, "folder": listed}, tmp_path / "model")
+    reader = GgufReader(convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32").path)
+    assert reader.metadata["granite_swa.expert_shared_feed_forward_length"] == 48
+    for theirs, ours in (
+        (inside + both, "ffn_gate_up_exps"),
+        (inside + down, "ffn_down_exps"),
+        ("shared_mlp.input_linear.weight", "ffn_up_shexp"),
+    ):
+        found = reader.data(f"blk.1.{ours}.weight").view(np.float32)
+        wanted = tensors[f"model.layers.1.{theirs}"]
+        assert np.array_equal(found.reshape(wanted.shape), wanted)
+    assert np.isfinite(logits(load_model(reader), np.arange(12, dtype=np.int32))).all()
+
+
 def test_shared_experts_of_cohere2_are_counted():
     more = {"logit_scale": 0.25, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
     made = keys_of("Cohere2MoeForCausalLM", EXPERTS | more)

@@ -362,7 +362,10 @@ WANTED: dict[str, tuple[str, ...]] = {
     "command-r": ("blk.1.attn_q_norm.weight", "blk.2.attn_q_norm.weight"),
     "falcon": ("blk.0.attn_qkv.weight", "blk.1.attn_norm_2.weight", "output_norm.bias"),
     "gpt2": ("blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias", "blk.1.ffn_up.bias"),
-    "granite_swa": ("blk.1.attn_sinks.weight",),
+    "granite_swa": (
+        *("blk.1.attn_sinks.weight", "blk.2.ffn_gate_inp.weight"),
+        *("blk.2.ffn_gate_up_exps.weight", "blk.2.ffn_up_shexp.weight"),
+    ),
     "phi2": ("output.weight", "output.bias"),
     "phi3": ("rope_factors_long.weight", "blk.0.attn_qkv.weight"),
     "gemma4": (

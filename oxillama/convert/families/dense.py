@@ -270,12 +270,19 @@ def granite(h: Hyper, k: Keys) -> None:
     rules={**LLAMA, "model.layers.{b}.self_attn.sinks": "blk.{b}.attn_sinks.weight"},
 )
 def granite_swa(h: Hyper, k: Keys) -> None:
+    """Windowed layers, some of them without a rotation."""
+    h.must_be("hidden_act", "silu")
     granite_keys(h, k)
     bases = h.get("layer_rope_theta", default=[])
-    if set(bases) - {h.rope().get("rope_theta")}:
+    if not isinstance(bases, list) or any(
+        one not in (0, h.rope().get("rope_theta")) for one in bases
+    ):
         raise ConvertError(
-            f"{h.label}: layer_rope_theta: found {bases!r:.80}, wanted {h.layers} times rope_theta"
+            f"{h.label}: layer_rope_theta: found {bases!r:.80}, wanted rope_theta or 0 for each of "
+            f"{h.layers} layers"
         )
+    if 0 in bases:
+        k.flags("attention.rope_pattern", [one != 0 for one in bases[: h.layers]])
     windows(h, k, pattern=True)
 
 

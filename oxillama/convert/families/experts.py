@@ -14,6 +14,7 @@ from oxillama.convert.families.dense import (
     PLAIN,
     deepstack,
     granite_keys,
+    granite_swa,
     llama_keys,
 )
 from oxillama.convert.families.older import phi3_keys
@@ -183,6 +184,31 @@ def granite_shared(suffix: str) -> dict:
 def granitemoe(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     granite_keys(h, k)
+    if h.get("shared_intermediate_size"):
+        k.u32("expert_shared_feed_forward_length", h.integer("shared_intermediate_size"))
+
+
+_GRANITE_MOE = "model.layers.{b}.block_sparse_moe."
+
+
+# gate and up of experts are one matrix each, as in other files of this name
+@family("GraniteMoeSWAForCausalLM", arch="granite_swa", prefix_setting=True, rules={
+    **LLAMA,
+    "model.layers.{b}.self_attn.sinks": "blk.{b}.attn_sinks.weight",
+    _GRANITE_MOE + "router.weight": "blk.{b}.ffn_gate_inp.weight",
+    _GRANITE_MOE + "router.layer.weight": "blk.{b}.ffn_gate_inp.weight",
+    _GRANITE_MOE + "experts.gate_up_proj": "blk.{b}.ffn_gate_up_exps.weight",
+    _GRANITE_MOE + "experts.down_proj": "blk.{b}.ffn_down_exps.weight",
+    _GRANITE_MOE + "input_linear.weight": "blk.{b}.ffn_gate_up_exps.weight",
+    _GRANITE_MOE + "output_linear.weight": "blk.{b}.ffn_down_exps.weight",
+    "model.layers.{b}.shared_mlp.input_linear.weight": "blk.{b}.ffn_up_shexp.weight",
+    "model.layers.{b}.shared_mlp.output_linear.weight": "blk.{b}.ffn_down_shexp.weight",
+})  # fmt: skip
+def granitemoe_swa(h: Hyper, k: Keys) -> None:
+    """Granite with windows and experts (IBM 2026)."""
+    if not h.get("num_local_experts"):
+        raise ConvertError(f"{h.label}: num_local_experts: found 0, wanted experts")
+    granite_swa(h, k)
     if h.get("shared_intermediate_size"):
         k.u32("expert_shared_feed_forward_length", h.integer("shared_intermediate_size"))
 

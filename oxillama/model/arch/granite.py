@@ -3,8 +3,16 @@ scores and logits are scaled by constants.
 """
 
 import math
+from typing import Any
 
-from oxillama.model.blocks import attention, gated_ffn, heads_of, rope_dims
+from oxillama.model.blocks import (
+    attention,
+    expert_ffn,
+    gated_ffn,
+    heads_of,
+    rope_dims,
+    routing_of,
+)
 from oxillama.model.builder import Builder, Value, architecture
 
 
@@ -36,7 +44,9 @@ def minicpm(b: Builder) -> Value:
 
 @architecture("granite_swa")
 def granite_swa(b: Builder) -> Value:
-    """Windowed layers by the file's pattern; `attention.rope_pattern` says which layers rotate."""
+    """Windowed layers by the file's pattern; `attention.rope_pattern` says which layers rotate. In
+    some files networks are experts, with a shared one.
+    """
     return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, windows=True, images=True)
 
 
@@ -61,7 +71,9 @@ def _scaled(
     # here this flag says whether anything is rotated (NoPE models)
     turned = (keys.flag("rope.scaling.finetuned", default=True),) * b.n_layers
     near = (False,) * b.n_layers
+    routing: dict[str, Any] = {}
     if windows:
+        routing = routing_of(b, normalise=True)
         turned = keys.flags("attention.rope_pattern", count=b.n_layers, default=turned)
         near = keys.flags("attention.sliding_window_pattern", count=b.n_layers)
         window = keys.integer("attention.sliding_window", minimum=1)
@@ -77,5 +89,10 @@ def _scaled(
         rope = b.rope(rope_dims(b, heads_of(b, layer))) if turned[layer.index] else None
         y = layer.norm(x, "attn_norm")
         x = x + attention(b, layer, y, style="norm", rope=rope, window=reach) * residual
-        x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="silu", width=width) * residual
+        y = layer.norm(x, "ffn_norm")
+        if windows and layer.has("ffn_gate_inp.weight"):
+            y = expert_ffn(b, layer, y, act="silu", **routing)
+        else:
+            y = gated_ffn(b, layer, y, act="silu", width=width)
+        x = x + y * residual
     return b.logits(x, scale=1.0 / logits)
