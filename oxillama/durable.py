@@ -30,6 +30,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from oxillama.errors import starting_thread
+
 try:
     import fcntl
 except ImportError:  # Windows, where a file that is open cannot be removed
@@ -246,7 +248,8 @@ class Writer:
         """Start to write the parts, after the earlier ones are written."""
         self.wait()
         length = sum(map(len, parts))
-        self._last = self._pool.submit(self._write, self.offset, length, parts)
+        with starting_thread():
+            self._last = self._pool.submit(self._write, self.offset, length, parts)
         self.offset += length
 
     def wait(self) -> None:

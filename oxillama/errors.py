@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -22,6 +23,19 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 _INSIDE = __name__.partition(".")[0] + "."
+
+
+@contextmanager
+def starting_thread() -> Iterator[None]:
+    """A context manager around the start of a thread: an EngineError if the system refuses it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise EngineError(
+            "threads: the system refused one, wanted a higher limit of threads, or more memory"
+        ) from error
 
 
 class OxillamaError(Exception):

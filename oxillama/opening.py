@@ -19,7 +19,7 @@ from oxillama.audio import AudioLimits, Hearing
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
-from oxillama.errors import ConfigError, ModelError, TokenizerError, warn
+from oxillama.errors import ConfigError, ModelError, TokenizerError, starting_thread, warn
 from oxillama.gguf import GgufReader
 from oxillama.lora.stack import LoraStack
 from oxillama.media.features import Kind
@@ -110,7 +110,10 @@ def open_model(
     recommended = None if config.sampler is not None else recommended_sampler(reader.metadata)
     with ThreadPoolExecutor(1) as other:  # the vocabulary is read while workers pack weights
         notes: list[str] = []
-        reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json, notes.append)
+        with starting_thread():
+            reading = other.submit(
+                _bridge, reader, config.tokenizer_path, tokenizer_json, notes.append
+            )
         model = load_model(
             joined,
             num_threads=config.num_threads or 0,

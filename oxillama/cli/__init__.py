@@ -93,6 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OxillamaError as error:
         print(f"oxillama: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    except MemoryError as error:
+        refused = " ".join(f": {error}".split()) if str(error) else ""
+        print(f"oxillama: out of memory{refused}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the terminal's ^C has no end of line

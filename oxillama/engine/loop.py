@@ -42,7 +42,13 @@ from oxillama.engine.scheduler import Scheduler, State
 from oxillama.engine.speculation import RequestCandidates
 from oxillama.engine.tracker import Deadlines, RequestTracker
 from oxillama.engine.workers import Workers
-from oxillama.errors import Cancelled, EngineError, PagingError, WeightsDamaged
+from oxillama.errors import (
+    Cancelled,
+    EngineError,
+    PagingError,
+    WeightsDamaged,
+    starting_thread,
+)
 
 _CLOSE = object()
 _MEASURED = 7  # a bit mask: every eighth step without candidates is measured for speculation
@@ -149,7 +155,8 @@ class StepLoop:
         if self.thread is not None:
             return False
         thread = threading.Thread(target=self._run, name="oxillama engine", daemon=True)
-        thread.start()
+        with starting_thread():
+            thread.start()
         self.thread = thread  # which runs: `close` waits for its end
         return True
 

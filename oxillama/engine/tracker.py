@@ -17,7 +17,7 @@ from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.request import GenerateRequest, Request
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler
-from oxillama.errors import EngineError, PagingError, PoolError
+from oxillama.errors import EngineError, PagingError, PoolError, starting_thread
 from oxillama.media.placed import spans_of
 
 
@@ -173,12 +173,15 @@ class RequestTracker:
             need = max(1, entry.width) * pool.whole_pages(
                 -(-entry.length // pool.page_size), pool.near_pages(entry.length, rows)
             )
-            most = pool.max_pages or pool.memory.capacity
+            if pool.max_pages is None:
+                found = f"the system gave memory for {pool.memory.capacity}"
+            else:
+                found = f"{pool.max_pages} is all there is"
             self.end(
                 entry.owner,
                 None,
                 PoolError(
-                    f"page pool: {entry.length} tokens need {need} pages, {most} is all there is, "
+                    f"page pool: {entry.length} tokens need {need} pages, {found}, "
                     f"{pool.pages_used} of them owned"
                 ),
             )
@@ -241,7 +244,11 @@ class Deadlines:
             entry = (time.monotonic() + seconds, next(self._number), ref(request))
             heapq.heappush(self._heap, entry)
             if not self._running:
-                threading.Thread(target=self._watch, name="oxillama deadlines", daemon=True).start()
+                thread = threading.Thread(
+                    target=self._watch, name="oxillama deadlines", daemon=True
+                )
+                with starting_thread():
+                    thread.start()
                 self._running = True
             elif self._heap[0] is entry:
                 self._changed.notify()

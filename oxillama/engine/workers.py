@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from oxillama.errors import starting_thread
+
 IDLE_SECONDS = 5.0
 
 
@@ -36,17 +38,19 @@ class Workers:
         return threading.get_ident() in self._threads
 
     def run(self, call: Callable[[], None]) -> None:
-        """Run `call()`, which must not raise, and return at once; RuntimeError if the system
-        refuses a thread.
+        """Run `call()`, which must not raise, and return at once; EngineError if the system refuses
+        a thread.
         """
         with self._lock:
             if self._idle:
                 self._idle -= 1
                 self._calls.put(call)
                 return
-        threading.Thread(
+        thread = threading.Thread(
             target=self._work, args=([call],), name="oxillama worker", daemon=True
-        ).start()
+        )
+        with starting_thread():
+            thread.start()
 
     def run_quietly(self, call: Callable[[], None]) -> None:
         """Run `call()` for which no caller waits: exceptions go to `threading.excepthook`, and it

@@ -48,7 +48,14 @@ import numpy as np
 from blake3 import blake3
 
 from oxillama.durable import Writer, replacing, write_at
-from oxillama.errors import ConfigError, ContextError, GrammarError, OxillamaError, SamplingError
+from oxillama.errors import (
+    ConfigError,
+    ContextError,
+    GrammarError,
+    OxillamaError,
+    SamplingError,
+    starting_thread,
+)
 
 PLAIN, ZSTD = 0, 1
 MAX_SECTIONS = 64
@@ -387,7 +394,9 @@ class Envelope:
                     into(at, piece)
 
         with ThreadPoolExecutor(_COPY_THREADS) as pool:
-            for each in [pool.submit(copy) for _ in range(_COPY_THREADS)]:
+            with starting_thread():
+                copying = [pool.submit(copy) for _ in range(_COPY_THREADS)]
+            for each in copying:
                 each.result()
         self._verify(section, hasher.digest())
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 from weakref import finalize
 
 from oxillama.engine.session import Session
-from oxillama.errors import EngineError
+from oxillama.errors import EngineError, starting_thread
 from oxillama.speculative.draft_model import CATCH_UP, ModelDrafter
 from oxillama.speculative.draft_session import DraftState, SessionDraft
 from oxillama.speculative.types import Draft, DraftRequest
@@ -84,7 +84,8 @@ class BackgroundDrafter:
         self._closed = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name="oxillama draft", daemon=True)
-        self._thread.start()
+        with starting_thread():
+            self._thread.start()
 
     def open(self, session: Session) -> BackgroundState:
         """Nothing is drawn yet."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.threads import worker_count
-from oxillama.errors import TokenizerError, warn
+from oxillama.errors import TokenizerError, starting_thread, warn
 from oxillama.tokenizer.bpe import CHAR_TO_BYTE, BpeEncoder
 from oxillama.tokenizer.plamo import PlamoEncoder
 from oxillama.tokenizer.provenance import TemplateText
@@ -253,7 +253,9 @@ class TokenizerBridge:
         if min(most, len(runs)) < 2:
             return several(0, len(texts))
         with ThreadPoolExecutor(min(most, len(runs)), "oxillama tokenizer") as pool:
-            return [ids for run in pool.map(several, *zip(*runs)) for ids in run]
+            with starting_thread():
+                done = pool.map(several, *zip(*runs))
+            return [ids for run in done for ids in run]
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         """The ids of two texts that a cross-encoder reads as one: the file's first and last tokens

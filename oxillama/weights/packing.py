@@ -28,7 +28,7 @@ from contextlib import suppress
 from oxillama._core.batch import CancelFlag
 from oxillama._core.panels import PackedMatrix, Units
 from oxillama._core.threads import default_threads
-from oxillama.errors import Cancelled
+from oxillama.errors import Cancelled, EngineError, starting_thread
 
 UNIT = 2 << 20  # bytes that a worker packs at a time: a large page
 # seconds that a step waits for all weights, as long as that seems enough
@@ -182,7 +182,12 @@ class Packer(threading.Thread):
         self._packing, self._program = packing, weakref.ref(program)
         self._cancelled, self._pid = threading.Event(), os.getpid()
         _packers.add(self)
-        self.start()
+        try:
+            with starting_thread():
+                self.start()
+        except EngineError:
+            _packers.discard(self)  # nobody waits for a thread that never ran
+            raise
 
     def run(self) -> None:
         """Thread body."""

@@ -23,7 +23,7 @@ from contextlib import suppress
 
 from blake3 import blake3
 
-from oxillama.errors import DamagedWeightsWarning, WeightsDamaged
+from oxillama.errors import DamagedWeightsWarning, EngineError, WeightsDamaged, starting_thread
 from oxillama.gguf.source import Shard, open_without_waiting
 from oxillama.weights.identity import unchanged
 from oxillama.weights.idle import IdleWatch, StepActivity
@@ -63,7 +63,12 @@ class PanelVerifier(threading.Thread):
         self.verified = False
         self.damage: WeightsDamaged | None = None
         _verifiers.add(self)
-        self.start()
+        try:
+            with starting_thread():
+                self.start()
+        except EngineError:
+            _verifiers.discard(self)  # nobody waits for a thread that never ran
+            raise
 
     def tell(self, report: Report) -> None:
         """Call `report(error)` when damage is found, or now if it has been."""

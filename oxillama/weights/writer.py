@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from oxillama._core.panels import PackedMatrix
+from oxillama.errors import EngineError, starting_thread
 from oxillama.weights.cache import CacheSlot
 from oxillama.weights.idle import IdleWatch, StepActivity
 from oxillama.weights.packing import Packing
@@ -69,7 +70,12 @@ class CacheWriter(threading.Thread):
         self.written = False  # by this thread
         self.reason = ""  # why not, once it has ended
         _writers.add(self)
-        self.start()
+        try:
+            with starting_thread():
+                self.start()
+        except EngineError:
+            _writers.discard(self)  # nobody waits for a thread that never ran
+            raise
 
     def run(self) -> None:
         """Thread body."""

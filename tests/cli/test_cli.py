@@ -35,6 +35,21 @@ def test_run_continues_the_prompt_the_same_way_each_time(capsys):
     assert seeded[0] == seeded[1]
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "oxillama: out of memory\n"),
+        (MemoryError("9 bytes\nfor weights"), "oxillama: out of memory: 9 bytes for weights\n"),
+    ],
+)
+def test_memory_that_is_refused_is_one_line(capsys, monkeypatch, error, told):
+    def load(*_, **__):
+        raise error
+
+    monkeypatch.setattr(oxillama, "load", load)
+    assert printed(capsys, "run", "-p", "Once") == (1, "", told)
+
+
 def test_what_is_piped_in_is_the_prompt(capsys, tmp_path, monkeypatch):
     def run(piped, *options):
         (tmp_path / "in").write_bytes(piped)

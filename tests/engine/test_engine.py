@@ -93,6 +93,14 @@ def test_a_request_too_big_for_the_pool_fails_alone():
     engine.close()
 
 
+def test_a_request_too_big_for_the_systems_memory_is_told_how_much_that_gave():
+    engine = core(memory=NullMemory(limit=2), prefix=False)
+    big = engine.submit(request(engine, list(range(50)), max_tokens=1))
+    with pytest.raises(PoolError, match="need 4 pages, the system gave memory for 2, 2 of them"):
+        big.result(60)
+    engine.close()
+
+
 def test_memory_refused_by_the_system_is_shared_not_fatal():
     engine = core(memory=NullMemory(limit=9), prefix=False)
     jobs = [engine.submit(request(engine, [i] * 20, max_tokens=50)) for i in range(5)]
