@@ -15,7 +15,7 @@ Invariants (tests cite them by number):
 the disk before. 2. A failure that the process survives leaves no temporary file. If the process is
 killed, it leaves one that nothing reads and that the next writer in the folder removes. 3. Only
 regular files are replaced: a folder, a device, a pipe or a socket is refused. 4. A temporary file
-that is being written is removed by no other process or machine.
+that is being written is removed by no other writer, thread, process or machine.
 """
 
 from __future__ import annotations
@@ -102,13 +102,16 @@ class Replacement:
         keep_existing: if a file exists by now, it stays and the new one is removed.
         """
         os.fsync(self.fd)
-        self._close()
+        if fcntl is None:  # Windows renames no file that is open
+            self._close()
         if keep_existing:
             with contextlib.suppress(FileExistsError):
                 os.link(self._temporary, self._target)
             os.unlink(self._temporary)
         else:
             (os.rename if os.name == "posix" else os.replace)(self._temporary, self._target)
+        # not before: without its lock it would be taken for abandoned
+        self._close()
         _sync_folder(os.path.dirname(self._target))
 
     def drop(self) -> None:
