@@ -55,7 +55,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.sessions import copy_on_error, truncate_to_common_prefix
+from oxillama.server.sessions import NamedSession, copy_on_error, truncate_to_common_prefix
 from oxillama.server.tools import TOOL_CHOICE, TOOLS, allowed_tools, tools_of
 from oxillama.server.work import Job, timings_json, usage_of
 from oxillama.tokenizer import TemplateText, TokenizerBridge
@@ -275,9 +275,11 @@ def _unparsed(turn: Turn) -> Turn:
     return replace(turn, plan=replace(plan, reasoning=None, reasoning_opened=False))
 
 
-def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
-    """(the turn, what the engine made of it): a request, or the siblings of several."""
-    turn = prepare(model, asked)
+def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, NamedSession | None, Any]:
+    """(the turn, its named session, what the engine made of it): a request, or the siblings of
+    several.
+    """
+    turn, named = prepare(model, asked), None
     if asked.session is not None:
         with state.sessions.held(asked.session, model, lora=asked.options.get("lora")) as named:
             with copy_on_error(named.session, partial(setattr, named, "session")):
@@ -289,7 +291,7 @@ def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, Any]:
     each: Any
     for each in getattr(made, "requests", (made,)):
         each.read, each.events = turn.read, turn.events
-    return turn, made
+    return turn, named, made
 
 
 def _of_plan(error: Exception, asked: ChatRequest) -> Exception:
@@ -491,13 +493,13 @@ def _job(call: Call, model: Model, asked: ChatRequest) -> Job:
     return Job(call, model, param=asked.prompt, params=params_of(asked))
 
 
-async def _begin(job: Job, asked: ChatRequest) -> Turn:
-    """The turn of a chat, which the job has begun to generate."""
-    turns: list[Turn] = []
+async def _begin(job: Job, asked: ChatRequest) -> tuple[Turn, NamedSession | None]:
+    """The turn of a chat, which the job has begun to generate, and its named session."""
+    turns: list[tuple[Turn, NamedSession | None]] = []
 
     def make() -> Any:
-        turn, made = submit(job.model, asked, job.state)
-        turns.append(turn)
+        turn, named, made = submit(job.model, asked, job.state)
+        turns.append((turn, named))
         return made
 
     await job.begin(make)
@@ -509,12 +511,12 @@ async def run(
 ) -> tuple[Turn, list[Reply], dict[str, int]]:
     """(the turn, its replies, its tokens), all finished."""
     async with _job(call, model, asked) as job:
-        turn = await _begin(job, asked)
+        turn, named = await _begin(job, asked)
         done = await job.results()
         replies = await call.offload(
             lambda: [reply_of(turn, request, each) for request, each in zip(job.requests, done)]
         )
-        _remember(call, model, asked, replies)
+        _remember(named, asked, replies)
         return turn, replies, usage_of(done)
 
 
@@ -525,7 +527,7 @@ async def events(
     of the replies' completions.
     """
     async with _job(call, model, asked) as job:
-        turn = await _begin(job, asked)
+        turn, named = await _begin(job, asked)
         readers = [turn.events() for _ in job.requests]
         replies = [Reply(turn, request) for request in job.requests]
         async for came in job.pieces(readers):
@@ -535,15 +537,14 @@ async def events(
                 for index, event in came
                 if not isinstance(event, Completion)
             )
-        _remember(call, model, asked, replies)
+        _remember(named, asked, replies)
 
 
-def _remember(call: Call, model: Model, asked: ChatRequest, replies: Sequence[Reply]) -> None:
+def _remember(named: NamedSession | None, asked: ChatRequest, replies: Sequence[Reply]) -> None:
     """Store the conversation of a named session for a client that returns after a restart."""
-    if asked.session is None:
-        return
-    named = call.state.sessions.get(asked.session, model)
-    named.messages = [*asked.messages, message_of(replies[0], reasoning=True)]
+    if named is not None:
+        named.messages = [*asked.messages, message_of(replies[0], reasoning=True)]
+        named.changed = True  # a save may have come between the last token and this
 
 
 # ---- chat completions

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +33,38 @@ _SNAPSHOT, _FACTS = ".session", ".session.json"
 
 
 class NamedSession:
-    """A session in memory. `messages` is the conversation of its chat."""
+    """A session in memory. `messages` is the conversation of its chat.
 
-    __slots__ = ("changed", "messages", "model", "name", "session", "used_at")
+    changed: the folder has not all of its state. holders: requests that are about to run on it,
+    for which it must stay. files: held by who writes or removes its files, so that no older state
+    replaces a newer one. gone: it was deleted, and is not to be written any more.
+    """
+
+    __slots__ = (
+        "changed",
+        "files",
+        "gone",
+        "holders",
+        "messages",
+        "model",
+        "name",
+        "session",
+        "used_at",
+    )
 
     def __init__(
         self, name: str, model: Model, session: Session, messages: list[dict] | None = None
     ) -> None:
         self.name, self.model, self.session = name, model, session
         self.messages = messages
-        self.changed = True
+        self.changed, self.gone, self.holders = True, False, 0
+        self.files = threading.Lock()  # taken within the lock of all sessions, never around it
         self.used_at = time.monotonic()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs on it, or is about to."""
+        return bool(self.holders) or self.session.busy
 
     def info(self) -> dict[str, Any]:
         """Its description in an answer."""
@@ -52,7 +73,7 @@ class NamedSession:
             "object": "session",
             "model": self.model.name,
             "tokens": len(self.session),
-            "busy": self.session.busy,
+            "busy": self.busy,
             "loaded": True,
             "saved": not self.changed,
             "messages": self.messages,
@@ -202,15 +223,18 @@ class Sessions:
         with self._lock:
             made = not self.knows(name)
             named = self.get(name, model, create=True, lora=lora)
+            named.holders += 1
+        refused = True
         try:
             yield named
-        except BaseException:
+            refused = False
+        finally:
             with self._lock:
-                unused = not len(named.session) and not named.session.busy
-                if made and unused and self._named.get(name) is named:
+                named.holders -= 1
+                unused = not len(named.session) and not named.busy
+                if refused and made and unused and self._named.get(name) is named:
                     del self._named[name]
                     _closed(named.session)
-            raise
 
     def restore(self, name: str, model: Model) -> NamedSession:
         """The session from the folder, replacing the one in memory."""
@@ -242,30 +266,39 @@ class Sessions:
             if self.on_disk(name):
                 return self.saved_info(name)
             raise missing(name)
-        self._write(named, path)
-        return {**named.info(), "bytes": path.stat().st_size}
+        size = self._write(named, path)
+        return {**named.info(), "bytes": size}
 
-    def _write(self, named: NamedSession, path: Path, *, param: str = "session") -> None:
-        try:
-            named.session.snapshot_to_file(path)
+    def _write(self, named: NamedSession, path: Path, *, param: str = "session") -> int:
+        """Write a session's files; returns the bytes of its snapshot."""
+        with named.files:
+            if named.gone:
+                raise missing(named.name)
             metadata = {
                 "model": named.model.name,
                 "tokens": len(named.session),
                 "messages": named.messages,
             }
-            write_parts(
-                path.with_name(named.name + _FACTS),
-                [json.dumps(metadata, ensure_ascii=False).encode()],
-            )
-        except OxillamaError as error:
-            raise from_engine(error, param=param) from error
-        except OSError as error:
-            raise ApiError(
-                507,
-                f"session {named.name}: cannot be written: {error.strerror}",
-                code="session_not_written",
-            ) from error
-        named.changed = False
+            # first: a request that begins while the files are written changes it again
+            before, named.changed = named.changed, False
+            try:
+                named.session.snapshot_to_file(path)
+                write_parts(
+                    path.with_name(named.name + _FACTS),
+                    [json.dumps(metadata, ensure_ascii=False).encode()],
+                )
+                return path.stat().st_size
+            except BaseException as error:
+                named.changed = before or named.changed
+                if isinstance(error, OxillamaError):
+                    raise from_engine(error, param=param) from error
+                if isinstance(error, OSError):
+                    raise ApiError(
+                        507,
+                        f"session {named.name}: cannot be written: {error.strerror}",
+                        code="session_not_written",
+                    ) from error
+                raise
 
     def store(self, name: str, model: Model, session: Session) -> None:
         """Write the session of a slot to the folder, under a name that no session in memory has."""
@@ -301,21 +334,22 @@ class Sessions:
         checked_name(name)
         with self._lock:
             named = self._named.get(name)
-            if named is not None and named.session.busy:
+            if named is not None and named.busy:
                 raise ApiError(
                     409,
                     f"session {name}: a request is running on it, wanted an idle session",
                     code="session_busy",
                 )
-            stored = self.on_disk(name)
-            if named is None and not stored:
+            if named is None and not self.on_disk(name):
                 raise missing(name)
-            self._named.pop(name, None)
-            if named is not None:
-                _closed(named.session)
-            if stored:
-                for ending in (_SNAPSHOT, _FACTS):
-                    (self.folder() / (name + ending)).unlink(missing_ok=True)
+            with nullcontext() if named is None else named.files:
+                if named is not None:
+                    named.gone = True
+                    del self._named[name]
+                    _closed(named.session)
+                if self.on_disk(name):
+                    for ending in (_SNAPSHOT, _FACTS):
+                        (self.folder() / (name + ending)).unlink(missing_ok=True)
 
     def named(self, name: str) -> NamedSession | None:
         """A session in memory, None where it is not there."""
@@ -329,7 +363,7 @@ class Sessions:
             named = self._named.get(name)
             if named is None:
                 return
-            if named.session.busy:
+            if named.busy:
                 raise ApiError(
                     409,
                     f"session {name}: a request is running on it, wanted an idle session",
@@ -367,7 +401,7 @@ class Sessions:
         if len(self._named) < self._config.max_sessions:
             return
         idle = min(
-            (each for each in self._named.values() if not each.session.busy),
+            (each for each in self._named.values() if not each.busy),
             key=lambda each: each.used_at,
             default=None,
         )

@@ -1,7 +1,11 @@
 """Sessions by name survive a restart, bit for bit; names cannot lead out of the folder."""
 
+import threading
+
 import pytest
 
+from oxillama.server import chat, sessions
+from oxillama.server.errors import ApiError
 from tests.server.conftest import asking
 
 PATH = "/v1/completions"
@@ -182,3 +186,142 @@ def test_sessions_that_come_while_others_are_looked_through_do_not_matter(server
     finally:
         for name in set(sessions._named) - before:
             sessions._named.pop(name, None)
+
+
+class Slow:
+    """Stands for `sessions.write_parts`, by which a session's last file is written: calls
+    `meanwhile()` first, once.
+    """
+
+    def __init__(self, monkeypatch, meanwhile):
+        self._write, self._meanwhile = sessions.write_parts, meanwhile
+        monkeypatch.setattr(sessions, "write_parts", self)
+
+    def __call__(self, *arguments):
+        meanwhile, self._meanwhile = self._meanwhile, lambda: None
+        meanwhile()
+        self._write(*arguments)
+
+
+def test_a_session_that_goes_on_while_it_is_saved_has_changed(tmp_path, monkeypatch):
+    with asking(sessions_dir=tmp_path) as server:
+        server.ok(PATH, BEGIN)
+        server.ok("/v1/sessions/a/fork", {"to": "b"})
+        without = text(server.ok(PATH, {**GO_ON, "session": "b", "max_tokens": 16}))
+        parts = []
+        Slow(monkeypatch, lambda: parts.append(text(server.ok(PATH, GO_ON))))
+        saved = server.ok("/v1/sessions/a/save", {})
+        assert len(parts) == 1 and not saved["saved"]
+    with asking(sessions_dir=tmp_path) as server:  # what came meanwhile was saved at the end
+        parts.append(text(server.ok(PATH, GO_ON)))
+        assert "".join(parts) == without
+
+
+def test_a_session_that_is_deleted_while_it_is_saved_does_not_come_back(tmp_path, monkeypatch):
+    with asking(sessions_dir=tmp_path) as server:
+        server.ok(PATH, BEGIN)
+        held = server.app.state.sessions
+        deleting = threading.Thread(target=held.delete, args=("a",))
+
+        def delete():
+            deleting.start()
+            deleting.join(0.05)
+
+        Slow(monkeypatch, delete)
+        server.ok("/v1/sessions/a/save", {})
+        deleting.join(60)
+        assert server.get("/v1/sessions").json()["data"] == [] and not list(tmp_path.iterdir())
+        # one that was about to be saved when it was deleted
+        named = held.get("late", server.app.state.models.loaded()[0], create=True)
+        held.delete("late")
+        with pytest.raises(ApiError, match="late: is unknown"):
+            held._write(named, held.path("late"))
+        assert not list(tmp_path.iterdir())
+
+
+def test_saves_of_one_session_come_one_after_the_other(tmp_path, monkeypatch):
+    with asking(sessions_dir=tmp_path) as server:
+        server.ok(PATH, BEGIN)
+        held, again = server.app.state.sessions, []
+        saving = threading.Thread(target=lambda: again.append(held.save("a")["tokens"]))
+
+        def save():
+            server.ok(PATH, GO_ON)
+            saving.start()
+            saving.join(0.05)
+            assert saving.is_alive()  # the newer state is not written before the older one
+
+        Slow(monkeypatch, save)
+        server.ok("/v1/sessions/a/save", {})
+        saving.join(60)
+        assert again == [21] and held.saved_info("a")["tokens"] == 21
+        assert not held.named("a").changed
+
+
+def test_a_session_on_which_a_request_is_about_to_run_stays_in_memory(tmp_path):
+    with asking(sessions_dir=tmp_path, max_sessions=1) as server:
+        server.ok(PATH, BEGIN)
+        held, model = server.app.state.sessions, server.app.state.models.loaded()[0]
+        with held.held("a", model) as named:
+            code = server.refused(PATH, {**BEGIN, "session": "b"}, 429)["code"]
+            assert code == "too_many_sessions"
+            answer = server.client.delete("/v1/sessions/a")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_busy")
+            with pytest.raises(ApiError, match="a request is running on it"):
+                held.save_and_release("a")
+            assert named.session.kv.length
+        server.ok(PATH, {**BEGIN, "session": "b"})
+
+
+@pytest.mark.parametrize("stream", (False, True))
+def test_an_answer_in_a_session_that_is_gone_when_it_ends_is_whole(tmp_path, monkeypatch, stream):
+    messages = [{"role": "user", "content": "Tell me a story"}]
+    ask = {"messages": messages, "session": "talk", "max_tokens": 4, "seed": 3}
+    path = "/v1/chat/completions"
+    remember = chat._remember
+    with asking(sessions_dir=tmp_path) as server:
+
+        def late(*arguments):
+            server.app.state.sessions.delete("talk")
+            remember(*arguments)
+
+        plain = {name: value for name, value in ask.items() if name != "session"}
+        want = server.chunks(path, plain) if stream else server.ok(path, plain)
+        monkeypatch.setattr(chat, "_remember", late)
+        found = server.chunks(path, ask) if stream else server.ok(path, ask)
+        assert server.get("/v1/sessions").json()["data"] == []
+        if stream:
+            assert found[-1] == "[DONE]"
+            found, want = found[1:-1], want[1:-1]
+            assert [e["choices"] for e in found] == [e["choices"] for e in want]
+        else:
+            assert found["choices"] == want["choices"]
+
+
+def test_the_end_of_an_answer_waits_for_no_other_session(tmp_path, monkeypatch):
+    """The lock of all sessions may be held for as long as the disk needs."""
+    remember, free = chat._remember, threading.Event()
+    ask = {"messages": [{"role": "user", "content": "Hi"}], "session": "talk", "max_tokens": 2}
+    with asking(sessions_dir=tmp_path) as server:
+        held = server.app.state.sessions
+
+        def hold():
+            with held._lock:
+                taken.set()
+                free.wait(60)
+
+        holder, taken = threading.Thread(target=hold), threading.Event()
+
+        def late(*arguments):
+            holder.start()
+            taken.wait(60)
+            remember(*arguments)
+
+        monkeypatch.setattr(chat, "_remember", late)
+        made = server.ok("/v1/chat/completions", ask)
+        assert holder.is_alive()
+        free.set()
+        holder.join(60)
+        assert (
+            held.named("talk").messages[-1]["content"] == made["choices"][0]["message"]["content"]
+        )
