@@ -314,6 +314,8 @@ class Registry:
 
     def _load_ended(self, name: str, task: asyncio.Task) -> None:
         self._loading.pop(name, None)
+        if not task.cancelled():
+            task.exception()  # which those who wait are told, and nobody where all have left
 
     async def _load(self, name: str) -> None:
         path = self.known().get(name)
@@ -338,6 +340,8 @@ class Registry:
     async def _fill(self, name: str, path: Path) -> None:
         try:
             model = await self._offload(self._open, name, path)
+        except asyncio.CancelledError:  # the server ends
+            raise
         except OSError as error:
             self.failures[name] = str(error)
             raise unusable(path, error) from None

@@ -87,10 +87,13 @@ class Job:
         """
         pool = self.state.bulk if self.call.large else self.state.pool
         future = pool.submit(make)
+        making = asyncio.wrap_future(future)
         try:
-            made = await asyncio.shield(asyncio.wrap_future(future))
+            await asyncio.wait((making,))
+            made = making.result()
         except asyncio.CancelledError:
             self.abandoned = True
+            making.add_done_callback(_looked_at)  # nobody is told of its error
             if not future.cancel():  # it runs already, or has run
                 future.add_done_callback(_cancel_made)
             raise
@@ -237,6 +240,12 @@ class Job:
         if not self.first_at:
             self.first_at = now
         self.state.moved_at = now
+
+
+def _looked_at(future: asyncio.Future) -> None:
+    """Keep asyncio from logging, with its text, an error that nobody waits for any more."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _cancel_made(future: Future) -> None:

@@ -1,5 +1,7 @@
 """Several models: found by name, loaded on first use, unloaded by least recent use."""
 
+import asyncio
+import gc
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from oxillama.embedded import embedded_path
-from oxillama.server.models import unusable
+from oxillama.errors import ModelError
+from oxillama.server import ServerConfig
+from oxillama.server.models import Registry, unusable
 from tests.server.conftest import asking
 
 PATH = "/v1/completions"
@@ -140,6 +144,35 @@ def test_models_asked_for_at_once_load_one_after_the_other(folder):
 
         list(pool.map(ask, ("one", "two", "three") * 4))
         assert max(most) == 1 and len(loaded(server)) == 1
+
+
+@pytest.mark.parametrize("error", (asyncio.CancelledError, ModelError))
+def test_a_load_that_ends_when_nobody_waits_any_more_is_no_fault(folder, error):
+    """The server ends, or all who asked for the model have left."""
+    unheard = []
+
+    async def offload(*_):
+        await asyncio.sleep(0)
+        raise error("as it may be")
+
+    async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
+        models = Registry(ServerConfig(models_dir=folder), offload)
+        waiting = asyncio.ensure_future(models.acquire("one"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        (load,) = models._loading.values()
+        while models._loading:
+            await asyncio.sleep(0)
+        assert load.cancelled() == (error is asyncio.CancelledError)
+        assert models.failures == ({} if load.cancelled() else {"one": "as it may be"})
+        del load
+        gc.collect()
+
+    asyncio.run(run())
+    assert unheard == []
 
 
 def test_a_file_that_was_replaced_is_loaded_anew_once_nobody_uses_it(folder, cases):

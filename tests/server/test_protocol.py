@@ -1,6 +1,7 @@
 """What only sockets show: slow, broken and half-closed connections, and clients that leave."""
 
 import contextlib
+import gc
 import json
 import socket
 import threading
@@ -8,6 +9,7 @@ import time
 
 import pytest
 
+import oxillama
 from oxillama.server import calls
 from tests.server.conftest import Listening
 
@@ -254,6 +256,37 @@ def test_a_client_that_leaves_while_its_prompt_is_prepared_is_counted(
     monkeypatch.setattr(engine, "submit", lambda *given, **options: original(given))
     assert status(answer(alone, request("POST", path, prompt, Connection="close"))) >= 400
     assert state.metrics[model.name].finished == {"abort": 1}
+
+
+def test_what_is_refused_when_its_client_has_left_is_logged_nowhere_else(
+    alone, monkeypatch, caplog
+):
+    """Such as a prompt that is too long: asyncio would write the error, and so its text, below the
+    server's log.
+    """
+    (model,), state = alone.app.state.models.loaded(), alone.app.state
+    asked, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def refuse(*given, **options):
+        asked.set()
+        assert go_on.wait(20)
+        raise oxillama.ContextError("prompt: secret")
+
+    monkeypatch.setattr(type(model.engine), "submit", refuse)
+    with dial(alone) as connection:
+        connection.sendall(request("POST", "/v1/completions", GEN))
+        assert asked.wait(20)
+    end = time.monotonic() + 20
+    while state.disconnects < 1:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    go_on.set()
+    state.pool.submit(lambda: None).result(20)
+    alone.server._loop.call_soon_threadsafe(
+        lambda: alone.server._loop.call_later(0.05, lambda: (gc.collect(), ended.set()))
+    )
+    assert ended.wait(20)
+    assert [each.name for each in caplog.records if each.name == "asyncio"] == []
 
 
 def test_a_client_that_does_not_read_is_given_up(listening):
