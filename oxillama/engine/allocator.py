@@ -249,8 +249,10 @@ class PageAllocator:
         apart = sum(pool.near_owners(page) == owners for page, owners in near.items())
         return (pages * pool.bare_bytes + apart * pool.near_bytes) // pool.memory.page_bytes
 
-    def leaked(self, requests: set[Request]) -> int:
-        """Owned pages that no request, session or stored prefix refers to."""
+    def held(self, requests: set[Request]) -> tuple[int, int]:
+        """(owned pages that requests and sessions refer to, owned pages that neither these nor
+        stored prefixes do).
+        """
         self.collect()
         known = {
             page
@@ -259,9 +261,10 @@ class PageAllocator:
             for page in session.kv.pages
         }
         known.update(page for session in self.sessions for page in session.kv.pages)
+        held = len(known)
         if self.prefix is not None:
             known.update(self.prefix.shares)
-        return self.pool.pages_used - len(known)
+        return held, self.pool.pages_used - len(known)
 
     def pages_in_transit(self, request: Request) -> bool:
         """Whether pages are owned by something that is not scheduled and will let go of them: a

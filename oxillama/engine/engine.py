@@ -392,11 +392,8 @@ class EngineCore:
     def metrics(self) -> MetricsSnapshot:
         """The current counters."""
         with self.lock:
-            prefix, scheduler, leaked = (
-                self.prefix,
-                self._scheduler,
-                self.allocator.leaked(self._tracker.in_flight),
-            )
+            prefix, scheduler = self.prefix, self._scheduler
+            held, leaked = self.allocator.held(self._tracker.in_flight)
             return self.counters.freeze(
                 requests_preempted_total=scheduler.preemptions,
                 requests_waiting=len(scheduler.waiting),
@@ -406,6 +403,7 @@ class EngineCore:
                 kv_tokens_saved_total=prefix.tokens_saved if prefix else 0,
                 kv_evictions_total=prefix.evictions if prefix else 0,
                 pages_used=self.pool.pages_used,
+                pages_held=held,
                 pages_cached=prefix.pages_used if prefix else 0,
                 pages_leaked=leaked,
                 page_memory_bytes=self.pool.memory_bytes,

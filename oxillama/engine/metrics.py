@@ -31,6 +31,7 @@ _HELP = {
     "requests_waiting": "Requests that wait for their turn.",
     "requests_running": "Requests that run.",
     "pages_used": "Pages of keys and values with an owner.",
+    "pages_held": "Pages of requests and sessions; the others are in the prefix cache alone.",
     "pages_cached": "Pages the prefix cache has a share in.",
     "pages_leaked": "Owned pages that no request, session or stored prefix refers to; always 0.",
     "page_memory_bytes": "Bytes held for pages, free ones included.",
@@ -124,6 +125,7 @@ class MetricsSnapshot:
     requests_waiting: int = 0
     requests_running: int = 0
     pages_used: int = 0
+    pages_held: int = 0
     pages_cached: int = 0
     pages_leaked: int = 0  # owned, but by no request, session or prefix: always 0
     page_memory_bytes: int = 0

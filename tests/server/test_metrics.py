@@ -2,6 +2,9 @@
 
 import re
 
+from oxillama.engine.scheduler import SchedulerConfig
+from tests.server.conftest import asking
+
 LABEL = 'model_name="oxillama-embedded"'
 SAMPLE = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? \S+')
 
@@ -71,3 +74,28 @@ def test_a_request_is_counted(server):
     assert grown(f"vllm:e2e_request_latency_seconds_count{{{LABEL}}}") == 1
     assert grown('llamacpp:tokens_predicted_total{model="oxillama-embedded"}') == 5
     assert grown('oxillama_tokens_generated_total{model="oxillama-embedded"}') == 5
+
+
+def test_pages_that_are_only_cached_are_not_in_use():
+    share, held = (
+        f"vllm:kv_cache_usage_perc{{{LABEL}}}",
+        'oxillama_pages_held{model="oxillama-embedded"}',
+    )
+    ask = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}
+    with asking() as server:
+        server.ok("/v1/completions", ask)
+        text = server.get("/metrics").text
+        assert value(text, 'oxillama_pages_cached{model="oxillama-embedded"}') > 0
+        assert value(text, held) == value(text, share) == 0
+        server.ok("/v1/completions", {**ask, "session": "a"})
+        text = server.get("/metrics").text
+        (model,) = server.app.state.models.loaded()
+        assert value(text, held) == 3
+        assert value(text, share) == 3 / (model.slots * model.engine.context_size / 16)
+    rows = SchedulerConfig(max_sequences=1, max_batch_sequences=1)
+    limits = {"context_size": 64, "scheduler": rows}
+    with asking(engine=limits) as server:  # four pages for all that runs
+        for name in ("a", "b"):
+            server.ok("/v1/completions", {**ask, "session": name, "seed": ord(name)})
+        text = server.get("/metrics").text
+        assert value(text, held) >= 5 and value(text, share) == 1
