@@ -13,10 +13,12 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import uvicorn
 
@@ -26,6 +28,12 @@ from oxillama.server.logs import Log
 from oxillama.server.protocol import protocol_class
 from oxillama.server.settings import ServerConfig
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+_FILES = 128  # descriptors that are no connections: models, sessions, what reads them
 _SWITCH = (
     0.0003  # seconds that Python work in one thread may keep the event loop, or the engine, waiting
 )
@@ -40,6 +48,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: App) -> None:
         super().__init__(uvicorn_config(app))
         self._state = app.state
+        self._told: dict[str, float] = {}  # when the log was last told of a fault of the loop
 
     _loop: asyncio.AbstractEventLoop | None = None
     _exit: asyncio.Event | None = None  # set when the server is to end
@@ -60,6 +69,7 @@ class Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Run until the server must end; the date in its answers is that of the last tick."""
         self._loop, self._exit = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(self._tell)
         self._state.on_unusable = self._end
         if self._state.unusable is not None:  # already, while the server started
             self._end()
@@ -72,6 +82,21 @@ class Server(uvicorn.Server):
 
     def _end(self) -> None:
         self.should_exit = True
+
+    def _tell(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """One line of the log for what asyncio has no caller to raise to, once a second for each
+        message: where no connection can be accepted it comes thousands of times.
+        """
+        message, error, now = (
+            str(context.get("message")),
+            context.get("exception"),
+            time.monotonic(),
+        )
+        if now - self._told.get(message, -1.0) < 1.0:
+            return
+        self._told[message] = now
+        trace = traceback.format_exception(error)[-6:] if error is not None else None
+        self._state.log.event("http", message=message, **({"trace": trace} if trace else {}))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -122,6 +147,32 @@ def listen(config: ServerConfig) -> socket.socket:
     return made
 
 
+def fit_connections(config: ServerConfig) -> ServerConfig:
+    """The config with as many connections as the system gives descriptors for, beside those of
+    models and sessions; this process's limit is raised as far as it may be. ConfigError if more
+    were asked for; the default becomes less.
+    """
+    if resource is None:
+        return config
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.max_connections + _FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return config
+    more = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+        soft = more
+    if soft >= wanted:
+        return config
+    most = max(soft - _FILES, soft // 2, 1)
+    if config.max_connections != ServerConfig().max_connections:
+        raise ConfigError(
+            f"max_connections: found {config.max_connections}, wanted at most {most}: the system "
+            f"allows this process {soft} open files (ulimit -n)"
+        )
+    return replace(config, max_connections=most)
+
+
 class _Handler(logging.Handler):
     """uvicorn's own messages as lines of our log."""
 
@@ -167,13 +218,14 @@ def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     if config.model is not None and not Path(config.model).is_file():
         raise ConfigError(f"model: {config.model} is not a file, wanted a GGUF file")
     log = Log(stream, prompts=config.log_prompts, requests=config.log_requests)
+    config = fit_connections(config)
     app = App(config, log=log)
     listening = listen(config)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
         print(f"oxillama: listening on http://{shown}:{port}", file=sys.stderr, flush=True)
-    log.event("listening", host=host, port=port)
+    log.event("listening", host=host, port=port, max_connections=config.max_connections)
     _take_messages(log)
     sys.setswitchinterval(_SWITCH)
     gc.freeze()

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import io
 import json
 import socket
 import threading
@@ -10,7 +11,8 @@ import time
 import pytest
 
 import oxillama
-from oxillama.server import calls
+from oxillama.server import ServerConfig, calls, run
+from oxillama.server.logs import Log
 from tests.server.conftest import Listening
 
 GEN = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True}
@@ -435,3 +437,74 @@ def test_the_end_does_not_wait_for_what_nobody_waits_for():
             made.stop()
     finally:
         go_on.set()
+
+
+class Limited:
+    """Stands for `resource`: the limits of open files, of which the hard one stays."""
+
+    RLIM_INFINITY, RLIMIT_NOFILE = -1, 7
+
+    def __init__(self, soft, hard, *, fixed=False):
+        self.soft, self.hard, self.fixed = soft, hard, fixed
+
+    def getrlimit(self, which):
+        return self.soft, self.hard
+
+    def setrlimit(self, which, limits):
+        if self.fixed:
+            raise ValueError("not allowed")
+        self.soft, hard = limits
+        assert hard == self.hard and (hard == -1 or self.soft <= hard)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "fixed", "most", "then"),
+    [
+        (1024, 4096, False, 2048, 2176),
+        (1024, -1, False, 2048, 2176),
+        (1024, 1024, False, 896, 1024),
+        (1024, 2000, False, 1872, 2000),
+        (1024, 4096, True, 896, 1024),
+        (40, 40, False, 20, 40),
+        (1, 1, False, 1, 1),
+        (5000, 5000, False, 2048, 5000),
+        (-1, -1, False, 2048, -1),
+    ],
+)
+def test_there_are_no_more_connections_than_the_system_gives_descriptors_for(
+    monkeypatch, soft, hard, fixed, most, then
+):
+    limits = Limited(soft, hard, fixed=fixed)
+    monkeypatch.setattr(run, "resource", limits)
+    assert run.fit_connections(ServerConfig()) == ServerConfig(max_connections=most)
+    assert limits.soft == then
+
+
+def test_more_connections_than_the_system_gives_descriptors_for_are_refused(monkeypatch):
+    monkeypatch.setattr(run, "resource", Limited(256, 1024))
+    assert run.fit_connections(ServerConfig(max_connections=896)).max_connections == 896
+    said = "max_connections: found 897, wanted at most 896: the system allows this process 1024 op"
+    with pytest.raises(oxillama.ConfigError, match=said):
+        run.fit_connections(ServerConfig(max_connections=897))
+
+
+def test_what_the_event_loop_tells_is_logged_once_a_second(alone):
+    """asyncio tells thousands of times that no connection can be accepted, with a trace each."""
+    stream, loop, done = io.StringIO(), alone.server._loop, threading.Event()
+    alone.app.state.log = Log(stream)
+
+    def tell():
+        for number in range(1000):
+            error = OSError(24, f"Too many open files {number}")
+            loop.call_exception_handler({"message": "out of system resource", "exception": error})
+        loop.call_exception_handler({"message": "another"})
+        done.set()
+
+    loop.call_soon_threadsafe(tell)
+    assert done.wait(20)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(line["event"], line["message"]) for line in lines] == [
+        ("http", "out of system resource"),
+        ("http", "another"),
+    ]
+    assert lines[0]["trace"] == ["OSError: [Errno 24] Too many open files 0\n"]
