@@ -142,3 +142,63 @@ def test_a_sampling_of_another_size_is_refused(size):
     assert ox.sample(session[0], how, token) == -1 and "size" in error()
     ox.session_free(session[0])
     ox.model_free(model[0])
+
+
+def test_null_is_refused_by_name_wherever_something_is_wanted():
+    null = ffi.NULL
+    made, session = ffi.new("oxillama_model **"), ffi.new("oxillama_session **")
+    sizes, count = ffi.new("int64_t[2]"), ffi.new("int64_t *")
+    blocks, values = ffi.new("char[]", 1024), ffi.new("float[]", 256)
+    tokens, how = ffi.new("int32_t[]", [1, 2]), ffi.new("oxillama_sampling *")
+    assert ox.open(null, 1, 0, made) == 0 and ox.session(made[0], session) == 0
+    model, how.size = made[0], ffi.sizeof("oxillama_sampling")
+    how.temperature = how.top_p = how.repetition_penalty = 1
+    assert ox.step(session[0], tokens, 2, null) == 0
+    wrong = {
+        "format": [
+            lambda: ox.format(null, sizes, count),
+            lambda: ox.dequantise(null, blocks, 1, 32, values, 0),
+            lambda: ox.quantise(null, values, 1, 32, null, blocks, 0),
+            lambda: ox.pack(null, blocks, 1, 32, ffi.new("oxillama_matrix **"), 0),
+        ],
+        "columns": [lambda: ox.format(b"Q8_0", null, count)],
+        "bytes": [lambda: ox.format(b"Q8_0", count, null)],
+        "out": [
+            lambda: ox.pack(b"Q8_0", blocks, 1, 32, null, 0),
+            lambda: ox.open(null, 1, 0, null),
+            lambda: ox.session(model, null),
+        ],
+        "matrix": [lambda: ox.matmul(null, values, 1, values, 0)],
+        "model": [
+            lambda: ox.sizes(null, sizes, count),
+            lambda: ox.tokenise(null, b"a", 1, 0, tokens, 2, count),
+            lambda: ox.token_bytes(null, 5, blocks, 9, count),
+            lambda: ox.is_end(null, 5, ffi.new("int *")),
+            lambda: ox.session(null, ffi.new("oxillama_session **")),
+        ],
+        "vocabulary": [lambda: ox.sizes(model, null, count)],
+        "context": [lambda: ox.sizes(model, count, null)],
+        "count": [
+            lambda: ox.tokenise(model, b"a", 1, 0, tokens, 2, null),
+            lambda: ox.token_bytes(model, 5, blocks, 9, null),
+        ],
+        "output": [
+            lambda: ox.tokenise(model, b"a", 1, 0, null, 2, count),
+            lambda: ox.token_bytes(model, 5, null, 9, count),
+        ],
+        "yes": [lambda: ox.is_end(model, 5, null)],
+        "session": [
+            lambda: ox.step(null, tokens, 1, null),
+            lambda: ox.sample(null, how, tokens),
+        ],
+        "sampling": [lambda: ox.sample(session[0], null, tokens)],
+        "token": [lambda: ox.sample(session[0], how, null)],
+    }
+    count[0] = 77
+    for name, calls in wrong.items():
+        for call in calls:
+            assert call() == -1 and error() == f"{name}: found NULL, wanted a pointer"
+    assert (sizes[0], sizes[1], count[0], tokens[0]) == (0, 0, 77, 1)  # nothing was written
+    assert ox.sample(session[0], how, tokens) == 0
+    ox.session_free(session[0])
+    ox.model_free(model)

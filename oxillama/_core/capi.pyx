@@ -50,9 +50,18 @@ cdef int _failed(object error) noexcept:
         return OXILLAMA_OTHER
 
 
+cdef int _given(const void *pointer, str name) except -1:
+    """Refuses NULL."""
+    if pointer == NULL:
+        raise ValueError(f"{name}: found NULL, wanted a pointer")
+    return 0
+
+
 cdef int _fill(object data, void *out, int64_t capacity, int64_t *count, int64_t unit) except? -100:
     """Copies bytes of `unit` bytes an item into `out`, or says how many there are."""
     cdef bytes found = data
+    if capacity > 0:
+        _given(out, "output")
     count[0] = len(found) // unit
     if count[0] > capacity:
         text = f"capacity: found {capacity}, wanted {count[0]}".encode()
@@ -66,6 +75,9 @@ cdef int _fill(object data, void *out, int64_t capacity, int64_t *count, int64_t
 cdef int c_format(const char *format, int64_t *columns, int64_t *size) noexcept nogil:
     with gil:
         try:
+            _given(format, "format")
+            _given(columns, "columns")
+            _given(size, "bytes")
             columns[0], size[0] = calls.format_sizes(<bytes>format)
             return OXILLAMA_OK
         except BaseException as error:
@@ -75,6 +87,7 @@ cdef int c_format(const char *format, int64_t *columns, int64_t *size) noexcept 
 cdef int c_dequantise(const char *format, const void *blocks, int64_t rows, int64_t columns, float *out, int threads) noexcept nogil:
     with gil:
         try:
+            _given(format, "format")
             calls.dequantise(<bytes>format, <uintptr_t>blocks, rows, columns, <uintptr_t>out, threads)
             return OXILLAMA_OK
         except BaseException as error:
@@ -85,6 +98,7 @@ cdef int c_quantise(const char *format, const float *values, int64_t rows, int64
                     int threads) noexcept nogil:
     with gil:
         try:
+            _given(format, "format")
             calls.quantise(<bytes>format, <uintptr_t>values, rows, columns, <uintptr_t>importance, <uintptr_t>out, threads)
             return OXILLAMA_OK
         except BaseException as error:
@@ -94,6 +108,8 @@ cdef int c_quantise(const char *format, const float *values, int64_t rows, int64
 cdef int c_pack(const char *format, const void *blocks, int64_t rows, int64_t columns, oxillama_matrix **out, int threads) noexcept nogil:
     with gil:
         try:
+            _given(format, "format")
+            _given(out, "out")
             made = calls.pack(<bytes>format, <uintptr_t>blocks, rows, columns, threads)
             Py_INCREF(made)
             out[0] = <oxillama_matrix *><PyObject *>made
@@ -105,6 +121,7 @@ cdef int c_pack(const char *format, const void *blocks, int64_t rows, int64_t co
 cdef int c_matmul(const oxillama_matrix *matrix, const float *x, int64_t m, float *out, int threads) noexcept nogil:
     with gil:
         try:
+            _given(matrix, "matrix")
             calls.matmul(<object><PyObject *>matrix, <uintptr_t>x, m, <uintptr_t>out, threads)
             return OXILLAMA_OK
         except BaseException as error:
@@ -119,6 +136,7 @@ cdef void c_matrix_free(oxillama_matrix *matrix) noexcept nogil:
 cdef int c_open(const char *path, int threads, int64_t context, oxillama_model **out) noexcept nogil:
     with gil:
         try:
+            _given(out, "out")
             made = calls.Model(None if path == NULL else <bytes>path, threads, context)
             Py_INCREF(made)
             out[0] = <oxillama_model *><PyObject *>made
@@ -130,6 +148,9 @@ cdef int c_open(const char *path, int threads, int64_t context, oxillama_model *
 cdef int c_sizes(const oxillama_model *model, int64_t *vocabulary, int64_t *context) noexcept nogil:
     with gil:
         try:
+            _given(model, "model")
+            _given(vocabulary, "vocabulary")
+            _given(context, "context")
             vocabulary[0], context[0] = (<object><PyObject *>model).sizes()
             return OXILLAMA_OK
         except BaseException as error:
@@ -145,6 +166,8 @@ cdef int c_tokenise(const oxillama_model *model, const char *text, int64_t size,
                     int64_t *count) noexcept nogil:
     with gil:
         try:
+            _given(model, "model")
+            _given(count, "count")
             found = (<object><PyObject *>model).tokenise(bytes(calls.view(<uintptr_t>text, size)), special != 0)
             return _fill(np.asarray(found, np.int32).tobytes(), tokens, capacity, count, sizeof(int32_t))
         except BaseException as error:
@@ -154,6 +177,8 @@ cdef int c_tokenise(const oxillama_model *model, const char *text, int64_t size,
 cdef int c_token_bytes(const oxillama_model *model, int32_t token, char *out, int64_t capacity, int64_t *count) noexcept nogil:
     with gil:
         try:
+            _given(model, "model")
+            _given(count, "count")
             return _fill((<object><PyObject *>model).token_bytes(token), out, capacity, count, 1)
         except BaseException as error:
             return _failed(error)
@@ -162,6 +187,8 @@ cdef int c_token_bytes(const oxillama_model *model, int32_t token, char *out, in
 cdef int c_is_end(const oxillama_model *model, int32_t token, int *yes) noexcept nogil:
     with gil:
         try:
+            _given(model, "model")
+            _given(yes, "yes")
             yes[0] = (<object><PyObject *>model).is_end(token)
             return OXILLAMA_OK
         except BaseException as error:
@@ -171,6 +198,8 @@ cdef int c_is_end(const oxillama_model *model, int32_t token, int *yes) noexcept
 cdef int c_session(oxillama_model *model, oxillama_session **out) noexcept nogil:
     with gil:
         try:
+            _given(model, "model")
+            _given(out, "out")
             made = calls.ModelSession(<object><PyObject *>model)
             Py_INCREF(made)
             out[0] = <oxillama_session *><PyObject *>made
@@ -182,6 +211,7 @@ cdef int c_session(oxillama_model *model, oxillama_session **out) noexcept nogil
 cdef int c_step(oxillama_session *session, const int32_t *tokens, int64_t count, float *logits) noexcept nogil:
     with gil:
         try:
+            _given(session, "session")
             (<object><PyObject *>session).step(<uintptr_t>tokens, count, <uintptr_t>logits)
             return OXILLAMA_OK
         except BaseException as error:
@@ -191,8 +221,11 @@ cdef int c_step(oxillama_session *session, const int32_t *tokens, int64_t count,
 cdef int c_sample(oxillama_session *session, const oxillama_sampling *sampling, int32_t *token) noexcept nogil:
     with gil:
         try:
-            if sampling == NULL or sampling.size != sizeof(oxillama_sampling):
-                raise ValueError(f"sampling: found a size of {0 if sampling == NULL else sampling.size}, wanted {sizeof(oxillama_sampling)}")
+            _given(session, "session")
+            _given(sampling, "sampling")
+            _given(token, "token")
+            if sampling.size != sizeof(oxillama_sampling):
+                raise ValueError(f"sampling: found a size of {sampling.size}, wanted {sizeof(oxillama_sampling)}")
             token[0] = (<object><PyObject *>session).sample(
                 sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.repetition_penalty, sampling.seed)
             return OXILLAMA_OK
