@@ -18,7 +18,7 @@ from oxillama.engine.engine import EngineCore
 from oxillama.engine.output import StopText
 from oxillama.engine.request import GenerateRequest, Request
 from oxillama.engine.session import Session
-from oxillama.errors import ConfigError, ContextError
+from oxillama.errors import ConfigError, ContextError, GrammarError
 from oxillama.grammar import Grammar, TokenMasker, schema_of
 from oxillama.lora.stack import Adapters
 from oxillama.media.placed import ImagePrompt, media_of
@@ -93,7 +93,10 @@ class Vocabulary:
         for make, value in makers:
             if value is None:
                 continue
-            key = (make.__name__, repr(value))
+            try:
+                key = (make.__name__, repr(value))
+            except RecursionError:
+                raise GrammarError("schema: nested too deeply") from None
             with self._lock:
                 if key in self._grammars:
                     self._grammars.move_to_end(key)

@@ -53,6 +53,9 @@ class ChatTemplate:
                 raise TemplateError(
                     f"chat template: line {error.lineno}: {_line(error.message)}"
                 ) from error
+            # of Jinja's parser, or of Python's for the code that Jinja makes
+            except (RecursionError, MemoryError, SyntaxError):
+                raise TemplateError("chat template: tags or brackets nest too deeply") from None
             if len(_CODE) >= _KEPT:
                 _CODE.clear()
             _CODE[self.source] = code

@@ -54,6 +54,18 @@ class ChatWriter:
         not take them one after another, successive instructions are written as one message, and
         so are those of the user.
         """
+        try:
+            return self._write(messages, tools, tool_format, variables)
+        except RecursionError:
+            raise ConfigError("messages, tools: a value in them is nested too deeply") from None
+
+    def _write(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        tool_format: str | ToolCallFormat | None,
+        variables: Mapping[str, Any],
+    ) -> TemplateText:
         if not messages:
             raise ConfigError("messages: found none, wanted 1 or more")
         check_messages(messages)

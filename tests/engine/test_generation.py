@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import oxillama
-from oxillama import BeamSearchConfig, ConfigError, SamplerConfig
+from oxillama import BeamSearchConfig, ConfigError, GrammarError, SamplerConfig
 
 HELD = SamplerConfig.greedy(min_tokens=8)
 
@@ -29,6 +29,14 @@ def test_a_dataclass_made_anew_under_its_old_name_has_its_own_schema(words):
         [True, False],
         [False, True],
     ]
+
+
+def test_a_schema_that_nests_too_deeply_is_refused(engine):
+    schema = {"type": "null"}
+    for _ in range(5000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(GrammarError, match="schema: nested too deeply"):
+        engine.generate("Once", json_schema=schema)
 
 
 def test_a_schema_asked_for_again_is_compiled_once(words):

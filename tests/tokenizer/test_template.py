@@ -245,6 +245,23 @@ def test_refusals_say_what_is_wanted():
         assert ChatTemplate(source).render(HI) == "a\u00e9"
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
+        "{% for a in [1] %}" * 40 + "{% endfor %}" * 40,
+    ],
+)
+def test_a_template_that_nests_too_deeply_is_refused(source):
+    template = ChatTemplate(source)
+    for door in (template.compiled, lambda: template.render(HI)):
+        with pytest.raises(
+            TemplateError, match="^chat template: tags or brackets nest too deeply$"
+        ):
+            door()
+
+
 def test_a_template_that_is_no_text_is_refused():
     with pytest.raises(TemplateError, match="int"):
         ChatTemplate(7)

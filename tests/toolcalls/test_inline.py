@@ -255,3 +255,17 @@ def test_developers_are_of_the_system_where_the_template_does_not_know_them(writ
     # tools in words stand with it, not in a second message before it
     assert written(knows, talk, [TOOL]).startswith("[developer] d\n\nYou can call functions.")
     assert written(each, talk, [TOOL]) == written(each, by_system, [TOOL])
+
+
+def test_tools_and_calls_that_nest_too_deeply_are_refused(writer):
+    deep = 1
+    for _ in range(5000):
+        deep = [deep]
+    schema = {**TOOL, "parameters": {"type": "object", "default": deep}}
+    called = {**CALL, "function": {"name": "weather", "arguments": {"at": deep}}}
+    talk = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [called]}, TALK[2]]
+    for messages, tools in ((ASKED, [schema]), (talk, None)):
+        with pytest.raises(
+            ConfigError, match="^messages, tools: a value in them is nested too dee"
+        ):
+            writer(BUILTIN_TEMPLATES["chatml"]).write(messages, tools=tools, variables=BEGUN)
