@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from oxillama.tokenizer.builtin_templates import template_source
 EMBEDDED = "oxillama-embedded"
 # ids of the tokens before, after and of the middle
 FIM_KEYS = tuple(f"tokenizer.ggml.fim_{part}_token_id" for part in ("pre", "suf", "mid"))
+_PATIENCE = 30.0  # seconds that a request waits for room for its model
+_LOOK = 0.25  # seconds between looks for a model that may be unloaded
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
@@ -149,12 +152,14 @@ class Registry:
         *,
         keep: Callable[[Model], bool] = lambda model: False,
         release: Callable[[Model], None] = lambda model: None,
+        forget: Callable[[Model], None] = lambda model: None,
     ) -> None:
         """keep: whether an idle model must stay, for what only memory holds. release: writes that
-        to the disk as far as it can be; run outside the event loop.
+        to the disk as far as it can be; run outside the event loop. forget: lets go of what else
+        belongs to a model that is unloaded.
         """
         self._config, self._offload, self._keep = config, offload, keep
-        self._release = release
+        self._release, self._forget = release, forget
         self._loaded: OrderedDict[str, Model] = OrderedDict()
         self._loading: dict[str, asyncio.Task] = {}
         self._awaited: Counter[str] = Counter()  # who waits for a load, and uses the model next
@@ -308,6 +313,7 @@ class Registry:
     def _unload(self, model: Model) -> None:
         if self._loaded.get(model.name) is model and not self._keep(model):
             del self._loaded[model.name]
+            self._forget(model)
             task = asyncio.ensure_future(self._offload(model.engine.close))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
@@ -372,21 +378,23 @@ class Registry:
 
     async def _make_room(self) -> None:
         """Unload the model that was used least recently until another one may be loaded."""
+        until = time.monotonic() + _PATIENCE
         while len(self._loaded) >= self._config.max_loaded:
+            self._idle.clear()  # before the look, during which a model may become idle
             if await self._evict():
                 continue
-            self._idle.clear()
-            try:
-                async with asyncio.timeout(30):
-                    await self._idle.wait()
-            except TimeoutError:
+            left = until - time.monotonic()
+            if left <= 0:
                 raise ApiError(
                     503,
                     f"model: {len(self._loaded)} models are loaded and all in use",
                     param="model",
                     code="models_busy",
                     headers={"Retry-After": "5"},
-                ) from None
+                )
+            with suppress(TimeoutError):  # a session whose request was cancelled tells nobody
+                async with asyncio.timeout(min(left, _LOOK)):
+                    await self._idle.wait()
 
     async def _evict(self) -> bool:
         """Unload the idle model that was used least recently, if there is one."""
@@ -397,6 +405,7 @@ class Registry:
                 await self._offload(self._release, model)
             if not (model.users or self._awaited[model.name] or self._keep(model)):
                 del self._loaded[model.name]
+                self._forget(model)
                 await self._offload(model.engine.close)
                 return True
         return False

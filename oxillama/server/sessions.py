@@ -375,11 +375,16 @@ class Sessions:
         _closed(named.session)
 
     def save_and_release_all(self, model: Model) -> None:
-        """The same for all sessions of a model; without a folder nothing is done."""
+        """The same for all idle sessions of a model; without a folder nothing is done."""
         if self._folder is not None:
             for named in list(self._named.values()):
-                if named.model is model:
+                if named.model is not model or named.busy:
+                    continue
+                try:
                     self.save_and_release(named.name)
+                except ApiError as error:  # a request began meanwhile
+                    if error.code != "session_busy":
+                        raise
 
     def save_all(self) -> dict[str, str | None]:
         """Save every session that changed, if there is a folder: name -> error."""

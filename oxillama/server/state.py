@@ -99,7 +99,11 @@ class ServerState:
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="oxillama health")
         self.sessions = Sessions(config)
         self.models = Registry(
-            config, self.offload, keep=self._keep, release=self.sessions.save_and_release_all
+            config,
+            self.offload,
+            keep=self._keep,
+            release=self.sessions.save_and_release_all,
+            forget=self._forget,
         )
         self.metrics: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
         # stored conversations, by the id of their last reply
@@ -128,6 +132,14 @@ class ServerState:
     def _keep(self, model: Model) -> bool:
         """Whether unloading an idle model would lose something that is only in memory."""
         return self.sessions.holds(model) or model.adapters.changed
+
+    def _forget(self, model: Model) -> None:
+        """Drop the slots' last sessions of a model, which would keep its vocabulary and its file's
+        mapping.
+        """
+        for slot, held in list(self.slot_sessions.items()):
+            if held[0] is model:
+                del self.slot_sessions[slot]
 
     # ---- life
 

@@ -49,6 +49,10 @@ class _DrafterRecord:
     calls: SerialCalls
 
 
+def _in_worker(core: EngineCore, call: Callable[[], None]) -> None:
+    core.run_in_worker(call)
+
+
 class Planner:
     """The `Speculator` of an engine core. registry: resolves values of `speculative=`; None allows
     only drafters and values that need no other model.
@@ -58,7 +62,8 @@ class Planner:
         self.registry = registry or Registry()
         self.costs = StepCosts()
         self._core: EngineCore = weakref.proxy(core)
-        self._run = core.run_in_worker
+        # neither holds the core, which holds this
+        self._run = partial(_in_worker, self._core)
         self._drafters: dict[int, _DrafterRecord] = {}
 
     def resolve(self, asked: Any) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from os.path import commonprefix
 from typing import Any
+from weakref import WeakMethod
 
 from oxillama.errors import ConfigError, TemplateError
 from oxillama.grammar import Grammar
@@ -99,7 +100,15 @@ class ChatPlanner:
         self._template, self.reasoning = template, detect_reasoning(template)
         region = self.reasoning
         self._implied = region is not None and implied_by(template, region)
-        self._plan = lru_cache(maxsize=kept)(self._made)
+        made = WeakMethod(self._made)  # or the cache and this would hold each other, and `bridge`
+
+        @lru_cache(maxsize=kept)
+        def plan(*key: Any) -> ChatPlan:
+            make = made()
+            assert make is not None
+            return make(*key)
+
+        self._plan = plan
 
     @cached_property
     def format(self) -> ToolCallFormat | None:

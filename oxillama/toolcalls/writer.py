@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jinja2
@@ -34,12 +34,13 @@ class ChatWriter:
     def __init__(self, source: str, bridge: TokenizerBridge) -> None:
         self.template = ChatTemplate(source)
         self.planner = ChatPlanner(source, bridge, fallback=HERMES)
-        self._form = MessageForm(source, self._rendered)
         self._taken: dict[str, bool] = {}
         ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
         self._special = {
             name: bridge.token_text(token) for name, token in ends if token is not None
         }
+        # no method: the form and this would hold each other, and the vocabulary
+        self._form = MessageForm(source, partial(_rendered, self.template, self._special))
 
     def write(
         self,
@@ -220,7 +221,16 @@ class ChatWriter:
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> TemplateText:
         """The template's text for messages as they are."""
-        return self.template.render(messages, **{**self._special, **variables})
+        return _rendered(self.template, self._special, messages, **variables)
+
+
+def _rendered(
+    template: ChatTemplate,
+    special: Mapping[str, str],
+    messages: Sequence[Mapping[str, Any]],
+    **variables: Any,
+) -> TemplateText:
+    return template.render(messages, **{**special, **variables})
 
 
 def _as_json(text: str) -> str:

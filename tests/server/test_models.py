@@ -4,6 +4,8 @@ import asyncio
 import gc
 import os
 import shutil
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,6 +57,66 @@ def test_the_least_recently_used_model_leaves(folder):
         for name in ("one", "two", "one", "three"):
             server.ok(PATH, {"model": name, "prompt": "a", "max_tokens": 1})
         assert loaded(server) == ["one", "three"]
+
+
+def test_a_model_that_left_is_freed_without_the_collector(folder):
+    """And with it its vocabulary, which the last sessions of slots and plans of chats would hold,
+    and the mapping of its file.
+    """
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    with asking(models_dir=folder, max_loaded=1) as server:
+        server.ok("/v1/chat/completions", {**chat, "model": "one"})
+        (model,) = server.app.state.models.loaded()
+        core = model.engine.opened.core
+        left = [weakref.ref(each) for each in (model, model.bridge, model.engine, core)]
+        del model, core
+        slots = server.app.state.slot_sessions
+        slots[5] = slots[0]  # which no later request takes
+        gc.collect()
+        gc.disable()
+        try:
+            server.ok(PATH, {"prompt": "a", "model": "two", "max_tokens": 2})
+            end = time.monotonic() + 60
+            while any(each() is not None for each in left):
+                assert time.monotonic() < end, [each() for each in left]
+                time.sleep(0.01)
+        finally:
+            gc.enable()
+
+
+def test_a_model_that_becomes_idle_while_room_is_looked_for_makes_room(folder):
+    """A request of the model in memory comes and goes while its sessions are being saved."""
+
+    class Engine:
+        def close(self):
+            pass
+
+    class Fake:
+        def __init__(self, name):
+            self.name, self.users, self.engine, self.stamp = name, 0, Engine(), None
+
+    async def run():
+        kept, done = [True], []
+
+        async def offload(call, *given):
+            if call is release and not done:
+                done.append(await models.acquire("one"))
+                models.release(done[0])  # has begun a session, so that the model stays once more
+                return
+            call(*given)
+
+        def release(model):
+            kept[0] = False
+
+        config = ServerConfig(models_dir=folder, max_loaded=1)
+        models = Registry(config, offload, keep=lambda model: kept[0], release=release)
+        models._loaded["one"] = Fake("one")
+        models._stale = lambda model: False
+        async with asyncio.timeout(20):
+            await models._make_room()
+        assert models.loaded() == [] and done
+
+    asyncio.run(run())
 
 
 def test_a_model_with_a_session_in_memory_stays(folder, tmp_path):
