@@ -201,10 +201,10 @@ def _counted(
     """What is known of one model, loaded or not."""
     engine, pages = None, None
     if model is not None:
-        with suppress(OxillamaError):
+        with suppress(OxillamaError):  # it failed, or was just unloaded
+            pages = model.engine.engine_config.max_pages or _most_pages(model)
             # what is still prepared waits, too
             engine = replace(model.engine.metrics(), requests_waiting=state.waiting(name))
-        pages = model.engine.engine_config.max_pages or _most_pages(model)
     return name, state.metrics[name], engine, pages
 
 

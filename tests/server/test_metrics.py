@@ -99,3 +99,13 @@ def test_pages_that_are_only_cached_are_not_in_use():
             server.ok("/v1/completions", {**ask, "session": name, "seed": ord(name)})
         text = server.get("/metrics").text
         assert value(text, held) >= 5 and value(text, share) == 1
+
+
+def test_a_model_that_is_being_unloaded_has_the_counts_of_its_requests_alone():
+    with asking() as server:
+        server.ok("/v1/completions", {"prompt": "Once upon", "max_tokens": 2, "ignore_eos": True})
+        (model,) = server.app.state.models.loaded()
+        model.engine.close()
+        text = server.get("/metrics").text
+    assert value(text, f"vllm:generation_tokens_total{{{LABEL}}}") == 2
+    assert f"vllm:kv_cache_usage_perc{{{LABEL}}}" not in text
