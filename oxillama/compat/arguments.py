@@ -85,6 +85,8 @@ REFUSED: tuple[tuple[str, Any], ...] = (
     ("chat_handler", None),
     ("tokenizer", None),
     ("spm_infill", False),
+    ("n_parts", -1),  # LangChain gives this and the next
+    ("device", None),
 )
 # the same of `from_pretrained` alone
 OF_HUB: tuple[tuple[str, Any], ...] = (

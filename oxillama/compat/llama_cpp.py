@@ -154,6 +154,7 @@ class LlamaOptions(TypedDict, total=False):
     draft_model: LlamaPromptLookupDecoding | None
     type_k: int | None
     type_v: int | None
+    f16_kv: bool
     verbose: bool
 
 
@@ -204,19 +205,24 @@ class Llama:
         draft_model: LlamaPromptLookupDecoding | None = None,
         type_k: int | None = None,
         type_v: int | None = None,
+        f16_kv: bool = True,
         verbose: bool = True,
         **more: Any,
     ) -> None:
         """n_ctx=0 is the model's own context. logits_all: `eval` keeps the logits of every token in
-        `scores`. embedding: allows `embed` and `create_embedding`. verbose: nothing is ever
-        printed.
+        `scores`. embedding: allows `embed` and `create_embedding`. f16_kv: False is the older name
+        of `type_k` and `type_v` GGML_TYPE_F32, which LangChain still gives. verbose: nothing is
+        ever printed.
         """
         _check_more(more)
+        check_flags(f16_kv=f16_kv)
         if n_threads_batch not in (None, n_threads):
             raise ConfigError(
                 f"n_threads_batch: found {n_threads_batch} and n_threads {n_threads}, wanted "
                 "one number of threads"
             )
+        if not f16_kv and type_k is type_v is None:
+            type_k = type_v = constants.GGML_TYPE_F32
         if type_k != type_v or type_k not in KV_TYPES:
             raise ConfigError(
                 f"type_k, type_v: found {type_k}, {type_v}, wanted the same of {list(KV_TYPES)}"

@@ -325,6 +325,16 @@ def test_an_error_of_a_stopping_criterion_is_the_callers(llm):
         llm("Once", stopping_criteria=lambda input_ids, logits: 1 / 0)
 
 
+def test_arguments_that_langchain_gives_of_old():
+    """What its classes always give, of which llama-cpp-python itself knows nothing any more."""
+    of_old = {"n_parts": -1, "device": None, "use_mlock": False, "logits_all": False}
+    with Llama(MODEL, n_threads=1, f16_kv=True, **of_old) as half:
+        assert half.engine.engine_config.kv_type is None  # the default is f16
+    with Llama(MODEL, n_threads=1, embedding=True, f16_kv=False, **of_old) as whole:
+        assert whole.engine.engine_config.kv_type == "f32"
+        assert len(whole.create_embedding(["Once"])["data"][0]["embedding"][0]) == whole.n_embd()
+
+
 def test_numbers_have_their_names():
     types = {name: value for name, value in vars(constants).items() if name.startswith("GGML_TYPE")}
     named = {f"GGML_TYPE_{kind.name}": kind.id for kind in oxillama.gguf.TENSOR_TYPES}
@@ -565,6 +575,10 @@ def test_an_adapter_is_that_of_the_engine(llm, tmp_path):
         ({"lora_path": "x", "vocab_only": True}, "lora_path: found together with vocab_only"),
         ({"chat_format": "functionary"}, "chat_format: found 'functionary', wanted None"),
         ({"type_k": 8}, "type_k, type_v: found 8, None"),
+        ({"f16_kv": 1}, "f16_kv: found 1, wanted True or False"),
+        ({"f16_kv": False, "type_k": 1}, "type_k, type_v: found 1, None"),
+        ({"n_parts": 2}, "n_parts: found 2, which is not done here, wanted -1"),
+        ({"device": "cuda"}, "device: found 'cuda', which is not done here, wanted None"),
         ({"n_threads": 2, "n_threads_batch": 3}, "n_threads_batch"),
         ({"draft_model": object()}, "draft_model: found object"),
         ({"colour": 1}, "colour: is not an argument of Llama"),
