@@ -211,7 +211,8 @@ def test_the_public_face_and_the_examples_are_strictly_clean():
     )
     names += "engine/session engine/generation engine/config engine/embedding engine/beam "
     names += "engine/siblings engine/metrics engine/scheduler arguments options "
-    names += "compat/llama_cpp compat/objects compat/arguments compat/shapes compat/constants"
+    names += "compat/llama_cpp compat/objects compat/handlers compat/arguments "
+    names += "compat/shapes compat/constants compat/types"
     files = [name if "." in name else f"{name}.py" for name in names.split()]
     examples = sorted(map(str, (PACKAGE.parent / "examples").rglob("*.py")))
     done = run(

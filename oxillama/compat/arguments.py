@@ -62,6 +62,7 @@ SAMPLING = {
 # names of `chat_format`
 TEMPLATES = {
     "chatml": "chatml",
+    "chatml-function-calling": "chatml",
     "gemma": "gemma",
     "llama-2": "llama2",
     "llama-3": "llama3",
@@ -82,7 +83,6 @@ REFUSED: tuple[tuple[str, Any], ...] = (
     ("kv_overrides", None),
     ("lora_base", None),
     ("numa", False),
-    ("chat_handler", None),
     ("tokenizer", None),
     ("spm_infill", False),
     ("n_parts", -1),  # LangChain gives this and the next

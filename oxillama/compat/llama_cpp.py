@@ -14,18 +14,20 @@ effect.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any, ParamSpec, Self, TypedDict, Unpack, cast
 
 import numpy as np
 
 import oxillama
 from oxillama.arguments import checked_ids, spelled, unknown
-from oxillama.compat import constants, shapes
+from oxillama.compat import constants, handlers, shapes, types
 from oxillama.compat.arguments import (
     COMPLETION,
     HINTS,
@@ -49,12 +51,15 @@ from oxillama.compat.arguments import (
     texts_of,
 )
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
+from oxillama.compat.handlers import *  # noqa: F403
+from oxillama.compat.handlers import MTMDChatHandler
 from oxillama.compat.objects import (
     ANY_SEED,
     Criterion,
     LlamaCache,
     LlamaDiskCache,
     LlamaGrammar,
+    LlamaHFTokenizer,
     LlamaPromptLookupDecoding,
     LlamaRAMCache,
     LlamaState,
@@ -64,6 +69,7 @@ from oxillama.compat.objects import (
     Stopping,
     StoppingCriteriaList,
 )
+from oxillama.compat.types import *  # noqa: F403
 from oxillama.engine.generation import sampler_of
 from oxillama.errors import ConfigError, EngineError
 from oxillama.grammar import Grammar
@@ -76,6 +82,7 @@ __all__ = [
     "LlamaCache",
     "LlamaDiskCache",
     "LlamaGrammar",
+    "LlamaHFTokenizer",
     "LlamaPromptLookupDecoding",
     "LlamaRAMCache",
     "LlamaState",
@@ -83,8 +90,31 @@ __all__ = [
     "LogitsProcessorList",
     "MinTokensLogitsProcessor",
     "StoppingCriteriaList",
+    "install",
 ]
-__all__ += constants.__all__
+__all__ += [*constants.__all__, *handlers.__all__, *types.__all__]
+
+# `from llama_cpp.llama_speculative import ...`: what these modules have stands in this one
+_MODULES = (
+    *("llama", "llama_cache", "llama_chat_format", "llama_grammar"),
+    *("llama_speculative", "llama_tokenizer", "llama_types"),
+)
+for _name in _MODULES:
+    sys.modules[f"{__name__}.{_name}"] = globals()[_name] = sys.modules[__name__]
+
+
+def install() -> None:
+    """Make `import llama_cpp` mean this module, for libraries that import it themselves.
+
+    EngineError if llama-cpp-python has been imported before.
+    """
+    this = sys.modules[__name__]
+    if sys.modules.get("llama_cpp", this) is not this:
+        raise EngineError("install: llama_cpp is imported already, wanted the call before it")
+    sys.modules["llama_cpp"] = this
+    for name in _MODULES:
+        sys.modules[f"llama_cpp.{name}"] = this
+
 
 P = ParamSpec("P")
 
@@ -151,6 +181,7 @@ class LlamaOptions(TypedDict, total=False):
     embedding: bool
     last_n_tokens_size: int
     chat_format: str | None
+    chat_handler: MTMDChatHandler | None
     draft_model: LlamaPromptLookupDecoding | None
     type_k: int | None
     type_v: int | None
@@ -202,6 +233,7 @@ class Llama:
         embedding: bool = False,
         last_n_tokens_size: int = 64,
         chat_format: str | None = None,
+        chat_handler: MTMDChatHandler | None = None,
         draft_model: LlamaPromptLookupDecoding | None = None,
         type_k: int | None = None,
         type_v: int | None = None,
@@ -242,6 +274,14 @@ class Llama:
             raise ConfigError(
                 "lora_path: found together with vocab_only=True, wanted a model to change"
             )
+        if chat_handler is not None and not isinstance(chat_handler, MTMDChatHandler):
+            raise ConfigError(
+                f"chat_handler: found {type(chat_handler).__name__}, wanted an MTMDChatHandler"
+            )
+        if chat_handler is not None and vocab_only:
+            raise ConfigError(
+                "chat_handler: found together with vocab_only=True, wanted a model that sees"
+            )
         if draft_model is not None and not isinstance(draft_model, LlamaPromptLookupDecoding):
             raise ConfigError(
                 f"draft_model: found {type(draft_model).__name__}, wanted a "
@@ -251,6 +291,7 @@ class Llama:
             raise ConfigError(f"model_path: found {type(model_path).__name__}, wanted a path")
         self.model_path = os.fspath(model_path)
         self.verbose, self.chat_format = verbose, chat_format
+        self.chat_handler = chat_handler
         self._seed = given_seed(seed)
         self._logits_all, self._embedding = logits_all, embedding
         self._pooling_type, self.last_n_tokens_size = pooling_type, last_n_tokens_size
@@ -264,7 +305,7 @@ class Llama:
         path = located(self.model_path)
         self._reader = oxillama.gguf.GgufReader(path)
         self.metadata = {  # what is no list, as text
-            key: str(value)
+            key: str(value).lower() if isinstance(value, bool) else str(value)
             for key in self._reader.metadata
             if not hasattr(value := self._reader.metadata[key], "__len__") or isinstance(value, str)
         }
@@ -286,6 +327,8 @@ class Llama:
         }
         if type_k is not None:
             config["kv_type"] = KV_TYPES[type_k]
+        if chat_handler is not None:
+            config["mmproj"] = chat_handler.clip_model_path
         self._engine = oxillama.load(path, **config)
         if lora_path is not None:
             try:
@@ -320,6 +363,11 @@ class Llama:
         if self._engine is None:
             raise EngineError("Llama: has no model in memory, wanted vocab_only=False")
         return self._engine
+
+    @property
+    def context_params(self) -> SimpleNamespace:
+        """`n_ctx`, which LlamaIndex reads here."""
+        return SimpleNamespace(n_ctx=self.n_ctx())
 
     def n_ctx(self) -> int:
         """Tokens of the context."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -103,6 +103,24 @@ class LlamaDiskCache:
         raise ConfigError(
             "LlamaDiskCache: is not done here, wanted LlamaRAMCache; what save_state returns can "
             "be pickled to a file"
+        )
+
+
+class LlamaHFTokenizer:
+    """Not supported: texts are encoded with the vocabulary of the model's file."""
+
+    def __init__(self, hf_tokenizer: Any) -> None:
+        self._refuse()
+
+    @classmethod
+    def from_pretrained(cls, path: str) -> NoReturn:
+        """Refused as well."""
+        cls._refuse()
+
+    @staticmethod
+    def _refuse() -> NoReturn:
+        raise ConfigError(
+            "LlamaHFTokenizer: is not done here, wanted no tokenizer=: the file has its vocabulary"
         )
 
 

@@ -176,30 +176,42 @@ def _made_before(repo: str, *, encoder: bool = False) -> Path | None:
     return None
 
 
-def fetch_encoder(repo: str, *, progress: Callable[[int, int, str], None] | None = None) -> Path:
+def fetch_encoder(
+    repo: str,
+    file: str | None = None,
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Path:
     """The GGUF file (mmproj) of a repository's image encoder, downloaded if it is not cached, or
-    converted from the folder of a repository that has only safetensors.
+    converted from the folder of a repository that has only safetensors; file: see
+    `choose_encoder`.
     """
     hub = _hub(repo)
     try:
         names = _names(hub, repo)
     except GgufError:
-        made = _made_before(repo, encoder=True)
+        made = None if file is not None else _made_before(repo, encoder=True)
         if made is None:
             raise
         return made
-    if any(name.lower().endswith(".gguf") for name in names):
-        return _one(hub, repo, choose_encoder(names, place=repo))
+    if any(name.lower().endswith(".gguf") for name in names) or file is not None:
+        return _one(hub, repo, choose_encoder(names, file, place=repo))
     return converted_encoder(_weights(hub, repo, names), progress=progress)
 
 
-def choose_encoder(names: Iterable[str], *, place: str) -> str:
-    """The GGUF file of an image encoder among many: the only one, otherwise the one of halves;
-    ConfigError if there are several others, GgufNotFound if there is none.
+def choose_encoder(names: Iterable[str], wanted: str | None = None, *, place: str) -> str:
+    """The GGUF file of an image encoder among many: by a pattern or a quantisation, the only one,
+    otherwise the one of halves; ConfigError if there are several others, GgufNotFound if there is
+    none.
     """
     found = [name for name in sorted(names) if name.lower().endswith(".gguf") and _is_encoder(name)]
     if not found:
         raise GgufNotFound(f"{place}: found no GGUF file of an image encoder (mmproj)")
+    if wanted is not None:
+        matching = [name for name in found if _matches(name, wanted)]
+        if not matching:
+            raise GgufNotFound(f"{place}: no file for {wanted!r}, it has {listed(found)}")
+        found = matching
     halves = [name for name in found if _is_of(name, "F16")]
     for several in (found, halves):
         if len(several) == 1:

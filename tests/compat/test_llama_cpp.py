@@ -1,6 +1,8 @@
 """llama-cpp-python's interface: programs as people write them, and what is refused by name."""
 
+import base64
 import copy
+import importlib
 import inspect
 import json
 import pickle
@@ -27,6 +29,7 @@ from oxillama.compat.llama_cpp import (
 from oxillama.errors import ConfigError, EngineError
 from tests.lora.made import random_pair, write_lora
 from tests.tokenizer.test_bridge import spm
+from tests.vision.test_cases import VISION, png
 
 MODEL = str(oxillama.embedded_path())
 ASKED = [{"role": "user", "content": "Hello!"}]
@@ -335,6 +338,99 @@ def test_arguments_that_langchain_gives_of_old():
         assert len(whole.create_embedding(["Once"])["data"][0]["embedding"][0]) == whole.n_embd()
 
 
+def test_modules_of_llama_cpp_python_are_this_one():
+    import oxillama.compat.llama_cpp.llama_tokenizer as tokenizers
+    from oxillama.compat.llama_cpp.llama import Llama as Same
+    from oxillama.compat.llama_cpp.llama_speculative import LlamaPromptLookupDecoding as Lookup
+    from oxillama.compat.llama_cpp.llama_types import ChatCompletionRequestUserMessage as Message
+
+    assert Same is Llama and Lookup is LlamaPromptLookupDecoding
+    assert Message(role="user", content="Hello!") == ASKED[0]
+    assert tokenizers.LlamaTokenizer is llama_cpp.llama_tokenizer.LlamaTokenizer is LlamaTokenizer
+    for make in (tokenizers.LlamaHFTokenizer, tokenizers.LlamaHFTokenizer.from_pretrained):
+        with pytest.raises(ConfigError, match="^LlamaHFTokenizer: is not done here"):
+            make("owner/name")
+
+
+def test_libraries_that_import_llama_cpp_get_this_module(monkeypatch):
+    before = {name for name in sys.modules if name.split(".")[0] == "llama_cpp"}
+    for name in before:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=None))
+    with pytest.raises(EngineError, match="^install: llama_cpp is imported already"):
+        llama_cpp.install()
+    monkeypatch.delitem(sys.modules, "llama_cpp")
+    try:
+        llama_cpp.install()
+        llama_cpp.install()
+        found = importlib.import_module("llama_cpp")
+        assert found.Llama is Llama
+        assert importlib.import_module("llama_cpp.llama_grammar").LlamaGrammar is LlamaGrammar
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == "llama_cpp"]:
+            del sys.modules[name]
+
+
+def test_the_chat_format_of_the_guide_to_functions():
+    tools = [{"type": "function", "function": WEATHER}]
+    plain = {"max_tokens": 4, "temperature": 0}
+    found = []
+    for form in ("chatml-function-calling", "chatml"):
+        with Llama(MODEL, n_threads=1, n_ctx=512, chat_format=form) as llm:
+            assert llm.context_params.n_ctx == llm.n_ctx() == 512  # LlamaIndex reads it here
+            found += [llm.create_chat_completion(ASKED, tools=tools, **plain)["choices"]]
+    assert found[0] == found[1]
+
+
+def test_what_a_chat_handler_shows_is_seen(cases):
+    path = VISION / "qwen2vl"
+    data = base64.b64encode(png("sq112")).decode()
+    url = f"data:image/png;base64,{data}"
+    encoder = str(path / "mmproj-f32.gguf")
+    plain = {"max_tokens": 3, "temperature": 0}
+    with oxillama.load(
+        path / "text-f32.gguf", mmproj=encoder, n_ctx=512, num_threads=1, chat_template="chatml"
+    ) as engine:
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
+        wanted = engine.chat([{"role": "user", "content": parts}], **plain)
+    handler = llama_cpp.llama_chat_format.Gemma4ChatHandler(clip_model_path=encoder)
+    with Llama(
+        path / "text-f32.gguf", n_threads=1, chat_format="chatml", chat_handler=handler
+    ) as llm:
+        parts[0] = {"type": "image_url", "image_url": url}  # its own guide has the short form
+        done = llm.create_chat_completion([{"role": "user", "content": parts}], **plain)
+    assert done["choices"][0]["message"]["content"] == wanted.content
+    assert done["usage"]["prompt_tokens"] == wanted.usage.prompt_tokens > 16
+
+
+def test_handlers_that_have_a_form_of_their_own_are_named(monkeypatch):
+    for name in ("Llava15ChatHandler", "MoondreamChatHandler", "Qwen25VLChatHandler"):
+        handler = getattr(llama_cpp, name)
+        for make in (handler, handler.from_pretrained):
+            with pytest.raises(ConfigError, match=f"^{name}: .*, wanted MTMDChatHandler"):
+                make(clip_model_path="mmproj.gguf")
+
+
+def test_an_encoder_of_the_hub_by_its_name(monkeypatch):
+    import huggingface_hub
+
+    class Api:
+        def model_info(self, repo):
+            names = ("m-Q4_K_M.gguf", "mmproj-m-F16.gguf", "mmproj-m-Q8_0.gguf")
+            return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in names])
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, name: f"/hub/{name}")
+    make = llama_cpp.MTMDChatHandler.from_pretrained
+    assert make("owner/name").clip_model_path == "/hub/mmproj-m-F16.gguf"
+    assert make("owner/name", "*Q8_0*").clip_model_path == "/hub/mmproj-m-Q8_0.gguf"
+    assert make("owner/name", "*mmproj*").clip_model_path == "/hub/mmproj-m-F16.gguf"
+    with pytest.raises(oxillama.GgufNotFound, match=r"no file for 'mmproj-F32.gguf', it has"):
+        make("owner/name", "mmproj-F32.gguf")
+    with pytest.raises(ConfigError, match="^local_dir: found 'models', which is not done here"):
+        make("owner/name", "*mmproj*", local_dir="models")
+
+
 def test_numbers_have_their_names():
     types = {name: value for name, value in vars(constants).items() if name.startswith("GGML_TYPE")}
     named = {f"GGML_TYPE_{kind.name}": kind.id for kind in oxillama.gguf.TENSOR_TYPES}
@@ -575,6 +671,11 @@ def test_an_adapter_is_that_of_the_engine(llm, tmp_path):
         ({"lora_path": "x", "vocab_only": True}, "lora_path: found together with vocab_only"),
         ({"chat_format": "functionary"}, "chat_format: found 'functionary', wanted None"),
         ({"type_k": 8}, "type_k, type_v: found 8, None"),
+        ({"chat_handler": print}, "chat_handler: found builtin_function_or_method, wanted an MTMD"),
+        (
+            {"chat_handler": llama_cpp.MTMDChatHandler("m.gguf"), "vocab_only": True},
+            "chat_handler: found together with vocab_only=True",
+        ),
         ({"f16_kv": 1}, "f16_kv: found 1, wanted True or False"),
         ({"f16_kv": False, "type_k": 1}, "type_k, type_v: found 1, None"),
         ({"n_parts": 2}, "n_parts: found 2, which is not done here, wanted -1"),
