@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import oxillama
+from oxillama.grammar import ClosedSchema
 from oxillama.server import adapters
 from oxillama.server import options as table
 from oxillama.server.errors import ApiError, bad, missing, unsupported
@@ -142,18 +143,21 @@ def too_long(model: Model, param: str, size: int, help: str = "") -> ApiError:
 
 
 def format_of(given: Mapping[str, Any] | None, *, path: str) -> tuple[dict[str, Any], str | None]:
-    """(the option of a response format, the name of its field)."""
+    """(the option of a response format, the name of its field). Its schema is closed, unless it
+    says `"strict": false`, as in a `response_format` of the engine's.
+    """
     kind = "text" if given is None else given["type"]
     if given is None or kind == "text":
         return {}, None
     if kind == "json_object":
-        return {"json_schema": given.get("schema") or {"type": "object"}}, path
+        schema = given.get("schema")
+        return {"json_schema": ClosedSchema(schema) if schema else {"type": "object"}}, path
     inner = given.get("json_schema", given)
     schema = inner.get("schema")
     if schema is None:
         where = f"{path}.json_schema.schema" if "json_schema" in given else f"{path}.schema"
         raise missing(where)
-    return {"json_schema": schema}, path
+    return {"json_schema": schema if inner.get("strict") is False else ClosedSchema(schema)}, path
 
 
 def constrain(asked: table.RequestOptions, given: Mapping[str, Any] | None, *, path: str) -> None:

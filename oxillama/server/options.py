@@ -6,10 +6,12 @@ A name that stands in no route's table is refused; so are two names of one optio
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from oxillama.grammar import ClosedSchema
 from oxillama.sampling import SamplerConfig
 from oxillama.server.errors import ApiError, bad, from_engine, unsupported
 from oxillama.server.schema import (
@@ -55,6 +57,16 @@ class Option:
     schema: Mapping[str, Any]
     field: str
     of: Callable[[Any], Any] = lambda value: value
+
+
+def _closed(schema: Any) -> Any:
+    """A schema of vLLM's: objects have only the members that it names."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            return schema  # the engine says what is wrong with it
+    return ClosedSchema(schema) if isinstance(schema, Mapping) else schema
 
 
 def _float(value: Any) -> float:
@@ -264,7 +276,7 @@ def _named(
                 param=path + name,
             )
         by[option.field] = path + name
-        made = option.of(value)
+        made = _closed(value) if name == "guided_json" else option.of(value)
         if option.field in _SAMPLER_FIELDS:
             sampler[option.field] = made
         elif made is not None:
@@ -285,7 +297,7 @@ def _add_structured(given: Mapping[str, Any], options: dict[str, Any], by: dict[
                 param=f"structured_outputs.{name}",
             )
         by[field] = f"structured_outputs.{name}"
-        options[field] = value
+        options[field] = _closed(value) if name == "json" else value
 
 
 def _constraint(options: Mapping[str, Any], by: Mapping[str, str]) -> str | None:

@@ -220,6 +220,60 @@ def test_a_response_format_is_the_whole_answer(server, format, check):
     assert made["message"]["content"][0] in "{n"
 
 
+ONE_CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Ulm", "Oslo"]}},
+    "required": ["city"],
+}
+HELLO = [{"role": "user", "content": "Hello"}]  # after which the model would add a member
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+def test_a_response_format_is_as_closed_as_the_engines(server, engine, strict):
+    inner = {"name": "x", "schema": ONE_CITY}
+    if strict is not None:
+        inner["strict"] = strict
+    asked = {"response_format": {"type": "json_schema", "json_schema": inner}}
+    asked |= {"max_tokens": 60, "temperature": 0}
+    found = server.ok(PATH, {"messages": HELLO, **asked})["choices"][0]["message"]["content"]
+    assert found == engine.chat(HELLO, **asked).content
+    assert (set(json.loads(found)) == {"city"}) == (strict is not False)
+
+
+@pytest.mark.parametrize(
+    "path, body, text",
+    [
+        (
+            PATH,
+            {"response_format": {"type": "json_object", "schema": ONE_CITY}},
+            lambda made: made["choices"][0]["message"]["content"],
+        ),
+        (PATH, {"guided_json": ONE_CITY}, lambda made: made["choices"][0]["message"]["content"]),
+        (
+            PATH,
+            {"structured_outputs": {"json": json.dumps(ONE_CITY)}},
+            lambda made: made["choices"][0]["message"]["content"],
+        ),
+        (
+            "/api/chat",
+            {"format": ONE_CITY, "stream": False, "options": {"temperature": 0, "num_predict": 60}},
+            lambda made: made["message"]["content"],
+        ),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "json_schema", "schema": ONE_CITY}}},
+            lambda made: made["content"][0]["text"],
+        ),
+    ],
+)
+def test_schemas_of_other_servers_are_closed_as_they_are_there(server, path, body, text):
+    """vLLM's, Ollama's and llama-server's objects have only the members that a schema names."""
+    body = {"model": "oxillama-embedded", "messages": HELLO, **body}
+    if "options" not in body:
+        body |= {"temperature": 0, "max_tokens": 60}
+    assert set(json.loads(text(server.ok(path, body)))) == {"city"}
+
+
 def test_an_assistants_last_message_can_be_continued(server):
     messages = [*HI, {"role": "assistant", "content": "Once upon a"}]
     body = {**ASK, "messages": messages, "continue_final_message": True, "temperature": 0}
