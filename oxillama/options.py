@@ -31,6 +31,12 @@ SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplerConfig)) - {
     "stop",
     "stop_token_ids",
 }
+# types of a response_format -> its members
+_FORMATS = {
+    "text": ("type",),
+    "json_object": ("type", "schema"),
+    "json_schema": ("type", "name", "description", "schema", "strict"),
+}
 
 
 class SamplerFields(TypedDict, total=False):
@@ -363,32 +369,45 @@ def _listed(name: str, value: Any) -> Any:
 
 
 def response_constraint(response_format: Mapping[str, Any] | type | None) -> dict[str, Any]:
-    """The option of `Options` that a chat's response_format stands for: text, json_object,
-    json_schema with its schema (closed, unless it says `"strict": False`), or a class that
-    json_schema takes.
+    """The option of `Options` that a chat's response_format stands for: text, json_object (which
+    may have a schema, as in llama.cpp), json_schema with its schema, or a class that json_schema
+    takes. A schema is closed, unless it stands beside `"strict": False`.
     """
     if response_format is None:
         return {}
     if schema_of(response_format) is not response_format:
         return {"json_schema": response_format}
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if not isinstance(kind, str) or kind not in _FORMATS:
+        raise ConfigError(
+            f"response_format: found {response_format!r}, wanted a type of text, json_object or "
+            "json_schema, a Pydantic model, a dataclass or a TypedDict"
+        )
+    given, known, name = response_format, _FORMATS[kind], "response_format"
+    if kind == "json_schema" and given.get("json_schema") is not None:
+        _check_members(given, ("type", "json_schema"), name)
+        given, name = given["json_schema"], "response_format.json_schema"
+        known = _FORMATS["json_schema"][1:]
+    if isinstance(given, Mapping):
+        _check_members(given, known, name)
+    schema = given.get("schema") if isinstance(given, Mapping) else None
+    if schema is None and kind == "json_schema":
+        raise ConfigError(
+            "response_format: found json_schema without a schema, wanted json_schema: {schema: ...}"
+        )
     if kind == "text":
         return {}
-    if kind == "json_object":
+    if schema is None or (kind == "json_object" and schema == {}):
         return {"json_schema": {"type": "object"}}
-    if kind == "json_schema":
-        given = response_format.get("json_schema", response_format)
-        schema = given.get("schema") if isinstance(given, Mapping) else None
-        if schema is None:
-            raise ConfigError(
-                "response_format: found json_schema without a schema, wanted json_schema: {schema: "
-                "...}"
-            )
-        # an object that does not say what further members it has has none: a text that may always
-        # have one more seldom ends
-        shut = given.get("strict") is not False and isinstance(schema, Mapping)
-        return {"json_schema": ClosedSchema(schema) if shut else schema}
-    raise ConfigError(
-        f"response_format: found {response_format!r}, wanted a type of text, json_object or "
-        "json_schema, a Pydantic model, a dataclass or a TypedDict"
-    )
+    # an object that does not say what further members it has has none: a text that may always have
+    # one more seldom ends
+    strict = given.get("strict")
+    shut = strict is None or checked_flag(f"{name}.strict", strict)
+    return {"json_schema": ClosedSchema(schema) if shut and isinstance(schema, Mapping) else schema}
+
+
+def _check_members(given: Mapping[str, Any], known: tuple[str, ...], place: str) -> None:
+    """Raise ConfigError for a member that a format does not have; None is none."""
+    for name, value in given.items():
+        if name not in known and value is not None:
+            raise unknown(name, known, place=f"a member of {place}")

@@ -2,6 +2,8 @@
 every option of a generation counts.
 """
 
+import re
+
 import pydantic
 import pytest
 
@@ -77,6 +79,46 @@ def test_a_response_format_has_the_members_that_it_names(engine, strict):
     done = reply(strict)
     assert (done.text, done.finish_reason) == ('{"a":true}', "stop")
     assert reply({"strict": False}).text.startswith('{"a":true,')
+
+
+def test_a_json_object_may_have_a_schema_as_in_llama_cpp(engine):
+    schema = {name: value for name, value in SCHEMA.items() if name != "additionalProperties"}
+    wanted = {"max_tokens": 12, "temperature": 0}
+    done = engine.chat(TALK, response_format={"type": "json_object", "schema": schema}, **wanted)
+    named = {"type": "json_schema", "name": "x", "description": None, "schema": schema}
+    assert done.text == engine.chat(TALK, response_format=named, **wanted).text == '{"a":true}'
+    for nothing in ({}, None):
+        form = {"type": "json_object", "schema": nothing}
+        assert engine.chat(TALK, response_format=form, **wanted).text.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("form", "error"),
+    [
+        ({"type": "text", "schema": {}}, "schema: is not a member of response_format, wanted"),
+        (
+            {"type": "json_object", "json_schema": {"schema": {}}},
+            "json_schema: is not a member of response_format; did you mean schema?",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {}, "strct": False}},
+            "strct: is not a member of response_format.json_schema; did you mean strict?",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {}}, "strict": True},
+            "strict: is not a member of response_format, wanted",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"schema": {}, "strict": "no"}},
+            "response_format.json_schema.strict: found 'no', wanted True or False",
+        ),
+        ({"type": "json_schema", "json_schema": []}, "response_format: found json_schema without"),
+        ({"type": ["text"]}, "response_format: found"),
+    ],
+)
+def test_a_member_that_a_response_format_does_not_have_is_named(engine, form, error):
+    with pytest.raises(ConfigError, match=f"^{re.escape(error)}"):
+        engine.chat(TALK, response_format=form, max_tokens=1)
 
 
 def test_free_text_as_a_response_format_is_no_constraint(engine):

@@ -167,18 +167,6 @@ def refuse(name: str, value: Any, only: Any) -> None:
         raise ConfigError(f"{name}: found {value!r:.60}, which is not done here, wanted {only!r}")
 
 
-def response_format_of(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A response_format as the engine takes it; llama-cpp-python's json_object may have a
-    schema.
-    """
-    if not isinstance(given, Mapping):
-        return given
-    if given.get("type") != "json_object" or "schema" not in given:
-        return given
-    schema = {"name": "reply", "schema": given["schema"], "strict": True}
-    return {"type": "json_schema", "json_schema": schema}
-
-
 def criteria_of(value: Any) -> Criterion | None:
     """Stopping criteria, None for none; ConfigError for what cannot be called."""
     if value is not None and not callable(value):

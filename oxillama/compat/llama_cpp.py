@@ -47,7 +47,6 @@ from oxillama.compat.arguments import (
     is_negative,
     messages_of,
     refuse,
-    response_format_of,
     texts_of,
 )
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
@@ -630,7 +629,7 @@ class Llama:
             "tools": tools,
             "tool_choice": tool_choice,
             "tool_format": tool_format,
-            "response_format": response_format_of(response_format),
+            "response_format": response_format,
             "logprobs": (top_logprobs or 0) if logprobs else None,
             # `function_call` holds a single call
             "parallel_tool_calls": False if functions else None,

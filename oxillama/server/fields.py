@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import oxillama
-from oxillama.grammar import ClosedSchema
+from oxillama.options import response_constraint
 from oxillama.server import adapters
 from oxillama.server import options as table
 from oxillama.server.errors import ApiError, bad, missing, unsupported
@@ -143,21 +143,16 @@ def too_long(model: Model, param: str, size: int, help: str = "") -> ApiError:
 
 
 def format_of(given: Mapping[str, Any] | None, *, path: str) -> tuple[dict[str, Any], str | None]:
-    """(the option of a response format, the name of its field). Its schema is closed, unless it
-    says `"strict": false`, as in a `response_format` of the engine's.
+    """(the option of a response format, the name of its field), as `response_format` of
+    `engine.chat`.
     """
-    kind = "text" if given is None else given["type"]
-    if given is None or kind == "text":
+    if given is None or given["type"] == "text":
         return {}, None
-    if kind == "json_object":
-        schema = given.get("schema")
-        return {"json_schema": ClosedSchema(schema) if schema else {"type": "object"}}, path
     inner = given.get("json_schema", given)
-    schema = inner.get("schema")
-    if schema is None:
+    if given["type"] == "json_schema" and inner.get("schema") is None:
         where = f"{path}.json_schema.schema" if "json_schema" in given else f"{path}.schema"
         raise missing(where)
-    return {"json_schema": schema if inner.get("strict") is False else ClosedSchema(schema)}, path
+    return response_constraint(given), path
 
 
 def constrain(asked: table.RequestOptions, given: Mapping[str, Any] | None, *, path: str) -> None:
