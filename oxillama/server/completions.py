@@ -60,7 +60,7 @@ BODY: Schema = obj(
         "best_of": integer(1, MOST_COMPLETIONS),
         "stream": BOOLEAN,
         "stream_options": obj({"include_usage": BOOLEAN, "include_obfuscation": NOT_OBFUSCATED}),
-        "logprobs": integer(0, 5),
+        "logprobs": integer(0, 20),
         "echo": BOOLEAN,
         "add_special_tokens": BOOLEAN,
         "response_format": RESPONSE_FORMAT,
