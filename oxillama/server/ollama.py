@@ -114,6 +114,10 @@ _LOADING: dict[str, Schema] = {
     "use_mmap": TRUE,
     "use_mlock": FALSE,
     "vocab_only": FALSE,
+    # older ones, which its client in Python still has
+    "f16_kv": TRUE,
+    "logits_all": FALSE,
+    "embedding_only": FALSE,
 }
 _OPTIONS = obj(
     {

@@ -305,10 +305,12 @@ def test_errors_are_ollamas(server, path, body, status):
 def test_how_a_model_is_loaded_is_the_servers_to_say(server):
     asked = {"num_thread": 0, "num_batch": 512, "num_gpu": -1, "main_gpu": 0, "low_vram": False}
     asked |= {"use_mmap": True, "use_mlock": False, "vocab_only": False, "numa": False, "tfs_z": 1}
+    asked |= {"f16_kv": True, "logits_all": False, "embedding_only": False}
     body = {**CHAT, "stream": False}
     made = server.ok("/api/chat", {**body, "options": {**OPTIONS, **asked}})
     assert made["message"] == server.ok("/api/chat", body)["message"]
     wrong = {"num_thread": 4, "num_batch": 64, "num_gpu": 1, "use_mmap": False, "use_mlock": True}
+    wrong |= {"f16_kv": False, "logits_all": True, "embedding_only": True}
     for name, value in wrong.items():
         told = f"options.{name}: found {value}, wanted {asked[name] if name != 'num_gpu' else ''}"
         assert server.refused("/api/chat", {**body, "options": {name: value}}).startswith(told)
