@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from oxillama.arguments import checked_flag
+from oxillama.arguments import checked_flag, whole
 from oxillama.compat import constants
 from oxillama.compat.objects import (
     ANY_SEED,
@@ -158,7 +158,7 @@ def is_negative(value: Any) -> bool:
 
 def given_seed(seed: int) -> int | None:
     """A seed; None for those that stand for a random one."""
-    return None if seed in (-1, ANY_SEED) else seed
+    return None if seed in (-1, ANY_SEED) else whole("seed", seed, 0)
 
 
 def refuse(name: str, value: Any, only: Any) -> None:

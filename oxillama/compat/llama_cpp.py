@@ -14,6 +14,7 @@ effect.
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -710,7 +711,7 @@ class Llama:
             **given,
             "repeat_last_n": self.last_n_tokens_size,
             "max_tokens": None if limit == 0 or is_negative(limit) else limit,
-            "seed": self._seed if seed is None else given_seed(seed),
+            "seed": self._next_seed() if seed is None else given_seed(seed),
         }
         if grammar is not None:
             options["grammar"] = grammar
@@ -825,8 +826,14 @@ class Llama:
         self._session = self._rows = None
 
     def set_seed(self, seed: int) -> None:
-        """The seed of completions without one; -1 draws a new one for each."""
+        """Completions without a seed get one after another from this one; -1 draws each anew."""
         self._seed = given_seed(seed)
+
+    def _next_seed(self) -> int | None:
+        """The seed of a completion without one: it differs from that of the one before."""
+        if self._seed is not None:
+            self._seed = random.Random(self._seed).getrandbits(32)
+        return self._seed
 
     def set_cache(self, cache: Any) -> None:
         """Stored prefixes belong to the engine and are always on; None and a LlamaRAMCache are

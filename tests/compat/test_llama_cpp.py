@@ -92,12 +92,16 @@ def test_a_seed_gives_the_same_text_again(llm):
     def text(**options):
         return llm("Once", max_tokens=16, **hot, **options)["choices"][0]["text"]
 
-    assert text() == text() and text(seed=5) == text(seed=5) != text(seed=6)
+    assert text(seed=5) == text(seed=5) != text(seed=6)
     llm.set_seed(5)
-    assert text() == text(seed=5)
+    several = [text(), text(), text()]
+    assert len(set(several)) == 3  # one `Llama` asked for several samples gives several
+    llm.set_seed(5)
+    assert [text(), text(), text()] == several
     llm.set_seed(7)
     drawn = {text(seed=seed) for seed in (-1, -1, llama_cpp.LLAMA_DEFAULT_SEED)}
     assert len(drawn) == 3 and text() not in drawn
+    llm.set_seed(7)
     llm.reset()
     llm.eval(llm.tokenize(b"There was a"))
     flat = {"temp": 5.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -676,6 +680,7 @@ def test_an_adapter_is_that_of_the_engine(llm, tmp_path):
             {"chat_handler": llama_cpp.MTMDChatHandler("m.gguf"), "vocab_only": True},
             "chat_handler: found together with vocab_only=True",
         ),
+        ({"seed": "x"}, "seed: found 'x', wanted an integer of 0 or more"),
         ({"f16_kv": 1}, "f16_kv: found 1, wanted True or False"),
         ({"f16_kv": False, "type_k": 1}, "type_k, type_v: found 1, None"),
         ({"n_parts": 2}, "n_parts: found 2, which is not done here, wanted -1"),
@@ -829,6 +834,7 @@ def test_nothing_is_fetched_for_arguments_that_are_refused(monkeypatch, options,
         ("Once", {"echo": "yes"}, "echo: found 'yes', wanted True or False"),
         ("Once", {"stream": "no"}, "stream: found 'no', wanted True or False"),
         ("Once", {"stop": ""}, "stop: found"),
+        ("Once", {"seed": -2}, "seed: found -2, wanted an integer of 0 or more"),
         ("Once", {"logit_bias": [5]}, "logit_bias: found list, wanted a mapping of token id"),
         ("Once", {"logit_bias": {"a": 1}}, "logit_bias: found 'a' as a token, wanted its id"),
         ("Once", {"logit_bias": {5.5: 1}}, "logit_bias: found 5.5 as a token, wanted its id"),
