@@ -802,12 +802,13 @@ class Llama:
 
     @property
     def scores(self) -> np.ndarray:
-        """Logits kept by `eval`, float32 (n_tokens, n_vocab): of every token with `logits_all`,
-        otherwise only of the last one, in its row, with 0 elsewhere.
+        """Logits after the session's tokens, float32 (n_tokens, n_vocab): of every token with
+        `logits_all`, otherwise only of the last one, in its row, with 0 elsewhere.
         """
         rows = np.zeros((self.n_tokens, self.engine.config.vocab_size), np.float32)
-        if self._rows is not None:
-            rows[len(rows) - len(self._rows) :] = self._rows
+        kept = self._kept()
+        if kept is not None:
+            rows[len(rows) - len(kept) :] = kept
         return rows
 
     @property
@@ -817,9 +818,24 @@ class Llama:
 
     @property
     def eval_logits(self) -> deque[list[float]]:
-        """The logits kept by `eval`: of every token with `logits_all`, otherwise of the last."""
-        rows = [] if self._rows is None else self._rows.tolist()
+        """The same logits: of every token with `logits_all`, otherwise of the last."""
+        kept = self._kept()
+        rows = [] if kept is None else kept.tolist()
         return deque(rows, maxlen=self.n_ctx() if self._logits_all else 1)
+
+    def _kept(self) -> np.ndarray | None:
+        """The logits after the last tokens of the session; those of a completion, which keeps
+        none, are made again. None if there are no tokens.
+        """
+        tokens = [] if self._session is None else self._session.tokens
+        if self._rows is None and len(tokens):
+            if self._logits_all:
+                self._rows = self.engine.logits(tokens)
+            else:
+                with self._session.fork() as again:
+                    again.truncate(len(tokens) - 1)
+                    self._rows = self.engine.prefill([tokens[-1]], session=again)[None]
+        return self._rows
 
     def reset(self) -> None:
         """Drop the session."""
@@ -885,9 +901,10 @@ class Llama:
         given = locals()
         refuse("tfs_z", tfs_z, 1.0)
         refuse("penalize_nl", penalize_nl, True)
-        if self._rows is None:
+        rows = self._kept()
+        if rows is None:
             raise EngineError("sample: found no logits, wanted eval first")
-        first = self.n_tokens - len(self._rows)
+        first = self.n_tokens - len(rows)
         at = self.n_tokens - 1 if idx is None else idx
         if not first <= at < self.n_tokens:
             raise EngineError(
@@ -897,7 +914,7 @@ class Llama:
         rules = grammar_of(grammar)
         sampler = self._sampler(given, self._seed if seed is None else given_seed(seed))
         mask = None if rules is None else self._state_of(rules).mask()
-        return sampler.sample(self._rows[at - first], mask)
+        return sampler.sample(rows[at - first], mask)
 
     def _state_of(self, rules: Grammar) -> Any:
         """The state of a grammar before its first token."""

@@ -749,6 +749,21 @@ def test_offsets_count_from_the_beginning_of_the_prompt(llm):
     assert of_ids == found
 
 
+@pytest.mark.parametrize("every", [True, False])
+def test_logits_after_a_completion_are_those_of_its_tokens(engine, every):
+    with Llama(MODEL, n_threads=1, logits_all=every) as llm:
+        llm("Once upon", max_tokens=3, temperature=0)
+        tokens = list(llm.eval_tokens)
+        wanted = engine.logits(tokens)
+        kept = wanted if every else wanted[-1:]
+        assert np.array_equal(llm.scores[-len(kept) :], kept)
+        assert list(llm.eval_logits) == kept.tolist()
+        assert list(llm.eval_tokens) == tokens
+        assert llm.sample(temp=0.0) == wanted[-1].argmax()
+        llm.eval([tokens[0]])
+        assert np.array_equal(llm.scores[-1], engine.logits([*tokens, tokens[0]])[-1])
+
+
 def test_a_model_is_pickled_as_what_it_was_made_with(llm):
     llm.set_seed(7)
     again = pickle.loads(pickle.dumps(llm))
