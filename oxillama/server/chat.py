@@ -31,6 +31,7 @@ from oxillama.server.fields import (
     SESSION,
     TEMPLATE,
     VERBOSITY,
+    VLLM_DEFAULTS,
     check_stream_options,
     constrain,
     options_of,
@@ -142,6 +143,7 @@ _MESSAGE = re.compile(r"messages\[(\d+)\]")
 BODY: Schema = obj(
     {
         **table.properties("stop_sequences"),
+        **VLLM_DEFAULTS,
         **EXCEPTIONS,
         **TEMPLATE,
         "model": NAME,

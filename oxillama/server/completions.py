@@ -25,6 +25,7 @@ from oxillama.server.fields import (
     PROMPT,
     RESPONSE_FORMAT,
     SESSION,
+    VLLM_DEFAULTS,
     check_stream_options,
     constrain,
     encoded,
@@ -51,6 +52,7 @@ AT_ONCE = 64  # prompts of one body that the engine has at once
 BODY: Schema = obj(
     {
         **table.properties("stop_sequences"),
+        **VLLM_DEFAULTS,
         **EXCEPTIONS,
         "model": NAME,
         "prompt": PROMPT,

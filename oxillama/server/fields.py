@@ -16,9 +16,11 @@ from oxillama.server.schema import (
     FALSE,
     OBJECT,
     STRING,
+    TRUE,
     array,
     enum,
     integer,
+    number,
     obj,
     one_of,
 )
@@ -48,6 +50,17 @@ EXCEPTIONS = {
     "prompt_cache_key": STRING,
     "prompt_cache_retention": enum("in_memory", "in-memory", "24h"),
     "prompt_cache_options": obj({"mode": enum("implicit"), "ttl": enum("30m")}),
+}
+# what vLLM's clients send of its defaults, which is done here anyway
+VLLM_DEFAULTS = {
+    "skip_special_tokens": TRUE,
+    "spaces_between_special_tokens": TRUE,
+    "include_stop_str_in_output": FALSE,
+    "use_beam_search": FALSE,
+    "length_penalty": number(1, 1),
+    "bad_words": array(STRING, 0, 0),
+    "truncate_prompt_tokens": {"type": "null"},
+    "prompt_logprobs": {"type": "null"},
 }
 SESSION = {"type": "string", "pattern": NAME_PATTERN}
 TEMPLATE = {

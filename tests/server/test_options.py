@@ -188,3 +188,17 @@ def seeded():
     """A server whose sampler has a seed."""
     with asking(engine={"sampler": SamplerConfig(seed=7)}) as made:
         yield made
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_what_vllm_does_by_default_may_be_asked_for(server, path):
+    asked = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "bad_words": []}
+    asked |= {"include_stop_str_in_output": False, "use_beam_search": False, "length_penalty": 1.0}
+    asked |= {"truncate_prompt_tokens": None, "prompt_logprobs": None}
+    body = {"messages": HI} if "chat" in path else {"prompt": "Once"}
+    body |= {"max_tokens": 4, "temperature": 0}
+    assert server.ok(path, {**body, **asked})["choices"] == server.ok(path, body)["choices"]
+    wrong = {"skip_special_tokens": False, "include_stop_str_in_output": True, "bad_words": ["a"]}
+    wrong |= {"use_beam_search": True, "truncate_prompt_tokens": 5, "prompt_logprobs": 1}
+    for name, value in wrong.items():
+        assert server.refused(path, {**body, name: value})["param"] == name
