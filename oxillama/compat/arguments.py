@@ -15,6 +15,7 @@ from oxillama.compat.objects import (
 )
 from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar
+from oxillama.toolcalls.events import call_id
 
 KV_TYPES = {
     None: None,
@@ -131,22 +132,31 @@ def biases_of(given: Any) -> dict[int, Any]:
 
 def messages_of(given: Any) -> Any:
     """Messages with the calls of functions as those of tools: `function_call` of a message is the
-    older form, with the role `function` for what the call gave.
+    older form, with the role `function` for what the call gave. Calls are numbered anew, since
+    some templates write only ids of nine characters.
     """
     if isinstance(given, (str, bytes, Mapping)) or not hasattr(given, "__iter__"):
         return given
-    out, last = [], None
-    for at, message in enumerate(given):
+    out, ids, last, count = [], {}, None, 0
+    for message in given:
         if isinstance(message, Mapping):
             message = dict(message)
             call = message.pop("function_call", None)
             if call is not None and not message.get("tool_calls"):
-                made = {"id": f"call{at:05}", "type": "function", "function": call}
-                message["tool_calls"] = [made]
-            for each in message.get("tool_calls") or ():
-                last = each.get("id") if isinstance(each, Mapping) else None
+                message["tool_calls"] = [{"type": "function", "function": call}]
+            if isinstance(message.get("tool_calls"), (list, tuple)):
+                calls = [*message["tool_calls"]]
+                for at, each in enumerate(calls):
+                    if isinstance(each, Mapping):
+                        last = call_id(count)
+                        count += 1
+                        ids[str(each.get("id"))] = last
+                        calls[at] = {**each, "id": last}
+                message["tool_calls"] = calls
             if message.get("role") == "function" and last is not None:
                 message |= {"role": "tool", "tool_call_id": last}
+            elif message.get("role") == "tool" and str(message.get("tool_call_id")) in ids:
+                message["tool_call_id"] = ids[str(message["tool_call_id"])]
         out.append(message)
     return out
 

@@ -647,7 +647,10 @@ class Llama:
         message: dict[str, Any] = {"role": "assistant", "content": done.content}
         if done.tool_calls:
             message["content"] = done.content or None
-            message["tool_calls"] = [shapes.call(each) for each in done.tool_calls]
+            message["tool_calls"] = [
+                shapes.call(each, frame.call_id(index))
+                for index, each in enumerate(done.tool_calls)
+            ]
             if legacy:
                 message["function_call"] = message["tool_calls"][0]["function"]
         if done.reasoning:
@@ -675,7 +678,7 @@ class Llama:
                 found = None
                 if event.logprobs:
                     found = shapes.chat_logprobs(event.logprobs, self._data, top=top)
-                delta = _delta(event, legacy)
+                delta = _delta(event, legacy, frame)
                 reason = _chat_reason(event.finish_reason, legacy)
                 if delta or reason or found:
                     yield frame(delta=delta, logprobs=found, finish_reason=reason)
@@ -1075,7 +1078,7 @@ def _chat_reason(reason: str | None, legacy: bool) -> str | None:
     return "function_call" if reason == "tool_calls" and legacy else reason
 
 
-def _delta(event: Any, legacy: bool) -> dict[str, Any]:
+def _delta(event: Any, legacy: bool, frame: shapes.Frame) -> dict[str, Any]:
     """The delta of a chunk for an event of a chat."""
     if event.kind == "content":
         return {"content": event.text}
@@ -1088,4 +1091,4 @@ def _delta(event: Any, legacy: bool) -> dict[str, Any]:
     if legacy:
         return {"function_call": function}
     head = {"index": event.index, "type": "function", "function": function}
-    return {"tool_calls": [{**head, "id": event.id} if begun else head]}
+    return {"tool_calls": [{**head, "id": frame.call_id(event.index)} if begun else head]}

@@ -39,6 +39,10 @@ class Frame:
         """A result of one choice."""
         return {**self._base, "choices": [{"index": 0, **choice}]}
 
+    def call_id(self, index: int) -> str:
+        """The id of a tool call of this request, which no call of another one has."""
+        return f"call_{index}_{self._base['id']}"
+
 
 def text_logprobs(
     reports: Sequence[Any], spell: Spell, offsets: TextOffsets, *, top: int = 0, start: int = 0
@@ -122,10 +126,10 @@ def chat_logprobs(reports: Sequence[Any], data: Bytes, *, top: int) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def call(made: ToolCall) -> dict[str, Any]:
+def call(made: ToolCall, id: str) -> dict[str, Any]:
     """A tool call of a message."""
     return {
-        "id": made.id,
+        "id": id,
         "type": "function",
         "function": {"name": made.name, "arguments": made.arguments_text},
     }

@@ -184,7 +184,7 @@ def test_tools_are_called_as_openais_are(llm):
     chunks = llm.create_chat_completion(
         ASKED, tools=tools, tool_choice=choice, stream=True, **options
     )
-    text, names = "", []
+    text, names, ids = "", [], []
     for chunk in chunks:
         for each in chunk["choices"][0]["delta"].get("tool_calls", ()):
             if each["index"] == 0:
@@ -192,7 +192,9 @@ def test_tools_are_called_as_openais_are(llm):
                 names += [each["function"]["name"]] if each["function"]["name"] else []
                 assert set(each) - {"id"} == {"index", "type", "function"}
                 assert set(each["function"]) == {"name", "arguments"}
+                ids += [each["id"]] if "id" in each else []
     assert names == ["weather"] and text == first["function"]["arguments"]
+    assert ids == [f"call_0_{chunk['id']}"] and first["id"] == f"call_0_{done['id']}"
     legacy = llm.create_chat_completion(
         ASKED, functions=[WEATHER], function_call={"name": "weather"}, **options
     )
@@ -206,6 +208,33 @@ def test_tools_are_called_as_openais_are(llm):
     calls = [each["function_call"] for each in deltas if "function_call" in each]
     assert [each["name"] for each in calls] == ["weather"] + [None] * (len(calls) - 1)
     assert "".join(each["arguments"] for each in calls) == first["function"]["arguments"]
+
+
+def test_ids_of_calls_fit_a_template_that_counts_their_characters():
+    """As Mistral's does. Every call of every reply has an id of its own, longer than nine."""
+    template = (
+        "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}"
+        "{% if c.id | length != 9 %}{{ raise_exception('wanted nine') }}{% endif %}{{ c.id }}"
+        "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{{ m.tool_call_id }}{{ m.content }}{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
+
+    def talk(*ids):
+        out = [*ASKED]
+        for each in ids:
+            out.append({"role": "assistant", "content": None, "tool_calls": [{**call, "id": each}]})
+            out.append({"role": "tool", "tool_call_id": each, "content": "sunny"})
+        return out
+
+    with Llama(MODEL, n_threads=1, n_ctx=512) as llm:
+        llm.engine.opened.use_template(template)
+        found = [
+            llm.create_chat_completion(talk(*ids), max_tokens=4, temperature=0)
+            for ids in (("call_0_a", "call_0_b"), ("call00000", "call00001"), ("x", "x"))
+        ]
+    assert found[0]["choices"] == found[1]["choices"] == found[2]["choices"]
+    assert found[0]["usage"] == found[1]["usage"] == found[2]["usage"]
 
 
 def test_what_a_function_gave_is_told_in_the_older_form_too(llm):
