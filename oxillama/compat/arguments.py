@@ -89,6 +89,7 @@ REFUSED: tuple[tuple[str, Any], ...] = (
     ("n_parts", -1),  # LangChain gives this and the next
     ("device", None),
 )
+_DEVICES = ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "rpc_servers", "device")
 # the same of `from_pretrained` alone
 OF_HUB: tuple[tuple[str, Any], ...] = (
     ("additional_files", None),
@@ -174,7 +175,10 @@ def given_seed(seed: int) -> int | None:
 def refuse(name: str, value: Any, only: Any) -> None:
     """Raise ConfigError for an argument that asks for something not supported here."""
     if value != only:
-        raise ConfigError(f"{name}: found {value!r:.60}, which is not done here, wanted {only!r}")
+        hint = "; everything runs on the CPU" if name in _DEVICES else ""
+        raise ConfigError(
+            f"{name}: found {value!r:.60}, which is not done here, wanted {only!r}{hint}"
+        )
 
 
 def criteria_of(value: Any) -> Criterion | None:

@@ -712,6 +712,7 @@ def test_an_adapter_is_that_of_the_engine(llm, tmp_path):
         ({"seed": "x"}, "seed: found 'x', wanted an integer of 0 or more"),
         ({"f16_kv": 1}, "f16_kv: found 1, wanted True or False"),
         ({"f16_kv": False, "type_k": 1}, "type_k, type_v: found 1, None"),
+        ({"n_gpu_layers": -1}, "-1, which is not done here, wanted 0; everything runs on the CPU"),
         ({"n_parts": 2}, "n_parts: found 2, which is not done here, wanted -1"),
         ({"device": "cuda"}, "device: found 'cuda', which is not done here, wanted None"),
         ({"n_threads": 2, "n_threads_batch": 3}, "n_threads_batch"),
