@@ -5,6 +5,7 @@ first use and unloaded by least recent use.
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import time
 from collections import Counter, OrderedDict
@@ -314,9 +315,17 @@ class Registry:
         if self._loaded.get(model.name) is model and not self._keep(model):
             del self._loaded[model.name]
             self._forget(model)
-            task = asyncio.ensure_future(self._offload(model.engine.close))
+            task = asyncio.ensure_future(self._offload(self._close, model.engine))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+    @staticmethod
+    def _close(engine: oxillama.InferenceEngine) -> None:
+        """Close an engine, and free what its requests hold in cycles, such as its file's mapping:
+        the next model wants the memory.
+        """
+        engine.close()
+        gc.collect()
 
     def _load_ended(self, name: str, task: asyncio.Task) -> None:
         self._loading.pop(name, None)
@@ -406,7 +415,7 @@ class Registry:
             if not (model.users or self._awaited[model.name] or self._keep(model)):
                 del self._loaded[model.name]
                 self._forget(model)
-                await self._offload(model.engine.close)
+                await self._offload(self._close, model.engine)
                 return True
         return False
 
