@@ -6,7 +6,7 @@ follows one another in the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from oxillama.audio.spectrogram import HOP, RATE, log_mel
 from oxillama.media.tokens import MediaTokens
 from oxillama.model.media_encoder import AudioEncoder, Joined, MediaRows
 
-_KERNEL = 3  # frames of both convolutions of Whisper
+_KERNEL = 3  # places along a side of kernels: of Whisper's convolutions, and of two dimensions
 
 
 class Processor(Protocol):
@@ -43,7 +43,7 @@ class Windows:
     silence.
 
     positions: float32 (rows, width), of the rows that the second convolution leaves; stack: rows
-    that make a feature.
+    that make a feature; alone: whether each window has a spectrogram of its own.
     """
 
     audio_tokens: MediaTokens
@@ -51,6 +51,7 @@ class Windows:
     positions: np.ndarray
     stack: int
     rate: int = RATE
+    alone: bool = False
 
     @property
     def frames(self) -> int:
@@ -59,38 +60,52 @@ class Windows:
 
     def windows(self, samples: np.ndarray) -> list[MediaRows]:
         """The windows of a clip."""
-        count = -(-len(samples) // (HOP * self.frames))
-        frames = count * self.frames
-        mel = log_mel(samples, frames, self.bands, end=frames * HOP)
-        return [
-            laid_out([(each, self.positions)], stacked(len(self.positions), self.stack))
-            for each in np.split(mel, count)
-        ]
+        groups = stacked(len(self.positions), self.stack)
+        return [laid_out([(mel, self.positions)], groups) for mel, _ in self._filled(samples)]
+
+    def _filled(self, samples: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """(the spectrogram of a window, the rows where the clip is), the last one filled with
+        silence.
+        """
+        step = self.frames * HOP
+        parts = [samples[at : at + step] for at in range(0, len(samples), step)]
+        count = len(parts)
+        if self.alone:
+            mels = [log_mel(each, self.frames, self.bands, end=step) for each in parts]
+        else:
+            mel = log_mel(samples, count * self.frames, self.bands, end=count * step)
+            mels = np.split(mel, count)
+        for mel, part in zip(mels, parts):
+            yield mel, (-(-len(part) // HOP) + 1) // 2
 
 
 @dataclass(frozen=True)
 class Heard(Windows):
     """The same; of the last window only the rows where the clip is are keys and make features, but
-    the convolutions see the silence that follows them: Qwen2-Audio.
+    the convolutions see the silence that follows them: Qwen2-Audio and, alone, Audio Flamingo 3.
     """
 
     def windows(self, samples: np.ndarray) -> list[MediaRows]:
         """The windows of a clip."""
-        sounding = -(-len(samples) // HOP)
-        count = -(-sounding // self.frames)
-        frames = count * self.frames
-        mel = log_mel(samples, frames, self.bands, end=frames * HOP)
-        made = []
-        for window in np.split(mel, count):
-            rows = (min(sounding, self.frames) + 1) // 2
-            sounding -= self.frames
+        return [
             # the frames that the convolutions of these rows see
-            made.append(
-                laid_out(
-                    [(window[: 2 * rows + 1], self.positions[:rows])], stacked(rows, self.stack)
-                )
-            )
-        return made
+            laid_out([(mel[: 2 * rows + 1], self.positions[:rows])], stacked(rows, self.stack))
+            for mel, rows in self._filled(samples)
+        ]
+
+
+@dataclass(frozen=True)
+class Kept(Windows):
+    """The same; all rows of the last window are keys, of which those where the clip is make
+    features: GLM-ASR.
+    """
+
+    def windows(self, samples: np.ndarray) -> list[MediaRows]:
+        """The windows of a clip."""
+        return [
+            laid_out([(mel, self.positions)], stacked(rows, self.stack))
+            for mel, rows in self._filled(samples)
+        ]
 
 
 @dataclass(frozen=True)
@@ -170,6 +185,20 @@ def stacked(rows: int, stack: int, *, filled: bool = False) -> np.ndarray:
     count = -(-rows // stack) if filled else rows // stack
     made = np.arange(count * stack)
     return np.where(made < rows, made, -1).reshape(count, stack)
+
+
+def around(high: int, wide: int) -> np.ndarray:
+    """(places, 9): the numbers of the places around every other one of `high` x `wide`, row by row;
+    -1 beyond them.
+    """
+    at = np.pad(np.arange(high * wide).reshape(high, wide), 1, constant_values=-1)
+    nine = np.lib.stride_tricks.sliding_window_view(at, (_KERNEL, _KERNEL))[::2, ::2]
+    return nine.reshape(-1, _KERNEL**2)
+
+
+def taken(mel: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """The numbers of a spectrogram, row by row, at places, 0 beyond it."""
+    return np.append(mel.reshape(-1), np.float32(0))[places]
 
 
 _MAKERS: dict[str, Callable[[AudioEncoder], Processor]] = {}

@@ -1,20 +1,22 @@
-"""The spectrogram that Whisper's encoder reads (Radford et al. 2023, section 2.2): the logarithm of
-the power in bands of the mel scale, ten milliseconds a frame.
+"""Spectrograms of ten milliseconds a frame: the logarithm of the power in bands of the mel scale,
+as Whisper's encoder reads it (Radford et al. 2023, section 2.2), or of the magnitude, as Gemma's.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import cache
 
 import numpy as np
 
-from oxillama.audio.certain import Spectrum, cosines, log10
+from oxillama.audio.certain import Spectrum, cosines, ln, log10
 
 RATE = 16000  # samples a second
 HOP = 160  # samples a frame
-_SIDE = 20  # of the transform: its square is the length of a frame's window
-_WINDOW = _SIDE * _SIDE
+_SIDES = (20, 20)  # of the transform: their product is the length of a frame's window
+_WINDOW = 400
 _FLOOR, _RANGE = 1e-10, 8.0  # the least power, and the powers of ten below the largest one
 _FRAMES = 1000  # that are transformed at once
 
@@ -47,13 +49,53 @@ def log_mel(samples: np.ndarray, frames: int, bands: int, *, end: int | None = N
 def _powers(windows: np.ndarray, bands: int) -> np.ndarray:
     """float64 (bands, frames): the logarithm of the power of each band."""
     hann = 0.5 - 0.5 * cosines(_WINDOW)
-    power = Spectrum(_SIDE).power(np.ascontiguousarray(windows.T) * hann[:, None])
-    out = np.empty((bands, len(windows)))
-    for row, (first, weights) in zip(out, _filters(bands)):
-        row[:] = 0.0
+    power = Spectrum(*_SIDES).power(np.ascontiguousarray(windows.T) * hann[:, None])
+    return log10(np.maximum(_banded(power, _filters(bands)), _FLOOR))
+
+
+def _banded(spectrum: np.ndarray, filters: list[tuple[int, list[float]]]) -> np.ndarray:
+    """float64 (bands, frames): the sums of a spectrum (numbers, frames) under filters."""
+    out = np.zeros((len(filters), spectrum.shape[1]))
+    for row, (first, weights) in zip(out, filters):
         for at, weight in enumerate(weights, first):
-            row += power[at] * weight
-    return log10(np.maximum(out, _FLOOR))
+            row += spectrum[at] * weight
+    return out
+
+
+@dataclass(frozen=True)
+class Magnitudes:
+    """The spectrogram of Gemma's encoder (Google 2026, published code, feature extraction): frames
+    of `window` samples, of which half of the first one are zeros before the clip, filled up with
+    zeros to the length of the transform, the product of `sides`; the natural logarithm of a band's
+    magnitude plus `floor`.
+    """
+
+    window: int
+    sides: tuple[int, int]
+    floor: float
+
+    def frames(self, samples: int) -> int:
+        """Frames of so many samples: those that end, with one sample more, in the clip."""
+        return max(0, (samples + self.window // 2 - self.window - 1) // HOP + 1)
+
+    def of(self, samples: np.ndarray, bands: int) -> np.ndarray:
+        """float32 (frames, bands) of float32 samples."""
+        count, window, size = self.frames(len(samples)), self.window, math.prod(self.sides)
+        made = np.empty((count, bands), np.float32)
+        if not count:
+            return made
+        signal = np.concatenate([np.zeros(window // 2), samples.astype(np.float64)])
+        windows = np.lib.stride_tricks.sliding_window_view(signal, window)[::HOP]
+        # the published code has it in 32 bits
+        hann = (0.5 - 0.5 * cosines(window)).astype(np.float32).astype(np.float64)
+        transform, filters = Spectrum(*self.sides), _triangles(bands, size)
+        for at in range(0, count, _FRAMES):
+            part = windows[at : min(at + _FRAMES, count)]
+            filled = np.zeros((size, len(part)))
+            filled[:window] = part.T * hann[:, None]
+            magnitude = np.sqrt(transform.power(filled))
+            made[at : at + len(part)] = ln(_banded(magnitude, filters) + self.floor).T
+        return made
 
 
 @cache
@@ -61,12 +103,28 @@ def _filters(bands: int) -> list[tuple[int, list[float]]]:
     """(first number of the spectrum, weights) of each band: triangles of the same area over the mel
     scale of Slaney's toolbox, linear below 1000 Hz and logarithmic above.
     """
-    edges = _edges(bands)
-    hertz = np.arange(_WINDOW // 2 + 1) * (RATE / _WINDOW)
+    return _between(_edges(bands), _WINDOW, even=True)
+
+
+@cache
+def _triangles(bands: int, size: int) -> list[tuple[int, list[float]]]:
+    """The same as triangles of height 1 over the scale of O'Shaughnessy (1987), of a transform of
+    `size` numbers.
+    """
+    with localcontext() as context:
+        context.prec = 40
+        most = (1 + Decimal(RATE // 2) / 700).log10()
+        edges = [700 * (10 ** (most * at / (bands + 1)) - 1) for at in range(bands + 2)]
+    return _between([float(each) for each in edges], size, even=False)
+
+
+def _between(edges: list[float], size: int, *, even: bool) -> list[tuple[int, list[float]]]:
+    """Filters of a transform of `size` numbers between edges in Hz; even: of the same area."""
+    hertz = np.arange(size // 2 + 1) * (RATE / size)
     made = []
     for low, middle, high in zip(edges[:-2], edges[1:-1], edges[2:]):
         rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
-        weights = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (high - low))
+        weights = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (high - low) if even else 1)
         inside = np.flatnonzero(weights)
         first = int(inside[0]) if len(inside) else 0
         made.append((first, weights[inside].tolist()))

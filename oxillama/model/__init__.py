@@ -12,8 +12,8 @@ assigns slots, `ops` defines every op of the tape in numpy, `reference` runs the
 a model. `drafts` makes models that draft for a loaded one; `eagle` records those of EAGLE-3, and
 `further` joins files of layers that predict further tokens with their model's. For images and
 audio, `media_builder` records an encoder, `image_builder` one over patches and `audio_builder` one
-over frames; `encoders/` has one file per family, and `media_encoder` loads one. Nothing here knows
-about requests or sessions.
+over frames; `encoders/` has one file per family, `waves` the scores by distance of some, and
+`media_encoder` loads one. Nothing here knows about requests or sessions.
 """
 
 from .load import Model, load_model

@@ -48,10 +48,12 @@ class AudioBuilder(MediaBuilder):
         """Rows that are side by side in what becomes a feature."""
         return self.keys.integer("projector.stack_factor", minimum=1, maximum=64)
 
-    def convolved(self, x: Value, name: str, rows: int, channels: int, *sides: int) -> Value:
+    def convolved(
+        self, x: Value, name: str, rows: int, channels: int, *sides: int, bias: bool = True
+    ) -> Value:
         """x, neighbouring rows of `channels` numbers channel by channel, times the kernels
         `name.weight` (rows, channels, *sides), plus `name.bias`, after whose axis files leave
-        others of length 1.
+        others of length 1 (bias False: there is none).
         """
         shape = (rows, channels, *sides)
         info = self._info(name + ".weight", *shape)
@@ -60,9 +62,11 @@ class AudioBuilder(MediaBuilder):
                 f"{name}.weight: file has {tuple(info.shape)}, {self.kind} needs {shape}"
             )
         weight = Tensor(name + ".weight", info.type_name, (rows, x.width))
-        axes = len(self._info(name + ".bias", rows).shape)
-        bias = self.array(name + ".bias", rows, *(1,) * (axes - 1)).reshape(-1)
-        return self.record("linear", (x,), width=rows, weight=weight, bias=bias)
+        shift = None
+        if bias:
+            axes = len(self._info(name + ".bias", rows).shape)
+            shift = self.array(name + ".bias", rows, *(1,) * (axes - 1)).reshape(-1)
+        return self.record("linear", (x,), width=rows, weight=weight, bias=shift)
 
     def positions(self, start: int) -> Value:
         """The learned position of each row, which the batch brings from column `start` on."""

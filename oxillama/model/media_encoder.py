@@ -269,9 +269,11 @@ def _batch(
         raise ImageError(
             f"image: {count} patches, the encoder takes {program.max_rows}; wanted a smaller image"
         )
-    memory = PageMemory(program.kv_layers, "f32", _PAGE)
+    memory = PageMemory(program.kv_layers, "f32", _PAGE, slot_layers=program.slot_layers)
     pages = -(-count // _PAGE)
     memory.ensure(pages)
+    if memory.slot_layers:
+        memory.ensure_slots(1)
     every = np.arange(count, dtype=np.int32)
     batch = Batch(
         _tokens(image, count),
@@ -282,6 +284,7 @@ def _batch(
         embeds=rows,
         rope=image.rope,
         spans=image.spans,
+        slots=[0] if memory.slot_layers else None,
     )
     return batch, memory
 
@@ -513,6 +516,7 @@ def _program(
         ops,
         list(tape.slots),
         kv_layers=kinds,
+        slot_layers=[state.shape for state in b.slots],
         hidden=tape.embedding,
         vocab_size=1,
         hidden_size=tape.width,

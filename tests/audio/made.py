@@ -2,6 +2,7 @@
 alone until a file is written, so that `record.py` can give the same weights to transformers.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,15 @@ import numpy as np
 HIDDEN, HEADS, LAYERS, FFN, MELS = 32, 4, 2, 64, 80
 RATE = 16000
 # rows of learned positions: windows of two seconds, and of Qwen2.5-Omni two of them in a step
-POSITIONS = {"qwen2a": 100, "qwen2.5o": 250, "ultravox": 100, "voxtral": 100, "qwen3a": 13}
+POSITIONS = {
+    **{"qwen2a": 100, "qwen2.5o": 250, "ultravox": 100, "voxtral": 100, "glma": 100, "qwen3a": 13},
+    "musicflamingo": 100,
+}
 CHANNELS = 6  # of the convolutions of Qwen3-ASR
-STACK = {"ultravox": 8, "voxtral": 4}
-KINDS = tuple(POSITIONS)
+STACK = {"ultravox": 8, "voxtral": 4, "glma": 4}
+# of the convolutions of Gemma 4, of which the first has as many as a frame has numbers
+SUBSAMPLED = (MELS, 6)
+KINDS = (*POSITIONS, "gemma4a")
 
 
 def clip(seconds: float, *, rate: int = RATE, seed: int = 0) -> np.ndarray:
@@ -42,6 +48,8 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         if bias:
             put(name + ".bias", rows)
 
+    if kind == "gemma4a":
+        return gemma4a(width, made, put, norm, linear)
     if kind == "qwen3a":
         for number, channels in ((1, 1), (2, CHANNELS), (3, CHANNELS)):
             put(f"a.conv2d.{number}.weight", CHANNELS, channels, 3, 3)
@@ -58,7 +66,8 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         norm(f"a.blk.{i}.ln2")
         linear(f"a.blk.{i}.ffn_up", FFN, HIDDEN)
         linear(f"a.blk.{i}.ffn_down", HIDDEN, FFN)
-    norm("a.post_ln")
+    if kind != "glma":
+        norm("a.post_ln")
     if kind in ("qwen2a", "qwen2.5o"):
         linear("mm.a.fc", width, HIDDEN)
         return made
@@ -66,7 +75,18 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         linear("mm.a.mlp.1", HIDDEN, HIDDEN)
         linear("mm.a.mlp.2", width, HIDDEN)
         return made
+    if kind == "musicflamingo":
+        linear("mm.a.mlp.1", width, HIDDEN)
+        linear("mm.a.mlp.2", width, width)
+        return made
     joined = HIDDEN * STACK[kind]
+    if kind == "glma":
+        norm("mm.a.norm_pre")
+        linear("mm.a.mlp.1", 2 * width, joined)
+        linear("mm.a.mlp.2", width, 2 * width)
+        put("v.boi", width)
+        put("v.eoi", width)
+        return made
     if kind == "ultravox":
         norm("mm.a.norm_pre", joined, bias=False)
         linear("mm.a.mlp.1", 48, joined, bias=False)
@@ -75,6 +95,41 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
     else:
         linear("mm.a.mlp.1", width, joined, bias=False)
         linear("mm.a.mlp.2", width, width, bias=False)
+    return made
+
+
+def gemma4a(width: int, made: dict, put: Callable, norm: Callable, linear: Callable) -> dict:
+    """Those of Gemma 4, whose products have limits."""
+
+    def limited(name: str, rows: int, columns: int) -> None:
+        linear(name, rows, columns, bias=False)
+        for end, value in (("input_min", -2), ("input_max", 1.5), ("output_max", 1)):
+            made[f"{name}.{end}"] = np.array([value], np.float32)
+
+    channels = 1
+    for number, rows in enumerate(SUBSAMPLED):
+        put(f"a.conv1d.{number}.weight", rows, channels, 3, 3)
+        norm(f"a.conv1d.{number}.norm", rows, bias=False)
+        channels = rows
+    linear("a.input_projection", HIDDEN, MELS // 4 * channels, bias=False)
+    for i in range(LAYERS):
+        at = f"a.blk.{i}."
+        for end in ("", "_1"):
+            norm(f"{at}ffn_norm{end}", bias=False)
+            limited(f"{at}ffn_up{end}", 4 * HIDDEN, HIDDEN)
+            limited(f"{at}ffn_down{end}", HIDDEN, 4 * HIDDEN)
+            norm(f"{at}ffn_post_norm{end}", bias=False)
+        for name in ("attn_pre_norm", "attn_post_norm", "conv_norm", "norm_conv", "ln2"):
+            norm(at + name, bias=False)
+        for part in ("q", "k", "v", "out"):
+            limited(f"{at}attn_{part}", HIDDEN, HIDDEN)
+        linear(at + "attn_k_rel", HIDDEN, HIDDEN, bias=False)
+        put(at + "per_dim_scale.weight", HIDDEN // HEADS, mean=0.7)
+        limited(at + "conv_pw1", 2 * HIDDEN, HIDDEN)
+        put(at + "conv_dw.weight", HIDDEN, 5)
+        limited(at + "conv_pw2", HIDDEN, HIDDEN)
+    linear("a.pre_encode.out", 48, HIDDEN)
+    linear("mm.a.input_projection", width, 48, bias=False)
     return made
 
 

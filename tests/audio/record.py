@@ -24,13 +24,14 @@ from tests.audio.made import (
     POSITIONS,
     RATE,
     STACK,
+    SUBSAMPLED,
     clip,
     tensors_of,
 )
 
 WIDTH = 24
 CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
-MORE = {"qwen3a": {"brief": 0.3, "longer": 9.753}}
+MORE = {"qwen3a": {"brief": 0.3, "longer": 9.753}, "gemma4a": {"brief": 0.3, "longer": 9.753}}
 
 
 def extractor(bands: int, seconds: float, *, torchy: bool = False):
@@ -256,12 +257,208 @@ def qwen3a(tensors, samples):
     return hidden
 
 
+def glma(tensors, samples):
+    from transformers.models.glmasr import configuration_glmasr as configuration
+    from transformers.models.glmasr import modeling_glmasr as code
+
+    given = dict(
+        hidden_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_mel_bins=MELS,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+        attn_implementation="eager",
+    )
+    names = {
+        **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+        "attn_out": "self_attn.o_proj",
+        "ln1": "input_layernorm",
+        "ln2": "post_attention_layernorm",
+        "ffn_up": "mlp.fc1",
+        "ffn_down": "mlp.fc2",
+    }
+    # its heads have adjacent pairs of the published weights half the rotated part apart
+    width = HIDDEN // HEADS
+    halves = [*range(0, width // 2, 2), *range(1, width // 2, 2), *range(width // 2, width)]
+    state = {}
+    for name, value in tensors.items():
+        part, _, end = name.rpartition(".")
+        held = torch.from_numpy(value)
+        if part.startswith("a.conv1d."):
+            state[f"conv{part[-1]}.{end}"] = held.reshape(-1) if end == "bias" else held
+        elif part.startswith("a.blk."):
+            _, _, index, rest = part.split(".")
+            if rest in ("attn_q", "attn_k"):
+                shape = held.shape
+                held = held.reshape(HEADS, width, -1)[:, halves].reshape(shape)
+            state[f"layers.{index}.{names[rest]}.{end}"] = held
+        elif part == "mm.a.norm_pre":
+            state[f"norm.{end}"] = held
+    config = configuration.GlmAsrEncoderConfig(intermediate_size=FFN, **given)
+    model = code.GlmAsrEncoder._from_config(config)
+    model.load_state_dict(state)
+    # which it takes for the width of the rows side by side
+    config = configuration.GlmAsrConfig(
+        audio_config=configuration.GlmAsrEncoderConfig(
+            intermediate_size=STACK["glma"] * HIDDEN, **given
+        ),
+        text_config=dict(
+            model_type="llama",
+            hidden_size=WIDTH,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            intermediate_size=32,
+            vocab_size=64,
+        ),
+    )
+    whole = code.GlmAsrModel(config).eval()
+    whole.audio_tower = model.eval()
+    for at in "12":
+        for end in ("weight", "bias"):
+            held = torch.from_numpy(tensors[f"mm.a.mlp.{at}.{end}"])
+            getattr(getattr(whole.multi_modal_projector, f"linear_{at}"), end).data = held
+    window, made = 2 * POSITIONS["glma"] * 160, []
+    for at in range(0, len(samples), window):
+        mel, mask = mel_of(samples[at : at + window], window / RATE)
+        made.append(whole.get_audio_features(mel, mask).pooler_output)
+    return torch.cat(made)
+
+
+def musicflamingo(tensors, samples):
+    from transformers.models.audioflamingo3 import configuration_audioflamingo3 as configuration
+    from transformers.models.audioflamingo3 import modeling_audioflamingo3 as code
+
+    given = common("musicflamingo")
+    names = {
+        "d_model": "hidden_size",
+        "encoder_layers": "num_hidden_layers",
+        "encoder_attention_heads": "num_attention_heads",
+        "encoder_ffn_dim": "intermediate_size",
+    }
+    config = configuration.AudioFlamingo3Config(
+        audio_config=configuration.AudioFlamingo3EncoderConfig(
+            **{names.get(name, name): value for name, value in given.items()}
+        ),
+        text_config=dict(
+            model_type="qwen2",
+            hidden_size=WIDTH,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            intermediate_size=32,
+            vocab_size=64,
+        ),
+    )
+    model = code.AudioFlamingo3Model(config).eval()
+    model.audio_tower = code.AudioFlamingo3Encoder._from_config(config.audio_config)
+    loaded(model.audio_tower, encoder_weights("musicflamingo", tensors))
+    for at in "12":
+        for end in ("weight", "bias"):
+            held = torch.from_numpy(tensors[f"mm.a.mlp.{at}.{end}"])
+            getattr(getattr(model.multi_modal_projector, f"linear_{at}"), end).data = held
+    window, made = 2 * POSITIONS["musicflamingo"] * 160, []
+    for at in range(0, len(samples), window):
+        mel, mask = mel_of(samples[at : at + window], window / RATE)
+        made.append(model.get_audio_features(mel, mask).pooler_output)
+    return torch.cat(made)
+
+
+def gemma4_mel(bands: int, samples, *, filled: int = 0):
+    """float32 (frames, bands) of samples in 64 bits, and of zeros after them."""
+    from transformers.models.gemma4 import feature_extraction_gemma4 as extraction
+
+    extract = extraction.Gemma4AudioFeatureExtractor(feature_size=bands)
+    held = np.zeros(max(len(samples), 160 * filled + 161), np.float64)
+    held[: len(samples)] = samples
+    made, _ = extract._extract_spectrogram(held, np.ones(len(held), int))
+    return (made[:filled] if filled else made).astype(np.float32)
+
+
+def gemma4a(tensors, samples):
+    from transformers.models.gemma4 import configuration_gemma4 as configuration
+    from transformers.models.gemma4 import feature_extraction_gemma4 as extraction
+    from transformers.models.gemma4 import modeling_gemma4 as code
+
+    outputs = len(tensors["a.pre_encode.out.bias"])
+    config = configuration.Gemma4AudioConfig(
+        hidden_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        subsampling_conv_channels=list(SUBSAMPLED),
+        output_proj_dims=outputs,
+        attn_implementation="eager",
+    )
+    names = {
+        "ffn_norm": "feed_forward1.pre_layer_norm",
+        "ffn_up": "feed_forward1.ffw_layer_1",
+        "ffn_down": "feed_forward1.ffw_layer_2",
+        "ffn_post_norm": "feed_forward1.post_layer_norm",
+        "attn_pre_norm": "norm_pre_attn",
+        "attn_post_norm": "norm_post_attn",
+        "conv_norm": "lconv1d.pre_layer_norm",
+        "norm_conv": "lconv1d.conv_norm",
+        "conv_pw1": "lconv1d.linear_start",
+        "conv_dw": "lconv1d.depthwise_conv1d",
+        "conv_pw2": "lconv1d.linear_end",
+        "ln2": "norm_out",
+        **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+        "attn_out": "self_attn.post",
+        "attn_k_rel": "self_attn.relative_k_proj",
+        "per_dim_scale": "self_attn.per_dim_scale",
+        "a.input_projection": "subsample_conv_projection.input_proj_linear",
+        "a.pre_encode.out": "output_proj",
+        **{f"a.conv1d.{i}": f"subsample_conv_projection.layer{i}.conv" for i in (0, 1)},
+        **{f"a.conv1d.{i}.norm": f"subsample_conv_projection.layer{i}.norm" for i in (0, 1)},
+    }
+    for part in ("norm", "up", "down", "post_norm"):
+        names[f"ffn_{part}_1"] = names[f"ffn_{part}"].replace("1.", "2.", 1)
+    state = {}
+    limited = {name.rpartition(".")[0] for name in tensors if name.endswith("input_max")}
+    for name, value in tensors.items():
+        part, _, end = name.rpartition(".")
+        held, where = torch.from_numpy(value), names.get(part)
+        if name.startswith("mm."):
+            continue
+        if part.startswith("a.blk."):
+            _, _, index, rest = part.split(".")
+            where = f"layers.{index}.{names[rest]}"
+            if rest == "per_dim_scale":  # llama.cpp's converter leaves its softplus
+                where, end, held = where.rpartition(".")[0], rest, torch.log(torch.expm1(held))
+            elif rest == "conv_dw":
+                held = held[:, None]
+            elif part in limited:
+                where += ".linear" if end == "weight" else ""
+                held = held if end == "weight" else held[0]
+        state[f"{where}.{end}"] = held
+    model = code.Gemma4AudioModel._from_config(config)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all("output_min" in name for name in missing), (missing, unexpected)
+    extract = extraction.Gemma4AudioFeatureExtractor(feature_size=MELS)
+    made = extract([samples], return_tensors="pt")
+    mask = made["input_features_mask"]
+    mel = torch.from_numpy(gemma4_mel(MELS, samples, filled=mask.shape[1]))[None]
+    # what it makes of them itself, in 32 bits
+    assert (mel - made["input_features"])[mask].abs().max() < 5e-4
+    out = model.eval()(mel * mask[..., None], mask)
+    hidden = out.last_hidden_state[out.attention_mask]
+    norm = code.Gemma4RMSNorm(outputs, eps=1e-6, with_scale=False)
+    return norm(hidden) @ torch.from_numpy(tensors["mm.a.input_projection.weight"]).T
+
+
 FAMILIES = {
     "qwen2a": qwen2a,
     "qwen2.5o": qwen25o,
     "ultravox": ultravox,
     "voxtral": voxtral,
     "qwen3a": qwen3a,
+    "glma": glma,
+    "musicflamingo": musicflamingo,
+    "gemma4a": gemma4a,
 }
 
 
@@ -274,6 +471,7 @@ def main() -> None:
             held[f"{name}_{bands}"] = made(samples, sampling_rate=RATE)["input_features"][0].astype(
                 np.float32
             )
+        held[f"gemma4_mel_{bands}"] = gemma4_mel(bands, samples)
     with torch.no_grad():
         for kind, family in FAMILIES.items():
             tensors = tensors_of(kind, WIDTH)

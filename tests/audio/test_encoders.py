@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from oxillama.audio import AudioLimits, Hearing
+from oxillama.audio.families.gemma4 import GEMMA_4
 from oxillama.errors import AudioError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.media import MediaFeatures
@@ -17,7 +18,7 @@ from tests.vision.made import write_mmproj
 
 FACTS = Path(__file__).parent / "transformers_audio.npz"
 CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
-MORE = {"brief": 0.3, "longer": 9.753}  # of Qwen3-ASR, whose windows are of eight seconds
+MORE = {"brief": 0.3, "longer": 9.753}  # of kinds whose windows are of eight seconds and more
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def hearing(tmp_path_factory):
     "kind, name",
     [
         *((kind, name) for kind in KINDS for name in CLIPS),
-        *(("qwen3a", name) for name in MORE),
+        *((kind, name) for kind in ("qwen3a", "gemma4a") for name in MORE),
     ],
 )
 def test_features_are_those_of_transformers(hearing, kind, name):
@@ -57,8 +58,8 @@ def test_every_op_is_what_it_means_and_threads_change_no_bit(tmp_path, hearing, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_windows_do_not_know_of_one_another(hearing, kind):
-    """Under one spectrogram each window is encoded alone: what comes later changes none of it."""
-    seconds = 16.0 if kind == "qwen3a" else 4.0
+    """Each window is encoded alone: what comes later changes none of it."""
+    seconds = {"qwen3a": 16.0, "gemma4a": 60.0}.get(kind, 4.0)
     a, b = clip(seconds), clip(seconds)
     b[-RATE:] *= np.float32(0.5)  # the loudest part, which scales the clip, is before
     a, b = (hearing(kind).features(each) for each in (a, b))
@@ -67,8 +68,8 @@ def test_windows_do_not_know_of_one_another(hearing, kind):
 
 
 def test_nothing_of_a_long_clip_is_dropped(hearing):
-    """Each feature of Qwen2-Audio is of 40 milliseconds, of Voxtral and Qwen3-ASR of 80, of
-    Ultravox of 160.
+    """Each feature of Qwen2-Audio, Audio Flamingo 3 and Gemma 4 is of 40 milliseconds, of Voxtral,
+    GLM-ASR and Qwen3-ASR of 80, of Ultravox of 160.
     """
     for seconds in (2.0, 2.05, 5.117, 11.0):
         samples = clip(seconds)
@@ -82,7 +83,13 @@ def test_nothing_of_a_long_clip_is_dropped(hearing):
             "qwen2.5o": sum(each // 2 for each in rows),
             "ultravox": sum(-(-each // 8) for each in rows),
             "voxtral": 25 * len(windows),
+            "musicflamingo": sum(each // 2 for each in rows),
+            "glma": sum(each // 4 for each in rows),
             "qwen3a": sum(-(-min(100, whole - at) // 8) for at in range(0, whole, 100)),
+            "gemma4a": sum(
+                -(-GEMMA_4.frames(min(480000, len(samples) - at)) // 4)
+                for at in range(0, len(samples), 480000)
+            ),
         }
 
 
@@ -99,7 +106,10 @@ def test_pieces_are_a_familys_tokens_around_a_clip_that_is_kept(hearing):
         "qwen2.5o": ["<|audio_bos|>", 25, "<|audio_eos|>"],
         "ultravox": [7],
         "voxtral": ["[BEGIN_AUDIO]", 25],
+        "musicflamingo": [25],
+        "glma": ["<|begin_of_audio|>", 12, "<|end_of_audio|>"],
         "qwen3a": ["<|audio_start|>", 13, "<|audio_end|>"],
+        "gemma4a": ["<|audio>", 25, "<audio|>"],
     }
     one = hearing("qwen2a").pieces((clip(1.0), RATE))
     again = hearing("qwen2a").pieces((clip(1.0).copy(), RATE))
@@ -124,8 +134,8 @@ def test_limits_are_those_that_were_given(tmp_path):
     "change, said",
     (
         (
-            {"keys": {"clip.projector_type": "gemma4a"}},
-            "projector_type: found 'gemma4a', wanted",
+            {"keys": {"clip.projector_type": "gemma3na"}},
+            "projector_type: found 'gemma3na', wanted",
         ),
         ({"keys": {"clip.projector_type": ""}}, "clip.audio.projector_type"),
         (
@@ -147,25 +157,68 @@ def test_what_does_not_describe_an_encoder_is_refused_by_name(tmp_path, change, 
         Hearing(rewritten(plain, tmp_path / "b.gguf", **change))
 
 
-def test_a_file_of_both_has_two_encoders(tmp_path):
-    """Of Qwen2.5-Omni: the encoder of each medium is what it is in a file of its own."""
-    sight = write_mmproj(tmp_path / "v.gguf", "qwen2.5vl_merger", width=24)
-    sound = write_audio(tmp_path / "a.gguf", "qwen2.5o")
+@pytest.mark.parametrize(
+    "seen, heard, named",
+    (
+        ("qwen2.5vl_merger", "qwen2.5o", {"clip.projector_type": "qwen2.5o"}),
+        (
+            "gemma4v",
+            "gemma4a",
+            {
+                "clip.projector_type": "",
+                "clip.vision.projector_type": "gemma4v",
+                "clip.audio.projector_type": "gemma4a",
+            },
+        ),
+    ),
+)
+def test_a_file_of_both_has_two_encoders(tmp_path, seen, heard, named):
+    """Of Qwen2.5-Omni and Gemma 4: the encoder of each medium is what it is in a file of its
+    own.
+    """
+    sight = write_mmproj(tmp_path / "v.gguf", seen, width=24)
+    sound = write_audio(tmp_path / "a.gguf", heard)
     said = GgufReader(sound).metadata
     keys = {key: said[key] for key in said if ".audio" in key}
     both = rewritten(
         sight,
         tmp_path / "b.gguf",
-        keys={**keys, "clip.has_audio_encoder": True, "clip.projector_type": "qwen2.5o"},
-        add=tensors_of("qwen2.5o", 24),
+        keys={**keys, "clip.has_audio_encoder": True, **named},
+        add=tensors_of(heard, 24),
     )
     a, b = (Vision(each).pieces(image_of(70, 56)) for each in (sight, both))
     assert np.array_equal(a[1].rows, b[1].rows)
-    # its vocabulary has other names for what is around an image than Qwen2.5-VL's
-    assert (a[0], a[2]) == ("<|vision_start|>", "<|vision_end|>")
-    assert (b[0], b[2]) == ("<|vision_bos|>", "<|vision_eos|>")
-    assert Vision(both).image_tokens.placeholders[0] == "<|vision_bos|><|IMAGE|><|vision_eos|>"
+    if heard == "qwen2.5o":
+        # its vocabulary has other names for what is around an image than Qwen2.5-VL's
+        assert (a[0], a[2]) == ("<|vision_start|>", "<|vision_end|>")
+        assert (b[0], b[2]) == ("<|vision_bos|>", "<|vision_eos|>")
+        assert Vision(both).image_tokens.placeholders[0] == "<|vision_bos|><|IMAGE|><|vision_eos|>"
+    else:
+        assert (a[0], a[2]) == (b[0], b[2]) == ("<|image>", "<image|>")
     a, b = (Hearing(each).features(clip(1.0)) for each in (sound, both))
     assert np.array_equal(a, b)
-    with pytest.raises(ModelError, match=r"a\.odd: qwen2\.5o has no use for this tensor"):
+    with pytest.raises(ModelError, match=rf"a\.odd: {heard} has no use for this tensor"):
         Hearing(rewritten(both, tmp_path / "c.gguf", add={"a.odd": np.zeros(4, np.float32)}))
+
+
+def test_gemma_4_hears_windows_of_thirty_seconds(hearing):
+    """Each under a spectrogram of its own, so that its features are those of the part alone."""
+    samples = clip(30.5)
+    whole, parts = (
+        hearing("gemma4a").features(samples),
+        [hearing("gemma4a").features(each) for each in np.split(samples, [480000])],
+    )
+    assert [len(each) for each in parts] == [750, 13]
+    assert np.array_equal(whole, np.concatenate(parts))
+    # what follows a window by less than a frame makes no feature
+    assert len(hearing("gemma4a").features(samples[: 480000 + 160])) == 750
+
+
+def test_the_limits_of_gemma_4_are_those_of_the_file(tmp_path, hearing):
+    name = "a.blk.1.conv_pw1.input_max"
+    plain = write_audio(tmp_path / "a.gguf", "gemma4a")
+    with pytest.raises(ModelError, match=r"conv_pw1\.input_min: found -2\.0, wanted at most -3\.0"):
+        held = np.array([-3], np.float32)
+        Hearing(rewritten(plain, tmp_path / "b.gguf", drop=(name,), add={name: held}))
+    open_end = Hearing(rewritten(plain, tmp_path / "c.gguf", drop=(name,)))
+    assert not np.array_equal(open_end.features(clip(1.0)), hearing("gemma4a").features(clip(1.0)))

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oxillama.audio.certain import Spectrum, cosines, log10
+from oxillama.audio.certain import Spectrum, cosines, ln, log10
+from oxillama.audio.families.gemma4 import GEMMA_4
 from oxillama.audio.spectrogram import log_mel
 from tests.audio.made import clip
 
@@ -22,21 +23,37 @@ def test_it_is_that_of_transformers(bands):
         assert np.abs(found - facts[f"torch_{bands}"]).max() <= 5e-5
 
 
+@pytest.mark.parametrize("bands", (80, 128))
+def test_that_of_magnitudes_is_that_of_transformers(bands):
+    with np.load(FACTS) as facts:
+        wanted = facts[f"gemma4_mel_{bands}"]
+    found = GEMMA_4.of(clip(1.0), bands)
+    assert found.shape == wanted.shape == (GEMMA_4.frames(16000), bands) == (99, bands)
+    assert np.abs(found - wanted).max() <= 1e-6
+    # a frame ends, with a sample more, in the clip
+    assert [GEMMA_4.frames(each) for each in (0, 160, 161, 320, 321)] == [0, 0, 1, 1, 2]
+    assert GEMMA_4.of(clip(1.0)[:160], bands).shape == (0, bands)
+
+
 def test_functions_are_those_of_numpy_to_the_last_places():
     x = 10.0 ** np.random.default_rng(0).uniform(-300, 300, 2000)
     assert np.abs(log10(x) / np.log10(x) - 1).max() < 4e-15
     assert log10(np.array([1.0]))[0] == 0.0
     assert np.abs(cosines(400) - np.cos(2 * np.pi * np.arange(400) / 400)).max() < 2e-15
     assert cosines(400)[100] == cosines(400)[300] == 0.0 and cosines(400)[200] == -1.0
-    frames = np.random.default_rng(1).normal(size=(400, 9))
-    wanted = np.abs(np.fft.rfft(frames, axis=0)) ** 2
-    assert np.abs(Spectrum(20).power(frames) - wanted).max() < 1e-14 * wanted.max()
+    assert np.abs(ln(x) / np.log(x) - 1).max() < 4e-15 and ln(np.array([1.0]))[0] == 0.0
+    for sides in ((20, 20), (16, 32), (32, 16)):
+        frames = np.random.default_rng(1).normal(size=(sides[0] * sides[1], 9))
+        wanted = np.abs(np.fft.rfft(frames, axis=0)) ** 2
+        assert np.abs(Spectrum(*sides).power(frames) - wanted).max() < 1e-14 * wanted.max()
 
 
 def test_bits_are_the_same_on_every_machine():
     samples = (np.arange(16000) * 7919 % 2003 / 2003 - 0.5).astype(np.float32)
     found = [blake2b(log_mel(samples, 120, bands).tobytes(), digest_size=8) for bands in (80, 128)]
     assert [each.hexdigest() for each in found] == ["6bbdd5692ff86c75", "4f8a65720d9d7e53"]
+    found = blake2b(GEMMA_4.of(samples, 128).tobytes(), digest_size=8)
+    assert found.hexdigest() == "c56381505a110beb"
 
 
 def test_frames_in_silence_are_those_that_are_computed():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oxillama.audio.processors import Processor, processor
+from oxillama.audio.processors import Processor, around, processor, taken
 from oxillama.audio.spectrogram import HOP, RATE, log_mel
 from oxillama.errors import ModelError
 from oxillama.media.tokens import MediaTokens
@@ -21,7 +21,6 @@ _TOKENS = MediaTokens(
 # of the published models: frames of a part, which convolutions do not see beyond; parts whose rows
 # see one another; samples that shorter clips are filled up to
 _PART, _PARTS, _LEAST = 100, 8, 8000
-_SIDE = 3  # of the kernels
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,12 @@ class Convolved:
     def _laid_out(self, parts: list[np.ndarray], frames: int) -> MediaRows:
         """The rows of parts, of which so many frames are of the clip."""
         high, wide = self.bands, _PART
-        around = _around(high, wide)
-        columns = np.concatenate([_taken(part, around) for part in parts])
+        places = around(high, wide)
+        columns = np.concatenate([taken(part.T, places) for part in parts])
         joined = []
         for _ in range(2):
             high, wide = (high + 1) // 2, (wide + 1) // 2
-            joined.append(Joined(_repeated(_around(high, wide), high * wide, len(parts))))
+            joined.append(Joined(_repeated(around(high, wide), high * wide, len(parts))))
         high, wide = (high + 1) // 2, (wide + 1) // 2
         # of each moment all frequencies, where the clip is
         moments = np.arange(high * wide).reshape(high, wide).T
@@ -77,20 +76,6 @@ def _left(frames: int) -> int:
     for _ in range(3):
         frames = (frames + 1) // 2
     return frames
-
-
-def _around(high: int, wide: int) -> np.ndarray:
-    """(places, 9): the numbers of the places around every other one of `high` x `wide`, row by row
-    of frequencies; -1 beyond them.
-    """
-    at = np.pad(np.arange(high * wide).reshape(high, wide), 1, constant_values=-1)
-    nine = np.lib.stride_tricks.sliding_window_view(at, (_SIDE, _SIDE))[::2, ::2]
-    return nine.reshape(-1, _SIDE**2)
-
-
-def _taken(part: np.ndarray, around: np.ndarray) -> np.ndarray:
-    """The numbers of a part, (frames, bands), around each place, 0 beyond it."""
-    return np.append(part.T.reshape(-1), np.float32(0))[around]
 
 
 def _repeated(groups: np.ndarray, size: int, parts: int) -> np.ndarray:

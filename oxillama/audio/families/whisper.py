@@ -1,10 +1,10 @@
-"""The processors of Qwen2-Audio, Qwen2.5-Omni, Ultravox and Voxtral."""
+"""The processors of Qwen2-Audio, Qwen2.5-Omni, Ultravox, Voxtral, GLM-ASR and Audio Flamingo 3."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from oxillama.audio.processors import Ended, Heard, Parts, Processor, Windows, processor
+from oxillama.audio.processors import Ended, Heard, Kept, Parts, Processor, Windows, processor
 from oxillama.errors import ModelError
 from oxillama.media.tokens import MediaTokens
 from oxillama.model.media_encoder import AudioEncoder
@@ -18,6 +18,13 @@ _QWEN = MediaTokens(
 # a vocabulary of Llama has no such token: what its rows are marked by is never evaluated
 _ULTRAVOX = MediaTokens(("<|audio|>",), "<|audio|>")
 _VOXTRAL = MediaTokens(("[BEGIN_AUDIO][AUDIO]", "[AUDIO]"), "[AUDIO]", "[BEGIN_AUDIO]")
+_GLM = MediaTokens(
+    ("<|begin_of_audio|><|pad|><|end_of_audio|>", "<|pad|>"),
+    "<|pad|>",
+    "<|begin_of_audio|>",
+    "<|end_of_audio|>",
+)
+_FLAMINGO = MediaTokens(("<sound>",), "<sound>")
 _PART = 200  # frames of a short window of the published Qwen2.5-Omni
 
 
@@ -43,6 +50,19 @@ def _qwen25o(e: AudioEncoder) -> Processor:
 @processor("ultravox")
 def _ultravox(e: AudioEncoder) -> Processor:
     return Ended(_ULTRAVOX, e.mels, _positions(e), e.keys.integer("projector.stack_factor"))
+
+
+@processor("glma")
+def _glma(e: AudioEncoder) -> Processor:
+    stack = e.keys.integer("projector.stack_factor")
+    # without learned positions
+    bare = np.zeros((len(_positions(e)), 0), np.float32)
+    return Kept(_GLM, e.mels, bare, stack, alone=True)
+
+
+@processor("musicflamingo")
+def _musicflamingo(e: AudioEncoder) -> Processor:
+    return Heard(_FLAMINGO, e.mels, _positions(e), 2, alone=True)
 
 
 @processor("voxtral")

@@ -34,8 +34,8 @@ def gemma4v(b: ImageBuilder) -> None:
         x = x + layer.norm(y, "attn_post_norm")
         y = layer.norm(x, "ln2")
         width = b.shape(layer.name("ffn_up.weight"), 2)[0]
-        gate, up = (_limited(layer, y, name, width) for name in ("ffn_gate", "ffn_up"))
-        y = _limited(layer, b.gate(gate, up, act="gelu_tanh"), "ffn_down", b.hidden)
+        gate, up = (limited(layer, y, name, width) for name in ("ffn_gate", "ffn_up"))
+        y = limited(layer, b.gate(gate, up, act="gelu_tanh"), "ffn_down", b.hidden)
         x = x + layer.norm(y, "ffn_post_norm")
     b.mark_embedding(x)
     scale = b.keys.integer("projector.scale_factor", default=3, minimum=1, maximum=16)
@@ -62,7 +62,7 @@ def _attention(b: ImageBuilder, layer: Layer, x: Value, rope: Rope) -> Value:
         held = layer.vector(name, heads.key_dim)
         return np.ascontiguousarray(held.reshape(4, part)[[0, 2, 1, 3]]).reshape(-1)
 
-    q, k, v = (_limited(layer, x, f"attn_{name}", b.hidden) for name in "qkv")
+    q, k, v = (limited(layer, x, f"attn_{name}", b.hidden) for name in "qkv")
     y = b.attend(
         placed(q),
         placed(k),
@@ -75,10 +75,10 @@ def _attention(b: ImageBuilder, layer: Layer, x: Value, rope: Rope) -> Value:
         k_norm=weight("attn_k_norm.weight"),
         eps=b.epsilon(),
     )
-    return _limited(layer, y, "attn_out", b.hidden)
+    return limited(layer, y, "attn_out", b.hidden)
 
 
-def _limited(layer: Layer, x: Value, name: str, rows: int) -> Value:
+def limited(layer: Layer, x: Value, name: str, rows: int) -> Value:
     """A product whose rows and results are kept within the limits of the file, where it has any."""
 
     def limit(tensor: str, default: float) -> float:
