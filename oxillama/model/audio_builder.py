@@ -13,6 +13,7 @@ from oxillama.model.media_builder import MediaBuilder
 from oxillama.model.tensors import Tensor
 
 _RECORDERS: dict[str, Callable[[AudioBuilder], None]] = {}
+_LAYERLESS = ("gemma4ua",)  # files of these kinds have no layers
 
 
 def encoder(*kinds: str) -> Callable:
@@ -40,7 +41,7 @@ class AudioBuilder(MediaBuilder):
     medium, prefix = "audio", "a."
 
     def __init__(self, reader: GgufReader, kind: str) -> None:
-        super().__init__(reader, kind)
+        super().__init__(reader, kind, layerless=kind in _LAYERLESS)
         self.mels = self.keys.integer("num_mel_bins", minimum=1, maximum=1024)
 
     @property

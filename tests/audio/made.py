@@ -19,7 +19,8 @@ CHANNELS = 6  # of the convolutions of Qwen3-ASR
 STACK = {"ultravox": 8, "voxtral": 4, "glma": 4}
 # of the convolutions of Gemma 4, of which the first has as many as a frame has numbers
 SUBSAMPLED = (MELS, 6)
-KINDS = (*POSITIONS, "gemma4a")
+FRAME = 640  # samples of a row of the unified Gemma 4
+KINDS = (*POSITIONS, "gemma4a", "gemma4ua")
 
 
 def clip(seconds: float, *, rate: int = RATE, seed: int = 0) -> np.ndarray:
@@ -48,6 +49,9 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         if bias:
             put(name + ".bias", rows)
 
+    if kind == "gemma4ua":
+        linear("mm.a.input_projection", width, FRAME, bias=False)
+        return made
     if kind == "gemma4a":
         return gemma4a(width, made, put, norm, linear)
     if kind == "qwen3a":
@@ -144,6 +148,9 @@ def keys_of(kind: str, width: int) -> dict[str, Any]:
         "attention.head_count": HEADS,
         "attention.layer_norm_epsilon": 1e-5,
     }
+    if kind == "gemma4ua":
+        of_layers = ("feed_forward_length", "block_count", "attention.head_count")
+        audio.update({"embedding_length": FRAME, **dict.fromkeys(of_layers, 0)})
     if kind in STACK:
         audio["projector.stack_factor"] = STACK[kind]
     return {

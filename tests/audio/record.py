@@ -450,6 +450,20 @@ def gemma4a(tensors, samples):
     return norm(hidden) @ torch.from_numpy(tensors["mm.a.input_projection.weight"]).T
 
 
+def gemma4ua(tensors, samples):
+    from transformers.models.gemma4_unified import configuration_gemma4_unified as configuration
+    from transformers.models.gemma4_unified import feature_extraction_gemma4_unified as extraction
+    from transformers.models.gemma4_unified import modeling_gemma4_unified as code
+
+    weight = torch.from_numpy(tensors["mm.a.input_projection.weight"])
+    audio = configuration.Gemma4UnifiedAudioConfig(audio_embed_dim=weight.shape[1])
+    text = configuration.Gemma4UnifiedTextConfig(hidden_size=WIDTH)
+    model = code.Gemma4UnifiedMultimodalEmbedder(audio, text)
+    model.load_state_dict({"embedding_projection.weight": weight})
+    extract = extraction.Gemma4UnifiedAudioFeatureExtractor()
+    return model(extract(samples, return_tensors="pt")["input_features"])[0]
+
+
 FAMILIES = {
     "qwen2a": qwen2a,
     "qwen2.5o": qwen25o,
@@ -459,6 +473,7 @@ FAMILIES = {
     "glma": glma,
     "musicflamingo": musicflamingo,
     "gemma4a": gemma4a,
+    "gemma4ua": gemma4ua,
 }
 
 
@@ -471,7 +486,7 @@ def main() -> None:
             held[f"{name}_{bands}"] = made(samples, sampling_rate=RATE)["input_features"][0].astype(
                 np.float32
             )
-        held[f"gemma4_mel_{bands}"] = gemma4_mel(bands, samples)
+    held["gemma4_mel"] = gemma4_mel(128, clip(1.0))
     with torch.no_grad():
         for kind, family in FAMILIES.items():
             tensors = tensors_of(kind, WIDTH)

@@ -1,4 +1,4 @@
-"""The processor of Gemma 4."""
+"""The processors of Gemma 4 and of the unified Gemma 4."""
 
 from __future__ import annotations
 
@@ -51,3 +51,23 @@ class Conformed:
 @processor("gemma4a")
 def _gemma4a(e: AudioEncoder) -> Processor:
     return Conformed(_TOKENS, e.mels, GEMMA_4)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Samples as they are, `width` in a row, the last one filled with silence."""
+
+    audio_tokens: MediaTokens
+    width: int
+    rate: int = RATE
+
+    def windows(self, samples: np.ndarray) -> list[MediaRows]:
+        """One window."""
+        rows = np.pad(samples, (0, -len(samples) % self.width)).reshape(-1, self.width)
+        tokens = np.full(len(rows), -1, np.int32)
+        return [MediaRows(rows, tokens, np.arange(len(rows))[:, None])]
+
+
+@processor("gemma4ua")
+def _gemma4ua(e: AudioEncoder) -> Processor:
+    return Sampled(_TOKENS, e.hidden)

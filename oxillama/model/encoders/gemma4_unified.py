@@ -1,10 +1,13 @@
-"""The encoder of the unified Gemma 4 (Google 2026, published code, modeling_gemma4_unified.py): one
-product of each patch, between layer norms.
+"""The encoders of the unified Gemma 4 (Google 2026, published code, modeling_gemma4_unified.py):
+one product of each patch, between layer norms, and one of samples as they are.
 """
 
+from oxillama.model import audio_builder
+from oxillama.model.audio_builder import AudioBuilder
 from oxillama.model.image_builder import ImageBuilder, encoder
 
 _EPS = 1e-5  # of a LayerNorm that is given none; the file has that of the last norm
+_AUDIO_EPS = 1e-6  # of the published models, whatever a file says
 
 
 @encoder("gemma4uv")
@@ -25,3 +28,16 @@ def gemma4uv(b: ImageBuilder) -> None:
     p, (y,) = b.projector(1)
     width = p.shape("mm.input_projection.weight", 2)[0]
     p.mark_embedding(p.linear(p.norm(y, None), "mm.input_projection", width))
+
+
+@audio_builder.encoder("gemma4ua")
+def gemma4ua(b: AudioBuilder) -> None:
+    """A row is as many samples as the embedding has numbers; the file's `num_mel_bins` says
+    nothing.
+    """
+    b.keys.integer("attention.head_count", default=0, maximum=0)
+    b.keys.number("attention.layer_norm_epsilon", default=_AUDIO_EPS)
+    b.mark_embedding(b.norm(b.features(0, b.hidden), None, eps=_AUDIO_EPS))
+    p, (y,) = b.projector(1)
+    width = p.shape("mm.a.input_projection.weight", 2)[0]
+    p.mark_embedding(p.linear(y, "mm.a.input_projection", width))
