@@ -17,11 +17,14 @@ RATE = 16000  # samples a second
 HOP = 160  # samples a frame
 _SIDES = (20, 20)  # of the transform: their product is the length of a frame's window
 _WINDOW = 400
+_LONGER = (16, 32)
 _FLOOR, _RANGE = 1e-10, 8.0  # the least power, and the powers of ten below the largest one
 _FRAMES = 1000  # that are transformed at once
 
 
-def log_mel(samples: np.ndarray, frames: int, bands: int, *, end: int | None = None) -> np.ndarray:
+def log_mel(
+    samples: np.ndarray, frames: int, bands: int, *, end: int | None = None, wide: bool = False
+) -> np.ndarray:
     """float32 (frames, bands) of float32 samples, which zeros follow: at most `_RANGE` powers of
     ten below the largest value of the clip, plus 4, by 4. Before the first sample is a mirror image
     of what follows it, and so it is at the sample `end`, of at least as many as there are.
@@ -41,16 +44,19 @@ def log_mel(samples: np.ndarray, frames: int, bands: int, *, end: int | None = N
     made = np.full((frames, bands), log10(np.array([_FLOOR]))[0])
     for at in range(0, count, _FRAMES):
         part = windows[at : min(at + _FRAMES, count)]
-        made[at : at + len(part)] = _powers(part, bands).T
+        made[at : at + len(part)] = _powers(part, bands, wide).T
     made = np.maximum(made, made.max() - _RANGE)
     return ((made + 4.0) / 4.0).astype(np.float32)
 
 
-def _powers(windows: np.ndarray, bands: int) -> np.ndarray:
+def _powers(windows: np.ndarray, bands: int, wide: bool) -> np.ndarray:
     """float64 (bands, frames): the logarithm of the power of each band."""
     hann = 0.5 - 0.5 * cosines(_WINDOW)
-    power = Spectrum(*_SIDES).power(np.ascontiguousarray(windows.T) * hann[:, None])
-    return log10(np.maximum(_banded(power, _filters(bands)), _FLOOR))
+    sides, size = (_LONGER, math.prod(_LONGER)) if wide else (_SIDES, _WINDOW)
+    tapered = np.ascontiguousarray(windows.T) * hann[:, None]
+    power = Spectrum(*sides).power(np.pad(tapered, ((0, size - _WINDOW), (0, 0))))
+    filters = _triangles(bands, size) if wide else _filters(bands)
+    return log10(np.maximum(_banded(power, filters), _FLOOR))
 
 
 def _banded(spectrum: np.ndarray, filters: list[tuple[int, list[float]]]) -> np.ndarray:

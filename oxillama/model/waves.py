@@ -1,6 +1,7 @@
-"""Numbers for each distance between two rows as a sum of waves over the distance: what makes a score
-by distance that depends on the query a product of further columns of queries and keys. The bits are
-the same on every machine: of sums and products in a fixed order, and of decimal arithmetic.
+"""Numbers for each distance between two rows as a sum of waves over the distance: what makes a
+score by distance that depends on the query a product of further columns of queries and keys. The
+bits are the same on every machine: of sums and products in a fixed order, and of decimal
+arithmetic.
 """
 
 from __future__ import annotations

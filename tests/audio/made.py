@@ -20,7 +20,18 @@ STACK = {"ultravox": 8, "voxtral": 4, "glma": 4}
 # of the convolutions of Gemma 4, of which the first has as many as a frame has numbers
 SUBSAMPLED = (MELS, 6)
 FRAME = 640  # samples of a row of the unified Gemma 4
-KINDS = (*POSITIONS, "gemma4a", "gemma4ua")
+# of Granite Speech: rows of a block, the furthest distance, taps, rows and queries of a window,
+# heads of the queries
+GRANITE = {
+    "chunk_size": 20,
+    "max_pos_emb": 24,
+    "conv_kernel_size": 7,
+    "projector.window_size": 6,
+    "projector.downsample_rate": 3,
+    "projector.head_count": 2,
+}
+LETTERS = 10
+KINDS = (*POSITIONS, "gemma4a", "gemma4ua", "granite_speech")
 
 
 def clip(seconds: float, *, rate: int = RATE, seed: int = 0) -> np.ndarray:
@@ -49,6 +60,8 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         if bias:
             put(name + ".bias", rows)
 
+    if kind == "granite_speech":
+        return granite(width, made, put, norm, linear)
     if kind == "gemma4ua":
         linear("mm.a.input_projection", width, FRAME, bias=False)
         return made
@@ -137,6 +150,47 @@ def gemma4a(width: int, made: dict, put: Callable, norm: Callable, linear: Calla
     return made
 
 
+def granite(width: int, made: dict, put: Callable, norm: Callable, linear: Callable) -> dict:
+    """Those of Granite Speech, whose queries are wider than its rows."""
+    linear("a.input_projection", HIDDEN, 2 * MELS)
+    for i in range(LAYERS):
+        at = f"a.blk.{i}."
+        for end in ("", "_1"):
+            norm(f"{at}ffn_norm{end}")
+            linear(f"{at}ffn_up{end}", FFN, HIDDEN)
+            linear(f"{at}ffn_down{end}", HIDDEN, FFN)
+        for name in ("ln1", "norm_conv", "ln2"):
+            norm(at + name)
+        for part in ("q", "k", "v", "out"):
+            linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=part == "out")
+        put(at + "attn_rel_pos_emb", 2 * GRANITE["max_pos_emb"] + 1, HIDDEN // HEADS)
+        linear(at + "conv_pw1", 4 * HIDDEN, HIDDEN)
+        put(at + "conv_dw.weight", 2 * HIDDEN, GRANITE["conv_kernel_size"])
+        norm(at + "conv_norm", 2 * HIDDEN)
+        linear(at + "conv_pw2", HIDDEN, 2 * HIDDEN)
+    linear("a.enc_ctc_out", LETTERS, HIDDEN)
+    linear("a.enc_ctc_out_mid", HIDDEN, LETTERS)
+    wide = HIDDEN + 16
+    put(
+        "a.proj_query",
+        1,
+        GRANITE["projector.window_size"] // GRANITE["projector.downsample_rate"],
+        wide,
+    )
+    norm("a.proj_norm", wide)
+    for i in range(2):
+        at = f"a.proj_blk.{i}."
+        for kind, seen in (("self_attn", wide), ("cross_attn", HIDDEN)):
+            for part, columns in (("q", wide), ("k", seen), ("v", seen), ("out", wide)):
+                linear(f"{at}{kind}_{part}", wide, columns)
+            norm(f"{at}{kind}_norm", wide)
+        linear(at + "ffn_up", FFN, wide)
+        linear(at + "ffn_down", wide, FFN)
+        norm(at + "ffn_norm", wide)
+    linear("a.proj_linear", width, wide)
+    return made
+
+
 def keys_of(kind: str, width: int) -> dict[str, Any]:
     """The keys of a file of audio alone."""
     audio = {
@@ -151,6 +205,8 @@ def keys_of(kind: str, width: int) -> dict[str, Any]:
     if kind == "gemma4ua":
         of_layers = ("feed_forward_length", "block_count", "attention.head_count")
         audio.update({"embedding_length": FRAME, **dict.fromkeys(of_layers, 0)})
+    if kind == "granite_speech":
+        audio |= {"num_mel_bins": 2 * MELS, **GRANITE}
     if kind in STACK:
         audio["projector.stack_factor"] = STACK[kind]
     return {

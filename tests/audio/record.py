@@ -17,9 +17,11 @@ from torch import nn
 from tests.audio.made import (
     CHANNELS,
     FFN,
+    GRANITE,
     HEADS,
     HIDDEN,
     LAYERS,
+    LETTERS,
     MELS,
     POSITIONS,
     RATE,
@@ -464,6 +466,136 @@ def gemma4ua(tensors, samples):
     return model(extract(samples, return_tensors="pt")["input_features"])[0]
 
 
+def granite_mel(samples, bands):
+    """(pairs, 2 bands) of samples in 64 bits: what torchaudio's MelSpectrogram makes, and its
+    feature extractor of it, which needs torchaudio.
+    """
+    from transformers.audio_utils import mel_filter_bank
+
+    held = torch.from_numpy(samples.astype(np.float64))
+    how = dict(n_fft=512, hop_length=160, win_length=400, return_complex=True)
+    window = torch.hann_window(400, dtype=torch.float64)
+    power = torch.stft(held, window=window, pad_mode="reflect", **how).abs() ** 2
+    filters = mel_filter_bank(257, bands, 0.0, 8000.0, RATE, norm=None, mel_scale="htk")
+    mel = (power.T @ torch.from_numpy(filters)).clip(min=1e-10).log10()
+    mel = torch.maximum(mel, mel.max() - 8.0) / 4 + 1
+    return mel[: len(mel) // 2 * 2].reshape(-1, 2 * bands).float()
+
+
+def granite_speech(tensors, samples):
+    from transformers.models.granite_speech import configuration_granite_speech as configuration
+    from transformers.models.granite_speech import modeling_granite_speech as code
+
+    wide = tensors["a.proj_query"].shape[2]
+    config = configuration.GraniteSpeechConfig(
+        encoder_config=dict(
+            input_dim=2 * MELS,
+            num_layers=LAYERS,
+            hidden_dim=HIDDEN,
+            feedforward_mult=FFN // HIDDEN,
+            num_heads=HEADS,
+            output_dim=LETTERS,
+            context_size=GRANITE["chunk_size"],
+            max_pos_emb=GRANITE["max_pos_emb"],
+            conv_kernel_size=GRANITE["conv_kernel_size"],
+        ),
+        projector_config=dict(
+            model_type="blip_2_qformer",
+            hidden_size=wide,
+            num_hidden_layers=2,
+            num_attention_heads=GRANITE["projector.head_count"],
+            intermediate_size=FFN,
+            encoder_hidden_size=HIDDEN,
+            cross_attention_frequency=1,
+            attn_implementation="eager",
+        ),
+        text_config=dict(model_type="granite", hidden_size=WIDTH),
+        window_size=GRANITE["projector.window_size"],
+        downsample_rate=GRANITE["projector.downsample_rate"],
+    )
+    names = {
+        **{f"attn_{part}": f"attn.to_{part}" for part in ("q", "out")},
+        "attn_rel_pos_emb": "attn.rel_pos_emb.weight",
+        "ln1": "attn.pre_norm",
+        "ln2": "post_norm",
+        "norm_conv": "conv.norm",
+        "conv_pw1": "conv.up_conv",
+        "conv_dw": "conv.depth_conv.conv",
+        "conv_norm": "conv.batch_norm",
+        "conv_pw2": "conv.down_conv",
+        **{
+            f"ffn_{part}{end}": f"ff{number}.{other}"
+            for end, number in (("", 1), ("_1", 2))
+            for part, other in (("norm", "pre_norm"), ("up", "up_proj"), ("down", "down_proj"))
+        },
+        "a.input_projection": "input_linear",
+        "a.enc_ctc_out": "out",
+        "a.enc_ctc_out_mid": "out_mid",
+        "a.proj_norm": "qformer.layernorm",
+        "a.proj_linear": "linear",
+        **{
+            f"{kind}_attn_{part}": f"{where}.{other}"
+            for kind, where in (("self", "attention"), ("cross", "crossattention"))
+            for part, other in (
+                ("q", "attention.query"),
+                ("k", "attention.key"),
+                ("v", "attention.value"),
+                ("out", "output.dense"),
+                ("norm", "output.LayerNorm"),
+            )
+        },
+        "p_ffn_up": "intermediate_query.dense",
+        "p_ffn_down": "output_query.dense",
+        "p_ffn_norm": "output_query.LayerNorm",
+    }
+    encoder, projector, halves = {}, {}, {}
+    for name, value in tensors.items():
+        part, _, end = name.rpartition(".")
+        held = torch.from_numpy(value)
+        if name == "a.proj_query":
+            projector["query"] = held
+        elif part.startswith("a.proj_blk."):
+            _, _, index, rest = part.split(".")
+            rest = "p_" + rest if rest.startswith("ffn") else rest
+            projector[f"qformer.encoder.layer.{index}.{names[rest]}.{end}"] = held
+        elif part.startswith("a.proj_"):
+            projector[f"{names[part]}.{end}"] = held
+        elif part.startswith("a.blk."):
+            index, rest = part.split(".", 3)[2], name.split(".", 3)[3].removesuffix("." + end)
+            if rest in ("attn_k", "attn_v"):
+                halves[index, rest] = held
+                continue
+            if rest == "attn_rel_pos_emb" or end == "attn_rel_pos_emb":
+                encoder[f"layers.{index}.{names['attn_rel_pos_emb']}"] = held
+                continue
+            if rest == "conv_dw":
+                held = held[:, None]
+            elif rest in ("conv_pw1", "conv_pw2") and end == "weight":
+                held = held[..., None]
+            elif rest == "conv_norm" and end == "weight":
+                held = held * (1 + 1e-5) ** 0.5  # of a variance of 1
+            encoder[f"layers.{index}.{names[rest]}.{end}"] = held
+        elif part.startswith("a."):
+            encoder[f"{names[part]}.{end}"] = held
+    for index in range(LAYERS):
+        both = [halves[str(index), f"attn_{part}"] for part in "kv"]
+        encoder[f"layers.{index}.attn.to_kv.weight"] = torch.cat(both)
+    model = code.GraniteSpeechCTCEncoder._from_config(config.encoder_config)
+    context = GRANITE["chunk_size"]
+    at = torch.arange(context)
+    model.attention_dists = at[:, None] - at[None] + GRANITE["max_pos_emb"]
+    asked = code.GraniteSpeechEncoderProjector(config)
+    for each, state in ((model, encoder), (asked, projector)):
+        missing, unexpected = each.load_state_dict(state, strict=False)
+        assert not unexpected and all("batch_norm" in name for name in missing), (
+            missing,
+            unexpected,
+        )
+        each.eval()
+    hidden = model(granite_mel(samples, MELS)[None]).last_hidden_state
+    return asked(hidden)[0]
+
+
 FAMILIES = {
     "qwen2a": qwen2a,
     "qwen2.5o": qwen25o,
@@ -474,6 +606,7 @@ FAMILIES = {
     "musicflamingo": musicflamingo,
     "gemma4a": gemma4a,
     "gemma4ua": gemma4ua,
+    "granite_speech": granite_speech,
 }
 
 
@@ -487,6 +620,7 @@ def main() -> None:
                 np.float32
             )
     held["gemma4_mel"] = gemma4_mel(128, clip(1.0))
+    held["granite_mel"] = granite_mel(clip(1.0), 80).numpy()
     with torch.no_grad():
         for kind, family in FAMILIES.items():
             tensors = tensors_of(kind, WIDTH)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from oxillama.audio import AudioLimits, Hearing
+from oxillama.audio.families import granite
 from oxillama.audio.families.gemma4 import GEMMA_4
 from oxillama.errors import AudioError, ModelError
 from oxillama.gguf import GgufReader
@@ -94,6 +95,8 @@ def test_nothing_of_a_long_clip_is_dropped(hearing):
                 for at in range(0, len(samples), 480000)
             ),
             "gemma4ua": -(-len(samples) // 640),
+            # two queries for six rows, each of two frames, of which one begins where the clip ends
+            "granite_speech": -(-((len(samples) // 160 + 1) // 2) // 6) * 2,
         }
 
 
@@ -115,6 +118,7 @@ def test_pieces_are_a_familys_tokens_around_a_clip_that_is_kept(hearing):
         "qwen3a": ["<|audio_start|>", 13, "<|audio_end|>"],
         "gemma4a": ["<|audio>", 25, "<audio|>"],
         "gemma4ua": ["<|audio>", 25, "<audio|>"],
+        "granite_speech": [18],
     }
     one = hearing("qwen2a").pieces((clip(1.0), RATE))
     again = hearing("qwen2a").pieces((clip(1.0).copy(), RATE))
@@ -238,3 +242,55 @@ def test_the_limits_of_gemma_4_are_those_of_the_file(tmp_path, hearing):
         Hearing(rewritten(plain, tmp_path / "b.gguf", drop=(name,), add={name: held}))
     open_end = Hearing(rewritten(plain, tmp_path / "c.gguf", drop=(name,)))
     assert not np.array_equal(open_end.features(clip(1.0)), hearing("gemma4a").features(clip(1.0)))
+
+
+def test_granite_speech_hears_a_minute_at_once(hearing, monkeypatch):
+    """Parts of whole blocks and windows under one spectrogram: what is before the last block of a
+    part does not know of it, but for the layers' convolutions.
+    """
+    whole = hearing("granite_speech").features(clip(5.117))
+    monkeypatch.setattr(granite, "ROWS", 140)  # of blocks of 20 and windows of 6: 120
+    parts = hearing("granite_speech").processor.windows(clip(5.117))
+    assert [len(each.groups) for each in parts] == [40, 40, 6]
+    cut = hearing("granite_speech").features(clip(5.117))
+    assert cut.shape == whole.shape and np.array_equal(cut[:32], whole[:32])
+    assert not np.array_equal(cut, whole)
+    mel = np.concatenate([each.rows[: each.spans[1].max() - 3] for each in parts])
+    one = hearing("granite_speech").processor
+    monkeypatch.undo()
+    assert np.array_equal(mel[:, :160], one.windows(clip(5.117))[0].rows[:-3, :160])
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    (
+        ({"clip.audio.feature_layer": [1]}, "clip.audio.feature_layer: found"),
+        ({"clip.audio.chunk_size": 30}, "clip.audio.max_pos_emb: found 24, wanted"),
+        (
+            {"clip.audio.chunk_size": 23, "clip.audio.projector.window_size": 2000},
+            "clip.audio.chunk_size: found 23, wanted one whose least common multiple with the 2000",
+        ),
+        ({"clip.audio.conv_kernel_size": 5}, "conv_dw.weight: file has (64, 7), granite_speech"),
+        ({"clip.audio.num_mel_bins": 161}, "a.input_projection.weight: file has (32, 160)"),
+        ({"clip.audio.projector.head_count": 5}, "head_count: found 5, wanted a divisor of 48"),
+        (
+            {"clip.audio.projector.window_size": 7},
+            "downsample_rate: found 3, wanted a divisor of 7",
+        ),
+        ({"clip.audio.projector.downsample_rate": 2}, "a.proj_query: file has (1, 2, 48)"),
+    ),
+)
+def test_what_granite_speech_is_not_is_refused(tmp_path, change, said):
+    plain = write_audio(tmp_path / "a.gguf", "granite_speech")
+    with pytest.raises(ModelError, match=re.escape(said)):
+        Hearing(rewritten(plain, tmp_path / "b.gguf", keys=change))
+
+
+def test_both_names_of_a_batchs_norm_are_read(tmp_path, hearing):
+    tensors = tensors_of("granite_speech", 24)
+    old = {name: held for name, held in tensors.items() if ".conv_norm." in name}
+    plain = write_audio(tmp_path / "a.gguf", "granite_speech")
+    new = {name.replace("conv_norm", "conv_norm_var"): held for name, held in old.items()}
+    other = Hearing(rewritten(plain, tmp_path / "b.gguf", drop=old, add=new))
+    wanted = hearing("granite_speech").features(clip(1.0))
+    assert np.array_equal(other.features(clip(1.0)), wanted)

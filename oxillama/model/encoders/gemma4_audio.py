@@ -121,8 +121,8 @@ def _by_distance(weight: np.ndarray) -> np.ndarray:
 
 @cache
 def _positions(width: int) -> np.ndarray:
-    """float64 (width, _SEEN): each number of the positions of 0 to _SEEN - 1, sines and then cosines
-    of rising wavelengths.
+    """float64 (width, _SEEN): each number of the positions of 0 to _SEEN - 1, sines and then
+    cosines of rising wavelengths.
     """
     half = width // 2
     with localcontext() as context:
