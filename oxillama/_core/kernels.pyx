@@ -61,8 +61,8 @@ cdef int best[OX_ISA_COUNT]
 for _i in range(OX_ISA_COUNT):
     best[_i] = ox_lanes_best(_i)
 cdef int core = ox_core_kind()
-# Zen 4 starts one dot of 512 bits a cycle, so two loads a cycle do not hold up a tile of eight rows: 32 rows are faster in four of them than in `wide`
-# (1B Q4_K_M, a step of 32 sequences in turns: 4 %), 64 are not.
+# Zen 4 starts one dot of 512 bits a cycle, so two loads a cycle do not hold up a tile of eight rows, and tiles are faster than `wide` up to 120 rows
+# (docs/kernel-figures.md).
 cdef ox_lanes zen4[LANES_COUNT]
 if core == OX_CORE_ZEN4:
     for _table in (LANES_AVX512, LANES_AVX512BF16):
@@ -70,7 +70,7 @@ if core == OX_CORE_ZEN4:
             zen4[_table] = tables[_table][0]
             for _i in range(FORM_COUNT):
                 if ox_forms[_i].family in (FAMILY_32, FAMILY_256):
-                    zen4[_table].few_rows[_i] = 32
+                    zen4[_table].few_rows[_i] = 120
             tables[_table] = &zen4[_table]
 # How far ahead `beside` prefetches, in bytes, by form, for one row and for more (docs/kernel-figures.md).
 cdef (int, int) distance
