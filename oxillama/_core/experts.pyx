@@ -339,7 +339,7 @@ cdef bint few_parts(const ExpertsArgs *a, const ExpertParts *parts) noexcept nog
     if a.pager != NULL or <int64_t>parts.count * a.panels > MOST_PANELS:
         return False
     for i in range(parts.count):
-        if parts.begins[i + 1] - parts.begins[i] > a.matmul.lanes.few_rows[a.whole[0].form]:
+        if parts.begins[i + 1] - parts.begins[i] > min(<int>RANGE, <int>a.matmul.lanes.few_rows[a.whole[0].form]):      # what scratch holds
             return False
     return True
 

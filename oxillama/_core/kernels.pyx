@@ -61,7 +61,7 @@ cdef int best[OX_ISA_COUNT]
 for _i in range(OX_ISA_COUNT):
     best[_i] = ox_lanes_best(_i)
 cdef int core = ox_core_kind()
-# Zen 4 starts one dot of 512 bits a cycle, so two loads a cycle do not hold up a tile of eight rows, and tiles are faster than `wide` up to 120 rows
+# Zen 4 starts one dot of 512 bits a cycle, so two loads a cycle do not hold up a tile of eight rows, and tiles are faster than `wide` up to 64 rows
 # (docs/kernel-figures.md).
 cdef ox_lanes zen4[LANES_COUNT]
 if core == OX_CORE_ZEN4:
@@ -70,7 +70,7 @@ if core == OX_CORE_ZEN4:
             zen4[_table] = tables[_table][0]
             for _i in range(FORM_COUNT):
                 if ox_forms[_i].family in (FAMILY_32, FAMILY_256):
-                    zen4[_table].few_rows[_i] = 120
+                    zen4[_table].few_rows[_i] = 64
             tables[_table] = &zen4[_table]
 # How far ahead `beside` prefetches, in bytes, by form, for one row and for more (docs/kernel-figures.md).
 cdef (int, int) distance
