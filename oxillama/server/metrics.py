@@ -217,7 +217,7 @@ def _vllm_engine(engine: MetricsSnapshot, pages: int | None) -> list[Row]:
             "kv_cache_usage_perc",
             "gauge",
             "Pages of requests and sessions, as a share (0 to 1) of those there may be.",
-            # what the prefix cache alone holds is free to whoever needs it; without a limit there
+            # what the prefix cache alone holds can be evicted at any time; without a limit there
             # may be more pages than those of all slots
             min(1.0, engine.pages_held / pages) if pages else 0.0,
         ),

@@ -30,7 +30,7 @@ from oxillama.tokenizer.builtin_templates import template_source
 EMBEDDED = "oxillama-embedded"
 # ids of the tokens before, after and of the middle
 FIM_KEYS = tuple(f"tokenizer.ggml.fim_{part}_token_id" for part in ("pre", "suf", "mid"))
-_PATIENCE = 30.0  # seconds that a request waits for room for its model
+_PATIENCE = 30.0  # seconds that a request waits for its model to be loaded beside others
 _LOOK = 0.25  # seconds between looks for a model that may be unloaded
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 

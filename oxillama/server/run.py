@@ -48,7 +48,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: App) -> None:
         super().__init__(uvicorn_config(app))
         self._state = app.state
-        self._told: dict[str, float] = {}  # when the log was last told of a fault of the loop
+        self._told: dict[str, float] = {}  # when each error of the loop was last logged
 
     _loop: asyncio.AbstractEventLoop | None = None
     _exit: asyncio.Event | None = None  # set when the server is to end

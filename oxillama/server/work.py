@@ -93,7 +93,7 @@ class Job:
             made = making.result()
         except asyncio.CancelledError:
             self.abandoned = True
-            making.add_done_callback(_looked_at)  # nobody is told of its error
+            making.add_done_callback(_looked_at)  # retrieves its error
             if not future.cancel():  # it runs already, or has run
                 future.add_done_callback(_cancel_made)
             raise
