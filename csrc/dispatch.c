@@ -66,7 +66,7 @@ int ox_core_kind(void)
     if (!__get_cpuid(0, &a, &maker, &c, &d))
         return OX_CORE_OTHER;
     if (maker == INTEL)
-        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_TILE ? OX_CORE_AMX : OX_CORE_OTHER;
+        return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_TILE ? OX_CORE_AMX : OX_CORE_INTEL;
     __get_cpuid(1, &a, &b, &c, &d);
     family = (a >> 8) & 15;
     if (family == 15)

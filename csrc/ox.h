@@ -59,8 +59,9 @@ enum {
 
 unsigned ox_cpu_features(void);            /* detected afresh at each call: pure, cheap enough to ask once per module */
 int ox_cpu_model(char *out, int size);     /* writes the processor's own name, NUL terminated; returns its length, 0 if unknown */
-/* Cores that want other prefetches or tiles than the rest (oxillama/_core/kernels.pyx): AMD's Zen 4 (and 3), Zen 5 and later, Intel's with AMX. */
-enum { OX_CORE_OTHER, OX_CORE_ZEN4, OX_CORE_ZEN5, OX_CORE_AMX };
+/* Cores that want other prefetches or tiles than the rest (oxillama/_core/kernels.pyx, lanes/choose.c): AMD's Zen 4 (and 3), Zen 5 and later, Intel's without
+ * AMX and with it. */
+enum { OX_CORE_OTHER, OX_CORE_ZEN4, OX_CORE_ZEN5, OX_CORE_INTEL, OX_CORE_AMX };
 int ox_core_kind(void);
 unsigned ox_isa_available(void);           /* bit i: instruction set i can run here */
 const char *ox_isa_name(int isa);          /* "scalar", "avx2", "avx512", "neon"; NULL outside the list */

@@ -54,6 +54,13 @@ OX_INLINE float f32_hmax(ox_f32x16 a)
 OX_INLINE ox_i32x16 i32_load(const int32_t *p) { return _mm512_loadu_si512(p); }
 OX_INLINE void i32_store(int32_t *p, ox_i32x16 a) { _mm512_storeu_si512(p, a); }
 OX_INLINE ox_i32x16 i32_set1(int32_t x) { return _mm512_set1_epi32(x); }
+/* A broadcast from memory for another register, where the compiler would copy the first one's: a load costs no vector port. */
+OX_INLINE ox_i32x16 i32_set1_again(const int32_t *p)
+{
+    ox_i32x16 a;
+    __asm__("vpbroadcastd %1, %0" : "=v"(a) : "m"(*p));
+    return a;
+}
 OX_INLINE ox_i32x16 i32_zero(void) { return _mm512_setzero_si512(); }
 OX_INLINE ox_i32x16 i32_add(ox_i32x16 a, ox_i32x16 b) { return _mm512_add_epi32(a, b); }
 OX_INLINE ox_i32x16 i32_sub(ox_i32x16 a, ox_i32x16 b) { return _mm512_sub_epi32(a, b); }
@@ -97,7 +104,12 @@ OX_INLINE int32_t i32_hsum(ox_i32x16 a) { return _mm512_reduce_add_epi32(a); }
 
 OX_INLINE ox_i32x16 pairs_even(ox_u8x64 a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
 OX_INLINE ox_i32x16 pairs_odd(ox_u8x64 a) { return _mm512_srai_epi16(a, 8); }
-OX_INLINE ox_i32x16 i32_dot_pairs(ox_i32x16 c, ox_i32x16 a, ox_i32x16 b) { return _mm512_dpwssd_epi32(c, a, b); }
+/* In assembly because gcc 12 copies sums that a loop carries through the intrinsic, there and back. */
+OX_INLINE ox_i32x16 i32_dot_pairs(ox_i32x16 c, ox_i32x16 a, ox_i32x16 b)
+{
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+    return c;
+}
 OX_INLINE ox_i32x16 pairs_less(ox_i32x16 a, int n) { return _mm512_sub_epi16(a, _mm512_set1_epi16((short)n)); }
 OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 a) { return _mm512_add_epi16(_mm512_add_epi16(a, a), _mm512_set1_epi16(1)); }
 

@@ -11,6 +11,21 @@
 #define OX_LANES_TABLE ox_lanes_avx512
 #include "lanes/table.inc"
 
+/* The same where every vector instruction of 512 bits starts on one of two ports, dots and all else alike: Intel's without AMX. From 13 rows on tiles are of two panels, which have
+ * more chains: a dot takes 5 cycles and two start in each. With fewer rows memory is the limit, and `tile` asks it more evenly. */
+#undef OX_LANES_NAME
+#undef OX_LANES_TABLE
+#undef OX_WIDE_INTEGER
+#undef OX_MOST_BY_TILE
+#define OX_LANES_NAME "avx512intel"
+#define OX_LANES_TABLE ox_lanes_avx512intel
+#define OX_WIDE_INTEGER(name) two_ports_##name
+#define OX_MOST_BY_TILE(family) ((family) == FAMILY_32 || (family) == FAMILY_256 ? 12 : OX_FEW_ROWS(family))
+#include "lanes/entries.inc"
+#undef OX_WIDE_INTEGER
+#undef OX_MOST_BY_TILE
+#define OX_WIDE_INTEGER(name) wide_##name
+
 #if __GNUC__ >= 10 || __clang_major__ >= 9
 static void fused_pairs(OX_TILE_ARGS) { tile_BF16(c, ldc, panel, then, x, ldx, cols, m); }
 

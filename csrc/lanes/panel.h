@@ -122,7 +122,8 @@ typedef struct {
     void (*beside[FORM_COUNT])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols,
                                int64_t near, int m);
     int8_t beside_rows[FORM_COUNT];
-    int8_t few_rows[FORM_COUNT];    /* up to so many rows tiles are best, each worker over a run of panels of its own; with more, `wide` */
+    int8_t few_rows[FORM_COUNT];    /* up to so many rows each worker reads a run of panels of its own, */
+    int8_t tile_rows[FORM_COUNT];   /* and up to so many one panel at a time (`tile`); with more, two (`wide`) */
     int whole_rows;        /* what many rows are best divided into multiples of */
     int range_values;      /* and how many values of x are best multiplied at a time, at most */
     /* `tile` for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair
@@ -138,7 +139,7 @@ typedef struct {
             int kind, int m, int n);
 } ox_lanes;
 
-enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_AVX512BF16, LANES_AVX512AMX, LANES_NEON, LANES_NEONDOT, LANES_NEONI8MM, LANES_COUNT };
+enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_AVX512INTEL, LANES_AVX512BF16, LANES_AVX512AMX, LANES_NEON, LANES_NEONDOT, LANES_NEONI8MM, LANES_COUNT };
 const ox_lanes *ox_lanes_table(int index);          /* NULL when this CPU cannot run it */
 int ox_lanes_best(int isa);                         /* the lanes an instruction set of ox.h uses on this CPU */
 

@@ -2,7 +2,7 @@
  * (two a cycle) no longer limit the dots (two a cycle). The arithmetic per output is that of tiles.h, bit for bit. */
 #ifndef OX_LANES_WIDE_H
 #define OX_LANES_WIDE_H
-#include "lanes/tiles.h"
+#include "lanes/spread.h"
 
 /* What the tiles over a pair ask for, each in its turn a part: the pair that comes `later` bytes on (0: none is known). All at once would hold up
  * the tile that asks. 1B, prompts of 512, two threads of Zen 4, tokens/s: Q6_K 234 to 244, Q4_0 321 to 338, Q8_0 301 to 317. Into the second cache:
@@ -12,14 +12,14 @@ typedef struct { int64_t later; int turn, turns; } ox_asking;
 
 OX_INLINE ox_asking turn_of(int64_t later, int tile, int tiles)
 {
-    const int turns = tiles < 8 ? tiles : 8;
+    const int turns = tiles < 2 ? 1 : tiles < 4 ? 2 : tiles < 8 ? 4 : 8;        /* no division in every block */
     return (ox_asking){ tile < turns ? later : 0, tile, turns };
 }
 
 OX_INLINE void ahead_pair(const uint8_t *p, int64_t stride, ox_asking a, int unit, int step)
 {
     const int64_t later = a.later;
-    if (later && unit % a.turns == a.turn) {
+    if (later && (unit & (a.turns - 1)) == a.turn) {
         OX_UNROLL for (int i = 0; i < step; i += 64) {
             OX_PREFETCH_L2(p + later + i);
             OX_PREFETCH_L2(p + later + stride + i);
@@ -32,25 +32,6 @@ OX_INLINE void ahead_pair(const uint8_t *p, int64_t stride, ox_asking a, int uni
  * once in 32 columns of integers, six are as good. */
 enum { OX_WIDE_32_ROWS = 5 };
 
-/* How m rows are cut: `tiles`, of which the last `lower` have a row less than `most`. From (most - 1) (most - 2) rows on none are left over; fewer rows may
- * leave some to tiles.h, which reads both panels again for them. One thread of Zen 4, weights from memory, 32 rows, GMAC/s with 6, 6, 6, 6, 6 and 2
- * rows a tile and with 6, 6, 5, 5, 5, 5: Q6_K 115 and 128, Q4_K 153 and 158. */
-typedef struct { int tiles, lower; } ox_heights;
-
-OX_INLINE ox_heights heights_of(int m, int most)
-{
-    const int tiles = (m + most - 1) / most, lower = tiles * most - m;
-    return lower > tiles ? (ox_heights){ m / most, 0 } : (ox_heights){ tiles, lower };
-}
-
-/* Calls `tile` once for each height, with its rows as the literal M; i counts the tiles. */
-#define OX_HEIGHTS(cut, most, tile)                                                               \
-    for (int i = 0, rows; i < (cut).tiles; i++, m -= rows, c += rows * ldc, x += rows * ldx) {    \
-        rows = (most) - (i >= (cut).tiles - (cut).lower);                                         \
-        if (rows == (most)) { enum { M = (most) }; tile; }                                        \
-        else { enum { M = (most) - 1 }; tile; }                                                   \
-    }
-
 OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, ox_asking ahead, const uint8_t *x, int64_t ldx,
         int64_t cols, int m,
                        int store, int bits, int off, int side, const uint8_t *lut, int block)
@@ -58,11 +39,11 @@ OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
     const uint8_t *s = panel, *p = panel;
     const int less = off, units = block / 32;
     ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
-    ox_f32x16 acc[2][OX_WIDE_32_ROWS];
+    ox_f32x16 acc[2][OX_WIDE];
     OX_UNROLL for (int t = 0; t < m; t++)
         acc[0][t] = acc[1][t] = f32_zero();
     for (int64_t b = 0; b < cols / 32; b++, p += OX_UNIT_BYTES(store), x += ACT32_BYTES) {
-        ox_i32x16 dot[2][OX_WIDE_32_ROWS];
+        ox_i32x16 dot[2][OX_WIDE];
         if (b % (units * OX_SIDE_SPAN(side)) == 0)
             s = p, p += 64;
         ahead_pair(p, stride, ahead, (int)b, OX_STEP32(store, side, block));
@@ -131,11 +112,11 @@ typedef struct {
     ox_asking ahead;
 } ox_super;
 
-/* One superblock against m rows. `store` is how the codes lie: as in the panel, or 8 once spread. */
+/* One superblock against m rows. `alone`: a dot that fits 16 bits is scaled by one dot of pairs, else two share a lane and one (pairs_256). */
 OX_INLINE void wide_super(ox_f32x16 (*acc)[OX_WIDE], ox_super in, int step, const uint8_t *x, int64_t ldx, int m,
-                          int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
+                          int store, int bits, int off, int head, int side, float unit, const uint8_t *lut, int alone)
 {
-    const int sub = OX_HEAD_SUB(head), halves = sub == 16 ? 2 : 1, per = 4 / halves, pairs = pairs_fit(x, ldx, m, bits, off, sub);
+    const int sub = OX_HEAD_SUB(head), halves = sub == 16 ? 2 : 1, per = 4 / halves, fit = pairs_fit(x, ldx, m, bits, off, sub), pairs = fit && !alone;
     ox_u8x64 table = u8_table(lut ? lut : in.code);
     ox_i32x16 sp[2][8], mp[2][8], sum[2][OX_WIDE], least[2][OX_WIDE];
     OX_ALIGN(64) int32_t start[OX_WIDE][16];
@@ -184,6 +165,14 @@ OX_INLINE void wide_super(ox_f32x16 (*acc)[OX_WIDE], ox_super in, int step, cons
             wide_dots(dot, in.code, in.apart, h * per, per, x + 32 * u, ldx, start[0] + (sub == 16 ? 2 * u + h : 8 + u), 0, m, store, off, lut,
                       table);
             ox_scale s0 = h ? scale_high(k0) : scale_low(k0), s1 = h ? scale_high(k1) : scale_low(k1);
+            if (alone && fit) {
+                s0 = i32_and(s0, i32_set1(0xffff)), s1 = i32_and(s1, i32_set1(0xffff));
+                OX_UNROLL for (int t = 0; t < m; t++) {
+                    sum[0][t] = i32_dot_pairs(sum[0][t], dot[0][t], s0);
+                    sum[1][t] = i32_dot_pairs(sum[1][t], dot[1][t], s1);
+                }
+                continue;
+            }
             OX_UNROLL for (int t = 0; t < m; t++) {
                 sum[0][t] = i32_add(sum[0][t], sub == 256 ? dot[0][t] : i32_mul(dot[0][t], s0));
                 sum[1][t] = i32_add(sum[1][t], sub == 256 ? dot[1][t] : i32_mul(dot[1][t], s1));
@@ -205,7 +194,7 @@ OX_INLINE void wide_super(ox_f32x16 (*acc)[OX_WIDE], ox_super in, int step, cons
 
 /* All superblocks against one tile of rows, codes straight from the panels. */
 OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, ox_asking ahead, const uint8_t *x, int64_t ldx,
-                        int64_t cols, int m, int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
+                        int64_t cols, int m, int store, int bits, int off, int head, int side, float unit, const uint8_t *lut, int alone)
 {
     const uint8_t *s = panel, *p = panel;
     OX_ALIGN(64) ox_f32x16 acc[2][OX_WIDE];
@@ -215,7 +204,7 @@ OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t str
         if (b % OX_SIDE_SPAN(side) == 0)
             s = p, p += 64;
         ox_super in = { s, p, p + OX_HEAD_BYTES(head), stride, stride, ahead };
-        wide_super(acc, in, OX_STEP256(store, head, side), x, ldx, m, store, bits, off, head, side, unit, lut);
+        wide_super(acc, in, OX_STEP256(store, head, side), x, ldx, m, store, bits, off, head, side, unit, lut, alone);
         p += OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store);
     }
     OX_UNROLL for (int t = 0; t < m; t++) {
@@ -224,101 +213,64 @@ OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t str
     }
 }
 
-/* The codes of a superblock as bytes in the order of use. */
-OX_INLINE void spread_codes(uint8_t *out, const uint8_t *p, int store, const uint8_t *lut)
-{
-    ox_u8x64 table = u8_table(lut ? lut : p);
-    for (int u = 0; u < 8; u++, p += OX_UNIT_BYTES(store), out += OX_UNIT_BYTES(8))
-        OX_UNROLL for (int i = 0; i < 4; i++) {
-            ox_u8x64 w[2];
-            load_two(w, p, i, store, lut, table);
-            u8_store(out + 128 * i, w[0]);
-            u8_store(out + 128 * i + 64, w[1]);
-        }
-}
-
-/* One tile of m rows over the superblocks of a side whose codes are spread; c has the sums of those before, if there are any. */
-OX_INLINE void spread_tile(float *c, int64_t ldc, ox_super in, int64_t step, int64_t n, int begun, const uint8_t *x, int64_t ldx, int m,
-                           int bits, int off, int head, int side, float unit)
-{
-    OX_ALIGN(64) ox_f32x16 acc[2][OX_WIDE];
-    OX_UNROLL for (int t = 0; t < m; t++) {
-        acc[0][t] = begun ? f32_load(c + t * ldc) : f32_zero();
-        acc[1][t] = begun ? f32_load(c + t * ldc + 16) : f32_zero();
-    }
-    for (int64_t k = 0; k < n; k++, x += ACT256_BYTES) {
-        wide_super(acc, in, 0, x, ldx, m, 8, bits, off, head, side, unit, NULL);
-        in.side += OX_SIDE_BYTES(side), in.head += step, in.code += 8 * OX_UNIT_BYTES(8);
-    }
-    OX_UNROLL for (int t = 0; t < m; t++) {
-        f32_store(c + t * ldc, acc[0][t]);
-        f32_store(c + t * ldc + 16, acc[1][t]);
-    }
-}
-
-/* Codes of two planes (3, 5, 6 bits) cost most to put together: for many rows they are spread once, the superblocks of a side at a time
- * (16 KB of codes at most), and all tiles run over these; c keeps the chains meanwhile. Zen 4, 120 rows, GMAC/s per core: Q6_K 164 to 178,
- * Q5_K 178 to 188, Q3_K 146 to 175, IQ2_XS 140 to 165. Codes of one plane lose 3 to 6 % (Q4_K 193 to 186) and stay as they are. */
-OX_INLINE void spread_256(float *sums, int64_t ldc, const uint8_t *p, int64_t stride, int64_t later, const uint8_t *first, int64_t ldx,
-                          int64_t cols, int all, ox_heights cut, int store, int bits, int off, int head, int side, float unit,
-                          const uint8_t *lut)
-{
-    enum { SPAN = 2 };
-    OX_ALIGN(64) uint8_t code[2][SPAN][8 * OX_UNIT_BYTES(8)];
-    const int64_t step = OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store);
-    const uint8_t *then = later ? p + later : NULL;
-    for (int64_t b = 0, n; b < cols / 256; b += n, first += n * ACT256_BYTES, p += n * step) {
-        const uint8_t *s = p, *x = first;
-        float *c = sums;
-        int m = all;
-        p += 64;
-        n = cols / 256 - b < OX_SIDE_SPAN(side) ? cols / 256 - b : OX_SIDE_SPAN(side);
-        for (int64_t k = 0; k < 2 * n; k++)
-            spread_codes(code[k / n][k % n], p + k / n * stride + k % n * step + OX_HEAD_BYTES(head), store, lut);
-        const ox_super in = { s, p, code[0][0], stride, sizeof code[0], { 0, 0, 1 } };
-        /* Spreading reads in bursts: what it reads next is asked for by the tiles, a part each. */
-        const uint8_t *next = b + n < cols / 256 ? p + n * step : then;
-        const int64_t part = (64 + n * step) / cut.tiles / 64 * 64 + 64;
-        OX_HEIGHTS(cut, OX_WIDE,
-            if (next)
-                for (int64_t k = i * part; k < (i + 1) * part; k += 64) {
-                    OX_PREFETCH_L2(next + k);
-                    OX_PREFETCH_L2(next + stride + k);
-                }
-            spread_tile(c, ldc, in, step, n, b > 0, x, ldx, M, bits, off, head, side, unit))
-    }
-}
-
 #define OX_WIDE_FLOAT(name) wide_##name
-enum { OX_SPREAD_ROWS = 24 };       /* from so many rows on it pays */
 #define OX_WIDE_32(store, bits) 1
 #define OX_WIDE_256(store, bits) 1
 
+/* What is left over goes by tiles, which read both panels again. */
+#define OX_LEFT_OVER(name)                                        \
+    tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);            \
+    tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);
+
+/* `wide`: every dot costs more than what is done to codes and sums beside it. `two_ports` (avx512.c, the table of Intel): all cost the same, so panels are spread for as
+ * few rows as that pays for (spread.h), and a dot that fits 16 bits is scaled alone. */
 #define OX_FLOAT(name, bytes)
 #define OX_PAIRS(name)
 #define OX_FORM32(name, store, bits, off, side)                                                                              \
     static void wide_##name(OX_WIDE_ARGS)                                                                                    \
     {                                                                                                                        \
-        const ox_heights cut = heights_of(side == SIDE_UE4M3 ? 0 : m, OX_WIDE_32_ROWS);                                      \
-        OX_HEIGHTS(cut, OX_WIDE_32_ROWS,                                                                                     \
+        const ox_heights cut = heights_of(side == SIDE_UE4M3 ? 0 : m, OX_WIDE_32_ROWS, OX_WIDE_32_ROWS - 1);                 \
+        OX_HEIGHTS(cut, OX_WIDE_32_ROWS, OX_WIDE_32_ROWS - 1,                                                                \
             wide_32(c, ldc, panel, stride, turn_of(later, i, cut.tiles), x, ldx, cols, M, store, bits, off, side,            \
                     lut_##name, BLOCK_##name))                                                                               \
-        tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);                                                                   \
-        tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
+        OX_LEFT_OVER(name)                                                                                                   \
+    }                                                                                                                        \
+    static void two_ports_##name(OX_WIDE_ARGS)                                                                               \
+    {                                                                                                                        \
+        if (m >= OX_SPREAD_ROWS_TWO_PORTS(store) || side == SIDE_UE4M3) {                                                    \
+            spread_32(c, ldc, panel, stride, later, x, ldx, cols, m, store, off, side, lut_##name, BLOCK_##name);            \
+            return;                                                                                                          \
+        }                                                                                                                    \
+        const ox_heights cut = heights_of(m, OX_WIDE, 4);                                                                    \
+        OX_HEIGHTS(cut, OX_WIDE, 4,                                                                                          \
+            wide_32(c, ldc, panel, stride, turn_of(later, i, cut.tiles), x, ldx, cols, M, store, bits, off, side,            \
+                    lut_##name, BLOCK_##name))                                                                               \
+        OX_LEFT_OVER(name)                                                                                                   \
     }
 #define OX_FORM256(name, store, bits, off, head, side, unit)                                                                 \
     static void wide_##name(OX_WIDE_ARGS)                                                                                    \
     {                                                                                                                        \
-        const ox_heights cut = heights_of(m, OX_WIDE);                                                                       \
-        if ((store == 3 || store == 5 || store == 6) && m >= OX_SPREAD_ROWS) {                                               \
-            spread_256(c, ldc, panel, stride, later, x, ldx, cols, m, cut, store, bits, off, head, side, unit, lut_##name);  \
+        if (OX_TWO_PLANES(store) && m >= OX_SPREAD_ROWS) {                                                                   \
+            spread_256(c, ldc, panel, stride, later, x, ldx, cols, m, store, bits, off, head, side, unit, lut_##name, 0);    \
             return;                                                                                                          \
         }                                                                                                                    \
-        OX_HEIGHTS(cut, OX_WIDE,                                                                                             \
+        const ox_heights cut = heights_of(m, OX_WIDE, OX_WIDE - 1);                                                          \
+        OX_HEIGHTS(cut, OX_WIDE, OX_WIDE - 1,                                                                                \
             wide_256(c, ldc, panel, stride, turn_of(later, i, cut.tiles), x, ldx, cols, M, store, bits, off, head, side,     \
-                     unit, lut_##name))                                                                                      \
-        tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);                                                                   \
-        tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
+                     unit, lut_##name, 0))                                                                                   \
+        OX_LEFT_OVER(name)                                                                                                   \
+    }                                                                                                                        \
+    static void two_ports_##name(OX_WIDE_ARGS)                                                                               \
+    {                                                                                                                        \
+        if (m >= OX_SPREAD_ROWS_TWO_PORTS(store)) {                                                                          \
+            spread_256(c, ldc, panel, stride, later, x, ldx, cols, m, store, bits, off, head, side, unit, lut_##name, 1);    \
+            return;                                                                                                          \
+        }                                                                                                                    \
+        const ox_heights cut = heights_of(m, OX_WIDE, 4);                                                                    \
+        OX_HEIGHTS(cut, OX_WIDE, 4,                                                                                          \
+            wide_256(c, ldc, panel, stride, turn_of(later, i, cut.tiles), x, ldx, cols, M, store, bits, off, head, side,     \
+                     unit, lut_##name, 1))                                                                                   \
+        OX_LEFT_OVER(name)                                                                                                   \
     }
 #include "lanes/forms.def"
 #undef OX_FLOAT

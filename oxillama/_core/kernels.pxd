@@ -22,6 +22,7 @@ cdef extern from "lanes/panel.h" nogil:
                            int64_t near, int m) noexcept nogil
         signed char beside_rows[64]
         signed char few_rows[64]
+        signed char tile_rows[64]
         int whole_rows, range_values
         void (*wide[64])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
                          int64_t cols, int m) noexcept nogil

@@ -70,7 +70,7 @@ if core == OX_CORE_ZEN4:
             zen4[_table] = tables[_table][0]
             for _i in range(FORM_COUNT):
                 if ox_forms[_i].family in (FAMILY_32, FAMILY_256):
-                    zen4[_table].few_rows[_i] = 64
+                    zen4[_table].few_rows[_i] = zen4[_table].tile_rows[_i] = 64
             tables[_table] = &zen4[_table]
 # How far ahead `beside` prefetches, in bytes, by form, for one row and for more (docs/kernel-figures.md).
 cdef (int, int) distance

@@ -148,6 +148,11 @@ cdef inline bint _few_rows(const MatmulArgs *a, int64_t m) noexcept nogil:
     return m <= a.lanes.few_rows[a.segments[0].form]
 
 
+cdef inline bint _wide(const MatmulArgs *a, int64_t p, int64_t end, int m) noexcept nogil:
+    """Whether panels p and p + 1, if that comes before `end`, share tiles."""
+    return (m >= WIDE_ROWS or m > a.lanes.tile_rows[a.segments[0].form]) and p + 1 < end and _pairs(a, p)
+
+
 cdef inline int64_t _panels(const MatmulArgs *a) noexcept nogil:
     """Panels of all segments; of gate and up, those of one."""
     cdef int64_t panels = 0
@@ -265,6 +270,9 @@ cdef void _few(const MatmulArgs *a, const Cut *cut, ox_team *team, int ith, int 
         while p < stop:
             if beside and (a.gate or p + r.half < r.end):
                 _beside(a, p, p + r.half)
+            elif a.m > a.lanes.tile_rows[a.segments[0].form] and _wide(a, p, stop, <int>a.m):
+                _pair(a, p, p + 2 if p + 2 < (r.end if run == own else stop) else -1, 0, <int>a.m)
+                p += 1
             else:
                 _panel(a, p, p + 1 if p + 1 < (r.end if run == own else stop) else -1, 0, <int>a.m)
             p += 1
@@ -295,7 +303,7 @@ cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noex
         end = min(cut.panels, p + cut.group)
         after = (chunk + nth) % cut.groups * cut.group if chunk + nth < cut.chunks else -1
         while p < end:
-            if (m >= WIDE_ROWS or not _few_rows(a, m)) and p + 1 < end and _pairs(a, p):
+            if _wide(a, p, end, m):
                 _pair(a, p, p + 2 if p + 2 < end else after, row, m)
                 p += 2
                 continue
@@ -320,7 +328,7 @@ cdef void matmul_panels(const MatmulArgs *a, int64_t first, int64_t end) noexcep
     while row < a.m:
         m, p = min(<int64_t>RANGE, a.m - row), first
         while p < end:
-            wide = (m >= WIDE_ROWS or not _few_rows(a, m)) and p + 1 < end and _pairs(a, p)
+            wide = _wide(a, p, end, <int>m)
             if wide:
                 _pair(a, p, p + 2 if p + 2 < end else -1, row, <int>m)
             else:
