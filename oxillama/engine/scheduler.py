@@ -603,10 +603,11 @@ class Scheduler:
         oldest = min(running, key=_rank)
         if oldest.hidden != hidden and oldest.wants_output:
             return  # its turn is the next
+        most = self.config.max_batch_tokens
         rows = (
             self._sequences_of(oldest)
             if oldest.width
-            else min(oldest.length - oldest.done, oldest.length if oldest.whole else SMALLEST_CHUNK)
+            else min(oldest.length - oldest.done, most if oldest.whole else SMALLEST_CHUNK, most)
         )
         if oldest.spans and not oldest.width:
             rows = oldest.in_spans(rows)

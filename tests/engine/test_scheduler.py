@@ -255,13 +255,18 @@ def test_hidden_rows_and_logits_take_turns():
     st.integers(9, 40),
     st.integers(1, 6),
     st.integers(1, 64),
+    st.integers(1, 64),
     st.integers(1, 8),
+    st.integers(0, 9),
 )
-def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, chunk, running):
-    room = Pages(pages)
+def test_everybody_finishes_within_the_bounds_of_every_step(
+    jobs, pages, batch, rows, chunk, running, forced
+):
+    """forced: tokens that come with each that is drawn, and run with it in the next step."""
+    room, rows = Pages(pages), max(rows, batch)
     config = dict(
         max_batch_sequences=batch,
-        max_batch_tokens=64,
+        max_batch_tokens=rows,
         prefill_chunk=chunk,
         max_prefill_tokens=chunk,
         max_sequences=running,
@@ -274,13 +279,27 @@ def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, 
         if sched.idle:
             break
         plan = sched.schedule()
-        assert len({entry for entry, _ in plan}) == len(plan) and all(rows >= 1 for _, rows in plan)
-        assert sum(rows for _, rows in plan) <= 64 and sched.running <= running
+        assert len({entry for entry, _ in plan}) == len(plan) and all(count for _, count in plan)
+        assert sum(count for _, count in plan) <= rows and sched.running <= running
         assert sum(entry.state is State.DECODING for entry, _ in plan) <= batch
         assert plan or sched.starved is None
         play(plan, sched, room)
+        for entry, _ in plan:
+            if entry.done + 1 == entry.length:
+                entry.length = max(entry.length, min(entry.length + forced, entry.owner))
     assert all(entry.state is State.FINISHED for entry in entries)
     assert room.left == pages
+
+
+def test_a_turn_that_lost_its_pages_leaves_no_step_wider_than_the_bound():
+    """The youngest gives up its own turn: the oldest has it, with as many rows as a step holds."""
+    pages = Pages(1 << 30)
+    sched = scheduler(pages, max_batch_tokens=3, max_batch_sequences=1, max_sequences=2)
+    old, young = decoders(sched, 2)
+    play(sched.schedule(), sched)  # the next turn is that of the young one
+    old.length, young.done, young.length, pages.left = old.done + 9, 16, 17, 0
+    assert sched.schedule() == [(old, 3)]
+    assert young.state is State.PREEMPTED
 
 
 @settings(max_examples=150, deadline=None)
