@@ -20,6 +20,7 @@ from oxillama.grammar import (
     JsonSchemaCompiler,
     TokenMasker,
 )
+from oxillama.grammar.schema import emit
 
 FREE = JsonSchemaCompiler(order="free")
 DECLARED = JsonSchemaCompiler()
@@ -285,6 +286,47 @@ def test_words_of_earlier_states_do_not_use_up_a_grammar():
         state = grammar.state()
         state.advance(f'["{number}","x{number}","{number}x'.encode())
         assert not state.fork().allows_token(b'","x%d"' % number)
+
+
+@pytest.mark.parametrize("pattern", (".", "^[a-z0-9]+$"))
+def test_words_of_earlier_states_do_not_use_up_a_schema(monkeypatch, pattern):
+    """The automata of what is left of a language are no part of the schema."""
+    monkeypatch.setattr(emit, "MAX_AUTOMATA", 60)
+    item = {"type": "string", "pattern": pattern}
+    grammar = FREE.compile({"type": "array", "items": item, "uniqueItems": True})
+    grammar.state().advance(b'["a","b","a"'[:-1])
+    rules = len(grammar._rules)
+    for number in range(30):
+        state = grammar.state()
+        state.advance(f'["{number}","x{number}","{number}x'.encode())
+        assert not state.fork().allows_token(b'","x%d"' % number)
+    assert len(grammar._rules) == rules
+
+
+def test_names_of_earlier_states_do_not_add_up(monkeypatch):
+    monkeypatch.setattr(emit, "MAX_ASIDE", 20)
+    grammar = FREE.compile({"type": "object", "minProperties": 4})
+    used = []
+    for number in range(20):
+        state = grammar.state()
+        state.advance(f'{{"{number}":1,"{number}x":2,"x{number}":3,'.encode())
+        assert state.allows_token(b'"x":4}') and not state.allows_token(b'"x%d":4}' % number)
+        used.append(len(grammar._deferred._aside.others))
+    assert max(used) < 15  # of 22
+
+
+@pytest.mark.parametrize("step, good", ((1, True), (0.1, True), (2, False), (0.5, False)))
+def test_numbers_that_cannot_be_left_out_raise_when_a_schema_is_compiled(step, good):
+    """Not when a second item comes: of multiples beyond a bound none can be left out."""
+    item = {"type": "number", "multipleOf": step}
+    for less in ({}, {"minimum": 0}, {"minimum": -4, "maximum": 4}):
+        schema = {"type": "array", "items": {**item, **less}, "uniqueItems": True}
+        if good or "maximum" in less:
+            assert FREE.compile(schema).matches("[2,4]")
+            assert not FREE.compile(schema).matches("[2,2]")
+        else:
+            with pytest.raises(GrammarError, match="keyword 'uniqueItems': excluded values"):
+                FREE.compile(schema)
 
 
 NONE = {"type": "string", "minLength": 3, "maxLength": 1}  # no text has such a length

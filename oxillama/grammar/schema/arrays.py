@@ -22,6 +22,7 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.regular import MANY, MAX_NETWORK
 from oxillama.grammar.schema.document import contradicts
+from oxillama.grammar.schema.numbers import bounded
 from oxillama.grammar.schema.validity import holds
 from oxillama.grammar.schema.values import exact, load
 
@@ -210,6 +211,8 @@ def fresh(em, item: frozenset) -> tuple:
         kinds = case.types if case.values is None else set(map(kind_of, case.values))
         if not kinds.isdisjoint(("array", "object")):
             raise GrammarError("items must be scalars, or have few possible values (an enum)")
+        if case.values is None and (case.multiples or case.not_multiples):
+            bounded(em, case, [Fraction(0)])  # raises where numbers cannot be left out
 
     def without(em, words: frozenset[bytes]) -> tuple | None:
         left = [without_values(case, list(map(load, words))) for case in cases]

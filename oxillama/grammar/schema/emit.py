@@ -54,6 +54,7 @@ from oxillama.grammar.schema.objects import object_ as object_node
 from oxillama.grammar.schema.survey import FREE, LISTED, endless, living, survey
 
 MAX_AUTOMATA = 30_000  # states of all automata of one schema
+MAX_ASIDE = 4096  # rules and characters of an emitter that is not kept
 MAX_PRODUCT = 64  # states times length up to which both make one automaton
 
 
@@ -101,17 +102,14 @@ class Emitter:
         self.texts: dict = {}
         self.where = "/"
         self.asked = False  # whether machines ask what registers leave of a language
+        self._aside: Emitter | None = None
 
     def run(self, root: frozenset) -> bool:
         """Writes the root's rule and all rules it needs except deferred ones; returns whether
         machines will ask for more.
         """
         self.number(root)
-        self.spelling = sp.Spelling(
-            self.flexible, self.block("ws") if self.flexible else EMPTY, free=self.free_order
-        )
-        self.colon = seq(self.spelling.space, literal(":"), self.spelling.space)
-        self.comma = seq(self.spelling.space, literal(","), self.spelling.space)
+        self.begin()
         self.settle()
         # what was put off splits into few cases, each of its own, whenever it is written
         self.expander.most_steps = 1 << 60
@@ -124,6 +122,37 @@ class Emitter:
                 self.lazy[index] = self.done[index] = 0
             self.rules[:] = [node and living(node, self.done) for node in self.rules]
         return self.asked or any(self.lazy)
+
+    def begin(self) -> None:
+        """Decides how values are written."""
+        self.spelling = sp.Spelling(
+            self.flexible, self.block("ws") if self.flexible else EMPTY, free=self.free_order
+        )
+        self.colon = seq(self.spelling.space, literal(":"), self.spelling.space)
+        self.comma = seq(self.spelling.space, literal(","), self.spelling.space)
+
+    def aside(self, where: str) -> "Emitter":
+        """An emitter of the same schema with rules of its own, for nodes that are not kept: what it
+        writes is freed with it. It serves again until it has written a language, or a lot. where:
+        the pointer that its errors name.
+        """
+        other = self._aside
+        if (
+            other is None
+            or other.languages
+            or len(other.rules) + len(other.spelled) + len(other.others) > MAX_ASIDE
+        ):
+            other = self._aside = Emitter(
+                self.document,
+                self.expander,
+                flexible=self.flexible,
+                free_order=self.free_order,
+                closed=self.closed,
+                refuse=self.refuse,
+            )
+            other.begin()
+        other.where = where
+        return other
 
     def settle(self) -> None:
         """Writes the waiting rules, or defers them."""
@@ -328,13 +357,14 @@ class Emitter:
         holds. What is left of it, None if nothing is, machines ask for while they run.
         """
         self.asked = True
+        where = self.where
         # the rules hold this node: it must not hold them, or only the garbage collector frees them
         holder = weakref.ref(self)
 
         def left(words: frozenset[bytes]) -> tuple | None:
             em = cast(Emitter, holder())  # the machine that asks keeps it
             with em.alone():
-                return without(em, words)
+                return without(em.aside(where), words)
 
         return (FRESH, node, left, size)
 

@@ -97,7 +97,9 @@ def non_multiples(em, case: Case, banned: list[Fraction]) -> tuple:
             seq(repeat(literal("-"), 0, 1), remainders(case.not_multiples[0], 1, inverse=True))
         )
     else:
-        raise GrammarError("'multipleOf' under 'not' needs two bounds, or none")
+        raise GrammarError(
+            "'multipleOf' under 'not' needs two bounds, or none and no excluded values"
+        )
     return choice(*parts)
 
 
