@@ -522,3 +522,33 @@ def test_more_different_members_or_items_than_there_are_is_an_error(compiler, sc
 def test_many_names_and_shared_demands_are_no_obstacle(compiler, keywords, text, wrong):
     grammar = compiler.compile(keywords)
     assert grammar.matches(text) and not grammar.matches(wrong)
+
+
+@pytest.mark.parametrize(
+    "keywords, good, bad",
+    [
+        ({"multipleOf": 0.01, "exclusiveMinimum": 0.123}, "0.13", "0.12"),
+        ({"multipleOf": 0.1, "exclusiveMaximum": -0.25}, "-0.3", "-0.2"),
+        ({"multipleOf": 0.01, "not": {"const": 0.123}}, "0.12", "0.123"),
+        ({"multipleOf": 0.01, "not": {"const": 0.12}}, "0.13", "0.12"),
+        ({"not": {"enum": [1.5, -2, 0]}}, "1.51", "1.50"),
+        ({"not": {"enum": [1.5, -2, 0]}}, "2", "-2.000"),
+        ({"not": {"enum": [1.5, -2, 0]}}, "-0.1", "-0.0"),
+        ({"type": "integer", "not": {"enum": [0, 7]}}, "-7", "-0"),
+        # a double does not keep it apart from the value that is left out
+        ({"not": {"const": 1.5}}, "1.5000000000001", "1.50000000000000001"),
+    ],
+)
+def test_numbers_between_bounds_and_but_for_some(keywords, good, bad):
+    grammar = FREE.compile({"type": "number", **keywords})
+    assert grammar.matches(good)
+    assert not grammar.matches(bad)
+
+
+def test_many_distinct_numbers_are_few_states():
+    """As many states as their digits, not an interval between each two of them."""
+    grammar = FREE.compile({"type": "array", "items": {"type": "integer"}, "uniqueItems": True})
+    state, numbers = grammar.state(), random.Random(2).sample(range(10**6, 10**7), 16)
+    state.advance("[{}".format(",".join(map(str, numbers))).encode())
+    assert not any(state.fork().allows_token(f",{each},".encode()) for each in numbers)
+    assert state._cursor.machine.sizes()["states"] < 40_000

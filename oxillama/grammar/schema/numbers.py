@@ -2,13 +2,26 @@
 work.
 """
 
+import functools
 from fractions import Fraction
 from math import ceil, floor, gcd, lcm
 
 from oxillama._core.cases import Case
 from oxillama.errors import GrammarError
-from oxillama.grammar.nodes import NETWORK, NEVER, choice, literal, repeat, seq
-from oxillama.grammar.regular import MAX_NETWORK
+from oxillama.grammar.nodes import (
+    CLASS,
+    LITERAL,
+    NETWORK,
+    NEVER,
+    REPEAT,
+    SEQUENCE,
+    choice,
+    literal,
+    repeat,
+    seq,
+)
+from oxillama.grammar.regex import Regex
+from oxillama.grammar.regular import MAX_NETWORK, Dfa
 from oxillama.grammar.schema import numerals
 from oxillama.grammar.schema.values import exact
 
@@ -62,15 +75,56 @@ def bounded(em, case: Case, banned: list[Fraction]) -> tuple:
         )
         if low >= high:
             return NEVER
+    bounds = (low, low_strict, high, high_strict, places, case.fraction)
+    if not banned:
+        return interval(*bounds)
+    # not as intervals between the banned ones: those of many numbers are many states
+    left = decimals(*bounds).without(left_out(banned, places))
+    return NEVER if left.empty else left.node(lambda digits: (CLASS, digits))
+
+
+@functools.lru_cache(maxsize=512)
+def decimals(*bounds) -> Dfa:
+    """The automaton of an interval, with the arguments of `interval`."""
+    return automaton(interval(*bounds))
+
+
+def left_out(values: list[Fraction], places: int) -> Dfa:
+    """The decimals that are left out with values: all their spellings and, where there may be 15
+    digits, those nearer than one unit of the 15th, which a double does not keep apart from them.
+    """
+    if not places:
+        texts = [str(value) for value in values if value.denominator == 1]
+        return Dfa.words([*texts, "-0"] if 0 in values else texts)
     parts = []
-    for cut in banned:
-        if (low is None or cut > low or (cut == low and not low_strict)) and (
-            high is None or cut <= high
-        ):
-            parts.append(interval(low, low_strict, cut, True, places, fractional=case.fraction))
-            low, low_strict = cut, True
-    parts.append(interval(low, low_strict, high, high_strict, places, fractional=case.fraction))
-    return choice(*parts)
+    for value in values:
+        if not value:
+            zero = numerals.interval(value, False, value, False, places)
+            parts += [zero, seq(literal("-"), zero)]
+        elif places < 15:
+            parts.append(interval(value, False, value, False, places, False))
+        else:
+            low = -_round_up(_unit(value) - value, places)
+            high = _round_up(value + _unit(value), places)
+            parts.append(numerals.interval(low, True, high, True, places))
+    return automaton(choice(*parts))
+
+
+def automaton(node: tuple) -> Dfa:
+    """The automaton of a node of decimals."""
+    return Dfa.nothing() if node == NEVER else Regex("", _tree(node)).automaton(search=False)
+
+
+def _tree(node: tuple) -> tuple:
+    """A node of decimals as the tree of an expression."""
+    kind, inner = node[0], node[1]
+    if kind == LITERAL:
+        return ("seq", tuple([("class", ((byte, byte),)) for byte in inner]))
+    if kind == CLASS:
+        return ("class", inner)
+    if kind == REPEAT:
+        return ("rep", _tree(inner), node[2], node[3] if node[3] >= 0 else None)
+    return ("seq" if kind == SEQUENCE else "alt", tuple([_tree(part) for part in inner]))
 
 
 def non_multiples(em, case: Case, banned: list[Fraction]) -> tuple:
@@ -103,28 +157,26 @@ def non_multiples(em, case: Case, banned: list[Fraction]) -> tuple:
     return choice(*parts)
 
 
-def interval(low, low_strict, high, high_strict, places: int, *, fractional: bool = False) -> tuple:
-    """An interval; a strict bound of fractional numbers moves by one unit of the 15th digit, so
-    that doubles keep it strict.
+def interval(low, low_strict, high, high_strict, places: int, fractional: bool) -> tuple:
+    """An interval of decimals with at most `places` fraction digits. Where there may be 15 digits,
+    a strict bound moves by one unit of the 15th, so that doubles keep it strict.
     """
-    if places == 0:
-        low = None if low is None else Fraction(floor(low) + 1 if low_strict else ceil(low))
-        high = None if high is None else Fraction(ceil(high) - 1 if high_strict else floor(high))
+    if places < 15:
+        scale = 10**places
+        if low is not None:
+            low = Fraction((floor(low * scale) + 1) if low_strict else ceil(low * scale), scale)
+        if high is not None:
+            high = Fraction((ceil(high * scale) - 1) if high_strict else floor(high * scale), scale)
         low_strict = high_strict = False
-        if low is not None and high is not None and low > high:
-            return NEVER
     else:
-        unit = Fraction(1, 10 ** min(places, 17)) if places < 15 else None
         if low is not None and low_strict and low:
-            low, low_strict = _round_up(low + (unit or _unit(low)), places), False
+            low, low_strict = low + _unit(low), False
         if high is not None and high_strict and high:
-            high, high_strict = -_round_up(-high + (unit or _unit(high)), places), False
-        if low is not None and not low_strict:
-            low = _round_up(low, places)
-        if high is not None and not high_strict:
-            high = -_round_up(-high, places)
-        if low is not None and high is not None and low > high:
-            return NEVER
+            high, high_strict = high - _unit(high), False
+        low = low if low is None or low_strict else _round_up(low, places)
+        high = high if high is None or high_strict else -_round_up(-high, places)
+    if low is not None and high is not None and low > high:
+        return NEVER
     return numerals.interval(low, low_strict, high, high_strict, places, fractional=fractional)
 
 
