@@ -203,9 +203,10 @@ def _node(tree: tuple, spell) -> tuple:
     return repeat(_node(tree[1], spell), tree[2], tree[3])
 
 
-def _build(nfa: Nfa, tree: tuple, a: int, copies: list[int]) -> int:
+def _build(nfa: Nfa, tree: tuple, a: int, copies: list[int], later: bool = False) -> int:
     """Adds the tree to the automaton from state a; returns its end state. `copies` bounds what
-    nested repetition may cost.
+    nested repetition may cost. later: the automaton begins after the beginning of the text, so that
+    nothing passes a `^`.
     """
     kind = tree[0]
     copies[0] += 1
@@ -213,41 +214,61 @@ def _build(nfa: Nfa, tree: tuple, a: int, copies: list[int]) -> int:
         raise GrammarError(f"regular: repetition expands to more than {MAX_COPIES} parts")
     if kind == "seq":
         for part in tree[1]:
-            a = _build(nfa, part, a, copies)
+            a = _build(nfa, part, a, copies, later)
         return a
     b = nfa.state()
     if kind == "class":
         nfa.eat(a, b, tree[1])
     elif kind in "^$":
-        nfa.skip(a, b, kind)
+        if not (later and kind == "^"):
+            nfa.skip(a, b, kind)
     elif kind == "alt":
         for part in tree[1]:
-            nfa.skip(_build(nfa, part, a, copies), b)
+            nfa.skip(_build(nfa, part, a, copies, later), b)
     elif kind == "look":
-        rest = Nfa()
-        end = _build(rest, tree[1], rest.state(), copies)
-        loop = rest.final = rest.state()  # what was looked at, then anything
-        rest.skip(end, loop)
-        rest.eat(loop, loop, ANY)
-        dfa = rest.determinise()
-        nfa.look(a, b, dfa if tree[2] else dfa.inverse())
+        if later or not _has_begin(tree[1]):
+            nfa.look(a, b, _rest(tree, copies, later))
+        else:
+            for when, behind in (("^", False), ("+", True)):
+                at = nfa.state()
+                nfa.skip(a, at, when)
+                nfa.look(at, b, _rest(tree, copies, behind))
     else:
         _, part, least, most = tree
         at = nfa.state()
         nfa.skip(a, at)
         for _ in range(least):
-            at = _build(nfa, part, at, copies)
+            at = _build(nfa, part, at, copies, later)
         if most is None:
             loop = nfa.state()
             nfa.skip(at, loop)
-            nfa.skip(_build(nfa, part, loop, copies), loop)
+            nfa.skip(_build(nfa, part, loop, copies, later), loop)
             nfa.skip(loop, b)
         else:
             for _ in range(most - least):
                 nfa.skip(at, b)
-                at = _build(nfa, part, at, copies)
+                at = _build(nfa, part, at, copies, later)
             nfa.skip(at, b)
     return b
+
+
+def _rest(look: tuple, copies: list[int], later: bool) -> Dfa:
+    """What a lookahead wants of the rest of the text; later: not from its beginning."""
+    nfa = Nfa()
+    end = _build(nfa, look[1], nfa.state(), copies, later)
+    loop = nfa.final = nfa.state()  # what was looked at, then anything
+    nfa.skip(end, loop)
+    nfa.eat(loop, loop, ANY)
+    dfa = nfa.determinise()
+    return dfa if look[2] else dfa.inverse()
+
+
+def _has_begin(tree: tuple) -> bool:
+    """Whether a tree has a `^`."""
+    kind = tree[0]
+    if kind in ("rep", "look"):
+        return _has_begin(tree[1])
+    return kind == "^" or kind in ("seq", "alt") and any(map(_has_begin, tree[1]))
 
 
 @functools.lru_cache(maxsize=512)

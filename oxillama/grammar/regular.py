@@ -333,7 +333,7 @@ class Nfa:
     """
 
     def __init__(self):
-        self.empty: list[list[tuple[int, str]]] = []  # (target, "" or "^" or "$")
+        self.empty: list[list[tuple[int, str]]] = []  # (target, when it is passed: see `skip`)
         self.edges: list[list[tuple[int, int]]] = []  # (class number, target)
         # (target, what the rest of the text must satisfy)
         self.looks: list[list[tuple[int, Dfa]]] = []
@@ -352,7 +352,9 @@ class Nfa:
         return len(self.empty) - 1
 
     def skip(self, a: int, b: int, when: str = "") -> None:
-        """An edge that consumes nothing; `when` is "^" or "$" where it can be passed only there."""
+        """An edge that consumes nothing; `when` is "^" or "$" where it can be passed only at that
+        end of the text, "+" where anywhere but at its beginning (with lookahead alone).
+        """
         self.empty[a].append((b, when))
 
     def eat(self, a: int, b: int, ranges: Ranges) -> None:
@@ -407,7 +409,7 @@ class Nfa:
         rows: list[list[int]] = []
         final: list[bool] = []
         for threads in todo:
-            ends = "^$" if threads is start else "$"
+            ends = "^$" if threads is start else "+$"
             final.append(
                 any(
                     state == self.final and all(duties[key].accepts[s] for key, s in owed)
@@ -426,7 +428,7 @@ class Nfa:
                 if not fresh:
                     row.append(-1)
                     continue
-                closed = self._close(fresh, "")
+                closed = self._close(fresh, "+")
                 known = ids.get(closed)
                 if known is None:
                     known = ids[closed] = len(ids)

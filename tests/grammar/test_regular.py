@@ -41,6 +41,12 @@ PATTERNS = [
     "(?=a)*b|ab",
     "^^a$$",
     "a^b|^c$d|x",
+    # a beginning that lookahead asks for is that of the text, not of the rest
+    "(?=^.{1,3}$)[ab-d]+",
+    "(?=^.{2,5}$)(?=.*b).*$",
+    "b(?!^a)a|(?!^a)b",
+    "b?(?=(^|b)a)..",
+    "(?=(?=^a)(?!.^)a)[ab]",
 ]
 WORDS = ["".join(w) for n in range(4) for w in itertools.product("ab1-", repeat=n)]
 
