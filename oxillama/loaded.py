@@ -293,7 +293,7 @@ class Loaded:
         # once: another thread may close meanwhile, which the core tells
         vocabulary = self.vocabulary
         if vocabulary is not None:
-            vocabulary.prepare(wanted)  # whatever takes long comes before the lock
+            vocabulary.prepare(wanted, sampler)  # whatever takes long comes before the lock
         if session is not None:
             core.wait_for_cancelled(session)
         with (

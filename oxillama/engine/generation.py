@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from oxillama.options import Options
 from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
 from oxillama.tokenizer import TokenizerBridge
 
-_GRAMMARS_KEPT = 64
+_MOST_KEPT = 64  # grammars and sets of breakers of a vocabulary
 
 
 class Vocabulary:
@@ -42,8 +43,7 @@ class Vocabulary:
         self.special_ids = bridge.special_ids
         self._lock = threading.Lock()
         self._masker: TokenMasker | None = None
-        self._breakers: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
-        self._grammars: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Any], Any] = OrderedDict()
 
     @property
     def masker(self) -> TokenMasker:
@@ -59,24 +59,27 @@ class Vocabulary:
                 )
             return self._masker
 
-    def prepare(self, options: Options) -> None:
-        """Compile the constraint of the options before a session is locked."""
+    def prepare(self, options: Options, default: SamplerConfig) -> None:
+        """Compile the constraint and the breakers of the options before a session is locked."""
         if self.grammar(options) is not None:
             _ = self.masker
+        fields = options.sampling_fields or {}
+        if fields.get("dry_multiplier") or (options.sampler or default).dry_multiplier:
+            self.breakers(options.sampling(default))
 
     def breakers(self, config: SamplerConfig) -> list[tuple[int, ...]] | None:
         """DRY's sequence breakers as token ids, None if DRY is off."""
         if not config.dry_multiplier:
             return None
-        key = tuple(config.dry_sequence_breakers)
-        if key not in self._breakers:
-            self._breakers[key] = breaker_sequences(
-                key, self.bridge.vocab_bytes(), self._encode_bytes
-            )
-        return self._breakers[key]
+        key = config.dry_sequence_breakers
+        made: list[tuple[int, ...]] = self._once(
+            ("breakers", key),
+            lambda: breaker_sequences(key, self.bridge.vocab_bytes(), self._encode_bytes),
+        )
+        return made
 
     def grammar(self, options: Options) -> Grammar | None:
-        """The compiled constraint of the options; the most recent ones are cached."""
+        """The compiled constraint of the options, None for none."""
         given: Any = options.grammar
         if callable(getattr(given, "state", None)):
             made: Grammar = given  # compiled: a Grammar, or what makes states as one does
@@ -97,15 +100,7 @@ class Vocabulary:
                 key = (make.__name__, repr(value))
             except RecursionError:
                 raise GrammarError("schema: nested too deeply") from None
-            with self._lock:
-                if key in self._grammars:
-                    self._grammars.move_to_end(key)
-                    return self._grammars[key]
-            made = make(value)
-            with self._lock:
-                self._grammars[key] = made
-                while len(self._grammars) > _GRAMMARS_KEPT:
-                    self._grammars.popitem(last=False)
+            made = self._once(key, partial(make, value))
             return made
         return None
 
@@ -116,6 +111,19 @@ class Vocabulary:
         return self.bridge.vocabulary.add_space_prefix and all(
             token in self.special_ids for token in tokens
         )
+
+    def _once(self, key: tuple[str, Any], make: Callable[[], Any]) -> Any:
+        """What `make()` gave for this key; those used last are kept."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = make()
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        return made
 
     def _encode_bytes(self, text: bytes) -> Sequence[int]:
         return self.bridge.encode(

@@ -8,6 +8,7 @@ import pytest
 
 import oxillama
 from oxillama import BeamSearchConfig, ConfigError, GrammarError, SamplerConfig
+from oxillama.engine import generation
 
 HELD = SamplerConfig.greedy(min_tokens=8)
 
@@ -44,6 +45,21 @@ def test_a_schema_asked_for_again_is_compiled_once(words):
     assert words.grammar(oxillama.Options(json_schema=Answer)) is words.grammar(
         oxillama.Options(json_schema=Answer)
     )
+
+
+def test_breakers_asked_for_again_are_kept_within_bounds(words, monkeypatch):
+    """Each set that a client names takes a list of the vocabulary's tokens."""
+    monkeypatch.setattr(generation, "_MOST_KEPT", 3)
+    configs = [
+        SamplerConfig(dry_multiplier=1.0, dry_sequence_breakers=(text, "\n")) for text in "abcde"
+    ]
+    first = [words.breakers(config) for config in configs]
+    assert words.breakers(configs[4]) is first[4] and len(words._kept) == 3
+    again = words.breakers(configs[0])
+    assert again == first[0] and again is not first[0]
+    options = oxillama.Options.of({"dry_multiplier": 1.0, "dry_sequence_breakers": ["q"]})
+    words.prepare(options, SamplerConfig())
+    assert ("breakers", ("q",)) in words._kept
 
 
 @pytest.mark.parametrize(
