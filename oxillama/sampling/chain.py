@@ -154,7 +154,16 @@ class SamplerChain:
 
     @classmethod
     def from_config(cls, config: SamplerConfig, *, vocab_size: int | None = None) -> "SamplerChain":
-        """The chain of a config, with its bans, biases and allowed tokens."""
+        """The chain of a config, with its bans, biases and allowed tokens. ConfigError for a field
+        that is about the end of a text, of which a chain knows nothing.
+        """
+        for name in ("ignore_eos", "min_tokens", "stop", "stop_token_ids"):
+            value = getattr(config, name)
+            if value:
+                raise ConfigError(
+                    f"{name}: found {value!r}, a chain does not know what ends a text; wanted a "
+                    "Sampler"
+                )
         chain = cls(stages_of(config), vocab_size=vocab_size, seed=config.seed)
         chain._lists = token_lists(config, breaker_ids(config, None))
         return chain

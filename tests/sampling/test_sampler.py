@@ -340,6 +340,15 @@ def test_chain_from_config_draws_like_the_sampler():
         history.append(token)
 
 
+@pytest.mark.parametrize(
+    "field", ({"ignore_eos": True}, {"min_tokens": 2}, {"stop": ("a",)}, {"stop_token_ids": (3,)})
+)
+def test_a_chain_refuses_what_is_about_the_end_of_a_text(field):
+    (name,) = field
+    with pytest.raises(ConfigError, match=f"{name}: found"):
+        SamplerChain.from_config(SamplerConfig(**field))
+
+
 def test_chain_push_keeps_the_stream_and_with_seed_starts_it_anew():
     row = rows(1)[0]
     chain = SamplerChain(seed=9)
