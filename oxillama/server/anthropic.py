@@ -477,7 +477,7 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
 async def messages(call: Call) -> Response:
     """POST /v1/messages"""
     body, held = _continued(call)
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         asked = await call.offload(_read, model, body, held)
         if body.get("stream"):
             frames = _stream(call, model, asked, body)
@@ -496,7 +496,7 @@ async def messages(call: Call) -> Response:
 async def count_tokens(call: Call) -> Response:
     """POST /v1/messages/count_tokens"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
 
         def count() -> int:
             return len(prepare(model, _read(model, body)).prompt)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -18,6 +19,7 @@ from starlette.responses import Response
 
 from oxillama.server import strict_json
 from oxillama.server.errors import ApiError
+from oxillama.server.models import Model
 from oxillama.server.schema import Schema
 from oxillama.server.state import ServerState
 
@@ -158,6 +160,18 @@ class Call:
     def large(self) -> bool:
         """Whether the work of the body may take long."""
         return self.size > _BULK
+
+    @asynccontextmanager
+    async def model(self, name: Any) -> AsyncIterator[Model]:
+        """The model that a request names, loaded, for as long as the block lasts; ClientGone if the
+        client disconnects while it is loaded.
+        """
+        models = self.state.models
+        model = models.take(name) or await self.race(models.acquire(name))
+        try:
+            yield model
+        finally:
+            models.release(model)
 
     async def gone(self) -> bool:
         """Wait until the client disconnects; True if it only closed its sending side."""

@@ -555,7 +555,7 @@ def _remember(named: NamedSession | None, asked: ChatRequest, replies: Sequence[
 async def chat_completions(call: Call) -> Response:
     """POST /v1/chat/completions"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         asked = await call.offload(read, model, body)
         check_stream_options(body)
         if body.get("stream"):

@@ -75,7 +75,7 @@ BODY: Schema = obj(
 async def completions(call: Call) -> Response:
     """POST /v1/completions"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         prompts, options = await call.offload(_read, call, model, body)
         if body.get("stream"):
             frames = _stream(call, model, prompts, options, body)

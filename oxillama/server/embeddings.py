@@ -157,7 +157,7 @@ def _cut(vector: np.ndarray, size: int, normalize: bool) -> np.ndarray:
 async def embeddings(call: Call) -> Response:
     """POST /v1/embeddings"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         found, tokens = await call.race(
             vectors(
                 call,

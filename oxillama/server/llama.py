@@ -138,7 +138,7 @@ async def health(call: Call) -> Response:
 
 async def props(call: Call) -> Response:
     """GET /props"""
-    async with call.state.models.use(call.request.query_params.get("model")) as model:
+    async with call.model(call.request.query_params.get("model")) as model:
         engine, bridge = model.engine, model.bridge
         settings = {
             "id": 0,
@@ -244,7 +244,7 @@ def _settings(
 async def tokenize(call: Call) -> Response:
     """POST /tokenize"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         bridge = model.tokenizer()
 
         def work() -> list[Any]:
@@ -268,7 +268,7 @@ def _piece(bridge: Any, token: int) -> Any:
 async def detokenize(call: Call) -> Response:
     """POST /detokenize"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         ids = encoded(model, body["tokens"], param="tokens")
         text = await _worked(call, lambda: model.tokenizer().decode(map(int, ids)), "tokens")
         return json_response({"content": text})
@@ -277,7 +277,7 @@ async def detokenize(call: Call) -> Response:
 async def apply_template(call: Call) -> Response:
     """POST /apply-template"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
 
         def work() -> str:
             messages, prefill = conversation_of(body)
@@ -316,7 +316,7 @@ async def _worked(call: Call, work: Any, param: str) -> Any:
 async def embedding(call: Call) -> Response:
     """POST /embedding"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         found, _ = await call.race(
             vectors(call, model, prompts_of(body["content"]), param="content")
         )
@@ -330,13 +330,13 @@ async def embedding(call: Call) -> Response:
 
 async def lora_list(call: Call) -> Response:
     """GET /lora-adapters"""
-    async with call.state.models.use(call.request.query_params.get("model")) as model:
+    async with call.model(call.request.query_params.get("model")) as model:
         return json_response(adapters.listed(model))
 
 
 async def lora_set(call: Call) -> Response:
     """POST /lora-adapters"""
-    async with call.state.models.use(call.request.query_params.get("model")) as model:
+    async with call.model(call.request.query_params.get("model")) as model:
         await call.offload(adapters.set_scales, model, call.body["list"])
         return json_response({"success": True})
 
@@ -411,7 +411,7 @@ def _check_fields(model: Model, body: Mapping[str, Any], asked: table.RequestOpt
 async def completion(call: Call) -> Response:
     """POST /completion"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
 
         def read() -> tuple[table.RequestOptions, list[list[int]]]:
             asked, prompts = _read(model, body), _prompts(body["prompt"])
@@ -432,7 +432,7 @@ async def completion(call: Call) -> Response:
 async def infill(call: Call) -> Response:
     """POST /infill"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
 
         def read() -> tuple[table.RequestOptions, list[list[int]]]:
             return _read(model, body), [

@@ -262,15 +262,19 @@ class Registry:
         finally:
             self.release(model)
 
+    def take(self, name: Any) -> Model | None:
+        """The model that a request names, held, if it is loaded; `release` it."""
+        model = self._loaded.get(self.resolve(name))
+        if model is None or self._stale(model):
+            return None
+        self._loaded.move_to_end(model.name)
+        model.users += 1
+        return model
+
     async def acquire(self, name: Any) -> Model:
         """The model that a request names, loaded and held; `release` it."""
         name = self.resolve(name)
-        while True:
-            model = self._loaded.get(name)
-            if model is not None and not self._stale(model):
-                self._loaded.move_to_end(name)
-                model.users += 1
-                return model
+        while (model := self.take(name)) is None:
             task = self._loading.get(name)
             if task is None:
                 task = asyncio.ensure_future(self._load(name))
@@ -283,6 +287,7 @@ class Registry:
             finally:
                 self._awaited[name] -= 1
                 self._idle.set()
+        return model
 
     def _stale(self, model: Model) -> bool:
         """Whether a model's file is now another one and nothing keeps the old one, which then makes

@@ -350,7 +350,7 @@ def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
 async def chat(call: Call) -> Response:
     """POST /api/chat"""
     body, began = call.body, time.perf_counter_ns()
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         loaded = time.perf_counter_ns()
         if not body.get("messages"):
             return await _only_load(call, model, body, {"message": _message("")}, "messages")
@@ -539,7 +539,7 @@ async def generate(call: Call) -> Response:
     """POST /api/generate"""
     body, began = call.body, time.perf_counter_ns()
     check_template(body)
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         loaded = time.perf_counter_ns()
         if body.get("images") and (body.get("raw") or body.get("suffix") or model.builder is None):
             raise unsupported(
@@ -641,7 +641,7 @@ def _check_embed(model: Model, body: Mapping[str, Any]) -> None:
 async def embed(call: Call) -> Response:
     """POST /api/embed"""
     body, began = call.body, time.perf_counter_ns()
-    async with call.state.models.use(body["model"]) as model:
+    async with call.model(body["model"]) as model:
         loaded = time.perf_counter_ns()
         _check_embed(model, body)
         given = body["input"]
@@ -669,7 +669,7 @@ async def embed(call: Call) -> Response:
 async def embeddings(call: Call) -> Response:
     """POST /api/embeddings"""
     body = call.body
-    async with call.state.models.use(body["model"]) as model:
+    async with call.model(body["model"]) as model:
         _check_embed(model, body)
         found, _ = await call.race(vectors(call, model, [body["prompt"]], param="prompt"))
         await _maybe_unload(call, model, body)

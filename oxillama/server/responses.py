@@ -555,7 +555,7 @@ _NOT_RETRIEVED = {
 async def create(call: Call) -> Response:
     """POST /v1/responses"""
     body = call.body = _resolved(call)
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         asked, conversation, repeated = await call.offload(_read, call, model, body)
         head = _head(adapters.served_as(model, body), repeated)
         if body.get("stream"):
@@ -695,7 +695,7 @@ async def input_items(call: Call) -> Response:
 async def input_tokens(call: Call) -> Response:
     """POST /v1/responses/input_tokens"""
     body = _resolved(call)
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
 
         def count() -> int:
             return len(prepare(model, _read(call, model, body)[0]).prompt)

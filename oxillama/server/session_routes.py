@@ -39,7 +39,7 @@ async def create(call: Call) -> Response:
         raise ApiError(
             409, f"session {name}: exists, wanted a new name", param="name", code="exists"
         )
-    async with call.state.models.use(call.body.get("model")) as model:
+    async with call.model(call.body.get("model")) as model:
 
         def make() -> dict[str, Any]:
             named = sessions.get(name, model, create=True)
@@ -68,7 +68,7 @@ async def restore(call: Call) -> Response:
     if not await call.offload(sessions.on_disk, name):
         raise missing(name)
     wanted = call.body.get("model") or await call.offload(sessions.model_of, name)
-    async with call.state.models.use(wanted) as model:
+    async with call.model(wanted) as model:
         named = await call.offload(sessions.restore, name, model)
         return json_response(named.info())
 
@@ -79,6 +79,6 @@ async def fork(call: Call) -> Response:
     wanted = await call.offload(sessions.model_of, name)
     if wanted is None:
         raise missing(name)
-    async with call.state.models.use(wanted) as model:
+    async with call.model(wanted) as model:
         made = await call.offload(sessions.fork, name, call.body["to"], model)
         return json_response(made.info())

@@ -66,7 +66,7 @@ async def slot_action(call: Call) -> Response:
     action = call.request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
         raise bad("action", action, "save, restore or erase")
-    async with state.models.use(None) as model:
+    async with call.model(None) as model:
         if not given.isdecimal() or len(given) > 6 or int(given) >= model.slots:
             raise bad("id_slot", given, f"0 to {model.slots - 1}")
         slot = int(given)

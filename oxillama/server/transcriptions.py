@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from oxillama.completion import Completion
 from oxillama.errors import ConfigError, EngineError
 from oxillama.media.messages import MediaPart
 from oxillama.server.calls import Call, json_response
@@ -47,11 +48,15 @@ async def create(call: Call) -> Response:
         raise unsupported("response_format", f"found {kind!r}, wanted 'json' or 'text'")
     if body.get("stream"):
         raise unsupported("stream", "found true, wanted false")
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         params = {"temperature": body.get("temperature", 0.0)}
-        async with Job(call, model, param="file", params=params) as job:
-            await job.begin(lambda: _submit(model, body))
-            done = await job.results()
+
+        async def whole() -> list[Completion]:
+            async with Job(call, model, param="file", params=params) as job:
+                await job.begin(lambda: _submit(model, body))
+                return await job.results()
+
+        done = await call.race(whole())
         said = transcript(model.tokenizer(), body.get("language"), done[0])
         return _answer(said, kind, usage_of(done))
 

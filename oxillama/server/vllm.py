@@ -93,7 +93,7 @@ async def rerank(call: Call) -> Response:
         if body.get(name) is not None:
             raise unsupported(name, f"is of no use with {given[0]}")
     texts = [each if isinstance(each, str) else each["text"] for each in body[given[0]]]
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         found, tokens = await call.race(
             ranking.scores(call, model, [(body["query"], text) for text in texts], given[0])
         )
@@ -133,7 +133,7 @@ async def score(call: Call) -> Response:
             param="text_1",
         )
     pairs = list(zip(one * len(other) if len(one) == 1 else one, other))
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         found, tokens = await call.race(ranking.scores(call, model, pairs, "text_2"))
         return json_response(
             {
@@ -153,7 +153,7 @@ async def score(call: Call) -> Response:
 async def load_lora(call: Call) -> Response:
     """POST /v1/load_lora_adapter"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         await call.offload(
             adapters.load,
             model,
@@ -168,7 +168,7 @@ async def load_lora(call: Call) -> Response:
 async def unload_lora(call: Call) -> Response:
     """POST /v1/unload_lora_adapter"""
     body = call.body
-    async with call.state.models.use(body.get("model")) as model:
+    async with call.model(body.get("model")) as model:
         await call.offload(adapters.unload, model, body["lora_name"], body.get("lora_int_id"))
         return PlainTextResponse(
             f"Success: LoRA adapter '{body['lora_name']}' removed successfully."

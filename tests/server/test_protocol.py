@@ -11,7 +11,7 @@ import time
 import pytest
 
 import oxillama
-from oxillama.server import ServerConfig, calls, run
+from oxillama.server import ServerConfig, calls, run, transcriptions
 from oxillama.server.logs import Log
 from tests.server.conftest import Listening
 
@@ -221,6 +221,50 @@ def alone():
     made = Listening()
     yield made
     made.stop()
+
+
+def test_a_client_that_leaves_while_its_model_is_loaded_is_noticed_at_once(alone, monkeypatch):
+    state, load = alone.app.state, oxillama.load
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slow(*given, **options):
+        asked.set()
+        assert go_on.wait(20)
+        return load(*given, **options)
+
+    monkeypatch.setattr(oxillama, "load", slow)
+    unload = {"model": "oxillama-embedded", "keep_alive": 0}
+    answer(alone, request("POST", "/api/generate", unload, Connection="close"))
+    with dial(alone) as connection:
+        connection.sendall(request("POST", "/v1/completions", GEN))
+        assert asked.wait(20)
+    end = time.monotonic() + 5
+    while not state.disconnects:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    assert state.models.loaded() == []
+    go_on.set()
+    found = answer(alone, request("GET", "/props", Connection="close"))
+    assert status(found) == 200 and state.models.loaded()[0].users == 0
+
+
+def test_a_client_that_leaves_ends_its_transcription(alone, monkeypatch):
+    state, options = alone.app.state, {"max_tokens": 900, "ignore_eos": True}
+    monkeypatch.setattr(
+        transcriptions, "_submit", lambda model, _: model.engine.submit(GEN["prompt"], **options)
+    )
+    part = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nsound\r\n--x--\r\n'
+    kind = {"Content_Type": "multipart/form-data; boundary=x"}
+    with dial(alone) as connection:
+        connection.sendall(request("POST", "/v1/audio/transcriptions", part, **kind))
+        end = time.monotonic() + 5
+        while not any(job.generated for job in state.jobs.values()):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        (job,) = state.jobs.values()
+    assert idle(alone)
+    job.requests[0].wait()
+    assert job.requests[0].finish_reason == "cancelled"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
