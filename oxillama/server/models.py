@@ -52,6 +52,7 @@ class Model:
     ) -> None:
         self.name, self.engine, self.path, self.stamp = name, engine, path, stamp
         self.users = 0
+        self.leaving = False  # it is to be unloaded when nobody uses it
         # its architecture if that has no next token
         self.encoder: str | None = engine.opened.core.encoder
         self.slots = engine.engine_config.scheduling().max_sequences  # sequences that run at once
@@ -166,7 +167,6 @@ class Registry:
         self._awaited: Counter[str] = Counter()  # who waits for a load, and uses the model next
         self.failures: dict[str, str] = {}
         self._given = self._first()
-        self._leaving: set[Model] = set()
         self._room = asyncio.Lock()  # of who makes room and fills it: two would both fill the last
         self._closing: set[asyncio.Future] = set()
         self._idle = asyncio.Event()  # a model may have become idle
@@ -308,15 +308,17 @@ class Registry:
         model.users -= 1
         if not model.users:
             self._idle.set()
-            if model in self._leaving:
-                self._leaving.discard(model)
+            if model.leaving:
                 self._unload(model)
 
-    def forget_when_idle(self, model: Model) -> None:
-        """Unload a model as soon as nobody uses it."""
-        self._leaving.add(model)
+    def unload_when_idle(self, model: Model) -> None:
+        """Unload a model as soon as nobody uses it, which may be at once."""
+        model.leaving = True
+        if not model.users:
+            self._unload(model)
 
     def _unload(self, model: Model) -> None:
+        model.leaving = False
         if self._loaded.get(model.name) is model and not self._keep(model):
             del self._loaded[model.name]
             self._forget(model)

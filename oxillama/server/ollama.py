@@ -435,7 +435,7 @@ async def _chat(
         made = answer.last(
             fields, reply.completion, reply.finish_reason, reply.request, reply.logprobs
         )
-        await _maybe_unload(call, model, call.body)
+        _unload_if_asked(call, model)
         return json_response(made)
 
     async def lines() -> AsyncIterator[bytes]:
@@ -459,7 +459,7 @@ async def _chat(
                     out.append(line(answer.last(shape(), done, reason, reply.request, rest)))
             if out:
                 yield b"".join(out)
-        await _maybe_unload(call, model, call.body)
+        _unload_if_asked(call, model)
 
     return await _streamed(call, lines())
 
@@ -505,9 +505,9 @@ def _nanoseconds(start: float, end: float) -> int:
 _OF_A_REPLY = ("system", "images", "context", "tools", "format", "logprobs")
 
 
-async def _maybe_unload(call: Call, model: Model, body: Mapping[str, Any]) -> None:
-    if _unloads(body):
-        call.state.models.forget_when_idle(model)
+def _unload_if_asked(call: Call, model: Model) -> None:
+    if _unloads(call.body):
+        call.state.models.unload_when_idle(model)
 
 
 async def _only_load(
@@ -520,7 +520,7 @@ async def _only_load(
     _read(model, body)
     if model.builder is not None:
         _variables(model, body)
-    await _maybe_unload(call, model, body)
+    _unload_if_asked(call, model)
     return json_response(
         {
             "model": body["model"],
@@ -609,7 +609,7 @@ async def _raw(
                 return last(job, done, done.text, done.logprobs)
 
         made = await call.race(whole())
-        await _maybe_unload(call, model, call.body)
+        _unload_if_asked(call, model)
         return json_response(made)
 
     async def lines() -> AsyncIterator[bytes]:
@@ -622,7 +622,7 @@ async def _raw(
                     else answer.part({"response": piece.text}, piece.logprobs)
                     for _, piece in came
                 )
-        await _maybe_unload(call, model, call.body)
+        _unload_if_asked(call, model)
 
     return await _streamed(call, lines())
 
@@ -654,7 +654,7 @@ async def embed(call: Call) -> Response:
                 truncate=body.get("truncate") is True,
             )
         )
-        await _maybe_unload(call, model, body)
+        _unload_if_asked(call, model)
         return json_response(
             {
                 "model": body["model"],
@@ -672,5 +672,5 @@ async def embeddings(call: Call) -> Response:
     async with call.model(body["model"]) as model:
         _check_embed(model, body)
         found, _ = await call.race(vectors(call, model, [body["prompt"]], param="prompt"))
-        await _maybe_unload(call, model, body)
+        _unload_if_asked(call, model)
         return json_response({"embedding": found[0].tolist()})

@@ -94,6 +94,7 @@ def test_a_model_that_becomes_idle_while_room_is_looked_for_makes_room(folder):
     class Fake:
         def __init__(self, name):
             self.name, self.users, self.engine, self.stamp = name, 0, Engine(), None
+            self.leaving = False
 
     async def run():
         kept, done = [True], []

@@ -364,6 +364,22 @@ def test_times_to_keep_a_model_are_seconds_or_gos_durations(server, kept):
     assert made["done_reason"] == ("unload" if str(kept).strip("0hms") == "" else "load")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_reply_to_keep_no_model_after_unloads_it_alone(stream, raw):
+    """And not the next one, whose request asks for nothing of the kind."""
+    body = {"model": MODEL, "prompt": "Hi", "raw": raw, "options": {"num_predict": 2}}
+    with asking() as server:
+        models, end = server.app.state.models, time.monotonic() + 20
+        for kept in ({"keep_alive": 0}, {}):
+            answer = server.post("/api/generate", {**body, **kept, "stream": stream})
+            assert answer.status_code == 200, answer.text
+            while kept and models.loaded():
+                assert time.monotonic() < end
+                time.sleep(0.002)
+            assert len(models.loaded()) == (not kept)
+
+
 def test_a_number_that_may_have_one_value_is_told_as_that(server):
     body = {"model": "oxillama-embedded", "prompt": "a", "options": {"num_thread": 1}}
     assert server.refused("/api/generate", body) == "options.num_thread: found 1, wanted 0"
