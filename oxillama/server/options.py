@@ -7,6 +7,7 @@ A name that stands in no route's table is refused; so are two names of one optio
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from oxillama.sampling import SamplerConfig
 from oxillama.server.errors import ApiError, bad, from_engine, unsupported
 from oxillama.server.schema import (
     BOOLEAN,
+    FALSE,
     OBJECT,
     STRING,
     array,
@@ -87,7 +89,13 @@ def _bias(value: Any) -> dict[int, float]:
     """Biases by token id, from an object, or from llama.cpp's list of [token, bias or false]."""
     if isinstance(value, dict):
         return {int(token): float(bias) for token, bias in value.items()}
-    return {int(token): float("-inf") if bias is False else float(bias) for token, bias in value}
+    made = {int(token): float("-inf") if bias is False else float(bias) for token, bias in value}
+    if len(made) < len(value):
+        twice = next(
+            token for token, count in Counter(int(t) for t, _ in value).items() if count > 1
+        )
+        raise bad("logit_bias", twice, "each token once")
+    return made
 
 
 def _breakers(value: list[str]) -> tuple[str, ...]:
@@ -105,7 +113,7 @@ _BIAS = one_of(
         "additionalProperties": number(-100, 100),
         "maxProperties": 65536,
     },
-    array(array(one_of(_TOKEN, number(-100, 100), {"type": "boolean", "const": False}), 2, 2)),
+    array(array(None, 2, 2, prefixItems=[_TOKEN, one_of(number(-100, 100), FALSE)])),
 )
 
 SAMPLER: tuple[Option, ...] = (

@@ -259,7 +259,7 @@ ROUTES: tuple[Route, ...] = (
     _post(
         "/v1/sessions/{name}/restore",
         session_routes.restore,
-        session_routes.CREATE_BODY,
+        session_routes.RESTORE_BODY,
         "Read a session from the folder.",
         optional=True,
     ),

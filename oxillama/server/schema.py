@@ -2,8 +2,9 @@
 checks and the OpenAPI document use the same table.
 
 Supported: type (also a list), enum, const, minimum, maximum, exclusiveMinimum, minLength,
-maxLength, pattern, items, minItems, maxItems, properties, required, additionalProperties,
-propertyNames (pattern), anyOf. A property that is null counts as missing, unless it is required.
+maxLength, pattern, items, prefixItems, minItems, maxItems, properties, required,
+additionalProperties, propertyNames (pattern), anyOf. A property that is null counts as missing,
+unless it is required.
 """
 
 from __future__ import annotations
@@ -72,9 +73,11 @@ def check(value: Any, schema: Schema, path: str) -> None:
             raise ApiError(
                 400, f"{path}: found {len(value)} items, wanted {low} to {high}", param=path
             )
-        items = schema.get("items")
+        first, items = schema.get("prefixItems", ()), schema.get("items")
+        for at, (each, one) in enumerate(zip(value, first)):
+            check(each, one, f"{path}[{at}]")
         if items and not _plain_integers(value, items):
-            for at, each in enumerate(value):
+            for at, each in enumerate(value[len(first) :], len(first)):
                 check(each, items, f"{path}[{at}]")
     elif isinstance(value, dict):
         _check_object(value, schema, path)

@@ -14,6 +14,7 @@ from oxillama.server.sessions import NAME_PATTERN, checked_name, missing
 
 EMPTY_BODY: Schema = obj({})
 CREATE_BODY: Schema = obj({"model": NAME, "messages": MESSAGES})
+RESTORE_BODY: Schema = obj({"model": NAME})
 FORK_BODY: Schema = obj({"to": {"type": "string", "pattern": NAME_PATTERN}}, ("to",))
 
 

@@ -110,6 +110,22 @@ def test_biases_as_llama_server_lists_them():
 
 
 @pytest.mark.parametrize(
+    "pair, said",
+    [
+        ([1.5, 3], "logit_bias[0][0]: found 1.5, wanted an integer in [0, 2147483647]"),
+        ([False, 3], "logit_bias[0][0]: found False, wanted an integer in [0, 2147483647]"),
+        ([3, -101], "logit_bias[0][1]: found -101, wanted a number in [-100, 100]"),
+        ([3, True], "logit_bias[0][1]: found True, wanted False"),
+        ([3], "logit_bias[0]: found 1 items, wanted 2 to 2"),
+    ],
+)
+def test_a_pair_of_a_list_of_biases_is_a_token_and_its_bias(pair, said):
+    with pytest.raises(ApiError) as caught:
+        check_body({"logit_bias": [pair]}, {"properties": options.properties()})
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
     "body, param",
     [
         ({"temperature": 1, "temp": 1}, "temp"),
@@ -118,6 +134,7 @@ def test_biases_as_llama_server_lists_them():
         ({"json_schema": {}, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
         ({"regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
         ({"logit_bias": {"2048": 1}}, "logit_bias"),
+        ({"logit_bias": [[5, 1], [6, 1], [5, 2]]}, "logit_bias"),
         ({"banned_tokens": [2048]}, "banned_tokens"),
         ({"allowed_token_ids": [2048]}, "allowed_token_ids"),
         ({"stop_token_ids": [2048]}, "stop_token_ids"),

@@ -58,6 +58,8 @@ def test_a_chat_keeps_its_messages_and_its_answer(tmp_path):
         plain = {name: value for name, value in ask.items() if name != "session"}
         assert server.ok(path, plain)["choices"][0]["message"] == first
     with asking(sessions_dir=tmp_path) as server:
+        error = server.refused("/v1/sessions/talk/restore", {"messages": messages})
+        assert error["param"] == "messages"
         found = server.ok("/v1/sessions/talk/restore", {})
         assert found["messages"] == [*messages, {"role": "assistant", "content": first["content"]}]
         more = [*found["messages"], {"role": "user", "content": "Go on"}]
