@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -45,9 +45,10 @@ class Server(uvicorn.Server):
     ten times, because a wake-up takes a core from the engine.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, *, started: Callable[[], None] = lambda: None) -> None:
+        """started: called once connections are taken, and signals end the server in order."""
         super().__init__(uvicorn_config(app))
-        self._state = app.state
+        self._state, self._on_started = app.state, started
         self._told: dict[str, float] = {}  # when each error of the loop was last logged
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -65,6 +66,11 @@ class Server(uvicorn.Server):
         if value and self._loop is not None and self._exit is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 self._loop.call_soon_threadsafe(self._exit.set)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to take connections."""
+        await super().startup(sockets)
+        self._on_started()
 
     async def main_loop(self) -> None:
         """Run until the server must end; the date in its answers is that of the last tick."""
@@ -223,13 +229,16 @@ def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     listening = listen(config)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
-        print(f"oxillama: listening on http://{shown}:{port}", file=sys.stderr, flush=True)
-    log.event("listening", host=host, port=port, max_connections=config.max_connections)
+
+    def started() -> None:
+        with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+            print(f"oxillama: listening on http://{shown}:{port}", file=sys.stderr, flush=True)
+        log.event("listening", host=host, port=port, max_connections=config.max_connections)
+
     _take_messages(log)
     sys.setswitchinterval(_SWITCH)
     gc.freeze()
-    Server(app).run(sockets=[listening])
+    Server(app, started=started).run(sockets=[listening])
     log.event("stopped")
     if app.state.unusable is not None:
         raise EngineError(f"the model cannot be loaded: {app.state.unusable}")

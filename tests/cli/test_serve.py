@@ -70,6 +70,19 @@ def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, n
         process.stderr.close()
 
 
+def test_a_signal_that_comes_with_the_address_ends_the_server_in_order():
+    process, _ = start()
+    try:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        last = json.loads(process.stderr.read().splitlines()[-1])
+        assert last["event"] == "stopped"
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 def test_a_hang_up_that_is_ignored_stays_ignored():
     process, url = start(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     try:
