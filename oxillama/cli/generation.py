@@ -8,6 +8,7 @@ names a sampler.
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 import oxillama
@@ -257,9 +258,10 @@ def _samplers(text: str) -> tuple[str, ...]:
 
 def _bias(text: str) -> tuple[int, float]:
     """A token and its bias, as llama.cpp writes them: 15043+1, 15043-1, 15043-inf."""
-    at = max(text.find("+"), text.find("-"))
+    match = re.fullmatch(r"(\d+)([+-].+)", text)
     try:
-        return int(text[:at]), float(text[at:])
+        token, bias = match.groups() if match else ("", text)
+        return int(token), float(bias)
     except ValueError:
         raise oxillama.ConfigError(
             f"--logit-bias: found {text!r}, wanted TOKEN+BIAS or TOKEN-BIAS, such as 15043-1"

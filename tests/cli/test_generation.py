@@ -105,13 +105,15 @@ def test_an_option_that_is_left_out_changes_nothing():
 
 def test_options_reach_the_sampler():
     given = options(
-        "--temp", 0.5, "-l", "15+1.5", "-l", "16-inf", "--samplers", "top_k;typ_p,temperature",
-        "--top-nsigma", -1, "--dry-sequence-breaker", "a", "--banned-tokens", "4,5",
+        "--temp", 0.5, "-l", "15+1.5", "-l", "16-inf", "-l", "17+1e-3",
+        "--samplers", "top_k;typ_p,temperature", "--top-nsigma", -1,
+        "--dry-sequence-breaker", "a", "--banned-tokens", "4,5",
         "--speculative", "off", "--context-shift", "--keep", 3,
     )  # fmt: skip
     wanted = oxillama.Options.of(given)
     config = wanted.sampling(oxillama.SamplerConfig())
-    assert config.temperature == 0.5 and config.logit_bias == {15: 1.5, 16: -float("inf")}
+    assert config.temperature == 0.5
+    assert config.logit_bias == {15: 1.5, 16: -float("inf"), 17: 1e-3}
     assert config.samplers == ("top_k", "typical", "temperature") and config.top_n_sigma is None
     assert config.dry_sequence_breakers == ("a",) and config.banned_tokens == (4, 5)
     assert wanted.speculative is False and wanted.context_shift and wanted.keep == 3
@@ -232,6 +234,7 @@ def test_what_cannot_be_read_is_one_line_with_what_was_meant(capsys, arguments, 
     ("arguments", "words"),
     (
         (("-l", "x+1"), "--logit-bias: found 'x+1', wanted TOKEN+BIAS"),
+        (("-l", "15043"), "--logit-bias: found '15043', wanted TOKEN+BIAS"),
         (("--samplers", "temprature"), "did you mean temperature?"),
         (("--grammar", "root ::= [a]", "--regex", "a"), "--regex: found together with --grammar"),
         (("--keep", "3"), "keep: found 3 without context_shift"),
