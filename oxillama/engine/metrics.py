@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import Any
 
 from oxillama.sampling.config import changed_fields
 
@@ -51,21 +53,20 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 
 class Histogram:
-    """Counts of durations by upper bound (seconds), the last one open."""
+    """Counts by upper bound, the last one open: by default of durations in seconds."""
 
-    __slots__ = ("counts", "total")
+    __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.total = 0.0
+    def __init__(self, bounds: tuple[float, ...] = BOUNDS) -> None:
+        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
     def freeze(self) -> HistogramSnapshot:
-        """The counts as they are now."""
+        """The counts of durations as they are now."""
         return HistogramSnapshot(tuple(self.counts), self.total)
 
 
@@ -146,23 +147,68 @@ class MetricsSnapshot:
 
     def to_prometheus(self, *, prefix: str = "oxillama") -> str:
         """The snapshot in Prometheus' text exposition format 0.0.4."""
-        lines: list[str] = []
-        for field in fields(self):
-            value, name = getattr(self, field.name), f"{prefix}_{field.name}"
-            lines.append(f"# HELP {name} {_HELP[field.name]}")
+        out = PrometheusText()
+        out.add_snapshot(self, prefix)
+        return out.text()
+
+
+class PrometheusText:
+    """Samples in Prometheus' text exposition format 0.0.4; those of one name stand together, in the
+    order in which the names came.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def add(self, name: str, kind: str, about: str, value: Any, **labels: str) -> None:
+        """A sample of a counter or gauge."""
+        self._of(name, kind, about).append(f"{name}{_labels(labels)} {value!r}")
+
+    def add_histogram(
+        self,
+        name: str,
+        about: str,
+        bounds: Iterable[float],
+        counts: Iterable[int],
+        total: float,
+        **labels: str,
+    ) -> None:
+        """A histogram of counts by bound, with the sum of what was counted."""
+        lines, seen = self._of(name, "histogram", about), 0
+        for bound, count in zip((*bounds, "+Inf"), counts):
+            seen += count
+            lines.append(f"{name}_bucket{_labels({**labels, 'le': str(bound)})} {seen}")
+        lines.append(f"{name}_sum{_labels(labels)} {total!r}")
+        lines.append(f"{name}_count{_labels(labels)} {seen}")
+
+    def add_snapshot(self, snapshot: MetricsSnapshot, prefix: str, **labels: str) -> None:
+        """The counters of an engine, each name after a prefix."""
+        for field in fields(snapshot):
+            value, name = getattr(snapshot, field.name), f"{prefix}_{field.name}"
+            about = _HELP[field.name]
             if isinstance(value, HistogramSnapshot):
-                lines.append(f"# TYPE {name} histogram")
-                seen = 0
-                for bound, count in zip((*BOUNDS, "+Inf"), value.counts):
-                    seen += count
-                    lines.append(f'{name}_bucket{{le="{bound}"}} {seen}')
-                lines += [f"{name}_sum {value.sum!r}", f"{name}_count {seen}"]
+                self.add_histogram(name, about, BOUNDS, value.counts, value.sum, **labels)
             else:
-                lines += [
-                    f"# TYPE {name} {'counter' if field.name.endswith('_total') else 'gauge'}",
-                    f"{name} {value!r}",
-                ]
-        return "\n".join(lines) + "\n"
+                kind = "counter" if name.endswith("_total") else "gauge"
+                self.add(name, kind, about, value, **labels)
+
+    def text(self) -> str:
+        """All of it."""
+        return "".join(f"{line}\n" for lines in self._lines.values() for line in lines)
+
+    def _of(self, name: str, kind: str, about: str) -> list[str]:
+        """The lines of a name, which begin with what it is."""
+        return self._lines.setdefault(name, [f"# HELP {name} {about}", f"# TYPE {name} {kind}"])
+
+
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    inner = ",".join(f'{name}="{value.translate(_ESCAPED)}"' for name, value in labels.items())
+    return f"{{{inner}}}"
 
 
 class EngineMetrics:

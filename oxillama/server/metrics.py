@@ -4,12 +4,10 @@ format under vLLM's, llama-server's and our own names.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
-from oxillama.engine.metrics import BOUNDS, HistogramSnapshot, MetricsSnapshot
+from oxillama.engine.metrics import Histogram, MetricsSnapshot, PrometheusText
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -17,31 +15,16 @@ Row = tuple[str, str, str, Any]  # name, kind, help, value
 _REASONS = ("stop", "length", "abort", "error")
 
 
-class Histogram:
-    """Counts by upper bound."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-
 class ModelMetrics:
     """The counts of one model's requests."""
 
     def __init__(self) -> None:
-        seconds = BOUNDS
-        self.first_token = Histogram(seconds)
-        self.inter_token = Histogram(seconds)
-        self.e2e = Histogram(seconds)
-        self.queue = Histogram(seconds)
-        self.prefill = Histogram(seconds)
-        self.decode = Histogram(seconds)
+        self.first_token = Histogram()
+        self.inter_token = Histogram()
+        self.e2e = Histogram()
+        self.queue = Histogram()
+        self.prefill = Histogram()
+        self.decode = Histogram()
         self.prompt_tokens = Histogram(_TOKENS)
         self.generation_tokens = Histogram(_TOKENS)
         self.prompt_total = self.generation_total = self.cached_total = 0
@@ -79,56 +62,6 @@ class ModelMetrics:
                 self.inter_token.observe(decode / (generated - 1))
 
 
-class Writer:
-    """Lines of the text format; each name's HELP and TYPE once."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._named: set[str] = set()
-
-    def add(self, name: str, kind: str, about: str, value: Any, **labels: str) -> None:
-        """One sample."""
-        self._head(name, kind, about)
-        self.lines.append(f"{name}{_labels(labels)} {value!r}")
-
-    def histogram(
-        self,
-        name: str,
-        about: str,
-        bounds: Iterable[float],
-        counts: Iterable[int],
-        total: float,
-        **labels: str,
-    ) -> None:
-        """A histogram of counts by bound."""
-        self._head(name, "histogram", about)
-        seen = 0
-        for bound, count in zip((*bounds, "+Inf"), counts):
-            seen += count
-            bucket = _labels({**labels, "le": str(bound)})
-            self.lines.append(f"{name}_bucket{bucket} {seen}")
-        self.lines.append(f"{name}_sum{_labels(labels)} {total!r}")
-        self.lines.append(f"{name}_count{_labels(labels)} {seen}")
-
-    def text(self) -> str:
-        return "\n".join(self.lines) + "\n"
-
-    def _head(self, name: str, kind: str, about: str) -> None:
-        if name not in self._named:
-            self._named.add(name)
-            self.lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-
-
-def _labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    inner = ",".join(f'{name}="{value.translate(_ESCAPED)}"' for name, value in labels.items())
-    return f"{{{inner}}}"
-
-
-_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-
-
 def exposition(
     models: list[tuple[str, ModelMetrics, MetricsSnapshot | None, int | None]],
     gauges: dict[str, tuple[str, str, Any]],
@@ -136,33 +69,21 @@ def exposition(
     """The whole document. models: (name, counts of requests, the engine's, most pages); gauges of
     the server: name -> (kind, help, value).
     """
-    out = Writer()
+    out = PrometheusText()
     for name, (kind, about, value) in gauges.items():
         out.add(name, kind, about, value)
     for write in (_vllm, _llama, _own):
-        by_name: dict[str, list[str]] = {}
         for each in models:
-            write(_Grouped(by_name), *each)
-        for lines in by_name.values():
-            out.lines += lines
+            write(out, *each)
     return out.text()
 
 
-class _Grouped(Writer):
-    """Samples of several models, gathered by name, so that each name's lines stand together."""
-
-    def __init__(self, by_name: dict[str, list[str]]) -> None:
-        super().__init__()
-        self._by_name = by_name
-
-    def _head(self, name: str, kind: str, about: str) -> None:
-        if name not in self._by_name:
-            self._by_name[name] = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-        self.lines = self._by_name[name]
-
-
 def _vllm(
-    out: Writer, name: str, own: ModelMetrics, engine: MetricsSnapshot | None, pages: int | None
+    out: PrometheusText,
+    name: str,
+    own: ModelMetrics,
+    engine: MetricsSnapshot | None,
+    pages: int | None,
 ) -> None:
     label = {"model_name": name}
     rows: list[Row] = [] if engine is None else _vllm_engine(engine, pages)
@@ -191,13 +112,13 @@ def _vllm(
         ("request_prompt_tokens", "Prompt tokens of a request.", own.prompt_tokens),
         ("request_generation_tokens", "Generated tokens of a request.", own.generation_tokens),
     ):
-        out.histogram(
+        out.add_histogram(
             f"vllm:{metric}", about, histogram.bounds, histogram.counts, histogram.total, **label
         )
     if engine is not None:
         # steps are not counted by size: all of them in the open bucket, the sum is exact
         total = engine.tokens_prefilled_total + engine.tokens_generated_total
-        out.histogram(
+        out.add_histogram(
             "vllm:iteration_tokens_total",
             "Tokens of a step.",
             (),
@@ -243,7 +164,11 @@ def _vllm_engine(engine: MetricsSnapshot, pages: int | None) -> list[Row]:
 
 
 def _llama(
-    out: Writer, name: str, own: ModelMetrics, engine: MetricsSnapshot | None, pages: int | None
+    out: PrometheusText,
+    name: str,
+    own: ModelMetrics,
+    engine: MetricsSnapshot | None,
+    pages: int | None,
 ) -> None:
     label = {"model": name}
     rows: list[Row] = [
@@ -287,23 +212,11 @@ def _llama(
 
 
 def _own(
-    out: Writer, name: str, own: ModelMetrics, engine: MetricsSnapshot | None, pages: int | None
+    out: PrometheusText,
+    name: str,
+    own: ModelMetrics,
+    engine: MetricsSnapshot | None,
+    pages: int | None,
 ) -> None:
-    if engine is None:
-        return
-    lines = engine.to_prometheus().splitlines()
-    about: dict[str, str] = {}
-    kinds: dict[str, str] = {}
-    for line in lines:
-        if line.startswith("# HELP "):
-            _, _, metric, text = line.split(" ", 3)
-            about[metric] = text
-        elif line.startswith("# TYPE "):
-            _, _, metric, kind = line.split(" ", 3)
-            kinds[metric] = kind
-    for metric, kind in kinds.items():
-        value = getattr(engine, metric.removeprefix("oxillama_"))
-        if isinstance(value, HistogramSnapshot):
-            out.histogram(metric, about[metric], BOUNDS, value.counts, value.sum, model=name)
-        else:
-            out.add(metric, kind, about[metric], value, model=name)
+    if engine is not None:
+        out.add_snapshot(engine, "oxillama", model=name)
