@@ -12,6 +12,7 @@ from starlette.responses import Response
 from oxillama.errors import OxillamaError
 from oxillama.server.calls import Call, json_response
 from oxillama.server.errors import bad
+from oxillama.server.models import gone
 
 _MOST_MODELS = 1000  # in one page
 
@@ -69,6 +70,8 @@ async def model(call: Call) -> Response:
     given = call.params["model"]
     name = call.state.models.resolve(given)
     found = {each["id"]: each for each in await call.offload(_models, call)}
+    if name not in found:
+        raise gone(name)
     entry = found[given if given in found else name]
     return json_response(_as_anthropic(entry) if call.dialect == "anthropic" else entry)
 
@@ -79,13 +82,15 @@ def _models(call: Call) -> list[dict[str, Any]]:
     out = []
     for name, path in registry.known().items():
         try:
-            status = os.stat(path)
+            created = os.stat(path).st_mtime
         except OSError:
-            continue
+            if name not in loaded:
+                continue
+            created = loaded[name].stamp[-1] / 1e9  # what is in memory needs no file
         entry: dict[str, Any] = {
             "id": name,
             "object": "model",
-            "created": int(status.st_mtime),
+            "created": int(created),
             "owned_by": "oxillama",
             "loaded": name in loaded,
         }

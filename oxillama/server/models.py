@@ -342,9 +342,7 @@ class Registry:
     async def _load(self, name: str) -> None:
         path = self.known().get(name)
         if path is None:
-            raise ApiError(
-                404, f"model: {shown(name)} is gone", param="model", code="model_not_found"
-            )
+            raise gone(name)
         async with self._room:
             if len(self._loaded) >= self._config.max_loaded:
                 await self._offload(self._check, path)
@@ -438,6 +436,11 @@ class Registry:
 def stem(path: Path) -> str:
     """A file's name as a model's: without the ending, and of a set of shards without the number."""
     return _SHARD.sub("", path.stem)
+
+
+def gone(name: str) -> ApiError:
+    """The error for a model whose file has been removed."""
+    return ApiError(404, f"model: {shown(name)} is gone", param="model", code="model_not_found")
 
 
 def unusable(path: Path, error: OSError | OxillamaError) -> ApiError:

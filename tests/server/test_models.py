@@ -255,6 +255,19 @@ def test_a_file_that_was_replaced_is_loaded_anew_once_nobody_uses_it(folder, cas
         assert size == 512
 
 
+def test_a_model_whose_file_is_removed_is_listed_while_it_is_in_memory(folder):
+    path = folder / "one.gguf"
+    with asking(model=path) as server:
+        before = server.get("/v1/models").json()
+        path.unlink()
+        assert server.get("/v1/models").json() == before
+        assert server.get("/v1/models/one").json() == before["data"][0]
+        server.ok("/api/generate", {"model": "one", "keep_alive": 0})
+        assert server.get("/v1/models").json()["data"] == []
+        error = server.get("/v1/models/one").json()["error"]
+        assert (error["message"], error["code"]) == ("model: 'one' is gone", "model_not_found")
+
+
 def test_names_with_slashes_are_names():
     with asking(alias="maker/model") as server:
         assert server.get("/v1/models/maker/model").json()["id"] == "maker/model"
