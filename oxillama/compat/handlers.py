@@ -21,11 +21,24 @@ class MTMDChatHandler:
     use_gpu: bool = True
 
     @classmethod
-    def from_pretrained(cls, repo_id: str, filename: str | None = None, **options: Any) -> Self:
-        """An encoder of the Hugging Face hub; filename may be a pattern ("*mmproj*")."""
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None = None,
+        additional_files: list[str] | None = None,
+        local_dir: str | None = None,
+        local_dir_use_symlinks: bool | str = "auto",
+        cache_dir: str | None = None,
+        verbose: bool = True,
+        use_gpu: bool = True,
+    ) -> Self:
+        """An encoder of the Hugging Face hub, kept in the hub's own cache folder; filename may be a
+        pattern ("*mmproj*").
+        """
+        given = locals()
         for name, only in OF_HUB:
-            refuse(name, options.pop(name, only), only)
-        return cls(str(fetch_encoder(repo_id, filename)), **options)
+            refuse(name, given[name], only)
+        return cls(str(fetch_encoder(repo_id, filename)), verbose, use_gpu)
 
 
 class Gemma4ChatHandler(MTMDChatHandler):

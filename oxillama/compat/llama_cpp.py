@@ -28,6 +28,7 @@ import numpy as np
 
 import oxillama
 from oxillama.arguments import checked_ids, spelled, unknown
+from oxillama.chat import TEMPLATE_KEY
 from oxillama.compat import constants, handlers, shapes, types
 from oxillama.compat.arguments import (
     COMPLETION,
@@ -71,7 +72,7 @@ from oxillama.compat.objects import (
 )
 from oxillama.compat.types import *  # noqa: F403
 from oxillama.engine.generation import sampler_of
-from oxillama.errors import ConfigError, EngineError
+from oxillama.errors import ConfigError, EngineError, TemplateError
 from oxillama.grammar import Grammar
 from oxillama.sampling import Sampler
 from oxillama.stores import located
@@ -445,10 +446,6 @@ class Llama:
 
     # ---- completions
 
-    def __call__(self, prompt: str | Sequence[int], *arguments: Any, **options: Any) -> Any:
-        """`create_completion`."""
-        return self.create_completion(prompt, *arguments, **options)
-
     def create_completion(
         self,
         prompt: str | Sequence[int],
@@ -522,6 +519,11 @@ class Llama:
         reason = _reason(done.finish_reason)
         whole = frame(text=text + done.text + rest, logprobs=found, finish_reason=reason)
         return {**whole, "usage": shapes.usage(done)}
+
+    @_called_like(create_completion)
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """`create_completion`."""
+        return self.create_completion(*arguments, **options)
 
     def _pieces(
         self,
@@ -614,6 +616,11 @@ class Llama:
         """
         given = locals()
         check_flags(stream=stream, logprobs=logprobs)
+        if self.chat_format is None and TEMPLATE_KEY not in self._reader.metadata:
+            raise TemplateError(
+                f"chat_format: found None and a file without {TEMPLATE_KEY}, wanted one of "
+                f"{', '.join(TEMPLATES)}"
+            )
         messages = messages_of(messages)
         options = self._options({name: given[name] for name in COMPLETION})
         if top_logprobs and not logprobs:

@@ -26,7 +26,7 @@ from oxillama.compat.llama_cpp import (
     MinTokensLogitsProcessor,
     StoppingCriteriaList,
 )
-from oxillama.errors import ConfigError, EngineError
+from oxillama.errors import ConfigError, EngineError, TemplateError
 from tests.lora.made import random_pair, write_lora
 from tests.tokenizer.test_bridge import spm
 from tests.vision.test_cases import VISION, png
@@ -415,6 +415,13 @@ def test_the_chat_format_of_the_guide_to_functions():
     assert found[0] == found[1]
 
 
+def test_a_file_without_a_template_asks_for_a_chat_format(cases):
+    with Llama(VISION / "qwen2vl" / "text-f32.gguf", n_threads=1) as llm:
+        for stream in (False, True):
+            with pytest.raises(TemplateError, match="^chat_format: found None .* one of chatml, "):
+                llm.create_chat_completion(ASKED, stream=stream)
+
+
 def test_what_a_chat_handler_shows_is_seen(cases):
     path = VISION / "qwen2vl"
     data = base64.b64encode(png("sq112")).decode()
@@ -462,6 +469,9 @@ def test_an_encoder_of_the_hub_by_its_name(monkeypatch):
         make("owner/name", "mmproj-F32.gguf")
     with pytest.raises(ConfigError, match="^local_dir: found 'models', which is not done here"):
         make("owner/name", "*mmproj*", local_dir="models")
+    assert make("owner/name", verbose=False) == llama_cpp.MTMDChatHandler(
+        "/hub/mmproj-m-F16.gguf", verbose=False
+    )
 
 
 def test_numbers_have_their_names():
@@ -751,6 +761,7 @@ def test_results_may_be_of_the_classes_of_openai(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "openai.types.chat", None)
     with pytest.raises(ImportError, match="create_chat_completion_openai_v1: needs the package op"):
         llm.create_chat_completion_openai_v1(ASKED)
+    assert inspect.signature(Llama.__call__) == inspect.signature(Llama.create_completion)
     parameters = inspect.signature(Llama.create_chat_completion).parameters
     assert inspect.signature(Llama.create_chat_completion_openai_v1).parameters == parameters
     monkeypatch.setitem(sys.modules, "openai.types.chat", made)
