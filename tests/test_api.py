@@ -465,6 +465,9 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
         ("length_penalty", "BeamSearchConfig of beam_generate has it"),
         ("lora_request", "lora= takes an adapter's name"),
         ("prompt_lookup_num_tokens", "speculative=.lookup. proposes"),
+        ("penalty_alpha", "contrastive search is not done"),
+        ("forced_bos_token_id", "token ids as the prompt end with any"),
+        ("main_gpu", "everything runs on the CPU"),
     ):
         with pytest.raises(
             oxillama.ConfigError, match=f"{name}: is not an option of gen.*; {told}"
