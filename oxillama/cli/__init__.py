@@ -5,11 +5,10 @@ Each module adds its own commands (`run`: run and tokenize; `conversation`: chat
 and rm; `quality`: perplexity and imatrix; `lora`: merge-lora; `bench`, `convert`, `doctor`, `info`,
 `quantize`, `serve`, `sidecar`, `snapshot`: those of their names). `loading`, `media` and
 `generation` are the options of all that load a model, give it images or audio, or generate;
-`streams` reads
-texts and writes notes, `input` reads what a person types, `parsing` the command line. A command is
-a function over parsed arguments that returns an exit code. Errors of this package become one line
-on the standard error stream and exit code 1; a command line that cannot be read becomes one line
-and 2; Ctrl-C becomes 130.
+`streams` reads texts and writes notes, `progress` draws bars, `input` reads what a person types,
+`parsing` the command line. A command is a function over parsed arguments that returns an exit code.
+Errors of this package become one line on the standard error stream and exit code 1; a command line
+that cannot be read becomes one line and 2; Ctrl-C becomes 130.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 
 from oxillama.cli.parsing import number
+from oxillama.cli.progress import progress_bar
 
 
 def add_commands(commands) -> None:
@@ -80,20 +80,7 @@ def _convert(arguments: argparse.Namespace) -> int:
             mtp="only" if arguments.mtp_only else arguments.mtp,
             num_threads=arguments.threads or None,
         )
-    if not sys.stderr.isatty():
-        print(convert(arguments.source, arguments.target))
-        return 0
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    # a tensor's name is no markup
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("converting", total=None)
-
-        def progress(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total, description=name)
-
+    with progress_bar("converting") as progress:
         made = convert(arguments.source, arguments.target, progress=progress)
     print(made)
     return 0

@@ -13,6 +13,7 @@ from typing import Any
 import oxillama
 from oxillama.cli import media
 from oxillama.cli.parsing import number
+from oxillama.cli.progress import progress_bar
 from oxillama.model.rope import KINDS, RopeOverrides
 from oxillama.speculative.drafts import draft_file
 from oxillama.stores import located, located_draft, located_encoder
@@ -201,20 +202,7 @@ def _found(given: str, encoder: bool) -> Any:
 
 def _converting(find: Callable[..., Any]) -> Any:
     """What `find(progress=)` gives, with a bar where a person is watching."""
-    if not sys.stderr.isatty():
-        return find()
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task: list[Any] = []
-
-        def progress(done: int, total: int, _: str) -> None:
-            if not task:
-                task.append(bar.add_task("converting", total=total))
-            bar.update(task[0], completed=done, total=total)
-
+    with progress_bar("converting", waits=True) as progress:
         return find(progress=progress)
 
 
@@ -280,21 +268,5 @@ def _announce(engine: oxillama.InferenceEngine) -> None:
 
 def _loaded(model: str | None, options: dict) -> oxillama.InferenceEngine:
     """The engine; with a bar where a person is watching."""
-    if not sys.stderr.isatty():
-        return oxillama.load(model, **options)
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    with Progress(
-        TextColumn("loading"),
-        BarColumn(),
-        DownloadColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("load", total=None)
-        return oxillama.load(
-            model,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-            **options,
-        )
+    with progress_bar("loading", sizes=True) as progress:
+        return oxillama.load(model, progress=progress, **options)

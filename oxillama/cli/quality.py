@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import oxillama
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import number
+from oxillama.cli.progress import progress_bar
 from oxillama.cli.streams import read
 from oxillama.gguf import is_among
 from oxillama.quality import NARROWEST, widest_collected
@@ -86,41 +84,10 @@ def _check_window(tokens: int, widest: int) -> None:
         )
 
 
-@contextmanager
-def _bar(title: str) -> Iterator[Callable | None]:
-    """A progress function for the number of windows done; None without a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total, value=None: bar.update(
-            task,
-            completed=done,
-            total=total,
-            description=title if value is None else f"{title} {value:.4f}",
-        )
-
-
 def _perplexity(arguments: argparse.Namespace) -> int:
     text = read(arguments.text)
     _check_output(arguments.save_logits, arguments.text)
-    with load(arguments) as engine, _bar("perplexity") as progress:
+    with load(arguments) as engine, progress_bar("perplexity", remaining=True) as progress:
         _check_output(arguments.save_logits, *engine.model_files)
         _check_window(arguments.window, engine.context_size)
         found = oxillama.perplexity(
@@ -153,7 +120,7 @@ def _imatrix(arguments: argparse.Namespace) -> int:
     text = read(arguments.text)
     _check_output(arguments.output, arguments.text)
     check_imatrix_path(arguments.output)
-    with load(arguments) as engine, _bar("imatrix") as progress:
+    with load(arguments) as engine, progress_bar("imatrix", remaining=True) as progress:
         _check_output(arguments.output, *engine.model_files)
         _check_window(arguments.window, widest_collected(engine))
         sums, counts, windows = oxillama.collect_imatrix(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from oxillama.cli.parsing import number
+from oxillama.cli.progress import progress_bar
 from oxillama.errors import ConfigError
 from oxillama.quant import RECIPES, quantize_file
 
@@ -65,26 +65,9 @@ def _quantize(arguments: argparse.Namespace) -> int:
         num_threads=arguments.threads or None,
         dry_run=arguments.dry_run,
     )
-    if sys.stderr.isatty() and not arguments.dry_run:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        # a tensor's name is no markup
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
+    with progress_bar("quantizing", sizes=True, waits=True) as progress:
+        report = quantize_file(
+            arguments.source, arguments.target, arguments.type, progress=progress, **options
         )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("quantizing", total=None)
-
-            def progress(done: int, total: int, name: str) -> None:
-                bar.update(task, completed=done, total=total, description=name)
-
-            report = quantize_file(
-                arguments.source, arguments.target, arguments.type, progress=progress, **options
-            )
-    else:
-        report = quantize_file(arguments.source, arguments.target, arguments.type, **options)
     print(report)
     return 0

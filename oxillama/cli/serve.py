@@ -11,9 +11,10 @@ from typing import Any
 import oxillama
 from oxillama.cli import lora
 from oxillama.cli.generation import DRAFTS
-from oxillama.cli.loading import add_model, drafts_of, located_model
+from oxillama.cli.loading import add_model, drafts_of, engine_options, located_model
 from oxillama.cli.parsing import number, unicode_text
 from oxillama.cli.run import add_chat_template, chat_template_of
+from oxillama.cli.streams import read
 from oxillama.errors import ConfigError
 
 # (option, default, help). The defaults are those of `ServerConfig`, which the server's extra
@@ -169,7 +170,7 @@ def _keys(arguments: argparse.Namespace) -> list[str]:
     if os.environ.get("OXILLAMA_API_KEY"):
         keys.append(os.environ["OXILLAMA_API_KEY"])
     if arguments.api_key_file is not None:
-        found = [line.strip() for line in _text(arguments.api_key_file).splitlines()]
+        found = [line.strip() for line in read(arguments.api_key_file).splitlines()]
         found = [line for line in found if line]
         if not found:
             raise ConfigError(f"--api-key-file: {arguments.api_key_file} holds no key, wanted one")
@@ -177,18 +178,8 @@ def _keys(arguments: argparse.Namespace) -> list[str]:
     return keys
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "is not UTF-8"
-        raise ConfigError(f"{path}: {why}, wanted a readable text file") from error
-
-
 def _engine(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `load` that the options of every command ask for."""
-    from oxillama.cli.loading import engine_options
-
     options = engine_options(arguments)
     if arguments.mmproj and arguments.models_dir is not None:
         raise ConfigError(
