@@ -303,7 +303,7 @@ class _Generation(Extension):
     nothing.
     """
 
-    tags = {"generation"}  # noqa: RUF012 (Jinja's own type)
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

@@ -370,7 +370,7 @@ def Custom(
     close: str = "",
     *,
     style: str = "object",
-    name_key: str = "name",  # noqa: N802 (it stands beside the named formats)
+    name_key: str = "name",
     arguments_keys: tuple[str, ...] = ("arguments", "parameters"),
 ) -> ToolCallFormat:
     """A format with an opening and a closing text of your own; without a closing one, a block ends

@@ -29,7 +29,7 @@ def ToolCallGrammar(
     tools: Iterable[Any],
     *,
     name: str | None = None,
-    parallel: bool = True,  # noqa: N802 (it makes a Grammar)
+    parallel: bool = True,
     closed: bool = True,
     strict: bool = True,
     token_ids: Mapping[str, int] | None = None,
@@ -67,7 +67,7 @@ def ReplyGrammar(
     answered: bool = False,
     answer: Grammar | None = None,
     closed: bool = True,
-    strict: bool = True,  # noqa: N802 (it makes a Grammar)
+    strict: bool = True,
     token_ids: Mapping[str, int] | None = None,
     limits: GrammarLimits | None = None,
 ) -> Grammar:
