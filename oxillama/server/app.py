@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oxillama.arguments import spelled
-from oxillama.server.calls import Call, ClientGone, Route, dumps, json_response
+from oxillama.server.calls import LARGE, Call, ClientGone, Route, dumps, json_response
 from oxillama.server.errors import ApiError, from_engine, shutting_down
 from oxillama.server.forms import boundary_of, fields_of, without_files
 from oxillama.server.ids import new_id
@@ -196,7 +196,7 @@ class App:
         body = await call.read_json(limit=limit, kind=list if listed else dict)
         args = (body, schema, "") if listed else (body, schema)
         checking = check if listed else check_body
-        if _large(call):
+        if call.size > LARGE:
             await call.offload(checking, *args)
         else:
             checking(*args)
@@ -288,7 +288,7 @@ class App:
 
     def _options(self, call: Call, methods: dict[str, Route]) -> Response:
         """The answer to OPTIONS, including preflight requests."""
-        allow = ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
+        allow = _allow(methods)
         headers = {"allow": allow}
         origin = call.request.headers.get("origin")
         if origin is not None and self._allowed(origin):
@@ -380,9 +380,14 @@ def dialect_of(path: str) -> str:
     return "ollama" if path.startswith("/api/") else "openai"
 
 
+def _allow(methods: dict[str, Route]) -> str:
+    """The methods of a path, as `Allow` lists them."""
+    return ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
+
+
 def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
     if methods:
-        allow = ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
+        allow = _allow(methods)
         return ApiError(
             405,
             f"{method[:20]}: is not a method of this path, wanted one of {allow}",
@@ -391,11 +396,6 @@ def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
         )
     path = call.request.scope["path"]
     return ApiError(404, f"path: {path[:100]!r} is unknown", code="not_found")
-
-
-def _large(call: Call) -> bool:
-    length = call.request.headers.get("content-length", "")
-    return not length.isdecimal() or int(length) > 1 << 16
 
 
 @spelled

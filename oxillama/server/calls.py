@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-_LARGE = 1 << 16  # bytes of a body that is parsed off the loop
+LARGE = 1 << 16  # bytes of a body that is parsed and checked off the loop
 _ARRIVING = 1 << 29  # bytes of all bodies that have not come whole yet
 _BULK = 1 << 18  # bytes of a body whose work waits for that of other such bodies
 
@@ -77,7 +77,7 @@ class Call:
         data = await self.read(limit=limit)
         self.size = len(data)
         depth = self.state.config.json_depth
-        if len(data) > _LARGE:
+        if len(data) > LARGE:
             return await self.offload(strict_json.loads, data, depth=depth, kind=kind)
         return strict_json.loads(data, depth=depth, kind=kind)
 

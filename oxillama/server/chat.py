@@ -459,16 +459,13 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
     session = body.get("session")
     if session is not None and asked.options.get("n", 1) > 1:
         raise ApiError(400, "n: found more than 1 in a session, wanted 1", param="n")
-    choice = body.get("tool_choice")
-    if isinstance(choice, Mapping) and choice["type"] == "function":
-        choice = {"type": "function", "function": {"name": choice["function"]["name"]}}
     parallel = body.get("parallel_tool_calls")
     return ChatRequest(
         messages,
         asked.options,
         asked.stops,
         tools_of(body),
-        choice,
+        body.get("tool_choice"),
         True if parallel is None else parallel,
         variables_of(model, body),
         prefill,

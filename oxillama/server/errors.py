@@ -30,9 +30,7 @@ from oxillama.errors import (
 )
 
 _TYPES = {
-    401: "authentication_error",
     403: "permission_error",
-    404: "not_found_error",
     408: "timeout_error",
     429: "rate_limit_error",
     500: "server_error",
@@ -84,13 +82,10 @@ class ApiError(Exception):
 
     def openai(self) -> dict[str, Any]:
         """The error as OpenAI's API writes it; all four keys are always there."""
-        kind = _TYPES.get(self.status, "invalid_request_error")
-        if self.status in (401, 404) or (self.status < 500 and self.status not in (403, 408, 429)):
-            kind = "invalid_request_error"
         return {
             "error": {
                 "message": self.message,
-                "type": kind,
+                "type": _TYPES.get(self.status, "invalid_request_error"),
                 "param": self.param,
                 "code": self.code,
             }

@@ -559,29 +559,15 @@ async def create(call: Call) -> Response:
         asked, conversation, repeated = await call.offload(_read, call, model, body)
         head = _head(adapters.served_as(model, body), repeated)
         if body.get("stream"):
-            frames = _stream(call, model, asked, conversation, head)
             items = Items(model, body)
 
             def failed(error: ApiError) -> bytes:
-                wrong = error.openai()["error"]
-                items.number = frames_so_far[0]
-                return items.event(
-                    "response.failed",
-                    response={
-                        **head,
-                        "status": "failed",
-                        "error": {"code": "server_error", "message": wrong["message"]},
-                    },
-                )
+                wrong = {"code": "server_error", "message": error.message}
+                response = {**head, "status": "failed", "error": wrong}
+                return items.event("response.failed", response=response)
 
-            frames_so_far = [0]
-
-            async def counted() -> AsyncIterator[bytes]:
-                async for frame in frames:
-                    frames_so_far[0] += frame.count(b"\n\n")
-                    yield frame
-
-            return await sse.EventStream(call, counted(), failed=failed).begin()
+            frames = _stream(call, model, asked, conversation, head, items)
+            return await sse.EventStream(call, frames, failed=failed).begin()
 
         async def whole() -> dict[str, Any]:
             turn, replies, usage = await run(call, model, asked)
@@ -595,10 +581,14 @@ async def create(call: Call) -> Response:
 
 
 async def _stream(
-    call: Call, model: Model, asked: ChatRequest, conversation: list[dict], head: dict[str, Any]
+    call: Call,
+    model: Model,
+    asked: ChatRequest,
+    conversation: list[dict],
+    head: dict[str, Any],
+    items: Items,
 ) -> AsyncIterator[bytes]:
     """The events of a response."""
-    body, items = call.body, Items(model, call.body)
     begun = False
     last: Any = None  # the reply, which every stream has
     rest: Sequence[Any] = ()
@@ -625,7 +615,7 @@ async def _stream(
         items.rest(rest)
     frames += items.finish("incomplete" if last.finish_reason == "length" else "completed")
     made = _finished(head, items.done, last, usage_of([last.completion]))
-    _store(call, made, body["input"], conversation, last)
+    _store(call, made, call.body["input"], conversation, last)
     frames.append(items.event(f"response.{made['status']}", response=made))
     yield b"".join(frames)
 

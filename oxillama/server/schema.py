@@ -298,5 +298,4 @@ NAME: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": 256}
 BOOLEAN: dict[str, Any] = {"type": "boolean"}
 TRUE: dict[str, Any] = {"type": "boolean", "const": True}
 FALSE: dict[str, Any] = {"type": "boolean", "const": False}
-ANY: dict[str, Any] = {}
 OBJECT: dict[str, Any] = {"type": "object"}

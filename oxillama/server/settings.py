@@ -206,10 +206,8 @@ class ServerConfig:
             raise ConfigError("alias: found without a model, wanted the model that it names")
         if self.loras and self.model is None and self.models_dir is not None:
             raise ConfigError("loras: found without a model, wanted the model that they change")
-        for name in ("models_dir",):
-            value = getattr(self, name)
-            if value is not None and not Path(value).is_dir():
-                raise ConfigError(f"{name}: {value} is not a folder, wanted an existing one")
+        if self.models_dir is not None and not Path(self.models_dir).is_dir():
+            raise ConfigError(f"models_dir: {self.models_dir} is not a folder, wanted one")
         if not self.loopback and not self.api_keys and not self.force:
             raise ConfigError(
                 f"host: found {self.host!r}, which others can reach, without an API key; "

@@ -121,7 +121,6 @@ class ServerState:
         self.started_at = time.time()
         self.stopping = False
         self._steps: dict[str, int] = {}
-        self._failed: dict[str, str] = {}
         self._watch: asyncio.Task | None = None
         self._first: asyncio.Task | None = None
         # why the given model could not be loaded at the start, and what is called then
@@ -295,11 +294,8 @@ class ServerState:
             for model in self.models.loaded():
                 try:
                     seen = await loop.run_in_executor(self._looking, model.engine.metrics)
-                except OxillamaError as error:
-                    if model in self.models.loaded():
-                        self._failed[model.name] = str(error)
+                except OxillamaError:  # `health` tells
                     continue
-                self._failed.pop(model.name, None)
                 if seen.steps_total != self._steps.get(model.name):
                     self._steps[model.name] = seen.steps_total
                     self.moved_at = time.perf_counter()
