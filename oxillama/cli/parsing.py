@@ -21,19 +21,27 @@ _ATTENTION = "attention is computed in one way alone"
 _MAPPED = "weights are mapped or packed as the file needs it, --offload leaves them in the file"
 _CANDIDATES = "as many candidates are run as pay, by measured times"
 _SPECULATION = "--speculative takes mtp, lookup or a draft model"
+_ALIAS = "--alias is the model's name to clients"
+_ALWAYS = "oxillama serve always has these routes"
+_TLS = "a proxy before the server speaks TLS"
 _CHUNKS = "the size of a step is measured; SchedulerConfig of the Python API bounds it"
 # Options of llama.cpp's and vLLM's programs, and what stands for them here.
 _ELSEWHERE = {
     "--batch-size": _CHUNKS,
-    "--conversation": "oxillama chat has conversations",
+    "--cache-type-k": "--kv-type sets that of keys and values",
+    "--cache-type-v": "--kv-type sets that of keys and values",
     "--cont-batching": "requests are always batched",
+    "--conversation": "oxillama chat has conversations",
     "--device": _CPU,
-    "--draft-model": "--speculative takes a draft model",
     "--draft": _CANDIDATES,
     "--draft-max": _CANDIDATES,
     "--draft-min": _CANDIDATES,
+    "--draft-model": "--speculative takes a draft model",
     "--draft-n": _CANDIDATES,
     "--dtype": "weights have the types of the file, --kv-type sets that of keys and values",
+    "--embedding": _ALWAYS,
+    "--embeddings": _ALWAYS,
+    "--enable-auto-tool-choice": "tools of requests are always taken",
     "--flash-attn": _ATTENTION,
     "--gpu-layers": _CPU,
     "--gpu-memory-utilization": _CPU,
@@ -42,25 +50,36 @@ _ELSEWHERE = {
     "--main-gpu": _CPU,
     "--max-model-len": "--context is the length of the context",
     "--max-num-seqs": "--parallel of oxillama serve bounds the requests at once",
+    "--metrics": _ALWAYS,
     "--mlock": _MAPPED,
     "--model-draft": "--speculative takes a draft model",
+    "--models-max": "--max-loaded bounds the models in memory",
     "--n-gpu-layers": _CPU,
     "--no-mmap": _MAPPED,
+    "--reasoning-budget": "requests say how far the model thinks",
+    "--reranking": _ALWAYS,
+    "--served-model-name": _ALIAS,
+    "--slot-save-path": "--sessions-dir is where named sessions are saved",
+    "--slots": _ALWAYS,
     "--spec-type": _SPECULATION,
     "--speculative-config": _SPECULATION,
     "--split-mode": _CPU,
+    "--ssl-cert-file": _TLS,
+    "--ssl-certfile": _TLS,
+    "--ssl-key-file": _TLS,
+    "--ssl-keyfile": _TLS,
     "--tensor-parallel-size": _CPU,
     "--tensor-split": _CPU,
     "--threads-batch": "--threads counts for prompts too",
+    "--tool-call-parser": "calls are read in the notation of the chat template",
     "--ubatch-size": _CHUNKS,
     "--verbose-prompt": "oxillama tokenize shows the tokens of a text",
+    "-a": _ALIAS,
     "-b": _CHUNKS,
     "-cb": "requests are always batched",
     "-cnv": "oxillama chat has conversations",
     "-ctk": "--kv-type sets that of keys and values",
     "-ctv": "--kv-type sets that of keys and values",
-    "--cache-type-k": "--kv-type sets that of keys and values",
-    "--cache-type-v": "--kv-type sets that of keys and values",
     "-dev": _CPU,
     "-fa": _ATTENTION,
     "-i": "oxillama chat has conversations",
@@ -180,7 +199,7 @@ def _unknown(argument: str, options: Iterable[str]) -> str:
         return f"found the argument {argument!r} too many{prompt}"
     if name in _ELSEWHERE:
         return f"{name}: is not an option; {_ELSEWHERE[name]}"
-    close = closest(name, options)
+    close = closest(name, (each for each in options if each != "--help"))
     return f"{name}: is not an option" + (f"; did you mean {close}?" if close else "")
 
 

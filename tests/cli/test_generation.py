@@ -223,6 +223,8 @@ def test_without_a_command_the_help_is_shown(capsys):
         (("run", "-ngl", "99"), "-ngl: is not an option; everything runs on the CPU (ox"),
         (("serve", "--n-gpu-layers=99"), "--n-gpu-layers: is not an option; everything runs on"),
         (("run", "--mlock"), "--mlock: is not an option; weights are mapped or packed"),
+        (("serve", "--metrics"), "--metrics: is not an option; oxillama serve always has these"),
+        (("serve", "--keep", "3"), "--keep: is not an option (oxillama serve --help)"),
         (("chat", "-b", "512"), "-b: is not an option; the size of a step is measured"),
     ),
 )
