@@ -10,6 +10,7 @@ from tests.all.conftest import Process
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 READY = "return document.body.dataset.ready === 'true' && document.getElementById('stop').disabled"
+SHOWN = "const e = document.getElementById('error'); return !e.hidden && e.textContent"
 TEXT = "return [...document.querySelectorAll('.message .content')].map((e) => e.textContent)"
 ENTER = "\ue007"
 
@@ -82,13 +83,11 @@ def test_each_token_shows_its_probability(window):
 def test_what_the_server_refuses_is_told(window):
     fresh(window, temperature=-3)
     window.type("#message", "Hi" + ENTER)
-    shown = "const e = document.getElementById('error'); return !e.hidden && e.textContent"
-    window.wait(shown)
-    assert window.run(shown).startswith("temperature: found -3")
+    assert window.wait(SHOWN).startswith("temperature: found -3")
     assert ["400" in each for each in window.log()] == [True]
     fresh(window, temperature=0.7)
     assert send(window, "Hi")[1]
-    assert window.run(shown) is False
+    assert window.run(SHOWN) is False
 
 
 def test_retry_and_edit(window):
@@ -106,7 +105,25 @@ def test_retry_and_edit(window):
     assert len(after) == 2 and after[1] != before[1]
 
 
-def test_stop(window):
+def test_an_edited_message_keeps_its_image(window, url):
+    window.run(
+        "const stored = JSON.parse(localStorage.getItem('oxillama'));"
+        "const image = {name: 'a.png', url: 'data:image/png;base64,AA=='};"
+        "stored.conversations.unshift({id: stored.current = 'seen', title: 'Seen', system: '',"
+        " messages: [{role: 'user', content: 'What is it?', image}], session: null, used: 0});"
+        "localStorage.setItem('oxillama', JSON.stringify(stored))"
+    )
+    window.open(url)
+    window.wait(READY)
+    window.click(".user h3 button")
+    window.click(".user .row button")
+    assert "this model sees no images" in window.wait(SHOWN)
+    assert "Image: a.png" in window.run("return document.querySelector('.user').textContent")
+    assert ["400" in each for each in window.log()] == [True]
+
+
+def long_answers(window):
+    """Answers that are not over before a click."""
     fresh(window, max_tokens=900, temperature=2)
     window.run(
         "document.getElementById('schema-on').checked || "
@@ -117,6 +134,34 @@ def test_stop(window):
         "e.value = JSON.stringify({type: 'string', minLength: 4000});"
         "e.dispatchEvent(new Event('change'))"
     )
+
+
+def test_retry_while_an_answer_streams(window):
+    long_answers(window)
+    window.run("document.getElementById('message').value = 'Go'")
+    found = window.run(
+        "const spans = () => document.querySelectorAll('.assistant .content span').length;"
+        "const until = (done) => new Promise((go) => { const timer = setInterval(() => {"
+        " if (done()) { clearInterval(timer); go(); } }, 1); });"
+        "const disabled = (id) => document.getElementById(id).disabled;"
+        "return (async () => {"
+        " document.getElementById('send').click();"
+        " await until(() => spans() > 20);"
+        " document.querySelector('.assistant h3 button').click();"
+        " await until(() => spans() < 20);"
+        " await until(() => spans() > 40);"
+        " const messages = document.querySelectorAll('.message').length;"
+        " return [disabled('stop'), disabled('send'), messages];"
+        "})()"
+    )
+    assert found == [False, True, 2]
+    window.click("#stop")
+    window.wait(READY)
+    window.click("#schema-on")
+
+
+def test_stop(window):
+    long_answers(window)
     window.run(  # the answer would be over before a click from here
         "const timer = setInterval(() => {"
         " if (document.querySelectorAll('.assistant .content span').length < 4) return;"

@@ -20,7 +20,7 @@ const SCHEMA = {
 };
 
 const stored = load();
-let running = null; // the request that streams: { controller }
+let running = null; // the request that streams: { controller, message, box }
 let props = { modalities: {}, default_generation_settings: { n_ctx: 0 }, sessions: false };
 let image = null;
 let audio = null;
@@ -112,7 +112,8 @@ function draw() {
   const conversation = current();
   by("system").value = conversation.system;
   by("session-name").value = conversation.session || "";
-  by("log").replaceChildren(...conversation.messages.map(drawMessage));
+  by("log").replaceChildren(...conversation.messages.map((message, index) =>
+    message === running?.message ? running.box : drawMessage(message, index)));
   drawList();
   drawContext();
   by("log").scrollTop = by("log").scrollHeight;
@@ -164,8 +165,9 @@ function edit(index, box) {
   field.value = conversation.messages[index].content;
   const send = () => {
     stop();
+    const { image: shown, audio: heard } = conversation.messages[index];
     conversation.messages = conversation.messages.slice(0, index);
-    submit(field.value, null);
+    submit(field.value, { image: shown, audio: heard });
   };
   box.querySelector(".content").replaceChildren(field,
     element("div", { class: "row" },
@@ -243,15 +245,14 @@ async function answer() {
   try { body = requestOf(conversation); }
   catch (error) { say(`The schema is no JSON: ${error.message}`, true); return; }
   const controller = new AbortController();
-  running = { controller };
-  by("stop").disabled = false;
-  by("send").disabled = true;
   say("Thinking…");
   const message = { role: "assistant", content: "", reasoning: "", tokens: [] };
   conversation.messages.push(message);
   const box = drawMessage(message, conversation.messages.length - 1);
-  let content = box.querySelector(".content");
+  const content = box.querySelector(".content");
   by("log").append(box);
+  running = { controller, message, box };
+  drawButtons();
   const decoder = new TextDecoder();
   const began = performance.now();
   let first = 0, last = 0, usage = null, count = 0;
@@ -296,12 +297,11 @@ async function answer() {
       else if (choice.finish_reason) say("");
     }
   } catch (error) {
-    if (error.name === "AbortError") say("Stopped");
-    else { say(""); say(error.message, true); }
+    if (error.name !== "AbortError") { say(""); say(error.message, true); }
+    else if (!running) say("Stopped"); // and not asked again
   } finally {
     if (running?.controller === controller) running = null;
-    by("stop").disabled = true;
-    by("send").disabled = false;
+    drawButtons();
     if (!message.content && !message.reasoning) {
       conversation.messages = conversation.messages.filter((each) => each !== message);
     }
@@ -311,8 +311,13 @@ async function answer() {
     }
     keep();
     if (conversation === current()) draw();
-    by("message").focus();
+    if (!running) by("message").focus();
   }
+}
+
+function drawButtons() {
+  by("stop").disabled = !running;
+  by("send").disabled = !!running;
 }
 
 function follow() {
