@@ -134,7 +134,8 @@ class Parser(argparse.ArgumentParser):
         named = getattr(found, "named", None)
         if named is not None:  # -m, which is MODEL under another name
             if found.model is not None:
-                self.error(f"-m: found {named!r} and {found.model!r}, wanted one model")
+                hint = _prompt_hint(self._option_string_actions)
+                self.error(f"-m: found {named!r} and {found.model!r}, wanted one model{hint}")
             found.model, found.named = named, None
         return found, []
 
@@ -191,12 +192,15 @@ def _one_of(name: str, names: Sequence[str]) -> str:
     return f"one of {', '.join(names)}" + (f"; did you mean {close}?" if close else "")
 
 
+def _prompt_hint(options: Iterable[str]) -> str:
+    return "; -p gives a prompt" if "--prompt" in options else ""
+
+
 def _unknown(argument: str, options: Iterable[str]) -> str:
     """What is said of an argument that no option takes."""
     name = argument.partition("=")[0]
     if not name.startswith("-") or _NUMBER.match(name):
-        prompt = "; -p gives a prompt" if "--prompt" in options else ""
-        return f"found the argument {argument!r} too many{prompt}"
+        return f"found the argument {argument!r} too many{_prompt_hint(options)}"
     if name in _ELSEWHERE:
         return f"{name}: is not an option; {_ELSEWHERE[name]}"
     close = closest(name, (each for each in options if each != "--help"))

@@ -143,7 +143,7 @@ def test_a_prompt_comes_from_a_file_and_a_model_from_m(capsys, tmp_path):
     told = printed(capsys, "run", "-p", "Once upon a time", *base)
     model = oxillama.embedded_path()
     assert printed(capsys, "run", "-m", model, "-f", path, *base) == told
-    assert "wanted one model" in refused(capsys, "run", model, "-m", model, *base)
+    assert "wanted one model; -p gives a prompt" in refused(capsys, "run", "-m", model, "Why?")
     for command in ("run", "chat", "bench", "doctor", "serve", "info"):
         assert parser().parse_args([command, "-m", "a.gguf"]).model == "a.gguf"
 
