@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
+from oxillama.arguments import unknown
 from oxillama.errors import ConfigError
 from oxillama.tokenizer import ChatTemplate
 from oxillama.tokenizer.builtin_templates import template_source
@@ -247,8 +248,5 @@ class ServerConfig:
         known = {each.name for each in fields(cls)}
         for name in given:
             if name not in known:
-                raise ConfigError(
-                    f"{name}: is not an option of the server, wanted one of "
-                    f"{', '.join(sorted(known))}"
-                )
+                raise unknown(name, known, place="an option of the server")
         return cls(**given)

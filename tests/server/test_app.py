@@ -335,8 +335,13 @@ def test_health_tells_of_a_model_that_cannot_be_read(tmp_path):
     ],
 )
 def test_configs_that_cannot_be_honoured_are_refused(options):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=f"^({'|'.join(options)}): "):
         ServerConfig.of(options)
+
+
+def test_a_config_names_the_option_that_was_meant():
+    with pytest.raises(ConfigError, match="^max_que: is not an option .*; did you mean max_queue?"):
+        ServerConfig.of({"max_que": 1})
 
 
 def test_other_addresses_need_a_key_or_force():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from oxillama.arguments import unknown
 from oxillama.embedded import embedded_path
 from oxillama.errors import ConfigError
 
@@ -111,10 +112,7 @@ class OxillamaProcessorConfig:
         known = {each.name for each in fields(cls)}
         for name in given:
             if name not in known:
-                raise ConfigError(
-                    f"{name}: is not a field of the processor, wanted one of "
-                    f"{', '.join(sorted(known))}"
-                )
+                raise unknown(name, known, place="a field of the processor")
         return cls(**given)  # type: ignore[arg-type]  # each is checked above
 
     def actors(self) -> tuple[int, int]:
