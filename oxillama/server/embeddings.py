@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,17 @@ BODY: Schema = obj(
 class Batch:
     """Embeddings that run together, one piece of work for a `Job`."""
 
-    def __init__(self, work: Sequence[tuple[Request, Any]]) -> None:
-        self.requests = tuple(request for request, _ in work)
-        self._poolers = [pooler for _, pooler in work]
+    def __init__(self, submitted: Iterable[tuple[Request, Any]]) -> None:
+        """submitted: submits each as it is asked for; if one is refused, those before it end."""
+        self.requests: list[Request] = []
+        self._poolers: list[Any] = []
+        try:
+            for request, pooler in submitted:
+                self.requests.append(request)
+                self._poolers.append(pooler)
+        except BaseException:
+            self.cancel()
+            raise
 
     def cancel(self) -> None:
         """Stop all of them."""
@@ -99,14 +107,7 @@ async def vectors(
             **({"mode": pooling} if pooling else {}),
             **adapters.asked(model, call.body),
         }
-        begun: list[tuple[Request, Any]] = []
-        try:
-            for each in ids:
-                begun.append(model.engine.submit_embedding(each, **options))
-        except BaseException:
-            Batch(begun).cancel()
-            raise
-        return Batch(begun)
+        return Batch(model.engine.submit_embedding(each, **options) for each in ids)
 
     async with Job(call, model, param=param) as job:
         await job.begin(begin)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from oxillama.engine.embedding import PoolingMode, pair_ids, scored_label
-from oxillama.engine.request import Request
 from oxillama.errors import ConfigError
 from oxillama.server import adapters
 from oxillama.server.calls import Call
@@ -51,14 +49,9 @@ async def scores(
             ids.append(found)
         counts.append(sum(map(len, ids)))
         lora = adapters.asked(model, call.body)
-        begun: list[tuple[Request, Any]] = []
-        try:
-            for each in ids:
-                begun.append(engine.submit_embedding(each, pooling=PoolingMode.RANK, **lora))
-        except BaseException:
-            Batch(begun).cancel()
-            raise
-        return Batch(begun)
+        return Batch(
+            engine.submit_embedding(each, pooling=PoolingMode.RANK, **lora) for each in ids
+        )
 
     async with Job(call, model, param=param) as job:
         await job.begin(begin)
