@@ -1,16 +1,17 @@
 // The page: conversations live in the browser's storage, answers come from /v1/chat/completions.
 
 const by = (id) => document.getElementById(id);
+// an empty one is not sent: the model's own default, which /props tells, applies
 const KNOBS = [
-  ["temperature", "Temperature", 0.7, 0, 100, 0.05],
-  ["top_k", "Top k", 40, 0, 100000, 1],
-  ["top_p", "Top p", 0.9, 0, 1, 0.01],
-  ["min_p", "Min p", 0, 0, 1, 0.01],
-  ["repetition_penalty", "Repetition penalty", 1, 0.01, 100, 0.01],
-  ["presence_penalty", "Presence penalty", 0, -2, 2, 0.1],
-  ["frequency_penalty", "Frequency penalty", 0, -2, 2, 0.1],
-  ["max_tokens", "Most tokens", "", 1, 1000000, 1],
-  ["seed", "Seed", "", 0, 9007199254740991, 1],
+  ["temperature", "Temperature", 0, 100, 0.05],
+  ["top_k", "Top k", 0, 100000, 1],
+  ["top_p", "Top p", 0, 1, 0.01],
+  ["min_p", "Min p", 0, 1, 0.01],
+  ["repeat_penalty", "Repetition penalty", 0.01, 100, 0.01],
+  ["presence_penalty", "Presence penalty", -2, 2, 0.1],
+  ["frequency_penalty", "Frequency penalty", -2, 2, 0.1],
+  ["max_tokens", "Most tokens", 1, 1000000, 1],
+  ["seed", "Seed", 0, 9007199254740991, 1],
 ];
 const SCHEMA = {
   type: "object",
@@ -450,10 +451,9 @@ const guarded = (work) => (...given) => Promise.resolve(work(...given)).catch((e
 
 function drawSettings() {
   const settings = stored.settings;
-  by("knobs").replaceChildren(...KNOBS.map(([name, label, value, min, max, step]) => {
-    const input = element("input", { id: `knob-${name}`, type: "number", min, max, step,
-                                     placeholder: value === "" ? "free" : null });
-    input.value = settings[name] ?? value;
+  by("knobs").replaceChildren(...KNOBS.map(([name, label, min, max, step]) => {
+    const input = element("input", { id: `knob-${name}`, type: "number", min, max, step });
+    input.value = settings[name] ?? "";
     input.addEventListener("change", () => { settings[name] = input.value; keep(); });
     return element("label", { for: `knob-${name}` }, label, input);
   }));
@@ -536,6 +536,8 @@ async function describe() {
   props = await ask(`props${name ? `?model=${encodeURIComponent(name)}` : ""}`);
   by("image-part").hidden = !props.modalities?.vision;
   by("audio-part").hidden = !props.modalities?.audio;
+  const defaults = { ...props.default_generation_settings.params, max_tokens: null };
+  for (const [key] of KNOBS) by(`knob-${key}`).placeholder = defaults[key] ?? "free";
   drawContext();
 }
 
