@@ -170,9 +170,9 @@ _KINDS: dict[Medium, Kind] = {"vision": "image", "audio": "audio"}
 def encoded_by(encoder: str | Path) -> tuple[Kind, ...]:
     """What the encoders of an mmproj file encode, as far as they are of kinds that run."""
     if is_model_folder(encoder):
-        from oxillama.convert import encoder_medium
+        from oxillama.convert import encoded_media
 
-        return () if (medium := encoder_medium(encoder)) is None else (_KINDS[medium],)
+        return tuple(_KINDS[medium] for medium in encoded_media(encoder))
     if not Path(encoder).is_file():
         return ("image",)  # a name of the hub, or a folder that files are chosen from
     with GgufReader(encoder) as reader:

@@ -57,8 +57,8 @@ def _convert(arguments: argparse.Namespace) -> int:
     from oxillama.convert import convert_encoder, convert_folder, convertible, convertible_encoders
 
     if arguments.list and arguments.mmproj:
-        for name, projector in convertible_encoders().items():
-            print(f"{name:40} {projector}")
+        for name, projectors in convertible_encoders().items():
+            print(f"{name:40} {', '.join(projectors)}")
         return 0
     if arguments.list:
         for name, archs in convertible().items():

@@ -16,7 +16,7 @@ from oxillama.convert.folder import ModelFolder, is_model_folder
 from oxillama.convert.mmproj import (
     convert_encoder,
     convertible_encoders,
-    encoder_medium,
+    encoded_media,
     has_encoder,
 )
 from oxillama.convert.write import Converted, convert_folder, convertible
@@ -28,7 +28,7 @@ __all__ = [
     "convert_folder",
     "convertible",
     "convertible_encoders",
-    "encoder_medium",
+    "encoded_media",
     "has_encoder",
     "is_model_folder",
 ]

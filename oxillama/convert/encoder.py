@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from oxillama.convert.family import Family, Hyper, Keys, Rule
 from oxillama.convert.folder import ModelFolder
 from oxillama.errors import ConvertError
+from oxillama.model.media_encoder import Medium
 
 LAYERS = ("num_hidden_layers", "vt_num_hidden_layers", "depth", "layers")
 
@@ -27,10 +28,11 @@ class MediaHyper(Hyper):
     """
 
     part = "vision_config"
+    medium: ClassVar[Medium] = "vision"
 
     def __init__(self, folder: ModelFolder, defaults: Mapping[str, Any]) -> None:
         label = f"{folder.path}/config.json"
-        self.whole = Hyper(folder.json("config.json"), label, folder)
+        self.whole = Hyper(folder.whole, label, folder)
         self.text = Hyper(folder.config, label, folder)
         config = self.whole.get(self.part, default={})
         if not isinstance(config, dict):
@@ -42,7 +44,7 @@ class MediaHyper(Hyper):
 class AudioHyper(MediaHyper):
     """Those of an `audio_config`. sounds: what the folder says of its feature extractor."""
 
-    part = "audio_config"
+    part, medium = "audio_config", "audio"
 
     def __init__(self, folder: ModelFolder, defaults: Mapping[str, Any]) -> None:
         super().__init__(folder, defaults)
@@ -54,11 +56,11 @@ class AudioHyper(MediaHyper):
 
     @property
     def layers(self) -> int:
-        return self.integer("encoder_layers", "num_hidden_layers")
+        return self.integer("encoder_layers", "num_hidden_layers", "num_layers")
 
     @property
     def heads(self) -> int:
-        return self.integer("encoder_attention_heads", "num_attention_heads")
+        return self.integer("encoder_attention_heads", "num_attention_heads", "num_heads")
 
     @property
     def kv_heads(self) -> int:
@@ -139,7 +141,8 @@ class Encoder:
     halves: tensors that are halves in a file of halves and float32 in every other; kept: ends of
     the names of those that are float32 in all. renamed: a tensor's name before the rules are looked
     up. layers: how many layers of the folder run. extra: further vectors of the file, float32 by
-    name. variant: another family for some configurations of the same class.
+    name; folded: ends of the folder's names of what these are made of. variant: another family for
+    some configurations of the same class.
     """
 
     projector: str
@@ -150,13 +153,15 @@ class Encoder:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     halves: tuple[str, ...] = CONVOLVED
     kept: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
     renamed: Callable[[Any, str], str] = lambda h, name: name
     layers: Callable[[Any], int] = lambda h: h.layers
     extra: Callable[[Any], dict[str, Any]] = lambda h: {}
     variant: Callable[[Any], Encoder | None] = lambda h: None
 
 
-ENCODERS: dict[str, Encoder] = {}
+# by the class in transformers and what they encode
+ENCODERS: dict[str, dict[Medium, Encoder]] = {}
 
 
 def encoder(
@@ -181,7 +186,8 @@ def encoder(
                 return plain(h, name)
 
             made = replace(made, renamed=renamed)
-        ENCODERS.update(dict.fromkeys(classes, made))
+        for name in classes:
+            ENCODERS.setdefault(name, {})[made.hyper.medium] = made
         return made
 
     return register
@@ -222,21 +228,49 @@ def described(
     k.floats("vision.image_std", h.channels("image_std") if normalised else [1.0] * 3)
 
 
-def heard(h: AudioHyper, k: Keys, projector: str) -> None:
-    """The keys of every audio encoder; ConvertError for a feature extractor unlike Whisper's."""
+def described_audio(
+    h: AudioHyper,
+    k: Keys,
+    projector: str,
+    *,
+    bands: int,
+    hidden: int,
+    inner: int,
+    eps: float = 1e-5,
+    width: int | None = None,
+) -> None:
+    """The keys of every audio encoder. width: of a feature, where the language model's is not in
+    the folder.
+    """
     k.flag("has_audio_encoder", True)
     k.text("projector_type", projector)
-    h.must_be("activation_function", "gelu")
-    h.must_be("scale_embedding", False)
-    k.u32("audio.projection_dim", h.text.hidden)
-    k.u32("audio.num_mel_bins", h.integer("num_mel_bins"))
-    k.u32("audio.embedding_length", h.integer("d_model", "hidden_size"))
-    k.u32("audio.feed_forward_length", h.integer("encoder_ffn_dim", "intermediate_size"))
+    k.u32("audio.projection_dim", h.text.hidden if width is None else width)
+    k.u32("audio.num_mel_bins", bands)
+    k.u32("audio.embedding_length", hidden)
+    k.u32("audio.feed_forward_length", inner)
     k.u32("audio.block_count", h.layers)
     k.u32("audio.attention.head_count", h.heads)
-    k.f32("audio.attention.layer_norm_epsilon", 1e-5)  # that of every norm of the encoder
+    k.f32("audio.attention.layer_norm_epsilon", eps)  # that of every norm of the encoder
+
+
+def heard(h: AudioHyper, k: Keys, projector: str, *, width: int | None = None) -> None:
+    """The keys of encoders that hear what Whisper's does; ConvertError for another feature
+    extractor. width: as that of `described_audio`.
+    """
+    bands = h.integer("num_mel_bins")
+    h.must_be("activation_function", "gelu")
+    h.must_be("scale_embedding", False)
+    described_audio(
+        h,
+        k,
+        projector,
+        bands=bands,
+        hidden=h.integer("d_model", "hidden_size"),
+        inner=h.integer("encoder_ffn_dim", "intermediate_size"),
+        width=width,
+    )
     for name, wanted in (
-        ("feature_size", h.integer("num_mel_bins")),
+        ("feature_size", bands),
         ("sampling_rate", 16000),
         ("hop_length", 160),
         ("n_fft", 400),

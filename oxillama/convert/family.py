@@ -323,6 +323,8 @@ class Family:
     gathered: Mapping[str, str] = field(default_factory=dict)
     # MXFP4 tensors, held as NAME_blocks and NAME_scales: NAME -> one target, or gate and up
     packed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # beginnings of the names of other parts of the model, beside those that all classes name so
+    beside: tuple[str, ...] = ()
     # beginnings of names that are taken off before the rules are looked up
     prefixes: tuple[str, ...] = ()
     # another family for some configurations of the same class, and the architectures of those

@@ -86,7 +86,12 @@ def read_whole(path: Path) -> bytes | None:
 class ModelFolder:
     """A folder as `save_pretrained` writes it. ConvertError, naming the file, for what is missing
     or malformed; pickled weights are never opened.
+
+    whole: config.json, of a model that speaks too that of what hears, sees and writes; config: the
+    same with the values of the language model before all others.
     """
+
+    whole: dict[str, Any]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -135,6 +140,7 @@ class ModelFolder:
         thinker = config.pop("thinker_config", None)
         if isinstance(thinker, dict):  # what hears, sees and writes of a model that speaks too
             config = {**thinker, **config}
+        self.whole = config
         for name in ("text_config", "llm_config", "language_config"):
             text = config.get(name)
             if isinstance(text, dict):  # a model of text and images: the text part counts here

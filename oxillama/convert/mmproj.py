@@ -19,7 +19,7 @@ import numpy as np
 
 from oxillama.convert import encoders  # noqa: F401  (registers them)
 from oxillama.convert.checks import PlannedFile
-from oxillama.convert.encoder import ENCODERS, LAYERS, Encoder, ImageHyper, MediaHyper
+from oxillama.convert.encoder import ENCODERS, LAYERS, Encoder, MediaHyper
 from oxillama.convert.family import Keys
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.general import FILE_TYPES, size_label
@@ -37,33 +37,33 @@ TYPES = ("AUTO", *FLOATS, "Q8_0")
 _BLOCK = 32  # numbers of a block of Q8_0
 
 
-def convertible_encoders() -> dict[str, str]:
-    """Every class of transformers whose encoder of images or audio can be converted, with its
+def convertible_encoders() -> dict[str, tuple[str, ...]]:
+    """Every class of transformers whose encoders of images or audio can be converted, with their
     `clip.projector_type`.
     """
-    return {name: one.projector for name, one in sorted(ENCODERS.items())}
+    return {
+        name: tuple(dict.fromkeys(one.projector for one in held.values()))
+        for name, held in sorted(ENCODERS.items())
+    }
 
 
-def encoder_medium(path: str | os.PathLike[str]) -> Medium | None:
-    """What the encoder of a folder's class encodes, if it can be converted and config.json
-    describes it. Weights are not looked at.
+def encoded_media(path: str | os.PathLike[str]) -> tuple[Medium, ...]:
+    """What the encoders of a folder's class encode, as far as they can be converted and config.json
+    describes them. Weights are not looked at.
     """
     folder = ModelFolder(path)
     names = folder.config.get("architectures")
-    encoder = ENCODERS.get(names[0]) if isinstance(names, list) and names else None
-    if encoder is None or not isinstance(folder.config.get(encoder.hyper.part), dict):
-        return None
-    return medium_of(encoder)
-
-
-def medium_of(encoder: Encoder) -> Medium:
-    """What an encoder encodes."""
-    return "vision" if issubclass(encoder.hyper, ImageHyper) else "audio"
+    held = ENCODERS.get(names[0], {}) if isinstance(names, list) and names else {}
+    return tuple(
+        medium
+        for medium, encoder in held.items()
+        if isinstance(folder.whole.get(encoder.hyper.part), dict)
+    )
 
 
 def has_encoder(path: str | os.PathLike[str]) -> bool:
     """Whether a folder has an encoder of images or audio that can be converted."""
-    return encoder_medium(path) is not None
+    return bool(encoded_media(path))
 
 
 def convert_encoder(
@@ -85,18 +85,31 @@ def convert_encoder(
     if wanted not in TYPES:
         raise ConvertError(f"type: found {type!r}, wanted auto, F32, F16, BF16 or Q8_0")
     folder = ModelFolder(source)
-    encoder, hyper = encoder_of(folder)
+    found = encoders_of(folder)
     folder.check_complete()
-    left_out: list[str] = []
-    keys = Keys("clip")
-    with read_from(hyper):
-        encoder.family.keys(hyper, keys)
-        planned = list(_plan(folder, encoder, hyper, wanted, left_out))
-    if not planned:
-        raise ConvertError(
-            f"{folder.path}: found no tensors of an encoder, wanted those of "
-            f"{' and '.join(encoder.parts)}"
-        )
+    parts = [encoder for encoder, _ in found.values()]
+    left_out = [
+        name
+        for name in folder.tensors
+        if not any(_is_part(_plain(name), encoder) for encoder in parts)
+    ]
+    planned: list[Planned] = []
+    described: KeyValues = {}
+    for medium, (encoder, hyper) in found.items():
+        keys = Keys("clip")
+        with read_from(hyper):
+            encoder.family.keys(hyper, keys)
+        if len(found) > 1:
+            _apart(keys, medium)
+        described |= keys.found
+        made = list(_plan(folder, encoder, hyper, wanted, left_out))
+        if not made:
+            raise ConvertError(
+                f"{folder.path}: found no tensors of an encoder, wanted those of "
+                f"{' and '.join(encoder.parts)}"
+            )
+        planned += made
+    _join_kinds(described)
     kinds = [one.type_name for one in planned if len(one.shape) > 1]
     most = wanted if wanted != "AUTO" else max(FLOATS, key=kinds.count)
     whole: KeyValues = {
@@ -105,53 +118,81 @@ def convert_encoder(
         "general.size_label": (size_label(planned), "string"),
         "general.file_type": ({**FILE_TYPES, "Q8_0": 7}[most], "uint32"),
         "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
-        **keys.found,
+        **described,
     }
-    try:
-        record_encoder(cast(GgufReader, PlannedFile("clip", whole, planned)), medium_of(encoder))
-    except ModelError as error:
-        raise ConvertError(f"{folder.path}: its file could not be loaded: {error}") from error
+    for medium in found:
+        try:
+            record_encoder(cast(GgufReader, PlannedFile("clip", whole, planned)), medium)
+        except ModelError as error:
+            raise ConvertError(f"{folder.path}: its file could not be loaded: {error}") from error
     save(Path(target), "clip", whole, planned, progress)
     size = Path(target).stat().st_size
-    kind = encoder.projector
+    kind = " and ".join(dict.fromkeys(encoder.projector for encoder in parts))
     return Converted(Path(target), kind, len(planned), size, tuple(sorted(left_out)))
 
 
-def encoder_of(folder: ModelFolder) -> tuple[Encoder, MediaHyper]:
-    """The family of a folder's encoder, and the values that it reads; ConvertError for a
-    folder without one.
+def _apart(keys: Keys, medium: Medium) -> None:
+    """Say the kind of an encoder for its medium alone."""
+    kind = keys.found.pop("clip.projector_type", None)
+    if kind is not None:
+        keys.found[f"clip.{medium}.projector_type"] = kind
+
+
+def _join_kinds(keys: KeyValues) -> None:
+    """Say one kind of encoders of both media once, as files of Qwen2.5-Omni do."""
+    names = [f"clip.{medium}.projector_type" for medium in ("vision", "audio")]
+    if names[0] in keys and keys[names[0]] == keys.get(names[1]):
+        keys["clip.projector_type"] = keys.pop(names[0])
+        del keys[names[1]]
+
+
+def encoders_of(folder: ModelFolder) -> dict[Medium, tuple[Encoder, MediaHyper]]:
+    """By medium, the family of each encoder of a folder, and the values that it reads; ConvertError
+    for a folder without one.
     """
-    label, found = f"{folder.path}/config.json", folder.architecture
-    if found not in ENCODERS:
-        near = get_close_matches(found, ENCODERS, n=3)
+    label, named = f"{folder.path}/config.json", folder.architecture
+    if named not in ENCODERS:
+        near = get_close_matches(named, ENCODERS, n=3)
         raise ConvertError(
-            f"{label}: architectures: found {found!r:.80}, "
+            f"{label}: architectures: found {named!r:.80}, "
             + (f"the nearest known are {', '.join(near)}" if near else "wanted a known class")
             + f" of the {len(ENCODERS)} whose encoders can be converted (`oxillama convert "
             "--list --mmproj`)"
         )
-    encoder = ENCODERS[found]
-    part = encoder.hyper.part
-    if not isinstance(folder.config.get(part), dict):
-        raise ConvertError(f"{label}: {part} is missing, wanted that of an encoder")
-    hyper = encoder.hyper(folder, encoder.defaults)
-    variant = encoder.variant(hyper)
-    if variant is not None:
-        encoder, hyper = variant, variant.hyper(folder, variant.defaults)
-    return encoder, hyper
+    found: dict[Medium, tuple[Encoder, MediaHyper]] = {}
+    for medium, encoder in ENCODERS[named].items():
+        if isinstance(folder.whole.get(encoder.hyper.part), dict):
+            hyper = encoder.hyper(folder, encoder.defaults)
+            variant = encoder.variant(hyper)
+            if variant is not None:
+                encoder, hyper = variant, variant.hyper(folder, variant.defaults)
+            found[medium] = encoder, hyper
+    if not found:
+        parts = " or ".join(one.hyper.part for one in ENCODERS[named].values())
+        raise ConvertError(f"{label}: {parts} is missing, wanted that of an encoder")
+    return found
+
+
+def _plain(original: str) -> str:
+    """A folder's name of a tensor without what some classes have before all names."""
+    return original.removeprefix("thinker.").removeprefix("model.")
+
+
+def _is_part(name: str, encoder: Encoder) -> bool:
+    """Whether a tensor is one of an encoder and its projector."""
+    return name.startswith(encoder.parts) and not name.startswith(encoder.unused)
 
 
 def _plan(
     folder: ModelFolder, encoder: Encoder, hyper: MediaHyper, wanted: str, left_out: list[str]
 ) -> Iterator[Planned]:
-    """Every tensor of the new file, in the order of the folder's."""
+    """Every tensor of the new file that an encoder has, in the order of the folder's."""
     made: dict[str, str] = {}
     layers, type_of = encoder.layers(hyper), _types(encoder)
     counted = max(layers, hyper.integer(*LAYERS, default=0))
     for original, tensor in folder.tensors.items():
-        name = original.removeprefix("model.")
-        if not name.startswith(encoder.parts) or name.startswith(encoder.unused):
-            left_out.append(original)
+        name = _plain(original)
+        if not _is_part(name, encoder) or name.endswith(encoder.folded):
             continue
         found = encoder.family.rule_of(encoder.renamed(hyper, name))
         if found is None:
@@ -183,7 +224,9 @@ def _plan(
         for one in single(original, tensor, rule, targets, hyper, wanted, _before_blocks(type_of)):
             kind = type_of(one.name, one.shape, tensor.dtype, wanted)
             yield _quantised(one) if kind == "Q8_0" else one
-    for target, vector in encoder.extra(hyper).items():
+    with read_from(hyper):
+        extra = encoder.extra(hyper)
+    for target, vector in extra.items():
         yield Planned(target, vector.shape, "F32", partial(np.array, vector))
 
 

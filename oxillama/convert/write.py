@@ -23,6 +23,7 @@ import numpy as np
 from oxillama.convert import families  # noqa: F401  (registers them)
 from oxillama.convert.accounts import check_config
 from oxillama.convert.checks import check_head, check_layers, check_loads, check_vocabulary_size
+from oxillama.convert.encoder import ENCODERS
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.further import (
@@ -150,6 +151,13 @@ def convert_folder(
 
 
 def _family(folder: ModelFolder, hyper: Hyper) -> Family:
+    if folder.architecture not in FAMILIES and folder.architecture in ENCODERS:
+        named = hyper.get("text_model_id")
+        raise ConvertError(
+            f"{hyper.label}: architectures: found {folder.architecture!r:.80}, an encoder alone "
+            "(`--mmproj` writes its file), wanted the folder of its language model"
+            + (f", {named!r:.80}" if named else "")
+        )
     if folder.architecture not in FAMILIES:
         near = get_close_matches(folder.architecture, FAMILIES, n=3)
         raise ConvertError(
@@ -323,7 +331,7 @@ class _Plan:
         behind = self._further.places.get(original)
         plain = _plain(original, self._family)
         if behind is None:
-            if _OTHER_PARTS.match(original):
+            if _OTHER_PARTS.match(original) or original.startswith(self._family.beside):
                 self.left_out.append(original)
             else:
                 self._place(original, tensor, plain, self._family, shared=True)

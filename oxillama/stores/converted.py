@@ -2,8 +2,9 @@
 
 A file is named after its folder, the hash of the folder's path, and the hash of the names, sizes
 and times of its content. If a folder was changed, it is converted again and its old file removed.
-The file of its image encoder has `mmproj-` before the same name. A note beside them
-(`NAME.HASH.folder`) says where the folder is, so that the encoder can be made when an image comes.
+The file of its encoders has `mmproj-` before the same name. A note beside them
+(`NAME.HASH.folder`) says where the folder is, so that the encoders can be made when an image or a
+clip comes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from oxillama.weights.cache import cache_folder
 
 _CONFIG = "config.json"
 Progress = Callable[[int, int, str], None]
-_VERSION = 3  # of what conversion writes; another one converts anew
+_VERSION = 4  # of what conversion writes; another one converts anew
 
 
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
@@ -64,8 +65,8 @@ def converted_encoder(
     *,
     progress: Progress | None = None,
 ) -> Path:
-    """The GGUF file (mmproj) of the image encoder of a Hugging Face folder, made when first needed,
-    with the folder's own data types.
+    """The GGUF file (mmproj) of the encoders of a Hugging Face folder, made when first needed, with
+    the folder's own data types.
     """
     from oxillama.convert import convert_encoder
 

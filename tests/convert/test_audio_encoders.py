@@ -11,13 +11,15 @@ import pytest
 
 import oxillama
 from oxillama.audio import Hearing
-from oxillama.convert import convert_encoder, encoder_medium, has_encoder
+from oxillama.convert import convert_encoder, convert_folder, encoded_media, has_encoder
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.opening import encoded_by
+from oxillama.vision import Vision
 from tests.audio.made import (
     CHANNELS,
     FFN,
+    GRANITE,
     HEADS,
     HIDDEN,
     LAYERS,
@@ -27,6 +29,7 @@ from tests.audio.made import (
     keys_of,
     tensors_of,
 )
+from tests.convert.test_encoders import made_of
 from tests.convert.test_families import save
 from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
 from tests.convert.test_wrapped import tensors_of as read_tensors
@@ -35,61 +38,211 @@ WIDTH = 24
 CLASSES = {
     "qwen2a": "Qwen2AudioForConditionalGeneration",
     "qwen3a": "Qwen3ASRForConditionalGeneration",
+    "qwen2.5o": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "voxtral": "VoxtralForConditionalGeneration",
+    "ultravox": "UltravoxModel",
+    "musicflamingo": "AudioFlamingo3ForConditionalGeneration",
+    "glma": "GlmAsrForConditionalGeneration",
+    "gemma4a": "Gemma4ForConditionalGeneration",
+    "gemma4ua": "Gemma4UnifiedForConditionalGeneration",
+    "granite_speech": "GraniteSpeechForConditionalGeneration",
 }
 FACTS = Path(__file__).parents[1] / "audio" / "transformers_audio.npz"
-_THEIRS = {
-    **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")},
+WAVES = ("qwen3a", "qwen2.5o")  # positions are made, not held
+_ATTENTION = {f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")}
+_WHISPER = {
+    **_ATTENTION,
     **{"ln1": "self_attn_layer_norm", "ln2": "final_layer_norm"},
     **{"ffn_up": "fc1", "ffn_down": "fc2"},
+}
+_GLM = {
+    **{**_ATTENTION, "attn_out": "self_attn.o_proj"},
+    **{"ln1": "input_layernorm", "ln2": "post_attention_layernorm"},
+    **{"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+}
+_GEMMA = {
+    **{f"ffn_{ours}{end}": f"feed_forward{at}.{theirs}"
+       for end, at in (("", 1), ("_1", 2))
+       for ours, theirs in (("norm", "pre_layer_norm"), ("up", "ffw_layer_1"),
+                            ("down", "ffw_layer_2"), ("post_norm", "post_layer_norm"))},
+    **{**_ATTENTION, "attn_out": "self_attn.post", "attn_k_rel": "self_attn.relative_k_proj"},
+    **{"attn_pre_norm": "norm_pre_attn", "attn_post_norm": "norm_post_attn", "ln2": "norm_out"},
+    **{"conv_norm": "lconv1d.pre_layer_norm", "norm_conv": "lconv1d.conv_norm"},
+    **{"conv_pw1": "lconv1d.linear_start", "conv_pw2": "lconv1d.linear_end"},
+    **{"conv_dw": "lconv1d.depthwise_conv1d", "per_dim_scale": "self_attn.per_dim_scale"},
+}  # fmt: skip
+_GRANITE = {
+    **{f"ffn_{ours}{end}": f"ff{at}.{theirs}"
+       for end, at in (("", 1), ("_1", 2))
+       for ours, theirs in (("norm", "pre_norm"), ("up", "up_proj"), ("down", "down_proj"))},
+    **{"ln1": "attn.pre_norm", "ln2": "post_norm", "norm_conv": "conv.norm"},
+    **{f"attn_{part}": f"attn.to_{part}" for part in ("q", "k", "v", "out")},
+    **{"conv_pw1": "conv.up_conv", "conv_pw2": "conv.down_conv"},
+    **{"conv_dw": "conv.depth_conv.conv", "conv_norm": "conv.batch_norm"},
+    **{f"{ours}_attn_{part}": f"{theirs}.{name}"
+       for ours, theirs in (("self", "attention"), ("cross", "crossattention"))
+       for part, name in (("q", "attention.query"), ("k", "attention.key"),
+                          ("v", "attention.value"), ("out", "output.dense"),
+                          ("norm", "output.LayerNorm"))},
+}  # fmt: skip
+_QFORMER = {
+    **{"ffn_up": "intermediate_query.dense", "ffn_down": "output_query.dense"},
+    "ffn_norm": "output_query.LayerNorm",
 }
 
 
 def theirs(kind, name):
     """A tensor's name in a folder of transformers, None for one that it does not hold."""
     part, _, end = name.rpartition(".")
+    if name == "a.proj_query":
+        return "projector.query"
+    if end == "attn_rel_pos_emb":
+        return f"encoder.layers.{part[6:]}.attn.rel_pos_emb.weight"
     if part.startswith("a.blk."):
         _, _, layer, rest = part.split(".")
-        return f"audio_tower.layers.{layer}.{_THEIRS[rest]}.{end}"
+        names = {"glma": _GLM, "gemma4a": _GEMMA, "granite_speech": _GRANITE}.get(kind, _WHISPER)
+        place = "encoder" if kind == "granite_speech" else "audio_tower"
+        end = ("linear." if end == "weight" else "") + end if limited(kind, rest) else end
+        return f"{place}.layers.{layer}.{names[rest]}.{end}"
+    if part.startswith("a.proj_blk."):
+        _, _, layer, rest = part.split(".")
+        return f"projector.qformer.encoder.layer.{layer}.{ {**_GRANITE, **_QFORMER}[rest] }.{end}"
+    if kind == "gemma4a" and part.startswith("a.conv1d."):
+        at, kept = part[9], "norm" if part.endswith("norm") else "conv"
+        return f"audio_tower.subsample_conv_projection.layer{at}.{kept}.{end}"
     if part.startswith("a.conv"):
         return f"audio_tower.{part[2:].replace('1d.', '').replace('2d.', '2d')}.{end}"
     if part.startswith("mm.a."):
-        rest = {"fc": "linear", "mlp.1": "linear_1", "mlp.2": "linear_2"}[part[5:]]
+        rest = {"fc": "linear", "mlp.1": "linear_1", "mlp.2": "linear_2"}.get(part[5:])
+        rest = rest or {"norm_pre": "ln_pre", "norm_mid": "ln_mid"}.get(part[5:])
+        if part == "mm.a.input_projection":
+            return f"embed_audio.embedding_projection.{end}"
+        if (kind, part) in (("qwen2.5o", "mm.a.fc"), ("glma", "mm.a.norm_pre")):
+            return f"audio_tower.{'proj' if kind == 'qwen2.5o' else 'norm'}.{end}"
         return f"multi_modal_projector.{rest}.{end}"
     if part == "a.post_ln":
-        return f"audio_tower.{'ln_post' if kind == 'qwen3a' else 'layer_norm'}.{end}"
-    return "audio_tower.embed_positions.weight" if kind == "qwen2a" else None
+        return f"audio_tower.{'ln_post' if kind in WAVES else 'layer_norm'}.{end}"
+    if part == "a.position_embd":
+        return None if kind in (*WAVES, "glma") else "audio_tower.embed_positions.weight"
+    if kind == "gemma4a":
+        held = {"a.pre_encode.out": "output_proj"}
+        return f"audio_tower.{held.get(part, 'subsample_conv_projection.input_proj_linear')}.{end}"
+    held = {
+        **{"a.input_projection": "encoder.input_linear", "a.enc_ctc_out": "encoder.out"},
+        **{"a.enc_ctc_out_mid": "encoder.out_mid", "a.proj_linear": "projector.linear"},
+        "a.proj_norm": "projector.qformer.layernorm",
+    }
+    return f"{held[part]}.{end}" if part in held else None
 
 
-def audio_folder(path, kind, *, audio=None, sounds=None, more=None, width=WIDTH):
-    """A folder of the made weights of a kind; audio, sounds: values of `audio_config` and of the
-    feature extractor; more: further tensors.
-    """
-    path.mkdir()
-    config = {
+def limited(kind, rest):
+    """Whether a product of a layer has limits, and its weight another name."""
+    products = ("ffn_up", "ffn_down", "attn_q", "attn_v", "attn_out", "conv_pw")
+    return kind == "gemma4a" and (rest.startswith(products) or rest == "attn_k")
+
+
+def tensors_in(kind, width):
+    """The made tensors of a kind as a folder of transformers holds them."""
+    tensors, made = {}, tensors_of(kind, width)
+    for name, values in made.items():
+        original = theirs(kind, name)
+        if original is None:
+            continue
+        if ".conv" in name and name.endswith("bias") and values.ndim > 1:
+            values = values.reshape(len(values))
+        elif "conv_dw" in name:
+            values = values[:, None]
+        elif ".per_dim_scale" in original:  # its softplus is in the file
+            original, values = original.removesuffix(".weight"), np.log(np.expm1(values))
+        elif limited(kind, name.split(".")[3] if ".blk." in name else "") and values.ndim == 1:
+            values = values[0]
+        if kind == "granite_speech":
+            if "conv_pw" in name and name.endswith("weight"):
+                values = values[..., None]
+            elif name.endswith("conv_norm.weight"):
+                start = original.removesuffix("weight")
+                values = (values * np.sqrt(1 + 1e-5)).astype(np.float32)
+                tensors[start + "running_mean"] = np.zeros_like(values)
+                tensors[start + "running_var"] = np.ones_like(values)
+            elif ".blk." in name and name.endswith(".attn_k.weight"):
+                values = np.concatenate([values, made[name.replace("attn_k", "attn_v")]])
+                original = original.replace("to_k", "to_kv")
+            elif name.endswith(".attn_v.weight"):
+                continue
+        if kind == "glma" and name.endswith(("attn_q.weight", "attn_q.bias", "attn_k.weight")):
+            # halves of what is rotated in place of pairs
+            each = HIDDEN // HEADS
+            order = [*range(0, each // 2, 2), *range(1, each // 2, 2), *range(each // 2, each)]
+            shape = values.shape
+            values = values.reshape(HEADS, each, -1)[:, order].reshape(shape)
+        tensors[original] = values
+    return tensors
+
+
+def config_of(kind):
+    """`audio_config`, the other values of config.json, and what the feature extractor says."""
+    short = {
         "d_model": HIDDEN,
         "encoder_layers": LAYERS,
         "encoder_attention_heads": HEADS,
         "encoder_ffn_dim": FFN,
         "num_mel_bins": MELS,
-        **({"max_source_positions": POSITIONS[kind]} if kind == "qwen2a" else {}),
-        **({"downsample_hidden_size": CHANNELS} if kind == "qwen3a" else {}),
-        **(audio or {}),
     }
-    text = {"model_type": "qwen2", "hidden_size": width}
-    whole = {"architectures": [CLASSES[kind]], "audio_config": config, "text_config": text}
-    (path / "config.json").write_text(json.dumps(whole))
-    said = {"feature_size": MELS, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
-    said |= {"chunk_length": 2 if kind == "qwen2a" else 30, **(sounds or {})}
-    (path / "preprocessor_config.json").write_text(json.dumps(said))
-    tensors = {}
-    for name, values in tensors_of(kind, width).items():
-        original = theirs(kind, name)
-        if original is not None:
-            tensors[original] = (
-                values.reshape(len(values)) if ".conv" in name and name.endswith("bias") else values
-            )
-    start = "model." if kind == "qwen3a" else ""  # newer classes have it
-    tensors = {start + name: values for name, values in tensors.items()}
+    sizes = {
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": FFN,
+    }
+    sounds = {"feature_size": MELS, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
+    windows = {"chunk_length": 2}
+    positions = {"max_source_positions": POSITIONS.get(kind)}
+    if kind in ("qwen2a", "ultravox"):
+        more = {"projector_act": "swiglu", "projector_ln_mid": True, "stack_factor": 8}
+        return {**short, **positions}, more if kind == "ultravox" else {}, {**sounds, **windows}
+    if kind == "qwen3a":
+        return {**short, "downsample_hidden_size": CHANNELS}, {}, sounds
+    if kind == "qwen2.5o":
+        return {**short, "n_window": 100}, {}, {**sounds, "chunk_length": 300}
+    if kind == "gemma4a":
+        said = {"frame_length": 320, "fft_length": 512, "mel_floor": 0.001}
+        del sounds["n_fft"]
+        return {**sizes, "rms_norm_eps": 1e-6}, {}, {**sounds, **said}
+    if kind == "gemma4ua":
+        return {"audio_embed_dim": 640}, {}, {"feature_size": 640, "sampling_rate": 16000}
+    if kind == "granite_speech":
+        config = {
+            **{"hidden_dim": HIDDEN, "num_layers": LAYERS, "num_heads": HEADS},
+            **{"feedforward_mult": FFN // HIDDEN, "input_dim": 2 * MELS},
+            "context_size": GRANITE["chunk_size"],
+            **{name: GRANITE[name] for name in ("max_pos_emb", "conv_kernel_size")},
+        }
+        more = {
+            "window_size": GRANITE["projector.window_size"],
+            "downsample_rate": GRANITE["projector.downsample_rate"],
+            "projector_config": {"num_attention_heads": GRANITE["projector.head_count"]},
+        }
+        said = {"n_fft": 512, "hop_length": 160, "win_length": 400, "n_mels": MELS}
+        return config, more, {"melspec_kwargs": said, "sampling_rate": 16000}
+    return {**sizes, "num_mel_bins": MELS, **positions}, {}, {**sounds, **windows}
+
+
+def audio_folder(path, kind, *, audio=None, sounds=None, more=None, width=WIDTH, whole=None):
+    """A folder of the made weights of a kind; audio, sounds, whole: values of `audio_config`, of
+    the feature extractor and of the whole; more: further tensors.
+    """
+    path.mkdir()
+    config, others, said = config_of(kind)
+    part = "encoder_config" if kind == "granite_speech" else "audio_config"
+    text = {} if kind == "ultravox" else {"model_type": "qwen2", "hidden_size": width}
+    made = {"architectures": [CLASSES[kind]], part: {**config, **(audio or {})}, **others}
+    made |= {"text_config": text, "hidden_size": 4096} if kind == "ultravox" else {}
+    made = {"text_config": text, **made, **(whole or {})}
+    (path / "config.json").write_text(json.dumps(made))
+    (path / "preprocessor_config.json").write_text(json.dumps({**said, **(sounds or {})}))
+    # newer classes have it
+    start = "model." if kind in ("qwen3a", "gemma4a", "gemma4ua") else ""
+    tensors = {start + name: values for name, values in tensors_in(kind, width).items()}
     save(path / "model.safetensors", {**tensors, **(more or {})})
     return path
 
@@ -100,26 +253,55 @@ def test_an_encoder_is_the_file_that_llama_cpp_makes(tmp_path, kind):
     assert made.architecture == kind
     reader = GgufReader(made.path)
     wanted = tensors_of(kind, WIDTH)
+    if kind == "glma":  # rows of the vocabulary, which the published code takes from it
+        wanted = {name: values for name, values in wanted.items() if name[:2] != "v."}
+        wanted["a.position_embd.weight"] *= 0
     assert reader.tensors.keys() == wanted.keys()
     for name, values in wanted.items():
-        if name != "a.position_embd.weight" or kind == "qwen2a":
+        if name != "a.position_embd.weight" or kind not in WAVES:
             found = reader.data(name).view(np.float32)
             assert tuple(reader.tensors[name].shape) == values.shape, name
-            assert np.array_equal(found.reshape(values.shape), values), name
-    for key, value in keys_of(kind, WIDTH).items():
-        assert reader.metadata[key] == pytest.approx(value)
-    halves = GgufReader(convert_encoder(tmp_path / "m", tmp_path / "half.gguf", "F16").path)
-    kinds = {name: info.type_name for name, info in halves.tensors.items()}
-    number = "1d" if kind == "qwen2a" else "2d"
-    assert kinds[f"a.conv{number}.1.weight"] == kinds["a.blk.0.attn_q.weight"] == "F16"
-    assert {kinds[f"a.conv{number}.1.bias"], kinds["a.position_embd.weight"]} == {"F32"}
+            found = found.reshape(values.shape)
+            if name.endswith(("per_dim_scale.weight", "conv_norm.weight")):  # computed
+                assert found == pytest.approx(values, rel=1e-6)
+            else:
+                assert np.array_equal(found, values), name
+    keys = keys_of(kind, WIDTH)
+    if kind == "gemma4a":
+        keys["clip.audio.feed_forward_length"] = 4 * HIDDEN
+    if kind == "gemma4ua":
+        keys["clip.audio.num_mel_bins"] = 128
+    if kind in ("gemma4a", "gemma4ua"):
+        keys["clip.audio.attention.layer_norm_epsilon"] = 1e-6
+    for key, value in keys.items():
+        assert reader.metadata[key] == pytest.approx(value), key
 
 
-def test_features_of_a_folder_are_those_of_transformers(tmp_path):
-    convert_encoder(audio_folder(tmp_path / "m", "qwen2a"), tmp_path / "made.gguf", "F32")
+@pytest.mark.parametrize(
+    "kind, name, type",
+    [
+        *(("qwen2a", name, "F16") for name in ("a.conv1d.1.weight", "a.blk.0.attn_q.weight")),
+        *(("qwen2a", name, "F32") for name in ("a.conv1d.1.bias", "a.position_embd.weight")),
+        *(("qwen3a", name, "F16") for name in ("a.conv2d.1.weight", "a.blk.0.attn_q.weight")),
+        ("musicflamingo", "a.conv1d.1.weight", "F32"),
+        *(("gemma4a", name, "F32") for name in ("a.conv1d.0.weight", "a.blk.0.conv_dw.weight")),
+        ("gemma4a", "a.blk.0.conv_pw1.weight", "F16"),
+        *(("granite_speech", name, "F32") for name in ("a.blk.0.conv_pw1.weight", "a.proj_query")),
+        ("granite_speech", "a.blk.0.attn_k.weight", "F16"),
+    ],
+)
+def test_convolutions_and_positions_are_of_the_types_of_llama_cpp(tmp_path, kind, name, type):
+    path = audio_folder(tmp_path / "m", kind)
+    halves = GgufReader(convert_encoder(path, tmp_path / "half.gguf", "F16").path)
+    assert halves.tensors[name].type_name == type
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CLASSES if kind not in WAVES])
+def test_features_of_a_folder_are_those_of_transformers(tmp_path, kind):
+    convert_encoder(audio_folder(tmp_path / "m", kind), tmp_path / "made.gguf", "F32")
     found = Hearing(tmp_path / "made.gguf").features(clip(5.117))
     with np.load(FACTS) as facts:
-        wanted = facts["qwen2a_long"]
+        wanted = facts[f"{kind}_long"]
     assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
 
 
@@ -136,7 +318,9 @@ def test_positions_of_qwen3_asr_are_waves(tmp_path):
 
 def test_a_folder_says_what_its_encoder_encodes(tmp_path):
     path = audio_folder(tmp_path / "m", "qwen2a")
-    assert has_encoder(path) and encoder_medium(path) == "audio" and encoded_by(path) == ("audio",)
+    assert (
+        has_encoder(path) and encoded_media(path) == ("audio",) and encoded_by(path) == ("audio",)
+    )
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "audio_config": None}))
     assert not has_encoder(path) and encoded_by(path) == ()
@@ -167,6 +351,121 @@ def test_a_folder_is_heard_as_it_is(folder, tmp_path, monkeypatch):  # noqa: F81
     assert len(list((tmp_path / "cache").rglob("mmproj-*.gguf"))) == 1
 
 
+def test_a_model_that_sees_and_hears_has_one_file_of_both(tmp_path):
+    """The encoders of Gemma 4, each as it is alone; their kinds are said of each medium."""
+    tensors = made_of("gemma4", tmp_path)
+    seen = GgufReader(convert_encoder(tmp_path / "model", tmp_path / "seen.gguf", "F32").path)
+    width = seen.metadata["clip.vision.projection_dim"]
+    sounds = audio_folder(tmp_path / "m", "gemma4a", width=width)
+    heard = GgufReader(convert_encoder(sounds, tmp_path / "heard.gguf", "F32").path)
+    said, more = (
+        json.loads((each / "config.json").read_text()) for each in (tmp_path / "model", sounds)
+    )
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps({**said, "audio_config": more["audio_config"]})
+    )
+    extract = json.loads((sounds / "preprocessor_config.json").read_text())
+    path = tmp_path / "model" / "processor_config.json"
+    processor = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**processor, "feature_extractor": extract}))
+    with pytest.raises(ConvertError, match="found no tensors of an encoder, wanted those of audio"):
+        convert_encoder(tmp_path / "model", tmp_path / "both.gguf", "F32")
+    tower = {f"model.{name}": values for name, values in tensors_in("gemma4a", width).items()}
+    save(tmp_path / "model" / "model.safetensors", tensors | tower)
+    made = convert_encoder(tmp_path / "model", tmp_path / "both.gguf", "F32")
+    assert made.architecture == "gemma4v and gemma4a"
+    assert encoded_media(tmp_path / "model") == ("vision", "audio")
+    both = GgufReader(made.path)
+    assert both.tensors.keys() == seen.tensors.keys() | heard.tensors.keys()
+    for name in both.tensors:
+        alone = seen if name in seen.tensors else heard
+        assert np.array_equal(both.data(name), alone.data(name)), name
+    kinds = {key: both.metadata.get(f"clip.{key}projector_type") for key in KINDS_OF}
+    assert kinds == {"": None, "vision.": "gemma4v", "audio.": "gemma4a"}
+    samples = clip(1.0)
+    assert np.array_equal(Hearing(both).features(samples), Hearing(heard).features(samples))
+    assert Vision(both).width == width
+
+
+def test_an_encoder_without_a_language_model_names_it(tmp_path):
+    """Ultravox is published without the model that it was trained with."""
+    path = audio_folder(tmp_path / "m", "ultravox", whole={"text_model_id": "meta-llama/Small"})
+    with pytest.raises(ConvertError, match="an encoder alone .* language model, 'meta-llama/Small"):
+        convert_folder(path, tmp_path / "made.gguf")
+
+
+KINDS_OF = ("", "vision.", "audio.")
+
+
+def test_qwen25_omni_sees_as_qwen25_vl_does(tmp_path):
+    """But that queries, keys and values are held apart; one kind is said of both encoders, and
+    a folder of the whole model is that of its thinker.
+    """
+    tensors = made_of("qwen25vl", tmp_path)
+    seen = GgufReader(convert_encoder(tmp_path / "model", tmp_path / "seen.gguf", "F32").path)
+    width = seen.metadata["clip.vision.projection_dim"]
+    sounds = audio_folder(tmp_path / "m", "qwen2.5o", width=width)
+    heard = GgufReader(convert_encoder(sounds, tmp_path / "heard.gguf", "F32").path)
+    whole, more = (
+        json.loads((each / "config.json").read_text()) for each in (tmp_path / "model", sounds)
+    )
+    del whole["architectures"]
+    thinker = {**whole, "audio_config": more["audio_config"]}
+    named = {"architectures": ["Qwen2_5OmniForConditionalGeneration"], "thinker_config": thinker}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(named))
+    path = tmp_path / "model" / "preprocessor_config.json"
+    said = json.loads((sounds / "preprocessor_config.json").read_text())
+    path.write_text(json.dumps(said | json.loads(path.read_text())))
+    apart = {}
+    for name, values in (tensors | tensors_in("qwen2.5o", width)).items():
+        name = "thinker." + name.removeprefix("model.")
+        if ".attn.qkv." in name:
+            for part, third in zip("qkv", np.split(values, 3)):
+                apart[name.replace("qkv", part)] = third
+        else:
+            apart[name] = values
+    apart["thinker.audio_tower.audio_bos_eos_token.weight"] = np.ones((2, width), np.float32)
+    save(tmp_path / "model" / "model.safetensors", apart)
+    both = GgufReader(convert_encoder(tmp_path / "model", tmp_path / "both.gguf", "F32").path)
+    for name in both.tensors:
+        alone = seen if name in seen.tensors else heard
+        assert np.array_equal(both.data(name), alone.data(name)), name
+    assert both.tensors.keys() == seen.tensors.keys() | heard.tensors.keys()
+    kinds = {key: both.metadata.get(f"clip.{key}projector_type") for key in KINDS_OF}
+    assert kinds == {"": "qwen2.5o", "vision.": None, "audio.": None}
+
+
+def test_qwen3_omni_names_its_mergers_otherwise(tmp_path):
+    """And what follows its audio encoder; the numbers are those of Qwen3-VL and Qwen3-ASR."""
+    tensors = made_of("qwen3vl", tmp_path)
+    seen = GgufReader(convert_encoder(tmp_path / "model", tmp_path / "seen.gguf", "F32").path)
+    width = seen.metadata["clip.vision.projection_dim"]
+    sounds = audio_folder(tmp_path / "m", "qwen3a", width=width)
+    heard = GgufReader(convert_encoder(sounds, tmp_path / "heard.gguf", "F32").path)
+    said, more = (
+        json.loads((each / "config.json").read_text()) for each in (tmp_path / "model", sounds)
+    )
+    said |= {"architectures": ["Qwen3OmniMoeThinkerForConditionalGeneration"]}
+    said["audio_config"] = more["audio_config"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(said))
+    path = tmp_path / "model" / "preprocessor_config.json"
+    extract = json.loads((sounds / "preprocessor_config.json").read_text())
+    path.write_text(json.dumps(extract | json.loads(path.read_text())))
+    renamed = {}
+    for name, values in (tensors | tensors_in("qwen3a", width)).items():
+        name = name.replace("multi_modal_projector.linear_", "audio_tower.proj")
+        if "visual.merger." in name or "deepstack_merger_list" in name:
+            name = name.replace("deepstack_merger_list", "merger_list").replace("norm.", "ln_q.")
+            name = name.replace("linear_fc1.", "mlp.0.").replace("linear_fc2.", "mlp.2.")
+        renamed[name] = values
+    save(tmp_path / "model" / "model.safetensors", renamed)
+    both = GgufReader(convert_encoder(tmp_path / "model", tmp_path / "both.gguf", "F32").path)
+    for name in both.tensors:
+        alone = seen if name in seen.tensors else heard
+        assert np.array_equal(both.data(name), alone.data(name)), name
+    assert both.tensors.keys() == seen.tensors.keys() | heard.tensors.keys()
+
+
 @pytest.mark.parametrize(
     "kind, changes, said",
     (
@@ -182,6 +481,25 @@ def test_a_folder_is_heard_as_it_is(folder, tmp_path, monkeypatch):  # noqa: F81
         ("qwen3a", {"audio": {"n_window": 100}}, "n_window: found 100, wanted 50"),
         ("qwen3a", {"audio": {"n_window_infer": 400}}, "n_window_infer: found 400, wanted 800"),
         ("qwen3a", {"sounds": {"min_length": 0}}, "min_length: found 0, wanted 8000"),
+        ("voxtral", {"whole": {"projector_hidden_act": "relu"}}, "projector_hidden_act: found 're"),
+        ("voxtral", {"audio": {"hidden_size": 48}}, "hidden_size: found 48, wanted a divisor of"),
+        ("ultravox", {"whole": {"projector_ln_mid": False}}, "projector_ln_mid: found False"),
+        ("glma", {"audio": {"num_key_value_heads": 2}}, "num_key_value_heads: found 2, wanted 4"),
+        (
+            "glma",
+            {"audio": {"rope_parameters": {"partial_rotary_factor": 1.0}}},
+            "rope_parameters: partial_rotary_factor: found 1.0, wanted 0.5",
+        ),
+        ("qwen2.5o", {"audio": {"n_window": 50}}, "n_window: found 50, wanted 100"),
+        ("gemma4a", {"audio": {"attention_context_left": 9}}, "attention_context_left: found 9"),
+        ("gemma4a", {"sounds": {"mel_floor": 1e-5}}, "mel_floor: found 1e-05, wanted 0.001"),
+        ("gemma4ua", {"sounds": {"feature_size": 320}}, "feature_size: found 320, wanted 640"),
+        ("granite_speech", {"audio": {"cat_hidden_layers": [3]}}, "cat_hidden_layers: found"),
+        (
+            "granite_speech",
+            {"whole": {"projector_config": {"num_attention_heads": 2, "hidden_act": "relu"}}},
+            "projector_config: hidden_act: found 'relu', wanted 'gelu'",
+        ),
         (
             "qwen2a",
             {"more": {"audio_tower.odd.weight": np.zeros(4, np.float32)}},

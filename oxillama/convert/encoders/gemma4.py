@@ -1,10 +1,18 @@
-"""Gemma 4, and the unified Gemma 4, whose encoder has no layers."""
+"""Gemma 4, and the unified Gemma 4, whose encoders have no layers: of images and of audio."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from oxillama.convert.encoder import ImageHyper, described, encoder, rotation
+from oxillama.convert.encoder import (
+    AudioHyper,
+    ImageHyper,
+    described,
+    described_audio,
+    encoder,
+    rotation,
+    spread,
+)
 from oxillama.convert.encoders.siglip import patch_of_colours
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.errors import ConvertError
@@ -132,3 +140,128 @@ def gemma4uv(h: ImageHyper, k: Keys) -> None:
             f"{h.text.label}: use_bidirectional_attention: found {sees!r:.80}, wanted 'vision', as "
             "readers of the file take it to be"
         )
+
+
+_CONFORMER = "audio_tower.layers.{b}."
+_NETWORK = {
+    "pre_layer_norm": "norm",
+    "ffw_layer_1": "up",
+    "ffw_layer_2": "down",
+    "post_layer_norm": "post_norm",
+}
+# whose products have limits
+_LIMITED = {
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+    "self_attn.post": "attn_out",
+    "lconv1d.linear_start": "conv_pw1",
+    "lconv1d.linear_end": "conv_pw2",
+    **{
+        f"feed_forward{number}.{theirs}": f"ffn_{_NETWORK[theirs]}{end}"
+        for number, end in ((1, ""), (2, "_1"))
+        for theirs in ("ffw_layer_1", "ffw_layer_2")
+    },
+}
+
+
+def _softplus(x: np.ndarray, h: Hyper) -> np.ndarray:
+    return np.logaddexp(0, x.astype(np.float64)).astype(np.float32)
+
+
+def _taps(x: np.ndarray, h: Hyper) -> np.ndarray:
+    """A convolution of each channel by itself, without the axis of its one channel."""
+    return x.squeeze(1)
+
+
+@encoder(
+    "Gemma4ForConditionalGeneration",
+    projector="gemma4a",
+    parts=("audio_tower.", "embed_audio."),
+    hyper=AudioHyper,
+    defaults={
+        "hidden_size": 1024,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "rms_norm_eps": 1e-6,
+    },
+    halves=(),
+    kept=("a.conv1d.0.weight", "a.conv1d.1.weight", "conv_dw.weight"),
+    rules={
+        **{
+            f"audio_tower.subsample_conv_projection.layer{at}.{theirs}.weight":
+                f"a.conv1d.{at}{ours}.weight"
+            for at in (0, 1) for theirs, ours in (("conv", ""), ("norm", ".norm"))
+        },
+        "audio_tower.subsample_conv_projection.input_proj_linear.weight":
+            "a.input_projection.weight",
+        **spread("audio_tower.", {"output_proj": "pre_encode.out"}, "a."),
+        **{f"{_CONFORMER}{theirs}{linear}.weight": f"a.blk.{{b}}.{ours}.weight"
+           for theirs, ours in _LIMITED.items() for linear in ("", ".linear")},
+        **{f"{_CONFORMER}{theirs}.{side}_{end}": Rule((f"a.blk.{{b}}.{ours}.{side}_{end}",), _one)
+           for theirs, ours in _LIMITED.items()
+           for side in ("input", "output") for end in ("min", "max")},
+        **{f"{_CONFORMER}{theirs}.weight": f"a.blk.{{b}}.{ours}.weight"
+           for theirs, ours in (
+               *((f"feed_forward{number}.{norm}", f"ffn_{_NETWORK[norm]}{end}")
+                 for number, end in ((1, ""), (2, "_1"))
+                 for norm in ("pre_layer_norm", "post_layer_norm")),
+               ("norm_pre_attn", "attn_pre_norm"),
+               ("norm_post_attn", "attn_post_norm"),
+               ("norm_out", "ln2"),
+               ("self_attn.relative_k_proj", "attn_k_rel"),
+               ("lconv1d.pre_layer_norm", "conv_norm"),
+               ("lconv1d.conv_norm", "norm_conv"),
+           )},
+        _CONFORMER + "self_attn.per_dim_scale":
+            Rule(("a.blk.{b}.per_dim_scale.weight",), _softplus, values=True),
+        _CONFORMER + "lconv1d.depthwise_conv1d.weight":
+            Rule(("a.blk.{b}.conv_dw.weight",), _taps),
+        "embed_audio.embedding_projection.weight": "mm.a.input_projection.weight",
+    },
+)  # fmt: skip
+def gemma4a(h: AudioHyper, k: Keys) -> None:
+    """The audio encoder of Gemma 4."""
+    hidden, bands = h.integer("hidden_size"), h.sounds.integer("feature_size", default=128)
+    eps = h.number("rms_norm_eps")
+    described_audio(h, k, "gemma4a", bands=bands, hidden=hidden, inner=4 * hidden, eps=eps)
+    for name, wanted in (
+        ("hidden_act", "silu"),
+        ("rms_norm_eps", 1e-6),
+        ("attention_context_left", 13),
+        ("attention_context_right", 0),
+        ("attention_logit_cap", 50),
+        ("residual_weight", 0.5),
+    ):
+        h.must_be(name, wanted)
+    for name, said in (
+        ("sampling_rate", 16000),
+        ("frame_length", 320),
+        ("hop_length", 160),
+        ("fft_length", 512),
+        ("fft_overdrive", False),
+        ("min_frequency", 0),
+        ("max_frequency", 8000),
+        ("mel_floor", 0.001),
+        ("preemphasis", 0),
+        ("dither", 0),
+        ("input_scale_factor", 1),
+        ("per_bin_mean", None),
+        ("per_bin_stddev", None),
+    ):
+        h.sounds.must_be(name, said)
+
+
+@encoder(
+    "Gemma4UnifiedForConditionalGeneration",
+    projector="gemma4ua",
+    parts=("embed_audio.",),
+    hyper=AudioHyper,
+    defaults={"audio_embed_dim": 640, "num_hidden_layers": 0, "num_attention_heads": 0},
+    rules={"embed_audio.embedding_projection.weight": "mm.a.input_projection.weight"},
+)
+def gemma4ua(h: AudioHyper, k: Keys) -> None:
+    """The audio encoder of the unified Gemma 4, of samples as they are."""
+    width = h.integer("audio_embed_dim")
+    described_audio(h, k, "gemma4ua", bands=128, hidden=width, inner=0, eps=1e-6)
+    h.must_be("rms_norm_eps", 1e-6)
+    h.sounds.must_be("sampling_rate", 16000)
+    h.sounds.must_be("feature_size", width)

@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen 3.5."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3-Omni and Qwen 3.5."""
 
 from __future__ import annotations
 
@@ -101,36 +101,61 @@ def whole_every(h: ImageHyper) -> int:
     return every
 
 
-@encoder(
-    "Qwen2_5_VLForConditionalGeneration",
-    projector="qwen2.5vl_merger",
-    parts=_PARTS,
-    defaults={
-        **_COMMON,
-        "depth": 32,
-        "hidden_size": 3584,
-        "intermediate_size": 3420,
-        "num_heads": 16,
-        "patch_size": 14,
-        "hidden_act": "silu",
-        "window_size": 112,
-        "fullatt_block_indexes": [7, 15, 23, 31],
-    },
-    rules={
-        **_SPLIT,
-        **spread(_BLOCKS, _NORMS),
-        **spread(_BLOCKS, {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}),
-    },
-)
-def qwen25vl(h: ImageHyper, k: Keys) -> None:
-    """Qwen2.5-VL (Bai et al. 2025)."""
-    described(h, k, "qwen2.5vl_merger", resample=3, image_size=560)
+_QWEN25 = {
+    **_COMMON,
+    "depth": 32,
+    "hidden_size": 3584,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "patch_size": 14,
+    "hidden_act": "silu",
+    "window_size": 112,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+_QWEN25_RULES: dict[str, str | Rule] = {
+    **_SPLIT,
+    **spread(_BLOCKS, _NORMS),
+    **spread(_BLOCKS, {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}),
+}
+
+
+def _qwen25(h: ImageHyper, k: Keys, kind: str) -> None:
+    described(h, k, kind, resample=3, image_size=560)
     activation(h, k, silu="silu")
     k.u32("vision.n_wa_pattern", whole_every(h))
     if h.integer("window_size") != 112:
         k.u32("vision.window_size", h.integer("window_size"))
     _shared(h, k)
     _merge(h, k)
+
+
+@encoder(
+    "Qwen2_5_VLForConditionalGeneration",
+    projector="qwen2.5vl_merger",
+    parts=_PARTS,
+    defaults=_QWEN25,
+    rules=_QWEN25_RULES,
+)
+def qwen25vl(h: ImageHyper, k: Keys) -> None:
+    """Qwen2.5-VL (Bai et al. 2025)."""
+    _qwen25(h, k, "qwen2.5vl_merger")
+
+
+@encoder(
+    "Qwen2_5OmniModel",
+    "Qwen2_5OmniForConditionalGeneration",
+    "Qwen2_5OmniThinkerForConditionalGeneration",
+    projector="qwen2.5o",
+    parts=_PARTS,
+    defaults=_QWEN25,
+    rules={
+        **_QWEN25_RULES,
+        **spread(_BLOCKS, {f"attn.{part}": f"attn_{part}" for part in "qkv"}),
+    },
+)
+def qwen25o(h: ImageHyper, k: Keys) -> None:
+    """The images of Qwen2.5-Omni (Xu et al. 2025), whose other encoder hears."""
+    _qwen25(h, k, "qwen2.5o")
 
 
 def _deep(h: ImageHyper, name: str) -> str:
@@ -207,6 +232,36 @@ def _qwen3(h: ImageHyper, k: Keys) -> None:
 )
 def qwen3vl(h: ImageHyper, k: Keys) -> None:
     """Qwen3-VL (Qwen 2025)."""
+    _qwen3(h, k)
+
+
+_OMNI_MERGERS = (
+    ("merger_list.", "deepstack_merger_list."),
+    ("ln_q.", "norm."),
+    ("mlp.0.", "linear_fc1."),
+    ("mlp.2.", "linear_fc2."),
+)
+
+
+def _omni(h: ImageHyper, name: str) -> str:
+    """A tensor of a merger by its name in Qwen3-VL."""
+    if name.startswith(("visual.merger.", "visual.merger_list.")):
+        for old, new in _OMNI_MERGERS:
+            name = name.replace(old, new)
+    return _deep(h, name)
+
+
+@encoder(
+    "Qwen3OmniMoeForConditionalGeneration",
+    "Qwen3OmniMoeThinkerForConditionalGeneration",
+    projector="qwen3vl_merger",
+    parts=_PARTS,
+    defaults={**_QWEN3, "deepstack_visual_indexes": [8, 16, 24]},
+    renamed=_omni,
+    rules=_QWEN3_RULES,
+)
+def qwen3_omni(h: ImageHyper, k: Keys) -> None:
+    """The images of Qwen3-Omni (Xu et al. 2025), whose other encoder hears."""
     _qwen3(h, k)
 
 

@@ -1,7 +1,7 @@
 """The text parts of models of text and images: Chameleon, CogVLM, DeepSeek OCR, HunyuanOCR,
 MiniMax M3, Muse Glimmer, PaddleOCR, GLM-4V, and models that wrap a language model of any class:
 Idefics 3, InternVL, Janus, LFM2-VL, LightOnOCR, LLaVA (OneVision, Next-Video, ViP), SmolVLM,
-VideoLLaMA 3; and audio: Qwen2-Audio, Qwen3-ASR, Voxtral.
+VideoLLaMA 3; and audio: Audio Flamingo 3, GLM-ASR, Qwen2-Audio, Qwen3-ASR, Voxtral.
 """
 
 from __future__ import annotations
@@ -242,6 +242,8 @@ def minimax_m3(h: Hyper, k: Keys) -> None:
 # the class of a language model in a wrapper, by its `model_type`
 _WRAPPED = {
     "gemma2": "Gemma2ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -265,6 +267,7 @@ def _wrapped(h: Hyper) -> Family:
 
 
 @family("Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
+        "AudioFlamingo3ForConditionalGeneration", "GlmAsrForConditionalGeneration",
         "JanusForConditionalGeneration", "Lfm2VlForConditionalGeneration",
         "LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration",
         "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
@@ -273,9 +276,20 @@ def _wrapped(h: Hyper) -> Family:
         "SmolVLMForConditionalGeneration", "VideoLlama3ForConditionalGeneration",
         "VipLlavaForConditionalGeneration", "VoxtralForConditionalGeneration", arch="llama",
         rules={}, variant=_wrapped,
-        others=("gemma2", "lfm2", "lfm2moe", "phi3", "qwen2", "qwen3", "qwen3moe"))  # fmt: skip
+        others=("gemma2", "granite", "granitehybrid", "lfm2", "lfm2moe", "phi3", "qwen2", "qwen3",
+                "qwen3moe"))  # fmt: skip
 def wrapper(h: Hyper, k: Keys) -> None:
     """A language model beside an encoder of images or audio: the family is its own."""
+
+
+def _granite_speech(h: Hyper) -> Family:
+    return replace(_wrapped(h), beside=("encoder.", "model.encoder."), patterns=[])
+
+
+@family("GraniteSpeechForConditionalGeneration", arch="granite", rules={},
+        variant=_granite_speech, others=("granitehybrid", "granitemoe"))  # fmt: skip
+def granite_speech(h: Hyper, k: Keys) -> None:
+    """The language model of Granite Speech, whose encoder has the name of others' parts of text."""
 
 
 def _rotated(x: np.ndarray, h: Hyper, heads: int) -> np.ndarray:
