@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 from base64 import b64decode
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -74,8 +76,6 @@ def world_keys(folder: ModelFolder, size: int) -> KeyValues:
 def qwen_keys(folder: ModelFolder, size: int) -> tuple[KeyValues, dict[str, int]]:
     """(the keys, the ids by text) of Qwen's byte strings by rank (lines of base64 and a number) and
     of its special tokens.
-
-    A merge is what the last step of a token's own merging, by lower ranks alone, joins.
     """
     path = folder.path / QWEN
     ranks: dict[bytes, int] = {}
@@ -94,28 +94,36 @@ def qwen_keys(folder: ModelFolder, size: int) -> tuple[KeyValues, dict[str, int]
     special = [*_QWEN_SPECIAL, *extras][: max(size - len(ordered), 0)]
     if len(ordered) > size:
         raise ConvertError(f"{path}: {len(ordered)} tokens, config.json says {size}")
-    texts = [_spelled(token) for token in ordered] + special
+    texts = [spelled(token) for token in ordered] + special
     kinds = [NORMAL] * len(ordered) + [CONTROL] * len(special)
     kinds += [UNUSED] * (size - len(texts))
     texts += [f"[PAD{at}]" for at in range(len(texts), size)]
-    merges = []
-    for token in ordered:
-        if len(token) > 1:
-            parts = _merged(ranks, token, ranks[token])
-            if len(parts) != 2:
-                raise ConvertError(f"{path}: {token!r} is not made of two tokens before it")
-            merges.append(" ".join(map(_spelled, parts)))
     keys = ggml(
         model=("gpt2", "string"),
         pre=("qwen2", "string"),
         tokens=(texts, "array[string]"),
         token_type=(kinds, "array[int32]"),
-        merges=(merges, "array[string]"),
+        merges=(merges_of(path, ordered), "array[string]"),
     )
     return keys, {text: at for at, text in enumerate(texts)}
 
 
-def _spelled(token: bytes) -> str:
+def merges_of(path: Path, ordered: Sequence[bytes]) -> list[str]:
+    """The merges of tokens by rank: of each what the last step of its own merging, by lower ranks
+    alone, joins. ConvertError, naming the file, for a token that nothing is joined to.
+    """
+    ranks = {token: rank for rank, token in enumerate(ordered)}
+    merges = []
+    for rank, token in enumerate(ordered):
+        if len(token) > 1:
+            parts = _merged(ranks, token, rank)
+            if len(parts) != 2:
+                raise ConvertError(f"{path}: {token!r} is not made of two tokens before it")
+            merges.append(" ".join(map(spelled, parts)))
+    return merges
+
+
+def spelled(token: bytes) -> str:
     """Bytes as byte-level vocabularies write them."""
     return "".join(BYTE_TO_CHAR[byte] for byte in token)
 

@@ -1,7 +1,8 @@
 """The `tokenizer.ggml.*` keys of a folder's vocabulary.
 
 A folder holds a SentencePiece model (`tokenizer.model`), a `tokenizer.json`, or both; the first is
-taken where it is there, as its scores and types are exact.
+taken where it is there, as its scores and types are exact. Where neither is there, Mistral's
+`tekken.json` is read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from oxillama.convert.family import Family, Hyper
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.sentencepiece import UNIGRAM, Pieces, read_sentencepiece
 from oxillama.convert.special_tokens import end_keys, special_keys, suppressed_keys
+from oxillama.convert.tekken import TEKKEN, tekken_keys, tekken_template
 from oxillama.convert.token_lines import QWEN, plamo_keys, qwen_keys, world_keys
 from oxillama.convert.tokenizer_json import json_keys
 from oxillama.convert.tokens import (
@@ -85,6 +87,8 @@ def _vocabulary_keys(
         keys, ids = json_keys(folder, size, family)
     elif family.vocabulary == "qwen" and os.path.lexists(folder.path / QWEN):
         keys, ids = qwen_keys(folder, size)
+    elif os.path.lexists(folder.path / TEKKEN):
+        keys, ids = tekken_keys(folder, size)
     else:
         _check_absent(folder)
         return {}
@@ -95,14 +99,17 @@ def _vocabulary_keys(
     if family.prefix_setting:
         keys |= _GROWN.get(size, {})
     keys |= end_keys(folder, keys)
-    return keys | template_keys(folder, settings)
+    template = template_keys(folder, settings)
+    if not template and not files and not from_json and os.path.lexists(folder.path / TEKKEN):
+        template = tekken_template(folder)
+    return keys | template
 
 
 def _check_absent(folder: ModelFolder) -> None:
     """ConvertError for a vocabulary in files of another kind: the folder has one, the model needs
     it.
     """
-    for pattern in ("vocab.json", "vocab.txt", "tekken.json", "tokenizer.model.*", "*tiktoken*"):
+    for pattern in ("vocab.json", "vocab.txt", "tokenizer.model.*", "*tiktoken*"):
         for path in sorted(folder.path.glob(pattern)):
             raise ConvertError(
                 f"{path}: a vocabulary of a kind that is not read, wanted tokenizer.json or "

@@ -12,6 +12,7 @@ from oxillama.convert.folder import ModelFolder
 from oxillama.convert.vocabulary import vocabulary_keys
 from oxillama.errors import ConvertError
 from oxillama.tokenizer.splits import SPLITS
+from oxillama.tokenizer.template import ChatTemplate
 from oxillama.tokenizer.vocabulary import read_vocabulary
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -240,7 +241,7 @@ def test_sizes_of_vocabularies_that_mean_something_in_a_llama(tmp_path, size, ke
 
 
 def test_vocabularies_in_files_that_are_not_read_are_refused(tmp_path):
-    for name in ("vocab__json", "tekken__json", "vocab__txt"):
+    for name in ("vocab__json", "vocab__txt"):
         with pytest.raises(ConvertError, match=name.replace("__", ".")):
             keys_of(tmp_path / name, "LlamaForCausalLM", 4, **{name: {}})
 
@@ -368,6 +369,89 @@ def test_qwens_byte_strings_give_the_merges_that_made_them(tmp_path):
     assert keys["pre"] == "qwen2"
     with pytest.raises(ConvertError, match="line 1"):
         keys_of(tmp_path / "m", "QWenLMHeadModel", 300, qwen__tiktoken=b"? 0")
+
+
+SPLIT = SPLITS["tekken"][0]
+
+
+def tekken(*, version="v7", special=None, pattern=SPLIT, count=290, controls=25, **wrong):
+    """Mistral's file: 256 bytes and five tokens of more, one of which is beyond the count."""
+    strings = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"he", b"hex"]
+    strings += [bytes([97 + at, 98]) for at in range(10)]
+    listed = [
+        {"rank": rank, "token_bytes": base64.b64encode(each).decode(), "token_str": None}
+        for rank, each in enumerate(strings)
+    ]
+    config = {"pattern": pattern, "default_vocab_size": count, "version": version}
+    config["default_num_special_tokens"] = controls
+    return {"config": config, "vocab": listed, "special_tokens": special, **wrong}
+
+
+def test_mistrals_byte_strings_stand_behind_the_special_tokens(tmp_path):
+    keys = keys_of(tmp_path / "m", "LlamaForCausalLM", 292, tekken__json=tekken())
+    assert (keys["model"], keys["pre"]) == ("gpt2", "tekken")
+    assert keys["tokens"][:5] == ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    assert keys["tokens"][19:26] == [
+        *("[TOOL_CONTENT]", "<SPECIAL_20>", "<SPECIAL_21>", "<SPECIAL_22>", "<SPECIAL_23>"),
+        *("<SPECIAL_24>", "\u0100"),
+    ]
+    assert keys["tokens"][25 + 256 : 25 + 261] == ["th", "the", "\u0120the", "he", "hex"]
+    assert keys["tokens"][289:] == ["db", "[PAD290]", "[PAD291]"]
+    assert keys["merges"][:5] == ["t h", "th e", "\u0120 the", "h e", "he x"]
+    assert [keys["token_type"][at] for at in (0, 24, 25, 289, 290)] == [
+        *(CONTROL, CONTROL, NORMAL, NORMAL, UNUSED)
+    ]
+    ends = ("bos", "eos", "unknown", "padding")
+    assert [keys[f"{name}_token_id"] for name in ends] == [1, 2, 0, 11]
+    assert keys["add_bos_token"] is True and keys["add_eos_token"] is False
+    named = [{"rank": at, "token_str": text} for at, text in ((0, "<unk>"), (1, "<s>"), (2, "[A]"))]
+    keys = keys_of(tmp_path / "n", "LlamaForCausalLM", 290, tekken__json=tekken(special=named))
+    assert keys["tokens"][1:4] == ["<s>", "[A]", "<SPECIAL_3>"]
+    assert "eos_token_id" not in keys
+
+
+TURNS = [("system", "S"), ("user", "A"), ("assistant", "B"), ("user", "C")]
+
+
+@pytest.mark.parametrize(
+    "version, wanted",
+    [
+        ("v3", "<s>[INST]A[/INST]B</s>[INST]S\n\nC[/INST]"),
+        ("v7", "<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]A[/INST]B</s>[INST]C[/INST]"),
+        ("v13", "<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]A[/INST]B</s>[INST]C[/INST]"),
+    ],
+)
+def test_conversations_of_mistrals_file_are_those_of_its_version(tmp_path, version, wanted):
+    """As mistral-common writes them."""
+    keys = keys_of(tmp_path / "m", "LlamaForCausalLM", 290, tekken__json=tekken(version=version))
+    made = ChatTemplate(keys["tokenizer.chat_template"])
+    messages = [{"role": role, "content": text} for role, text in TURNS]
+    assert made.render(messages, bos_token="<s>", eos_token="</s>") == wanted
+    own = {"chat_template__jinja": b"{{ 1 }}", "tekken__json": tekken(version="v99")}
+    keys = keys_of(tmp_path / "n", "LlamaForCausalLM", 290, **own)
+    assert keys["tokenizer.chat_template"] == "{{ 1 }}"
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"version": "v99"}, "config: version: found 'v99', wanted one of v3, v7"),
+        ({"pattern": "."}, r"config: pattern: no known split: '\.'"),
+        ({"count": 400}, "vocab: found 271, wanted at least the 375 tokens"),
+        ({"controls": 5}, "special_tokens: found 20, wanted texts for ranks below 5"),
+        ({"special": [{"rank": "1"}]}, "special_tokens: found {'rank': '1'}, wanted a rank and"),
+        ({"config": []}, r"config: found \[\], wanted an object"),
+        (
+            {"vocab": [{"rank": 1}] * 290},
+            "vocab: found {'rank': 1} in place 0, wanted that rank and",
+        ),
+    ],
+)
+def test_a_file_of_mistrals_that_is_not_whole_is_refused(tmp_path, wrong, said):
+    with pytest.raises(ConvertError, match=f"tekken.json: {said}"):
+        keys_of(tmp_path / "m", "LlamaForCausalLM", 500, tekken__json=tekken(**wrong))
+    with pytest.raises(ConvertError, match="tekken.json: 290 tokens, config.json says 289"):
+        keys_of(tmp_path / "n", "LlamaForCausalLM", 289, tekken__json=tekken())
 
 
 def test_plamos_tokens_have_scores_and_kinds(tmp_path):
