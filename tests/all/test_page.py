@@ -239,3 +239,50 @@ def test_phone_width_and_dark(window):
     )
     assert window.run("return getComputedStyle(document.body).backgroundColor") != light
     window.resize(1280, 860)
+
+
+ATTACH = (
+    "const held = new DataTransfer();"
+    "held.items.add(new File([new Uint8Array(arguments[1])], 'a.wav', {type: 'audio/wav'}));"
+    "const input = document.getElementById(arguments[0]);"
+    "input.files = held.files; input.dispatchEvent(new Event('change'))"
+)
+STORED = (
+    "const {conversations: [{messages}]} = JSON.parse(localStorage.getItem('oxillama'));"
+    "return messages.map((each) => [each.content, each.audio ?? null])"
+)
+
+
+def test_a_file_that_is_refused_can_be_removed(window):
+    fresh(window)
+    window.run(ATTACH, "audio", 4)
+    window.type("#message", "What is said?" + ENTER)
+    shown = "const e = document.getElementById('error'); return !e.hidden && e.textContent"
+    assert "audio" in window.wait(shown)
+    assert window.log()
+    url = "data:audio/wav;base64,AAAAAA=="
+    assert window.run(STORED) == [["What is said?", {"name": "a.wav", "url": url}]]
+    window.click(".attached button")
+    assert window.run(STORED) == [["What is said?", None]]
+    window.type("#message", "Go on" + ENTER)
+    window.wait("return document.querySelectorAll('.assistant').length === 1")
+    window.wait(READY)
+    assert window.run(shown) is False
+
+
+def test_a_large_file_is_not_stored(window, url):
+    """The browser's storage has room for a few million characters alone."""
+    fresh(window)
+    window.run(ATTACH, "audio", 900_000)
+    window.type("#message", "What is said?" + ENTER)  # the file may be read by then or not
+    shown = "const e = document.getElementById('error'); return !e.hidden && e.textContent"
+    assert "audio" in window.wait(shown)
+    assert window.run(STORED) == [["What is said?", {"name": "a.wav"}]]
+    window.open(url)
+    window.wait(READY)
+    assert "a.wav (too large to be stored)" in window.run(
+        "return document.querySelector('.user').textContent"
+    )
+    window.type("#message", "Go on" + ENTER)
+    assert window.wait(shown).startswith("a.wav is no longer here")
+    assert window.log()

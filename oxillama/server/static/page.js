@@ -20,11 +20,13 @@ const SCHEMA = {
   additionalProperties: false,
 };
 
+const STORED = 1 << 20; // characters of a file that the browser stores, of the few millions it has
+const FILES = { image: "Image", audio: "Audio" };
+
 const stored = load();
 let running = null; // the request that streams: { controller, message, box }
 let props = { modalities: {}, default_generation_settings: { n_ctx: 0 }, sessions: false };
-let image = null;
-let audio = null;
+let attached = {}; // by kind, the promise of a file: { name, url }
 
 function load() {
   let found = null;
@@ -42,11 +44,13 @@ function fresh() {
 }
 
 function keep() {
-  // tokens with their alternatives are large: they stay in memory
+  // tokens with their alternatives and large files stay in memory
+  const small = (file) => (file?.url?.length > STORED ? { name: file.name } : file);
   const bare = { ...stored, conversations: stored.conversations.map((c) => ({
-    ...c, messages: c.messages.map(({ tokens, ...rest }) => rest) })) };
+    ...c, messages: c.messages.map(({ tokens, image: shown, audio: heard, ...rest }) => ({
+      ...rest, image: small(shown), audio: small(heard) })) })) };
   try { localStorage.setItem("oxillama", JSON.stringify(bare)); }
-  catch { say("The browser's storage is full: delete a conversation.", true); }
+  catch { if (by("error").hidden) say("The browser's storage is full: delete a conversation.", true); }
 }
 
 const current = () => stored.conversations.find((c) => c.id === stored.current);
@@ -129,8 +133,14 @@ function drawMessage(message, index) {
     const inner = element("div", { text: message.reasoning });
     box.append(element("details", {}, element("summary", { text: "Reasoning" }), inner));
   }
-  if (message.image) box.append(element("p", { text: `Image: ${message.image.name}` }));
-  if (message.audio) box.append(element("p", { text: `Audio: ${message.audio.name}` }));
+  for (const [kind, label] of Object.entries(FILES)) {
+    const file = message[kind];
+    if (!file) continue;
+    box.append(element("p", { class: "attached" },
+      `${label}: ${file.name}${file.url ? "" : " (too large to be stored)"}`,
+      element("button", { text: "×", "aria-label": `Remove ${file.name}`, title: "Remove",
+                          onclick: () => detach(message, kind) })));
+  }
   box.append(content);
   if (message.role === "user") {
     head.append(element("button", { text: "Edit", onclick: () => edit(index, box) }));
@@ -177,6 +187,13 @@ function edit(index, box) {
   field.focus();
 }
 
+function detach(message, kind) {
+  delete message[kind];
+  by("error").hidden = true;
+  keep();
+  draw();
+}
+
 function retry(index) {
   stop();
   const conversation = current();
@@ -186,9 +203,9 @@ function retry(index) {
   answer();
 }
 
-function submit(text, attached) {
+function submit(text, files) {
   const conversation = current();
-  conversation.messages.push({ role: "user", content: text, ...attached });
+  conversation.messages.push({ role: "user", content: text, ...files });
   if (conversation.messages.length === 1) conversation.title = text.slice(0, 40) || "File";
   keep();
   draw();
@@ -197,14 +214,28 @@ function submit(text, attached) {
 
 // ---- asking
 
-function requestOf(conversation) {
-  const messages = conversation.messages.map(({ role, content, image: shown, audio: heard }) => {
+function messagesOf(conversation) {
+  const messages = conversation.messages.map(({ role, content, ...more }) => {
     const files = [];
-    if (shown) files.push({ type: "image_url", image_url: { url: shown.url } });
-    if (heard) files.push({ type: "audio_url", audio_url: { url: heard.url } });
+    for (const kind of Object.keys(FILES)) {
+      if (!more[kind]) continue;
+      const { name, url } = more[kind];
+      if (!url) throw new Error(`${name} is no longer here: remove it, and attach it anew`);
+      files.push({ type: `${kind}_url`, [`${kind}_url`]: { url } });
+    }
     return { role, content: files.length ? [...files, { type: "text", text: content }] : content };
   });
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
+  return messages;
+}
+
+function schemaOf(text) {
+  try { return JSON.parse(text); }
+  catch (error) { throw new Error(`The schema is no JSON: ${error.message}`); }
+}
+
+function requestOf(conversation) {
+  const messages = messagesOf(conversation);
   const body = { model: by("model").value || undefined, messages, stream: true,
                  stream_options: { include_usage: true } };
   for (const [name] of KNOBS) {
@@ -214,7 +245,7 @@ function requestOf(conversation) {
   if (by("probabilities").checked) Object.assign(body, { logprobs: true, top_logprobs: 5 });
   if (by("schema-on").checked) {
     body.response_format = { type: "json_schema", json_schema: {
-      name: "answer", strict: true, schema: JSON.parse(by("schema").value) } };
+      name: "answer", strict: true, schema: schemaOf(by("schema").value) } };
   }
   if (conversation.session) body.session = conversation.session;
   return body;
@@ -244,7 +275,7 @@ async function answer() {
   by("error").hidden = true;
   let body;
   try { body = requestOf(conversation); }
-  catch (error) { say(`The schema is no JSON: ${error.message}`, true); return; }
+  catch (error) { say(error.message, true); return; }
   const controller = new AbortController();
   say("Thinking…");
   const message = { role: "assistant", content: "", reasoning: "", tokens: [] };
@@ -405,10 +436,7 @@ async function save(name) {
   if (conversation.session !== name) {
     if (conversation.session) await post(`v1/sessions/${conversation.session}/fork`, { to: name });
     else {
-      const messages = conversation.messages.map(({ role, content }) => ({ role, content }));
-      if (conversation.system.trim()) {
-        messages.unshift({ role: "system", content: conversation.system });
-      }
+      const messages = messagesOf(conversation);
       await post(`v1/sessions/${name}`, messages.length ? { messages } : {});
     }
     conversation.session = name;
@@ -419,6 +447,19 @@ async function save(name) {
   await drawSessions();
 }
 
+// the text and the files of a message, whose content is a text or a list of parts
+function partsOf(content) {
+  const found = { content: "" };
+  for (const part of Array.isArray(content) ? content : [{ type: "text", text: content ?? "" }]) {
+    const kind = part.type.replace(/^input_|_url$/, "");
+    if (part.type === "text") { found.content += part.text; continue; }
+    if (!FILES[kind] || found[kind]) throw new Error(`The session has more than the page shows: ${part.type}`);
+    const { url, format, data } = part[part.type];
+    found[kind] = { name: "from the session", url: url ?? `data:${kind}/${format};base64,${data}` };
+  }
+  return found;
+}
+
 async function restore(name) {
   stop();
   const found = await post(`v1/sessions/${name}/restore`, {});
@@ -426,7 +467,7 @@ async function restore(name) {
   const messages = found.messages || [];
   made.system = messages[0]?.role === "system" ? messages[0].content : "";
   made.messages = messages.filter((each) => each.role !== "system")
-    .map(({ role, content, reasoning_content: reasoning }) => ({ role, content, reasoning }));
+    .map(({ role, content, reasoning_content: reasoning }) => ({ role, reasoning, ...partsOf(content) }));
   made.title = name;
   made.session = name;
   made.used = found.tokens;
@@ -504,31 +545,37 @@ by("message").addEventListener("keydown", (event) => {
     by("send-form").requestSubmit();
   }
 });
-by("send-form").addEventListener("submit", (event) => {
+by("send-form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const text = by("message").value;
-  if (running || (!text.trim() && !image && !audio)) return;
+  const text = by("message").value, chosen = attached;
+  if (running || (!text.trim() && !Object.keys(chosen).length)) return;
   by("message").value = "";
-  const attached = { ...(image ? { image } : {}), ...(audio ? { audio } : {}) };
-  image = audio = null;
-  by("image").value = by("audio").value = "";
-  submit(text, attached);
+  attached = {};
+  for (const kind of Object.keys(FILES)) by(kind).value = "";
+  const files = {};
+  try { for (const [kind, file] of Object.entries(chosen)) files[kind] = await file; }
+  catch (error) { by("message").value ||= text; say(error.message, true); return; }
+  submit(text, files);
 });
 by("save-form").addEventListener("submit", (event) => {
   event.preventDefault();
   guarded(save)(by("session-name").value);
 });
-function attach(name, take) {
-  by(name).addEventListener("change", () => {
-    const file = by(name).files[0];
-    if (!file) { take(null); return; }
-    const reader = new FileReader();
-    reader.addEventListener("load", () => take({ name: file.name, url: reader.result }));
-    reader.readAsDataURL(file);
+const read = (file) => new Promise((done, failed) => {
+  const reader = new FileReader();
+  reader.addEventListener("load", () => done({ name: file.name, url: reader.result }));
+  reader.addEventListener("error", () => failed(new Error(`${file.name}: ${reader.error.message}`)));
+  reader.readAsDataURL(file);
+});
+for (const kind of Object.keys(FILES)) {
+  by(kind).addEventListener("change", () => {
+    const file = by(kind).files[0];
+    delete attached[kind];
+    if (!file) return;
+    attached[kind] = read(file);
+    attached[kind].catch(() => {}); // told when it is sent
   });
 }
-attach("image", (file) => { image = file; });
-attach("audio", (file) => { audio = file; });
 by("model").addEventListener("change", guarded(async () => { await describe(); }));
 
 async function describe() {
