@@ -195,7 +195,9 @@ class ModelFolder:
         places = self._places()
         if places:
             return [self.path / name for name in sorted(set(places.values()))]
-        files = sorted(self.path.glob("*.safetensors"))
+        whole = self.path / "model.safetensors"
+        # whatever else there is: an adapter, or the same weights under other names
+        files = [whole] if whole.is_file() else sorted(self.path.glob("*.safetensors"))
         if not files:
             pickled = [one.name for one in self.path.iterdir() if one.suffix in _PICKLED]
             raise ConvertError(

@@ -352,6 +352,17 @@ def test_what_is_missing_is_named(folder, tmp_path):
     refused(folder, tmp_path, "no tensors of layers 0, 1, 2, 3 and 3 more, wanted those of the 7")
 
 
+def test_what_lies_beside_a_whole_model_is_not_looked_at(folder, tmp_path):
+    """Granite Speech has an adapter there, Mistral's models the same weights once more."""
+    alone = convert_folder(folder, tmp_path / "alone.gguf", name="tiny").path.read_bytes()
+    for name in ("adapter_model", "consolidated"):
+        write(folder / f"{name}.safetensors", {"other": np.ones(4, np.float32)})
+    assert convert_folder(folder, tmp_path / "made.gguf", name="tiny").path.read_bytes() == alone
+    (folder / "model.safetensors").rename(folder / "pytorch_model.safetensors")
+    with pytest.raises(ConvertError, match="3 safetensors files without model.safetensors.index"):
+        convert_folder(folder, tmp_path / "made.gguf")
+
+
 def test_all_that_is_missing_is_counted(folder, tmp_path):
     tensors = tensors_of(folder)
     whole = folder / "model.safetensors"
