@@ -56,8 +56,8 @@ if "-g" not in os.environ.get("CFLAGS", ""):  # the interpreter's own flags brin
 # law for the others; the codecs need -O3 (with -O2 they unpack at half the speed). Where the loops
 # over tiles of AMX begin makes up to 10 %, so they are aligned.
 cold = (
-    "_cyutility adapters batch capi chain codecs kernels pager panels pool step tape threads"
-    " vectors xorshift"
+    "_cyutility adapters batch capi chain codecs filemap kernels pager panels pool step tape"
+    " threads vectors xorshift"
 )
 levels = {
     "csrc/lanes/amx.c": "-O3 -falign-loops=32",

@@ -31,6 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "environment.h"
 #include "team.h"
 
 enum {
@@ -49,6 +50,7 @@ typedef int (*ox_pack_fn)(int form, uint8_t *panels, const uint8_t *source, int6
 typedef struct {
     int fd, direct;             /* direct: past the system's cache; -1 where the system refuses that */
     const uint8_t *map;
+    const int32_t *lost;        /* a page of the map could not be read (filemap.h) */
     int64_t size, seconds, nanoseconds; /* as it was opened */
 } ox_paged_file;
 
@@ -151,7 +153,7 @@ static int ox_paged_unchanged(const ox_paged_file *file) {
     int64_t seconds = now.st_mtim.tv_sec, nanoseconds = now.st_mtim.tv_nsec;
 #endif
     if (now.st_size != file->size || seconds != file->seconds || nanoseconds != file->nanoseconds) return OX_PAGER_CHANGED;
-    return 0;
+    return file->lost && __atomic_load_n(file->lost, __ATOMIC_RELAXED) ? EIO : 0;
 }
 
 static int ox_paged_pread(int fd, uint8_t *room, int64_t offset, int64_t size, int64_t least) {
@@ -210,6 +212,7 @@ static int ox_page_load(const ox_pager *p, const ox_page *page, uint8_t *slot, u
             ox_paged_release(p, found, live * part->row_bytes);
             *bytes += live * part->row_bytes;
         }
+        if (!failed) failed = ox_paged_unchanged(part->file);   /* again: all of it was read of one file */
         if (failed) return failed;
     }
     return 0;
@@ -318,7 +321,7 @@ static int ox_pager_start(ox_pager *p) {
     pthread_condattr_destroy(&attr);
     p->quit = p->started = p->loading = p->stepping = 0;
     p->process = getpid();
-    sigfillset(&all);
+    ox_others_signals(&all);
     pthread_sigmask(SIG_SETMASK, &all, &was);
     for (int i = 0; i < p->threads && !failed; i++) {
         failed = pthread_create(&p->thread[i], NULL, ox_reader_main, p);

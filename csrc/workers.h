@@ -126,8 +126,8 @@ static int ox_workers_start(ox_workers *w) {
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->posted, NULL);
     pthread_cond_init(&w->ended, NULL);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &was);           /* signals are for the threads of the program, not for these */
+    ox_others_signals(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &was);
     for (int i = 1; i < w->count && !failed; i++) {
         w->worker[i].workers = w;
         w->worker[i].ith = i;

@@ -7,6 +7,7 @@ from it, so existing `except ValueError` clauses keep working.
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,12 @@ _INSIDE = __name__.partition(".")[0] + "."
 
 @contextmanager
 def starting_thread() -> Iterator[None]:
-    """A context manager around the start of a thread: an EngineError if the system refuses it."""
+    """A context manager around the start of a thread: an EngineError if the system refuses it.
+
+    The thread can be told of what is wrong with memory that it reads (`_core.filemap`), even where
+    its starter blocks all signals.
+    """
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGBUS})
     try:
         yield
     except RuntimeError as error:
@@ -36,6 +42,8 @@ def starting_thread() -> Iterator[None]:
         raise EngineError(
             "threads: the system refused one, wanted a higher limit of threads, or more memory"
         ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class OxillamaError(Exception):
@@ -142,8 +150,11 @@ class QueueFull(EngineError):
 
 
 class WeightsDamaged(EngineError):
-    """Packed weights on disk differ from what was written or from the model's file. Results since
-    the model was loaded may be wrong. The file is removed; load the model again.
+    """Weights on disk are no longer what was loaded. Load the model again.
+
+    A sidecar differs from what was written or from the model's file: it is removed, and results
+    since the model was loaded may be wrong. Or the model's file was changed in place: the step that
+    ends next raises this, so that no token comes from changed weights.
     """
 
 

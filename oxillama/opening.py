@@ -128,6 +128,7 @@ def open_model(
         try:
             media = media_for(config, model, source)
             bridge = reading.result()
+            joined.check()  # the vocabulary was read of it, and what is packed by now
             for text in notes:
                 warn(text)
             opened = _serving(config, reader, model, bridge, tokenizer_json, speculative, locate)

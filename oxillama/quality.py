@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from oxillama._core.filemap import FileMap
 from oxillama.api import InferenceEngine
 from oxillama.arguments import checked_ids
 from oxillama.durable import replacing
@@ -158,6 +159,8 @@ def perplexity(
             submit_rows(engine.opened.core, window, take, owner=engine).result()
             if progress is not None:
                 progress(index + 1, len(windows), float(np.exp(np.mean(losses))))
+        if base is not None:
+            base.check()
     value, error = _mean(np.array(losses))
     found = _divergence(np.array(distances)) if base is not None else None
     return Perplexity(
@@ -252,7 +255,9 @@ class _Base:
     ) -> None:
         context = len(windows[0])
         try:
-            data = np.memmap(path, np.uint8, "r")
+            with open(path, "rb") as file:
+                self._map = FileMap(file.fileno(), str(path))
+            data = np.frombuffer(memoryview(self._map), np.uint8)
         except (OSError, ValueError) as error:
             raise QuantError(
                 f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}, wanted "
@@ -293,6 +298,12 @@ class _Base:
                 "numbers and no negative step"
             )
         self.data = data
+
+    def check(self) -> None:
+        """Raise QuantError if the file was changed after it was opened."""
+        change = self._map.change()
+        if change is not None:
+            raise QuantError(change)
 
     def rows(self, window: int) -> Iterator[np.ndarray]:
         """The log-probabilities of a window's counted rows, float32 (vocabulary,) each."""

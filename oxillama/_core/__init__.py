@@ -6,7 +6,7 @@ grammar positions.
              memory), lowrank (their products over the rows that use them)
   memory     panels (packed weights), matmul (the product over them; unpacked: over rows that are
              not packed), pager (weights from a file while a step runs), pool (pages of keys and
-             values)
+             values), filemap (mapped files)
   csrc       kernels (the lanes), vectors (the float tables), codecs (rows of a file's blocks),
              sample (the sampler's loops)
   sampling   candidates, history (the tokens of a request), stage (the interface of one), edits and

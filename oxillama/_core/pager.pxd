@@ -7,6 +7,7 @@ cdef extern from "pager.h" nogil:
     ctypedef struct ox_paged_file:
         int fd, direct
         const uint8_t *map
+        const int32_t *lost
         int64_t size, seconds, nanoseconds
     ctypedef struct ox_part:
         const ox_paged_file *file

@@ -11,6 +11,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport strerror
 from posix.unistd cimport close
 
+from oxillama._core.filemap cimport FileMap
 from oxillama._core.kernels cimport pack_panels
 from oxillama._core.panels cimport PackedMatrix
 
@@ -219,6 +220,9 @@ cdef class Pager:
         if mapping is not None:
             PyObject_GetBuffer(mapping, &view, PyBUF_SIMPLE)
             file.map = <const uint8_t *>view.buf
+            mapped = mapping.obj if isinstance(mapping, memoryview) else mapping
+            if isinstance(mapped, FileMap):
+                file.lost = (<FileMap>mapped).lost
             self.maps.append(mapping)       # kept alive, so that the bytes stay where they are
             PyBuffer_Release(&view)
         return 0
@@ -454,6 +458,8 @@ cdef class Pager:
             for i in range(count):
                 if rows[i] >= 0 and not failed:
                     failed = ox_paged_pread(self.files[file].fd, out + i * row_bytes, offset + rows[i] * row_bytes, row_bytes, row_bytes)
+            if not failed:
+                failed = ox_paged_unchanged(&self.files[file])
         if failed:
             self._raise(failed, file, offset, name)
         return 0

@@ -9,6 +9,7 @@ from typing_extensions import disjoint_base
 from oxillama._core.batch import Batch as Batch
 from oxillama._core.batch import CancelFlag as CancelFlag
 from oxillama._core.elementwise import EmbeddingTable as EmbeddingTable
+from oxillama._core.filemap import FileMap
 from oxillama._core.pool import PageMemory as PageMemory
 
 OPS: dict[str, type]
@@ -32,6 +33,7 @@ class Program:
     served: int
     kv_layers: list[tuple[int, int, int]]
     slot_layers: list[tuple[int, ...]]
+    files: tuple[FileMap, ...]
     def __init__(
         self,
         ops: Sequence[tuple[str, dict[str, Any]]],
@@ -49,6 +51,7 @@ class Program:
         packing: object | None = None,
         beside: Program | None = None,
         outputs: int | None = None,
+        files: Sequence[FileMap] = (),
     ) -> None: ...
     @property
     def carries(self) -> bool: ...

@@ -16,6 +16,7 @@ from libc.string cimport memset
 from oxillama._core.adapters cimport Adapted, AdapterSet, RowTile, RowTiles
 from oxillama._core.attention cimport cut_tiles
 from oxillama._core.batch cimport Batch as Rows, CancelFlag as Flag
+from oxillama._core.filemap cimport FileMap
 from oxillama._core.linear cimport fill_quantise
 from oxillama._core.lowrank cimport LOW_COLUMNS, LOW_ROWS
 from oxillama._core.pager cimport Pager
@@ -31,7 +32,7 @@ from oxillama._core import attention, blocks, elementwise, experts, linear, recu
 from oxillama._core.batch import MAX_ROWS, Batch, CancelFlag
 from oxillama._core.elementwise import EmbeddingTable
 from oxillama._core.pool import PageMemory
-from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, ModelError
+from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, ModelError, WeightsDamaged
 
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
@@ -108,7 +109,8 @@ cdef class Program:
     holds those of `carried` then, over the kept rows; max_rows: most rows of a step; num_threads: workers (0 = all cores this process may use);
     isa: instruction set of the float kernels (None = the active one); packing: `begin(rows, cancel)` and `end()` of weights that may not be packed
     yet (weights/packing.py); beside: a program on whose workers this one runs, with as many; only one of them steps at a time; outputs: columns of
-    the output rows (None: the vocabulary's). ModelError or ConfigError for whatever cannot run.
+    the output rows (None: the vocabulary's); files: the mapped files that weights are read from, here or while they are packed: a step that ends
+    after one of them was changed raises WeightsDamaged. ModelError or ConfigError for whatever cannot run.
     """
     cdef Step step_
     cdef Entry *entries
@@ -125,6 +127,7 @@ cdef class Program:
     cdef list paged              # of each op, what of its weights comes from a file while a step runs
     cdef list fetching           # ops that read something before a step
     cdef Pager pager             # None: nothing does
+    cdef readonly tuple files
     cdef size_t partials_capacity, low_capacity, low_parts_capacity
     cdef readonly list adaptable # of each op, what takes an adapter's factors: (kind, matrices, rows, columns, parts of a row)
     cdef int done_capacity, n_layers
@@ -155,7 +158,7 @@ cdef class Program:
             raise MemoryError
 
     def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, slot_layers=(), hidden=None, carried=None, max_rows=512, num_threads=0, isa=None,
-                 packing=None, Program beside=None, outputs=None):
+                 packing=None, Program beside=None, outputs=None, files=()):
         outputs = vocab_size if outputs is None else outputs
         for name, value, most in (("vocab_size", vocab_size, 1 << 30), ("outputs", outputs, 1 << 30), ("hidden_size", hidden_size, 1 << 24),
                                   ("max_rows", max_rows, MAX_ROWS)):
@@ -165,7 +168,7 @@ cdef class Program:
         if beside is not None and beside.num_threads != self.num_threads:
             raise ConfigError(f"num_threads: got {self.num_threads}, wanted {beside.num_threads}, those of the program beside")
         self.crew = Workers(self.num_threads) if beside is None else beside.crew
-        self.adaptive, self.packing = AdaptiveWorkers(self.num_threads), packing
+        self.adaptive, self.packing, self.files = AdaptiveWorkers(self.num_threads), packing, tuple(files)
         self.max_rows, self.vocab_size, self.hidden_size, self.outputs = max_rows, vocab_size, hidden_size, outputs
         self.kv_layers = [tuple(layer) for layer in kv_layers]
         self.slot_layers = [tuple(shape) for shape in slot_layers]
@@ -597,6 +600,16 @@ cdef class Program:
                 self.pager.end(first == 0 and last >= self.first_output, ox_team_stopped(team))
         if ox_team_stopped(team):
             raise Cancelled("step: cancelled by its caller")
+        self._check_files()
+        return 0
+
+    cdef int _check_files(self) except -1:
+        """After a step: what it read is what was loaded."""
+        cdef FileMap file
+        for file in self.files:
+            change = file.change()
+            if change is not None:
+                raise WeightsDamaged(f"{change}; load the model again")
         return 0
 
     def step(self, Rows batch not None, Pages memory not None, *, output="logits", Flag cancel=None):
@@ -604,7 +617,7 @@ cdef class Program:
 
         hidden: the rows that the architecture marks as its embedding of a text. The array is a view that the next step overwrites.
         Raises Cancelled when `cancel` was set (pages of the batch's positions then hold anything), ConfigError or ContextError
-        for a batch that does not fit the program or the memory.
+        for a batch that does not fit the program or the memory, WeightsDamaged once a file of the weights was changed.
         """
         if output == "logits":
             if self.first_output == self.n_ops:

@@ -125,7 +125,7 @@ def convert_encoder(
             record_encoder(cast(GgufReader, PlannedFile("clip", whole, planned)), medium)
         except ModelError as error:
             raise ConvertError(f"{folder.path}: its file could not be loaded: {error}") from error
-    save(Path(target), "clip", whole, planned, progress)
+    save(Path(target), "clip", whole, planned, folder, progress)
     size = Path(target).stat().st_size
     kind = " and ".join(dict.fromkeys(encoder.projector for encoder in parts))
     return Converted(Path(target), kind, len(planned), size, tuple(sorted(left_out)))

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import stat
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from oxillama._core.filemap import FileMap
 from oxillama.errors import ConvertError
 from oxillama.gguf.source import open_without_waiting
 from oxillama.quant import quantize
@@ -70,6 +71,7 @@ class StoredTensor:
 
     dtype: str  # a key of DTYPES
     data: np.ndarray
+    file: FileMap | None = None  # where `data` lies; None: in memory
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -174,7 +176,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
                     "file"
                 )
             header = _object(path, file.read(length))
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = FileMap(file.fileno(), str(path))
     except OSError as error:
         raise ConvertError(f"{path}: cannot be read: {error.strerror or error}") from error
     header.pop("__metadata__", None)
@@ -191,6 +193,14 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
             raise ConvertError(f"{path.name}: {name}: shares its bytes with another tensor")
         end = stop
     return found
+
+
+def check_unchanged(tensors: Iterable[StoredTensor]) -> None:
+    """Raise ConvertError if a file was changed after its tensors were read."""
+    for file in {tensor.file: None for tensor in tensors if tensor.file is not None}:
+        change = file.change()
+        if change is not None:
+            raise ConvertError(change)
 
 
 def _object(path: Path, text: bytes) -> dict:
@@ -213,7 +223,7 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
-def _tensor(label: str, about: object, mapped: mmap.mmap, start: int, size: int) -> StoredTensor:
+def _tensor(label: str, about: object, mapped: FileMap, start: int, size: int) -> StoredTensor:
     if not isinstance(about, dict) or set(about) != {"dtype", "shape", "data_offsets"}:
         raise ConvertError(f"{label}: found {about!r:.80}, wanted dtype, shape and data_offsets")
     dtype, shape, offsets = about["dtype"], about["shape"], about["data_offsets"]
@@ -235,5 +245,5 @@ def _tensor(label: str, about: object, mapped: mmap.mmap, start: int, size: int)
             f"{label}: bytes {begin} to {stop} of {size - start}, "
             f"wanted {nbytes} for {dtype} of shape {shape}"
         )
-    data = np.frombuffer(mapped, item, count, start + begin)
-    return StoredTensor(dtype, data.reshape(shape))
+    data = np.frombuffer(memoryview(mapped), item, count, start + begin)
+    return StoredTensor(dtype, data.reshape(shape), mapped)

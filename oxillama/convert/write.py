@@ -49,7 +49,7 @@ from oxillama.convert.planned import (
     type_of_tensor,
 )
 from oxillama.convert.quantised import method_of, mxfp4_bytes
-from oxillama.convert.safetensors import StoredTensor, Tensor, check_finite
+from oxillama.convert.safetensors import StoredTensor, Tensor, check_finite, check_unchanged
 from oxillama.convert.tokens import KeyValues
 from oxillama.convert.vocabulary import vocabulary_keys
 from oxillama.errors import ConvertError
@@ -208,7 +208,7 @@ def _write(
     if not alone:
         check_layers(folder, family.held(hyper), planned)
         check_loads(folder, family.arch, {**general, **keys.found}, planned)
-    save(target, family.arch, {**general, **keys.found, **vocabulary}, planned, progress)
+    save(target, family.arch, {**general, **keys.found, **vocabulary}, planned, folder, progress)
     return Converted(
         target,
         family.arch,
@@ -227,9 +227,10 @@ def save(
     arch: str,
     keys: KeyValues,
     planned: Sequence[Planned],
+    folder: ModelFolder,
     progress: Progress | None,
 ) -> None:
-    """Write the file, a tensor at a time."""
+    """Write the file, a tensor at a time; ConvertError if the folder's files change meanwhile."""
     with GgufWriter(target, arch) as writer:
         for key, (value, kind) in keys.items():
             writer.add(key, value, kind)
@@ -242,6 +243,7 @@ def save(
                 writer.write(one.name, as_bits(next(_checked(one, iter([one.make()])))))
             else:
                 writer.write_pieces(one.name, map(as_bits, _checked(one, one.pieces())))
+        check_unchanged(folder.stored.values())
         writer.finish()
 
 

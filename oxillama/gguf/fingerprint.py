@@ -59,8 +59,12 @@ class ModelFingerprint:
         open GgufReader; GgufError for anything else.
         """
         shards = _shards(source)
-        made = cls.compute_with_probe(shards, PROBE_BYTES, full=full)
-        return replace(made, sampled=_sampled(shards))
+        try:
+            made = cls.compute_with_probe(shards, PROBE_BYTES, full=full)
+            return replace(made, sampled=_sampled(shards))
+        finally:
+            for shard in shards:
+                shard.check()
 
     @classmethod
     def compute_with_probe(

@@ -6,7 +6,6 @@ remain before anything is made of it, so a hostile file costs no more than its o
 `read_shard` parses one file, `_merged` joins a set.
 """
 
-import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama._core.filemap import FileMap
 from oxillama.errors import GgufError
 from oxillama.gguf.layout import (
     DEFAULT_ALIGNMENT,
@@ -51,6 +51,15 @@ class _Span:
     end: int
 
     def decode(self, key: str) -> Any:
+        """Its value; only of an array, which may be read at any time, the file is checked."""
+        if self.kind != ARRAY:
+            return self._value(key)
+        try:
+            return self._value(key)
+        finally:
+            self.shard.check()
+
+    def _value(self, key: str) -> Any:
         return read_value(Cursor(self.shard.buffer, self.shard.label, self.start), self.kind, key)
 
     def raw(self) -> memoryview:
@@ -412,24 +421,30 @@ class GgufReader:
         memory. They are read again when needed.
         """
         info, page = self.tensors[name], 2 << 20
-        mapping = self.shards[info.shard].buffer.obj
-        if (
-            self.is_mapped(name)
-            and isinstance(mapping, mmap.mmap)
-            and hasattr(mmap, "MADV_DONTNEED")
-        ):
-            start, end = (
-                info.offset // page * page,
-                -(-(info.offset + len(self.data(name))) // page) * page,
-            )
-            mapping.madvise(mmap.MADV_DONTNEED, start, min(len(mapping), end) - start)
+        mapping = self.shards[info.shard].map
+        if mapping is not None:
+            start = info.offset // page * page
+            end = -(-(info.offset + info.nbytes) // page) * page
+            mapping.release(start, min(len(mapping), end) - start)
 
     def is_mapped(self, name: str) -> bool:
         """Whether tensor `name` is in a mapped file, whose pages can be released and are read again
         when needed.
         """
         # mapped here: another's mapping may be private, with bytes no file has
-        return self.shards[self.tensors[name].shard].path is not None
+        return self.shards[self.tensors[name].shard].map is not None
+
+    @property
+    def maps(self) -> tuple[FileMap, ...]:
+        """The mappings of its files."""
+        return tuple(shard.map for shard in self.shards if shard.map is not None)
+
+    def check(self) -> None:
+        """Raise GgufError if a file was changed after it was opened: what was read of it may be
+        wrong.
+        """
+        for shard in self.shards:
+            shard.check()
 
     def close(self) -> None:
         """Close the files. Metadata and tensor positions stay readable, and so do arrays already
@@ -440,8 +455,12 @@ class GgufReader:
     def __enter__(self) -> "GgufReader":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        try:
+            if self._shards is not None and (kind is None or issubclass(kind, Exception)):
+                self.check()  # whatever was made of a changed file, or raised for its bytes
+        finally:
+            self.close()
 
     def __repr__(self) -> str:
         return (

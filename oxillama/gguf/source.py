@@ -6,7 +6,6 @@ of its set. `hf://owner/name/file.gguf` and `owner/name:file.gguf` are fetched t
 `huggingface_hub`, an optional extra.
 """
 
-import mmap
 import os
 import re
 import stat
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oxillama._core.filemap import FileMap
 from oxillama.errors import ConfigError, GgufError, GgufNotFound
 
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
@@ -33,6 +33,19 @@ class Shard:
     label: str
     path: Path | None
     status: os.stat_result | None = None
+
+    @property
+    def map(self) -> FileMap | None:
+        """The mapping of its file; None for bytes in memory."""
+        return self.buffer.obj if isinstance(self.buffer.obj, FileMap) else None
+
+    def check(self) -> None:
+        """Raise GgufError if the file was changed after it was mapped; what was read may be wrong
+        then.
+        """
+        change = None if self.map is None else self.map.change()
+        if change is not None:
+            raise GgufError(change)
 
 
 def shard_names(name: str) -> tuple[str, ...] | None:
@@ -114,7 +127,7 @@ def _map(path: Path) -> Shard:
             if not status.st_size:
                 raise GgufError(f"{path}: an empty file, wanted a GGUF file")
             return Shard(
-                memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)),
+                memoryview(FileMap(file.fileno(), path.name)),
                 path.name,
                 path,
                 status,

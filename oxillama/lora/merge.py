@@ -86,6 +86,7 @@ def merge_lora(
                 done += info.nbytes
                 if progress is not None:
                     progress(done, total, info.name)
+            reader.check()
         rounded = [name for name in changed if reader.tensors[name].type_name not in _FLOATS]
     return Merged(Path(target), tuple(sorted(changed)), tuple(sorted(rounded)))
 

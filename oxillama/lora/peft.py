@@ -19,7 +19,7 @@ import numpy as np
 from oxillama.convert import families as _families  # noqa: F401  (importing it registers them)
 from oxillama.convert.family import FAMILIES, Family, Hyper, Rule
 from oxillama.convert.folder import read_whole
-from oxillama.convert.safetensors import StoredTensor, read_safetensors
+from oxillama.convert.safetensors import StoredTensor, check_unchanged, read_safetensors
 from oxillama.convert.shapes import transposed
 from oxillama.errors import ConvertError, GrammarError, LoraError
 from oxillama.gguf import GgufReader
@@ -129,7 +129,12 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
             )
         tensors[name + ".lora_a"] = np.stack([each[e][0] for e in sorted(each)])
         tensors[name + ".lora_b"] = np.stack([each[e][1] for e in sorted(each)])
-    return LoraFile(label, arch, 0.0, checked_pairs(tensors, label), scaled)
+    made = LoraFile(label, arch, 0.0, checked_pairs(tensors, label), scaled)
+    try:
+        check_unchanged(stored.values())
+    except ConvertError as error:
+        raise LoraError(str(error)) from error
+    return made
 
 
 def _rules_of(

@@ -80,7 +80,8 @@ def _over(
     `num_threads` and `max_rows`.
     """
     ops = ready(model.reader, tape.ops, weights, model.pager)
-    program = program_of(config, tape, ops, packing=model.packing, **sizes)
+    files = model.program.files
+    program = program_of(config, tape, ops, packing=model.packing, files=files, **sizes)
     program.served = model.program.served
     return Model(
         config, tape, program, model.reader, weights, rope=model.rope, packing=model.packing
@@ -134,8 +135,16 @@ def eagle_draft(
         num_threads=num_threads,
         packing=packing,
         outputs=logits.width,
+        files=reader.maps,
     )
-    fuse = RowProgram(fusing, ready(reader, fusing.ops, weights), vocabulary, None, beside=program)
+    fuse = RowProgram(
+        fusing,
+        ready(reader, fusing.ops, weights),
+        vocabulary,
+        None,
+        beside=program,
+        files=program.files,
+    )
     for graph in (fusion, b):
         graph.forget()
     return Model(config, tape, program, reader, weights, packing=packing), fuse, tokens
@@ -203,6 +212,7 @@ def shortened(model: Model, tokens: np.ndarray) -> Program:
         num_threads=whole.num_threads,
         beside=whole,
         outputs=len(tokens),
+        files=whole.files,
     )
     program.served = whole.served
     return program

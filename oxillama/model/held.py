@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from oxillama._core.elementwise import EmbeddingTable
+from oxillama._core.filemap import FileMap
 from oxillama._core.panels import PackedMatrix, reserve_all
 from oxillama._core.pool import available_bytes
 from oxillama.gguf import GgufReader
@@ -91,6 +92,13 @@ def hold(
         return Held(weights, slot, packing=packing)
     _finish(reader, tensors, packing, progress)
     return Held(weights, slot)
+
+
+def files_of(reader: GgufReader, held: Held) -> tuple[FileMap, ...]:
+    """The mapped files that a step over weights relies on; the pager looks at its own."""
+    if held.pager is not None:
+        return ()
+    return reader.maps if held.mapped is None else (*reader.maps, held.mapped.map)
 
 
 def packed(

@@ -13,7 +13,7 @@ from oxillama._core.panels import PackedMatrix
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Program
 from oxillama.gguf import GgufReader
-from oxillama.model.held import Progress, hold, ready
+from oxillama.model.held import Progress, files_of, hold, ready
 from oxillama.model.lower import Tape
 from oxillama.model.pooled import ClassifierHead, RowProgram
 from oxillama.model.record import ModelConfig, recorded
@@ -147,6 +147,7 @@ def load_model(
         max_rows=max_rows,
         num_threads=num_threads,
         packing=held.packing,
+        files=files_of(reader, held),
     )
     writer = verifier = None
     if held.mapped is not None:
@@ -161,6 +162,7 @@ def load_model(
             ready(reader, part.ops, held.weights, held.pager),
             config.vocab_size,
             held.packing,
+            files=program.files,
         )
         for part in (tape.projection, tape.classifier)
     )

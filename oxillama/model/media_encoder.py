@@ -523,4 +523,5 @@ def _program(
         max_rows=max_rows,
         num_threads=num_threads,
         beside=beside,
+        files=b.reader.maps,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama._core.filemap import FileMap
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Batch, Program
 from oxillama.model.builder import Classifier
@@ -22,6 +23,7 @@ class RowProgram:
 
     ops: those of the tape with their weights, in the form of a `Program`. beside: a program on
     whose workers it runs, over as many rows at once, while that one does not; None: over one row.
+    files: see `Program`.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class RowProgram:
         packing: Any,
         *,
         beside: Program | None = None,
+        files: Sequence[FileMap] = (),
     ) -> None:
         if tape.embedding is None:
             raise ValueError("tape: found no embedding, wanted one")
@@ -47,6 +50,7 @@ class RowProgram:
             num_threads=1 if beside is None else beside.num_threads,
             packing=packing,
             beside=beside,
+            files=files,
         )
         self._memory = PageMemory([], "f32", 16)
         self._memory.ensure(1)

@@ -245,6 +245,7 @@ def _write(
         done += plan.bytes_before
         if progress is not None:
             progress(done, total, plan.name)
+    reader.check()
 
 
 def _plan(

@@ -315,13 +315,13 @@ def _value(metadata: Mapping[str, Any], key: str, kind: type, *default: Any) -> 
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> Strings:
-    """An array of strings, left in the file's bytes if the mapping can provide them
-    (gguf.Metadata.strings).
+    """An array of strings, not decoded if the mapping has their bytes (gguf.Metadata.strings);
+    copied, because texts are made of them for as long as the vocabulary is used.
     """
     name = f"tokenizer.ggml.{key}"
     places = metadata.strings(name) if hasattr(metadata, "strings") else None
     if places is not None:
-        return Strings(*places)
+        return Strings(places[0].copy(), *places[1:])
     found = metadata.get(name)
     if not isinstance(found, (list, tuple)) or not found or not isinstance(found[0], str):
         what = "nothing" if found is None else type(found).__name__

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from typing import Any, BinaryIO
 
 from blake3 import blake3
 
+from oxillama._core.filemap import FileMap
 from oxillama._core.panels import PackedMatrix, fault_in
 from oxillama._core.pool import available_bytes
 from oxillama.durable import write_at
@@ -91,6 +91,7 @@ class MappedPanels:
 
     path: Path
     file: tuple[int, int]  # device and inode
+    map: FileMap
     view: memoryview
     matrices: Mapping[Key, PackedMatrix]
     sections: tuple[Section, ...]
@@ -121,7 +122,8 @@ def open_panels(
 ) -> MappedPanels | None:
     """The weights of a file, mapped; None if there is none or it is invalid, which is logged."""
     try:
-        header, view, file = _mapped(path)
+        header, mapping, file = _mapped(path)
+        view = memoryview(mapping)
         if header["key"] != key:
             raise ValueError("it was made from other files")
         matrices = _matrices(view, header["sections"], wanted)
@@ -144,13 +146,14 @@ def open_panels(
     except _DAMAGED as error:
         log.warning("sidecar %s is left out and will be written again: %s", path, error)
         return None
-    return MappedPanels(path, file, view, matrices, sections, whole)
+    return MappedPanels(path, file, mapping, view, matrices, sections, whole)
 
 
 def verify(path: str | os.PathLike[str]) -> bool:
     """Whether every byte of a sidecar is what was written; reads all of it."""
     try:
-        header, view, _ = _mapped(path)
+        header, mapping, _ = _mapped(path)
+        view = memoryview(mapping)
         return all(
             blake3(view[offset : offset + size], max_threads=blake3.AUTO).hexdigest() == digest
             for *_, offset, size, digest in header["sections"]
@@ -170,17 +173,17 @@ def names_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
         return ()
 
 
-def _mapped(path: str | os.PathLike[str]) -> tuple[dict, memoryview, tuple[int, int]]:
+def _mapped(path: str | os.PathLike[str]) -> tuple[dict, FileMap, tuple[int, int]]:
     """The header and the bytes of a file with the right length, with its device and inode."""
     with _opened(path) as file:
         header, status = _header(file), os.fstat(file.fileno())
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # its time says when it was used last
+        mapped = FileMap(file.fileno(), f"sidecar {path}", dated=False)
     # before anything is looked at: what comes from the disk in small pages stays so
-    with suppress(AttributeError, OSError):
-        mapped.madvise(mmap.MADV_HUGEPAGE)
+    mapped.ask_large_pages()
     if len(mapped) != header["size"]:
         raise ValueError(f"{len(mapped)} bytes, its header says {header['size']}")
-    return header, memoryview(mapped), (status.st_dev, status.st_ino)
+    return header, mapped, (status.st_dev, status.st_ino)
 
 
 @contextmanager
@@ -273,11 +276,8 @@ def write_panels(
             _hash_files(header, shards, pause, total)
             if not unchanged(shards):
                 raise WriteAborted("the model's file was changed since it was loaded")
-            with (
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-                memoryview(mapped) as view,
-            ):
-                header["probe"] = _probe(view, header["sections"])
+            mapped = FileMap(file.fileno(), str(temporary), dated=False)
+            header["probe"] = _probe(memoryview(mapped), header["sections"])
             text = json.dumps(header).encode()
             head = MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text
             write_at(file.fileno(), 0, [head])
@@ -321,13 +321,13 @@ def _laid_out(
 def _holds(path: Path, wanted: dict) -> bool:
     """Whether a sidecar with this header exists already, as far as `open_panels` checks."""
     try:
-        header, view, _ = _mapped(path)
+        header, mapping, _ = _mapped(path)
         return (
             header["key"] == wanted["key"]
             and header["size"] == wanted["size"]
             and [section[:7] for section in header["sections"]]
             == [section[:7] for section in wanted["sections"]]
-            and header["probe"] == _probe(view, wanted["sections"])
+            and header["probe"] == _probe(memoryview(mapping), wanted["sections"])
         )
     except _DAMAGED:
         return False
@@ -413,9 +413,8 @@ def _hash_files(
 
 def let_go(shard: Shard, at: int) -> None:
     """Release a piece of a mapped file that was read once; it is read again if needed."""
-    mapping = shard.buffer.obj
-    if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED, at, min(PIECE, len(mapping) - at))
+    if shard.map is not None:
+        shard.map.release(at, min(PIECE, len(shard.map) - at))
 
 
 def _pieces(

@@ -60,6 +60,14 @@ def uncompiled(engine, folder, monkeypatch):
     raise oxillama.OxillamaError(done.stderr)
 
 
+def rewritten(engine, folder, _):
+    path = folder / "model.gguf"
+    path.write_bytes(oxillama.embedded_path().read_bytes())
+    with oxillama.load(path, num_threads=1) as made:
+        os.truncate(path, 4096)
+        made.generate("x", max_tokens=1)
+
+
 RAISED = {
     "no such file": lambda engine, *_: oxillama.load("nowhere.gguf"),
     "needs huggingface_hub": hub,
@@ -90,6 +98,7 @@ RAISED = {
     ),
     "cannot be pickled": lambda engine, *_: pickle.dumps(engine),
     "is closed": closed,
+    "the file was changed after it was opened": rewritten,
     "there is no session to continue": (lambda *_: oxillama.load(num_threads=1).generate(None)),
 }
 

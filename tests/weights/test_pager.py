@@ -381,6 +381,22 @@ def test_a_file_that_was_cut_is_told_and_nothing_hangs(tmp_path, paged):
             logits(model, IDS)
 
 
+def test_a_page_that_was_lost_while_it_was_read_is_told(tmp_path, paged):
+    """Though the file is as it was, to the time."""
+    path = dense(tmp_path)
+    model = paged(path, lambda nbytes: Budget(nbytes, source="mmap"))
+    logits(model, IDS)
+    model.pager.core.quiesce()
+    data, status = path.read_bytes(), os.stat(path)
+    os.truncate(path, 0)
+    assert model.reader.shards[0].buffer[0] == 0
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    model.pager.core.resume()
+    with pytest.raises(PagingError, match="cannot be read: Input/output error"):
+        logits(model, IDS)
+
+
 def test_a_file_that_another_took_the_place_of_is_still_read(tmp_path, paged):
     path = dense(tmp_path)
     model = paged(path)
