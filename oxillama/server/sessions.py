@@ -1,5 +1,6 @@
 """Named sessions: kept in memory while they are used, and as snapshots in the folder given at
-start, so that a client's chat continues after a restart, bit for bit.
+start, so that a client's chat continues after a restart, bit for bit. What the server knows of a
+session is the note of its snapshot: one file, so that both are replaced together.
 
 A name is letters, digits, '_', '-' and '.', and begins with a letter or digit, so it cannot lead
 out of the folder. A session that is only in the folder is restored when it is first used.
@@ -16,27 +17,27 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oxillama.durable import write_parts
 from oxillama.engine.allocator import common_prefix
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, OxillamaError
 from oxillama.media.placed import ImagePrompt, identities, media_of
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.settings import ServerConfig
+from oxillama.snapshot.session import EngineSnapshot
 
 if TYPE_CHECKING:
     from oxillama.server.models import Model
 
 NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
-_SNAPSHOT, _FACTS = ".session", ".session.json"
+_SNAPSHOT = ".session"
 
 
 class NamedSession:
     """A session in memory. `messages` is the conversation of its chat.
 
     changed: the folder has not all of its state. holders: requests that are about to run on it,
-    for which it must stay. files: held by who writes or removes its files, so that no older state
+    for which it must stay. files: held by who writes or removes its file, so that no older state
     replaces a newer one. gone: it was deleted, and is not to be written any more.
     """
 
@@ -128,14 +129,7 @@ class Sessions:
         named = self._named.get(name)
         if named is not None:
             return named.model.name
-        return self._metadata(name).get("model") if self.on_disk(name) else None
-
-    def _metadata(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads((self.folder() / (name + _FACTS)).read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return self.saved_info(name)["model"] if self.on_disk(name) else None
 
     def holds(self, model: Model) -> bool:
         """Whether sessions in memory belong to a model, which must then stay loaded."""
@@ -173,16 +167,22 @@ class Sessions:
 
     def saved_info(self, name: str) -> dict[str, Any]:
         """The description of a session that is only in the folder."""
-        metadata = self._metadata(name)
+        try:
+            found: EngineSnapshot | None = EngineSnapshot.inspect(
+                self.folder() / (name + _SNAPSHOT)
+            )
+        except (OxillamaError, OSError):  # who restores it is told
+            found = None
+        model, messages = _noted(found)
         return {
             "name": name,
             "object": "session",
-            "model": metadata.get("model"),
-            "tokens": metadata.get("tokens"),
+            "model": model,
+            "tokens": None if found is None else found.facts["tokens"],
             "busy": False,
             "loaded": False,
             "saved": True,
-            "messages": metadata.get("messages"),
+            "messages": messages,
         }
 
     # ---- changing
@@ -242,14 +242,15 @@ class Sessions:
         if not path.is_file():
             raise missing(name)
         try:
-            session = model.engine.restore_from_file(path)
+            snapshots = model.engine.opened.core.require_snapshots()
+            session, recorded = snapshots.restored(path)
         except (OxillamaError, OSError) as error:
             raise from_engine(error, param="session") from error
         with self._lock:
             before = self._named.pop(name, None)
             if before is None:
                 self._make_room()
-            named = NamedSession(name, model, session, self._metadata(name).get("messages"))
+            named = NamedSession(name, model, session, _noted(recorded)[1])
             named.changed = False
             self._named[name] = named
         if before is not None:
@@ -270,23 +271,16 @@ class Sessions:
         return {**named.info(), "bytes": size}
 
     def _write(self, named: NamedSession, path: Path, *, param: str = "session") -> int:
-        """Write a session's files; returns the bytes of its snapshot."""
+        """Write a session's snapshot; returns its bytes."""
         with named.files:
             if named.gone:
                 raise missing(named.name)
-            metadata = {
-                "model": named.model.name,
-                "tokens": len(named.session),
-                "messages": named.messages,
-            }
-            # first: a request that begins while the files are written changes it again
+            # first: a request that begins while the file is written changes it again
             before, named.changed = named.changed, False
+            note = json.dumps({"model": named.model.name, "messages": named.messages}).encode()
             try:
-                named.session.snapshot_to_file(path)
-                write_parts(
-                    path.with_name(named.name + _FACTS),
-                    [json.dumps(metadata, ensure_ascii=False).encode()],
-                )
+                snapshots = named.session.owner.require_snapshots()
+                snapshots.to_file(named.session, path, note=note)
                 return path.stat().st_size
             except BaseException as error:
                 named.changed = before or named.changed
@@ -347,9 +341,8 @@ class Sessions:
                     named.gone = True
                     del self._named[name]
                     _closed(named.session)
-                if self.on_disk(name):
-                    for ending in (_SNAPSHOT, _FACTS):
-                        (self.folder() / (name + ending)).unlink(missing_ok=True)
+                if self._folder is not None:
+                    (self._folder / (name + _SNAPSHOT)).unlink(missing_ok=True)
 
     def named(self, name: str) -> NamedSession | None:
         """A session in memory, None where it is not there."""
@@ -425,7 +418,7 @@ class Sessions:
 
 def checked_name(name: Any, *, param: str = "session") -> str:
     """The name, if it is valid; 400 otherwise."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith(_FACTS):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ApiError(
             400,
             f"{param}: found {shown(name)}, wanted 1 to 64 letters, digits, '_', '-' and '.' that "
@@ -434,6 +427,20 @@ def checked_name(name: Any, *, param: str = "session") -> str:
             code="invalid_session_name",
         )
     return name
+
+
+def _noted(found: EngineSnapshot | None) -> tuple[str | None, list[dict] | None]:
+    """(model, messages) in the note of a snapshot; None for what another writer does not say."""
+    try:
+        note = json.loads(found.note) if found is not None and found.note is not None else {}
+    except (ValueError, RecursionError):
+        note = {}
+    known = note if isinstance(note, dict) else {}
+    model, messages = known.get("model"), known.get("messages")
+    return (
+        model if isinstance(model, str) else None,
+        messages if isinstance(messages, list) else None,
+    )
 
 
 def missing(name: str) -> ApiError:

@@ -59,8 +59,9 @@ from oxillama.snapshot.media import restored_media, saved_media
 from oxillama.snapshot.pages import PageCopy, fill_pages
 
 KIND = Kind(b"OXISNAP1", 1, SnapshotIncompatible)
-_ALWAYS, _SOMETIMES = ("facts", "tokens"), ("pending", "images", "sampler", "constraint", "kv")
+_ALWAYS = ("facts", "tokens")
 _MOST_FACTS = 1 << 26
+_MOST_NOTE = 1 << 30
 _MOST_MEDIA = 1 << 32
 # of the engine; what else it has must be equal
 _FREE = (
@@ -80,7 +81,8 @@ RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=) 
 class EngineSnapshot:
     """The description of a snapshot, which `inspect` reads without restoring it: the format
     `version`, the fingerprint of its `model`, `facts` as JSON values, the stored bytes and the
-    encoding of each section by name, in order, and the size of the file in bytes.
+    encoding of each section by name, in order, the size of the file in bytes, and the `note` of
+    whoever wrote it, None without one.
     """
 
     version: int
@@ -89,6 +91,7 @@ class EngineSnapshot:
     sections: Mapping[str, int]
     encodings: Mapping[str, str]
     file_size: int
+    note: bytes | None = None
 
     @classmethod
     def inspect(cls, source: Buffer | str | os.PathLike[str]) -> EngineSnapshot:
@@ -114,6 +117,7 @@ class EngineSnapshot:
                 {name: each.stored for name, each in saved.sections.items()},
                 {name: each.encoding_name for name, each in saved.sections.items()},
                 saved.length,
+                bytes(saved.read("note", at_most=_MOST_NOTE)) if "note" in saved.sections else None,
             )
             made.display()  # what cannot be shown lacks something
             return made
@@ -282,12 +286,21 @@ class Snapshots:
         *,
         compress: str | None = None,
         full: bool = False,
+        note: bytes | None = None,
     ) -> None:
         """Write the session to a file in one step; the file must not be one of the model's. OSError
         if the system refuses; then the old file is unchanged.
+
+        note: bytes of the caller's own, which `restored` and `EngineSnapshot.inspect` show.
         """
         check_apart("snapshot_to_file", path, self.core.files())
+        if note is not None and len(note) > _MOST_NOTE:
+            raise SnapshotIncompatible(
+                f"note: takes {len(note)} bytes, wanted at most {_MOST_NOTE}"
+            )
         with self._saving(session, compress, full) as (sections, copies):
+            if note is not None:
+                sections["note"] = note
             write_sealed(path, KIND, {**sections, **copies}, compress=copies if compress else ())
 
     @contextmanager
@@ -402,8 +415,14 @@ class Snapshots:
     def restore(
         self, source: Buffer | str | os.PathLike[str], *, processors: Sequence[Callable] = ()
     ) -> Session:
+        """The session of `restored`."""
+        return self.restored(source, processors=processors)[0]
+
+    def restored(
+        self, source: Buffer | str | os.PathLike[str], *, processors: Sequence[Callable] = ()
+    ) -> tuple[Session, EngineSnapshot]:
         """The session of a snapshot in bytes or in the file at a path, which this engine keeps like
-        its own.
+        its own, and the description of the same snapshot.
 
         processors: the functions of its sampler, which a file cannot contain. SnapshotIncompatible
         if the snapshot is malformed or does not fit this engine, ModelFingerprintMismatch for
@@ -416,7 +435,7 @@ class Snapshots:
             self._check_engine(recorded)
             with typed(KIND, "snapshot"):
                 session = self._deserialised(saved, facts, processors)
-            return self._with_pages(session, saved, facts["kv"])
+            return self._with_pages(session, saved, facts["kv"]), recorded
 
     def _check_engine(self, recorded: EngineSnapshot) -> None:
         """Refuse a snapshot of another model, or of an engine whose work this one cannot
@@ -482,7 +501,7 @@ class Snapshots:
             optional.add("images")
         length, kv = self._page_sections(facts["kv"])
         saved.expect(
-            (*_ALWAYS, *sorted(optional), *(name for name, _ in kv)), optional=("pending",)
+            (*_ALWAYS, *sorted(optional), *(name for name, _ in kv)), optional=("pending", "note")
         )
         count = whole(facts["tokens"], 0, "tokens", most=core.context_size)
         tokens = np.frombuffer(saved.read("tokens", exactly=4 * count), "<i4")

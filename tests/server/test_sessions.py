@@ -1,11 +1,13 @@
 """Sessions by name survive a restart, bit for bit; names cannot lead out of the folder."""
 
+import json
 import threading
 
 import pytest
 
 from oxillama.server import chat, sessions
 from oxillama.server.errors import ApiError
+from oxillama.snapshot.session import EngineSnapshot
 from tests.server.conftest import asking
 
 PATH = "/v1/completions"
@@ -71,6 +73,43 @@ def test_a_chat_keeps_its_messages_and_its_answer(tmp_path):
         assert joined == second["choices"][0]["message"]["content"]
 
 
+def test_one_file_has_a_session_and_its_messages(tmp_path):
+    """What interrupts a save leaves both as they were."""
+    messages = [{"role": "user", "content": "Tell me a story"}]
+    ask = {"session": "talk", "max_tokens": 4, "temperature": 0}
+    path = "/v1/chat/completions"
+    with asking(sessions_dir=tmp_path) as server:
+        answer = server.ok(path, {**ask, "messages": messages})["choices"][0]["message"]
+        assert server.ok("/v1/sessions/talk/save", {})["saved"] is True
+        (file,) = tmp_path.iterdir()
+        found = EngineSnapshot.inspect(file)
+        assert json.loads(found.note) == {
+            "model": "oxillama-embedded",
+            "messages": [*messages, {"role": "assistant", "content": answer["content"]}],
+        }
+        saved, held = file.read_bytes(), server.get("/v1/sessions/talk").json()
+        more = [*messages, {"role": "assistant", "content": answer["content"]}, messages[0]]
+        server.ok(path, {**ask, "messages": more})
+        assert server.app.state.sessions.saved_info("talk")["messages"] == held["messages"]
+        assert server.app.state.sessions.saved_info("talk")["tokens"] == held["tokens"]
+        assert file.read_bytes() == saved
+        restored = server.ok("/v1/sessions/talk/restore", {})
+        assert restored == held
+
+
+@pytest.mark.parametrize("note", (None, b"{", b"[1]", b'{"model": 1, "messages": 2}'))
+def test_a_snapshot_of_another_writer_is_a_session_without_messages(tmp_path, note):
+    with asking(sessions_dir=tmp_path) as server:
+        server.ok(PATH, {**BEGIN, "session": "own"})
+        session = server.app.state.sessions.named("own").session
+        session.owner.require_snapshots().to_file(session, tmp_path / "other.session", note=note)
+        found = server.ok("/v1/sessions/other/restore", {})
+        assert found["messages"] is None and found["tokens"] == len(session)
+        go_on = {**GO_ON, "temperature": 0}
+        here = text(server.ok(PATH, {**go_on, "session": "own"}))
+        assert text(server.ok(PATH, {**go_on, "session": "other"})) == here
+
+
 def test_sessions_are_made_listed_saved_and_deleted(tmp_path):
     with asking(sessions_dir=tmp_path) as server:
         assert server.ok("/v1/sessions/x", {})["tokens"] == 0
@@ -79,7 +118,7 @@ def test_sessions_are_made_listed_saved_and_deleted(tmp_path):
         assert server.refused(PATH, {"session": "x"})["param"] == "prompt"
         server.ok(PATH, {**BEGIN, "session": "x"})
         assert server.ok("/v1/sessions/x/save", {})["saved"] is True
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["x.session", "x.session.json"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["x.session"]
         deleted = server.client.delete("/v1/sessions/x").json()
         assert deleted == {"name": "x", "object": "session", "deleted": True}
         assert list(tmp_path.iterdir()) == []
@@ -119,14 +158,13 @@ def test_a_request_that_is_refused_leaves_its_session_as_it_was(server):
         assert server.get("/v1/sessions/unheard").status_code == 404
 
 
-@pytest.mark.parametrize("name", ["..", ".hidden", "a b", "-x", "x" * 65, "é", "x.session.json"])
+@pytest.mark.parametrize("name", ["..", ".hidden", "a b", "-x", "x" * 65, "é"])
 def test_bad_names_are_refused(server, name):
     for path in (f"/v1/sessions/{name}", f"/v1/sessions/{name}/save"):
         answer = server.post(path, {})
         assert answer.status_code in (400, 404, 405)
         assert "error" in answer.json()
-    if name != "x.session.json":
-        assert server.refused(PATH, {**BEGIN, "session": name})["param"] == "session"
+    assert server.refused(PATH, {**BEGIN, "session": name})["param"] == "session"
 
 
 @pytest.mark.parametrize("path", ["/v1/sessions/..%2f..%2fx", "/v1/sessions/%2e%2e/save"])
