@@ -238,6 +238,23 @@ def test_a_load_that_ends_when_nobody_waits_any_more_is_no_fault(folder, error):
     assert unheard == []
 
 
+def test_a_file_that_was_written_to_is_refused_until_it_can_be_loaded_anew(folder):
+    path, body = folder / "one.gguf", {"prompt": "Once", "max_tokens": 2, "temperature": 0}
+    with asking(models_dir=folder, max_loaded=2) as server:
+        wanted, other = (
+            server.ok(PATH, {**body, "model": name})["choices"] for name in ("one", "two")
+        )
+        server.ok(PATH, {**body, "model": "one", "session": "held"})
+        shutil.copyfile(embedded_path(), path)
+        for more in ({}, {"session": "held"}):  # which is of the model as it was
+            error = server.refused(PATH, {**body, "model": "one", **more}, 503)
+            assert error["code"] == "engine_unavailable"
+            assert "one.gguf: the file was changed after it was opened" in error["message"]
+        assert server.ok(PATH, {**body, "model": "two"})["choices"] == other
+        assert server.client.delete("/v1/sessions/held").status_code == 200
+        assert server.ok(PATH, {**body, "model": "one"})["choices"] == wanted
+
+
 def test_a_file_that_was_replaced_is_loaded_anew_once_nobody_uses_it(folder, cases):
     with asking(models_dir=folder) as server:
         body = {"model": "one", "prompt": "Once", "max_tokens": 2, "temperature": 0}
