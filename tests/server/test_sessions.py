@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from oxillama.server import chat, sessions
+from oxillama.server import chat
 from oxillama.server.errors import ApiError
-from oxillama.snapshot.session import EngineSnapshot
+from oxillama.snapshot.session import EngineSnapshot, Snapshots
 from tests.server.conftest import asking
 
 PATH = "/v1/completions"
@@ -228,19 +228,16 @@ def test_sessions_that_come_while_others_are_looked_through_do_not_matter(server
             sessions._named.pop(name, None)
 
 
-class Slow:
-    """Stands for `sessions.write_parts`, by which a session's last file is written: calls
-    `meanwhile()` first, once.
-    """
+def while_saving(monkeypatch, meanwhile):
+    """Calls `meanwhile()` once, when a session has been written and its save has not returned."""
+    write, left = Snapshots.to_file, [meanwhile]
 
-    def __init__(self, monkeypatch, meanwhile):
-        self._write, self._meanwhile = sessions.write_parts, meanwhile
-        monkeypatch.setattr(sessions, "write_parts", self)
+    def to_file(*arguments, **options):
+        write(*arguments, **options)
+        while left:
+            left.pop()()
 
-    def __call__(self, *arguments):
-        meanwhile, self._meanwhile = self._meanwhile, lambda: None
-        meanwhile()
-        self._write(*arguments)
+    monkeypatch.setattr(Snapshots, "to_file", to_file)
 
 
 def test_a_session_that_goes_on_while_it_is_saved_has_changed(tmp_path, monkeypatch):
@@ -249,7 +246,7 @@ def test_a_session_that_goes_on_while_it_is_saved_has_changed(tmp_path, monkeypa
         server.ok("/v1/sessions/a/fork", {"to": "b"})
         without = text(server.ok(PATH, {**GO_ON, "session": "b", "max_tokens": 16}))
         parts = []
-        Slow(monkeypatch, lambda: parts.append(text(server.ok(PATH, GO_ON))))
+        while_saving(monkeypatch, lambda: parts.append(text(server.ok(PATH, GO_ON))))
         saved = server.ok("/v1/sessions/a/save", {})
         assert len(parts) == 1 and not saved["saved"]
     with asking(sessions_dir=tmp_path) as server:  # what came meanwhile was saved at the end
@@ -267,7 +264,7 @@ def test_a_session_that_is_deleted_while_it_is_saved_does_not_come_back(tmp_path
             deleting.start()
             deleting.join(0.05)
 
-        Slow(monkeypatch, delete)
+        while_saving(monkeypatch, delete)
         server.ok("/v1/sessions/a/save", {})
         deleting.join(60)
         assert server.get("/v1/sessions").json()["data"] == [] and not list(tmp_path.iterdir())
@@ -291,7 +288,7 @@ def test_saves_of_one_session_come_one_after_the_other(tmp_path, monkeypatch):
             saving.join(0.05)
             assert saving.is_alive()  # the newer state is not written before the older one
 
-        Slow(monkeypatch, save)
+        while_saving(monkeypatch, save)
         server.ok("/v1/sessions/a/save", {})
         saving.join(60)
         assert again == [21] and held.saved_info("a")["tokens"] == 21
