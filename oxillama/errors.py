@@ -30,8 +30,8 @@ _INSIDE = __name__.partition(".")[0] + "."
 def starting_thread() -> Iterator[None]:
     """A context manager around the start of a thread: an EngineError if the system refuses it.
 
-    The thread can be told of what is wrong with memory that it reads (`_core.filemap`), even where
-    its starter blocks all signals.
+    SIGBUS is unblocked in the thread, even where its starter blocks all signals: a read of a mapped
+    file that was shortened reaches its handler (`_core.filemap`).
     """
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGBUS})
     try:

@@ -175,6 +175,7 @@ OX_INLINE void ask_part(const uint8_t *next, int64_t stride, int64_t bytes, int 
         }
 }
 
+/* 32s, of 8 rows or more: tiles of 4 to 6 then leave none over (heights_of). */
 OX_INLINE void spread_32(float *sums, int64_t ldc, const uint8_t *p, int64_t stride, int64_t later, const uint8_t *first, int64_t ldx, int64_t cols, int all,
                          int store, int off, int side, const uint8_t *lut, int block)
 {
@@ -213,6 +214,7 @@ OX_INLINE void spread_32(float *sums, int64_t ldc, const uint8_t *p, int64_t str
     }
 }
 
+/* 256s, of 16 rows or more (24 with tiles of 5 and 6), for the same reason. */
 OX_INLINE void spread_256(float *sums, int64_t ldc, const uint8_t *p, int64_t stride, int64_t later, const uint8_t *first, int64_t ldx, int64_t cols, int all,
                           int store, int bits, int off, int head, int side, float unit, const uint8_t *lut, int alone)
 {

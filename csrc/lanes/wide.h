@@ -237,11 +237,11 @@ OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t str
     }                                                                                                                        \
     static void two_ports_##name(OX_WIDE_ARGS)                                                                               \
     {                                                                                                                        \
-        if (m >= OX_SPREAD_ROWS_TWO_PORTS(store) || side == SIDE_UE4M3) {                                                    \
+        if (m >= (side == SIDE_UE4M3 ? 8 : OX_SPREAD_ROWS_TWO_PORTS(store))) {                                               \
             spread_32(c, ldc, panel, stride, later, x, ldx, cols, m, store, off, side, lut_##name, BLOCK_##name);            \
             return;                                                                                                          \
         }                                                                                                                    \
-        const ox_heights cut = heights_of(m, OX_WIDE, 4);                                                                    \
+        const ox_heights cut = heights_of(side == SIDE_UE4M3 ? 0 : m, OX_WIDE, 4);                                           \
         OX_HEIGHTS(cut, OX_WIDE, 4,                                                                                          \
             wide_32(c, ldc, panel, stride, turn_of(later, i, cut.tiles), x, ldx, cols, M, store, bits, off, side,            \
                     lut_##name, BLOCK_##name))                                                                               \

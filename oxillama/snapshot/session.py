@@ -81,8 +81,8 @@ RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=) 
 class EngineSnapshot:
     """The description of a snapshot, which `inspect` reads without restoring it: the format
     `version`, the fingerprint of its `model`, `facts` as JSON values, the stored bytes and the
-    encoding of each section by name, in order, the size of the file in bytes, and the `note` of
-    whoever wrote it, None without one.
+    encoding of each section by name, in order, the size of the file in bytes, and the `note`
+    that the caller saved with it, None without one.
     """
 
     version: int
