@@ -24,20 +24,22 @@ cdef extern from "environment.h" nogil:
 cdef extern from *:
     """
     #include <stdint.h>
+    #include <time.h>
     #ifdef __linux__
     #include <sys/resource.h>
-    /* How often this thread was taken off its core while it had work; `*us`: the microseconds it ran. */
-    static long ox_preemptions(int64_t *us) {
-        struct rusage use;
-        *us = 0;
-        if (getrusage(RUSAGE_THREAD, &use)) return 0;
-        *us = (use.ru_utime.tv_sec + use.ru_stime.tv_sec) * INT64_C(1000000) + use.ru_utime.tv_usec + use.ru_stime.tv_usec;
-        return use.ru_nivcsw;
-    }
-    #else
-    static long ox_preemptions(int64_t *us) { *us = 0; return 0; }
     #endif
-    #include <time.h>
+    /* How often this thread was taken off its core while it had work; `*us`: the microseconds it ran, to the last of them: what getrusage
+     * says of its time is brought up to date at a tick only, and a tick may be as long as a step. */
+    static long ox_preemptions(int64_t *us) {
+        struct timespec ran;
+        *us = 0;
+        if (!clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran)) *us = ran.tv_sec * INT64_C(1000000) + ran.tv_nsec / 1000;
+    #ifdef __linux__
+        struct rusage use;
+        if (!getrusage(RUSAGE_THREAD, &use)) return use.ru_nivcsw;
+    #endif
+        return 0;
+    }
     static double ox_seconds(void) {
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
@@ -63,7 +65,8 @@ cdef class AdaptiveWorkers:
     cdef readonly int workers
     cdef bint trying
     cdef int left                # steps until the next trial may begin, or this one must end
-    cdef int patience, count, hits, losers, compared
+    cdef int count, hits, losers, compared
+    cdef int[2] patience         # steps until fewer are tried, and until all are
     cdef int quiet               # steps with fewer workers since one that had not its cores
     cdef long turns              # trials so far
     cdef double ratios           # sum over a trial's steps: their seconds by those of their kind before
@@ -72,6 +75,7 @@ cdef class AdaptiveWorkers:
     cdef long[64] fresh          # the trial in which a kind was last seen
     cpdef int note(self, int key, double seconds, int preempted, double ran=*) except -1
     cdef void _judge(self, bint reduced) noexcept
+    cdef void _stay(self, bint fewer, bint anew) noexcept
     cdef void _turn(self, bint reduced, bint trying, int left) noexcept
 
 

@@ -239,8 +239,9 @@ cpdef int worker_count(object num_threads) except -1:
 
 cdef enum:
     WINDOW = 8         # steps over which disturbed ones are counted
-    TRIAL = 4          # compared steps that decide between all workers and fewer
-    PATIENCE = 64      # steps until the other number is tried again; doubles while that loses
+    TRIAL = 4          # compared steps that decide between all workers and fewer, if one is clearly quicker; 4 * TRIAL else
+    PATIENCE = 64      # steps until fewer workers are tried again; doubles while that loses, to 16 times
+    HASTE = 8          # steps until all are: a neighbour is soon gone, and an idle core costs more than a trial; doubles to 32 times
     QUIET = 4          # steps with fewer workers, all on their cores, before all are tried again
     KINDS = 64         # kinds of steps that are told apart
 
@@ -252,16 +253,16 @@ cdef class AdaptiveWorkers:
     of two workers can take many times that of one. `note` is given each step: its kind (steps of one kind take like times; kinds may
     follow each other in any order), its seconds and how many workers were taken off their core; `workers` is the number for the next.
 
-    Disturbed steps (a worker was taken off its core, or the step took half as long again as its kind can) start a trial of fewer
-    workers. Its steps are compared with those of the same kinds before, whose seconds are kept as running means.
+    Disturbed steps (workers were taken off their cores and missed a tenth of the step, or it took half as long again as its kind can)
+    start a trial of fewer workers. Its steps are compared with those of the same kinds before, whose seconds are kept as running means.
 
-    Workers that ran less than half of a step's time have no cores to run on: one such step is enough, because it may take a hundred
-    times its due. While fewer workers do not keep their cores either, all are not tried again.
+    Workers that ran less than half of a step's time, where that was several times its due, have no cores to run on: one such step is
+    enough, because it may take a hundred times its due. While fewer workers do not keep their cores either, all are not tried again.
     """
 
     def __init__(self, int most):
         self.most = self.workers = most
-        self.patience = PATIENCE
+        self.patience[0], self.patience[1] = PATIENCE, HASTE
 
     cpdef int note(self, int key, double seconds, int preempted, double ran=-1.0) except -1:
         """Takes in one step; returns the number of workers for the next. ran: below 0 if unknown."""
@@ -278,10 +279,9 @@ cdef class AdaptiveWorkers:
         self.left -= 1
         if reduced:
             self.quiet = self.quiet + 1 if share > 0.8 else 0
-        elif preempted > 0 and share < 0.5:
+        elif preempted > 0 and share < 0.5 and (self.best[kind] == 0 or seconds > 4 * self.best[kind]):
             self.losers = max(self.losers, preempted)
-            self.patience = min(16 * PATIENCE, 2 * self.patience) if self.trying else PATIENCE
-            self._turn(True, False, self.patience if self.trying else WINDOW)
+            self._stay(True, not self.trying)
             return self.workers
         if self.trying:
             if not reduced:
@@ -292,28 +292,34 @@ cdef class AdaptiveWorkers:
             if self.compared >= TRIAL:
                 self._judge(reduced)
             elif self.left <= 0:                                    # nothing to compare with: as if never tried
-                self._turn(False, False, self.patience)
+                self._turn(False, False, self.patience[False])
             return self.workers
         if reduced:
             if self.left <= 0 and self.quiet >= QUIET:
-                self._turn(False, True, 4 * TRIAL)
+                self._turn(False, True, 8 * TRIAL)
             return self.workers
         self.best[kind] = seconds if self.best[kind] == 0 else min(seconds, 1.01 * self.best[kind])
         self.count += 1
-        self.hits += preempted > 0 or seconds > 1.5 * self.best[kind]
+        self.hits += (preempted > 0 and (ran < 0 or share < 0.9)) or seconds > 1.5 * self.best[kind]
         self.losers = max(self.losers, preempted)
         if self.hits >= 2 and self.left <= 0:
-            self._turn(True, True, 4 * TRIAL)
+            self._turn(True, True, 8 * TRIAL)
         elif self.count >= WINDOW:
             self.count = self.hits = self.losers = 0
         return self.workers
 
     cdef void _judge(self, bint reduced) noexcept:
-        """The end of a trial: fewer workers stay only where they are quicker by a twentieth."""
+        """The end of a trial, or not yet: fewer workers stay only where they are quicker by a twentieth."""
         cdef double ratio = self.ratios / self.compared
         cdef bint fewer = ratio < 0.95 if reduced else ratio > 1 / 0.95
-        self.patience = PATIENCE if fewer == reduced else min(16 * PATIENCE, 2 * self.patience)
-        self._turn(fewer, False, self.patience)
+        if self.compared >= 4 * TRIAL or ratio < 0.8 or ratio > 1.25:
+            self._stay(fewer, fewer == reduced)
+
+    cdef void _stay(self, bint fewer, bint anew) noexcept:
+        """With fewer workers, or with all, until the others are tried again: `anew` if that is a change, twice as long as last time else."""
+        cdef int first = HASTE if fewer else PATIENCE
+        self.patience[fewer] = first if anew else min((32 if fewer else 16) * first, 2 * self.patience[fewer])
+        self._turn(fewer, False, self.patience[fewer])
 
     cdef void _turn(self, bint reduced, bint trying, int left) noexcept:
         if not reduced:

@@ -167,6 +167,25 @@ def test_all_workers_come_back_once_cores_are_there(kinds):
     assert sum(seconds for _, seconds in used) < 900 * 0.03 + 190 * 0.12 + 3
 
 
+def test_workers_taken_off_their_cores_for_a_moment_are_kept():
+    adaptive = threads.AdaptiveWorkers(2)
+    for step in range(2000):
+        seconds = 0.006 * (2.6 if step % 100 == 99 else 1)
+        ran = 1.99 * 0.006 if step % 100 == 99 else 1.99 * seconds
+        adaptive.note(1, seconds, step % 3, ran)
+        assert adaptive.workers == 2
+
+
+def test_a_neighbour_of_some_steps_is_waited_out_for_few():
+    adaptive, used = threads.AdaptiveWorkers(2), []
+    for step in range(1000):
+        workers, taken = adaptive.workers, 500 <= step < 504
+        used.append(workers)
+        seconds = 0.006 * (2 / workers) * (4 if taken and workers == 2 else 1)
+        adaptive.note(1, seconds, 2 * taken, seconds if taken else seconds * workers)
+    assert set(used[:500]) == {2} and 1 in used[500:] and used.count(1) <= 32
+
+
 def test_a_single_step_without_cores_costs_few_steps_with_fewer_workers():
     used = starving(200, lambda step: step == 20)
     assert 1 <= [workers for workers, _ in used].count(1) <= 16
