@@ -11,8 +11,9 @@
 #define OX_LANES_TABLE ox_lanes_avx512
 #include "lanes/table.inc"
 
-/* The same where every vector instruction of 512 bits starts on one of two ports, dots and all else alike: Intel's without AMX. From 13 rows on tiles are of two panels, which have
- * more chains: a dot takes 5 cycles and two start in each. With fewer rows memory is the limit, and `tile` asks it more evenly. */
+/* The same where every vector instruction of 512 bits starts on one of two ports, dots and all else alike: Intel's without AMX. From 4 rows on tiles are of two panels, which have
+ * more chains (a dot takes 5 cycles and two start in each), and of up to 6 rows, so that 5 to 7 and 9 to 12 leave none over; 8 fill a tile of one panel. Steps of a 1B Q4_K_M, ms,
+ * by tiles of one panel and of two: 4 rows 56 and 46, 6 rows 67 and 45, 8 rows 59 and 65, 12 rows 98 and 85. */
 #undef OX_LANES_NAME
 #undef OX_LANES_TABLE
 #undef OX_WIDE_INTEGER
@@ -20,10 +21,12 @@
 #define OX_LANES_NAME "avx512intel"
 #define OX_LANES_TABLE ox_lanes_avx512intel
 #define OX_WIDE_INTEGER(name) two_ports_##name
-#define OX_MOST_BY_TILE(family) ((family) == FAMILY_32 || (family) == FAMILY_256 ? 12 : OX_FEW_ROWS(family))
+#define OX_MOST_BY_TILE(family) ((family) == FAMILY_32 || (family) == FAMILY_256 ? 3 : OX_FEW_ROWS(family))
+#define OX_FULL_TILE OX_TILE_ROWS
 #include "lanes/entries.inc"
 #undef OX_WIDE_INTEGER
 #undef OX_MOST_BY_TILE
+#undef OX_FULL_TILE
 #define OX_WIDE_INTEGER(name) wide_##name
 
 #if __GNUC__ >= 10 || __clang_major__ >= 9

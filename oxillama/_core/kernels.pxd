@@ -23,7 +23,7 @@ cdef extern from "lanes/panel.h" nogil:
         signed char beside_rows[64]
         signed char few_rows[64]
         signed char tile_rows[64]
-        int whole_rows, range_values
+        int full_tile, whole_rows, range_values
         void (*wide[64])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
                          int64_t cols, int m) noexcept nogil
         void (*act_quantise[4])(uint8_t *out, const float *x, int64_t cols) noexcept nogil

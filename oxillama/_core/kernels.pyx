@@ -27,6 +27,7 @@ cdef extern from "ox.h" nogil:
         OX_CORE_ZEN4
         OX_CORE_ZEN5
         OX_CORE_AMX
+        OX_CORE_INTEL
     int ox_core_kind()
     unsigned ox_isa_available()
     const char *ox_isa_name(int isa)
@@ -77,6 +78,8 @@ cdef (int, int) distance
 for _i in range(FORM_COUNT):
     if core == OX_CORE_AMX:
         distance = 2048, 2048
+    elif core == OX_CORE_INTEL:
+        distance = 2048, 4096 if ox_forms[_i].family == FAMILY_256 else 2048
     elif ox_forms[_i].family == FAMILY_256:
         distance = (1024, 4096) if core == OX_CORE_ZEN5 else (0, 0)
     else:
