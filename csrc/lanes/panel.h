@@ -124,7 +124,7 @@ typedef struct {
     int8_t beside_rows[FORM_COUNT];
     int8_t few_rows[FORM_COUNT];    /* up to so many rows each worker reads a run of panels of its own, */
     int8_t tile_rows[FORM_COUNT];   /* and up to so many one panel at a time (`tile`); with more, two (`wide`) */
-    int full_tile;         /* so many fill a tile of one panel and go by it, though fewer may not; 0: none do */
+    int full_tile;         /* but exactly so many, which fill a tile of one panel, go by `tile` all the same; 0: no number does */
     int whole_rows;        /* what many rows are best divided into multiples of */
     int range_values;      /* and how many values of x are best multiplied at a time, at most */
     /* `tile` for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair

@@ -75,15 +75,18 @@ if core == OX_CORE_ZEN4:
             tables[_table] = &zen4[_table]
 # How far ahead `beside` prefetches, in bytes, by form, for one row and for more (docs/kernel-figures.md).
 cdef (int, int) distance
+cdef bint supers, bytes_of_32
 for _i in range(FORM_COUNT):
+    supers = ox_forms[_i].family == FAMILY_256
+    bytes_of_32 = not supers and ox_forms[_i].store == 8
     if core == OX_CORE_AMX:
         distance = 2048, 2048
     elif core == OX_CORE_INTEL:
-        distance = 2048, 4096 if ox_forms[_i].family == FAMILY_256 else 2048
-    elif ox_forms[_i].family == FAMILY_256:
+        distance = 1024 if bytes_of_32 else 2048, 4096 if supers else 2048
+    elif supers:
         distance = (1024, 4096) if core == OX_CORE_ZEN5 else (0, 0)
     else:
-        distance = (1024, 0) if core != OX_CORE_ZEN5 and ox_forms[_i].store == 8 else (0, 0)
+        distance = (1024, 0) if core != OX_CORE_ZEN5 and bytes_of_32 else (0, 0)
     prefetch_distance[_i][0], prefetch_distance[_i][1] = distance
 LANES = {tables[i].name.decode(): i for i in range(LANES_COUNT) if tables[i] != NULL}
 ISA_NUMBERS = {ox_isa_name(i).decode(): i for i in range(OX_ISA_COUNT)}

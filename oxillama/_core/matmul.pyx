@@ -149,7 +149,7 @@ cdef inline bint _few_rows(const MatmulArgs *a, int64_t m) noexcept nogil:
 
 
 cdef inline bint _wide(const MatmulArgs *a, int64_t p, int64_t end, int m) noexcept nogil:
-    """Whether panels p and p + 1, if that comes before `end`, share tiles."""
+    """Whether panels p and p + 1, if that comes before `end`, share tiles of m rows."""
     return (m >= WIDE_ROWS or m > a.lanes.tile_rows[a.segments[0].form]) and m != a.lanes.full_tile and p + 1 < end and _pairs(a, p)
 
 
