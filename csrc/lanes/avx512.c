@@ -18,6 +18,7 @@
 #undef OX_LANES_TABLE
 #undef OX_WIDE_INTEGER
 #undef OX_MOST_BY_TILE
+#undef OX_FULL_TILE
 #define OX_LANES_NAME "avx512intel"
 #define OX_LANES_TABLE ox_lanes_avx512intel
 #define OX_WIDE_INTEGER(name) two_ports_##name

@@ -113,6 +113,7 @@ cdef class KeepRowsOp(Op):
             if plan.kv_layers[a.into][0] != ROWS or a.into == a.layer:
                 raise plan.fail(f"into is layer {a.into}, wanted another layer of rows")
         self.begin(plan, &a.common, "keep_rows", keep_rows_part, p)
+        self.whole = True
 
 
 # ---- compress --------------------------------------------------------------------------------------------------------
@@ -224,6 +225,7 @@ cdef class CompressOp(Op):
         plan.reaches.extend([(a.layer, (2 if a.overlap else 1) * a.ratio), (a.into, a.ratio)])
         plan.need_scratch(self, 4 * (4 * <size_t>a.dim + 2 * a.half) + 64)
         self.begin(plan, &a.common, "compress", compress_part, p)
+        self.whole = True
 
 
 # ---- choose_blocks ---------------------------------------------------------------------------------------------------
@@ -597,6 +599,7 @@ cdef class TurnOp(Op):
         a.out = plan.writes(p["out"], columns)
         plan.need_scratch(self, 4 * <size_t>a.half + 64)
         self.begin(plan, &a.common, "turn", turn_part, p)
+        self.whole = True
 
 
 OPS = {"keep_rows": KeepRowsOp, "compress": CompressOp, "choose_blocks": ChooseBlocksOp, "choose_spans": ChooseSpansOp, "turn": TurnOp}

@@ -175,6 +175,7 @@ cdef class EmbedOp(Op):
             self.a.raw = &rows.raw[0]
         self.a.unpack, self.a.scale = rows.unpack, plan.real(p, "scale", -1e30, 1e30)
         self.begin(plan, &self.a.common, "embed", embed_part, p)
+        self.whole = True
 
     cdef int fetch(self, Rows batch) except -1:
         """The rows of a step's tokens; of a table of positions, of those."""
@@ -219,6 +220,7 @@ cdef class FeaturesOp(Op):
         plan.embed_columns = max(plan.embed_columns, self.a.start + self.a.count)
         self.a.out = plan.writes(p["out"], self.a.count)
         self.begin(plan, &self.a.common, "features", features_part, p)
+        self.whole = True
 
 
 # ---- rope_table ------------------------------------------------------------------------------------------------------
@@ -291,6 +293,7 @@ cdef class RopeTableOp(Op):
         self.a.far, self.a.near = NULL if self.far is None else &self.far[0], plan.number(p, "near", 0, (1 << 31) - 1)
         self.a.inv_freq, self.a.n, self.a.mscale = &self.inv_freq[0], n, plan.real(p, "mscale", -1e30, 1e30)
         self.begin(plan, &self.a.common, "rope_table", rope_table_part, p)
+        self.whole = True
 
 
 # ---- norm and quantise -----------------------------------------------------------------------------------------------
@@ -341,7 +344,7 @@ cdef void norm_warm(const void *args, int ith, int nth) noexcept nogil:
     cdef int r
     if a.weight != NULL:
         ox_fetch(a.weight, 4 * a.columns)
-    for r in range(rows_of(&a.common)):
+    for r in range(rows_of(&a.common) if rows_of(&a.common) > 1 else 0):     # a single row one worker will read, others still write
         ox_fetch(row_of(a.common.step, a.x, r), 4 * a.columns)
 
 
@@ -390,6 +393,7 @@ cdef class NormOp(Op):
         fill_acts(plan, p["acts"], self.a.acts, columns)
         plan.need_scratch(self, 4 * <size_t>columns)
         self.begin(plan, &self.a.common, "norm", norm_part, p)
+        self.whole = True
         self.warm = norm_warm
 
 
@@ -425,6 +429,7 @@ cdef class QuantiseOp(Op):
         self.a.columns, self.a.x = plan.reads(p["x"]), p["x"]
         fill_acts(plan, p["acts"], self.a.acts, self.a.columns)
         self.begin(plan, &self.a.common, "quantise", quantise_part, p)
+        self.whole = self.a.columns <= COLUMNS
 
 
 # ---- add, mul, scale, affine, clamp, softcap, activate ------------------------------------------------------------------------------
@@ -514,6 +519,7 @@ cdef class ElementwiseOp(Op):
         self.a.out = plan.writes(p["out"], self.a.columns, output=True)
         self.output = self.a.out == OUTPUT
         self.begin(plan, &self.a.common, name, elementwise_part, p)
+        self.whole = self.a.columns <= COLUMNS
 
 
 # ---- measure ---------------------------------------------------------------------------------------------------------
@@ -583,6 +589,7 @@ cdef class MeasureOp(Op):
             raise plan.fail(f"x and out are both slot {p['x']}")
         self.a.out = plan.writes(p["out"], self.a.heads)
         self.begin(plan, &self.a.common, "measure", measure_part, p)
+        self.whole = True
 
 
 # ---- softmax ---------------------------------------------------------------------------------------------------------
@@ -651,6 +658,7 @@ cdef class SoftmaxOp(Op):
             raise plan.fail(f"x and out are both slot {p['x']}")
         self.a.out = plan.writes(p["out"], columns)
         self.begin(plan, &self.a.common, "softmax", softmax_part, p)
+        self.whole = True
 
 
 # ---- head_scale ------------------------------------------------------------------------------------------------------
@@ -701,6 +709,7 @@ cdef class HeadScaleOp(Op):
             raise plan.fail(f"out is slot {p['out']}, which it reads")
         a.out = plan.writes(p["out"], columns)
         self.begin(plan, &a.common, "head_scale", head_scale_part, p)
+        self.whole = True
 
 
 # ---- take_rows -------------------------------------------------------------------------------------------------------
@@ -740,6 +749,7 @@ cdef class TakeRowsOp(Op):
         self.a.out = plan.writes(p["out"], columns, output=True)
         self.output = self.a.out == OUTPUT
         self.begin(plan, &self.a.common, "take_rows", take_rows_part, p)
+        self.whole = True
 
 
 # ---- copy ------------------------------------------------------------------------------------------------------------
@@ -780,6 +790,7 @@ cdef class CopyOp(Op):
             raise plan.fail(f"x and out are both slot {p['x']}")
         self.a.out = plan.writes(p["out"], (self.a.heads - 1) * self.a.stride + self.a.count, offset=self.a.offset)
         self.begin(plan, &self.a.common, "copy", copy_part, p)
+        self.whole = True
 
 
 OPS = {"embed": EmbedOp, "features": FeaturesOp, "copy": CopyOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,

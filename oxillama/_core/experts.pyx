@@ -18,7 +18,7 @@ from oxillama._core.matmul cimport MatmulArgs, matmul_panels
 from oxillama._core.pager cimport Pager, ox_experts, ox_experts_await, ox_experts_done, ox_experts_plan, ox_pager
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
 from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of, step_row
-from oxillama._core.threads cimport OX_TEAM_RUNS, ox_team, ox_team_break, ox_team_cut, ox_team_left, ox_team_take
+from oxillama._core.threads cimport OX_TEAM_NO_RUN, ox_team, ox_team_break, ox_team_share, ox_team_take, ox_team_units
 from oxillama._core.vectors cimport activation
 
 cdef enum:
@@ -211,6 +211,7 @@ cdef class RouteOp(Op):
         plan.routed = None
         plan.need_scratch(self, 20 * <size_t>a.experts + 64)
         self.begin(plan, &a.common, "route", route_part, p)
+        self.whole = True
 
 
 # ---- experts ---------------------------------------------------------------------------------------------------------
@@ -347,12 +348,13 @@ cdef bint few_parts(const ExpertsArgs *a, const ExpertParts *parts) noexcept nog
 cdef void run_few(const ExpertsArgs *a, const Step *step, const ExpertParts *parts, ox_team *team, int ith, int nth, char *scratch,
                   const LowRank *low) noexcept nogil:
     """Few parts: each worker reads consecutive panels of the chosen experts, then helps the worker with the most left (`_few` of matmul.pyx)."""
-    cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, i, n, m, left
-    cdef int64_t panels = parts.count * a.panels, first, p, p0, p1, stop
-    while longest:
-        first = panels * run // runs
-        p = first + ox_team_cut(team, run, <int>(panels * (run + 1) // runs - first), <int>a.few, 8 * <int>a.few, run != own, &n)
-        stop = p + n
+    cdef int i, m
+    cdef int64_t p, p0, p1, stop
+    cdef ox_team_units u
+    u.run = OX_TEAM_NO_RUN
+    while ox_team_share(team, <int>(parts.count * a.panels), 1, ith, nth, <int>a.few, 8 * <int>a.few, &u):
+        p = u.begin + u.first
+        stop = p + u.n
         while p < stop:
             i, p0 = <int>(p // a.panels), p % a.panels
             m = parts.begins[i + 1] - parts.begins[i]
@@ -361,13 +363,6 @@ cdef void run_few(const ExpertsArgs *a, const Step *step, const ExpertParts *par
                 p1 = min(p1, p0 + a.few)
             run_chunk(a, step, parts, i, parts.begins[i], m, p0, p1, scratch, low, NULL)
             p += p1 - p0
-        if n:
-            continue
-        longest = 0
-        for i in range(runs):
-            left = ox_team_left(team, i, <int>(panels * (i + 1) // runs - panels * i // runs))
-            if left > longest:
-                longest, run = left, i
 
 
 cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
@@ -563,6 +558,7 @@ cdef class PartsOp(Op):
         a.out = plan.writes(p["out"], a.width if name == "combine" else columns)
         plan.need_scratch(self, 4 * <size_t>a.width)
         self.begin(plan, &a.common, name, combine_part if name == "combine" else expert_bias_part, p)
+        self.whole = True
 
 
 OPS = {"route": RouteOp, "experts": ExpertsOp, "expert_bias": PartsOp, "combine": PartsOp}

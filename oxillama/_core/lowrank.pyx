@@ -118,7 +118,7 @@ cdef bint low_rank_part(LowRank *low, const LowRankOp *a, const Common *common, 
                 products(a, step, tile, chunk, t, ldt, chunk == 0, x)
             scaled(a, tile, t, ldt)
             item = ox_team_take(team)
-        ox_team_barrier(team, nth)
+        ox_team_barrier(team, ith, nth)
         return True
     # few rows: chunks of columns are the work, their sums meet in `low_parts` (chunks, tiles, LOW_ROWS, ldt)
     item = ox_team_take(team)
@@ -126,7 +126,7 @@ cdef bint low_rank_part(LowRank *low, const LowRankOp *a, const Common *common, 
         products(a, step, tiles.tiles + item // chunks, item % chunks, step.low_parts + (item % chunks * tiles.count + item // chunks) * LOW_ROWS * ldt,
                  ldt, True, x)
         item = ox_team_take(team)
-    ox_team_barrier(team, nth)
+    ox_team_barrier(team, ith, nth)
     item = ox_team_take(team)
     while item < tiles.count:
         tile = tiles.tiles + item
@@ -142,5 +142,5 @@ cdef bint low_rank_part(LowRank *low, const LowRankOp *a, const Common *common, 
                         t[r * ldt + j] += x[j]
         scaled(a, tile, t, ldt)
         item = ox_team_take(team)
-    ox_team_barrier(team, nth)
+    ox_team_barrier(team, ith, nth)
     return True

@@ -16,7 +16,8 @@ from oxillama._core.adapters cimport add_low_rank
 from oxillama._core.kernels cimport ACT_Q8_256, ACT_Q8_32, act_index, act_row_bytes, lanes_table, prefetch_distance, ox_lanes
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix
 from oxillama._core.threads cimport (
-    OX_TEAM_RUNS, fenv_t, ox_fenv_enter, ox_fenv_leave, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, region_threads, worker_count)
+    OX_TEAM_NO_RUN, fenv_t, ox_fenv_enter, ox_fenv_leave, ox_team, ox_team_init, ox_team_share, ox_team_take, ox_team_units, region_threads,
+    worker_count)
 from oxillama._core.vectors cimport activation
 
 from oxillama.errors import QuantError
@@ -28,7 +29,7 @@ cdef extern from "block.h" nogil:
 cdef enum:
     RANGE = 264                 # most rows of x that one chunk covers
     LEAST_RANGE = 48            # and the least, where there are as many
-    MANY_CHUNKS = 32            # chunks a worker, so that waiting for the last one is no matter
+    MANY_CHUNKS = 16            # chunks a worker, so that waiting for the last one is no matter
     WIDE_ROWS = 9               # from so many rows on two panels share a tile
     GROUP_ROWS = 8              # a chunk keeps its full size up to so many rows
     MOST_BESIDE = 4             # most rows that the kernels take for panels side by side
@@ -162,8 +163,17 @@ cdef inline int64_t _panels(const MatmulArgs *a) noexcept nogil:
     return panels
 
 
-cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
-    """Few rows: chunks of about 48 KB of weights (a microsecond). Many: ranges of x as long as leave chunks enough.
+cdef inline int64_t _panel_bytes(const MatmulArgs *a) noexcept nogil:
+    """Bytes of a panel of the segment whose panels are largest; of gate and up, those of both."""
+    cdef int64_t bytes = 0
+    cdef int i
+    for i in range(a.n_segments):
+        bytes = max(bytes, a.segments[i].panel_bytes)
+    return 2 * bytes if a.gate else bytes
+
+
+cdef Cut _cut(const MatmulArgs *a, int64_t panels, int nth) noexcept nogil:
+    """Chunks of about 48 KB of weights (a microsecond) times eight rows, over ranges of x as long as leave chunks enough.
 
     A range reads all weights and puts their codes together once more, so ranges are long, though x is then more than a second cache holds: what
     is asked of the third one is little (1B, prompts of 512, two threads of Zen 4, ranges of 24 rows to 264, tokens/s: Q6_K 193 to 283, Q8_0 300
@@ -171,22 +181,14 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
     of 8,192 columns, two threads, ranges of 256 rows and of 128, billion products a second: Q4_K 839 and 1,185, Q8_0 458 and 533).
     """
     cdef Cut cut
-    cdef int i
-    cdef int64_t bytes = 0, ranges
-    cut.panels = _panels(a)
-    for i in range(a.n_segments):
-        bytes = max(bytes, a.segments[i].panel_bytes)
-    bytes *= 2 if a.gate else 1
-    ranges = max((a.m + RANGE - 1) // RANGE, (a.m * a.cols + a.lanes.range_values - 1) // a.lanes.range_values)
+    cdef int64_t ranges = max((a.m + RANGE - 1) // RANGE, (a.m * a.cols + a.lanes.range_values - 1) // a.lanes.range_values)
+    cut.panels = panels
     while cut.panels // 2 * ranges < MANY_CHUNKS * nth and a.m >= 2 * LEAST_RANGE * ranges:
         ranges *= 2
     cut.rows = (a.m + ranges - 1) // ranges
     cut.rows = min(<int64_t>RANGE, (cut.rows + a.lanes.whole_rows - 1) // a.lanes.whole_rows * a.lanes.whole_rows)
-    cut.group = max(<int64_t>1, min(49152 // bytes, cut.panels // (4 * nth)))
-    if not _few_rows(a, a.m):
-        cut.group = max(<int64_t>2, cut.group * GROUP_ROWS // min(a.m, cut.rows) // 2 * 2)
-    elif a.m > GROUP_ROWS:
-        cut.group = max(<int64_t>1, cut.group * GROUP_ROWS // a.m)
+    cut.group = max(<int64_t>1, min(49152 // _panel_bytes(a), cut.panels // (4 * nth)))
+    cut.group = max(<int64_t>2, cut.group * GROUP_ROWS // min(a.m, cut.rows) // 2 * 2)
     cut.groups = (cut.panels + cut.group - 1) // cut.group
     cut.chunks = cut.groups * ((a.m + cut.rows - 1) // cut.rows)
     return cut
@@ -238,61 +240,43 @@ cdef inline bint _side_by_side(const MatmulArgs *a) noexcept nogil:
     return True
 
 
-# A worker's run of panels, for few rows.
-cdef struct Run:
-    int64_t first, end
-    int64_t half                # panel first + half + i goes with panel first + i, two streams; of all, if they are read one by one
-    int units                   # what workers take: pairs, or panels
-
-
-cdef inline Run _run_of(const MatmulArgs *a, int64_t panels, bint halves, int run, int runs) noexcept nogil:
-    cdef Run r
-    r.first, r.end = panels * run // runs, panels * (run + 1) // runs
-    r.half = (r.end - r.first + 1) // 2 if halves else r.end - r.first
-    r.units = <int>r.half
-    return r
-
-
-cdef void _few(const MatmulArgs *a, const Cut *cut, ox_team *team, int ith, int nth) noexcept nogil:
+cdef void _few(const MatmulArgs *a, int panels, ox_team *team, int ith, int nth) noexcept nogil:
     """Few rows: each worker reads a run of panels of its own, then helps whoever has most left, from the end of that run.
 
     Memory gives most to workers that read long streams of their own, and takes from a run of one's own do not wait for another core's line.
+    Two panels that are read side by side are one of each half of a run: two streams.
     """
-    cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, i, n, left
     cdef bint beside = _side_by_side(a), halves = beside and not a.gate
-    cdef int least = max(1, <int>cut.group // 2) if halves else <int>cut.group
-    cdef int64_t p, stop
-    cdef Run r
-    while longest:
-        r = _run_of(a, cut.panels, halves, run, runs)
-        p = r.first + ox_team_cut(team, run, r.units, least, 8 * least, run != own, &n)
-        stop = p + n
+    cdef int64_t bytes = _panel_bytes(a), p, stop, far
+    cdef int group = <int>min(49152 // bytes, <int64_t>(panels // (4 * nth))), least
+    cdef ox_team_units u
+    if a.m > GROUP_ROWS:
+        group = <int>(group * GROUP_ROWS // a.m)
+    least = max(1, group // 2 if halves else group)
+    u.run = OX_TEAM_NO_RUN
+    while ox_team_share(team, panels, 2 if halves else 1, ith, nth, least, 8 * least, &u):
+        p, far = u.begin + u.first, (u.end - u.begin + 1) // 2
+        stop = p + u.n
         while p < stop:
-            if beside and (a.gate or p + r.half < r.end):
-                _beside(a, p, p + r.half)
+            if beside and (a.gate or p + far < u.end):
+                _beside(a, p, p + far)
             elif a.m > a.lanes.tile_rows[a.segments[0].form] and _wide(a, p, stop, <int>a.m):
-                _pair(a, p, p + 2 if p + 2 < (r.end if run == own else stop) else -1, 0, <int>a.m)
+                _pair(a, p, p + 2 if p + 2 < (u.end if u.run == ith else stop) else -1, 0, <int>a.m)
                 p += 1
             else:
-                _panel(a, p, p + 1 if p + 1 < (r.end if run == own else stop) else -1, 0, <int>a.m)
+                _panel(a, p, p + 1 if p + 1 < (u.end if u.run == ith else stop) else -1, 0, <int>a.m)
             p += 1
-        if n:
-            continue
-        longest = 0
-        for i in range(runs):
-            left = ox_team_left(team, i, _run_of(a, cut.panels, halves, i, runs).units)
-            if left > longest:
-                longest, run = left, i
 
 
 cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noexcept nogil:
     """Takes work until none is left. The caller puts the barrier after it."""
-    cdef Cut cut = _cut(a, nth)
-    cdef int64_t chunk, p, end, row, after
+    cdef Cut cut
+    cdef int64_t panels = _panels(a), chunk, p, end, row, after
     cdef int m
-    if _few_rows(a, a.m) and cut.panels < MOST_PANELS:
-        _few(a, &cut, team, ith, nth)
+    if _few_rows(a, a.m) and panels < MOST_PANELS:
+        _few(a, <int>panels, team, ith, nth)
         return
+    cut = _cut(a, panels, nth)
     while True:
         chunk = ox_team_take(team)
         if chunk >= cut.chunks:

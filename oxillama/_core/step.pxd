@@ -116,6 +116,7 @@ cdef class Op:
     cdef readonly list adaptable     # (kind, matrices, rows, columns, parts of a row) of what takes an adapter's factors
     cdef readonly Domain domain
     cdef readonly bint output    # writes the program's output rows
+    cdef readonly bint whole     # a single row is one chunk: nothing to share among workers
     cdef readonly PagedOp paged  # weights that come from a file while a step runs, None for an op without
     cdef size_t scratch          # bytes of scratch each worker needs
     cdef list held

@@ -72,12 +72,12 @@ cdef void rope_store_part(const void *args, ox_team *team, int ith, int nth) noe
     cdef const StoreArgs *a = <const StoreArgs *>args
     cdef const Step *step = a.common.step
     cdef int rows = rows_of(&a.common), heads = a.q_heads + (2 * a.kv_heads if a.keep else 0), blocks = (heads + HEADS - 1) // HEADS
-    cdef int items = (rows + ROWS - 1) // ROWS * blocks, c, r, first
+    cdef int per = max(1, min(<int>ROWS, rows * blocks // (2 * nth))), items = (rows + per - 1) // per * blocks, c, r, first
     cdef float *scratch = <float *>(step.scratch + <size_t>ith * step.scratch_stride)
     c = ox_team_take(team)
     while c < items:
         first = c % blocks * HEADS
-        for r in range(c // blocks * ROWS, min(rows, (c // blocks + 1) * ROWS)):
+        for r in range(c // blocks * per, min(rows, (c // blocks + 1) * per)):
             store_row(a, step, r, first, min(heads, first + HEADS), scratch)
         c = ox_team_take(team)
 
@@ -130,6 +130,7 @@ cdef class RopeStoreOp(Op):
         a.eps, a.q_scale = plan.real(p, "eps", 0.0, 1.0), plan.real(p, "q_scale", -1e30, 1e30)
         plan.need_scratch(self, 4 * <size_t>a.k_dim + 64)
         self.begin(plan, &a.common, "rope_store", rope_store_part, p)
+        self.whole = a.q_heads + (2 * a.kv_heads if a.keep else 0) <= HEADS
 
 
 OPS = {"rope_store": RopeStoreOp}

@@ -6,13 +6,17 @@ cdef extern from "team.h" nogil:
     ctypedef struct ox_team:
         pass
     void ox_team_init(ox_team *team, const int32_t *cancel)
-    void ox_team_barrier(ox_team *team, int nth)
+    void ox_team_barrier(ox_team *team, int ith, int nth)
+    bint ox_team_meet(ox_team *team, int ith, int nth)
+    void ox_team_go(ox_team *team, int nth)
+    void ox_team_rewind(ox_team *team)
     int ox_team_take(ox_team *team)
     void ox_team_break(ox_team *team)
-    int ox_team_left(ox_team *team, int run, int size)
-    int ox_team_cut(ox_team *team, int run, int size, int least, int most, bint back, int *n)
+    ctypedef struct ox_team_units:
+        int run, begin, end, first, n
+    bint ox_team_share(ox_team *team, int size, int per, int ith, int nth, int least, int most, ox_team_units *units)
     enum:
-        OX_TEAM_RUNS
+        OX_TEAM_NO_RUN
     bint ox_team_stopped(const ox_team *team)
 
 cdef extern from "environment.h" nogil:

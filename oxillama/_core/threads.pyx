@@ -354,7 +354,7 @@ cdef void _measured(void *args, int ith, int nth) noexcept nogil:
     for i in range(m.ops):
         while ox_team_take(m.team) < m.chunks:
             pass
-        ox_team_barrier(m.team, nth)
+        ox_team_barrier(m.team, ith, nth)
 
 
 cdef double _measure(int ops, int chunks, int count) except -1:

@@ -12,7 +12,7 @@ from oxillama._core.kernels cimport form_at, pack_panels, panel_bytes
 from oxillama._core.matmul cimport MatmulArgs, matmul_part
 from oxillama._core.pager cimport ox_page, ox_page_data, ox_paged_op, ox_pager, ox_pager_await, ox_pager_done, ox_ring_slot
 from oxillama._core.panels cimport MatmulSegment, Supply
-from oxillama._core.threads cimport OX_TEAM_RUNS, ox_team, ox_team_break, ox_team_cut, ox_team_init, ox_team_left, ox_team_take
+from oxillama._core.threads cimport OX_TEAM_NO_RUN, ox_team, ox_team_break, ox_team_init, ox_team_share, ox_team_take, ox_team_units
 
 cdef enum:
     CHUNK = 96 * 2048           # weights that are packed at a time: they stay in a worker's second cache
@@ -138,19 +138,12 @@ cdef void paged_part(const MatmulArgs *a, ox_pager *pager, const ox_paged_op *pa
 cdef void unpacked_part(const MatmulArgs *a, const Supply *const *supplies, uint8_t *scratch, ox_team *team, int ith, int nth) noexcept nogil:
     """Takes work until none is left, as `matmul_part`: first from a run of its own. The caller puts the barrier after it."""
     cdef ox_team alone
-    cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, i, n, left
-    cdef int64_t chunks = 0, first, k
+    cdef ox_team_units u
+    cdef int64_t chunks = 0
+    cdef int i
     for i in range(1 if a.gate else a.n_segments):
         chunks += _chunks(a, i)
-    while longest:
-        first = chunks * run // runs
-        k = first + ox_team_cut(team, run, <int>(chunks * (run + 1) // runs - first), 1, MOST, run != own, &n)
-        for i in range(n):
-            _pack_and_multiply(a, supplies, k + i, scratch, &alone)
-        if n:
-            continue
-        longest = 0
-        for i in range(runs):
-            left = ox_team_left(team, i, <int>(chunks * (i + 1) // runs - chunks * i // runs))
-            if left > longest:
-                longest, run = left, i
+    u.run = OX_TEAM_NO_RUN
+    while ox_team_share(team, <int>chunks, 1, ith, nth, 1, MOST, &u):
+        for i in range(u.n):
+            _pack_and_multiply(a, supplies, u.begin + u.first + i, scratch, &alone)

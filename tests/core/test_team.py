@@ -66,7 +66,7 @@ def test_siblings_of_one_core_count_once(tmp_path):
     assert threads.physical_cores([0, 1, 2, 9], str(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("workers", [1, 2, 5, 18])
 def test_barriers_end_whatever_the_number_of_workers(workers):
     assert threads.team_size(num_threads=workers) == workers
     assert threads.barrier_seconds(200, num_threads=workers) > 0
@@ -193,7 +193,7 @@ def test_a_single_step_without_cores_costs_few_steps_with_fewer_workers():
 
 def test_more_workers_than_cores_give_the_same_bits():
     results = []
-    for workers in (1, 2, 3, 8):
+    for workers in (1, 2, 3, 8, 18):
         step = program(q_heads=6, kv_heads=2, k_dim=16, num_threads=workers)
         memory, table = memory_for(step, 700)
         step.run_until(
