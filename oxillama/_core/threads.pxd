@@ -68,10 +68,10 @@ cdef class AdaptiveWorkers:
     cdef readonly int most
     cdef readonly int workers
     cdef bint trying
-    cdef int left                # steps until the next trial may begin, or this one must end
+    cdef int left                # steps, by weight, until the next trial may begin, or this one must end
     cdef int count, hits, losers, compared
     cdef int[2] patience         # steps until fewer are tried, and until all are
-    cdef int quiet               # steps with fewer workers since one that had not its cores
+    cdef int quiet               # steps with fewer workers, by weight, since one that had not its cores
     cdef long turns              # trials so far
     cdef double ratios           # sum over a trial's steps: their seconds by those of their kind before
     cdef double[2][64] mean      # running mean of each kind's seconds: with all workers, with fewer
@@ -79,7 +79,7 @@ cdef class AdaptiveWorkers:
     cdef long[64] fresh          # the trial in which a kind was last seen
     cpdef int note(self, int key, double seconds, int preempted, double ran=*) except -1
     cdef void _judge(self, bint reduced) noexcept
-    cdef void _stay(self, bint fewer, bint anew) noexcept
+    cdef void _stay(self, bint fewer, bint anew, double lost) noexcept
     cdef void _turn(self, bint reduced, bint trying, int left) noexcept
 
 

@@ -258,6 +258,9 @@ cdef class AdaptiveWorkers:
 
     Workers that ran less than half of a step's time, where that was several times its due, have no cores to run on: one such step is
     enough, because it may take a hundred times its due. While fewer workers do not keep their cores either, all are not tried again.
+
+    One worker of sixteen may take ten times as long as all: a step of fewer workers counts as many as steps of all would have fitted into it, so
+    that a neighbour of a moment costs little more than its moment.
     """
 
     def __init__(self, int most):
@@ -272,16 +275,21 @@ cdef class AdaptiveWorkers:
         cdef bint reduced = self.workers < self.most
         cdef double share = ran / (seconds * self.workers) if ran >= 0 and seconds > 0 else 1.0
         cdef double own = self.mean[reduced][kind], other = self.mean[not reduced][kind]
+        cdef int weight = 1
+        if reduced and self.best[kind] > 0:
+            weight = max(1, <int>min(1e6, seconds / self.best[kind]))
         if own == 0 or (self.trying and self.fresh[kind] != self.turns):        # of an earlier time: the neighbour was another
             own = seconds
         self.mean[reduced][kind] = own + 0.25 * (seconds - own)
         self.fresh[kind] = self.turns
-        self.left -= 1
+        self.left -= weight
         if reduced:
-            self.quiet = self.quiet + 1 if share > 0.8 else 0
+            self.quiet = self.quiet + weight if share > 0.8 else 0
         elif preempted > 0 and share < 0.5 and (self.best[kind] == 0 or seconds > 4 * self.best[kind]):
             self.losers = max(self.losers, preempted)
-            self._stay(True, not self.trying)
+            if self.best[kind] == 0:
+                self.best[kind] = ran / self.workers
+            self._stay(True, not self.trying, seconds / self.best[kind] if self.trying else 0)
             return self.workers
         if self.trying:
             if not reduced:
@@ -289,7 +297,7 @@ cdef class AdaptiveWorkers:
             if other > 0:
                 self.compared += 1
                 self.ratios += seconds / other
-            if self.compared >= TRIAL:
+            if self.compared >= TRIAL or (self.compared and self.left <= 0):
                 self._judge(reduced)
             elif self.left <= 0:                                    # nothing to compare with: as if never tried
                 self._turn(False, False, self.patience[False])
@@ -312,13 +320,16 @@ cdef class AdaptiveWorkers:
         """The end of a trial, or not yet: fewer workers stay only where they are quicker by a twentieth."""
         cdef double ratio = self.ratios / self.compared
         cdef bint fewer = ratio < 0.95 if reduced else ratio > 1 / 0.95
-        if self.compared >= 4 * TRIAL or ratio < 0.8 or ratio > 1.25:
-            self._stay(fewer, fewer == reduced)
+        if self.compared >= 4 * TRIAL or self.left <= 0 or ratio < 0.8 or ratio > 1.25:
+            self._stay(fewer, fewer == reduced, 0)
 
-    cdef void _stay(self, bint fewer, bint anew) noexcept:
-        """With fewer workers, or with all, until the others are tried again: `anew` if that is a change, twice as long as last time else."""
+    cdef void _stay(self, bint fewer, bint anew, double lost) noexcept:
+        """With fewer workers, or with all, until the others are tried again: `anew` if that is a change, else twice as long as last time, and long
+        enough for a trial that took `lost` steps' time to be a fifth of all.
+        """
         cdef int first = HASTE if fewer else PATIENCE
         self.patience[fewer] = first if anew else min((32 if fewer else 16) * first, 2 * self.patience[fewer])
+        self.patience[fewer] = max(self.patience[fewer], <int>min(1e6, 4 * lost))
         self._turn(fewer, False, self.patience[fewer])
 
     cdef void _turn(self, bint reduced, bint trying, int left) noexcept:

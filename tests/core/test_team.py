@@ -186,6 +186,34 @@ def test_a_neighbour_of_some_steps_is_waited_out_for_few():
     assert set(used[:500]) == {2} and 1 in used[500:] and used.count(1) <= 32
 
 
+def test_a_neighbour_of_a_moment_costs_many_workers_little_more_than_its_moment():
+    """A burst of 18 ms on all cores but one, every 300 ms: a step of more workers lasts until it
+    ends. One worker takes eleven times as long as all.
+    """
+    adaptive, now, steps = threads.AdaptiveWorkers(16), 0.0, 2000
+    for _ in range(steps):
+        workers = adaptive.workers
+        due, left = 0.0004 + 0.0144 / workers, 0.018 - now % 0.3
+        seconds = due + max(0.0, left) * (workers > 1)
+        taken = (workers - 1) * (left > 0)
+        adaptive.note(1, seconds, taken, due * workers)
+        now += seconds
+    lost = now - steps * 0.0013
+    assert lost / (now / 0.3) < 0.018 + 0.0135 + 0.002
+
+
+def test_a_neighbour_that_stays_costs_many_workers_few_trials():
+    """Fifteen cores of sixteen are shared for good: a step of more workers takes 450 ms."""
+    adaptive, now = threads.AdaptiveWorkers(16), 0.0
+    for step in range(1500):
+        workers = adaptive.workers
+        due = 0.0004 + 0.0144 / workers
+        shared = workers > 1 and step >= 50
+        adaptive.note(1, 0.45 if shared else due, (workers - 1) * shared, due * workers)
+        now += 0.45 if shared else due
+    assert now < 1450 * 0.0148 * 1.3
+
+
 def test_a_single_step_without_cores_costs_few_steps_with_fewer_workers():
     used = starving(200, lambda step: step == 20)
     assert 1 <= [workers for workers, _ in used].count(1) <= 16
