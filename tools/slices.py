@@ -157,7 +157,7 @@ def main() -> None:
         size = 0 if options.p else engine.model_bytes / options.b
         print(table(options.model.stem, rounds, size))
     if options.json:
-        kept = {name: getattr(options, name) for name in ("p", "n", "d", "b", "kv_type")}
+        kept = {name: getattr(options, name) for name in ("p", "n", "d", "b", "kv_type", "t")}
         line = {"model": options.model.stem, **kept, "rounds": rounds}
         with options.json.open("a") as file:
             print(json.dumps(line), file=file)
