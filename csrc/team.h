@@ -4,12 +4,13 @@
  * chunks with `ox_team_take` until it hands out one past the end, so a worker that lost its core holds up one chunk only.
  *
  *     for (int c = ox_team_take(team); c < chunks; c = ox_team_take(team)) work(c);
- *     ox_team_barrier(team, ith, nth);     // the last to arrive sets the counter back to 0 for the next op
+ *     ox_team_barrier(team, ith, nth);     // the next op's chunks count from 0
  *
  * A barrier is two calls. What comes between them the last to arrive does alone, while the others still wait: work too short to be shared
  * costs no barrier of its own.
  *
  *     if (ox_team_meet(team, ith, nth)) {
+ *         ox_team_rewind(team);            // if alone() takes chunks
  *         alone();
  *         ox_team_go(team, nth);
  *     }
