@@ -63,6 +63,7 @@ int ox_cpu_model(char *out, int size);     /* writes the processor's own name, N
  * AMX and with it. */
 enum { OX_CORE_OTHER, OX_CORE_ZEN4, OX_CORE_ZEN5, OX_CORE_INTEL, OX_CORE_AMX };
 int ox_core_kind(void);
+enum { OX_AHEAD = 8192 };                  /* bytes between what a tile of several rows reads and what it asks for (lanes/tiles.h) */
 unsigned ox_isa_available(void);           /* bit i: instruction set i can run here */
 const char *ox_isa_name(int isa);          /* "scalar", "avx2", "avx512", "neon"; NULL outside the list */
 int ox_isa_from_name(const char *name);    /* the index, or -1 */

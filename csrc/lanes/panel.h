@@ -114,7 +114,7 @@ int ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t ro
 typedef struct {
     const char *name;
     /* c[t ldc + r] = row r of the panel . activation row t, for t < m, r < 16: the whole panel, all columns. `then` is the panel that
-     * this worker reads next, fetched in good time; NULL if none. */
+     * this worker reads next (NULL if none): more rows than one ask for the bytes that lie OX_AHEAD further on, from the panel's end on in `then`. */
     void (*tile[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx,
             int64_t cols, int m);
     /* c[32 t + r] = row r of `first` . activation row t, c[32 t + 16 + r] = row r of `second` . that, for up to `beside_rows` rows: two

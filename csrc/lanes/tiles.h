@@ -34,8 +34,6 @@ OX_INLINE int32_t act_i32(const uint8_t *p) { int32_t v; memcpy(&v, p, 4); retur
  * bytes later, into the second cache: the first one has too few places for what is on its way. Two threads of Zen 4, GMAC/s, asking for
  * nothing, into the first and into the second: 4 rows Q4_0 193, 288, 317, Q6_K 104, 184, 243; 8 rows Q6_K 133, 254, 287, Q8_0 159, 213, 341;
  * 16 rows Q8_0 213, 251, 348. */
-enum { OX_AHEAD = 8192 };
-
 typedef struct {
     const uint8_t *at, *end, *then;     /* position, end of this panel, the panel that this worker reads next (NULL: ask for nothing) */
 } ox_ahead;

@@ -32,11 +32,17 @@ OX_INLINE void bounds(const ox_split *s, int i0, int i1, int *first, int *last)
         }
 }
 
-/* A block is four groups of one head; a row of blocks is all heads of four groups. While a row is computed, head by head, the row after it
- * is fetched in the order in which it lies: every head of a group, then the next group. */
+/* A block is four groups of one head; a row of blocks is all heads of four groups: first the rows of K, then those of V. While a row is computed,
+ * head by head, the row after it is fetched in the order in which it lies: every head of a group, then the next group. Nothing is divided on the way:
+ * a block of a single token takes less than half a microsecond, as much as a dozen divisions. */
 typedef struct {
     ox_split *s;
-    int lo, hi, g0, blocks; /* keys anyone sees; the first block's first group; how many fours of groups */
+    int lo, hi, alike;                     /* keys anyone sees; whether all queries see just these */
+    int g0, rows, queries;                 /* the first row's first group; rows of K, and as many of V; queries of a head */
+    const char *now[OX_BLOCK_GROUPS];      /* the row's groups, of the first head; a visible group stands in for one that no query sees */
+    const char *then[OX_BLOCK_GROUPS];     /* those of the row after it, where `fetch` is set */
+    int64_t stride, then_stride;           /* from head to head */
+    int fetch, group, head;                /* which of them is fetched next */
 } walk;
 
 OX_INLINE int within(const walk *w, int g)
@@ -45,38 +51,52 @@ OX_INLINE int within(const walk *w, int g)
     return g < first ? first : g > last ? last : g;
 }
 
-/* The groups of block `n` of K or V; a visible group stands in for one that no row sees. */
-OX_INLINE void place(const walk *w, const void *const *groups, int64_t stride, int n, const void **out)
-{
-    int g = w->g0 + OX_BLOCK_GROUPS * (n / w->s->heads);
-    for (int j = 0; j < OX_BLOCK_GROUPS; j++)
-        out[j] = (const char *)groups[within(w, g + j)] + stride * (n % w->s->heads);
-}
-
-/* What is fetched while number n of K's then V's blocks is computed: its share of the row after its own. NULL when that is not known. */
-OX_INLINE const void *const *upcoming(const walk *w, int n, const void **out)
+/* The groups of row `row`, of the first head; returns the bytes from head to head. The row after the last one is the caller's next split. */
+OX_INLINE int64_t row_at(const walk *w, int row, const char **out)
 {
     const ox_split *s = w->s;
-    int row = n / s->heads + 1, first = OX_BLOCK_GROUPS * (n % s->heads), values = row >= w->blocks && row < 2 * w->blocks;
-    int g = w->g0 + OX_BLOCK_GROUPS * (values ? row - w->blocks : row);
-    if (row == 2 * w->blocks && !s->ahead) return NULL;
+    const int values = row >= w->rows, g = w->g0 + OX_BLOCK_GROUPS * (values ? row - w->rows : row);
+    const void *const *groups = values ? s->v : s->k;
+    if (row == 2 * w->rows) {
+        for (int j = 0; j < OX_BLOCK_GROUPS; j++) out[j] = s->next_k[j];
+        return s->k_stride;
+    }
+    for (int j = 0; j < OX_BLOCK_GROUPS; j++) out[j] = groups[within(w, g + j)];
+    return values ? s->v_stride : s->k_stride;
+}
+
+OX_INLINE void enter(walk *w, int row)
+{
+    w->stride = row_at(w, row, w->now);
+    w->fetch = row + 1 < 2 * w->rows || w->s->ahead;
+    w->group = w->head = 0;
+    if (w->fetch) w->then_stride = row_at(w, row + 1, w->then);
+}
+
+OX_INLINE void place(const walk *w, int head, const void **out)
+{
+    for (int j = 0; j < OX_BLOCK_GROUPS; j++) out[j] = w->now[j] + w->stride * head;
+}
+
+/* What is fetched while a block is computed: its share of the row after its own. NULL when that is not known. */
+OX_INLINE const void *const *upcoming(walk *w, const void **out)
+{
+    if (!w->fetch) return NULL;
     for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
-        int group = (first + j) / s->heads, head = (first + j) % s->heads;
-        if (row == 2 * w->blocks) out[j] = (const char *)s->next_k[group] + s->k_stride * head;
-        else if (values) out[j] = (const char *)s->v[within(w, g + group)] + s->v_stride * head;
-        else out[j] = (const char *)s->k[within(w, g + group)] + s->k_stride * head;
+        out[j] = w->then[w->group] + w->then_stride * w->head;
+        if (++w->head == w->s->heads) w->head = 0, w->group++;
     }
     return out;
 }
 
 /* Scores of one head's queries against one block of floats or halves. */
-OX_INLINE void score_block(const walk *w, int n)
+OX_INLINE void score_block(walk *w, int row, int head)
 {
     ox_split *s = w->s;
     const void *k[OX_BLOCK_GROUPS], *then[OX_BLOCK_GROUPS];
-    int kind = s->kind, queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
+    int kind = s->kind, queries = w->queries, q0 = queries * head, g0 = w->g0 + OX_BLOCK_GROUPS * row;
     const void *const *next = NULL;
-    place(w, s->k, s->k_stride, n, k);
+    place(w, head, k);
     if (kind == OX_KV_F16 && queries > OX_WIDEN) {         /* enough queries to convert once for all */
         for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
             float *to = s->block + (int64_t)16 * s->k_dim * j;
@@ -86,12 +106,13 @@ OX_INLINE void score_block(const walk *w, int n)
         }
         kind = OX_KV_F32;
     } else {
-        next = upcoming(w, n, then);
+        next = upcoming(w, then);
     }
     for (int i0 = q0, i1; i0 < q0 + queries; i0 = i1) {
         int first, last;
         i1 = tile_end(i0, q0 + queries);
-        bounds(s, i0, i1, &first, &last);
+        if (w->alike) first = w->lo, last = w->hi;
+        else bounds(s, i0, i1, &first, &last);
         for (int j = 0; j < OX_BLOCK_GROUPS; j += OX_TILE_G)
             if (16 * (g0 + j) < last && 16 * (g0 + j + OX_TILE_G) > first)
                 score_tiles[i1 - i0][kind](s->q + i0, k + j, next && i0 == q0 ? next + j : NULL, s->k_dim,
@@ -100,25 +121,28 @@ OX_INLINE void score_block(const walk *w, int n)
 }
 
 /* The same against one block of panels. */
-OX_INLINE void score_panels(const walk *w, int n)
+OX_INLINE void score_panels(walk *w, int row, int head)
 {
     ox_split *s = w->s;
     const void *k[OX_BLOCK_GROUPS], *then[OX_BLOCK_GROUPS];
-    const void *const *next = upcoming(w, n, then);
-    int queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
+    const void *const *next = upcoming(w, then);
+    int queries = w->queries, q0 = queries * head, g0 = w->g0 + OX_BLOCK_GROUPS * row;
     const int bytes = (s->kind == OX_KV_Q8_0 ? 17 : 9) * s->k_dim;
     const uint8_t *x = s->x + s->ldx * q0;
     float *to = s->scores + OX_SPLIT_KEYS * q0 + 16 * g0;
-    place(w, s->k, s->k_stride, n, k);
+    place(w, head, k);
     for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
-        int g = g0 + j, pair = s->wide && queries >= 12 && j % 2 == 0 && g >= w->lo / 16 && 16 * (g + 1) < w->hi;
-        if (next)
-            for (int b = 0; b < bytes; b += 64)
-                OX_FETCH((const char *)next[j] + b);
+        const int g = g0 + j, seen = g >= w->lo / 16 && 16 * g < w->hi;
+        const int pair = s->wide && queries >= 12 && j % 2 == 0 && seen && 16 * (g + 1) < w->hi, by_tile = seen && !pair && queries > 1;
+        const char *after = next && by_tile ? (const char *)next[j] + bytes - OX_AHEAD : NULL;     /* so that OX_AHEAD on from the panel lies next[j] */
+        if (next && !by_tile)
+            for (int i = j; i <= j + pair; i++)
+                for (int b = 0; b < bytes; b += 64)
+                    OX_FETCH((const char *)next[i] + b);
         if (pair)
             s->wide(to + 16 * j, OX_SPLIT_KEYS, k[j], (const char *)k[j + 1] - (const char *)k[j], 0, x, s->ldx, s->k_dim, queries), j++;
-        else if (g >= w->lo / 16 && 16 * g < w->hi)
-            s->tile(to + 16 * j, OX_SPLIT_KEYS, k[j], NULL, x, s->ldx, s->k_dim, queries);
+        else if (seen)
+            s->tile(to + 16 * j, OX_SPLIT_KEYS, k[j], (const uint8_t *)after, x, s->ldx, s->k_dim, queries);
     }
 }
 
@@ -136,33 +160,32 @@ OX_INLINE ox_f32x16 bias_of(const float *table, int reach, int from)
     return f32_load(lanes);
 }
 
+/* The softcap and what is added by distance, on 16 scores of query i, kept for the second pass. */
+OX_INLINE ox_f32x16 adjusted(const ox_split *s, int i, int g, float *p, ox_f32x16 v)
+{
+    if (s->softcap != 0.0f) v = f32_select_lt(f32_set1(-INFINITY), v, vec_softcap(v, f32_set1(s->softcap)), v);
+    if (s->biased == 2) v = f32_add(v, bias_of(s->bias[i], s->reach, (int)s->from[i] + 16 * g));
+    else if (s->biased) v = f32_fma(f32_set1(s->slope[i]), f32_add(f32_load(KEY_LANES), f32_set1(s->from[i] + (float)(16 * g))), v);
+    f32_store(p, v);
+    return v;
+}
+
 /* Scores of n neighbouring queries, which see the same keys, into exp(score - m); sets m and l, clears their rows of acc. */
-OX_INLINE void soften(ox_split *s, int i0, int n)
+OX_INLINE void soften(ox_split *s, int i0, int n, int plain)
 {
     int first = s->first[i0], last = s->last[i0], g0 = first / 16, g1 = (last + 15) / 16;
     float *p = s->scores + OX_SPLIT_KEYS * i0;
-    const ox_f32x16 cap = f32_set1(s->softcap), least = f32_set1(-INFINITY);
     ox_f32x16 top[OX_SOFTEN], sum[OX_SOFTEN];
     OX_UNROLL for (int i = 0; i < n; i++) {
         for (int t = 16 * g0; t < first; t++) p[OX_SPLIT_KEYS * i + t] = -INFINITY;
         for (int t = last; t < 16 * g1; t++) p[OX_SPLIT_KEYS * i + t] = -INFINITY;
-        top[i] = least, sum[i] = f32_zero();
+        top[i] = f32_set1(-INFINITY), sum[i] = f32_zero();
     }
     for (int g = g0; g < g1; g++)
         OX_UNROLL for (int i = 0; i < n; i++) {
-            ox_f32x16 v = f32_load(p + OX_SPLIT_KEYS * i + 16 * g);
-            if (s->softcap != 0.0f) {
-                v = f32_select_lt(least, v, vec_softcap(v, cap), v);
-                f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
-            }
-            if (s->biased == 2) {
-                v = f32_add(v, bias_of(s->bias[i0 + i], s->reach, (int)s->from[i0 + i] + 16 * g));
-                f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
-            } else if (s->biased) {
-                v = f32_fma(f32_set1(s->slope[i0 + i]), f32_add(f32_load(KEY_LANES), f32_set1(s->from[i0 + i] + (float)(16 * g))), v);
-                f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
-            }
-            top[i] = f32_max(top[i], v);
+            float *at = p + OX_SPLIT_KEYS * i + 16 * g;
+            ox_f32x16 v = f32_load(at);
+            top[i] = f32_max(top[i], plain ? v : adjusted(s, i0 + i, g, at, v));
         }
     OX_UNROLL for (int i = 0; i < n; i++) {
         s->m[i0 + i] = f32_hmax(top[i]);
@@ -182,14 +205,16 @@ OX_INLINE void soften(ox_split *s, int i0, int n)
 /* Neighbours side by side where they see the same keys: one query's chain of additions would wait for itself. */
 OX_INLINE void soften_all(ox_split *s)
 {
+    const int plain = s->softcap == 0.0f && !s->biased;
     for (int i = 0, n; i < s->queries; i += n) {
         int same = i + OX_SOFTEN <= s->queries;
         for (int j = 1; same && j < OX_SOFTEN; j++)
             same = s->first[i + j] == s->first[i] && s->last[i + j] == s->last[i];
         n = same ? OX_SOFTEN : 1;
         if (s->first[i] >= s->last[i]) continue;
-        if (same) soften(s, i, OX_SOFTEN);
-        else soften(s, i, 1);
+        if (same && plain) soften(s, i, OX_SOFTEN, 1);
+        else if (same) soften(s, i, OX_SOFTEN, 0);
+        else soften(s, i, 1, plain);
     }
 }
 
@@ -262,15 +287,15 @@ OX_INLINE void turn_keys(float *to, const void *k, int kind, int v_dim, int widt
 }
 
 /* The values of one head's queries over one block; for many queries rows of halves are widened to floats once. */
-OX_INLINE void mix_block(const walk *w, int n)
+OX_INLINE void mix_block(walk *w, int row, int head)
 {
     ox_split *s = w->s;
     const void *v[OX_SPLIT_GROUPS], *then[OX_BLOCK_GROUPS];
     const void *const *next = NULL;
-    int queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
+    int queries = w->queries, q0 = queries * head, g0 = w->g0 + OX_BLOCK_GROUPS * row;
     int t0 = 16 * g0 > w->lo ? 16 * g0 : w->lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < w->hi ? 16 * (g0 + OX_BLOCK_GROUPS) : w->hi;
-    int widen = s->view || (s->kind == OX_KV_F16 && queries > OX_WIDEN) || s->v_dim != s->width;
-    place(w, s->v, s->v_stride, n, v + g0);
+    const int widen = s->view || (s->kind == OX_KV_F16 && queries > OX_WIDEN) || s->v_dim != s->width, kind = widen ? OX_KV_F32 : s->kind;
+    place(w, head, v + g0);
     if (widen)
         for (int g = t0 / 16; 16 * g < t1; g++) {
             int t = 16 * g > t0 ? 16 * g : t0, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
@@ -285,26 +310,34 @@ OX_INLINE void mix_block(const walk *w, int n)
             v[g] = to;
         }
     else
-        next = upcoming(w, n + w->blocks * s->heads, then);
+        next = upcoming(w, then);
     for (int i0 = q0, i1; i0 < q0 + queries; i0 = i1) {
         i1 = tile_end(i0, q0 + queries);
-        mix_tile(s, i0, i1, v, i0 == q0 ? next : NULL, widen ? OX_KV_F32 : s->kind, s->width, t0, t1);
+        if (w->alike)
+            value_tiles[i1 - i0][kind](s->scores + OX_SPLIT_KEYS * i0, v, i0 == q0 ? next : NULL, s->width, t0, t1,
+                                       s->acc + (int64_t)s->width * i0, s->width);
+        else
+            mix_tile(s, i0, i1, v, i0 == q0 ? next : NULL, kind, s->width, t0, t1);
     }
 }
 
 static void split(ox_split *s)
 {
-    walk w = { .s = s };
+    walk w = { .s = s, .alike = 1, .queries = s->queries / s->heads };
     bounds(s, 0, s->queries, &w.lo, &w.hi);
     if (w.lo >= w.hi) return;
+    for (int i = 0; i < s->queries; i++) w.alike &= s->first[i] == w.lo && s->last[i] == w.hi;
     w.g0 = w.lo / 16 / OX_BLOCK_GROUPS * OX_BLOCK_GROUPS;
-    w.blocks = ((w.hi + 15) / 16 - w.g0 + OX_BLOCK_GROUPS - 1) / OX_BLOCK_GROUPS;
-    for (int n = 0; n < w.blocks * s->heads; n++) {
-        if (s->kind <= OX_KV_F16) score_block(&w, n);
-        else score_panels(&w, n);
+    w.rows = ((w.hi + 15) / 16 - w.g0 + OX_BLOCK_GROUPS - 1) / OX_BLOCK_GROUPS;
+    for (int row = 0; row < 2 * w.rows; row++) {
+        if (row == w.rows) soften_all(s);
+        enter(&w, row);
+        for (int head = 0; head < s->heads; head++) {
+            if (row >= w.rows) mix_block(&w, row - w.rows, head);
+            else if (s->kind <= OX_KV_F16) score_block(&w, row, head);
+            else score_panels(&w, row, head);
+        }
     }
-    soften_all(s);
-    for (int n = 0; n < w.blocks * s->heads; n++) mix_block(&w, n);
 }
 
 /* exp of up to 16 differences at once */
