@@ -26,6 +26,11 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 from setuptools.modified import newer_group
 
+if sys.platform == "win32":
+    sys.exit(
+        "oxillama does not build for Windows itself, wanted Linux (on Windows: WSL 2) or macOS"
+    )
+
 only = {name for name in os.environ.get("OXILLAMA_BUILD_ONLY", "").split(",") if name}
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 abi3 = os.environ.get("OXILLAMA_ABI3", "0") not in ("", "0") and not free_threaded

@@ -1,5 +1,5 @@
-"""What Windows lacks is not needed: modules import, files are written, and packed weights are
-kept.
+"""What Windows lacks is not needed by Python's modules: they import, files are written, and packed
+weights are kept. The C sources need it, and the build says so.
 """
 
 import os
@@ -52,4 +52,18 @@ def test_nothing_needs_what_windows_lacks(tmp_path):
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "OXILLAMA_SIDECAR"},
         timeout=120,
+    )
+
+
+def test_a_build_for_windows_says_what_is_wanted():
+    code = (
+        "import runpy, sys, sysconfig, Cython.Build, numpy, setuptools.command.build_ext\n"
+        "sysconfig.get_config_vars()\n"
+        "sys.platform = 'win32'\n"
+        "runpy.run_path('setup.py')"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 1
+    assert run.stderr == (
+        "oxillama does not build for Windows itself, wanted Linux (on Windows: WSL 2) or macOS\n"
     )
