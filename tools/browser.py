@@ -14,6 +14,8 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
@@ -89,6 +91,19 @@ class Browser:
     def open(self, url: str) -> None:
         """Go to a page and wait until it is loaded."""
         self._call("POST", f"{self._session}/url", {"url": url})
+
+    @contextmanager
+    def tab(self, url: str) -> Iterator[None]:
+        """Another tab on a page, closed at the end; what is called meanwhile is done there."""
+        before = self._call("GET", f"{self._session}/window")
+        made = self._call("POST", f"{self._session}/window/new", {"type": "tab"})
+        self._call("POST", f"{self._session}/window", {"handle": made["handle"]})
+        try:
+            self.open(url)
+            yield
+        finally:
+            self._call("DELETE", f"{self._session}/window")
+            self._call("POST", f"{self._session}/window", {"handle": before})
 
     def run(self, script: str, *args: Any) -> Any:
         """The value that a script returns."""

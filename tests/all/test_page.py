@@ -118,11 +118,12 @@ def test_retry_and_edit(window):
 
 def test_an_edited_message_keeps_its_image(window, url):
     window.run(
-        "const stored = JSON.parse(localStorage.getItem('oxillama'));"
         "const image = {name: 'a.png', url: 'data:image/png;base64,AA=='};"
-        "stored.conversations.unshift({id: stored.current = 'seen', title: 'Seen', system: '',"
-        " messages: [{role: 'user', content: 'What is it?', image}], session: null, used: 0});"
-        "localStorage.setItem('oxillama', JSON.stringify(stored))"
+        "const messages = [{role: 'user', content: 'What is it?', image}];"
+        "const id = `${Date.now()}-seen`;"
+        "const seen = {id, title: 'Seen', system: '', messages, session: null, used: 0};"
+        "localStorage.setItem(`oxillama/${id}`, JSON.stringify(seen));"
+        "sessionStorage.setItem('oxillama', id)"
     )
     window.open(url)
     window.wait(READY)
@@ -204,11 +205,42 @@ def test_conversations_stay_in_the_browser(window, url):
     fresh(window)
     text = send(window, "Tell me a story")
     window.click("#new")
-    assert window.run(TEXT) == []
+    assert window.run(TEXT) == []  # and nothing to store
     window.open(url)
     window.wait(READY)
-    window.click("#conversations li:nth-child(2) button")
     assert window.run(TEXT) == text
+
+
+TITLES = (
+    "const found = document.querySelectorAll('#conversations li button:first-child');"
+    "return [...found].map((e) => e.textContent).slice(0, arguments[0])"
+)
+
+
+def test_tabs_keep_what_others_wrote(window, url):
+    fresh(window)
+    mine = send(window, "Tell me a story")
+    with window.tab(url):
+        window.wait(READY)
+        assert window.run(TITLES, 1) == ["Tell me a story"]
+        fresh(window)
+        theirs = send(window, "Who are you?")
+        window.run("document.getElementById('system').value = 'Be kind'")
+        window.run("document.getElementById('system').dispatchEvent(new Event('input'))")
+        names = window.run(TITLES, 2)
+    assert names == ["Who are you?", "Tell me a story"]
+    assert window.run(TITLES, 2) == names and window.run(TEXT) == mine
+    assert len(send(window, "Go on")) == 4  # writes this tab's conversation, not the other's
+    window.open(url)
+    window.wait(READY)
+    assert window.run(TITLES, 2) == names and window.run(TEXT)[:2] == mine
+    window.click("#conversations li button")
+    assert window.run(TEXT) == theirs
+    assert window.run("return document.getElementById('system').value") == "Be kind"
+    with window.tab(url):
+        window.wait(READY)
+        window.click("#conversations li button:last-child")
+    assert window.run(TITLES, 1) == ["Tell me a story"] and window.run(TEXT)[:2] == mine
 
 
 def test_a_session_is_saved_and_restored(window):
@@ -248,7 +280,7 @@ ATTACH = (
     "input.files = held.files; input.dispatchEvent(new Event('change'))"
 )
 STORED = (
-    "const {conversations: [{messages}]} = JSON.parse(localStorage.getItem('oxillama'));"
+    "const {messages} = JSON.parse(localStorage.getItem(`oxillama/${sessionStorage.oxillama}`));"
     "return messages.map((each) => [each.content, each.audio ?? null])"
 )
 

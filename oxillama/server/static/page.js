@@ -23,19 +23,38 @@ const SCHEMA = {
 const STORED = 1 << 20; // characters of a file that the browser stores, of the few millions it has
 const FILES = { image: "Image", audio: "Audio" };
 
+// Settings are stored under one name and each conversation under its own, so that a tab writes what
+// it changed and nothing else; which conversation is shown is each tab's own.
+const NAME = "oxillama", OF = `${NAME}/`;
 const stored = load();
-let running = null; // the request that streams: { controller, message, box }
+let running = null; // the request that streams: { controller, conversation, message, box }
 let props = { modalities: {}, default_generation_settings: { n_ctx: 0 }, sessions: false };
 let attached = {}; // by kind, the promise of a file: { name, url }
 
+function read(name) {
+  try { return JSON.parse(localStorage.getItem(name)); } catch { return null; }
+}
+
+function names() {
+  try { return Object.keys(localStorage); } catch { return []; }
+}
+
 function load() {
-  let found = null;
-  try { found = JSON.parse(localStorage.getItem("oxillama")); } catch { found = null; }
-  if (!found || !Array.isArray(found.conversations)) found = { conversations: [], settings: {} };
+  const found = { settings: read(NAME) ?? {}, current: null };
+  found.conversations = names().filter((name) => name.startsWith(OF)).map(read)
+    .filter((each) => each?.id && Array.isArray(each.messages));
   if (!found.conversations.length) found.conversations.push(fresh());
-  found.current = found.conversations.some((c) => c.id === found.current)
-    ? found.current : found.conversations[0].id;
+  sort(found);
+  try { found.current = sessionStorage.getItem(NAME); } catch { found.current = null; }
+  if (!found.conversations.some((each) => each.id === found.current)) {
+    found.current = found.conversations[0].id;
+  }
   return found;
+}
+
+// ids begin with the time: the newest comes first
+function sort(found) {
+  found.conversations.sort((a, b) => (a.id < b.id ? 1 : a.id > b.id ? -1 : 0));
 }
 
 function fresh() {
@@ -43,14 +62,31 @@ function fresh() {
            system: "", messages: [], session: null, used: 0 };
 }
 
-function keep() {
+function write(name, value) {
+  try { localStorage.setItem(name, JSON.stringify(value)); }
+  catch { if (by("error").hidden) say("The browser's storage is full: delete a conversation.", true); }
+}
+
+function keep(conversation = current()) {
+  if (!stored.conversations.includes(conversation)) return; // deleted meanwhile
   // tokens with their alternatives and large files stay in memory
   const small = (file) => (file?.url?.length > STORED ? { name: file.name } : file);
-  const bare = { ...stored, conversations: stored.conversations.map((c) => ({
-    ...c, messages: c.messages.map(({ tokens, image: shown, audio: heard, ...rest }) => ({
-      ...rest, image: small(shown), audio: small(heard) })) })) };
-  try { localStorage.setItem("oxillama", JSON.stringify(bare)); }
-  catch { if (by("error").hidden) say("The browser's storage is full: delete a conversation.", true); }
+  write(OF + conversation.id, { ...conversation, messages: conversation.messages.map(
+    ({ tokens, image: shown, audio: heard, ...rest }) => ({
+      ...rest, image: small(shown), audio: small(heard) })) });
+}
+
+const keepSettings = () => write(NAME, stored.settings);
+
+function drop(id) {
+  stored.conversations = stored.conversations.filter((each) => each.id !== id);
+  if (!stored.conversations.length) stored.conversations.push(fresh());
+  if (!current()) choose(stored.conversations[0].id);
+}
+
+function choose(id) {
+  stored.current = id;
+  try { sessionStorage.setItem(NAME, id); } catch { /* this tab begins with the newest one, then */ }
 }
 
 const current = () => stored.conversations.find((c) => c.id === stored.current);
@@ -95,8 +131,7 @@ function drawList() {
 
 function open(id) {
   stop();
-  stored.current = id;
-  keep();
+  choose(id);
   draw();
   by("list").classList.remove("open");
   by("message").focus();
@@ -104,12 +139,28 @@ function open(id) {
 
 function remove(id) {
   stop();
-  stored.conversations = stored.conversations.filter((c) => c.id !== id);
-  if (!stored.conversations.length) stored.conversations.push(fresh());
-  if (stored.current === id) stored.current = stored.conversations[0].id;
-  keep();
+  try { localStorage.removeItem(OF + id); } catch { /* it was not stored */ }
+  drop(id);
   draw();
 }
+
+// what another tab did; a conversation that is being answered here is this tab's
+addEventListener("storage", ({ key, newValue }) => {
+  if (key === NAME) {
+    stored.settings = read(NAME) ?? {};
+    drawSettings();
+  }
+  if (!key?.startsWith(OF)) return;
+  const id = key.slice(OF.length), made = JSON.parse(newValue), shown = id === stored.current;
+  if (running?.conversation.id === id) return;
+  if (!made) drop(id);
+  else {
+    stored.conversations = [made, ...stored.conversations.filter((each) => each.id !== id)];
+    sort(stored);
+  }
+  if (shown) draw();
+  else drawList();
+});
 
 // ---- the conversation
 
@@ -283,7 +334,7 @@ async function answer() {
   const box = drawMessage(message, conversation.messages.length - 1);
   const content = box.querySelector(".content");
   by("log").append(box);
-  running = { controller, message, box };
+  running = { controller, conversation, message, box };
   drawButtons();
   const decoder = new TextDecoder();
   const began = performance.now();
@@ -341,7 +392,7 @@ async function answer() {
       conversation.used = usage.total_tokens;
       numbers(usage.completion_tokens, first, last, first - began);
     }
-    keep();
+    keep(conversation);
     if (conversation === current()) draw();
     if (!running) by("message").focus();
   }
@@ -471,9 +522,9 @@ async function restore(name) {
   made.title = name;
   made.session = name;
   made.used = found.tokens;
-  stored.conversations = stored.conversations.filter((each) => each.session !== name);
+  for (const each of stored.conversations) if (each.session === name) remove(each.id);
   stored.conversations.unshift(made);
-  stored.current = made.id;
+  choose(made.id);
   keep();
   draw();
   say(`Restored ${name}`);
@@ -481,8 +532,11 @@ async function restore(name) {
 
 async function forget(name) {
   await ask(`v1/sessions/${name}`, { method: "DELETE" });
-  for (const each of stored.conversations) if (each.session === name) each.session = null;
-  keep();
+  for (const each of stored.conversations) {
+    if (each.session !== name) continue;
+    each.session = null;
+    keep(each);
+  }
   await drawSessions();
 }
 
@@ -495,7 +549,7 @@ function drawSettings() {
   by("knobs").replaceChildren(...KNOBS.map(([name, label, min, max, step]) => {
     const input = element("input", { id: `knob-${name}`, type: "number", min, max, step });
     input.value = settings[name] ?? "";
-    input.addEventListener("change", () => { settings[name] = input.value; keep(); });
+    input.addEventListener("change", () => { settings[name] = input.value; keepSettings(); });
     return element("label", { for: `knob-${name}` }, label, input);
   }));
   by("schema").value = settings.schema ?? JSON.stringify(SCHEMA, null, 2);
@@ -512,15 +566,15 @@ function theme() {
   else delete document.documentElement.dataset.theme;
 }
 
-by("schema").addEventListener("change", () => { stored.settings.schema = by("schema").value; keep(); });
+by("schema").addEventListener("change", () => { stored.settings.schema = by("schema").value; keepSettings(); });
 by("schema-on").addEventListener("change", () => {
   stored.settings.schemaOn = by("schema-on").checked;
   by("schema").disabled = !by("schema-on").checked;
-  keep();
+  keepSettings();
 });
 by("probabilities").addEventListener("change", () => {
-  stored.settings.probabilities = by("probabilities").checked; keep(); });
-by("theme").addEventListener("change", () => { stored.settings.theme = by("theme").value; theme(); keep(); });
+  stored.settings.probabilities = by("probabilities").checked; keepSettings(); });
+by("theme").addEventListener("change", () => { stored.settings.theme = by("theme").value; theme(); keepSettings(); });
 by("system").addEventListener("input", () => { current().system = by("system").value; keep(); });
 by("new").addEventListener("click", () => {
   const made = fresh();
@@ -561,7 +615,7 @@ by("save-form").addEventListener("submit", (event) => {
   event.preventDefault();
   guarded(save)(by("session-name").value);
 });
-const read = (file) => new Promise((done, failed) => {
+const urlOf = (file) => new Promise((done, failed) => {
   const reader = new FileReader();
   reader.addEventListener("load", () => done({ name: file.name, url: reader.result }));
   reader.addEventListener("error", () => failed(new Error(`${file.name}: ${reader.error.message}`)));
@@ -572,7 +626,7 @@ for (const kind of Object.keys(FILES)) {
     const file = by(kind).files[0];
     delete attached[kind];
     if (!file) return;
-    attached[kind] = read(file);
+    attached[kind] = urlOf(file);
     attached[kind].catch(() => {}); // told when it is sent
   });
 }
