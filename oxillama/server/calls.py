@@ -27,6 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_BREAKS = ("\x85", "\u2028", "\u2029")  # Unicode's ends of lines that JSON lets stand in a text
 LARGE = 1 << 16  # bytes of a body that is parsed and checked off the loop
 _ARRIVING = 1 << 29  # bytes of all bodies that have not come whole yet
 _BULK = 1 << 18  # bytes of a body whose work waits for that of other such bodies
@@ -206,8 +207,18 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON in UTF-8."""
-    return _encode(value).encode()
+    """Compact JSON in UTF-8, on one line."""
+    return on_one_line(_encode(value))
+
+
+def on_one_line(text: str) -> bytes:
+    """JSON in UTF-8 with all that may end a line escaped: clients in Python, such as Ollama's,
+    split a stream where `str.splitlines` does.
+    """
+    if not text.isascii():
+        for each in _BREAKS:
+            text = text.replace(each, f"\\u{ord(each):04x}")
+    return text.encode()
 
 
 Handler = Callable[[Call], Awaitable[Response]]

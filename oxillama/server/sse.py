@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oxillama.server.calls import Call, ClientGone, dumps
+from oxillama.server.calls import Call, ClientGone, dumps, on_one_line
 from oxillama.server.errors import ApiError, from_engine, shutting_down
 
 DONE = b"data: [DONE]\n\n"
@@ -55,7 +55,7 @@ class TextFrames:
     def frames(self, index: int, texts: Iterable[str]) -> bytes:
         """A frame of each text, one after the other."""
         head = b"%b%d%b" % (self._start, index, self._before)
-        quoted = [encode_basestring(text).encode() for text in texts]
+        quoted = [on_one_line(encode_basestring(text)) for text in texts]
         return head + (self._after + head).join(quoted) + self._after if quoted else b""
 
 

@@ -246,6 +246,23 @@ def test_headers_of_every_answer(server):
         assert headers["x-request-id"].startswith("req_")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "choices": ["a\u2028\u2029\x85b"]}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 40, "choices": ["a\u2028\u2029\x85b"]}),
+        ("/api/chat", {"messages": HI, "format": {"const": "a\u2028\u2029\x85b"}}),
+        ("/v1/responses", {"input": "x", "choices": ["a\u2028\u2029\x85b"]}),
+    ],
+)
+def test_no_text_ends_a_line_of_a_stream(server, path, body):
+    """Ollama's client in Python, and others, split a stream where `str.splitlines` does."""
+    answer = server.post(path, {**body, "model": "oxillama-embedded", "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert all(f"\\u{each:04x}" in answer.text for each in (0x85, 0x2028, 0x2029))
+    assert answer.text.splitlines() == answer.text.removesuffix("\n").split("\n")
+
+
 def test_a_request_is_one_line_without_its_text(server):
     before = len(server.logged())
     server.ok("/v1/chat/completions", CHAT)
