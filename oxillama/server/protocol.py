@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import h11
@@ -15,7 +16,7 @@ from oxillama.server.errors import ApiError
 from oxillama.server.settings import ServerConfig
 
 _HELD = 1 << 16  # bytes that are written at once
-_LINGER = 5.0  # seconds that a closing connection has to take what is still to be written
+_LINGER = 5.0  # seconds in which something must happen on a connection that is being closed
 
 
 class _Outbox:
@@ -42,9 +43,16 @@ class _Joined:
     """
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, outbox: _Outbox
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        outbox: _Outbox,
+        sends: Callable[[], bool],
     ) -> None:
+        """sends: whether the client may be sending still."""
         self._transport, self._loop, self._outbox = transport, loop, outbox
+        self._sends = sends
+        self.lingering = False  # closed for what is written; what comes is dropped
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -53,7 +61,7 @@ class _Joined:
 
     def write(self, data: bytes) -> None:
         """Write soon, and in order."""
-        if not data:
+        if not data or self.lingering:
             return
         if not self._parts:
             self._outbox.add(self, self._loop)
@@ -68,10 +76,21 @@ class _Joined:
             data, self._parts, self._size = b"".join(self._parts), [], 0
             self._transport.write(data)
 
+    def is_closing(self) -> bool:
+        """Whether nothing is written any more."""
+        return self.lingering or self._transport.is_closing()
+
     def close(self) -> None:
-        """Close once all is written."""
+        """Close once all is written. A client that sends still would be told of a reset, and lose
+        the answer: of its connection the other half is closed when it has, or the second time.
+        """
         self.flush()
-        self._transport.close()
+        if self.lingering or not self._sends():
+            self._transport.close()
+        else:
+            self.lingering = True
+            self._transport.write_eof()
+            self._transport.resume_reading()
 
 
 class _LimitedProtocol(H11Protocol):
@@ -89,11 +108,14 @@ class _LimitedProtocol(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._bytes_of_head = False
+        self._refused = False  # what is no request, whose end is not known
+        self._heard = False  # since the last look at a connection that is being closed
 
     # ---- beginning and end
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_Joined(transport, self.loop, self.outbox))  # type: ignore[arg-type]
+        joined = _Joined(transport, self.loop, self.outbox, self._sends)
+        super().connection_made(joined)  # type: ignore[arg-type]
         if len(self.connections) > self.limits.max_connections:
             transport.abort()
             return
@@ -104,8 +126,21 @@ class _LimitedProtocol(H11Protocol):
         self._disarm_write()
         super().connection_lost(exc)
 
+    def _sends(self) -> bool:
+        """Whether the client may have more of a request to send."""
+        more = self._refused or (self.cycle is not None and self.cycle.more_body)
+        return more and not self.half_closed
+
+    def shutdown(self) -> None:
+        if self.transport.is_closing():
+            self.transport.close()
+        else:
+            super().shutdown()
+
     def eof_received(self) -> bool | None:  # type: ignore[override]
         self.half_closed = True
+        if self.transport.is_closing():
+            return None
         if self.cycle is None or self.cycle.response_complete:
             if self._bytes_of_head:
                 self._refuse(400, "the connection was closed inside a request's head")
@@ -117,6 +152,9 @@ class _LimitedProtocol(H11Protocol):
     # ---- reading
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            self._heard = True
+            return
         if self._outside_request():
             self._bytes_of_head = True
             if self._head_timer is None:
@@ -202,7 +240,17 @@ class _LimitedProtocol(H11Protocol):
             self._write_timer = None
 
     def _abort_later(self) -> None:
-        self.loop.call_later(_LINGER, self.transport.abort)
+        """End a connection that is being closed: when nothing comes any more, or too much."""
+        self._heard = False
+        until = self.loop.time() + self.limits.body_timeout
+        self.loop.call_later(_LINGER, self._abort_unheard, until)
+
+    def _abort_unheard(self, until: float) -> None:
+        if not self._heard or self.loop.time() >= until:
+            self.transport.abort()
+            return
+        self._heard = False
+        self.loop.call_later(_LINGER, self._abort_unheard, until)
 
     # ---- what is no HTTP
 
@@ -233,6 +281,7 @@ class _LimitedProtocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        self._refused = status != 408  # whoever was too slow has no more time
         self.transport.close()
         self._abort_later()
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import oxillama
-from oxillama.server import ServerConfig, calls, run, transcriptions
+from oxillama.server import ServerConfig, calls, protocol, run, transcriptions
 from oxillama.server.logs import Log
 from tests.server.conftest import Listening
 
@@ -385,6 +385,33 @@ def test_a_connection_goes_on_after_a_body_that_was_refused(listening, body):
     refused = request("POST", "/v1/completions", body)
     found = answer(listening, refused + request("GET", "/version", Connection="close"))
     assert found.count(b"HTTP/1.1 400") == 1 and found.count(b"HTTP/1.1 200") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [({"Content_Type": "text/plain"}, 415), ({"X_Long": "x" * (8 << 20)}, 431)],
+)
+def test_a_client_that_sends_still_is_not_reset(listening, more, wanted):
+    """Most clients read an answer once they have sent all, and a reset takes it from them."""
+    with dial(listening) as made:
+        made.sendall(request("POST", "/v1/completions", b"x" * (8 << 20), **more))
+        out = b""
+        while piece := made.recv(65536):
+            out += piece
+    assert status(out) == wanted
+
+
+def test_a_body_that_was_refused_is_not_read_for_ever(listening, monkeypatch):
+    monkeypatch.setattr(protocol, "_LINGER", 0.05)
+    with dial(listening) as made:
+        made.sendall(
+            request("POST", "/tokenize", b"", Content_Type="text/plain", Content_Length="5000")
+        )
+        assert status(rest(made)) == 415
+        with pytest.raises(ConnectionError):
+            for _ in range(300):
+                made.sendall(b"x")
+                time.sleep(0.01)
 
 
 def test_no_file_descriptor_is_left(listening):
