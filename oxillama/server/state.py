@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -111,6 +111,10 @@ class ServerState:
         self.responses: Kept[Any] = Kept(*most)
         self.threads: Kept[Any] = Kept(*most)
         self.jobs: dict[int, RunningJob] = {}  # by slot
+        # jobs that wait for the slot that they name
+        self._deferred: dict[int, deque[tuple[RunningJob, asyncio.Future[None]]]] = defaultdict(
+            deque
+        )
         self.slot_sessions: dict[int, tuple[Model, Any]] = {}
         self.by_key: dict[str, Counter[str]] = defaultdict(Counter)  # jobs of a key, by request
         self.requests_total: Counter[tuple[str, str]] = Counter()
@@ -186,18 +190,27 @@ class ServerState:
 
     # ---- jobs
 
-    def enter(self, job: RunningJob) -> None:
-        """Give a job its slot; 429 if the queue is full, or its key has as many as allowed."""
+    @property
+    def active(self) -> list[RunningJob]:
+        """The jobs that have a slot, then those that wait for theirs; in any thread."""
+        waiting = (job for each in list(self._deferred.values()) for job, _ in list(each))
+        return [*self.jobs.values(), *waiting]
+
+    async def enter(self, job: RunningJob) -> None:
+        """Give a job its slot, which it waits for if it names one; 429 if the queue is full, or its
+        key has as many as allowed.
+        """
         config, key = self.config, job.call.key
         if self.stopping:
             raise shutting_down()
         request, others = job.call.id, self.by_key[key]
         goes_on = request in others  # a further prompt of a request that was let in
-        if not goes_on and len(self.jobs) >= job.model.slots + config.max_queue:
+        active = len(self.active)
+        if not goes_on and active >= job.model.slots + config.max_queue:
             self.refused += 1
             raise ApiError(
                 429,
-                f"queue: {len(self.jobs)} requests run or wait, which is as many as may",
+                f"queue: {active} requests run or wait, which is as many as may",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
@@ -211,21 +224,50 @@ class ServerState:
                 headers={"Retry-After": "1"},
             )
         others[request] += 1
-        if job.slot < 0 or job.slot in self.jobs:
-            job.slot = next(at for at in range(len(self.jobs) + 1) if at not in self.jobs)
         if not self.jobs:
             self.moved_at = time.perf_counter()
-        self.jobs[job.slot] = job
+        if job.slot in self.jobs:
+            await self._slot_of(job)
+        else:
+            if job.slot < 0:
+                job.slot = next(at for at in range(len(self.jobs) + 1) if at not in self.jobs)
+            self.jobs[job.slot] = job
+
+    async def _slot_of(self, job: RunningJob) -> None:
+        """Wait until the job's slot is its own."""
+        waiting = self._deferred[job.slot]
+        entry = job, asyncio.get_running_loop().create_future()
+        waiting.append(entry)
+        try:
+            await entry[1]
+        except BaseException:
+            job.abandoned = True
+            if entry in waiting:
+                waiting.remove(entry)
+            self.leave(job)
+            raise
 
     def leave(self, job: RunningJob) -> None:
-        """Release a job's slot and count its work."""
-        self.jobs.pop(job.slot, None)
+        """Release a job's slot, to the next one that waits for it, and count its work."""
         others = self.by_key[job.call.key]
         others[job.call.id] -= 1
         if not others[job.call.id]:
             del others[job.call.id]
         if not others:
             del self.by_key[job.call.key]
+        self._count(job)
+        if self.jobs.get(job.slot) is not job:  # it never had it
+            return
+        del self.jobs[job.slot]
+        waiting = self._deferred.get(job.slot)
+        if waiting:
+            self.jobs[job.slot], ready = waiting.popleft()
+            ready.set_result(None)
+        else:
+            self._deferred.pop(job.slot, None)
+
+    def _count(self, job: RunningJob) -> None:
+        """Count a job's work."""
         if not job.requests:
             if job.abandoned:  # nothing else is known of it
                 self.metrics[job.model.name].finished["abort"] += 1
@@ -259,7 +301,7 @@ class ServerState:
         """Requests of a model that have not begun: those being prepared, and those not yet admitted
         by the engine.
         """
-        jobs = [job for job in tuple(self.jobs.values()) if job.model.name == name]
+        jobs = [job for job in self.active if job.model.name == name]
         return sum(
             sum(not (each.admitted_at or each.done) for each in job.requests) if job.requests else 1
             for job in jobs

@@ -212,7 +212,7 @@ def _gauges(state: ServerState, loaded: int) -> dict[str, tuple[str, str, Any]]:
     """What is counted of the server itself: name -> (kind, help, value)."""
     rows = (
         ("http_requests_total", "counter", "HTTP requests.", sum(state.requests_total.values())),
-        ("requests_active", "gauge", "Generations that run or wait.", len(state.jobs)),
+        ("requests_active", "gauge", "Generations that run or wait.", len(state.active)),
         (
             "disconnects_total",
             "counter",

@@ -74,7 +74,7 @@ class Job:
         self.abandoned = False  # by its client, before it was prepared
 
     async def __aenter__(self) -> Job:
-        self.state.enter(self)
+        await self.state.enter(self)
         self.model.users += 1
         return self
 

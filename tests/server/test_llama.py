@@ -1,5 +1,8 @@
 """llama-server's routes."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import oxillama
@@ -138,6 +141,24 @@ def test_a_refused_request_leaves_its_slot_as_it_was(server):
     assert server.ok("/slots/3?action=save", {"filename": "after"})["n_saved"] == held
     again = server.ok(PATH, {**ASK, "id_slot": 3})
     assert again["content"] == begun["content"]
+
+
+def test_a_request_waits_for_the_slot_that_it_names(server):
+    state, end = server.app.state, time.monotonic() + 10
+    fields = {"response_fields": ["id_slot", "content"]}
+    body = {**ASK, **fields, "ignore_eos": True, "id_slot": 5, "n_predict": 900}
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(server.ok, PATH, body)
+        while not state.jobs:
+            assert time.monotonic() < end
+        both = pool.submit(server.ok, PATH, {**body, "prompt": [ASK["prompt"]] * 2})
+        while len(state.active) < 3:
+            assert time.monotonic() < end
+        assert list(state.jobs) == [5] and state.waiting("oxillama-embedded") >= 2
+        assert server.ok(PATH, {**ASK, **fields})["id_slot"] == 0
+    assert both.result() == [first.result()] * 2
+    assert first.result()["id_slot"] == 5
+    assert not state.active and not state._deferred
 
 
 def test_what_runs_is_shown_in_slots(server):
