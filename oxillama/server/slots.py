@@ -18,7 +18,7 @@ from oxillama.server.schema import NAME, Schema, obj
 from oxillama.server.sessions import checked_name
 from oxillama.server.state import RunningJob
 
-SLOT_BODY: Schema = obj({"filename": NAME})
+SLOT_BODY: Schema = obj({"filename": NAME, "model": NAME})
 
 
 async def slots(call: Call) -> Response:
@@ -66,14 +66,17 @@ async def slot_action(call: Call) -> Response:
     action = call.request.query_params.get("action")
     if action not in ("save", "restore", "erase"):
         raise bad("action", action, "save, restore or erase")
-    async with call.model(None) as model:
+    async with call.model(call.body.get("model")) as model:
         if not given.isdecimal() or len(given) > 6 or int(given) >= model.slots:
             raise bad("id_slot", given, f"0 to {model.slots - 1}")
         slot = int(given)
         held = state.slot_sessions.get(slot)
+        session = held[1] if held is not None and held[0] is model else None
         if action == "erase":
-            state.slot_sessions.pop(slot, None)
-            return json_response({"id_slot": slot, "n_erased": len(held[1]) if held else 0})
+            if session is not None:
+                del state.slot_sessions[slot]
+            erased = 0 if session is None else len(session)
+            return json_response({"id_slot": slot, "n_erased": erased})
         name = call.body.get("filename")
         if name is None:
             raise missing("filename")
@@ -82,7 +85,6 @@ async def slot_action(call: Call) -> Response:
         began = time.perf_counter()
         try:
             if action == "save":
-                session = held[1] if held is not None and held[0] is model else None
                 found = await _save(call, model, slot, name, path, session)
             else:
                 found = await _restore(call, model, slot, name, path)

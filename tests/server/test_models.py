@@ -51,6 +51,19 @@ def test_models_of_a_folder_load_on_first_use(folder):
         assert server.ok(PATH, {**body, "model": "three.gguf"})["model"] == "three"
 
 
+def test_a_slot_is_of_the_model_that_is_named(folder, tmp_path):
+    with asking(models_dir=folder, sessions_dir=tmp_path / "sessions") as server:
+        server.ok("/completion", {"model": "one", "prompt": "a", "n_predict": 2, "id_slot": 1})
+        assert server.refused("/slots/1?action=save", {"filename": "s"})["param"] == "model"
+        two = {"model": "two", "filename": "s"}
+        assert server.refused("/slots/1?action=save", two)["param"] == "id_slot"
+        assert server.ok("/slots/1?action=erase", {"model": "two"})["n_erased"] == 0
+        one = {**two, "model": "one"}
+        saved = server.ok("/slots/1?action=save", one)["n_saved"]
+        assert server.ok("/slots/1?action=erase", one)["n_erased"] == saved > 0
+        assert server.ok("/slots/1?action=restore", one)["n_restored"] == saved
+
+
 def test_the_least_recently_used_model_leaves(folder):
     shutil.copy(folder / "one.gguf", folder / "three.gguf")
     with asking(models_dir=folder, max_loaded=2) as server:
