@@ -428,6 +428,7 @@ async def _chat(
     call: Call, model: Model, asked: ChatRequest, answer: _Answer, shape: Callable[..., dict]
 ) -> Response:
     """A chat's reply; shape: its content, thinking and calls as fields of a line."""
+    _unload_if_asked(call, model)
     if call.body.get("stream") is False:
         _, replies, _ = await call.race(run(call, model, asked))
         reply = replies[0]
@@ -435,7 +436,6 @@ async def _chat(
         made = answer.last(
             fields, reply.completion, reply.finish_reason, reply.request, reply.logprobs
         )
-        _unload_if_asked(call, model)
         return json_response(made)
 
     async def lines() -> AsyncIterator[bytes]:
@@ -459,7 +459,6 @@ async def _chat(
                     out.append(line(answer.last(shape(), done, reason, reply.request, rest)))
             if out:
                 yield b"".join(out)
-        _unload_if_asked(call, model)
 
     return await _streamed(call, lines())
 
@@ -506,6 +505,9 @@ _OF_A_REPLY = ("system", "images", "context", "tools", "format", "logprobs")
 
 
 def _unload_if_asked(call: Call, model: Model) -> None:
+    """Let a model leave that is to be kept for no time: as soon as no request uses it, however the
+    one that asks for it ends.
+    """
     if _unloads(call.body):
         call.state.models.unload_when_idle(model)
 
@@ -589,6 +591,7 @@ async def _raw(
     call: Call, model: Model, asked: table.RequestOptions, ids: list[int], answer: _Answer
 ) -> Response:
     """A prompt continued without the chat template."""
+    _unload_if_asked(call, model)
 
     def last(job: Job, done: Completion, text: str, logprobs: Any = None) -> dict[str, Any]:
         made = answer.last({"response": text}, done, reason_of(done), job.requests[0], logprobs)
@@ -609,7 +612,6 @@ async def _raw(
                 return last(job, done, done.text, done.logprobs)
 
         made = await call.race(whole())
-        _unload_if_asked(call, model)
         return json_response(made)
 
     async def lines() -> AsyncIterator[bytes]:
@@ -622,7 +624,6 @@ async def _raw(
                     else answer.part({"response": piece.text}, piece.logprobs)
                     for _, piece in came
                 )
-        _unload_if_asked(call, model)
 
     return await _streamed(call, lines())
 
@@ -644,6 +645,7 @@ async def embed(call: Call) -> Response:
     async with call.model(body["model"]) as model:
         loaded = time.perf_counter_ns()
         _check_embed(model, body)
+        _unload_if_asked(call, model)
         given = body["input"]
         found, tokens = await call.race(
             vectors(
@@ -654,7 +656,6 @@ async def embed(call: Call) -> Response:
                 truncate=body.get("truncate") is True,
             )
         )
-        _unload_if_asked(call, model)
         return json_response(
             {
                 "model": body["model"],
@@ -671,6 +672,6 @@ async def embeddings(call: Call) -> Response:
     body = call.body
     async with call.model(body["model"]) as model:
         _check_embed(model, body)
-        found, _ = await call.race(vectors(call, model, [body["prompt"]], param="prompt"))
         _unload_if_asked(call, model)
+        found, _ = await call.race(vectors(call, model, [body["prompt"]], param="prompt"))
         return json_response({"embedding": found[0].tolist()})

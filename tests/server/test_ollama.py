@@ -3,6 +3,8 @@
 import json
 import math
 import time
+from contextlib import closing
+from http.client import HTTPConnection
 from types import SimpleNamespace
 
 import pytest
@@ -378,6 +380,19 @@ def test_a_reply_to_keep_no_model_after_unloads_it_alone(stream, raw):
                 assert time.monotonic() < end
                 time.sleep(0.002)
             assert len(models.loaded()) == (not kept)
+
+
+def test_a_client_that_leaves_a_reply_to_keep_no_model_after_unloads_it_too(listening):
+    models, end = listening.app.state.models, time.monotonic() + 20
+    options = {"num_predict": 900, "ignore_eos": True}
+    body = {"model": MODEL, "prompt": "Hi", "keep_alive": 0, "options": options}
+    with closing(HTTPConnection(*listening.address)) as client:
+        client.request("POST", "/api/generate", json.dumps(body))
+        assert client.getresponse().readline()
+        assert models.loaded()
+    while models.loaded():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def test_a_number_that_may_have_one_value_is_told_as_that(server):
