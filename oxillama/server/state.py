@@ -294,7 +294,10 @@ class ServerState:
         fields["queue_ms"] = round(times["queue"] * 1e3, 2)
         fields["prefill_ms"] = round(times["prefill"] * 1e3, 2)
         fields["decode_ms"] = round(times["decode"] * 1e3, 2)
-        if job.slot < job.model.slots and isinstance(first, GenerateRequest):
+        if job.call.body.get("session") is not None:
+            # a named session is changed under its name alone
+            self.slot_sessions.pop(job.slot, None)
+        elif job.slot < job.model.slots and isinstance(first, GenerateRequest):
             self.slot_sessions[job.slot] = (job.model, first.session)
 
     def waiting(self, name: str) -> int:

@@ -41,6 +41,20 @@ def test_options_of_a_session_that_goes_on_change_what_they_name_alone(server):
     assert first + second == whole
 
 
+@pytest.mark.parametrize("path", [PATH, "/completion", "/v1/chat/completions"])
+def test_a_request_in_a_slot_changes_no_session(server, path):
+    """A slot holds what its last request evaluated, and goes on from there."""
+    asked = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "a"}
+    server.ok(path, {**asked, "session": "own", "max_tokens": 8})
+    held = server.app.state.sessions.named("own").session
+    before = list(held.tokens)
+    one = {"prompt": "Tom", "n_predict": 4, "seed": 2, "id_slot": 0}
+    alone = server.ok("/completion", one)["content"]
+    assert list(held.tokens) == before and len(before) >= 9
+    assert server.ok("/completion", one)["content"] == alone
+    server.client.delete("/v1/sessions/own")
+
+
 def test_a_session_that_is_handed_over_goes_on_in_another_server(tmp_path):
     with asking(sessions_dir=tmp_path) as one, asking(sessions_dir=tmp_path) as other:
         one.ok(PATH, BEGIN)
