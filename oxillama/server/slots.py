@@ -69,48 +69,60 @@ async def slot_action(call: Call) -> Response:
     async with call.model(call.body.get("model")) as model:
         if not given.isdecimal() or len(given) > 6 or int(given) >= model.slots:
             raise bad("id_slot", given, f"0 to {model.slots - 1}")
-        slot = int(given)
-        held = state.slot_sessions.get(slot)
-        session = held[1] if held is not None and held[0] is model else None
         if action == "erase":
-            if session is not None:
-                del state.slot_sessions[slot]
-            erased = 0 if session is None else len(session)
-            return json_response({"id_slot": slot, "n_erased": erased})
+            return json_response(await call.race(_erase(call, model, int(given))))
         name = call.body.get("filename")
         if name is None:
             raise missing("filename")
         checked_name(name, param="filename")
+        act = _save if action == "save" else _restore
         path = state.sessions.path(name)
-        began = time.perf_counter()
         try:
-            if action == "save":
-                found = await _save(call, model, slot, name, path, session)
-            else:
-                found = await _restore(call, model, slot, name, path)
+            found, took = await call.race(act(call, model, int(given), name, path))
         except OxillamaError as error:
             raise from_engine(error, param="filename") from error
-        took = round((time.perf_counter() - began) * 1e3, 3)
-        timings = {f"{action}_ms": took}
-        return json_response({"id_slot": slot, "filename": name, **found, "timings": timings})
+        timings = {f"{action}_ms": round(took * 1e3, 3)}
+        return json_response({"id_slot": int(given), "filename": name, **found, "timings": timings})
+
+
+def _held(call: Call, model: Model, slot: int) -> Any:
+    """The session that a slot holds, None for none of the model."""
+    held = call.state.slot_sessions.get(slot)
+    return held[1] if held is not None and held[0] is model else None
+
+
+async def _erase(call: Call, model: Model, slot: int) -> dict[str, int]:
+    async with call.state.named_slot(slot):
+        session = _held(call, model, slot)
+        if session is not None or slot not in call.state.slot_sessions:
+            call.state.empty_slot(slot)
+        return {"id_slot": slot, "n_erased": 0 if session is None else len(session)}
 
 
 async def _save(
-    call: Call, model: Model, slot: int, name: str, path: Path, session: Any
-) -> dict[str, int]:
-    """Save what a slot holds: tokens and bytes."""
-    if session is None:
-        raise ApiError(400, f"id_slot: slot {slot} holds nothing to save", param="id_slot")
-    await call.offload(call.state.sessions.store, name, model, session)
-    return {"n_saved": len(session), "n_written": path.stat().st_size}
+    call: Call, model: Model, slot: int, name: str, path: Path
+) -> tuple[dict[str, int], float]:
+    """Save what a slot holds when nothing runs in it: (tokens and bytes, seconds)."""
+    async with call.state.named_slot(slot):
+        began, session = time.perf_counter(), _held(call, model, slot)
+        if session is None:
+            raise ApiError(400, f"id_slot: slot {slot} holds nothing to save", param="id_slot")
+        await call.offload(call.state.sessions.store, name, model, session)
+        found = {"n_saved": len(session), "n_written": path.stat().st_size}
+        return found, time.perf_counter() - began
 
 
-async def _restore(call: Call, model: Model, slot: int, name: str, path: Path) -> dict[str, int]:
-    """Restore a slot: tokens and bytes."""
+async def _restore(
+    call: Call, model: Model, slot: int, name: str, path: Path
+) -> tuple[dict[str, int], float]:
+    """Restore a slot when nothing runs in it: (tokens and bytes, seconds)."""
     if not path.is_file():
         raise ApiError(
             404, f"filename: {name} is unknown", param="filename", code="session_not_found"
         )
-    session = await call.offload(model.engine.restore_from_file, path)
-    call.state.slot_sessions[slot] = (model, session)
-    return {"n_restored": len(session), "n_read": path.stat().st_size}
+    async with call.state.named_slot(slot):
+        began = time.perf_counter()
+        session = await call.offload(model.engine.restore_from_file, path)
+        call.state.slot_sessions[slot] = (model, session)
+        found = {"n_restored": len(session), "n_read": path.stat().st_size}
+        return found, time.perf_counter() - began

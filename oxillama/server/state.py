@@ -7,10 +7,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from oxillama.engine.request import GenerateRequest
@@ -111,11 +112,10 @@ class ServerState:
         self.responses: Kept[Any] = Kept(*most)
         self.threads: Kept[Any] = Kept(*most)
         self.jobs: dict[int, RunningJob] = {}  # by slot
-        # jobs that wait for the slot that they name
-        self._deferred: dict[int, deque[tuple[RunningJob, asyncio.Future[None]]]] = defaultdict(
-            deque
-        )
-        self.slot_sessions: dict[int, tuple[Model, Any]] = {}
+        self._deferred: list[RunningJob] = []  # which wait for the slot that they name
+        self._slots: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.slot_sessions: dict[int, tuple[Model, Any]] = {}  # what each has evaluated
+        self._named_slots: set[int] = set()  # which requests that name none leave alone
         self.by_key: dict[str, Counter[str]] = defaultdict(Counter)  # jobs of a key, by request
         self.requests_total: Counter[tuple[str, str]] = Counter()
         self.disconnects = self.refused = 0
@@ -142,7 +142,7 @@ class ServerState:
         """
         for slot, held in list(self.slot_sessions.items()):
             if held[0] is model:
-                del self.slot_sessions[slot]
+                self.empty_slot(slot)
 
     # ---- life
 
@@ -193,8 +193,19 @@ class ServerState:
     @property
     def active(self) -> list[RunningJob]:
         """The jobs that have a slot, then those that wait for theirs; in any thread."""
-        waiting = (job for each in list(self._deferred.values()) for job, _ in list(each))
-        return [*self.jobs.values(), *waiting]
+        return [*self.jobs.values(), *self._deferred]
+
+    def named_slot(self, number: int) -> asyncio.Lock:
+        """The lock of a slot that a request names: of the job that runs in it, or whoever changes
+        what it holds. Requests that name none leave it alone.
+        """
+        self._named_slots.add(number)
+        return self._slots[number]
+
+    def empty_slot(self, number: int) -> None:
+        """Let go of what a slot holds; it is anybody's."""
+        self.slot_sessions.pop(number, None)
+        self._named_slots.discard(number)
 
     async def enter(self, job: RunningJob) -> None:
         """Give a job its slot, which it waits for if it names one; 429 if the queue is full, or its
@@ -226,29 +237,27 @@ class ServerState:
         others[request] += 1
         if not self.jobs:
             self.moved_at = time.perf_counter()
-        if job.slot in self.jobs:
-            await self._slot_of(job)
+        if job.slot >= 0:
+            lock = self.named_slot(job.slot)
         else:
-            if job.slot < 0:
-                job.slot = next(at for at in range(len(self.jobs) + 1) if at not in self.jobs)
-            self.jobs[job.slot] = job
-
-    async def _slot_of(self, job: RunningJob) -> None:
-        """Wait until the job's slot is its own."""
-        waiting = self._deferred[job.slot]
-        entry = job, asyncio.get_running_loop().create_future()
-        waiting.append(entry)
+            awaited = self._named_slots.union(each.slot for each in self._deferred)
+            job.slot = next(
+                at for at in count() if at not in awaited and not self._slots[at].locked()
+            )
+            lock = self._slots[job.slot]
+        self._deferred.append(job)
         try:
-            await entry[1]
+            await lock.acquire()
         except BaseException:
             job.abandoned = True
-            if entry in waiting:
-                waiting.remove(entry)
             self.leave(job)
             raise
+        finally:
+            self._deferred.remove(job)
+        self.jobs[job.slot] = job
 
     def leave(self, job: RunningJob) -> None:
-        """Release a job's slot, to the next one that waits for it, and count its work."""
+        """Release a job's slot and count its work."""
         others = self.by_key[job.call.key]
         others[job.call.id] -= 1
         if not others[job.call.id]:
@@ -256,15 +265,9 @@ class ServerState:
         if not others:
             del self.by_key[job.call.key]
         self._count(job)
-        if self.jobs.get(job.slot) is not job:  # it never had it
-            return
-        del self.jobs[job.slot]
-        waiting = self._deferred.get(job.slot)
-        if waiting:
-            self.jobs[job.slot], ready = waiting.popleft()
-            ready.set_result(None)
-        else:
-            self._deferred.pop(job.slot, None)
+        if self.jobs.get(job.slot) is job:  # or it never had it
+            del self.jobs[job.slot]
+            self._slots[job.slot].release()
 
     def _count(self, job: RunningJob) -> None:
         """Count a job's work."""
@@ -296,7 +299,7 @@ class ServerState:
         fields["decode_ms"] = round(times["decode"] * 1e3, 2)
         if job.call.body.get("session") is not None:
             # a named session is changed under its name alone
-            self.slot_sessions.pop(job.slot, None)
+            self.empty_slot(job.slot)
         elif job.slot < job.model.slots and isinstance(first, GenerateRequest):
             self.slot_sessions[job.slot] = (job.model, first.session)
 

@@ -155,10 +155,32 @@ def test_a_request_waits_for_the_slot_that_it_names(server):
         while len(state.active) < 3:
             assert time.monotonic() < end
         assert list(state.jobs) == [5] and state.waiting("oxillama-embedded") >= 2
-        assert server.ok(PATH, {**ASK, **fields})["id_slot"] == 0
+        assert server.ok(PATH, {**ASK, **fields})["id_slot"] != 5
     assert both.result() == [first.result()] * 2
     assert first.result()["id_slot"] == 5
-    assert not state.active and not state._deferred
+    assert not state.active
+
+
+def test_a_slot_that_a_request_named_is_left_to_those_that_name_it(server):
+    named = server.ok(PATH, {**ASK, "id_slot": 0})
+    assert server.ok(PATH, {**ASK, "prompt": "Another"})["id_slot"] != 0
+    saved = server.ok("/slots/0?action=save", {"filename": "slot-of-a-name"})["n_saved"]
+    assert saved == named["tokens_evaluated"] + named["tokens_predicted"]
+    server.ok("/slots/0?action=erase", {})
+    assert server.ok(PATH, ASK)["id_slot"] == 0
+
+
+def test_an_action_waits_until_nothing_runs_in_its_slot(server):
+    state, end = server.app.state, time.monotonic() + 10
+    with ThreadPoolExecutor() as pool:
+        asked = {**ASK, "ignore_eos": True, "n_predict": 900, "id_slot": 6}
+        running = pool.submit(server.ok, PATH, asked)
+        while not state.jobs:
+            assert time.monotonic() < end
+        erased = server.ok("/slots/6?action=erase", {})["n_erased"]
+        done = running.result()
+    assert erased == done["tokens_evaluated"] + done["tokens_predicted"] > 900
+    assert server.refused("/slots/6?action=save", {"filename": "none"})["param"] == "id_slot"
 
 
 def test_what_runs_is_shown_in_slots(server):
