@@ -321,10 +321,19 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
             "content": _content(message.get("content"), f"{where}.content"),
         }
         if message.get("refusal"):
-            made["content"] = message["refusal"] if not made["content"] else made["content"]
+            if made["content"]:
+                raise unsupported(
+                    f"{where}.refusal", "found together with content, wanted one of them"
+                )
+            made["content"] = message["refusal"]
         if message.get("name"):
             made["name"] = message["name"]
         reasoning = message.get("reasoning_content") or message.get("reasoning")
+        if message.get("reasoning") not in (None, "", reasoning):
+            raise unsupported(
+                f"{where}.reasoning",
+                "found another text than in reasoning_content, wanted the same",
+            )
         if reasoning:
             made["reasoning_content"] = reasoning
         if message.get("tool_calls"):

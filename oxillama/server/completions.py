@@ -122,8 +122,11 @@ def _read(
             )
         if body.get("echo"):
             raise unsupported("echo", "found together with suffix, wanted one of them")
-        suffix = body["suffix"]
-        return [infill_ids(model, str(each), suffix, param="suffix") for each in texts], asked
+        made = [
+            infill_ids(model, str(each), body["suffix"], param="suffix", special=special)
+            for each in texts
+        ]
+        return list(made), asked
     prompts: list[list[int] | None] = []
     cut = bool(asked.options.get("truncate_prompt"))
     if cut and body.get("echo"):

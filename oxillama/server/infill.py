@@ -53,9 +53,10 @@ def infill_ids(
     extra: Sequence[Mapping[str, Any]] = (),
     prompt: str = "",
     param: str = "input_suffix",
+    special: bool = True,
 ) -> list[int]:
     """The prompt for the text between prefix and suffix. Control tokens spelled in them are text.
-    `prompt` begins the middle.
+    `prompt` begins the middle. special: it has the token that begins a text, if the model has one.
     """
     found = fim_tokens(model)
     bridge = model.tokenizer()
@@ -73,7 +74,7 @@ def infill_ids(
         return bridge.encode(value, add_special=False, parse_special=False)
 
     before, after, middle = found
-    ids = [bridge.bos_id] if bridge.add_bos and bridge.bos_id is not None else []
+    ids = [bridge.bos_id] if special and bridge.add_bos and bridge.bos_id is not None else []
     if extra:
         ids += _files(bridge, extra, text)
     return [*ids, before, *text(prefix), after, *text(suffix), middle, *text(prompt)]

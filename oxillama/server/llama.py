@@ -415,6 +415,8 @@ async def completion(call: Call) -> Response:
 
         def read() -> tuple[table.RequestOptions, list[list[int]]]:
             asked, prompts = _read(model, body), _prompts(body["prompt"])
+            if len(prompts) > 1 and body.get("session") is not None:
+                raise ApiError(400, "prompt: found a list in a session, wanted one", param="prompt")
             ids = []
             for at, each in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"

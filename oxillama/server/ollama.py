@@ -92,6 +92,13 @@ _MESSAGE = obj(
     },
     ("role",),
 )
+# the only role whose messages may say more with a field than that it is empty
+_OF_ROLE = {
+    "thinking": "assistant",
+    "tool_calls": "assistant",
+    "tool_name": "tool",
+    "tool_call_id": "tool",
+}
 _TOOL = obj(
     {
         "type": enum("function"),
@@ -288,6 +295,12 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     waiting: list[tuple[str, str]] = []  # calls without an answer: id, name
     for at, message in enumerate(body["messages"]):
+        for name, role in _OF_ROLE.items():
+            if message.get(name) and message["role"] != role:
+                raise unsupported(
+                    f"messages[{at}].{name}",
+                    f"found in a message of the role {message['role']}, wanted {role}",
+                )
         made: dict[str, Any] = {
             "role": message["role"],
             "content": _with_images(

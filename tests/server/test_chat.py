@@ -424,6 +424,21 @@ def test_a_prompt_that_is_too_long_says_so(server, size):
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ({"content": "x", "refusal": "y"}, "refusal"),
+        ({"content": "x", "reasoning_content": "y", "reasoning": "z"}, "reasoning"),
+    ],
+)
+def test_of_two_texts_in_the_place_of_one_none_is_left_out(server, said, name):
+    messages = [{"role": "assistant", **said}, {"role": "user", "content": "Hi"}]
+    error = server.refused(PATH, {"messages": messages})
+    assert error["param"] == f"messages[0].{name}"
+    said[name] = None if name == "refusal" else said["reasoning_content"]
+    server.ok(PATH, {"messages": [{"role": "assistant", **said}, messages[1]], "max_tokens": 1})
+
+
 def test_an_unknown_model_is_refused_by_name(server):
     error = server.refused(PATH, {**ASK, "model": "gpt-9"}, 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")

@@ -48,6 +48,8 @@ def test_every_dialect_fills_in_the_same(filling, engine):
     assert "".join(each["content"] for each in frames) == wanted
     body = {"prompt": "Once upon", "suffix": "The end", "max_tokens": 8, "seed": 3}
     assert filling.ok("/v1/completions", body)["choices"][0]["text"] == wanted
+    usage = filling.ok("/v1/completions", {**body, "add_special_tokens": False})["usage"]
+    assert usage["prompt_tokens"] == len(ids) - 1
     body = {
         "model": "oxillama-embedded",
         "prompt": "Once upon",

@@ -207,6 +207,7 @@ def test_a_slot_is_saved_and_restored(server):
 @pytest.mark.parametrize(
     "path, body, param, status",
     [
+        (PATH, {**ASK, "prompt": ["a", "b"], "session": "one"}, "prompt", 400),
         ("/slots/99?action=erase", {}, "id_slot", 400),
         ("/slots/x?action=erase", {}, "id_slot", 400),
         ("/slots/0?action=eat", {}, "action", 400),

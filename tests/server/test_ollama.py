@@ -304,6 +304,26 @@ def test_errors_are_ollamas(server, path, body, status):
     assert set(answer.json()) == {"error"} and isinstance(answer.json()["error"], str)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "role"),
+    [
+        ("thinking", "hm", "assistant"),
+        ("tool_calls", [{"function": {"name": "f", "arguments": {}}}], "assistant"),
+        ("tool_name", "f", "tool"),
+        ("tool_call_id", "1", "tool"),
+    ],
+)
+def test_a_message_has_the_fields_of_its_role(server, name, value, role):
+    """Clients send the others, too, with nothing in them."""
+    told = f"messages[0].{name}: found in a message of the role user, wanted {role}"
+    user = {"role": "user", "content": "Hi"}
+    body = {**CHAT, "messages": [{**user, name: value}], "stream": False}
+    answer = server.post("/api/chat", body)
+    assert (answer.status_code, answer.json()) == (400, {"error": told})
+    empty = {"thinking": "", "tool_calls": [], "tool_name": None, "images": []}
+    server.ok("/api/chat", {**body, "messages": [{**user, **empty}]})
+
+
 def test_how_a_model_is_loaded_is_the_servers_to_say(server):
     asked = {"num_thread": 0, "num_batch": 512, "num_gpu": -1, "main_gpu": 0, "low_vram": False}
     asked |= {"use_mmap": True, "use_mlock": False, "vocab_only": False, "numa": False, "tfs_z": 1}
