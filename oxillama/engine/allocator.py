@@ -148,9 +148,8 @@ class PageAllocator:
             if hit.length:
                 request.session.kv.adopt(hit.pages, hit.length, hit.checkpoint, shed=hit.shed)
                 entry.done = hit.length
-            if not request.admitted_at:
-                request.cached = hit.length
         if not request.admitted_at:
+            request.cached = entry.done
             request.admitted_at = time.perf_counter()
             self._queue_times.observe(request.admitted_at - request.submitted_at)
         return True

@@ -151,6 +151,18 @@ def test_a_prompt_whose_beginning_was_evaluated_has_its_log_probabilities_report
     assert done.prompt_logprobs == wanted.prompt_logprobs and done.tokens == wanted.tokens
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_what_a_session_holds_counts_as_cached(engine, cache):
+    session, options = engine.session(), {"max_tokens": 4, "seed": 1, "cache_prompt": cache}
+    engine.generate("Once upon a time there was", session=session, **options)
+    held = len(session)
+    done = engine.generate(" and", session=session, **options)
+    assert done.usage.prompt_tokens == held + len(engine.tokenize(" and", add_special=False))
+    assert done.usage.cached_tokens == held - 1  # the last token drawn is still to be evaluated
+    again = engine.generate(None, session=session, **options)
+    assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
+
+
 def test_a_completion_names_the_seed_it_was_drawn_with_whatever_its_session_does_later(engine):
     session = engine.session()
     first = engine.submit("Once", session=session, seed=1, max_tokens=3)

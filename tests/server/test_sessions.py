@@ -87,6 +87,21 @@ def test_a_chat_keeps_its_messages_and_its_answer(tmp_path):
         assert joined == second["choices"][0]["message"]["content"]
 
 
+def test_usage_tells_what_a_session_held_already(server):
+    messages = [{"role": "user", "content": "Tell me a story"}]
+    ask = {"session": "counted", "max_tokens": 4, "temperature": 0, "cache_prompt": False}
+    path = "/v1/chat/completions"
+    answer = server.ok(path, {**ask, "messages": messages})["choices"][0]["message"]
+    more = [*messages, {"role": "assistant", "content": answer["content"]}, messages[0]]
+    usage = server.ok(path, {**ask, "messages": more})["usage"]
+    fresh = server.ok(path, {**ask, "session": "fresh", "messages": more})["usage"]
+    assert usage["prompt_tokens"] == fresh["prompt_tokens"]
+    assert fresh["prompt_tokens_details"]["cached_tokens"] == 0
+    assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] // 3
+    for name in ("counted", "fresh"):
+        server.client.delete(f"/v1/sessions/{name}")
+
+
 def test_one_file_has_a_session_and_its_messages(tmp_path):
     """What interrupts a save leaves both as they were."""
     messages = [{"role": "user", "content": "Tell me a story"}]
