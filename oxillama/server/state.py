@@ -379,7 +379,7 @@ class ServerState:
         }
 
 
-_REASONS = {"cancelled": "abort", "tool_calls": "stop"}
+_REASONS = {"cancelled": "abort", "tool_calls": "stop", "timeout": "length"}
 
 
 def _unhealthy(why: str) -> dict[str, Any]:

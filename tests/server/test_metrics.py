@@ -76,6 +76,15 @@ def test_a_request_is_counted(server):
     assert grown('oxillama_tokens_generated_total{model="oxillama-embedded"}') == 5
 
 
+def test_a_request_whose_time_is_over_is_counted_as_its_answer_says(server):
+    sample = f'vllm:request_success_total{{{LABEL},finished_reason="length"}}'
+    before = value(server.get("/metrics").text, sample)
+    ask = {"prompt": "Once upon", "ignore_eos": True, "max_tokens": 900, "timeout": 0.001}
+    assert server.ok("/v1/completions", ask)["choices"][0]["finish_reason"] == "length"
+    assert server.logged()[-1]["finish_reason"] == "timeout"
+    assert value(server.get("/metrics").text, sample) == before + 1
+
+
 def test_pages_that_are_only_cached_are_not_in_use():
     share, held = (
         f"vllm:kv_cache_usage_perc{{{LABEL}}}",
