@@ -31,6 +31,11 @@ LIMITS: tuple[tuple[str, int | float, str], ...] = (
     ("body-timeout", 60.0, "seconds for a request's body"),
     ("idle-timeout", 30.0, "seconds that a connection may stay without a request"),
     ("write-timeout", 60.0, "seconds that a client may not read"),
+    (
+        "sse-ping-interval",
+        30.0,
+        "seconds without an event until a stream sends a comment, 0 for none",
+    ),
     ("max-connections", 2048, "connections at once"),
     ("grace", 30.0, "seconds that SIGTERM gives to running requests"),
     ("stall-timeout", 60.0, "seconds without a step after which /health fails"),

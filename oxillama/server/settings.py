@@ -37,7 +37,7 @@ _POSITIVE = {
 _LATE_INSTRUCTIONS = ("refuse", "user")
 _LONGEST_NAME = 256  # characters of a model's name in a request
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
-_NOT_NEGATIVE = {"port": int, "grace": float, "per_key": int}
+_NOT_NEGATIVE = {"port": int, "grace": float, "per_key": int, "sse_ping_interval": float}
 
 
 class ServerOptions(TypedDict, total=False):
@@ -67,6 +67,7 @@ class ServerOptions(TypedDict, total=False):
     body_timeout: float
     idle_timeout: float
     write_timeout: float
+    sse_ping_interval: float
     max_queue: int
     max_connections: int
     per_key: int
@@ -110,6 +111,8 @@ class ServerConfig:
     - `max_batch_inputs`: inputs of one embedding request.
     - `header_timeout`, `body_timeout`: for a request's whole head or body. `idle_timeout`: a
       connection without a request. `write_timeout`: a client that does not read.
+    - `sse_ping_interval`: the silence of a stream of events after which it sends a comment, 0 for
+      none.
     - `max_queue`: requests that may wait in addition to the running ones; more get a 429.
     - `per_key`: requests of one key at once, 0 for no limit.
     - `grace`: the time SIGTERM leaves to running requests.
@@ -149,6 +152,7 @@ class ServerConfig:
     body_timeout: float = 60.0
     idle_timeout: float = 30.0
     write_timeout: float = 60.0
+    sse_ping_interval: float = 30.0
     max_queue: int = 512
     max_connections: int = 2048
     per_key: int = 0

@@ -1,5 +1,6 @@
 """Server-sent events. The head of a stream is sent with its first event, so that an error before it
-is a plain HTTP answer.
+is a plain HTTP answer. A stream that is silent for long, as while a long prompt is evaluated, sends
+comments: proxies cut off what sends nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class TextFrames:
 
 class EventStream(Response):
     """The frames of an iterator as they arrive. `failed` makes the frames of an error during the
-    stream; frames that are ready together are written together.
+    stream; frames that are ready together are written together. `probe` says nothing.
     """
 
     def __init__(
@@ -78,22 +79,33 @@ class EventStream(Response):
         self.background = None
         self.media_type = media_type
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        self._first: bytes | None = None
+        # seconds of silence; lines of JSON have no comments, and clients parse empty ones
+        self._interval = call.state.config.sse_ping_interval if probe is _COMMENT else 0.0
+        self._first: asyncio.Future[bytes]  # frame
+        self._written = 0.0  # when something was
+        self._ended = False
 
     async def begin(self) -> EventStream:
-        """Wait for the first frame; raises an error that occurs before it."""
+        """Wait for the first frame, though no longer than a stream may be silent; raises an error
+        that occurs before.
+        """
+        self._first = asyncio.ensure_future(anext(self._frames))
         try:
-            self._first = await self._call.race(anext(self._frames))
-        except StopAsyncIteration:
-            self._first = b""
+            await self._call.race(asyncio.wait((self._first,), timeout=self._interval or None))
+            if self._first.done() and not isinstance(self._first.exception(), StopAsyncIteration):
+                self._first.result()
         except BaseException:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
             await self._frames.aclose()  # type: ignore[attr-defined]
             raise
         return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._written = asyncio.get_running_loop().time()
         left = asyncio.ensure_future(self._call.gone())
         work = asyncio.ensure_future(self._write(scope, send))
+        pings = asyncio.ensure_future(self._ping(send))
         try:
             while True:
                 await asyncio.wait((left, work), return_when=asyncio.FIRST_COMPLETED)
@@ -115,28 +127,47 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
-            for each in (left, work):
+            for each in (left, work, pings):
                 each.cancel()
-            await asyncio.gather(left, work, return_exceptions=True)
+            await asyncio.gather(left, work, pings, return_exceptions=True)
 
     async def _closed(self, receive: Receive) -> bool:
         while (await receive())["type"] != "http.disconnect":
             await asyncio.sleep(0.05)
         return False
 
+    async def _ping(self, send: Send) -> None:
+        """Write a comment whenever nothing else was written for the interval."""
+        now = asyncio.get_running_loop().time
+        while self._interval:
+            left = self._written + self._interval - now()
+            if left > 0:
+                await asyncio.sleep(left)
+            elif self._ended:
+                return
+            else:
+                self._written = now()
+                await send({"type": "http.response.body", "body": self._probe, "more_body": True})
+
     async def _write(self, scope: Scope, send: Send) -> None:
+        now = asyncio.get_running_loop().time
         async with aclosing(self._frames) as frames:  # type: ignore[type-var]
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send(
-                {"type": "http.response.body", "body": self._first or b"", "more_body": True}
-            )
+            first = b"" if self._first.done() else self._probe
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            self._written = now()
             # of our own server: past what every message of ASGI goes through
             protocol = scope.get("state", {}).get("protocol")
             write = _asgi_only if protocol is None else protocol.write_piece
             try:
-                async for frame in frames:
+                frame = await self._first
+                while True:
                     if not write(frame):
                         await send({"type": "http.response.body", "body": frame, "more_body": True})
+                    self._written = now()
+                    frame = await anext(frames)
+            except StopAsyncIteration:
+                pass
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -149,6 +180,7 @@ class EventStream(Response):
                         "more_body": True,
                     }
                 )
+            self._ended = True
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

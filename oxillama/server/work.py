@@ -74,8 +74,12 @@ class Job:
         self.abandoned = False  # by its client, before it was prepared
 
     async def __aenter__(self) -> Job:
-        await self.state.enter(self)
-        self.model.users += 1
+        self.model.users += 1  # from the first: who waits may outlast the call of the route
+        try:
+            await self.state.enter(self)
+        except BaseException:
+            self.state.models.release(self.model)
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import json
+import re
 import socket
 import threading
 import time
@@ -467,6 +468,30 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event_and_its_end(listening, p
     assert last in frames[-2] and b"internal error: RuntimeError" in found
     assert b"Qz7" not in found  # no story says that
     assert idle(listening)
+
+
+def test_a_stream_that_waits_sends_comments():
+    made = Listening(sse_ping_interval=0.05, idle_timeout=0.2)
+    try:
+        ask = {"prompt": "Once upon a time", "n_predict": 8, "seed": 3, "stream": True}
+        path = "/completion"
+        alone = answer(made, request("POST", path, ask))
+        with dial(made) as other, dial(made) as waiting:
+            other.sendall(
+                request("POST", path, {**ask, "n_predict": 900, "ignore_eos": True, "id_slot": 1})
+            )
+            assert status(other.recv(65536)) == 200
+            waiting.sendall(request("POST", path, {**ask, "id_slot": 1}))
+            found = b""
+            while found.count(b":\n\n") < 2:
+                found += waiting.recv(65536)
+            assert status(found) == 200 and b"data:" not in found
+            other.close()
+            found += rest(waiting)
+        texts = [re.findall(rb'"content":"(.*?)"', each) for each in (found, alone)]
+        assert texts[0] == texts[1] and len(texts[0]) > 2
+    finally:
+        made.stop()
 
 
 def test_what_the_end_of_the_server_cuts_is_told():
