@@ -86,6 +86,7 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
     if family.vocabulary == "gemma4":
         return _gemma4(ordered, kinds, merges, folder.json("tokenizer_config.json"))
     if model.get("byte_fallback") and _is_metaspace(tokenizer):
+        _check_pieces(label, tokenizer, ordered, kinds)
         return _byte_fallback(tokenizer, ordered, kinds, merges)
     keys = ggml(
         model=("gpt2", "string"),
@@ -95,6 +96,80 @@ def json_keys(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues
         merges=([" ".join(pair) for pair in merges], "array[string]"),
     )
     return keys, {text: at for at, text in texts.items()}
+
+
+def text_keys(folder: ModelFolder, settings: dict, keys: KeyValues) -> KeyValues:
+    """How tokenizer.json prepares texts, where files mean it otherwise: white space that added
+    tokens swallow, a normal form, where the space before a text is put. Only oxillama reads these.
+    """
+    tokenizer = folder.json("tokenizer.json")
+    label, listed = f"{folder.path}/tokenizer.json", tokenizer.get("added_tokens") or []
+    if not tokenizer:
+        label = f"{folder.path}/tokenizer_config.json: added_tokens_decoder"
+        decoder = settings.get("added_tokens_decoder") or {}
+        listed = [{**about, "id": int(at)} for at, about in decoder.items()]
+    size = len(keys["tokenizer.ggml.tokens"][0])
+    found: KeyValues = {}
+    for one in listed:
+        if one.get("single_word"):
+            raise ConvertError(
+                f"{label}: {one.get('content')!r:.60}: single_word: found {one['single_word']!r}, "
+                "wanted false: a file has no place for it"
+            )
+    for side in ("lstrip", "rstrip"):
+        at = sorted(one["id"] for one in listed if one.get(side) and one["id"] < size)
+        if at:
+            found[f"{side}_token_ids"] = at, "array[int32]"
+    model = keys["tokenizer.ggml.model"][0]
+    if model == "gpt2" and any(
+        one.get("type") == "NFC" for one in parts_of(tokenizer.get("normalizer"), "normalizers")
+    ):
+        found["normalizer.nfc"] = True, "bool"
+    if model == "llama" and keys.get("tokenizer.ggml.add_space_prefix", (True,))[0]:
+        for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+            if one.get("type") == "Metaspace" and _scheme(one) != "never":
+                found["space_prefix"] = _scheme(one), "string"
+    return ggml(**found)
+
+
+def _scheme(metaspace: dict) -> str:
+    """Where a Metaspace puts a space before a text; older files say only whether."""
+    return str(
+        metaspace.get("prepend_scheme")
+        or ("always" if metaspace.get("add_prefix_space", True) else "never")
+    )
+
+
+def _check_pieces(label: str, tokenizer: dict, texts: list[str], kinds: dict[int, int]) -> None:
+    """ConvertError for a preparation of text that files of SentencePiece's vocabularies do not
+    have.
+    """
+    for one in parts_of(tokenizer.get("normalizer"), "normalizers"):
+        marks = one.get("type") == "Prepend" and one.get("prepend") == "\u2581"
+        spells = (one.get("type"), one.get("pattern"), one.get("content")) == (
+            "Replace",
+            {"String": " "},
+            "\u2581",
+        )
+        if not marks and not spells:
+            raise ConvertError(
+                f"{label}: normalizer: found {one!r:.120}, wanted those that write spaces as "
+                "U+2581: files of SentencePiece's vocabularies have no other"
+            )
+    crossing = next(
+        (text for at, text in enumerate(texts) if kinds[at] == NORMAL and "\u2581" in text[1:]),
+        None,
+    )
+    for one in parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        whole = one.get("type") == "Metaspace" and not (crossing and one.get("split", True))
+        # of texts without spaces, which the normalizer has written otherwise
+        idle = one.get("type") == "Split" and one.get("pattern") == {"String": " "}
+        if not whole and not idle:
+            why = f", with the token {crossing!r:.40}" if one.get("type") == "Metaspace" else ""
+            raise ConvertError(
+                f"{label}: pre_tokenizer: found {one!r:.120}{why}, wanted one that cuts no text: "
+                "files of SentencePiece's vocabularies merge across words"
+            )
 
 
 def _named_specials(settings: dict) -> list[str]:
@@ -254,8 +329,7 @@ def _byte_fallback(
             kinds[at] = UNKNOWN
     scores = [float(-ranks[text]) if text in ranks else -float(len(merges)) for text in texts]
     prepends = any(
-        one.get("type") == "Prepend"
-        or (one.get("type") == "Metaspace" and one.get("prepend_scheme", "always") != "never")
+        one.get("type") == "Prepend" or (one.get("type") == "Metaspace" and _scheme(one) != "never")
         for one in parts_of(tokenizer.get("normalizer"), "normalizers")
         + parts_of(tokenizer.get("pre_tokenizer"), "pretokenizers")
     )

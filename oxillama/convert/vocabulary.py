@@ -16,10 +16,15 @@ from oxillama.convert.chat_templates import template_keys
 from oxillama.convert.family import Family, Hyper
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.sentencepiece import UNIGRAM, Pieces, read_sentencepiece
-from oxillama.convert.special_tokens import end_keys, special_keys, suppressed_keys
+from oxillama.convert.special_tokens import (
+    beginning_keys,
+    end_keys,
+    special_keys,
+    suppressed_keys,
+)
 from oxillama.convert.tekken import TEKKEN, tekken_keys, tekken_template
 from oxillama.convert.token_lines import QWEN, plamo_keys, qwen_keys, world_keys
-from oxillama.convert.tokenizer_json import json_keys
+from oxillama.convert.tokenizer_json import json_keys, text_keys
 from oxillama.convert.tokens import (
     CONTROL,
     NORMAL,
@@ -98,6 +103,7 @@ def _vocabulary_keys(
     keys |= special_keys(folder, family, hyper, settings, ids) | suppressed_keys(folder)
     if family.prefix_setting:
         keys |= _GROWN.get(size, {})
+    keys |= beginning_keys(folder, settings, keys) | text_keys(folder, settings, keys)
     keys |= end_keys(folder, keys)
     template = template_keys(folder, settings)
     if not template and not files and not from_json and os.path.lexists(folder.path / TEKKEN):

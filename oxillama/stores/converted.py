@@ -23,7 +23,7 @@ from oxillama.weights.cache import cache_folder
 
 _CONFIG = "config.json"
 Progress = Callable[[int, int, str], None]
-_VERSION = 4  # of what conversion writes; another one converts anew
+_VERSION = 5  # of what conversion writes; another one converts anew
 
 
 def is_model_folder(path: str | os.PathLike[str]) -> bool:

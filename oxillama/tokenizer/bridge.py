@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -32,9 +33,7 @@ from oxillama.tokenizer.vocabulary import (
 )
 from oxillama.tokenizer.wordpiece import WordPieceEncoder
 
-# White space that a special token of Phi-3 swallows: ASCII's, as GGUF engines have it. (Hugging
-# Face's tokenizer of that model takes all of Unicode's, so it loses a no-break space in a text.)
-_SWALLOWED = " \t\n\v\f\r"
+_SPACES = (" ", MARK)
 _RUN = 1 << 16  # characters, from which on a thread of its own pays
 
 
@@ -197,16 +196,23 @@ class TokenizerBridge:
         v, add_special = self.vocabulary, add_special and not isinstance(text, TemplateText)
         ids: list[int] = []
         prefix = v.add_space_prefix and not self._encoder.adds_prefix
+        parts = list((self._special if parse_special else self._user_defined).split(text))
         first, swallow = True, False
-        for piece, token in (self._special if parse_special else self._user_defined).split(text):
+        for at, (piece, token) in enumerate(parts, 1):
             if token is not None:
                 ids.append(token)
-                first, swallow = True, token in v.rstrip
+                first, swallow = v.space_prefix != "first", token in v.rstrip
                 continue
             if swallow:
-                piece = piece.lstrip(_SWALLOWED)
+                piece = piece.lstrip(v.swallowed)
+            if v.lstrip and at < len(parts) and parts[at][1] in v.lstrip:
+                piece = piece.rstrip(v.swallowed)
             if piece:
-                ids.extend(self._encoder.encode(" " + piece if first and prefix else piece))
+                if v.nfc:
+                    piece = normalize("NFC", piece)
+                if first and prefix and not (v.space_prefix and piece[0] in _SPACES):
+                    piece = " " + piece
+                ids.extend(self._encoder.encode(piece))
                 first = False
         if add_special and v.add_bos and ids[:1] != [v.special["bos"]]:
             ids.insert(0, v.special["bos"])

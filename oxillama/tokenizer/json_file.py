@@ -46,15 +46,14 @@ class JsonEncoder:
     are found before (`SpecialTokens`).
     """
 
-    adds_prefix = True  # its own normaliser puts the space before a text
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, adds_prefix: bool = True) -> None:
+        """adds_prefix: whether the library itself puts the space before a text."""
+        self._tokenizer, self.adds_prefix = tokenizer, adds_prefix
         tokenizer.encode_special_tokens = True
 
     def __reduce__(self) -> Any:
         """The library's pickles leave out what is set on its tokenizer."""
-        return JsonEncoder, (self._tokenizer,)
+        return JsonEncoder, (self._tokenizer, self.adds_prefix)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`."""
@@ -93,8 +92,12 @@ def read_tokenizer_json(
     tokens, kinds = [""] * size, np.full(size, UNUSED, np.int32)
     for token, index in ids.items():
         tokens[index], kinds[index] = token, NORMAL
-    for index, control in _added_tokens(parsed, ids, size):
-        kinds[index] = CONTROL if control else USER_DEFINED
+    strips: dict[str, set[int]] = {"lstrip": set(), "rstrip": set()}
+    for index, about in _added_tokens(parsed, ids, size):
+        kinds[index] = CONTROL if about.get("special") else USER_DEFINED
+        for side, ones in strips.items():
+            if about.get(side):
+                ones.add(index)
     byte_level = sum(char in ids for char in BYTE_TO_CHAR.values()) >= 250
     if not byte_level:
         for index in np.flatnonzero(kinds == NORMAL).tolist():
@@ -103,6 +106,11 @@ def read_tokenizer_json(
     special = _special_ids(metadata, ids, size)
     empty = _encoded(tokenizer, "", add_special_tokens=True).ids
     letter = _encoded(tokenizer, "a", add_special_tokens=False).tokens
+    # The library is given the parts between special tokens one by one. A space that it puts before
+    # the first part alone is put before that by the bridge.
+    first = _without_first_prefix(parsed.get("pre_tokenizer"))
+    if first:
+        tokenizer = guarded(Tokenizer.from_str, json.dumps(parsed), "tokenizer.json")
     vocabulary = Vocabulary(
         "gpt2" if byte_level else "llama",
         "tokenizer.json",
@@ -114,8 +122,24 @@ def read_tokenizer_json(
         bool(empty) and empty[0] == special.get("bos"),
         bool(empty) and empty[-1] == special.get("eos"),
         not byte_level and letter[:1] != ["a"] and MARK + "a" in ids,
+        lstrip=frozenset(strips["lstrip"]),
+        rstrip=frozenset(strips["rstrip"]),
+        space_prefix="first" if first else "",
     )
-    return vocabulary, JsonEncoder(tokenizer)
+    return vocabulary, JsonEncoder(tokenizer, not first)
+
+
+def _without_first_prefix(step: Any) -> bool:
+    """Take the space before the first part of a text out of a pre-tokeniser; whether it had one."""
+    if not isinstance(step, dict):
+        return False
+    if step.get("type") == "Sequence":
+        had = [_without_first_prefix(one) for one in step.get("pretokenizers") or []]
+        return True in had
+    if step.get("type") != "Metaspace" or step.get("prepend_scheme") != "first":
+        return False
+    step["prepend_scheme"] = "never"
+    return True
 
 
 def _encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> Encoding:
@@ -125,8 +149,8 @@ def _encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> En
     return guarded(encode, text, "tokenizer.json")
 
 
-def _added_tokens(parsed: Any, ids: Mapping[str, int], size: int) -> list[tuple[int, bool]]:
-    """(id, whether it is a control token) of every added token."""
+def _added_tokens(parsed: Any, ids: Mapping[str, int], size: int) -> list[tuple[int, dict]]:
+    """(id, what the file says of it) of every added token."""
     added = parsed.get("added_tokens") or [] if isinstance(parsed, dict) else None
     if not isinstance(added, list):
         raise TokenizerError(
@@ -144,7 +168,12 @@ def _added_tokens(parsed: Any, ids: Mapping[str, int], size: int) -> list[tuple[
                 f"tokenizer.json: added_tokens[{at}]: {token.get('content')!r:.40} has id {index}, "
                 f"the vocabulary made of the file has {ids.get(token.get('content'))}"
             )
-        found.append((index, bool(token.get("special"))))
+        if token.get("single_word"):
+            raise TokenizerError(
+                f"tokenizer.json: added_tokens[{at}]: {token.get('content')!r:.40}: single_word: "
+                f"found {token['single_word']!r:.40}, wanted false"
+            )
+        found.append((index, token))
     return found
 
 

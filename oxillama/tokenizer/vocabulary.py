@@ -128,6 +128,13 @@ _DEFAULTS: dict[str, tuple[dict[str, int], frozenset[str]]] = {
     ),
     "plamo2": ({"bos": 1, "eos": 2, "unk": 0, "pad": 3}, frozenset()),
 }
+# Unicode's property White_Space
+WHITE = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
+WHITE += "\u2028\u2029\u202f\u205f\u3000"
+# What Phi-3's special tokens swallow without the key: ASCII's, as GGUF engines have it. (Hugging
+# Face's tokenizer of that model takes all of Unicode's, so it loses a no-break space in a text.)
+_ASCII_WHITE = " \t\n\v\f\r"
+_PREFIXES = ("always", "first")
 _MERGED = ("gpt2", "gemma4")  # models whose tokens are made by merges
 # files of these are of the model gpt2 in name; their tokens are spelled as Gemma 4's
 _PIECES = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})
@@ -172,8 +179,15 @@ class Vocabulary:
     charsmap: bytes = b""  # `t5`: replacements of characters
     lowercase: bool = True  # `bert`
     strip_accents: bool = True  # `bert`
-    # special tokens that swallow the white space after them
+    # special tokens that swallow the white space before them, and after them
+    lstrip: frozenset[int] = frozenset()
     rstrip: frozenset[int] = frozenset()
+    swallowed: str = WHITE  # what white space is, for these
+    nfc: bool = False  # text between special tokens is brought to Unicode's form NFC
+    # where `add_space_prefix` acts: "" before every part of a text between special tokens;
+    # "always", only before those that do not begin with a space; "first", of these at the text's
+    # beginning alone
+    space_prefix: str = ""
     suppressed: tuple[int, ...] = ()  # that are never drawn
 
     def __len__(self) -> int:
@@ -259,6 +273,16 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
     charsmap = _array(metadata, "precompiled_charsmap", None, None)
     lowercase = _value(metadata, "normalizer.lowercase", bool, True)
     suppressed = _array(metadata, "suppress_tokens", None, np.int32)
+    strips = {name: _ids(metadata, f"{name}_token_ids", n) for name in ("lstrip", "rstrip")}
+    by_name = frozenset[int]()
+    if strips["rstrip"] is None:
+        by_name = _swallowing(str(metadata.get("general.name", "")), tokens, kinds)
+    space_prefix = _value(metadata, "space_prefix", str, "")
+    if space_prefix and space_prefix not in _PREFIXES:
+        raise TokenizerError(
+            f"tokenizer.ggml.space_prefix: found {space_prefix!r:.60}, wanted "
+            f"{' or '.join(map(repr, _PREFIXES))}"
+        )
     return Vocabulary(
         model,
         pre,
@@ -278,12 +302,33 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
         else (charsmap.astype(np.int64) & 255).astype(np.uint8).tobytes(),
         lowercase=lowercase,
         strip_accents=_value(metadata, "normalizer.strip_accents", bool, lowercase),
-        rstrip=_swallowing(str(metadata.get("general.name", "")), tokens, kinds),
+        lstrip=strips["lstrip"] or frozenset(),
+        rstrip=strips["rstrip"] or by_name,
+        swallowed=_ASCII_WHITE if by_name else WHITE,
+        nfc=_value(metadata, "normalizer.nfc", bool, False),
+        space_prefix=space_prefix,
         # what is no token is never drawn anyway
         suppressed=()
         if suppressed is None
         else tuple(int(token) for token in suppressed.tolist() if 0 <= token < n),
     )
+
+
+def begins_with_bos(model: str, pre: str) -> bool:
+    """Whether texts begin with the first token where a file of this model does not say."""
+    if pre in _ADD_BOS or model not in _DEFAULTS:
+        return pre in _ADD_BOS
+    return pre != "sarvam-moe" and "bos" in _DEFAULTS[model][1]
+
+
+def _ids(metadata: Mapping[str, Any], key: str, n: int) -> frozenset[int] | None:
+    found = _array(metadata, key, None, np.int32)
+    if found is None:
+        return None
+    for token in found.tolist():
+        if not 0 <= token < n:
+            raise TokenizerError(f"tokenizer.ggml.{key}: found {token}, wanted ids below {n}")
+    return frozenset(int(token) for token in found.tolist())
 
 
 def _swallowing(name: str, tokens: Strings, kinds: np.ndarray) -> frozenset[int]:

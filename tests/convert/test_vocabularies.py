@@ -6,11 +6,14 @@ import os
 import struct
 
 import pytest
+from tokenizers import Tokenizer
 
 from oxillama.convert.family import FAMILIES, Hyper
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.vocabulary import vocabulary_keys
 from oxillama.errors import ConvertError
+from oxillama.tokenizer import TokenizerBridge
+from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.splits import SPLITS
 from oxillama.tokenizer.template import ChatTemplate
 from oxillama.tokenizer.vocabulary import read_vocabulary
@@ -308,6 +311,155 @@ def test_the_expressions_of_a_folder_name_its_split(tmp_path, pre):
     }
     keys = keys_of(tmp_path / "m", "Qwen2ForCausalLM", 1, tokenizer__json=tokenizer)
     assert keys["pre"] == pre
+
+
+# ---- texts as the folder's library prepares them ------------------------------------------------
+
+TEXTS = (
+    "", " ", "a", " a", "  a  b ", "caf\u00e9 cafe\u0301", "x <|l|> y", "x\u3000<|r|>\u00a0\n y",
+    "<|l|>", "a <|r|> <|l|> b", "<|r|> a", "\u2581a", "\u1112\u1161\u11ab", "a\x1c<|l|>\x1cb",
+)  # fmt: skip
+
+
+def extra(at, text, **flags):
+    said = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": at, "content": text, "special": True, **said, **flags}
+
+
+def bytes_of(**parts):
+    """A byte-level tokenizer.json with one merge."""
+    vocab = {char: at for at, char in enumerate([*BYTE_TO_CHAR.values(), "ab"])}
+    return {
+        "version": "1.0",
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                          "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [["a", "b"]]},
+        "added_tokens": [extra(257, "<|l|>", lstrip=True), extra(258, "<|r|>", rstrip=True)],
+        **parts,
+    }  # fmt: skip
+
+
+def pieces_of(**parts):
+    """A tokenizer.json of SentencePiece's spelling, with bytes."""
+    texts = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "\u2581a"]
+    return {
+        "version": "1.0",
+        "model": {"type": "BPE", "vocab": {text: at for at, text in enumerate(texts)},
+                  "merges": [["\u2581", "a"]], "byte_fallback": True, "fuse_unk": True,
+                  "unk_token": "<unk>"},
+        "added_tokens": [extra(261, "<|l|>", lstrip=True), extra(262, "<|r|>", rstrip=True)],
+        **parts,
+    }  # fmt: skip
+
+
+def metaspace(scheme, **more):
+    return {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": scheme, "split": False,
+            **more}  # fmt: skip
+
+
+MARKED = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+PREPENDED = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, MARKED]}
+
+
+def template_of(*parts):
+    single = template(*parts)
+    return {"type": "TemplateProcessing", "single": single, "pair": [*single, *template("B")],
+            "special_tokens": {}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        bytes_of(),
+        bytes_of(normalizer={"type": "NFC"}),
+        pieces_of(pre_tokenizer=metaspace("first")),
+        pieces_of(pre_tokenizer=metaspace("always")),
+        pieces_of(pre_tokenizer=metaspace("never")),
+        pieces_of(normalizer=PREPENDED),
+    ],
+    ids=["bytes", "nfc", "first", "always", "never", "legacy"],
+)
+def test_ids_of_a_folder_are_those_of_its_library(tmp_path, tokenizer):
+    size = len(tokenizer["model"]["vocab"]) + 2
+    keys = keys_of(tmp_path / "m", "LlamaForCausalLM", size, tokenizer__json=tokenizer)
+    bridge = TokenizerBridge.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
+    library = Tokenizer.from_str(json.dumps(tokenizer))
+    whole = TokenizerBridge.from_tokenizer_json(json.dumps(tokenizer))
+    for text in TEXTS:
+        assert bridge.encode(text) == library.encode(text).ids, text
+        assert whole.encode(text) == library.encode(text).ids, text
+
+
+def test_a_folder_without_unusual_preparations_has_the_usual_keys(tmp_path):
+    plain = pieces_of(normalizer=PREPENDED, added_tokens=[extra(261, "<s>")])
+    keys = keys_of(tmp_path / "m", "LlamaForCausalLM", 262, tokenizer__json=plain)
+    unusual = {"space_prefix", "normalizer.nfc", "lstrip_token_ids", "rstrip_token_ids"}
+    assert unusual.isdisjoint(keys)
+
+
+def test_white_space_is_swallowed_where_only_the_settings_say_so(tmp_path):
+    (tmp_path / "m").mkdir()
+    model = piece("<unk>", 0, 2) + piece("<s>", 0, 3) + piece("</s>", 0, 3) + piece("a", -1, 1)
+    (tmp_path / "m" / "tokenizer.model").write_bytes(model)
+    settings = {
+        "added_tokens_decoder": {"4": {"content": "<|x|>", "special": True, "rstrip": True}}
+    }
+    keys = keys_of(tmp_path / "m", "LlamaForCausalLM", 5, settings)
+    assert keys["rstrip_token_ids"] == [4] and "lstrip_token_ids" not in keys
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings", "said"),
+    [
+        (template_of("A"), {}, False),
+        (None, {}, False),
+        (None, {"tokenizer_class": "PreTrainedTokenizerFast"}, False),
+        (None, {"tokenizer_class": "LlamaTokenizerFast"}, None),
+        (template_of("A"), {"add_bos_token": True}, True),
+        (template_of("<|l|>", "A"), {}, True),
+    ],
+)
+def test_texts_begin_with_a_token_only_where_the_folder_puts_one(
+    tmp_path, processor, settings, said
+):
+    """Files of both kinds mean it if nothing is said."""
+    split = {"type": "Split", "pattern": {"Regex": SPLITS["llama-bpe"][0]}, "behavior": "Isolated"}
+    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    cut = {"type": "Sequence", "pretokenizers": [split, bytes_only]}
+    for name, tokenizer in (
+        ("bytes", bytes_of(pre_tokenizer=cut, post_processor=processor)),
+        ("pieces", pieces_of(pre_tokenizer=metaspace("first"), post_processor=processor)),
+    ):
+        tokenizer["model"]["ignore_merges"] = name == "bytes"
+        size = len(tokenizer["model"]["vocab"]) + 2
+        keys = keys_of(
+            tmp_path / name, "LlamaForCausalLM", size, {"bos_token": "<|l|>", **settings},
+            tokenizer__json=tokenizer,
+        )  # fmt: skip
+        assert keys["pre"] == ("llama-bpe" if name == "bytes" else "default")
+        assert keys["bos_token_id"] == size - 2
+        assert keys.get("add_bos_token") is said
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"added_tokens": [extra(261, "x", single_word=True)]}, "'x': single_word: found True"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, MARKED]}},
+         "normalizer: found {'type': 'NFKC'}"),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            metaspace("first"), {"type": "Digits", "individual_digits": True}]}},
+         "pre_tokenizer: found {'type': 'Digits'"),
+        ({"pre_tokenizer": metaspace("first", split=True)}, "with the token 'a\u2581'"),
+    ],
+    ids=["single_word", "nfkc", "digits", "split"],
+)  # fmt: skip
+def test_a_preparation_that_files_have_no_place_for_is_refused(tmp_path, parts, told):
+    tokenizer = pieces_of(**{"pre_tokenizer": metaspace("first"), **parts})
+    tokenizer["model"]["vocab"]["a\u2581"] = 263
+    with pytest.raises(ConvertError) as caught:
+        keys_of(tmp_path / "m", "LlamaForCausalLM", 264, tokenizer__json=tokenizer)
+    assert told in str(caught.value)
 
 
 def test_tokens_that_a_folder_suppresses_are_kept(tmp_path):

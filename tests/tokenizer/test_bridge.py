@@ -177,6 +177,8 @@ def test_specials_are_added_and_parsed_only_when_asked():
         ({"model": "gemma4", "merges": ["a"]}, "merge 0 is 'a'"),
         ({"tokens": []}, "tokenizer.ggml.tokens"),
         ({"model": "unheard"}, "'unheard'"),
+        ({"lstrip_token_ids": np.array([9999], np.int32)}, "lstrip_token_ids: found 9999"),
+        ({"space_prefix": "both"}, "space_prefix: found 'both', wanted 'always' or 'first'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:tokenizer.ggml.eos_token_id")
@@ -342,6 +344,13 @@ def json_tokenizer() -> dict:
             "merges": [],
         },
     }
+
+
+def test_a_tokenizer_json_with_a_token_for_whole_words_alone_is_refused_by_name():
+    tokenizer = json_tokenizer()
+    tokenizer["added_tokens"][0]["single_word"] = True
+    with pytest.raises(TokenizerError, match="'<|x|>': single_word: found True, wanted false"):
+        TokenizerBridge.from_tokenizer_json(json.dumps(tokenizer))
 
 
 def test_a_tokenizer_json_reads_control_tokens_only_where_asked():
