@@ -10,8 +10,8 @@ from oxillama.arguments import checked_flag, whole
 from oxillama.compat import constants
 from oxillama.compat.objects import (
     ANY_SEED,
-    Criterion,
     LlamaGrammar,
+    StoppingCriteria,
 )
 from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar
@@ -181,13 +181,13 @@ def refuse(name: str, value: Any, only: Any) -> None:
         )
 
 
-def criteria_of(value: Any) -> Criterion | None:
+def criteria_of(value: Any) -> StoppingCriteria | None:
     """Stopping criteria, None for none; ConfigError for what cannot be called."""
     if value is not None and not callable(value):
         raise ConfigError(
             f"stopping_criteria: found {type(value).__name__}, wanted a StoppingCriteriaList"
         )
-    checked: Criterion | None = value
+    checked: StoppingCriteria | None = value
     return checked
 
 

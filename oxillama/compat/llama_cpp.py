@@ -56,7 +56,6 @@ from oxillama.compat.handlers import *  # noqa: F403
 from oxillama.compat.handlers import MTMDChatHandler
 from oxillama.compat.objects import (
     ANY_SEED,
-    Criterion,
     LlamaCache,
     LlamaDiskCache,
     LlamaGrammar,
@@ -64,10 +63,11 @@ from oxillama.compat.objects import (
     LlamaPromptLookupDecoding,
     LlamaRAMCache,
     LlamaState,
+    LogitsProcessor,
     LogitsProcessorList,
     MinTokensLogitsProcessor,
-    Processor,
     Stopping,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 from oxillama.compat.types import *  # noqa: F403
@@ -88,8 +88,10 @@ __all__ = [
     "LlamaRAMCache",
     "LlamaState",
     "LlamaTokenizer",
+    "LogitsProcessor",
     "LogitsProcessorList",
     "MinTokensLogitsProcessor",
+    "StoppingCriteria",
     "StoppingCriteriaList",
     "install",
 ]
@@ -469,8 +471,8 @@ class Llama:
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
         model: str | None = None,
-        stopping_criteria: Criterion | None = None,
-        logits_processor: Sequence[Processor] | None = None,
+        stopping_criteria: StoppingCriteria | None = None,
+        logits_processor: Sequence[LogitsProcessor] | None = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[Any, float] | None = None,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
@@ -602,7 +604,7 @@ class Llama:
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
         model: str | None = None,
-        logits_processor: Sequence[Processor] | None = None,
+        logits_processor: Sequence[LogitsProcessor] | None = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[Any, float] | None = None,
         logprobs: bool | None = None,
@@ -898,7 +900,7 @@ class Llama:
         mirostat_eta: float = 0.1,
         mirostat_tau: float = 5.0,
         penalize_nl: bool = True,
-        logits_processor: Sequence[Processor] | None = None,
+        logits_processor: Sequence[LogitsProcessor] | None = None,
         grammar: LlamaGrammar | str | None = None,
         idx: int | None = None,
         *,
@@ -972,8 +974,8 @@ class Llama:
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
         penalize_nl: bool = True,
-        logits_processor: Sequence[Processor] | None = None,
-        stopping_criteria: Criterion | None = None,
+        logits_processor: Sequence[LogitsProcessor] | None = None,
+        stopping_criteria: StoppingCriteria | None = None,
         grammar: LlamaGrammar | str | None = None,
         logit_bias: Mapping[int, float] | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:

@@ -18,12 +18,12 @@ from oxillama.errors import ConfigError
 from oxillama.grammar import ClosedSchema, Grammar
 
 # of (token ids, logits): the logits that a token is drawn from, and whether the text is over
-Processor = Callable[[np.ndarray, np.ndarray], Any]
-Criterion = Callable[[np.ndarray, np.ndarray], Any]
+LogitsProcessor = Callable[[np.ndarray, np.ndarray], Any]
+StoppingCriteria = Callable[[np.ndarray, np.ndarray], Any]
 ANY_SEED = constants.LLAMA_DEFAULT_SEED
 
 
-class LogitsProcessorList(list[Processor]):
+class LogitsProcessorList(list[LogitsProcessor]):
     """Functions over (token ids, logits) that are called in order."""
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -49,7 +49,7 @@ class MinTokensLogitsProcessor:
         return scores
 
 
-class StoppingCriteriaList(list[Criterion]):
+class StoppingCriteriaList(list[StoppingCriteria]):
     """Functions over (token ids, logits): before each token they are given those so far and the
     row that the token would be drawn from, and the text ends where one of them is true.
     """
@@ -61,7 +61,7 @@ class StoppingCriteriaList(list[Criterion]):
 class Stopping:
     """Stopping criteria as a processor of logits: where they are met it cancels its request."""
 
-    def __init__(self, criteria: Criterion) -> None:
+    def __init__(self, criteria: StoppingCriteria) -> None:
         self._criteria = criteria
         self._request: Future[Any] = Future()  # it may call this before its maker has it
 
@@ -133,7 +133,7 @@ class LlamaState:
     input_ids: np.ndarray
     n_tokens: int
     llama_state: bytes
-    processors: tuple[Processor, ...] = ()
+    processors: tuple[LogitsProcessor, ...] = ()
     seed: int = ANY_SEED
 
     @property

@@ -373,10 +373,15 @@ def test_arguments_that_langchain_gives_of_old():
 
 def test_modules_of_llama_cpp_python_are_this_one():
     import oxillama.compat.llama_cpp.llama_tokenizer as tokenizers
+
+    # the types that programs annotate their own functions with
+    from oxillama.compat.llama_cpp import LogitsProcessor, StoppingCriteria
     from oxillama.compat.llama_cpp.llama import Llama as Same
     from oxillama.compat.llama_cpp.llama_speculative import LlamaPromptLookupDecoding as Lookup
     from oxillama.compat.llama_cpp.llama_types import ChatCompletionRequestUserMessage as Message
 
+    assert list[LogitsProcessor] in llama_cpp.LogitsProcessorList.__orig_bases__
+    assert list[StoppingCriteria] in llama_cpp.StoppingCriteriaList.__orig_bases__
     assert Same is Llama and Lookup is LlamaPromptLookupDecoding
     assert Message(role="user", content="Hello!") == ASKED[0]
     assert tokenizers.LlamaTokenizer is llama_cpp.llama_tokenizer.LlamaTokenizer is LlamaTokenizer
