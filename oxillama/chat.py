@@ -130,7 +130,8 @@ class Chat:
         **variables: Any,
     ) -> TemplateText:
         """The conversation as the template writes it; `variables` are passed to the template
-        unchanged. Tools are written as `turn` shows them to the model.
+        unchanged (ConfigError for one that it does not read). Tools are written as `turn` shows
+        them to the model.
 
         The text records which parts came from messages. If it is passed to `generate` unchanged,
         control tokens are recognised only in what the template wrote, and no token is added before
@@ -154,6 +155,12 @@ class Chat:
             raise ConfigError(
                 f"messages: found {type(messages).__name__}, wanted a list of messages"
             )
+        for name, value in variables.items():
+            if name != "add_generation_prompt" and not self._writer.knows(name):
+                raise ConfigError(
+                    f"{name}: found {value!r:.80}, but the model's chat template reads no such "
+                    "variable"
+                )
         return self._writer.write(
             list(messages), tools=tools, tool_format=tool_format, variables=variables
         )

@@ -204,6 +204,15 @@ def test_no_tokens_to_be_shown_are_none(engine):
     )
 
 
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_promt", "thinking"])
+def test_a_variable_that_the_template_does_not_read_is_refused(engine, name):
+    told = f"^{name}: found False, but the model's chat template reads no such variable$"
+    with pytest.raises(ConfigError, match=told):
+        engine.render_chat(TALK, **{name: False})
+    with pytest.raises(ConfigError, match=told):
+        engine.chat(TALK, template={name: False}, max_tokens=1)
+
+
 def test_a_rendered_chat_generates_what_the_chat_does(engine):
     text = engine.render_chat(TALK)
     assert engine.tokenize(text) == engine._loaded.chat.turn(TALK).prompt
