@@ -171,6 +171,8 @@ def _templated(step: dict, settings: dict, switches: dict[str, bool]) -> None:
     between = [named(part) for part in pair[start:stop][1:-1]]
     if between:
         parts = [content_of(settings.get(f"{name}_token")) for name in ("sep", "eos")]
-        switches["add_sep_token"] = (between[0] in parts and last is None) or (
-            len(between) == 2 and between[1] in parts
-        )
+        # the one of a text that begins with it too is no separator
+        alone = between[0] in parts and last is None and between[0] not in (None, first)
+        switches["add_sep_token"] = alone or (len(between) == 2 and between[1] in parts)
+        if switches["add_sep_token"] and parts[0] is None:
+            settings["sep_token"] = between[0] if alone else between[1]

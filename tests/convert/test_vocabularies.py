@@ -442,6 +442,26 @@ def test_texts_begin_with_a_token_only_where_the_folder_puts_one(
 
 
 @pytest.mark.parametrize(
+    ("pair", "separated"),
+    [
+        (("<|l|>", "A", "<|l|>", "B"), False),  # as GPT-NeoX: a text's first token is its last
+        (("<|l|>", "A", "<|r|>", "B"), True),
+        (("<|l|>", "A", "<|r|>", "<|r|>", "B"), True),
+    ],
+)
+def test_what_separates_two_texts_is_named_where_it_is_put(tmp_path, pair, separated):
+    single = template("<|l|>", "A")
+    processor = {"type": "TemplateProcessing", "single": single, "pair": template(*pair)}
+    tokenizer = bytes_of(post_processor=processor)
+    settings = {"bos_token": "<|l|>", "eos_token": "<|r|>" if separated else "<|l|>"}
+    keys = keys_of(tmp_path / "m", "GPT2LMHeadModel", 259, settings, tokenizer__json=tokenizer)
+    bridge = TokenizerBridge.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
+    assert bridge.encode("a") == [257, *bridge.encode("a", add_special=False)]
+    assert keys["add_sep_token"] is separated
+    assert keys.get("seperator_token_id") == (258 if separated else None)
+
+
+@pytest.mark.parametrize(
     ("parts", "told"),
     [
         ({"added_tokens": [extra(261, "x", single_word=True)]}, "'x': single_word: found True"),
