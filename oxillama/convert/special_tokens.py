@@ -16,8 +16,6 @@ from oxillama.convert.tokens import (
 from oxillama.errors import ConvertError
 from oxillama.tokenizer.vocabulary import CONTROL_END_NAMES, END_NAMES, begins_with_bos
 
-# tokenizers that put a text's first token before it, whatever their tokenizer.json says
-_BEGINNING = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "CohereTokenizer")
 _ENDS = ("eos", "eot", "eom")  # of a text, a turn and a message
 
 
@@ -57,9 +55,10 @@ def special_keys(
     return keys | ggml(**{key: (value, "bool") for key, value in switches.items()})
 
 
-def beginning_keys(folder: ModelFolder, settings: dict, keys: KeyValues) -> KeyValues:
-    """That texts do not begin with the first token, where tokenizer.json puts none before them and
-    a reader of the keys would.
+def beginning_keys(folder: ModelFolder, keys: KeyValues) -> KeyValues:
+    """That texts do not begin with the first token, where a template of tokenizer.json puts none
+    before them and a reader of the keys would. A folder without a template leaves it to the reader,
+    as in llama.cpp's files.
     """
     tokenizer = folder.json("tokenizer.json")
     said = "tokenizer.ggml.add_bos_token" in keys or "tokenizer.ggml.bos_token_id" not in keys
@@ -67,10 +66,7 @@ def beginning_keys(folder: ModelFolder, settings: dict, keys: KeyValues) -> KeyV
     if not tokenizer or said or not begins_with_bos(model, pre):
         return {}
     steps = [one.get("type") for one in parts_of(tokenizer.get("post_processor"), "processors")]
-    named = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
-    if "TemplateProcessing" in steps or (not steps and named not in _BEGINNING):
-        return ggml(add_bos_token=(False, "bool"))
-    return {}
+    return ggml(add_bos_token=(False, "bool")) if "TemplateProcessing" in steps else {}
 
 
 def end_keys(folder: ModelFolder, keys: KeyValues) -> KeyValues:

@@ -103,7 +103,7 @@ def _vocabulary_keys(
     keys |= special_keys(folder, family, hyper, settings, ids) | suppressed_keys(folder)
     if family.prefix_setting:
         keys |= _GROWN.get(size, {})
-    keys |= beginning_keys(folder, settings, keys) | text_keys(folder, settings, keys)
+    keys |= beginning_keys(folder, keys) | text_keys(folder, settings, keys)
     keys |= end_keys(folder, keys)
     template = template_keys(folder, settings)
     if not template and not files and not from_json and os.path.lexists(folder.path / TEKKEN):

@@ -412,9 +412,7 @@ def test_white_space_is_swallowed_where_only_the_settings_say_so(tmp_path):
     ("processor", "settings", "said"),
     [
         (template_of("A"), {}, False),
-        (None, {}, False),
-        (None, {"tokenizer_class": "PreTrainedTokenizerFast"}, False),
-        (None, {"tokenizer_class": "LlamaTokenizerFast"}, None),
+        (None, {}, None),
         (template_of("A"), {"add_bos_token": True}, True),
         (template_of("<|l|>", "A"), {}, True),
     ],
@@ -422,7 +420,7 @@ def test_white_space_is_swallowed_where_only_the_settings_say_so(tmp_path):
 def test_texts_begin_with_a_token_only_where_the_folder_puts_one(
     tmp_path, processor, settings, said
 ):
-    """Files of both kinds mean it if nothing is said."""
+    """Files of both kinds mean it if nothing is said, as folders without a template do."""
     split = {"type": "Split", "pattern": {"Regex": SPLITS["llama-bpe"][0]}, "behavior": "Isolated"}
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     cut = {"type": "Sequence", "pretokenizers": [split, bytes_only]}
