@@ -187,11 +187,12 @@ def stacked(rows: int, stack: int, *, filled: bool = False) -> np.ndarray:
     return np.where(made < rows, made, -1).reshape(count, stack)
 
 
-def around(high: int, wide: int) -> np.ndarray:
+def around(high: int, wide: int, *, before: int = 1) -> np.ndarray:
     """(places, 9): the numbers of the places around every other one of `high` x `wide`, row by row;
-    -1 beyond them.
+    -1 beyond them. before: rows of the three that are before a place's own, 1 or 0.
     """
-    at = np.pad(np.arange(high * wide).reshape(high, wide), 1, constant_values=-1)
+    at = np.arange(high * wide).reshape(high, wide)
+    at = np.pad(at, ((before, 2 - before), (1, 1)), constant_values=-1)
     nine = np.lib.stride_tricks.sliding_window_view(at, (_KERNEL, _KERNEL))[::2, ::2]
     return nine.reshape(-1, _KERNEL**2)
 

@@ -70,19 +70,34 @@ def _banded(spectrum: np.ndarray, filters: list[tuple[int, list[float]]]) -> np.
 
 @dataclass(frozen=True)
 class Magnitudes:
-    """The spectrogram of Gemma's encoder (Google 2026, published code, feature extraction): frames
-    of `window` samples, of which half of the first one are zeros before the clip, filled up with
-    zeros to the length of the transform, the product of `sides`; the natural logarithm of a band's
-    magnitude plus `floor`.
+    """The spectrogram of Gemma's encoders (Google 2026, published code, feature extraction): frames
+    of `window` samples, filled up with zeros to the length of the transform, the product of
+    `sides`; the natural logarithm of a band's magnitude plus `floor`, in bands from `low` to `high`
+    Hz.
+
+    centred: half a window of zeros is before the clip; step: samples that its length is a multiple
+    of, with zeros at its end; emphasis: what is subtracted of the sample before, and of a frame's
+    first one; least: `floor` is the least magnitude of a band, not added to it.
     """
 
     window: int
     sides: tuple[int, int]
     floor: float
+    low: int = 0
+    high: int = RATE // 2
+    centred: bool = True
+    step: int = 1
+    emphasis: float = 0.0
+    least: bool = False
+
+    @property
+    def _before(self) -> int:
+        return self.window // 2 if self.centred else 0
 
     def frames(self, samples: int) -> int:
         """Frames of so many samples: those that end, with one sample more, in the clip."""
-        return max(0, (samples + self.window // 2 - self.window - 1) // HOP + 1)
+        filled = -(-samples // self.step) * self.step
+        return max(0, (filled + self._before - self.window - 1) // HOP + 1)
 
     def of(self, samples: np.ndarray, bands: int) -> np.ndarray:
         """float32 (frames, bands) of float32 samples."""
@@ -90,18 +105,29 @@ class Magnitudes:
         made = np.empty((count, bands), np.float32)
         if not count:
             return made
-        signal = np.concatenate([np.zeros(window // 2), samples.astype(np.float64)])
+        after = -len(samples) % self.step
+        signal = np.pad(samples.astype(np.float64), (self._before, after))
         windows = np.lib.stride_tricks.sliding_window_view(signal, window)[::HOP]
         # the published code has it in 32 bits
         hann = (0.5 - 0.5 * cosines(window)).astype(np.float32).astype(np.float64)
-        transform, filters = Spectrum(*self.sides), _triangles(bands, size)
+        transform = Spectrum(*self.sides)
+        filters = _triangles(bands, size, self.low, self.high)
         for at in range(0, count, _FRAMES):
             part = windows[at : min(at + _FRAMES, count)]
             filled = np.zeros((size, len(part)))
-            filled[:window] = part.T * hann[:, None]
-            magnitude = np.sqrt(transform.power(filled))
-            made[at : at + len(part)] = ln(_banded(magnitude, filters) + self.floor).T
+            filled[:window] = self._emphasised(part.T) * hann[:, None]
+            magnitude = _banded(np.sqrt(transform.power(filled)), filters)
+            above = np.maximum(magnitude, self.floor) if self.least else magnitude + self.floor
+            made[at : at + len(part)] = ln(above).T
         return made
+
+    def _emphasised(self, frames: np.ndarray) -> np.ndarray:
+        """Frames (window, frames) less what is before each sample."""
+        if not self.emphasis:
+            return frames
+        return np.concatenate(
+            [frames[:1] * (1.0 - self.emphasis), frames[1:] - self.emphasis * frames[:-1]]
+        )
 
 
 @cache
@@ -113,14 +139,17 @@ def _filters(bands: int) -> list[tuple[int, list[float]]]:
 
 
 @cache
-def _triangles(bands: int, size: int) -> list[tuple[int, list[float]]]:
-    """The same as triangles of height 1 over the scale of O'Shaughnessy (1987), of a transform of
-    `size` numbers.
+def _triangles(
+    bands: int, size: int, low: int = 0, high: int = RATE // 2
+) -> list[tuple[int, list[float]]]:
+    """The same as triangles of height 1 over the scale of O'Shaughnessy (1987), from `low` to
+    `high` Hz, of a transform of `size` numbers.
     """
     with localcontext() as context:
         context.prec = 40
-        most = (1 + Decimal(RATE // 2) / 700).log10()
-        edges = [700 * (10 ** (most * at / (bands + 1)) - 1) for at in range(bands + 2)]
+        least, most = ((1 + Decimal(end) / 700).log10() for end in (low, high))
+        step = (most - least) / (bands + 1)
+        edges = [700 * (10 ** (least + step * at) - 1) for at in range(bands + 2)]
     return _between([float(each) for each in edges], size, even=False)
 
 

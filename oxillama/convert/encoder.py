@@ -56,11 +56,18 @@ class AudioHyper(MediaHyper):
 
     @property
     def layers(self) -> int:
-        return self.integer("encoder_layers", "num_hidden_layers", "num_layers")
+        return self.integer(
+            "encoder_layers", "conf_num_hidden_layers", "num_hidden_layers", "num_layers"
+        )
 
     @property
     def heads(self) -> int:
-        return self.integer("encoder_attention_heads", "num_attention_heads", "num_heads")
+        return self.integer(
+            "encoder_attention_heads",
+            "conf_num_attention_heads",
+            "num_attention_heads",
+            "num_heads",
+        )
 
     @property
     def kv_heads(self) -> int:

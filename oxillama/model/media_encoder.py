@@ -13,7 +13,7 @@ joins rows more than once has a tape for each time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
@@ -158,9 +158,9 @@ class MediaEncoder:
         """The result of the first tape; a tape without attention runs over parts of the image."""
         program, count = self._programs[0], len(image.rows)
         if program.kv_layers or count <= program.max_rows:
-            return _stepped(program, image.rows, image)
+            return _stepped(program, [(image.rows, image)])
         parts = (_some(image, at, program.max_rows) for at in range(0, count, program.max_rows))
-        return np.concatenate([_stepped(program, each.rows, each) for each in parts])
+        return _stepped(program, ((each.rows, each) for each in parts))
 
     def _step(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
         """The result of tape number `at` over the rows of the one before; a tape without attention
@@ -169,12 +169,10 @@ class MediaEncoder:
         program, count = self._programs[at], len(joined.groups)
         rows = self._cut(at - 1, rows, joined)
         if program.kv_layers or count <= program.max_rows:
-            return _stepped(program, self._grouped(at - 1, rows, joined), joined)
+            return _stepped(program, [(self._grouped(at - 1, rows, joined), joined)])
         ends = np.linspace(0, count, -(-count // program.max_rows) + 1).astype(int)
         parts = (_part(joined, *each) for each in zip(ends[:-1], ends[1:]))
-        return np.concatenate(
-            [_stepped(program, self._grouped(at - 1, rows, each), each) for each in parts]
-        )
+        return _stepped(program, ((self._grouped(at - 1, rows, each), each) for each in parts))
 
     def _cut(self, at: int, rows: np.ndarray, joined: Joined) -> np.ndarray:
         """The rows that are joined after tape number `at`: its own, those that are given, and a row
@@ -201,7 +199,7 @@ class MediaEncoder:
         """
         made = np.empty(0)
         for at, (program, tape) in enumerate(zip(self._programs, self.tapes)):
-            few = len(image.rows) if program.kv_layers else _COMPARED
+            few = len(image.rows) if program.kv_layers else min(_COMPARED, program.max_rows)
             with self._lock:  # all programs have the same threads
                 if at == 0:
                     some = _some(image, 0, few)
@@ -209,7 +207,7 @@ class MediaEncoder:
                     made = self._begun(image)
                 else:
                     how = image.joined[at - 1]
-                    piece = how if program.kv_layers else _part(how, 0, _COMPARED)
+                    piece = how if program.kv_layers else _part(how, 0, few)
                     rows = self._grouped(at - 1, self._cut(at - 1, made, how), piece)
                     found = list(_compared(program, tape, self.reader, rows, piece))
                     made = self._step(at, made, how)
@@ -254,33 +252,47 @@ def _part(joined: Joined, start: int, end: int) -> Joined:
     return Joined(joined.groups[start:end], columns=columns)
 
 
-def _stepped(program: Program, rows: np.ndarray, image: MediaRows | Joined) -> np.ndarray:
-    batch, memory = _batch(program, rows, image)
-    # rows are read in the threads' own time: no page outlives its step
-    return np.array(program.step(batch, memory, output="hidden"))
+def _stepped(
+    program: Program, parts: Iterable[tuple[np.ndarray, MediaRows | Joined]]
+) -> np.ndarray:
+    """What a tape leaves of rows in parts, in order; a state goes on from one to the next."""
+    made, memory, start = list[np.ndarray](), None, 0
+    for rows, image in parts:
+        batch, memory = _batch(program, rows, image, memory, start)
+        # rows are read in the threads' own time: no page outlives its step
+        made.append(np.array(program.step(batch, memory, output="hidden")))
+        start += len(rows)
+    return made[0] if len(made) == 1 else np.concatenate(made)
 
 
 def _batch(
-    program: Program, rows: np.ndarray, image: MediaRows | Joined
+    program: Program,
+    rows: np.ndarray,
+    image: MediaRows | Joined,
+    memory: PageMemory | None = None,
+    start: int = 0,
 ) -> tuple[Batch, PageMemory]:
-    """One sequence of given rows, and pages for it."""
+    """One sequence of given rows, and pages for it; of its rows from `start` on, what those before
+    them left in `memory`.
+    """
     count = len(rows)
     if count > program.max_rows:
         raise ImageError(
             f"image: {count} patches, the encoder takes {program.max_rows}; wanted a smaller image"
         )
-    memory = PageMemory(program.kv_layers, "f32", _PAGE, slot_layers=program.slot_layers)
-    pages = -(-count // _PAGE)
+    if memory is None:
+        memory = PageMemory(program.kv_layers, "f32", _PAGE, slot_layers=program.slot_layers)
+    pages = -(-(start + count) // _PAGE)
     memory.ensure(pages)
     if memory.slot_layers:
         memory.ensure_slots(1)
-    every = np.arange(count, dtype=np.int32)
+    every = np.arange(start, start + count, dtype=np.int32)
     batch = Batch(
         _tokens(image, count),
         every,
         [np.arange(pages, dtype=np.int32)],
         np.zeros(count, np.int32),
-        every,
+        np.arange(count, dtype=np.int32),
         embeds=rows,
         rope=image.rope,
         spans=image.spans,

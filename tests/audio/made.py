@@ -17,7 +17,7 @@ POSITIONS = {
 }
 CHANNELS = 6  # of the convolutions of Qwen3-ASR
 STACK = {"ultravox": 8, "voxtral": 4, "glma": 4}
-# of the convolutions of Gemma 4, of which the first has as many as a frame has numbers
+# of the convolutions of Gemma 3n and 4, of which 4's first has as many as a frame has numbers
 SUBSAMPLED = (MELS, 6)
 FRAME = 640  # samples of a row of the unified Gemma 4
 # of Granite Speech: rows of a block, the furthest distance, taps, rows and queries of a window,
@@ -31,7 +31,8 @@ GRANITE = {
     "projector.head_count": 2,
 }
 LETTERS = 10
-KINDS = (*POSITIONS, "gemma4a", "gemma4ua", "granite_speech")
+TOKENS = 5  # of the encoder of Gemma 3n
+KINDS = (*POSITIONS, "gemma3na", "gemma4a", "gemma4ua", "granite_speech")
 
 
 def clip(seconds: float, *, rate: int = RATE, seed: int = 0) -> np.ndarray:
@@ -67,6 +68,8 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         return made
     if kind == "gemma4a":
         return gemma4a(width, made, put, norm, linear)
+    if kind == "gemma3na":
+        return gemma3na(width, made, put, norm, linear)
     if kind == "qwen3a":
         for number, channels in ((1, 1), (2, CHANNELS), (3, CHANNELS)):
             put(f"a.conv2d.{number}.weight", CHANNELS, channels, 3, 3)
@@ -147,6 +150,37 @@ def gemma4a(width: int, made: dict, put: Callable, norm: Callable, linear: Calla
         limited(at + "conv_pw2", HIDDEN, HIDDEN)
     linear("a.pre_encode.out", 48, HIDDEN)
     linear("mm.a.input_projection", width, 48, bias=False)
+    return made
+
+
+def gemma3na(width: int, made: dict, put: Callable, norm: Callable, linear: Callable) -> dict:
+    """Those of Gemma 3n, whose encoder has a table of tokens."""
+    channels = 1
+    for number, rows in enumerate(SUBSAMPLED):
+        put(f"a.conv1d.{number}.weight", rows, channels, 3, 3)
+        norm(f"a.conv1d.{number}.norm", rows, bias=False)
+        channels = rows
+    linear("a.pre_encode.out", HIDDEN, MELS // 4 * channels, bias=False)
+    for i in range(LAYERS):
+        at = f"a.blk.{i}."
+        for end in ("", "_1"):
+            norm(f"{at}ffn_norm{end}", bias=False)
+            linear(f"{at}ffn_up{end}", 4 * HIDDEN, HIDDEN, bias=False)
+            linear(f"{at}ffn_down{end}", HIDDEN, 4 * HIDDEN, bias=False)
+            norm(f"{at}ffn_post_norm{end}", bias=False)
+        for name in ("ln1", "ln2", "conv_norm", "norm_conv", "layer_pre_norm"):
+            norm(at + name, bias=False)
+        for part in ("q", "k", "v", "out"):
+            linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=False)
+        linear(at + "linear_pos", HIDDEN, HIDDEN, bias=False)
+        put(at + "per_dim_scale", HIDDEN // HEADS)
+        linear(at + "conv_pw1", 2 * HIDDEN, HIDDEN, bias=False)
+        put(at + "conv_dw.weight", HIDDEN, 1, 5)
+        linear(at + "conv_pw2", HIDDEN, HIDDEN, bias=False)
+    put("mm.a.embedding.weight", TOKENS, HIDDEN)
+    for kind in ("hard", "soft"):
+        norm(f"mm.a.{kind}_emb_norm", bias=False)
+    linear("mm.a.input_projection", width, HIDDEN, bias=False)
     return made
 
 

@@ -27,13 +27,14 @@ from tests.audio.made import (
     RATE,
     STACK,
     SUBSAMPLED,
+    TOKENS,
     clip,
     tensors_of,
 )
 
 WIDTH = 24
 CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
-MORE = {"qwen3a": {"brief": 0.3, "longer": 9.753}, "gemma4a": {"brief": 0.3, "longer": 9.753}}
+MORE = {kind: {"brief": 0.3, "longer": 9.753} for kind in ("qwen3a", "gemma3na", "gemma4a")}
 
 
 def extractor(bands: int, seconds: float, *, torchy: bool = False):
@@ -452,6 +453,89 @@ def gemma4a(tensors, samples):
     return norm(hidden) @ torch.from_numpy(tensors["mm.a.input_projection.weight"]).T
 
 
+def gemma3n_mel(bands: int, samples):
+    """float32 (frames, bands) of samples in 64 bits, in which the window is made, too."""
+    from transformers.models.gemma3n import feature_extraction_gemma3n as extraction
+
+    extract = extraction.Gemma3nAudioFeatureExtractor(feature_size=bands)
+    own = extract([samples])  # what it makes of them itself, in 32 bits
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(extract.frame_length) / extract.frame_length)
+    extract.window = window.astype(np.float32)
+    held = np.zeros(-(-len(samples) // 128) * 128, np.float64)
+    held[: len(samples)] = samples
+    made, mask = extract._extract_spectrogram(held, (np.arange(len(held)) < len(samples)) * 1)
+    assert mask.all()
+    assert np.array_equal(own["input_features_mask"][0], mask)
+    assert np.abs(own["input_features"][0] - made).max() < 5e-2
+    return made.astype(np.float32)
+
+
+def gemma3na(tensors, samples):
+    from transformers.models.gemma3n import configuration_gemma3n as configuration
+    from transformers.models.gemma3n import modeling_gemma3n as code
+
+    config = configuration.Gemma3nAudioConfig(
+        vocab_size=TOKENS,
+        vocab_offset=64,
+        input_feat_size=MELS,
+        hidden_size=HIDDEN,
+        conf_num_attention_heads=HEADS,
+        conf_num_hidden_layers=LAYERS,
+        sscp_conv_channel_size=SUBSAMPLED,
+    )
+    network = {
+        "norm": "pre_layer_norm",
+        "up": "ffw_layer_1",
+        "down": "ffw_layer_2",
+        "post_norm": "post_layer_norm",
+    }
+    names = {
+        **{f"ffn_{ours}{end}": f"ffw_layer_{where}.{theirs}"
+           for end, where in (("", "start"), ("_1", "end")) for ours, theirs in network.items()},
+        **{f"attn_{part}": f"attention.attn.{part}_proj" for part in "qkv"},
+        "attn_out": "attention.post",
+        "ln1": "attention.pre_attn_norm",
+        "ln2": "attention.post_norm",
+        "linear_pos": "attention.attn.relative_position_embedding.pos_proj",
+        "per_dim_scale": "attention.attn.per_dim_scale",
+        "conv_norm": "lconv1d.pre_layer_norm",
+        "norm_conv": "lconv1d.conv_norm",
+        "conv_pw1": "lconv1d.linear_start",
+        "conv_dw": "lconv1d.depthwise_conv1d",
+        "conv_pw2": "lconv1d.linear_end",
+        "layer_pre_norm": "norm",
+    }  # fmt: skip
+    others = {
+        "a.pre_encode.out": "subsample_conv_projection.input_proj_linear",
+        **{f"a.conv1d.{i}": f"subsample_conv_projection.conv_{i}.conv" for i in (0, 1)},
+        **{f"a.conv1d.{i}.norm": f"subsample_conv_projection.conv_{i}.norm" for i in (0, 1)},
+        "mm.a.embedding": "embedding",
+        "mm.a.hard_emb_norm": "hard_embedding_norm",
+        "mm.a.soft_emb_norm": "soft_embedding_norm",
+        "mm.a.input_projection": "embedding_projection",
+    }
+    states = {"a.": {}, "mm": {}}
+    for name, value in tensors.items():
+        if name.startswith("a.blk."):
+            _, _, index, rest = name.split(".", 3)
+            part, dot, end = rest.partition(".")
+            where = f"conformer.{index}.{names[part]}{dot}{end}"
+        else:
+            part, _, end = name.rpartition(".")
+            where = f"{others[part]}.{end}"
+        states[name[:2]][where] = torch.from_numpy(value)
+    encoder = code.Gemma3nAudioEncoder._from_config(config).eval()
+    encoder.load_state_dict(states["a."])
+    text = configuration.Gemma3nTextConfig(hidden_size=WIDTH)
+    embed = code.Gemma3nMultimodalEmbedder(config, text).eval()
+    embed.load_state_dict(states["mm"])
+    mel = torch.from_numpy(gemma3n_mel(MELS, samples))[None]
+    heard = encoder(mel, torch.zeros(mel.shape[:2], dtype=torch.bool)).last_hidden_state
+    rows = embed(inputs_embeds=heard)[0]
+    end, filler = (embed(input_ids=torch.tensor([64 + at])) for at in (0, TOKENS - 1))
+    return torch.cat([rows, filler.expand(188 - len(rows), -1), end])
+
+
 def gemma4ua(tensors, samples):
     from transformers.models.gemma4_unified import configuration_gemma4_unified as configuration
     from transformers.models.gemma4_unified import feature_extraction_gemma4_unified as extraction
@@ -604,6 +688,7 @@ FAMILIES = {
     "qwen3a": qwen3a,
     "glma": glma,
     "musicflamingo": musicflamingo,
+    "gemma3na": gemma3na,
     "gemma4a": gemma4a,
     "gemma4ua": gemma4ua,
     "granite_speech": granite_speech,
@@ -620,6 +705,7 @@ def main() -> None:
                 np.float32
             )
     held["gemma4_mel"] = gemma4_mel(128, clip(1.0))
+    held["gemma3n_mel"] = gemma3n_mel(128, clip(1.0))
     held["granite_mel"] = granite_mel(clip(1.0), 80).numpy()
     with torch.no_grad():
         for kind, family in FAMILIES.items():

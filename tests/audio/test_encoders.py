@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from oxillama.audio import AudioLimits, Hearing
-from oxillama.audio.families import granite
+from oxillama.audio.families import gemma3n, granite
+from oxillama.audio.families.gemma3n import GEMMA_3N
 from oxillama.audio.families.gemma4 import GEMMA_4
+from oxillama.audio.spectrogram import Magnitudes
 from oxillama.errors import AudioError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.media import MediaFeatures
@@ -39,7 +41,7 @@ def hearing(tmp_path_factory):
     "kind, name",
     [
         *((kind, name) for kind in KINDS for name in CLIPS),
-        *((kind, name) for kind in ("qwen3a", "gemma4a") for name in MORE),
+        *((kind, name) for kind in ("qwen3a", "gemma3na", "gemma4a") for name in MORE),
     ],
 )
 def test_features_are_those_of_transformers(hearing, kind, name):
@@ -61,8 +63,9 @@ def test_every_op_is_what_it_means_and_threads_change_no_bit(tmp_path, hearing, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_windows_do_not_know_of_one_another(hearing, kind):
+def test_windows_do_not_know_of_one_another(hearing, monkeypatch, kind):
     """Each window is encoded alone: what comes later changes none of it."""
+    monkeypatch.setattr(gemma3n, "WINDOW", 2 * RATE)
     seconds = {"qwen3a": 16.0, "gemma4a": 60.0}.get(kind, 4.0)
     a, b = clip(seconds), clip(seconds)
     b[-RATE:] *= np.float32(0.5)  # the loudest part, which scales the clip, is before
@@ -73,7 +76,7 @@ def test_windows_do_not_know_of_one_another(hearing, kind):
 
 def test_nothing_of_a_long_clip_is_dropped(hearing):
     """Each feature of Qwen2-Audio, Audio Flamingo 3 and Gemma 4 is of 40 milliseconds, of Voxtral,
-    GLM-ASR and Qwen3-ASR of 80, of Ultravox of 160.
+    GLM-ASR and Qwen3-ASR of 80, of Ultravox of 160; Gemma 3n has as many for each window.
     """
     for seconds in (2.0, 2.05, 5.117, 11.0):
         samples = clip(seconds)
@@ -90,6 +93,7 @@ def test_nothing_of_a_long_clip_is_dropped(hearing):
             "musicflamingo": sum(each // 2 for each in rows),
             "glma": sum(each // 4 for each in rows),
             "qwen3a": sum(-(-min(100, whole - at) // 8) for at in range(0, whole, 100)),
+            "gemma3na": 188 + 1,
             "gemma4a": sum(
                 -(-GEMMA_4.frames(min(480000, len(samples) - at)) // 4)
                 for at in range(0, len(samples), 480000)
@@ -116,6 +120,7 @@ def test_pieces_are_a_familys_tokens_around_a_clip_that_is_kept(hearing):
         "musicflamingo": [25],
         "glma": ["<|begin_of_audio|>", 12, "<|end_of_audio|>"],
         "qwen3a": ["<|audio_start|>", 13, "<|audio_end|>"],
+        "gemma3na": ["\n\n<start_of_audio>", 189, "\n\n"],
         "gemma4a": ["<|audio>", 25, "<audio|>"],
         "gemma4ua": ["<|audio>", 25, "<audio|>"],
         "granite_speech": [18],
@@ -143,8 +148,8 @@ def test_limits_are_those_that_were_given(tmp_path):
     "change, said",
     (
         (
-            {"keys": {"clip.projector_type": "gemma3na"}},
-            "projector_type: found 'gemma3na', wanted",
+            {"keys": {"clip.projector_type": "lfm2a"}},
+            "projector_type: found 'lfm2a', wanted",
         ),
         ({"keys": {"clip.projector_type": ""}}, "clip.audio.projector_type"),
         (
@@ -180,6 +185,15 @@ def test_what_does_not_describe_an_encoder_is_refused_by_name(tmp_path, change, 
             },
         ),
         (
+            "gemma3nv",
+            "gemma3na",
+            {
+                "clip.projector_type": "",
+                "clip.vision.projector_type": "gemma3nv",
+                "clip.audio.projector_type": "gemma3na",
+            },
+        ),
+        (
             "gemma4uv",
             "gemma4ua",
             {
@@ -191,11 +205,12 @@ def test_what_does_not_describe_an_encoder_is_refused_by_name(tmp_path, change, 
     ),
 )
 def test_a_file_of_both_has_two_encoders(tmp_path, seen, heard, named):
-    """Of Qwen2.5-Omni and Gemma 4: the encoder of each medium is what it is in a file of its
+    """Of Qwen2.5-Omni and Gemma: the encoder of each medium is what it is in a file of its
     own.
     """
-    write = write_more if seen == "gemma4uv" else write_mmproj
-    sight = write(tmp_path / "v.gguf", seen, width=24)
+    write = write_more if seen in ("gemma3nv", "gemma4uv") else write_mmproj
+    size = {"size": 256} if seen == "gemma3nv" else {}
+    sight = write(tmp_path / "v.gguf", seen, width=24, **size)
     sound = write_audio(tmp_path / "a.gguf", heard)
     said = GgufReader(sound).metadata
     keys = {key: said[key] for key in said if ".audio" in key}
@@ -214,7 +229,9 @@ def test_a_file_of_both_has_two_encoders(tmp_path, seen, heard, named):
         assert (b[0], b[2]) == ("<|vision_bos|>", "<|vision_eos|>")
         assert Vision(both).image_tokens.placeholders[0] == "<|vision_bos|><|IMAGE|><|vision_eos|>"
     else:
-        assert (a[0], a[2]) == (b[0], b[2]) == ("<|image>", "<image|>")
+        around = ("<|image>", "<image|>")
+        around = ("\n\n<start_of_image>", "\n\n") if heard == "gemma3na" else around
+        assert (a[0], a[2]) == (b[0], b[2]) == around
     a, b = (Hearing(each).features(clip(1.0)) for each in (sound, both))
     assert np.array_equal(a, b)
     with pytest.raises(ModelError, match=rf"a\.odd: {heard} has no use for this tensor"):
@@ -232,6 +249,63 @@ def test_gemma_4_hears_windows_of_thirty_seconds(hearing):
     assert np.array_equal(whole, np.concatenate(parts))
     # what follows a window by less than a frame makes no feature
     assert len(hearing("gemma4a").features(samples[: 480000 + 160])) == 750
+
+
+def test_gemma_3n_hears_windows_of_188_rows(hearing, monkeypatch):
+    """Each under a spectrogram of its own; the rows without sound are one token of the encoder,
+    another one ends the clip.
+    """
+    monkeypatch.setattr(gemma3n, "WINDOW", 2 * RATE)
+    samples = clip(3.0)
+    whole, parts = (
+        hearing("gemma3na").features(samples),
+        [hearing("gemma3na").features(each) for each in np.split(samples, [2 * RATE])],
+    )
+    assert np.array_equal(whole, np.concatenate([parts[0][:188], parts[1]]))
+    assert np.array_equal(parts[0][188], parts[1][188])
+    # a row for 16 frames or less, of 197 and of 97
+    for part, heard in zip(parts, (13, 7)):
+        filled = (part[:188] == parts[1][187]).all(axis=1)
+        assert not filled[:heard].any() and filled[heard:].all()
+
+
+def test_a_window_of_gemma_3n_is_of_thirty_seconds(hearing, monkeypatch):
+    """Of which every fourth row of 750 is heard; what follows by less than a frame makes none."""
+
+    def silent(self, samples, bands):
+        return np.zeros((self.frames(len(samples)), bands), np.float32)
+
+    monkeypatch.setattr(Magnitudes, "of", silent)
+    samples = np.zeros(480000 + 513, np.float32)
+    made = hearing("gemma3na").processor.windows(samples)
+    assert [len(each.groups) for each in made] == [188, 189]
+    assert made[0].groups[-1] == 748 and len(made[0].between[-1].groups) == 750
+    assert (GEMMA_3N.frames(480000), GEMMA_3N.frames(513), GEMMA_3N.frames(512)) == (2997, 1, 0)
+
+
+def test_bits_of_norms_of_all_before_do_not_depend_on_the_rows_of_a_step(hearing, monkeypatch):
+    """Sums over time go on from step to step."""
+    wanted = hearing("gemma3na").features(clip(5.117))
+    for joined in (1 << 8, 1 << 18):
+        monkeypatch.setattr("oxillama.model.media_encoder._JOINED", joined)
+        other = Hearing(hearing("gemma3na").encoder.reader, num_threads=1)
+        assert np.array_equal(other.features(clip(5.117)), wanted)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    (
+        ({"a.conv1d.0.norm.weight": (7,)}, "a.conv1d.0.norm.weight: file has (7,), gemma3na"),
+        ({"a.blk.1.conv_dw.weight": (32, 5)}, "conv_dw.weight: file has (32, 5), gemma3na needs"),
+        ({"mm.a.embedding.weight": (5, 16)}, "mm.a.embedding.weight: file has (5, 16)"),
+        ({"a.blk.0.per_dim_scale": (32,)}, "a.blk.0.per_dim_scale: file has (32,), gemma3na"),
+    ),
+)
+def test_what_gemma_3n_is_not_is_refused(tmp_path, change, said):
+    plain = write_audio(tmp_path / "a.gguf", "gemma3na")
+    held = {name: np.ones(shape, np.float32) for name, shape in change.items()}
+    with pytest.raises(ModelError, match=re.escape(said)):
+        Hearing(rewritten(plain, tmp_path / "b.gguf", drop=held, add=held))
 
 
 def test_the_limits_of_gemma_4_are_those_of_the_file(tmp_path, hearing):

@@ -122,6 +122,22 @@ def test_a_template_writes_clips_or_they_go_where_their_parts_were(engine):
     assert shown[PARTS] == ["user: a Audio: <|audio_bos|>", "<|audio_eos|>\nb"]
 
 
+def test_the_row_of_a_template_of_gemma_3n_stands_for_a_clip(tmp_path):
+    """Of a window of 188 rows and the token that ends it, which the vocabulary need not know."""
+    heard = write_audio(tmp_path / "a.gguf", "gemma3na", width=WIDTH)
+    template = (
+        "{% for m in messages %}{{ m.role }}: {% for p in m.content %}{% if p.type == 'audio' %}"
+        "<audio_soft_token>{% else %}{{ p.text }}{% endif %}{% endfor %}\n{% endfor %}"
+    )
+    with oxillama.load(mmproj=heard, kv_type="f32", chat_template=template) as engine:
+        prompt = engine.opened.chat.turn(told("a ", clip(0.5), "b")).prompt
+        (placed,) = prompt.audio
+        assert len(placed.features) == 189
+        parts = (list(prompt[: placed.start]), list(prompt[placed.end :]))
+        shown = [engine.detokenize(each).strip(" ") for each in parts]
+        assert shown == ["user: a \n\n<start_of_audio>", "\n\nb"]
+
+
 def test_every_form_of_a_part_is_the_same_clip(engine, tmp_path):
     samples = clip(0.9)
     held = file_of(samples, "float")
@@ -197,14 +213,14 @@ def test_a_file_of_images_whose_audio_encoder_is_of_another_kind_sees(tmp_path):
             "clip.has_audio_encoder": True,
             "clip.projector_type": "",
             "clip.vision.projector_type": "gemma3",
-            "clip.audio.projector_type": "gemma3na",
+            "clip.audio.projector_type": "lfm2a",
         },
         add={"a.odd": np.zeros(4, np.float32)},
     )
     with oxillama.load(mmproj=both, chat_template=PLAIN) as engine:
         assert engine.takes_images and not engine.takes_audio
         assert len(engine.image_prompt([image_of(56, 56)]).images) == 1
-        said = "content[0]: b.gguf has an audio encoder of kind 'gemma3na', wanted one of gemma4a"
+        said = "content[0]: b.gguf has an audio encoder of kind 'lfm2a', wanted one of gemma3na"
         with pytest.raises(EngineError, match=re.escape(said)):
             engine.chat(told(clip(0.5)))
 

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from oxillama.audio.certain import Spectrum, cosines, ln, log10
+from oxillama.audio.families.gemma3n import GEMMA_3N
 from oxillama.audio.families.gemma4 import GEMMA_4
 from oxillama.audio.spectrogram import log_mel
 from tests.audio.made import clip
 
+LEAST = np.float32(np.log(1e-5))
 FACTS = Path(__file__).parent / "transformers_audio.npz"
 
 
@@ -32,6 +34,18 @@ def test_that_of_magnitudes_is_that_of_transformers():
     # a frame ends, with a sample more, in the clip
     assert [GEMMA_4.frames(each) for each in (0, 160, 161, 320, 321)] == [0, 0, 1, 1, 2]
     assert GEMMA_4.of(clip(1.0)[:160], 128).shape == (0, 128)
+
+
+def test_that_of_gemma_3n_is_that_of_transformers():
+    """Of what a sample is more than most of the one before, from 125 to 7600 Hz."""
+    with np.load(FACTS) as facts:
+        wanted = facts["gemma3n_mel"]
+    found = GEMMA_3N.of(clip(1.0), 128)
+    assert found.shape == wanted.shape == (GEMMA_3N.frames(16000), 128) == (97, 128)
+    assert np.abs(found - wanted).max() <= 1e-6
+    # a frame ends, with a sample more, in the clip, which zeros fill to a whole number of 128
+    assert [GEMMA_3N.frames(each) for each in (0, 512, 513, 641, 769)] == [0, 0, 1, 2, 3]
+    assert np.array_equal(GEMMA_3N.of(np.zeros(600, np.float32), 4), np.full((1, 4), LEAST))
 
 
 def test_that_of_a_longer_transform_is_that_of_torch():
@@ -60,6 +74,8 @@ def test_bits_are_the_same_on_every_machine():
     assert [each.hexdigest() for each in found] == ["6bbdd5692ff86c75", "4f8a65720d9d7e53"]
     found = blake2b(GEMMA_4.of(samples, 128).tobytes(), digest_size=8)
     assert found.hexdigest() == "c56381505a110beb"
+    found = blake2b(GEMMA_3N.of(samples, 128).tobytes(), digest_size=8)
+    assert found.hexdigest() == "43841003befed946"
 
 
 def test_frames_in_silence_are_those_that_are_computed():

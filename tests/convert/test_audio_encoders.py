@@ -25,6 +25,7 @@ from tests.audio.made import (
     LAYERS,
     MELS,
     POSITIONS,
+    TOKENS,
     clip,
     keys_of,
     tensors_of,
@@ -43,6 +44,7 @@ CLASSES = {
     "ultravox": "UltravoxModel",
     "musicflamingo": "AudioFlamingo3ForConditionalGeneration",
     "glma": "GlmAsrForConditionalGeneration",
+    "gemma3na": "Gemma3nForConditionalGeneration",
     "gemma4a": "Gemma4ForConditionalGeneration",
     "gemma4ua": "Gemma4UnifiedForConditionalGeneration",
     "granite_speech": "GraniteSpeechForConditionalGeneration",
@@ -71,6 +73,20 @@ _GEMMA = {
     **{"conv_pw1": "lconv1d.linear_start", "conv_pw2": "lconv1d.linear_end"},
     **{"conv_dw": "lconv1d.depthwise_conv1d", "per_dim_scale": "self_attn.per_dim_scale"},
 }  # fmt: skip
+_GEMMA_3N = {
+    **{f"ffn_{ours}{end}": f"ffw_layer_{at}.{theirs}"
+       for end, at in (("", "start"), ("_1", "end"))
+       for ours, theirs in (("norm", "pre_layer_norm"), ("up", "ffw_layer_1"),
+                            ("down", "ffw_layer_2"), ("post_norm", "post_layer_norm"))},
+    **{f"attn_{part}": f"attention.attn.{part}_proj" for part in "qkv"},
+    **{"ln1": "attention.pre_attn_norm", "ln2": "attention.post_norm"},
+    **{"attn_out": "attention.post", "per_dim_scale": "attention.attn.per_dim_scale"},
+    "linear_pos": "attention.attn.relative_position_embedding.pos_proj",
+    **{name: _GEMMA[name] for name in ("conv_norm", "norm_conv", "conv_pw1", "conv_pw2")},
+    **{"conv_dw": _GEMMA["conv_dw"], "layer_pre_norm": "norm"},
+    **{"mm.a.embedding": "embedding", "mm.a.input_projection": "embedding_projection"},
+    **{f"mm.a.{kind}_emb_norm": f"{kind}_embedding_norm" for kind in ("hard", "soft")},
+}  # fmt: skip
 _GRANITE = {
     **{f"ffn_{ours}{end}": f"ff{at}.{theirs}"
        for end, at in (("", 1), ("_1", 2))
@@ -94,6 +110,16 @@ _QFORMER = {
 def theirs(kind, name):
     """A tensor's name in a folder of transformers, None for one that it does not hold."""
     part, _, end = name.rpartition(".")
+    if kind == "gemma3na":
+        if part.startswith("a.blk."):
+            _, _, layer, rest = name.split(".", 3)
+            rest, dot, end = rest.partition(".")
+            return f"audio_tower.conformer.{layer}.{_GEMMA_3N[rest]}{dot}{end}"
+        if part.startswith("mm."):
+            return f"embed_audio.{_GEMMA_3N[part]}.{end}"
+        rest = f"conv_{part[9:]}" if "norm" in part else f"conv_{part[9:]}.conv"
+        rest = "input_proj_linear" if part == "a.pre_encode.out" else rest
+        return f"audio_tower.subsample_conv_projection.{rest}.{end}"
     if name == "a.proj_query":
         return "projector.query"
     if end == "attn_rel_pos_emb":
@@ -150,6 +176,8 @@ def tensors_in(kind, width):
             continue
         if ".conv" in name and name.endswith("bias") and values.ndim > 1:
             values = values.reshape(len(values))
+        elif kind == "gemma3na":
+            pass  # as they are
         elif "conv_dw" in name:
             values = values[:, None]
         elif ".per_dim_scale" in original:  # its softplus is in the file
@@ -204,6 +232,15 @@ def config_of(kind):
         return {**short, "downsample_hidden_size": CHANNELS}, {}, sounds
     if kind == "qwen2.5o":
         return {**short, "n_window": 100}, {}, {**sounds, "chunk_length": 300}
+    if kind == "gemma3na":
+        config = {
+            **{"hidden_size": HIDDEN, "input_feat_size": MELS, "vocab_size": TOKENS},
+            **{"conf_num_hidden_layers": LAYERS, "conf_num_attention_heads": HEADS},
+            **{"vocab_offset": 64, "sscp_conv_stride_size": [[2, 2], [2, 2]]},
+        }
+        said = {"frame_length": 512, "fft_length": 1024, "preemphasis": 0.97}
+        del sounds["n_fft"]
+        return config, {"eoa_token_id": 64}, {**sounds, **said}
     if kind == "gemma4a":
         said = {"frame_length": 320, "fft_length": 512, "mel_floor": 0.001}
         del sounds["n_fft"]
@@ -241,7 +278,7 @@ def audio_folder(path, kind, *, audio=None, sounds=None, more=None, width=WIDTH,
     (path / "config.json").write_text(json.dumps(made))
     (path / "preprocessor_config.json").write_text(json.dumps({**said, **(sounds or {})}))
     # newer classes have it
-    start = "model." if kind in ("qwen3a", "gemma4a", "gemma4ua") else ""
+    start = "model." if kind in ("qwen3a", "gemma3na", "gemma4a", "gemma4ua") else ""
     tensors = {start + name: values for name, values in tensors_in(kind, width).items()}
     save(path / "model.safetensors", {**tensors, **(more or {})})
     return path
@@ -267,11 +304,11 @@ def test_an_encoder_is_the_file_that_llama_cpp_makes(tmp_path, kind):
             else:
                 assert np.array_equal(found, values), name
     keys = keys_of(kind, WIDTH)
-    if kind == "gemma4a":
+    if kind in ("gemma3na", "gemma4a"):
         keys["clip.audio.feed_forward_length"] = 4 * HIDDEN
     if kind == "gemma4ua":
         keys["clip.audio.num_mel_bins"] = 128
-    if kind in ("gemma4a", "gemma4ua"):
+    if kind.startswith("gemma"):
         keys["clip.audio.attention.layer_norm_epsilon"] = 1e-6
     for key, value in keys.items():
         assert reader.metadata[key] == pytest.approx(value), key
@@ -286,6 +323,11 @@ def test_an_encoder_is_the_file_that_llama_cpp_makes(tmp_path, kind):
         ("musicflamingo", "a.conv1d.1.weight", "F32"),
         *(("gemma4a", name, "F32") for name in ("a.conv1d.0.weight", "a.blk.0.conv_dw.weight")),
         ("gemma4a", "a.blk.0.conv_pw1.weight", "F16"),
+        *(("gemma3na", name, "F32") for name in ("a.conv1d.0.weight", "a.blk.0.conv_dw.weight")),
+        *(
+            ("gemma3na", name, "F16")
+            for name in ("a.pre_encode.out.weight", "mm.a.embedding.weight")
+        ),
         *(("granite_speech", name, "F32") for name in ("a.blk.0.conv_pw1.weight", "a.proj_query")),
         ("granite_speech", "a.blk.0.attn_k.weight", "F16"),
     ],
@@ -491,6 +533,14 @@ def test_qwen3_omni_names_its_mergers_otherwise(tmp_path):
             "rope_parameters: partial_rotary_factor: found 1.0, wanted 0.5",
         ),
         ("qwen2.5o", {"audio": {"n_window": 50}}, "n_window: found 50, wanted 100"),
+        ("gemma3na", {"audio": {"conf_reduction_factor": 2}}, "conf_reduction_factor: found 2"),
+        ("gemma3na", {"sounds": {"preemphasis": 0}}, "preemphasis: found 0, wanted 0.97"),
+        ("gemma3na", {"whole": {"eoa_token_id": 65}}, "eoa_token_id: found 65, wanted 64"),
+        (
+            "gemma3na",
+            {"whole": {"text_config": {"hidden_size": WIDTH, "vocab_size": 80}}},
+            "vocab_size: found 80, wanted 69",
+        ),
         ("gemma4a", {"audio": {"attention_context_left": 9}}, "attention_context_left: found 9"),
         ("gemma4a", {"sounds": {"mel_floor": 1e-5}}, "mel_floor: found 1e-05, wanted 0.001"),
         ("gemma4ua", {"sounds": {"feature_size": 320}}, "feature_size: found 320, wanted 640"),

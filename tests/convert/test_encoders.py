@@ -4,8 +4,9 @@
 golden_encoders/NAME.json is as golden/NAME.json (see test_families), of the encoder alone. `here`
 is what differs in our file: keys (None: not there), tensors and types that are other or more, and
 a part of names that is another. The two of LLaVA, which llama.cpp's converter refuses, are ours
-(`made_by`). encoder_features.npz: features of transformers 5.23 for the pixels of one image, of
-many every so many; the folders are the goldens' with all matrices times 0.2.
+(`made_by`); that of Gemma 3n it wrote when it was told the name of one more tensor.
+encoder_features.npz: features of transformers 5.23 for the pixels of one image, of many every so
+many; the folders are the goldens' with all matrices times 0.2.
 """
 
 import hashlib
@@ -113,7 +114,7 @@ def test_every_other_encoder_gives_features(name, tmp_path):
 
 
 # Projectors that run, but whose folders are not converted.
-NOT_CONVERTED = {"dots3note_v", "gemma3nv", "ling3vl", "mimovl", "resampler"}
+NOT_CONVERTED = {"dots3note_v", "ling3vl", "mimovl", "resampler"}
 
 
 def test_projectors_that_run_can_be_converted():
@@ -448,6 +449,17 @@ def test_settings_of_images_may_be_in_the_processors_file(tmp_path):
             "exaone45",
             {"vision": {"fullatt_block_indexes": [1, 2]}},
             "wanted every n-th of 3",
+        ),
+        (
+            "gemma3n",
+            {"vision": {"architecture": "resnet50"}},
+            "architecture: found 'resnet50', wan",
+        ),
+        ("gemma3n", {"vision": {"vocab_offset": 9}}, "eoi_token_id: found 8, wanted 9"),
+        (
+            "gemma3n",
+            {"preprocessor_config": {"size": {"height": 128, "width": 256}}},
+            "size: width:",
         ),
         ("paddleocr", {"vision": {"spatial_merge_size": 4}}, "merge_size: found 4, wanted 2"),
         ("step3vl", {"vision": {"hidden_act": "gelu"}}, "found 'gelu', wanted 'quick_gelu'"),

@@ -197,15 +197,15 @@ def _gemma4_unified(w: Weights, keys: dict[str, Any], *, width: int = 48) -> Non
 
 
 @writer("gemma3nv")
-def _gemma3n(w: Weights, keys: dict[str, Any], *, width: int = 48) -> None:
-    """A few blocks of each kind, of 512 x 512 pixels; beside an encoder of sound."""
+def _gemma3n(w: Weights, keys: dict[str, Any], *, width: int = 48, size: int = 512) -> None:
+    """A few blocks of each kind, of `size` x `size` pixels; beside an encoder of sound."""
     del keys["projector_type"]
     keys |= {
         "vision.projector_type": "gemma3nv",
         "audio.projector_type": "gemma3na",
         "has_audio_encoder": True,
-        "vision.image_size": 512,
-        "vision.patch_size": 2,
+        "vision.image_size": size,
+        "vision.patch_size": size // 256,
         "vision.block_count": 128,
         "vision.attention.head_count": 8,
         "vision.image_mean": [0.0, 0.0, 0.0],
