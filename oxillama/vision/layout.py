@@ -156,8 +156,19 @@ def resampled(
     all places that a new one covers; faded: as bilinear, with zeros beyond the edges.
     """
     down, over = (_weights(len(grid), count, kernel) for count in (rows, columns))
-    made = np.einsum("yh,xw,hwc->yxc", down, over, grid, optimize=True)
+    made = _mixed(down, _mixed(over, grid.astype(np.float64).swapaxes(0, 1)).swapaxes(0, 1))
     return np.ascontiguousarray(made, np.float32).reshape(rows * columns, -1)
+
+
+def _mixed(weights: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Sums of places along the first axis, in ascending order: BLAS has one of its own for each
+    processor.
+    """
+    made = np.zeros((len(weights), *places.shape[1:]))
+    for place, each in zip(places, weights.T):
+        rows = np.flatnonzero(each)
+        made[rows] += each[rows, None, None] * place
+    return made
 
 
 def _weights(side: int, count: int, kernel: str) -> np.ndarray:

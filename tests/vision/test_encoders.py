@@ -11,7 +11,7 @@ from oxillama.gguf import GgufReader
 from oxillama.media import MediaFeatures
 from oxillama.model.media_encoder import record_encoder
 from oxillama.vision import Vision
-from oxillama.vision.layout import blocks_of, interpolated, merged_rows, resampled
+from oxillama.vision.layout import _weights, blocks_of, interpolated, merged_rows, resampled
 from oxillama.vision.processors import AnyResolution, DynamicResolution, DynamicTiles
 from tests.vision.images import features_of, image_of, rewritten
 from tests.vision.made import HIDDEN, write_mmproj
@@ -384,6 +384,23 @@ def test_positions_are_resized_as_by_torch(kernel, places, values):
     line = np.arange(4, dtype=np.float32)
     found = resampled(np.tile(line, (4, 1))[..., None], 3, places, kernel=kernel)
     assert np.allclose(found.reshape(3, places), values, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ("linear", "bilinear", "cubic", "smooth", "faded"))
+def test_positions_are_mixed_in_one_order(kernel):
+    """Place by place, each product and each sum rounded; neighbours that almost cancel show it."""
+    side = np.array([1, -5, 1, -5, 1, -5], np.float32)
+    grid = (side[:, None] * side)[..., None] * np.float32([0.1, 0.7, 1.9])
+    weights = _weights(6, 9, kernel).tolist()
+
+    def mixed(places):
+        return [sum((w * x for w, x in zip(row, places) if w), 0.0) for row in weights]
+
+    lines = grid.astype(np.float64).transpose(2, 0, 1).tolist()
+    across = [[mixed(line) for line in channel] for channel in lines]
+    down = [[mixed(column) for column in zip(*channel)] for channel in across]
+    wanted = np.array(down).transpose(2, 1, 0).astype(np.float32)
+    assert np.array_equal(resampled(grid, 9, 9, kernel=kernel), wanted.reshape(81, 3))
 
 
 def test_squares_and_windows_cover_every_patch_once():

@@ -102,8 +102,8 @@ def _gemma3n(e: ImageEncoder, fit: Fit | None) -> Processor:
     weight = e.vector("mm.hard_emb_norm.weight", e.hidden)
     eps = e.keys.number("attention.layer_norm_epsilon")
     row = row / np.sqrt((row * row).mean() + eps) * weight
-    # not by BLAS, whose sums may depend on threads
-    end = np.einsum("dc,c->d", e.array("mm.input_projection.weight").astype(np.float64), row)
+    # neither by BLAS nor by einsum, whose sums depend on the processor
+    end = (e.array("mm.input_projection.weight").astype(np.float64) * row).sum(axis=1)
     end = (end / np.sqrt((end * end).mean() + eps)).astype(np.float32)[None]
     return Convolved(
         _GEMMA_3N,
