@@ -407,3 +407,10 @@ def test_llama_4_may_have_experts_in_every_layer(tmp_path, monkeypatch):
     assert "blk.0.ffn_up_exps.weight" in reader.tensors
     assert "blk.0.ffn_up.weight" not in reader.tensors
     assert np.isfinite(logits(load_model(reader), IDS)).all()
+
+
+def test_there_are_no_more_buckets_than_distances_to_share_them(tmp_path):
+    """With 512 of them the formula of the wide ones divides 0 by 0."""
+    key = "t5encoder.attention.relative_buckets_count"
+    with pytest.raises(ModelError, match=f"{key}: found 512, wanted an integer from 4 to 511"):
+        record(invent(tmp_path / "m.gguf", "t5encoder", changed={key: 512}))

@@ -46,7 +46,9 @@ def _relative(b: Builder, name: str, heads: int) -> np.ndarray:
     """The bias of each head for each distance key - query from -128 to 128, float32 (heads,
     257).
     """
-    buckets = b.keys.integer("attention.relative_buckets_count", minimum=4, maximum=1 << 12)
+    # a quarter of them is for single distances, which are fewer than all
+    most = 4 * _FURTHEST - 1
+    buckets = b.keys.integer("attention.relative_buckets_count", minimum=4, maximum=most)
     bias = b.array(name, buckets, heads)
     distances = np.arange(-_FURTHEST, _FURTHEST + 1)
     return np.ascontiguousarray(bias[bucket_of(distances, buckets)].T)
