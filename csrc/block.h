@@ -3,6 +3,7 @@
 #define OX_BLOCK_H
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -21,10 +22,18 @@ static inline void *ox_block_new(size_t size) {
     return block;
 }
 
+/* A page of the system: 4 KB, on AArch64 also 16 or 64. `madvise` and `munmap` refuse an address within a page, and take a size for whole pages,
+ * what a neighbour has of the last one too. */
+static inline size_t ox_page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+/* Where the page that an address lies in begins, and the first that begins at it or behind it. */
+static inline uintptr_t ox_page_of(const void *at) { return (uintptr_t)at & ~((uintptr_t)ox_page_bytes() - 1); }
+static inline uintptr_t ox_page_after(const void *at) { return ox_page_of((const char *)at + ox_page_bytes() - 1); }
+
 /* Brings mapped memory in, by one call of the system where it has one (Linux 5.14), else by a look at every page. */
 static inline void ox_fault_in(const void *start, size_t size) {
 #ifdef __linux__
-    uintptr_t first = (uintptr_t)start / 4096 * 4096;
+    uintptr_t first = ox_page_of(start);
     if (madvise((void *)first, (uintptr_t)start + size - first, 22 /* MADV_POPULATE_READ */) == 0)
         return;
 #endif
@@ -35,7 +44,7 @@ static inline void ox_fault_in(const void *start, size_t size) {
 /* Pages of a mapped file that lie wholly between `start` and `size` bytes on, and the one where that begins: no longer needed here. */
 static inline void ox_let_go(const void *start, size_t size) {
 #ifdef __linux__
-    uintptr_t first = (uintptr_t)start / 4096 * 4096, end = ((uintptr_t)start + size) / 4096 * 4096;
+    uintptr_t first = ox_page_of(start), end = ox_page_of((const char *)start + size);
     if (end > first) madvise((void *)first, end - first, MADV_DONTNEED);
 #else
     (void)start, (void)size;
@@ -45,7 +54,7 @@ static inline void ox_let_go(const void *start, size_t size) {
 /* Pages of a mapped file that are wanted soon: the system begins to read what is not in memory. */
 static inline void ox_expect_pages(const void *start, size_t size) {
 #ifdef __linux__
-    uintptr_t first = (uintptr_t)start / 4096 * 4096;
+    uintptr_t first = ox_page_of(start);
     madvise((void *)first, (uintptr_t)start + size - first, MADV_WILLNEED);
 #else
     (void)start, (void)size;

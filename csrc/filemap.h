@@ -20,6 +20,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "block.h"
+
 typedef struct ox_map {
     struct ox_map *next;
     _Atomic uintptr_t start, end;           /* end 0: free */
@@ -141,10 +143,9 @@ static ox_map *ox_map_enter(const void *start, size_t size) {
         map->next = atomic_load(&ox_maps);
         while (!atomic_compare_exchange_weak(&ox_maps, &map->next, map)) {}
     }
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
     atomic_store(&map->lost, 0);
     atomic_store(&map->start, (uintptr_t)start);
-    atomic_store(&map->end, (uintptr_t)start + (size + page - 1) / page * page);
+    atomic_store(&map->end, ox_page_after((const char *)start + size));
     return map;
 }
 
@@ -176,8 +177,11 @@ static void ox_map_free(ox_map *map) {
 static const uint8_t *ox_map_start(ox_map *map) { return (const uint8_t *)atomic_load(&map->start); }
 static const int32_t *ox_map_flag(ox_map *map) { return (const int32_t *)&map->lost; }
 
-/* Whole pages of a map are not needed in memory now. */
-static void ox_map_release(ox_map *map, size_t first, size_t size) { madvise((uint8_t *)atomic_load(&map->start) + first, size, MADV_DONTNEED); }
+/* Pages of a map are not needed in memory now. */
+static void ox_map_release(ox_map *map, size_t first, size_t size) {
+    const uint8_t *from = ox_map_start(map) + first, *begin = (const uint8_t *)ox_page_of(from);
+    madvise((void *)begin, size + (size_t)(from - begin), MADV_DONTNEED);
+}
 
 /* Before it is read: what comes from the disk in small pages stays so. */
 static void ox_map_large_pages(ox_map *map, size_t size) {

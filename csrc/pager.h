@@ -31,6 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "block.h"
 #include "environment.h"
 #include "team.h"
 
@@ -173,7 +174,7 @@ static int ox_paged_read(const ox_pager *p, const ox_paged_file *file, int64_t o
     if (p->source == OX_SOURCE_MAP) {
         *found = file->map + offset;
 #ifdef __linux__
-        uintptr_t first = (uintptr_t)*found / OX_PAGER_BLOCK * OX_PAGER_BLOCK;  /* errors are told here; a look at the bytes would be killed */
+        uintptr_t first = ox_page_of(*found);      /* errors are told here; a look at the bytes would be killed */
         if (madvise((void *)first, (uintptr_t)*found + (uintptr_t)size - first, 22 /* MADV_POPULATE_READ */) && errno != EINVAL)
             return errno == EFAULT ? EIO : errno;
 #endif
@@ -190,7 +191,7 @@ static int ox_paged_read(const ox_pager *p, const ox_paged_file *file, int64_t o
 }
 
 static void ox_paged_release(const ox_pager *p, const uint8_t *found, int64_t size) {
-    uintptr_t first = (uintptr_t)found / OX_PAGER_BLOCK * OX_PAGER_BLOCK;
+    uintptr_t first = ox_page_of(found);
     if (p->source == OX_SOURCE_MAP) madvise((void *)first, (uintptr_t)found + (uintptr_t)size - first, MADV_DONTNEED);
 }
 
@@ -581,7 +582,7 @@ static void ox_experts_done(ox_pager *p, ox_experts *c, int expert, int32_t pane
 /* ---- between steps ---------------------------------------------------------------------------------------------------- */
 
 static void ox_pager_drop_memory(uint8_t *start, int64_t size) {
-    uintptr_t first = ((uintptr_t)start + 4095) / 4096 * 4096, end = ((uintptr_t)start + (uintptr_t)size) / 4096 * 4096;
+    uintptr_t first = ox_page_after(start), end = ox_page_of(start + size);
     if (end > first) madvise((void *)first, end - first, MADV_DONTNEED);
 }
 

@@ -52,17 +52,19 @@ from oxillama.errors import ConfigError, PoolError
 cdef extern from "<sys/mman.h>" nogil:
     void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset)
     int munmap(void *address, size_t length)
-    int madvise(void *address, size_t length, int advice)
     int PROT_READ
     int PROT_WRITE
     int MAP_PRIVATE
     int MAP_ANONYMOUS
-    int MADV_DONTNEED
     void *MAP_FAILED
+
+cdef extern from "block.h" nogil:
+    size_t ox_page_bytes()
 
 cdef extern from *:
     """
     #include <stdint.h>
+    #include <string.h>
     #include <sys/mman.h>
     /* Zeroed memory at a multiple of 2 MiB, of huge pages where the system has them. */
     static void *map_extent(size_t size) {
@@ -77,8 +79,21 @@ cdef extern from *:
     #endif
         return start;
     }
+    /* Has private memory read as zero; whole pages of it the system gets back, until they are written. */
+    static void forget(char *start, size_t size) {
+        char *first = (char *)ox_page_after(start), *end = (char *)ox_page_of(start + size);
+    #ifdef __linux__
+        if (first < end && !madvise(first, (size_t)(end - first), MADV_DONTNEED)) {
+            memset(start, 0, (size_t)(first - start));
+            memset(end, 0, (size_t)(start + size - end));
+            return;
+        }
+    #endif                       /* elsewhere that advice leaves what is there */
+        memset(start, 0, size);
+    }
     """
     void *map_extent(size_t size) nogil
+    void forget(char *start, size_t size) nogil
 
 KV_TYPES = {"f16": OX_KV_F16, "f32": OX_KV_F32, "q8_0": OX_KV_Q8_0, "q4_0": OX_KV_Q4_0}
 KV_BLOCK = {"f16": 1, "f32": 1, "q8_0": 32, "q4_0": 32}      # numbers of a head under one scale
@@ -375,7 +390,7 @@ cdef class PageMemory:
                 if self.layers[i].slabs == slabs:
                     self.layers[i].region = region
                     region = _round_up(region + (self.layers[i].page_bytes << slabs.shift), 4096)
-            slabs.slab_bytes = max(<size_t>4096, region)
+            slabs.slab_bytes = _round_up(max(<size_t>1, region), ox_page_bytes())
             slabs.extent = <int>max(1, min(EXTENT_BYTES // slabs.slab_bytes, (1 << 20) >> slabs.shift))
 
     def __dealloc__(self):
@@ -485,8 +500,8 @@ cdef class PageMemory:
         self.names = min(self.names, keep_pages)
 
     cdef int _release(self, Slabs *slabs, long keep) except -1:
-        cdef size_t first, low, high, start, end
-        cdef char *slab
+        cdef size_t first
+        cdef char *pages
         cdef int i, most
         if keep >= slabs.capacity:
             return 0
@@ -502,14 +517,8 @@ cdef class PageMemory:
         for i in range(self.n_layers):
             if self.layers[i].slabs != slabs:
                 continue
-            low = self.layers[i].region + first * self.layers[i].page_bytes
-            high = self.layers[i].region + (self.layers[i].page_bytes << slabs.shift)
-            start, end, slab = min(high, _round_up(low, 4096)), high // 4096 * 4096, slabs.at[slabs.count - 1]
-            memset(slab + low, 0, start - low)
-            if start < end:
-                madvise(slab + start, end - start, MADV_DONTNEED)
-            if max(start, end) < high:
-                memset(slab + max(start, end), 0, high - max(start, end))
+            pages = slabs.at[slabs.count - 1] + self.layers[i].region
+            forget(pages + first * self.layers[i].page_bytes, ((1 << slabs.shift) - first) * self.layers[i].page_bytes)
         return 0
 
     cdef int _check(self, int page) except -1:

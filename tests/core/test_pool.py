@@ -1,5 +1,7 @@
 """Page memory: invariants 1 to 3 of `_core/pool.pyx`, and refusals."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -58,7 +60,7 @@ def test_pages_never_move_while_memory_grows():
 
 def resident():
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def test_memory_is_taken_as_pages_are_written():
