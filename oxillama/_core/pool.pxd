@@ -59,7 +59,7 @@ cdef class PageMemory:
     cdef readonly int slot_capacity
     cdef list _slot_arenas
     cdef int steps         # steps and calls running on this memory now
-    cdef int movers        # calls of `compact` that wait for none of them to run
+    cdef int movers        # calls of `compact` and `release` that wait for none of them to run
     cdef int _check(self, int page) except -1
     cdef int _check_held(self, int page, bint near) except -1
     cdef int _name(self, Slabs *slabs, int page) except -1

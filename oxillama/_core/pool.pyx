@@ -481,23 +481,12 @@ cdef class PageMemory:
         slabs.capacity = slabs.count << slabs.shift
         return 0
 
-    @cython.critical_section
     def release(self, keep_pages: int) -> None:
         """Gives memory back: slabs wholly above the first `keep_pages` pages go, pages above them in the last slab read as zero again. Where layers
-        lie apart, pages above them have no memory any more, and all free frames go."""
+        lie apart, pages above them have no memory any more, and all free frames go. Waits while a step or call runs."""
         if keep_pages < 0:
             raise PoolError(f"keep_pages: got {keep_pages}, wanted at least 0")
-        if self.steps:
-            raise PoolError("release: a step or another call is running on this memory")
-        if not self.window:
-            self._release(&self.whole, keep_pages)
-            return
-        for page in range(keep_pages, self.names):
-            self._take(&self.whole, page)
-            self._take(&self.near, page)
-        self._compact(&self.whole)
-        self._compact(&self.near)
-        self.names = min(self.names, keep_pages)
+        self._give_back(keep_pages)
 
     cdef int _release(self, Slabs *slabs, long keep) except -1:
         cdef size_t first
@@ -565,15 +554,29 @@ cdef class PageMemory:
 
     def compact(self) -> None:
         """Moves frames of either kind together and gives the memory above them back to the system; waits while a step or call runs."""
-        cdef bint done = not self.window
+        if self.window:
+            self._give_back(-1)
+
+    def _give_back(self, long keep_pages):
+        """Gives back the pages above the first `keep_pages` (-1: none of them) and free frames, as soon as no step or call runs."""
+        cdef bint done = False
+        cdef int page
         with cython.critical_section(self):
             self.movers += 1
         try:
             while not done:
                 with cython.critical_section(self):
                     if not self.steps:
-                        self._compact(&self.whole)
-                        self._compact(&self.near)
+                        if keep_pages >= 0 and not self.window:
+                            self._release(&self.whole, keep_pages)
+                        elif keep_pages >= 0:
+                            for page in range(<int>min(keep_pages, <long>self.names), self.names):
+                                self._take(&self.whole, page)
+                                self._take(&self.near, page)
+                            self.names = <int>min(keep_pages, <long>self.names)
+                        if self.window:
+                            self._compact(&self.whole)
+                            self._compact(&self.near)
                         done = True
                 if not done:
                     time.sleep(1e-4)

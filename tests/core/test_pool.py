@@ -1,6 +1,7 @@
 """Page memory: invariants 1 to 3 of `_core/pool.pyx`, and refusals."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -82,6 +83,24 @@ def test_release_forgets_what_lies_above():
     assert memory.capacity == 0
     memory.ensure(3)
     assert memory.export(2) == bytes(memory.page_bytes)
+
+
+def test_release_waits_for_calls_that_read_pages():
+    memory = PageMemory([(8, 256, 256)], "f32", 128)
+    memory.ensure(2)
+    memory.load(0, bytes(range(256)) * (memory.page_bytes // 256))
+    kept, read = memory.export(0), []
+
+    def reads():
+        while len(read) < 8:
+            read.append(memory.export(0))
+
+    reader = threading.Thread(target=reads)
+    reader.start()
+    while reader.is_alive():
+        memory.release(1)
+    reader.join()
+    assert set(read) == {kept}
 
 
 def test_release_of_nothing_keeps_everything():
