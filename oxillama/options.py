@@ -153,7 +153,8 @@ class Options:
     - `sampling_fields`: fields of a SamplerConfig that differ from the engine's, or from those of
       the session that continues. `generate` takes them as arguments (`temperature=0`,
       `top_p=0.9`). Give a whole sampler or single fields, not both.
-    - `stop`, `stop_token_ids`: are added to the sampler's own.
+    - `stop`, `stop_token_ids`: are added to the sampler's own. Where a session goes on, a stop
+      string may have begun in an earlier call.
     - `seed`: replaces the sampler's; -1 draws one, None leaves it to the sampler.
     - `n`: the number of completions, each with its own seed (`siblings.derived_seed`), at most
       65536.
@@ -321,8 +322,8 @@ class Options:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if stop or self.stop_token_ids:
             config = config.replace(
-                stop=(*config.stop, *stop),
-                stop_token_ids=(*config.stop_token_ids, *self.stop_token_ids),
+                stop=tuple(dict.fromkeys((*config.stop, *stop))),
+                stop_token_ids=tuple(dict.fromkeys((*config.stop_token_ids, *self.stop_token_ids))),
             )
         return config
 

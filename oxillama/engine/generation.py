@@ -357,14 +357,17 @@ def _amend(
         session.sampler.go_on_from(before, session.tokens)
         if options.sampling_fields:  # other stages may look further back
             session.sampler.set_history(session.tokens, generated=before.generated)
-    if config.stop != before.config.stop:
+    if session.stops is None:
         session.stops = StopText(config.stop)
+    elif config.stop != before.config.stop:
+        session.stops = session.stops.fork(config.stop)
     words = _words(vocabulary, options, config)
     grammar = None if words is None else words.grammar(options)
     if words is not None and grammar is not None:
         session.grammar = words.masker.state(grammar)
     if words is not None and options.shown_tokens:
-        session.text = words.bridge.stream(shown=options.shown_tokens)
+        pending = b"" if session.text is None else session.text.pending
+        session.text = words.bridge.stream(shown=options.shown_tokens, pending=pending)
 
 
 def _drawable(

@@ -116,10 +116,13 @@ def only_token(mask: np.ndarray | None) -> int | None:
 def _emit(request: GenerateRequest, text: str) -> bool:
     """Pass text through the stop filter to the callers; True if a stop string was completed."""
     session, stopped = request.session, False
+    stops = session.stops
     if session.at_start and text:
         text, session.at_start = text.removeprefix(" "), False
-    if session.stops.stops and session.sampler.generated >= request.min_tokens:
-        text, stopped = session.stops.feed(text)
+    if stops.stops and session.sampler.generated >= request.min_tokens:
+        text, stopped = stops.feed(text)
+    elif stops.tail:
+        text = stops.skip(text)
     if text:
         request.push(text)
     return stopped
@@ -172,10 +175,12 @@ class StopText:
         string counts.
         """
         if not self.stops:
-            return text, False
-        tail = self.tail + text
-        shown = len(self.tail) - self.held
-        begins = [at for at in map(tail.find, self.stops) if at >= 0]
+            return self.skip(text), False
+        before, tail = len(self.tail), self.tail + text
+        shown = before - self.held
+        # one that lies wholly before this text was none then
+        begins = [tail.find(stop, max(0, before + 1 - len(stop))) for stop in self.stops]
+        begins = [at for at in begins if at >= 0]
         if begins:
             self.tail, self.held = "", 0
             return tail[shown : min(begins)], True
@@ -193,10 +198,20 @@ class StopText:
         self.held = 0
         return out
 
-    def fork(self) -> StopText:
-        """An independent filter in the same state."""
-        twin = StopText(self.stops)
+    def skip(self, text: str) -> str:
+        """Text in which stop strings do not count: what is shown now, with what was held back."""
+        out, self.tail = self.flush() + text, ""
+        return out
+
+    def fork(self, stops: Sequence[str] | None = None) -> StopText:
+        """An independent filter in the same state; of these stop strings, if they are given, which
+        may have begun already.
+        """
+        twin = StopText(self.stops if stops is None else stops)
         twin.tail, twin.held = self.tail, self.held
+        if stops is not None:
+            keep = max(twin._longest - 1, bool(stops), twin.held)
+            twin.tail = twin.tail[max(0, len(twin.tail) - keep) :]
         return twin
 
     def _may_begin(self, tail: str) -> int:

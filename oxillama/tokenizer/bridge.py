@@ -311,12 +311,14 @@ class TokenizerBridge:
             parts.append(data)
         return b"".join(parts).decode("utf-8", "replace")
 
-    def stream(self, *, shown: Iterable[int] = ()) -> TextStream:
+    def stream(self, *, shown: Iterable[int] = (), pending: bytes = b"") -> TextStream:
         """A stream over this vocabulary, for tokens that continue a text; `shown` are control
-        tokens that are written as text.
+        tokens that are written as text. pending: the beginning of a character that the text ends
+        in.
         """
         return TextStream(
             self._bytes.__getitem__,
+            pending=pending,
             shown={token: self.token_text(token).encode() for token in shown},
         )
 

@@ -111,6 +111,47 @@ def test_going_on_keeps_what_the_options_do_not_name(engine, asked):
     )
 
 
+@pytest.mark.parametrize("again", (True, False))
+def test_a_stop_that_begins_in_one_call_ends_the_next(engine, again):
+    options = dict(max_tokens=20, sampler=SamplerConfig.greedy())
+    text = engine.generate("Once upon a time", **options).text
+    stop = text[2:24]  # several tokens
+    whole = engine.generate("Once upon a time", **options, stop=stop)
+    parts = [engine.generate("Once upon a time", **{**options, "max_tokens": 1}, stop=stop)]
+    while parts[-1].finish_reason == "length" and len(parts) < 20:
+        parts.append(engine.generate(None, max_tokens=1, **({"stop": stop} if again else {})))
+    assert sum((each.tokens for each in parts), ()) == whole.tokens
+    assert (whole.finish_reason, parts[-1].finish_reason) == ("stop", "stop")
+    assert engine._loaded.last_session("").sampler.config.stop == (stop,)
+
+
+def test_text_held_back_for_a_stop_comes_with_the_next_call(engine):
+    options = dict(sampler=SamplerConfig.greedy())
+    two, whole = (engine.generate("Hi", max_tokens=most, **options).text for most in (2, 8))
+    session = engine.session()
+
+    def cancels(ids, row):
+        if len(session.tokens) == request.prompt_tokens + 2:
+            request.cancel()
+
+    request = engine.submit("Hi", session=session, stop=f"{two}\0", processors=[cancels], **options)
+    begun = request.result()
+    rest = engine.generate(
+        None, session=session, max_tokens=6, stop="zzz", processors=[lambda ids, row: None]
+    )
+    assert (len(begun.tokens), begun.text, rest.text) == (2, "", whole)
+
+
+def test_an_unfinished_character_is_kept_where_another_call_shows_tokens(engine):
+    session, pieces = engine.session(), engine.tokenizer.vocab_bytes()
+    options = dict(session=session, max_tokens=1, shown_tokens=[engine.tokenizer.bos_id])
+    parts = [
+        engine.generate(prompt, allowed_tokens=[pieces.index(piece)], **options).text
+        for prompt, piece in (("Hi", b"\xc3"), (None, b"\xa9"))
+    ]
+    assert parts == ["", "é"]
+
+
 def test_going_on_with_another_sampler_leaves_the_grammar_where_it_stands(engine):
     begun = engine.generate("x", regex="[ab]{7}", max_tokens=5, sampler=SamplerConfig.greedy())
     rest = engine.generate(None, max_tokens=20, sampler=SamplerConfig(seed=3))

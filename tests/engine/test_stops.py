@@ -40,6 +40,21 @@ def test_forks_go_their_own_ways():
     assert stop.feed("ND") == ("", True) and twin.feed("x") == ("Ex", False)
 
 
+def test_other_stops_go_on_with_the_same_text():
+    stop = StopText(["END", "abcd"])
+    assert stop.feed("x abcEN") == ("x abc", False)
+    assert stop.fork(["END"]).feed("D") == ("", True)
+    assert stop.fork(["END", "bcE"]).feed("D") == ("", True)  # what is past was no stop
+    assert stop.fork(["N!"]).feed("?") == ("EN?", False)
+    assert stop.fork([]).feed("D") == ("END", False)
+
+
+def test_what_is_held_back_comes_before_text_in_which_no_stop_counts():
+    stop = StopText(["END"])
+    stop.feed("EN")
+    assert stop.skip("D") == "END" and stop.feed("D") == ("D", False)
+
+
 @given(
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.text("ab", max_size=3), max_size=12),
