@@ -805,7 +805,7 @@ class InferenceEngine:
 
     def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
         """Append tokens to a session (by default the engine's own); returns the logits after them,
-        float32 (vocabulary,).
+        float32 (vocabulary,). If it fails, the session is as it was before.
         """
         core, default = self._loaded.core, self._loaded.default_session
         with nullcontext() if session is not None else default.lock:

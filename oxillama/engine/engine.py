@@ -353,7 +353,7 @@ class EngineCore:
 
     def extend(self, session: Session, ids: Sequence[int]) -> np.ndarray:
         """Append tokens to a session and evaluate them; returns the logits after the last, float32
-        (vocab,). If it fails, nothing is appended.
+        (vocab,). If it fails, the session is as it was before.
         """
         self.check_waiter()
         self.check_session(session)
@@ -370,9 +370,10 @@ class EngineCore:
                     tokens=before + len(ids),
                     limit=self.context_size,
                 )
+            restore = session.restorer()
             session.extend(ids)
             request = self.request(PrefillRequest, session)
-            request.before = before
+            request.restore = restore
             self.submit(request)
         try:
             return request.result()
@@ -386,7 +387,7 @@ class EngineCore:
                     and not session.busy
                     and len(session) == before + len(ids)
                 ):
-                    session.truncate_unchecked(before)
+                    restore()
             raise
 
     def metrics(self) -> MetricsSnapshot:

@@ -485,18 +485,18 @@ class EmbedRequest(RowsRequest):
 class PrefillRequest(Request):
     """Tokens appended to a session; the result is the logits after the last one."""
 
-    __slots__ = ("before",)
+    __slots__ = ("restore",)
 
     kind = "prefill"
 
-    before: int  # tokens that the session goes back to where there is no result
+    restore: Callable[[], None]  # brings the session back where there is no result
 
     def take_prompt(self, rows: Any) -> None:
         self.session.pending = self.value = rows[-1].copy()
 
     def roll_back(self) -> None:
         if self.value is None:
-            self.session.truncate_unchecked(self.before)
+            self.restore()
 
 
 class BeamSteps(Protocol):

@@ -317,21 +317,31 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def restorer(self) -> Callable[[], None]:
+        """A function that takes back what is appended from now on, and what that ended (sampler,
+        grammar, text), under the engine's lock. Nothing may be drawn in between.
+        """
+        length = len(self.tokens)
+        state = [getattr(self, name) for name in _STATE]
+
+        def restore() -> None:
+            self.truncate_unchecked(length)
+            for name, value in zip(_STATE, state):
+                setattr(self, name, value)
+
+        return restore
+
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
         """A context manager: after an exception the session is as it was before. The caller holds
         the engine's lock and evaluates nothing inside.
         """
-        length, media = len(self.tokens), self.media
-        state = [getattr(self, name) for name in _STATE]
+        restore = self.restorer()
         try:
             yield
         except BaseException:
             if not self.busy:
-                del self.tokens[length:]
-                self.media = media
-                for name, value in zip(_STATE, state):
-                    setattr(self, name, value)
+                restore()
             raise
 
     def _forget(self) -> None:

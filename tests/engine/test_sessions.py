@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from null import VOCAB, NullProgram, core, hashed, request, solo
 
+import oxillama
 from oxillama.engine.scheduler import SchedulerConfig
-from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError
+from oxillama.errors import (
+    Cancelled,
+    ConfigError,
+    ContextError,
+    EngineError,
+    PoolError,
+)
 from oxillama.sampling import SamplerConfig
 
 SEEDED = SamplerConfig(seed=3)
@@ -227,3 +234,19 @@ def test_a_prefill_that_is_cancelled_is_undone_before_anybody_else_may_append():
     program.seconds_per_row = 0.0
     assert (engine.extend(session, [9]) == hashed([1, 2, 3, 9], VOCAB)).all()
     engine.close()
+
+
+@pytest.mark.parametrize("least", (0, 2))
+def test_after_a_prefill_that_failed_a_generation_goes_on_as_before(model, least):
+    options = dict(sampler=SamplerConfig(temperature=1.0, seed=5, min_tokens=least), logprobs=0)
+    with oxillama.load(model, num_threads=1, max_pages=3, prefix_cache=False) as engine:
+        whole = engine.generate([5, 6, 7], max_tokens=9, **options)
+        session = engine.session()
+        begun = engine.generate([5, 6, 7], session=session, max_tokens=4, **options)
+        before = session.start, session.sampler, list(session.tokens)
+        with pytest.raises(PoolError):
+            engine.prefill([9] * 60, session=session)
+        assert (session.start, session.sampler, session.tokens) == before
+        rest = engine.generate(None, session=session, max_tokens=5)
+    assert begun.tokens + rest.tokens == whole.tokens
+    assert begun.logprobs + rest.logprobs == whole.logprobs
