@@ -310,5 +310,8 @@ class Loaded:
                 for each in requests:
                     if each.speculation is not None:
                         each.speculation.close(0)
+                    # a beam search has a fork of the session, which nothing else refers to
+                    if each.session is not session and not each.session.busy:
+                        each.session.kv.release()
                 raise
             return made

@@ -19,6 +19,7 @@ from oxillama.errors import (
     ContextError,
     EngineError,
     PoolError,
+    QueueFull,
 )
 from oxillama.sampling import SamplerConfig
 
@@ -250,3 +251,20 @@ def test_after_a_prefill_that_failed_a_generation_goes_on_as_before(model, least
         rest = engine.generate(None, session=session, max_tokens=5)
     assert begun.tokens + rest.tokens == whole.tokens
     assert begun.logprobs + rest.logprobs == whole.logprobs
+
+
+def test_a_beam_search_that_is_refused_leaves_no_pages_behind(model):
+    limits, go = SchedulerConfig(max_sequences=1, max_waiting=0), threading.Event()
+    with oxillama.load(model, num_threads=1, scheduler=limits, prefix_cache=False) as engine:
+        session = engine.session()
+        engine.prefill([5, 6, 7], session=session)
+        running = engine.submit(
+            [1], max_tokens=1, processors=[lambda ids, row: go.wait(20) and None]
+        )
+        with pytest.raises(QueueFull):
+            engine.beam_generate(None, session=session)
+        go.set()
+        running.result(20)
+        session.close()
+        found = engine.metrics()
+        assert (found.pages_used, found.pages_leaked) == (0, 0)
