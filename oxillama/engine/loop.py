@@ -139,6 +139,8 @@ class StepLoop:
         self._output = OutputProcessor(context_size)
         self._batch = Batcher(batch, scheduler.config.max_batch_tokens)
         self._carries = getattr(program, "carries", False)
+        # sequences have a recurrent state, which an unfinished step leaves undefined
+        self._stateful = bool(getattr(memory, "slot_layers", ()))
         self._flag, self._lock, self._step_lock = flag, lock, step_lock
         self._command: tuple | None = None  # what is being done of the inbox
         # nothing can be planned before something comes into the inbox or these seconds are over
@@ -183,13 +185,14 @@ class StepLoop:
 
     def stop(self, request: Request, reason: str) -> None:
         """End a request within a few milliseconds; a step that is mostly this request's is
-        stopped.
+        stopped. Where that costs the others their recurrent state, one that is this request's
+        alone.
         """
         request.stopping = request.stopping or reason
         self._stops = True
         plan = self._plan
         own = sum(rows for entry, rows in plan if entry.owner is request)
-        if 2 * own >= sum(rows for _, rows in plan) > 0:
+        if own and (1 if self._stateful else 2) * own >= sum(rows for _, rows in plan):
             self._flag.set()
         self.inbox.put((self.tracker.end, request, request.stopping))
 
@@ -331,7 +334,7 @@ class StepLoop:
                 # first: an ended request leaves its state to its session and to stored prefixes
                 self._release_states(plan)
                 self.tracker.end_stopped()
-                if getattr(self.memory, "slot_layers", ()):
+                if self._stateful:
                     self._evaluate_again(plan)
 
     def _taking(self, plan: Plan) -> dict[int, int]:
@@ -738,7 +741,7 @@ class StepLoop:
 
     def _release_states(self, plan: Plan) -> None:
         """An unfinished step left the recurrent state of its requests undefined."""
-        if getattr(self.memory, "slot_layers", ()):
+        if self._stateful:
             for entry, _ in plan:
                 self._allocator.release(entry)
 

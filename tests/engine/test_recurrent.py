@@ -141,6 +141,40 @@ class StoppedStep:
         return out
 
 
+class CancellingStep:
+    """A program in whose first step a request is cancelled. ends: how each of its steps ended."""
+
+    def __init__(self, program):
+        self.program, self.request, self.ends = program, None, []
+
+    def __getattr__(self, name):
+        return getattr(self.program, name)
+
+    def step(self, *args, **more):
+        if not self.ends:
+            self.request.cancel()
+        self.ends.append("stopped")
+        out = self.program.step(*args, **more)
+        self.ends[-1] = "whole"
+        return out
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_step_is_stopped_for_a_cancel_where_no_other_request_loses_its_state(path, solo, alone):
+    plain = dict(num_threads=1, prefix_cache=False, speculative=False)
+    with oxillama.load(path, **plain) as engine:
+        core = engine.opened.core
+        program = core._loop.program = CancellingStep(core.program)
+        with core.lock:  # no step before all are known
+            others = [] if alone else [engine.submit(PROMPT[:8], **GREEDY)]
+            program.request = engine.submit(PROMPT, **GREEDY)
+        assert program.request.result(60).finish_reason == "cancelled"
+        for each in others:
+            assert list(each.result(60).tokens) == solo(PROMPT[:8])
+        core._loop.program = program.program
+    assert program.ends == (["stopped"] if alone else ["whole"] * GREEDY["max_tokens"])
+
+
 def test_a_stopped_step_leaves_a_beam_search_and_siblings_as_they_were(path):
     """The state of the step's sequences is lost: they begin again from the prompt."""
     beams = BeamSearchConfig(beam_width=3, max_new_tokens=4)
