@@ -49,6 +49,7 @@ from oxillama.errors import (
     WeightsDamaged,
     starting_thread,
 )
+from oxillama.media.placed import spans_of
 
 _CLOSE = object()
 _MEASURED = 7  # a bit mask: every eighth step without candidates is measured for speculation
@@ -523,6 +524,8 @@ class StepLoop:
         if session.kv.length < entry.done:
             self.tracker.restart(request)
             return False
+        if entry.spans:  # also of one without pages, which a shift moves all the same
+            entry.spans = spans_of(session.media)
         if entry.state is not _DECODING:
             self._scheduler.start_decoding(entry)
         return True

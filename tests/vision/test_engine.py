@@ -4,6 +4,7 @@ them.
 
 import base64
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from oxillama.media import MediaFeatures
 from oxillama.media.placed import ImagePrompt, PlacedMedia, rotations
 from oxillama.vision import Vision
 from tests.conftest import CASES
+from tests.model import tiny
 from tests.vision.images import image_of
 from tests.vision.made import write_mmproj
 from tests.vision.test_cases import NAMES, VISION, images_of_cases, png
@@ -197,6 +199,42 @@ def test_a_context_that_shifts_drops_whole_images(engines):
             prompt, max_tokens=40, temperature=0, context_shift=True, keep=4, ignore_eos=True
         )
         assert done.usage.context_shifts >= 1 and len(done.tokens) == 40
+
+
+@pytest.mark.parametrize("taken", (False, True))
+def test_a_shift_moves_an_image_whose_rows_come_together(tmp_path, taken):
+    """Also where the request has no pages meanwhile: they were taken while a function of its caller
+    ran. Nothing but the tokens that are left decides what comes next.
+    """
+    tiny.write(tmp_path / "m.gguf", "llama")
+    rng, waits, go = np.random.default_rng(3), threading.Event(), threading.Event()
+    small = dict(context_size=64, max_pages=5, prefill_chunk_size=5, prefix_cache=False)
+    with oxillama.load(tmp_path / "m.gguf", num_threads=1, speculative=False, **small) as engine:
+        width = engine.opened.model.program.embed_columns
+        prompt = ImagePrompt(rng.integers(0, 80, 40).tolist())
+        prompt.add(MediaFeatures(rng.standard_normal((8, width), np.float32), together=True), 3)
+        prompt.extend(rng.integers(0, 80, 14).tolist())
+        seen = []
+
+        def watches(ids, row):
+            seen.append(row.copy())
+            if len(seen) == 2:  # the context is full after this draw
+                waits.set()
+                assert go.wait(20)
+
+        request = engine.submit(
+            prompt, max_tokens=4, context_shift=True, temperature=0, processors=[watches]
+        )
+        assert waits.wait(20)
+        if taken:
+            engine.generate([1] * 50, max_tokens=1, priority=-1)
+        go.set()
+        tokens = request.result(20).tokens
+        assert engine.metrics().requests_preempted_total == taken
+        session = engine.session()
+        left = prompt[32:] + list(tokens[:2])
+        for row, more in zip(seen[2:], (left, [tokens[2]])):
+            assert np.array_equal(engine.prefill(more, session=session), row)
 
 
 def test_an_image_whose_rows_come_together_must_fit_into_a_step(engines):
