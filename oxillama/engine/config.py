@@ -244,8 +244,13 @@ class EngineConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, function: str) -> EngineConfig:
-        """A config from keyword arguments under our names or llama.cpp's (n_ctx, n_threads).
-        ConfigError for an unknown name.
+        """A config from keyword arguments as `named` takes them."""
+        return cls(**cls.named(given, place=f"an argument of {function}"))
+
+    @classmethod
+    def named(cls, given: Mapping[str, Any], *, place: str) -> dict[str, Any]:
+        """Fields from keyword arguments under our names or llama.cpp's (n_ctx, n_threads).
+        ConfigError for an unknown name, which is not `place`.
 
         As in llama.cpp, n_ctx=0 means the model's own context, and n_threads=-1 or 0 all cores.
         """
@@ -258,8 +263,8 @@ class EngineConfig:
         own, known = renamed(as_there, CONFIG_NAMES), {field.name for field in fields(cls)}
         for name in own:
             if name not in known:
-                raise unknown(name, known | set(CONFIG_NAMES), place=f"an argument of {function}")
-        return cls(**own)
+                raise unknown(name, known | set(CONFIG_NAMES), place=place)
+        return own
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values, except those of this machine: paths, threads, memory,

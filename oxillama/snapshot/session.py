@@ -29,7 +29,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -126,14 +126,7 @@ class EngineSnapshot:
         """The config of the engine that took it, with some fields changed."""
         with typed(KIND, "facts"):
             recorded = EngineConfig.from_dict(self.facts["engine"])
-        known = [field.name for field in fields(EngineConfig)]
-        for name in changes:
-            if name not in known:
-                raise ConfigError(
-                    f"{name}: is not a field of EngineConfig, wanted one of "
-                    f"{', '.join(sorted(known))}"
-                )
-        return replace(recorded, **changes)
+        return replace(recorded, **EngineConfig.named(changes, place="a field of EngineConfig"))
 
     def display(self) -> str:
         """A few lines for people."""

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 from oxillama._core.threads import default_threads
+from oxillama.arguments import OPTION_NAMES
 from oxillama.completion import Completion, Piece, SpecStats
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.request import Request, finished
@@ -80,7 +81,8 @@ class SpeculativeDecoder:
         self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
     ) -> Request:
         """Start a generation and return at once; options are those of `InferenceEngine.submit`."""
-        options.setdefault("max_tokens", self.config.max_tokens)
+        if not any(OPTION_NAMES.get(name, name) == "max_tokens" for name in options):
+            options["max_tokens"] = self.config.max_tokens
         if self.config.target_sampler is not None and prompt is not None:
             options.setdefault("sampler", self.config.target_sampler)
         request = self.engine.submit(prompt, drafting=not self.config.force_n1, **options)

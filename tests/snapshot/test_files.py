@@ -35,6 +35,8 @@ def test_an_engine_that_cannot_stand_in_refuses_by_name(small):
         data, path, context_size=1000, prefill_chunk_size=7, max_pages=50
     ) as other:
         assert other.context_size == 1000 and other.engine_config.prefill_chunk_size == 7
+    with InferenceEngine.resume(data, path, n_ctx=1000, n_threads=2) as other:
+        assert other.context_size == 1000 and other.num_threads == 2
     with pytest.raises(ConfigError, match="heat: is not a field of EngineConfig"):
         InferenceEngine.resume(data, path, heat=1)
 

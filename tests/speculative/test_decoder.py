@@ -210,6 +210,13 @@ def test_a_draft_that_is_loaded_here_has_threads_of_its_own(target, stories, sou
     assert not alive()
 
 
+def test_most_tokens_may_have_any_of_their_names(target, draft):
+    with SpeculativeDecoder(AsyncSpecConfig(max_tokens=9), target, draft) as decoder:
+        given = ({}, {"max_tokens": 4}, {"max_new_tokens": 3}, {"n_predict": 2})
+        counts = [len(decoder.generate("Once", ignore_eos=True, **each).tokens) for each in given]
+    assert counts == [9, 4, 3, 2]
+
+
 def test_what_is_no_number_is_refused():
     for name, value in (("spec_k", 0), ("spec_k", True), ("max_tokens", -1), ("draft_threads", 0)):
         with pytest.raises(oxillama.ConfigError, match=name):
