@@ -13,7 +13,7 @@ from typing import Any
 
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.loop import Parking
-from oxillama.errors import ConfigError
+from oxillama.errors import ConfigError, EngineError
 from oxillama.speculative.background import BackgroundDrafter
 from oxillama.speculative.choices import Choice
 from oxillama.speculative.costs import CostLedger, StepCosts
@@ -179,7 +179,11 @@ class Planner:
             for (request, _), answer in (*failed, *(proposals(drafter, ready) if ready else ())):
                 answers[id(request)](answer, None)
 
-        self._record(drafter).calls.run(work)
+        try:
+            self._record(drafter).calls.run(work)
+        except EngineError as error:  # no thread for it: these requests end, others go on
+            for answer in answers.values():
+                answer(None, error)
 
     def record(self, sequences: int, rows: int, seconds: float) -> None:
         """Learn what a step of so many rows costs, the first of which were not candidates."""

@@ -26,13 +26,21 @@ class SerialCalls:
         self._running = False
 
     def run(self, call: Call) -> None:
-        """Run `call()` after the earlier ones; an exception goes to `threading.excepthook`."""
+        """Run `call()` after the earlier ones; an exception goes to `threading.excepthook`. Where
+        no thread could be started, the call is dropped and the error raised.
+        """
         with self._lock:
             self._waiting.append(call)
             if self._running:
                 return
             self._running = True
-        self._starter(self._work)
+        try:
+            self._starter(self._work)
+        except BaseException:
+            with self._lock:  # later calls try again
+                self._running = False
+                self._waiting.remove(call)
+            raise
 
     def _work(self) -> None:
         while True:

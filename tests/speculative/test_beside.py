@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from oxillama.errors import EngineError
 from oxillama.speculative.types import Candidates, Draft
 from tests.engine.null import core, request, solo
 
@@ -100,6 +101,24 @@ def test_requests_of_one_drafter_are_asked_for_together_and_one_call_at_a_time()
     jobs = [engine.submit(drafted(engine, drafter, [at, 4], max_tokens=30)) for at in range(4)]
     assert [list(job.result(60).tokens) for job in jobs] == [solo([at, 4], 30) for at in range(4)]
     assert max(sizes) > 1
+    engine.close()
+
+
+def test_a_thread_that_is_refused_ends_one_request_and_the_next_is_drafted_for(monkeypatch):
+    engine, drafter, refused = core(), Hanging("nowhere"), []
+    run = engine._loop.workers.run
+
+    def refusing(call):
+        if not refused:
+            refused.append(call)
+            raise EngineError("threads: the system refused one")
+        run(call)
+
+    monkeypatch.setattr(type(engine._loop.workers), "run", lambda self, call: refusing(call))
+    with pytest.raises(EngineError, match="refused one"):
+        engine.submit(drafted(engine, drafter, [1])).result(20)
+    assert list(engine.submit(drafted(engine, drafter, [2])).result(20).tokens) == solo([2])
+    assert drafter.calls.count("propose") > 1
     engine.close()
 
 
