@@ -124,8 +124,10 @@ class Session:
     def cache_key(self) -> Hashable:
         """Sessions with equal keys may share pages through the prefix cache. A restored session
         shares only with its own forks, because nothing proves that the pages of a file are right.
+        A key, which stored prefixes outlive a session with, holds no adapter's memory.
         """
-        return self.adapters if self.origin is None else (self.origin, self.adapters)
+        adapters = tuple(self.adapters)
+        return adapters if self.origin is None else (self.origin, adapters)
 
     @property
     def identities(self) -> list[int]:

@@ -3,6 +3,8 @@ run, in the prefix cache and in snapshots.
 """
 
 import asyncio
+import gc
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import oxillama
 from oxillama import ConfigError, LoraError, SchedulerConfig, SnapshotIncompatible
 from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.lora.fit import Lora
 from tests.lora.made import merged, random_pair, write_lora
 from tests.model import tiny
 
@@ -222,6 +225,25 @@ def test_an_adapter_that_is_unloaded_stays_with_the_sessions_that_use_it(made, e
         engine.unload_lora("two")
     engine.load_lora(folder / "one.gguf")
     assert tokens(engine, "one") == alone
+
+
+def test_stored_prefixes_do_not_keep_an_adapter_that_is_unloaded(made, engine):
+    engine.load_lora(made[0] / "one.gguf", name="last")
+
+    def one(lora):
+        return engine.submit(PROMPT, max_tokens=1, lora=lora, **GREEDY).result()
+
+    found = one("last").tokens
+    assert one("one").usage.cached_tokens
+    engine.unload_lora("last")
+    for _ in range(100):  # the loop lets go of a request soon after its end
+        gc.collect()
+        held = {each.name for each in gc.get_objects() if type(each) is Lora}
+        if "last" not in held:
+            break
+        time.sleep(0.01)
+    assert "one" in held and "last" not in held
+    assert one("one").tokens == found
 
 
 def test_a_name_can_be_given_to_another_adapter_and_a_stack_replaced_at_once(made, engine):
