@@ -566,6 +566,7 @@ class StepLoop:
             if request.pending_calls:
                 if not own:  # the listener came after the step
                     rows, own = rows.copy(), True
+                request.outcome = reason
                 yield request.run_listeners
             while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
                 # forced tokens may have come along: more than one at a time

@@ -55,6 +55,7 @@ class Request:
         "finish_reason",
         "first_at",
         "on_rows",
+        "outcome",
         "owner",
         "pending_calls",
         "prefix_source",
@@ -102,6 +103,8 @@ class Request:
         self.error: BaseException | None = None
         # why the loop is to end it: "cancelled" or "timeout"
         self.stopping: str | None = None
+        # why its last token ended it, while listeners are told of that: no cancel changes it
+        self.outcome: str | None = None
         self.priority = 0  # the lower number goes first
         self.timeout: float | None = None  # seconds from submit
         # the call in a worker thread that its next token waits for

@@ -90,6 +90,8 @@ class RequestTracker:
         """
         if request not in self.in_flight:
             return
+        if error is None:
+            reason = request.outcome or reason
         try:
             self._end(request, reason, error)
         except MemoryError as refused:

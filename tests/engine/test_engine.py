@@ -422,3 +422,17 @@ def test_async_without_a_thread_per_request():
     assert streams == [solo([number], 15) for number in range(20)]
     assert list(whole.tokens) == solo([3, 3], 4)
     engine.close()
+
+
+@pytest.mark.parametrize("most, reason", [(1, "length"), (2, "cancelled")])
+def test_a_cancel_while_a_listener_is_told_of_the_last_token_changes_nothing(most, reason):
+    engine, inside, go = core(), threading.Event(), threading.Event()
+    job = request(engine, [1, 2], max_tokens=most)
+    job.listen(lambda: (inside.set(), go.wait(20)))
+    engine.submit(job)
+    assert inside.wait(20)
+    job.cancel()
+    go.set()
+    done = job.result(20)
+    assert (list(done.tokens), done.finish_reason) == (solo([1, 2], 1), reason)
+    engine.close()
