@@ -424,7 +424,8 @@ class GenerateRequest(Request):
         session = self.session
         if self.on_rows is not None:  # every row is reported: those evaluated before, too
             session.kv.truncate(0)
-        return session.pending if session.kv.length == len(session.tokens) else None
+        drawn = self.speculation is not None and self.speculation.drawn
+        return session.pending if session.kv.length == len(session.tokens) and not drawn else None
 
     def push(self, text: str) -> None:
         """Append a piece of text, from the loop."""

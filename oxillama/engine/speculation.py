@@ -28,10 +28,15 @@ class RequestCandidates(Protocol):
     rest: the number of steps in which the loop must not ask for any; the loop counts it down.
     judges: whether its `draw` and `token_forced` are called: candidates may have been drawn from
     distributions of their own.
+    drawn: whether they were: the text then depends on which steps have candidates. Such a request
+    begins with a step, as one whose pages were taken does, though its session has logits.
     """
 
     rest: int
     judges: bool
+
+    @property
+    def drawn(self) -> bool: ...
 
     @property
     def reported(self) -> bool:

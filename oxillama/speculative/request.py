@@ -48,6 +48,11 @@ class CandidateCounts:
         self.accepted = self.rejected = self.bonus = self.output = self.rest = 0
         self.ended = 0.0
 
+    @property
+    def drawn(self) -> bool:
+        """Whether candidates were drawn from distributions of their own."""
+        return False
+
     def carried(self, sequences: int) -> int:
         """Nothing is taken."""
         return 0
@@ -145,6 +150,11 @@ class RequestSpeculation(CandidateCounts):
     # ---- called by the loop as tokens come
 
     judges = True
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the drafter draws by a sampler of its own."""
+        return self.candidates.drawn
 
     def wants(self, request: Any, sequences: int) -> bool:
         """Whether the drafter is called before the next step."""

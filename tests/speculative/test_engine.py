@@ -234,6 +234,10 @@ def ended(engine, end, at):
     if end == "stop":
         done = engine.generate(prompt, stop=[" the"], **options)
         assert done.finish_reason == "stop"
+    elif end == "token":  # the session keeps the logits that it was drawn from
+        often = sorted(set(engine.generate(prompt, **options).tokens[9 + at : 13 + at]))
+        done = engine.generate(prompt, stop_token_ids=often, **options)
+        assert done.finish_reason == "stop"
     elif end == "length":
         assert engine.generate(prompt, **{**options, "max_tokens": 18 + at}).finish_reason == end
     elif end == "grammar":
@@ -262,7 +266,7 @@ def ended(engine, end, at):
         del engine.drafter.propose
 
 
-@pytest.mark.parametrize("end", ["stop", "length", "grammar", "cancelled", "error"])
+@pytest.mark.parametrize("end", ["stop", "token", "length", "grammar", "cancelled", "error"])
 @pytest.mark.parametrize("draft_sampler", [None, SEEDED], ids=["found", "drawn"])
 @pytest.mark.parametrize("adaptive", [False, True], ids=["always", "adaptive"])
 def test_a_snapshot_after_any_end_goes_on_as_the_session_that_stayed(
@@ -275,7 +279,7 @@ def test_a_snapshot_after_any_end_goes_on_as_the_session_that_stayed(
         with SpeculativeEngine(config) as engine:
             ended(engine, end, at)
             saved = engine.snapshot()
-            more = dict(max_tokens=30, stop=[], regex=None)
+            more = dict(max_tokens=30, stop=[], stop_token_ids=[], regex=None)
             if end != "grammar":
                 del more["regex"]
             stayed = engine.generate(None, **more)
