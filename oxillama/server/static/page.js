@@ -522,9 +522,10 @@ async function restore(name) {
   made.title = name;
   made.session = name;
   made.used = found.tokens;
-  for (const each of stored.conversations) if (each.session === name) remove(each.id);
+  const before = stored.conversations.filter((each) => each.session === name);
   stored.conversations.unshift(made);
   choose(made.id);
+  for (const each of before) remove(each.id);
   keep();
   draw();
   say(`Restored ${name}`);
