@@ -103,7 +103,8 @@ class Request:
         self.error: BaseException | None = None
         # why the loop is to end it: "cancelled" or "timeout"
         self.stopping: str | None = None
-        # why its last token ended it, while listeners are told of that: no cancel changes it
+        # the reason to finish that its last token gave, while listeners are called: a cancel that
+        # comes then does not change it
         self.outcome: str | None = None
         self.priority = 0  # the lower number goes first
         self.timeout: float | None = None  # seconds from submit

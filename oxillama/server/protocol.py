@@ -49,7 +49,7 @@ class _Joined:
         outbox: _Outbox,
         sends: Callable[[], bool],
     ) -> None:
-        """sends: whether the client may be sending still."""
+        """sends: whether the client may still be sending."""
         self._transport, self._loop, self._outbox = transport, loop, outbox
         self._sends = sends
         self.lingering = False  # closed for what is written; what comes is dropped
@@ -81,8 +81,8 @@ class _Joined:
         return self.lingering or self._transport.is_closing()
 
     def close(self) -> None:
-        """Close once all is written. A client that sends still would be told of a reset, and lose
-        the answer: of its connection the other half is closed when it has, or the second time.
+        """Close once all is written. A client that is still sending would get a reset and lose the
+        response: of its connection only the sending side is closed, the rest by a second call.
         """
         self.flush()
         if self.lingering or not self._sends():
@@ -108,7 +108,7 @@ class _LimitedProtocol(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._bytes_of_head = False
-        self._refused = False  # what is no request, whose end is not known
+        self._refused = False  # bytes that are no valid request, whose end is unknown
         self._heard = False  # since the last look at a connection that is being closed
 
     # ---- beginning and end
@@ -281,7 +281,7 @@ class _LimitedProtocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._refused = status != 408  # whoever was too slow has no more time
+        self._refused = status != 408  # a request that timed out gets no more time
         self.transport.close()
         self._abort_later()
 

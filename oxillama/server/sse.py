@@ -127,9 +127,10 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
-            for each in (left, work, pings):
+            tasks = (left, work, pings, self._first)
+            for each in tasks:
                 each.cancel()
-            await asyncio.gather(left, work, pings, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _closed(self, receive: Receive) -> bool:
         while (await receive())["type"] != "http.disconnect":

@@ -115,7 +115,7 @@ class ServerState:
         self._deferred: list[RunningJob] = []  # which wait for the slot that they name
         self._slots: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.slot_sessions: dict[int, tuple[Model, Any]] = {}  # what each has evaluated
-        self._named_slots: set[int] = set()  # which requests that name none leave alone
+        self._named_slots: set[int] = set()  # not used by requests that name no slot
         self.by_key: dict[str, Counter[str]] = defaultdict(Counter)  # jobs of a key, by request
         self.requests_total: Counter[tuple[str, str]] = Counter()
         self.disconnects = self.refused = 0
@@ -196,14 +196,14 @@ class ServerState:
         return [*self.jobs.values(), *self._deferred]
 
     def named_slot(self, number: int) -> asyncio.Lock:
-        """The lock of a slot that a request names: of the job that runs in it, or whoever changes
-        what it holds. Requests that name none leave it alone.
+        """The lock of a slot that a request names, held by the job that runs in it and by calls
+        that save, restore or erase it. Requests that name no slot do not use it.
         """
         self._named_slots.add(number)
         return self._slots[number]
 
     def empty_slot(self, number: int) -> None:
-        """Let go of what a slot holds; it is anybody's."""
+        """Drop what a slot holds; requests that name no slot may use it again."""
         self.slot_sessions.pop(number, None)
         self._named_slots.discard(number)
 
