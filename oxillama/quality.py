@@ -75,6 +75,11 @@ class Perplexity:
     divergence: Divergence | None = None
 
 
+def usual_window(widest: int) -> int:
+    """The tokens of a window where nobody says a number: 512, or the most that there may be."""
+    return min(512, widest)
+
+
 def windows_of(
     engine: InferenceEngine, text: str | Sequence[int], context: int, limit: int | None = None
 ) -> list[list[int]]:
@@ -116,14 +121,14 @@ def perplexity(
     engine: InferenceEngine,
     text: str | Sequence[int],
     *,
-    context: int = 512,
+    context: int | None = None,
     limit: int | None = None,
     save_logits: str | os.PathLike[str] | None = None,
     kl_base: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
     """The perplexity of `text` under the engine's model, over at most `limit` windows of `context`
-    tokens.
+    tokens (None: 512, or as many as the engine's sessions hold).
 
     save_logits: write every counted prediction to this file (2 bytes per vocabulary entry and
     token). kl_base: compare with such a file, which must begin with the windows of the text and may
@@ -134,6 +139,8 @@ def perplexity(
         check_apart("save_logits", save_logits, engine.model_files)
         if kl_base is not None and is_among(save_logits, [kl_base]):
             raise ConfigError(f"save_logits: {save_logits} is kl_base itself, wanted another file")
+    if context is None:
+        context = usual_window(engine.context_size)
     windows = windows_of(engine, text, context, limit)
     base = (
         None
@@ -332,12 +339,12 @@ def collect_imatrix(
     engine: InferenceEngine,
     text: str | Sequence[int],
     *,
-    context: int = 512,
+    context: int | None = None,
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, int | np.ndarray], int]:
     """Sums of squares of the inputs of each column of every matrix except the output's, over the
-    windows of a text.
+    windows of a text, each of `context` tokens (None: 512, or as many as `widest_collected`).
 
     Returns float32 sums by tensor name, (columns,) or (matrices, columns) for a stack of experts or
     heads; the number of tokens summed by tensor name, a number or (matrices,); and the number of
@@ -345,6 +352,8 @@ def collect_imatrix(
     has none. The inputs are those of the kernels, in steps of 1/127 of a block's largest.
     ConfigError for a text shorter than a window, or a window longer than a step.
     """
+    if context is None:
+        context = usual_window(widest_collected(engine))
     windows = windows_of(engine, text, context, limit)
     if context > widest_collected(engine):
         raise ConfigError(

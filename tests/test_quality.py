@@ -87,6 +87,23 @@ def test_perplexity_counts_the_second_half_of_each_window(engine):
     )
 
 
+def test_without_a_number_windows_are_as_long_as_the_engine_s_sessions(engine, tmp_path, capsys):
+    text = TEXT * 2
+    given = oxillama.perplexity(engine, text, context=engine.context_size)
+    assert given.windows == len(engine.tokenize(text)) // 256
+    assert oxillama.perplexity(engine, text) == given
+    sums, counts, windows = oxillama.collect_imatrix(engine, text)
+    assert windows == given.windows
+    assert set(counts.values()) == {256 * windows}
+    (tmp_path / "text").write_text(text)
+    model = ["-m", str(oxillama.embedded_path()), "-c", "256"]
+    assert main(["perplexity", *model, str(tmp_path / "text")]) == 0
+    assert f"of {windows} windows of 256" in capsys.readouterr().out
+    output = tmp_path / "i.gguf"
+    assert main(["imatrix", *model, str(tmp_path / "text"), "-o", str(output)]) == 0
+    assert GgufReader(output).metadata["imatrix.chunk_size"] == 256
+
+
 def test_windows_begin_with_the_token_that_begins_a_text_and_do_not_overlap(engine):
     ids = engine.tokenize(TEXT)
     windows = quality.windows_of(engine, TEXT, CONTEXT)

@@ -15,7 +15,7 @@ from oxillama.cli.parsing import number
 from oxillama.cli.progress import progress_bar
 from oxillama.cli.streams import read
 from oxillama.gguf import is_among
-from oxillama.quality import NARROWEST, widest_collected
+from oxillama.quality import NARROWEST, usual_window, widest_collected
 from oxillama.quant import check_imatrix_path, write_imatrix
 
 
@@ -56,9 +56,10 @@ def _add_text(command: argparse.ArgumentParser, widest: str) -> None:
         "-w",
         "--window",
         type=number(int),
-        default=512,
+        default=None,
         metavar="TOKENS",
-        help=f"tokens of a window: {NARROWEST} or more, at most {widest} (default: %(default)s)",
+        help=f"tokens of a window: {NARROWEST} or more, at most {widest} (default: 512 or "
+        "the most)",
     )
     command.add_argument(
         "-l",
@@ -76,12 +77,17 @@ def _check_output(path: str | None, *inputs: str | Path) -> None:
         raise oxillama.ConfigError(f"{path}: is read by this command, wanted another file to write")
 
 
-def _check_window(tokens: int, widest: int) -> None:
-    """Raise ConfigError where a window is wider than the command can take it, or too narrow."""
+def _window(tokens: int | None, widest: int) -> int:
+    """The tokens of a window; ConfigError where it is wider than the command can take it, or too
+    narrow.
+    """
+    if tokens is None:
+        return usual_window(widest)
     if not NARROWEST <= tokens <= widest:
         raise oxillama.ConfigError(
             f"--window: found {tokens}, wanted {NARROWEST} to {widest} tokens"
         )
+    return tokens
 
 
 def _perplexity(arguments: argparse.Namespace) -> int:
@@ -89,11 +95,11 @@ def _perplexity(arguments: argparse.Namespace) -> int:
     _check_output(arguments.save_logits, arguments.text)
     with load(arguments) as engine, progress_bar("perplexity", remaining=True) as progress:
         _check_output(arguments.save_logits, *engine.model_files)
-        _check_window(arguments.window, engine.context_size)
+        window = _window(arguments.window, engine.context_size)
         found = oxillama.perplexity(
             engine,
             text,
-            context=arguments.window,
+            context=window,
             limit=arguments.limit,
             save_logits=arguments.save_logits,
             kl_base=arguments.kl_base,
@@ -104,7 +110,7 @@ def _perplexity(arguments: argparse.Namespace) -> int:
         return 0
     print(
         f"perplexity {found.value:.4f} +- {found.error:.4f} over {found.tokens} tokens of "
-        f"{found.windows} windows of {arguments.window}"
+        f"{found.windows} windows of {window}"
     )
     if found.divergence is not None:
         d = found.divergence
@@ -122,17 +128,17 @@ def _imatrix(arguments: argparse.Namespace) -> int:
     check_imatrix_path(arguments.output)
     with load(arguments) as engine, progress_bar("imatrix", remaining=True) as progress:
         _check_output(arguments.output, *engine.model_files)
-        _check_window(arguments.window, widest_collected(engine))
+        window = _window(arguments.window, widest_collected(engine))
         sums, counts, windows = oxillama.collect_imatrix(
-            engine, text, context=arguments.window, limit=arguments.limit, progress=progress
+            engine, text, context=window, limit=arguments.limit, progress=progress
         )
     path = write_imatrix(
         arguments.output,
         sums,
         counts,
         chunk_count=windows,
-        chunk_size=arguments.window,
+        chunk_size=window,
         datasets=[arguments.text],
     )
-    print(f"{path}: {len(sums)} matrices over {windows} windows of {arguments.window} tokens")
+    print(f"{path}: {len(sums)} matrices over {windows} windows of {window} tokens")
     return 0
