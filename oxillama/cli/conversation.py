@@ -29,7 +29,7 @@ from oxillama.cli.run import (
     system_of,
     use_template,
 )
-from oxillama.cli.streams import bracketed, note, read, timed
+from oxillama.cli.streams import bracketed, json_of, note, read, timed
 from oxillama.durable import write_parts
 from oxillama.media.messages import media_part
 from oxillama.toolcalls import check_messages
@@ -83,9 +83,10 @@ def _tools(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if arguments.tools is not None:
+        text = read(arguments.tools)
         try:
-            options["tools"] = json.loads(read(arguments.tools))
-        except (json.JSONDecodeError, RecursionError) as error:
+            options["tools"] = json_of(text)
+        except ValueError as error:
             raise oxillama.ConfigError(
                 f"{arguments.tools}: {error}, wanted a JSON list of tools"
             ) from None
@@ -361,9 +362,10 @@ class Commands:
 
     def load(self, rest: str) -> None:
         path = _file(rest)
+        text = read(path)
         try:
-            content = json.loads(read(path))
-        except (json.JSONDecodeError, RecursionError) as error:
+            content = json_of(text)
+        except ValueError as error:
             raise ValueError(f"{path}: found no JSON ({error}), wanted a conversation") from None
         messages = content.get("messages") if isinstance(content, dict) else content
         options = content.get("options", {}) if isinstance(content, dict) else {}
@@ -452,7 +454,7 @@ def _file(rest: str) -> str:
 def _value(text: str) -> Any:
     """A value as JSON, or as the text that it is."""
     try:
-        return json.loads(text)
+        return json_of(text)
     except ValueError:
         return {"on": True, "off": False, "True": True, "False": False}.get(text, text)
 

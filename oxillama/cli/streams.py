@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import oxillama
 
@@ -32,6 +34,14 @@ def read(path: str, *, instead: str = "") -> str:
         raise oxillama.ConfigError(
             f"{place}: byte {error.start} is not UTF-8, wanted text in UTF-8"
         ) from None
+
+
+def json_of(text: str) -> Any:
+    """The value of a JSON text; ValueError for anything else."""
+    try:
+        return json.loads(text)
+    except RecursionError:  # how it is worded depends on the version of Python
+        raise ValueError("nested too deeply") from None
 
 
 def _standard_input(instead: str) -> bytes:

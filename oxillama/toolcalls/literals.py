@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oxillama.grammar.schema.values import nests_deeply
+
 
 class Malformed(Exception):
     """A call cannot be read; caught by the readers of replies."""
@@ -44,12 +46,15 @@ def json_value(text: str) -> Any:
     try:
         value = json.loads(text, strict=False, object_pairs_hook=_members, parse_constant=_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        deep = nests_deeply(value)
     except UnicodeEncodeError:
         raise Malformed("a string holds half a surrogate pair") from None
     except RecursionError:
-        raise Malformed("brackets are nested too deeply") from None
+        deep = True
     except ValueError as error:
         raise Malformed(str(error)) from None
+    if deep:
+        raise Malformed("brackets are nested too deeply")
     return value
 
 

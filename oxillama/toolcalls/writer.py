@@ -15,6 +15,7 @@ import jinja2
 import jinja2.meta
 
 from oxillama.errors import ConfigError, TemplateError
+from oxillama.grammar.schema.values import nests_deeply
 from oxillama.tokenizer import ChatTemplate, TemplateText, TokenizerBridge
 from oxillama.tokenizer.provenance import plain
 from oxillama.toolcalls.formats import HERMES, ToolCallFormat, format_of
@@ -23,6 +24,7 @@ from oxillama.toolcalls.messages import MessageForm, check_messages
 from oxillama.toolcalls.plan import ChatPlanner
 
 _OTHER = "other"  # makes another content of one
+_DEEP = "messages, tools: a value in them is nested too deeply"
 _DEVELOPER = re.compile(r"""(['"])developer\1""")  # the role, as a template compares with it
 
 
@@ -55,10 +57,12 @@ class ChatWriter:
         not take them one after another, successive instructions are written as one message, and
         so are those of the user.
         """
+        if nests_deeply((messages, tools)):
+            raise ConfigError(_DEEP)
         try:
             return self._write(messages, tools, tool_format, variables)
         except RecursionError:
-            raise ConfigError("messages, tools: a value in them is nested too deeply") from None
+            raise ConfigError(_DEEP) from None
 
     def _write(
         self,

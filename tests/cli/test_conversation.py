@@ -81,9 +81,7 @@ def test_a_list_of_tools_that_is_none_is_refused_before_the_talk(capsys, tmp_pat
         assert "wanted a JSON list of tools" in capsys.readouterr().err
     tools.write_text("[" * 100_000)
     assert main(["chat", "--tools", str(tools)]) == 1
-    assert capsys.readouterr().err.startswith(
-        f"oxillama: {tools}: maximum recursion depth exceeded"
-    )
+    assert capsys.readouterr().err.startswith(f"oxillama: {tools}: nested too deeply")
     tools.unlink()
     assert main(["chat", "--tools", str(tools)]) == 1
     told = f"oxillama: {tools}: No such file or directory, wanted a readable file\n"
@@ -238,7 +236,7 @@ def test_set_checks_what_it_changes(talk):
     ("text", "error"),
     [
         ("a letter", "found no JSON (Expecting value: line 1 column 1 (char 0)), wanted a conv"),
-        ("[" * 100_000, "found no JSON (maximum recursion depth exceeded"),
+        ("[" * 100_000, "found no JSON (nested too deeply"),
         ('{"options": {}}', "found no list of messages, wanted a conversation]"),
         ('[{"role": "user"}]', "messages[0].content: found nothing, wanted text or a list of"),
         ('[{"role": "user", "content": 5}]', "messages[0].content: found int, wanted text or"),

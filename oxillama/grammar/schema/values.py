@@ -1,5 +1,5 @@
-"""JSON values as a schema's constants need them: numbers exact (int or Decimal), and a form in
-which equal values are equal.
+"""JSON values as a schema's constants need them: numbers exact (int or Decimal), a form in which
+equal values are equal, and a bound on how deeply they nest.
 """
 
 import json
@@ -7,6 +7,8 @@ from decimal import Decimal
 from fractions import Fraction
 
 from oxillama.errors import GrammarError
+
+DEEPEST = 500  # levels; how many Python itself can bear depends on its version and its stack
 
 
 def exact(value) -> Fraction:
@@ -23,7 +25,26 @@ def load(schema, where: str = "schema"):
         raise GrammarError(f"{where}: not JSON ({error})") from None
     except RecursionError:
         raise GrammarError(f"{where}: nested too deeply") from None
+    if nests_deeply(loaded):
+        raise GrammarError(f"{where}: nested too deeply, wanted at most {DEEPEST} levels")
     return loaded
+
+
+def nests_deeply(value) -> bool:
+    """Whether lists, tuples and dicts are more than `DEEPEST` levels deep, as those are that hold
+    themselves.
+    """
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        held = {id(each): each for each in level if isinstance(each, (dict, list, tuple))}
+        if not held:
+            return False
+        level = [
+            inner
+            for each in held.values()
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    return True
 
 
 def _number(text: str) -> Decimal:
