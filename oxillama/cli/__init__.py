@@ -19,6 +19,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 from oxillama.cli import (
     bench,
@@ -105,13 +106,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not gone and (error.filename is not None or error.errno not in _REFUSED):
             raise
         # the reader has gone, or takes no more: nothing is left to flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         if gone:
             return 141
         print(f"oxillama: output: cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     finally:
         warnings.formatwarning = plain
+        try:
+            sys.stderr.flush()
+        except OSError:  # what it took no more is given up, or the exit code would be 120
+            _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Nothing more is written to the file of a standard stream."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _warning(

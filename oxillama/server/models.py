@@ -283,7 +283,8 @@ class Registry:
             self._awaited[name] += 1
             try:
                 # one load for all who wait, which goes on when one of them leaves
-                await asyncio.shield(task)
+                await asyncio.wait((task,))
+                task.result()
             finally:
                 self._awaited[name] -= 1
                 self._idle.set()

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 import uvicorn
@@ -88,6 +89,19 @@ class Server(uvicorn.Server):
 
     def _end(self) -> None:
         self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As uvicorn's; a second SIGINT also drops the connections, whose end a server waits for
+        from Python 3.12 on.
+        """
+        super().handle_exit(sig, frame)
+        if self.force_exit and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._drop)
+
+    def _drop(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     def _tell(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """One line of the log for what asyncio has no caller to raise to, once a second for each
