@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = """
 import os, random, sys
 sys.modules["fcntl"] = None
-for name in ("register_at_fork", "pwritev", "getuid", "O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW"):
+# asyncio registers what happens at a fork where there is one
+lacking = ("fork", "register_at_fork", "pwritev", "getuid", "O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW")
+for name in lacking:
     if hasattr(os, name):
         delattr(os, name)
 import importlib, pkgutil

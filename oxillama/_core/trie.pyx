@@ -11,7 +11,7 @@ cimport cython
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
-from cpython.bytes cimport PyBytes_AS_STRING
+from cpython.bytes cimport PyBytes_AsString
 
 import numpy as np
 
@@ -136,7 +136,7 @@ cdef int grow_tree(Tree *t, list vocab_bytes, list tokens, uint8_t[:, ::1] steps
         raise MemoryError()
     try:
         for token in tokens:
-            now, n = <const uint8_t *>PyBytes_AS_STRING(<bytes>vocab_bytes[token]), len(<bytes>vocab_bytes[token])
+            now, n = <const uint8_t *>PyBytes_AsString(<bytes>vocab_bytes[token]), len(<bytes>vocab_bytes[token])
             common = 0
             while common < last and common < n and now[common] == before[common]:
                 common += 1
@@ -272,7 +272,7 @@ cdef class TokenTrie:
         plain, rest, long_plain = [], [], []
         for i in sorted([i for i in range(self.vocab) if vocab_bytes[i]], key=vocab_bytes.__getitem__):
             piece = <bytes>vocab_bytes[i]
-            data, n = <const uint8_t *>PyBytes_AS_STRING(piece), len(piece)
+            data, n = <const uint8_t *>PyBytes_AsString(piece), len(piece)
             for k in range(LENGTHS):
                 if self.bounds[k] < n <= self.bounds[k + 1]:
                     set_bit(self.sized_mask + k * self.words, <int32_t>i)

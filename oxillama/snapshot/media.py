@@ -66,7 +66,7 @@ def restored_media(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[P
         if not np.isfinite(values).all():
             raise SnapshotIncompatible("images: found a row that is not finite, wanted numbers")
         at += floats
-        positions = None
+        positions: np.ndarray | None = None
         if placed:
             positions = np.frombuffer(data[at : at + places], "<i4").astype(np.int32)
             positions = positions.reshape(3, rows)
