@@ -15,6 +15,7 @@ import pytest
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar, GrammarWarning, JsonSchemaCompiler
+from oxillama.grammar.schema.values import DEEPEST, nests_deeply
 
 COMPACT, FLEXIBLE = JsonSchemaCompiler(), JsonSchemaCompiler(whitespace="flexible")
 
@@ -760,3 +761,18 @@ def test_a_bound_that_no_text_can_reach_is_refused_when_the_schema_is_compiled(
         del bounded["contains"]
         with pytest.raises(GrammarError, match=told):
             COMPACT.compile({"type": "object", "properties": {"a": bounded}, "required": ["a"]})
+
+
+def test_a_schema_of_the_most_levels_compiles_and_one_of_more_does_not():
+    def nested(levels: int) -> dict:
+        schema: dict = {"type": "null"}
+        for _ in range(levels - 1):
+            schema = {"items": schema}
+        return schema
+
+    assert COMPACT.compile(nested(DEEPEST)).rules
+    with pytest.raises(GrammarError, match=f"nested too deeply, wanted at most {DEEPEST} levels"):
+        COMPACT.compile(nested(DEEPEST + 1))
+    itself: list = []
+    itself.append(itself)
+    assert nests_deeply(itself) and not nests_deeply([itself[:0]] * 1000)
