@@ -113,8 +113,9 @@ logit.
 
 Of the decoders that llama.cpp runs, one needs what oxillama does not have, and is refused by name:
 `graniteswitch` (adapters switched within a text). So are files of `qwen4exp` with a table of hashed
-tokens in several layers, and models that fill in masks, draft for another model, or write with a
-decoder behind an encoder.
+tokens in several layers, and models that fill in masks, draft by filling them in (`dflash`), or
+write with a decoder behind an encoder. Drafts of the architectures `eagle3` and `gemma4-assistant`
+are loaded with their model ([speculative.md](speculative.md#eagle-3)).
 
 ## Differences from llama.cpp
 

@@ -189,16 +189,23 @@ class AttentionRecorder(Recorder):
         q_norm: np.ndarray | None = None,
         eps: float = 0.0,
         strict: bool = False,
+        ahead: int = 0,
     ) -> Value:
         """Causal attention of q over keys that an earlier attention stored; layer: its number among
-        those that keep pages (`len(b.pages) - 1` after it). The other parameters are those of
-        `attend`.
+        those that keep pages (`len(b.pages) - 1` after it). ahead: a row's own place is so many
+        positions behind that of the last key it sees, which the batch gives as its position. The
+        other parameters are those of `attend`.
         """
         state = self.pages[layer]
         if state != Pages(heads.kv, heads.key_dim, heads.value_dim, window):
             raise ModelError(
                 f"{self.arch}: layer {layer} keeps {state}, an attention to it needs {heads} and a "
                 f"window of {window}"
+            )
+        if 0 < window <= ahead:
+            raise ModelError(
+                f"{self.arch}: found a window of {window}, wanted more than {ahead}: rows see no "
+                "key at their own place"
             )
         return self.record(
             "attention",
@@ -210,7 +217,7 @@ class AttentionRecorder(Recorder):
             rope_dims=rope.dims if rope else 0,
             style=style,
             q_scale=float(scale),
-            window=window,
+            window=window - ahead if window else 0,
             softcap=0.0,
             q_norm=q_norm,
             k_norm=None,

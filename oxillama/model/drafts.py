@@ -1,10 +1,11 @@
 """Models that draft for a loaded one, over its weights: its first layers, its layers that predict
-further tokens, an EAGLE-3 model, and any of these with an output over a part of the vocabulary.
+further tokens, an EAGLE-3 model, a Gemma 4 assistant, and any of these with an output over a part
+of the vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,8 @@ from oxillama.errors import ConfigError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model.accounts import check_keys
+from oxillama.model.assistant import ARCH as ASSISTANT
+from oxillama.model.assistant import LENT, assistant
 from oxillama.model.builder import Builder
 from oxillama.model.eagle import ARCH as EAGLE
 from oxillama.model.eagle import eagle, target_tokens
@@ -24,6 +27,9 @@ from oxillama.model.lower import Tape, lower
 from oxillama.model.ops import OUTPUT
 from oxillama.model.pooled import RowProgram
 from oxillama.model.record import ModelConfig, record
+from oxillama.model.recorder import Value
+from oxillama.model.rope import AS_FILED, RopeOverrides
+from oxillama.model.state import LayerState
 from oxillama.weights.panel_file import Key
 
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
@@ -47,8 +53,8 @@ def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Mod
     tape = model.tape.predictor
     if model.tape.extracts:
         raise ConfigError(
-            "speculative: found 'mtp' for a model that was loaded with an EAGLE-3 draft, wanted a "
-            "model loaded without one"
+            "speculative: found 'mtp' for a model that was loaded with a draft of another kind "
+            "(EAGLE-3, a Gemma 4 assistant), wanted a model loaded without one"
         )
     if tape is None:
         raise ConfigError(
@@ -96,32 +102,80 @@ def eagle_draft(
 
     ConfigError unless it was made for such a target; ModelError for a malformed file.
     """
-    vocabulary = target.config.vocab_size
     reader, lent = _completed(reader, target)
-    b = Builder(reader, EAGLE)
+    b = _recording(target, reader, EAGLE)
+    with b.complete():
+        logits, fusion = eagle(b, Keys(target.reader.metadata).integer("embedding_length"))
+    tokens = target_tokens(b, logits.width, target.config.vocab_size)
+    keys = ("target_layers", "target_hidden_size", "context_length")
+    sizes = dict(num_threads=num_threads, max_rows=max_rows)
+    model, fuse = _beside(target, b, logits, fusion, tuple(b.pages), keys, lent, **sizes)
+    return model, fuse, tokens
+
+
+def assistant_draft(
+    target: Model, reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512
+) -> tuple[Model, RowProgram, None]:
+    """(a Gemma 4 assistant for a target, whose steps read the target's pages; what makes its rows h
+    of the target's carried rows; None: its tokens are the target's).
+
+    ConfigError unless it was made for such a target; ModelError for a malformed file.
+    """
+    reader = reader.joined(target.reader, LENT)
+    # its queries meet the target's keys, so they are rotated alike
+    b = _recording(target, reader, ASSISTANT, rope=target.rope)
+    with b.complete():
+        width = Keys(target.reader.metadata).integer("embedding_length")
+        logits, norm = assistant(b, target.config.states, width)
+    sizes = dict(num_threads=num_threads, max_rows=max_rows)
+    states, keys = target.config.states, ("context_length",)
+    model, normed = _beside(target, b, logits, norm, states, keys, {}, **sizes)
+    return model, normed, None
+
+
+def _recording(
+    target: Model, reader: GgufReader, arch: str, *, rope: RopeOverrides = AS_FILED
+) -> Builder:
+    """What records a draft; ConfigError unless it has the target's vocabulary."""
+    b, vocabulary = Builder(reader, arch, rope=rope), target.config.vocab_size
     if b.vocab_size != vocabulary:
         raise ConfigError(
             f"draft: found {_TABLE} of {b.vocab_size} rows, wanted {vocabulary}, the vocabulary of "
             "the target"
         )
-    with b.complete():
-        logits, fusion = eagle(b, Keys(target.reader.metadata).integer("embedding_length"))
-    tokens = target_tokens(b, logits.width, vocabulary)
+    return b
+
+
+def _beside(
+    target: Model,
+    b: Builder,
+    logits: Value,
+    fusion: Builder,
+    states: tuple[LayerState, ...],
+    known: Sequence[str],
+    lent: Mapping[Key, PackedMatrix],
+    *,
+    num_threads: int,
+    max_rows: int,
+) -> tuple[Model, RowProgram]:
+    """(the draft that was recorded for a target; what makes the rows that it begins with). known:
+    keys that were looked at elsewhere, or say nothing of the draft; lent: weights of the target.
+    """
+    reader, arch = b.reader, b.arch
     unused = b.unused()
     if unused:
-        raise ModelError(f"{unused[0]}: {EAGLE} has no use for this tensor")
-    known = {f"{EAGLE}.target_layers", f"{EAGLE}.target_hidden_size", f"{EAGLE}.context_length"}
-    check_keys(reader.metadata, EAGLE, b.read | known)
+        raise ModelError(f"{unused[0]}: {arch} has no use for this tensor")
+    check_keys(reader.metadata, arch, b.read | {f"{arch}.{key}" for key in known})
     tape, fusing = lower(b, logits), lower(fusion, None)
     tensors = weights_of((*tape.ops, *fusing.ops))
     own = {key: tensor for key, tensor in tensors.items() if key not in lent}
-    weights = lent | packed(reader, own, num_threads)
+    weights = {**lent, **packed(reader, own, num_threads)}
     config = replace(
         target.config,
-        architecture=EAGLE,
+        architecture=arch,
         hidden_size=b.hidden,
-        layers=1,
-        states=tuple(b.pages),
+        layers=b.n_layers,
+        states=states,
         rope_near=None,
         predicts=(),
     )
@@ -140,14 +194,14 @@ def eagle_draft(
     fuse = RowProgram(
         fusing,
         ready(reader, fusing.ops, weights),
-        vocabulary,
+        config.vocab_size,
         None,
         beside=program,
         files=program.files,
     )
     for graph in (fusion, b):
         graph.forget()
-    return Model(config, tape, program, reader, weights, packing=packing), fuse, tokens
+    return Model(config, tape, program, reader, weights, packing=packing), fuse
 
 
 def _completed(reader: GgufReader, target: Model) -> tuple[GgufReader, dict[Key, PackedMatrix]]:

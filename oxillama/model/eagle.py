@@ -24,11 +24,6 @@ ARCH = "eagle3"
 _STREAMS = ("gemma3n", "glm5-next")
 
 
-def is_eagle(reader: GgufReader) -> bool:
-    """Whether a file is such a draft model."""
-    return reader.metadata.get("general.architecture") == ARCH
-
-
 def extracts_of(reader: GgufReader, target: GgufReader) -> tuple[int, ...]:
     """The layers of the target whose inputs a draft begins with; the number of layers stands for
     what comes out of the last one. ConfigError unless the draft was made for such a target.

@@ -14,6 +14,7 @@ from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.accounts import check_keys
+from oxillama.model.assistant import ARCH as ASSISTANT
 from oxillama.model.builder import Builder, Classifier, recorders
 from oxillama.model.eagle import ARCH as EAGLE
 from oxillama.model.further import is_further
@@ -33,11 +34,12 @@ _NOT_MODELS = {
 # Architectures of files that hold no next-token model or encoder of texts, and what they do.
 _FILLS = "fills in masked tokens step by step (diffusion)"
 _DRAFTS = "drafts for another model and has no use alone"
+_DRAFTS_BESIDE = "drafts for another model, which is loaded with it (speculative=, --speculative)"
 _SPEAKS = "makes sound"
 NOT_GENERATING = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _FILLS),
-    **dict.fromkeys(("dflash", "gemma4-assistant"), _DRAFTS),
-    EAGLE: "drafts for another model, which is loaded with it (speculative=, --speculative)",
+    "dflash": _DRAFTS,
+    **dict.fromkeys((EAGLE, ASSISTANT), _DRAFTS_BESIDE),
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
     "t5": "writes with a decoder that looks at what an encoder read",
     "clip": "encodes images or sound for another model (mmproj)",

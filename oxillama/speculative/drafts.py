@@ -7,6 +7,8 @@ fewer bits.
     engine.generate(prompt, speculative="early_exit:4")
     # the target's layers that predict further tokens
     engine.generate(prompt, speculative="mtp")
+    # a draft that begins with rows of the target (`FOLLOWING`), which is loaded with it
+    engine = load("target.gguf", speculative="eagle3.gguf")
 
 A draft must have the target's vocabulary (the same pieces under the same ids, or all of them under
 others). Of several, the one that reads the fewest bytes for a token is taken; whether it pays is
@@ -19,7 +21,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -31,12 +33,14 @@ from oxillama.engine.generation import Vocabulary
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, GgufNotFound, OxillamaError
 from oxillama.gguf import GgufReader
-from oxillama.model.drafts import eagle_draft, early_exit, predictor
-from oxillama.model.eagle import extracts_of, is_eagle
+from oxillama.model import assistant, eagle
+from oxillama.model.drafts import assistant_draft, eagle_draft, early_exit, predictor
 from oxillama.model.further import is_further, with_further
 from oxillama.model.load import Model
+from oxillama.model.pooled import RowProgram
 from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
+from oxillama.speculative.assistant import AssistantDrafter
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.mtp import MtpDrafter
 from oxillama.speculative.vocabularies import Alignment, align
@@ -47,6 +51,35 @@ PAYS_BELOW = 0.5
 OwnSampler = Callable[[Session], Sampler]
 Locates = Callable[[str | Path], Path]  # finds the file, or the folder of files, of a draft's name
 Drafting = TypeVar("Drafting", bound=ModelDrafter)
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A kind of draft that begins with rows of the target, which must be loaded with it.
+
+    extracts: the layers of the target whose inputs those are; draft: the draft's model, what makes
+    the rows it reads of the target's, and the target's tokens of its output.
+    """
+
+    called: str
+    extracts: Callable[[GgufReader, GgufReader], tuple[int, ...]]
+    draft: Callable[..., tuple[Model, RowProgram, np.ndarray | None]]
+    drafter: Callable[..., ModelDrafter]
+
+
+# by architecture
+FOLLOWING = {
+    eagle.ARCH: Following("an EAGLE-3 draft", eagle.extracts_of, eagle_draft, MtpDrafter),
+    assistant.ARCH: Following(
+        "a Gemma 4 assistant", assistant.extracts_of, assistant_draft, AssistantDrafter
+    ),
+}
+
+
+def _following(reader: GgufReader) -> Following | None:
+    """What kind of such a draft a file is, None for any other file."""
+    arch = reader.metadata.get("general.architecture")
+    return FOLLOWING.get(arch) if isinstance(arch, str) else None
 
 
 class OpenedModel(Protocol):
@@ -157,9 +190,10 @@ class DraftModels:
         path = draft_file(asked, self._locate) or Path(asked)
         path = choose_draft(model, path) if path.is_dir() else path
         reader = GgufReader(path)
-        if is_eagle(reader):
-            _refuse_sampler(own_sampler, "an EAGLE-3 draft")
-            return self._eagle(path, reader, given)
+        kind = _following(reader)
+        if kind is not None:
+            _refuse_sampler(own_sampler, kind.called)
+            return self._follower(kind, path, reader, given)
         further = is_further(reader)
         reader.close()
         if further:
@@ -216,21 +250,21 @@ class DraftModels:
         )
         return drafter, core.close
 
-    def _eagle(
-        self, path: Path, reader: GgufReader, config: EngineConfig
-    ) -> tuple[MtpDrafter, Callable[[], None]]:
-        """A drafter over an EAGLE-3 model."""
+    def _follower(
+        self, kind: Following, path: Path, reader: GgufReader, config: EngineConfig
+    ) -> tuple[ModelDrafter, Callable[[], None]]:
+        """A drafter over a model that begins with rows of the target."""
         model, rows = self.model, self.model.config.vocab_size
-        if extracts_of(reader, model.reader) != model.tape.extracts:
-            raise _not_loaded_with(path, "an EAGLE-3 draft")
+        if kind.extracts(reader, model.reader) != model.tape.extracts:
+            raise _not_loaded_with(path, kind.called)
         if "tokenizer.ggml.model" in reader.metadata and self.vocabulary is not None:
             target, words = self.vocabulary.bridge, TokenizerBridge.from_metadata(reader.metadata)
             if align(_pieces(target), _pieces(words), target_rows=rows, draft_rows=rows).mapped:
                 raise ConfigError(
                     "draft: found the target's tokens under other ids, wanted the same ones"
                 )
-        draft, fusion, tokens = eagle_draft(model, reader, **self._sizes(config))
-        return self._over_target(MtpDrafter, draft, config, to_target=tokens, fusion=fusion)
+        draft, fusion, tokens = kind.draft(model, reader, **self._sizes(config))
+        return self._over_target(kind.drafter, draft, config, to_target=tokens, fusion=fusion)
 
     def _sizes(self, config: EngineConfig) -> dict[str, int]:
         """Of a program beside the target's."""
@@ -276,15 +310,16 @@ def prepared(
     whose inputs it carries for that, the option of its requests). ConfigError if the draft was made
     for another target.
 
-    An EAGLE-3 file begins with the inputs of some layers; one of layers that predict further tokens
-    is joined with the target's own.
+    A file of `FOLLOWING` begins with the inputs of some layers; one of layers that predict further
+    tokens is joined with the target's own.
     """
     path = draft_file(asked, locate)
     if path is None or not path.is_file():
         return target, (), path if path is not None and path.exists() else asked
     with GgufReader(path) as draft:
-        if is_eagle(draft):
-            return target, extracts_of(draft, target), path
+        kind = _following(draft)
+        if kind is not None:
+            return target, kind.extracts(draft, target), path
         if is_further(draft):
             return with_further(target, draft), (), "mtp"
         return target, (), path
@@ -373,7 +408,7 @@ def choose_draft(model: Model, folder: Path) -> Path:
         try:
             reader = GgufReader(path)
             # the model must be loaded with one of these
-            if _bytes(reader) <= limit and not (is_eagle(reader) or is_further(reader)):
+            if _bytes(reader) <= limit and not (_following(reader) or is_further(reader)):
                 align(
                     target,
                     _pieces(TokenizerBridge.from_metadata(reader.metadata)),

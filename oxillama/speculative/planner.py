@@ -14,6 +14,7 @@ from typing import Any
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.loop import Parking
 from oxillama.errors import ConfigError, EngineError
+from oxillama.speculative.assistant import AssistantDrafter
 from oxillama.speculative.background import BackgroundDrafter
 from oxillama.speculative.choices import Choice
 from oxillama.speculative.costs import CostLedger, StepCosts
@@ -35,7 +36,10 @@ from oxillama.speculative.types import (
 PendingDraft = tuple[Any, DraftRequest]
 
 # drafters that the loop asks itself: they answer at once, or after steps of a draft model
-_IN_LOOP = (LookupDrafter, ForcedText, NoCandidates, ModelDrafter, MtpDrafter)
+_IN_LOOP = (
+    *(LookupDrafter, ForcedText, NoCandidates),
+    *(ModelDrafter, MtpDrafter, AssistantDrafter),
+)
 # drafters whose `open` and `close` never wait
 _OPENS_AT_ONCE = (*_IN_LOOP, BackgroundDrafter)
 

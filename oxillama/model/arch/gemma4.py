@@ -21,18 +21,35 @@ def gemma4(b: Builder) -> Value:
     x = b.embed(scale=math.sqrt(b.hidden))
     inputs = layer_inputs(b, x)
     for layer in b.layers():
-        y = layer.norm(x, "attn_norm")
         source = stored.get(near[layer.index]) if layer.index >= own else None
-        y = _attention(b, layer, y, near=near[layer.index], source=source)
+        x = decoder_layer(b, layer, x, inputs, near=near[layer.index], source=source)
         if source is None:
             stored[near[layer.index]] = len(b.pages) - 1
-        x = x + layer.norm(y, "post_attention_norm")
-        x = x + layer.norm(_feed_forward(b, layer, x), "post_ffw_norm")
-        if inputs is not None:
-            x = x + per_layer_branch(b, layer, x, inputs)
-        if layer.has("layer_output_scale.weight"):
-            x = x * float(layer.vector("layer_output_scale.weight", 1)[0])
     return b.logits(x, softcap=b.keys.number("final_logit_softcapping", default=0.0, minimum=0.0))
+
+
+def decoder_layer(
+    b: Builder,
+    layer: Layer,
+    x: Value,
+    inputs: Value | None = None,
+    *,
+    near: bool,
+    source: int | None,
+    ahead: int = 0,
+) -> Value:
+    """One layer, which is windowed if it is near. source: which attention's keys and values it
+    reads, None for its own; ahead: see `attend_stored`.
+    """
+    y = layer.norm(x, "attn_norm")
+    y = _attention(b, layer, y, near=near, source=source, ahead=ahead)
+    x = x + layer.norm(y, "post_attention_norm")
+    x = x + layer.norm(_feed_forward(b, layer, x), "post_ffw_norm")
+    if inputs is not None:
+        x = x + per_layer_branch(b, layer, x, inputs)
+    if layer.has("layer_output_scale.weight"):
+        x = x * float(layer.vector("layer_output_scale.weight", 1)[0])
+    return x
 
 
 def layer_inputs(b: Builder, x: Value) -> Value | None:
@@ -57,9 +74,11 @@ def per_layer_branch(b: Builder, layer: Layer, x: Value, inputs: Value) -> Value
     return layer.norm(layer.linear(y, "proj", b.hidden), "post_norm")
 
 
-def _attention(b: Builder, layer: Layer, x: Value, *, near: bool, source: int | None) -> Value:
+def _attention(
+    b: Builder, layer: Layer, x: Value, *, near: bool, source: int | None, ahead: int
+) -> Value:
     """Scores are not scaled; values have a norm without a weight, and are the keys before theirs
-    where the file has no matrix for them. source: which attention's keys and values are read.
+    where the file has no matrix for them.
     """
     keys, suffix = b.keys, "_swa" if near else ""
     dim = keys.integer(f"attention.key_length{suffix}", minimum=1, maximum=1 << 12)
@@ -78,7 +97,7 @@ def _attention(b: Builder, layer: Layer, x: Value, *, near: bool, source: int | 
     if not near:
         how["strict"] = True  # rows of an image see each other in windowed layers alone
     if source is not None:
-        y = b.attend_stored(q, layer=source, q_norm=q_norm, **how)
+        y = b.attend_stored(q, layer=source, q_norm=q_norm, ahead=ahead, **how)
     else:
         k = layer.linear(x, "attn_k", heads.kv * dim)
         v = layer.linear(x, "attn_v", heads.kv * dim) if layer.has("attn_v.weight") else k
