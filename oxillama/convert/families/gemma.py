@@ -262,15 +262,21 @@ def _proportional(h: Hyper) -> dict[str, np.ndarray]:
     }
 
 
+# Gemma 4's layers, whose norms are as they are.
+GEMMA4: dict[str, str | Rule] = {
+    **NORMS_AROUND,
+    "model.layers.{b}.layer_scalar": "blk.{b}.layer_output_scale.weight",
+}
+
+
 @family("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForCausalLM",
         "Gemma4UnifiedForConditionalGeneration", arch="gemma4", extra=_proportional,
         vocabulary="gemma4", add_space_prefix=False, special=lambda h, ids: {"add_bos": True},
         # tokens of one image see one another, which prompts with images say
         meant={**GELU, "use_bidirectional_attention": (False, "vision")},
         rules={
-            **NORMS_AROUND,
+            **GEMMA4,
             **LAYER_INPUTS,
-            "model.layers.{b}.layer_scalar": "blk.{b}.layer_output_scale.weight",
             "model.layers.{b}.post_feedforward_layernorm_1.weight":
                 "blk.{b}.post_ffw_norm_1.weight",
             "model.layers.{b}.post_feedforward_layernorm_2.weight":
@@ -313,8 +319,30 @@ def gemma4(h: Hyper, k: Keys) -> None:
         ])  # fmt: skip
     heads = _of_global_layers(h, "num_global_key_value_heads", "num_key_value_heads")
     if heads is not None:
-        windowed, _ = k.found["gemma4.attention.sliding_window_pattern"]
+        windowed, _ = k.found[f"{k.arch}.attention.sliding_window_pattern"]
         k.integers("attention.head_count_kv", [h.kv_heads if one else heads for one in windowed])
     k.u32("rope.dimension_count", whole)
     share = h.rope("sliding_attention").get("partial_rotary_factor", 1.0)
     k.u32("rope.dimension_count_swa", int(local * share))
+
+
+@family("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM", arch="gemma4-assistant",
+        extra=_proportional, vocabulary="gemma4", add_space_prefix=False,
+        special=lambda h, ids: {"add_bos": True},
+        meant={**GELU, "use_bidirectional_attention": (False, "vision")},
+        # clusters of the vocabulary: a file's output is over all of it
+        dropped=("masked_embedding.centroids.weight", "masked_embedding.token_ordering"),
+        rules={
+            **GEMMA4,
+            "pre_projection.weight": "nextn.pre_projection.weight",
+            "post_projection.weight": "nextn.post_projection.weight",
+        })  # fmt: skip
+def gemma4_assistant(h: Hyper, k: Keys) -> None:
+    """Layers of queries over a target's keys, between projections of the target's rows."""
+    h.must_be("num_kv_shared_layers", 0, h.layers)
+    h.must_be("hidden_size_per_layer_input", 0)
+    h.must_be("enable_moe_block", False)
+    h.must_be("use_double_wide_mlp", False)
+    gemma4(h.but(num_kv_shared_layers=h.layers), k)
+    k.u32("embedding_length_out", h.integer("backbone_hidden_size"))
+    k.u32("nextn_predict_layers", h.layers)
