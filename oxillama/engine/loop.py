@@ -344,7 +344,9 @@ class StepLoop:
         for entry, rows in plan:
             speculation = entry.owner.speculation
             count = 0 if speculation is None else speculation.carried(sequences)
-            if count and entry.state is not _DECODING:
+            if count and entry.state is _DECODING:
+                count = rows
+            elif count:
                 count = entry.done + rows - max(entry.done, entry.length - count)
             if count > 0:
                 taking[id(entry)] = min(rows, count)

@@ -50,8 +50,8 @@ class RequestCandidates(Protocol):
         """
 
     def carried(self, sequences: int) -> int:
-        """How many of a prompt's last rows it takes (`take_carried`) while this many sequences
-        decode; 0: it takes none of any step.
+        """How many of a prompt's last rows it takes (`take_carried`), besides all of later steps,
+        while this many sequences decode; 0: it takes none of any step.
         """
 
     def take_carried(self, first: int, rows: np.ndarray) -> None:

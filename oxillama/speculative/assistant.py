@@ -71,7 +71,7 @@ class AssistantDrafter(ModelDrafter):
     is that of its program, and holds pages of no session.
     """
 
-    carries = True
+    carries = 1
 
     def __init__(self, *args: Any, fusion: RowProgram, **more: Any) -> None:
         super().__init__(*args, **more)

@@ -18,7 +18,7 @@ class Choice:
 
     def __init__(self, *drafters: Drafter) -> None:
         self.drafters = drafters
-        self.carries = any(map(carries, drafters))
+        self.carries = max(map(carries, drafters))
 
     def open(self, session: Any) -> list[Any]:
         """What each keeps."""
@@ -52,7 +52,7 @@ class FirstOf(Choice):
         """
         out = [Draft()] * len(requests)
         for index, drafter in enumerate(self.drafters):
-            runs = carries(drafter)
+            runs = carries(drafter) > 0
             places = [at for at, draft in enumerate(out) if not (runs and draft.tokens)]
             for at, draft in self._drafts(index, requests, places).items():
                 if not out[at].tokens:

@@ -29,7 +29,9 @@ from oxillama.model.pooled import RowProgram
 from oxillama.sampling import Sampler
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.draft_session import DraftAcceptance, DraftState, SessionDraft
-from oxillama.speculative.types import WINDOW, DraftRequest
+from oxillama.speculative.types import DraftRequest
+
+WINDOW = 256  # a prompt's last tokens that a predictor looks at
 
 
 class CarriedRows:
@@ -132,7 +134,7 @@ class MtpDrafter(ModelDrafter):
     others, of rejected candidates and of a text while there are no drafts, cost nothing.
     """
 
-    carries = True
+    carries = WINDOW
     # one layer, over a few rows
     _catch_up_counts = False
 

@@ -18,7 +18,6 @@ from oxillama.sampling import Distribution, Sampler
 from oxillama.speculative.costs import NOMINAL, CostLedger, StepCosts
 from oxillama.speculative.threads import SerialCalls
 from oxillama.speculative.types import (
-    WINDOW,
     Candidates,
     Draft,
     DraftRequest,
@@ -135,7 +134,7 @@ class RequestSpeculation(CandidateCounts):
         if candidates.drawn and costs is None:
             self._costs, ledger = NOMINAL, None
         self._calls, self._state, self.opened = calls, None, False
-        self._carries = calls is None and rewindable and carries(candidates.drafter)
+        self._carries = carries(candidates.drafter) if calls is None and rewindable else 0
         if calls is None:
             self.open()
         self._ledger = ledger
@@ -163,11 +162,10 @@ class RequestSpeculation(CandidateCounts):
         return calls
 
     def carried(self, sequences: int) -> int:
-        """How many of a prompt's last rows the drafter takes (`take_carried`) while this many
-        sequences decode; 0: it takes none of any step.
+        """How many of a prompt's last rows the drafter takes (`take_carried`), besides all of later
+        steps, while this many sequences decode; 0: it takes none of any step.
         """
-        takes = self._carries and (sequences <= 1 or not self.candidates.alone)
-        return WINDOW if takes else 0
+        return self._carries if sequences <= 1 or not self.candidates.alone else 0
 
     def take_carried(self, first: int, rows: np.ndarray) -> None:
         """The target's rows of the session's tokens from position `first` on."""

@@ -21,8 +21,6 @@ from oxillama.sampling import Distribution
 from oxillama.speculative.costs import CostLedger, StepCosts
 
 MAX_CANDIDATES = 16  # of a step, unless a request says otherwise
-# a prompt's last tokens whose rows a drafter takes (`take_carried`)
-WINDOW = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +121,12 @@ class Candidates:
             )
 
 
-def carries(drafter: Any) -> bool:
-    """Whether a drafter takes the rows behind the target's last layer: `take_carried(state, first,
-    rows)` with those of the session's tokens from position `first` on, after each step.
+def carries(drafter: Any) -> int:
+    """How many of a prompt's last rows behind the target's last layer a drafter takes, besides all
+    that come later; 0: none. `take_carried(state, first, rows)` gets those of the session's tokens
+    from position `first` on, after each step.
     """
-    return bool(getattr(drafter, "carries", False))
+    return int(getattr(drafter, "carries", 0))
 
 
 class NoCandidates:

@@ -179,6 +179,22 @@ def test_candidates_are_those_of_a_text_evaluated_from_nothing(files, tmp_path, 
             assert recomputed(target, way.drafter, tokens, len(found)) == found
 
 
+def test_of_a_prompt_one_row_is_taken_and_of_later_steps_all(files, half, monkeypatch):
+    way, taken = forced(half, files[1], 3), []
+    take = way.drafter.take_carried
+
+    def noted(state, first, rows):
+        taken.append((first, len(rows)))
+        take(state, first, rows)
+
+    monkeypatch.setattr(way.drafter, "take_carried", noted)
+    prompt = np.random.default_rng(9).integers(3, HIDDEN, 40).tolist()
+    options = dict(max_tokens=12, sampler=GREEDY, speculative=way, cache_prompt=False)
+    done = half.generate(prompt, **options)
+    assert taken[0] == (39, 1) and taken[1] == (40, 4)
+    assert sum(count for _, count in taken) == len(done.tokens) + done.speculation.rejected
+
+
 def test_there_are_no_candidates_before_forced_tokens_were_evaluated(
     files, half, plain, monkeypatch
 ):

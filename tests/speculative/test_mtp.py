@@ -13,7 +13,6 @@ from oxillama.speculative import (
     SpeculativeDecoder,
     SpeculativeEngine,
     mtp,
-    request,
     types,
 )
 from oxillama.speculative.types import Candidates
@@ -63,8 +62,8 @@ def test_every_candidate_of_a_predictor_that_knows_the_next_token_is_accepted(
 
 
 def test_rows_that_lie_behind_the_window_are_let_go(tmp_path, monkeypatch):
-    for module in (mtp, request):
-        monkeypatch.setattr(module, "WINDOW", 8)
+    monkeypatch.setattr(mtp, "WINDOW", 8)
+    monkeypatch.setattr(mtp.MtpDrafter, "carries", 8)
     with oxillama.load(counting(tmp_path / "m.gguf", FROM_ROW), num_threads=1) as engine:
         prompt = np.random.default_rng(2).integers(0, HIDDEN, 60).tolist()
         for most in (2, 7):
