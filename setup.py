@@ -75,7 +75,8 @@ levels = {
     "oxillama/_core/stages.c": "-O3",
     **{f"oxillama/_core/{name}.c": "-O1" for name in cold.split()},
 }
-if sysconfig.get_platform().endswith("arm64"):  # clang on macOS, which no pragma tells of these
+if sysconfig.get_platform().endswith(("arm64", "aarch64")):  # clang knows no pragma for these
+    levels["csrc/lanes/neondot.c"] = "-O3 -march=armv8.2-a+dotprod"
     levels["csrc/lanes/i8mm.c"] = "-O3 -march=armv8.2-a+dotprod+i8mm"
 
 # The longest compilations in the order of their length: they start first, so that none of them is

@@ -1,4 +1,4 @@
-/* The vocabulary on AVX-512 (F, BW, DQ, VL, VNNI). Include after `#pragma GCC target`; see isa/scalar.h for what each word means. */
+/* The vocabulary on AVX-512 (F, BW, DQ, VL, VNNI). Include after OX_TARGET; see isa/scalar.h for what each word means. */
 #ifndef OX_ISA_AVX512_H
 #define OX_ISA_AVX512_H
 #include "ox.h"

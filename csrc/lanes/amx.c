@@ -1,7 +1,8 @@
 /* Products of many rows on AMX (amx.h), for a table of lanes/avx512.c. */
 #include "ox.h"
 #if OX_WITH_AMX
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8")
+#include "isa/target.h"
+OX_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8")
 #include "isa/avx512.h"
 #define OX_TILE_ROWS 8
 #include "lanes/amx.h"
@@ -19,4 +20,5 @@
 #define OX_FORM256(name, store, bits, off, head, side, unit)                                                                    \
     OX_AMX(name, amx_256(c, ldc, panel, stride, later, x, ldx, cols, m, store, off, head, side, unit, lut_##name, AMX_DIGITS(bits, head), FEW))
 #include "lanes/forms.def"
+OX_TARGET_END
 #endif

@@ -1,10 +1,12 @@
 /* The lanes on AVX2 with FMA and F16C. */
 #if defined(__x86_64__)
-#pragma GCC target("avx2,fma,f16c")
+#include "isa/target.h"
+OX_TARGET("avx2,fma,f16c")
 #include "isa/avx2.h"
 #define OX_TILE_ROWS 4
 #define OX_PART_ROWS 4
 #define OX_LANES_NAME "avx2"
 #define OX_LANES_TABLE ox_lanes_avx2
 #include "lanes/table.inc"
+OX_TARGET_END
 #endif

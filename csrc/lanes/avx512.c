@@ -1,6 +1,7 @@
 /* The lanes on AVX-512 with VNNI; and, where the compiler knows them, a second table with bf16 dots. */
 #if defined(__x86_64__)
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#include "isa/target.h"
+OX_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 #include "isa/avx512.h"
 #define OX_TILE_ROWS 8
 #define OX_BESIDE_ROWS(store) ((store) == 8 ? 4 : 3)
@@ -33,7 +34,8 @@
 #if __GNUC__ >= 10 || __clang_major__ >= 9
 static void fused_pairs(OX_TILE_ARGS) { tile_BF16(c, ldc, panel, then, x, ldx, cols, m); }
 
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
+OX_TARGET_END
+OX_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
 #include "isa/avx512bf16.h"
 #undef OX_LANES_NAME
 #undef OX_LANES_TABLE
@@ -110,4 +112,5 @@ int ox_avx512bf16_agrees(void)
 #undef OX_FORM256
 #include "lanes/entries.inc"
 #endif
+OX_TARGET_END
 #endif

@@ -1,6 +1,7 @@
 /* The lanes on AVX2 with AVX-VNNI: 256-bit dpbusd, for processors without AVX-512. */
 #if defined(__x86_64__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
-#pragma GCC target("avx2,fma,f16c,avxvnni")
+#include "isa/target.h"
+OX_TARGET("avx2,fma,f16c,avxvnni")
 #define OX_AVX_VNNI
 #include "isa/avx2.h"
 #define OX_TILE_ROWS 4
@@ -8,4 +9,5 @@
 #define OX_LANES_NAME "avxvnni"
 #define OX_LANES_TABLE ox_lanes_avxvnni
 #include "lanes/table.inc"
+OX_TARGET_END
 #endif

@@ -1,6 +1,7 @@
 /* The lanes on AArch64 NEON with the dot-product extension (most processors since 2018). */
 #if defined(__aarch64__)
-#pragma GCC target("arch=armv8.2-a+dotprod")
+#include "isa/target.h"
+OX_TARGET("arch=armv8.2-a+dotprod")
 #define OX_NEON_DOT
 #include "isa/neon.h"
 #define OX_TILE_ROWS 4
@@ -32,4 +33,5 @@
 #define OX_FEW_ROWS(family) ((family) == FAMILY_32 || (family) == FAMILY_256 ? 6 : 8)
 #include "lanes/entries.inc"
 #endif
+OX_TARGET_END
 #endif

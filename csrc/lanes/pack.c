@@ -77,13 +77,20 @@ typedef uint16_t halves8 __attribute__((vector_size(16)));
 typedef uint32_t words4 __attribute__((vector_size(16)));
 typedef uint8_t bytes16_t __attribute__((vector_size(16)));
 
+/* gcc has the name that clang gave it from 12 on. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (__typeof__(a)){__VA_ARGS__})
+#endif
+
 static void turn_halves(halves8 *a)
 {
     for (int round = 0; round < 3; round++) {
         halves8 b[8];
         for (int i = 0; i < 4; i++) {
-            b[2 * i] = __builtin_shufflevector(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+            b[2 * i] = SHUFFLE(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+            b[2 * i + 1] = SHUFFLE(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
         }
         memcpy(a, b, sizeof b);
     }
@@ -94,8 +101,8 @@ static void turn_words(words4 *a)
     for (int round = 0; round < 2; round++) {
         words4 b[4];
         for (int i = 0; i < 2; i++) {
-            b[2 * i] = __builtin_shufflevector(a[i], a[i + 2], 0, 4, 1, 5);
-            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + 2], 2, 6, 3, 7);
+            b[2 * i] = SHUFFLE(a[i], a[i + 2], 0, 4, 1, 5);
+            b[2 * i + 1] = SHUFFLE(a[i], a[i + 2], 2, 6, 3, 7);
         }
         memcpy(a, b, sizeof b);
     }
@@ -356,8 +363,8 @@ static int pack_tight(uint8_t *panel, const uint8_t *src, int64_t row_bytes, int
             uint64_t c[2][2], high[2][2], missed = 0;
             for (int i = 0; i < 2; i++) {
                 const bytes16_t a = (bytes16_t)pairs[2 * i], b = (bytes16_t)pairs[2 * i + 1];
-                const bytes16_t l = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-                const bytes16_t h = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+                const bytes16_t l = SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+                const bytes16_t h = SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
                 memcpy(out + 64 + 64 * i + 16 * q, &l, 16);
                 memcpy(high[i], &h, 16);
                 for (int k = 0; k < 2; k++)
