@@ -805,11 +805,14 @@ class InferenceEngine:
 
     def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
         """Append tokens to a session (by default the engine's own); returns the logits after them,
-        float32 (vocabulary,). If it fails, the session is as it was before.
+        float32 (vocabulary,). If it fails, the session is as it was before. Of a decoder behind an
+        encoder the first are the source, and token ids after it are the decoder's.
         """
         core, default = self._loaded.core, self._loaded.default_session
         with nullcontext() if session is not None else default.lock:
             session = default.use() if session is None else core.check_session(session)
+            if isinstance(ids, str):
+                core.check_unsourced(session)
             return core.extend(session, self._loaded.ids(ids, add_special=not len(session)))
 
     def forward_one(self, token: int, *, session: Session | None = None) -> np.ndarray:

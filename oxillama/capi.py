@@ -175,7 +175,6 @@ class ModelSession:
         self.session = model.engine.session()
         self.logits: np.ndarray | None = None
         self._sampler: Sampler | None = None
-        self._tokens: list[int] = []
 
     def step(self, tokens: int, count: int, logits: int) -> None:
         """Append tokens; write the logits after the last one if a buffer is given."""
@@ -184,7 +183,6 @@ class ModelSession:
             raise ConfigError("count: found 0, wanted at least one token")
         into = _array(logits, np.float32, self.model.sizes()[0]) if logits else None
         self.logits = self.model.engine.prefill(ids, session=self.session)
-        self._tokens += ids
         if self._sampler is not None:
             for token in ids:
                 self._sampler.accept(token)
@@ -213,7 +211,7 @@ class ModelSession:
         )
         if self._sampler is None or self._sampler.config != config:
             self._sampler = Sampler(config, len(self.logits))
-            self._sampler.accept_prompt(self._tokens)
+            self._sampler.accept_prompt(self.session.tokens[self.session.target :])
         return self._sampler.sample(self.logits)
 
     def close(self) -> None:

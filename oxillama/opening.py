@@ -26,6 +26,7 @@ from oxillama.media.features import Kind
 from oxillama.media_prompts import Media
 from oxillama.model.load import Model, load_model
 from oxillama.model.media_encoder import Medium, encoder_kind, media_of_file, recorders
+from oxillama.model.sourced import SourcedProgram, sourced_batch
 from oxillama.recommended import recommended_sampler
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.session import Snapshots
@@ -283,7 +284,8 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
     """The core of an engine over a loaded model, with pages as the config says.
 
     The keys and values of an encoder live for one step: they are f32 unless the config names a
-    `kv_type`, and no prefix is stored. A step is as long as the longest text.
+    `kv_type`, and no prefix is stored. A step is as long as the longest text; if a decoder follows,
+    what others decode has room beside it.
     """
     known, rows = model.config, model.program.positions
     if config.context_size is not None and config.context_size > rows:
@@ -299,6 +301,11 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
     kv_type, steps, prefix = config.kv_type or "f16", config.scheduling(), config.prefix()
     if not known.causal:
         kv_type, prefix = config.kv_type or "f32", None
+    program: Any = model.program
+    batch: Callable[..., Any] = Batch
+    if model.source is not None:
+        program, batch = SourcedProgram(model.source, model.program), sourced_batch
+    if not known.causal or model.source is not None:
         steps = replace(
             steps,
             prefill_chunk=min(steps.prefill_chunk, steps.max_batch_tokens),
@@ -307,9 +314,9 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
     context = config.context_size or min(known.context_length, rows)
     near = known.rope_near
     core = EngineCore(
-        model.program,
+        program,
         model.page_memory(kv_type=kv_type, page_size=config.page_size, context=context),
-        batch=Batch,
+        batch=batch,
         flag=CancelFlag(),
         context_size=context,
         rope_factors=None if near is None else "long" if context > near else "short",
@@ -319,6 +326,7 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
         max_pages=config.max_pages,
         prefix=prefix,
         encoder=None if known.causal else known.architecture,
+        start_token=known.start_token,
     )
     if model.pager is not None:
         core.paging = model.pager.stats

@@ -14,6 +14,7 @@ import oxillama.capi
 from oxillama import quant
 from oxillama._core.matmul import matmul
 from oxillama._core.panels import PackedMatrix
+from tests.model.worded import worded
 
 HEADER = (Path(oxillama.get_include()) / "oxillama.h").read_text()
 # What each version of the table declares, without comments and blanks. A table that was published
@@ -106,6 +107,27 @@ def test_a_session_steps_and_samples_as_the_engine_does():
     ox.model_free(model[0])  # the session keeps its model
     assert ox.step(session[0], tokens, 1, ffi.NULL) == 0
     ox.session_free(session[0])
+
+
+def test_the_first_tokens_of_a_session_are_what_an_encoder_reads(tmp_path):
+    path, source = worded(tmp_path), [5, 9, 9, 9]
+    wanted = oxillama.SamplerConfig(temperature=0, repetition_penalty=1.9)
+    with oxillama.load(path) as engine:
+        done = engine.generate(source, max_tokens=9, sampler=wanted)
+    assert done.finish_reason == "stop"
+    model, session = ffi.new("oxillama_model **"), ffi.new("oxillama_session **")
+    assert ox.open(str(path).encode(), 1, 0, model) == 0 and ox.session(model[0], session) == 0
+    tokens, how = ffi.new("int32_t[]", source), ffi.new("oxillama_sampling *")
+    assert ox.step(session[0], tokens, len(source), ffi.NULL) == 0
+    how.size, how.top_p, how.repetition_penalty = ffi.sizeof("oxillama_sampling"), 1, 1.9
+    drawn = []
+    while not drawn or drawn[-1] != 1:
+        assert ox.sample(session[0], how, tokens) == 0
+        drawn.append(tokens[0])
+        assert ox.step(session[0], tokens, 1, ffi.NULL) == 0
+    assert tuple(drawn[:-1]) == done.tokens
+    ox.session_free(session[0])
+    ox.model_free(model[0])
 
 
 def test_what_cannot_be_done_is_a_status_with_a_message():

@@ -23,8 +23,9 @@ Face classes in the last column. `tools/model_table.py` generates this page.
 "What it has" is read from the recorded tape: *experts* are chosen for each token; *latent*
 attention keeps one row per token for all heads; *blocks* of tokens become one key each in some
 layers; rows see *chosen keys* alone in long texts; *windows* limit how far back some layers see;
-some layers keep a *state* of fixed size in place of past tokens; an *encoder* gives embeddings and
-no next token. An architecture with none of these is a dense decoder.
+some layers keep a *state* of fixed size in place of past tokens; a *source* is read by an encoder
+before the decoder writes; an *encoder* alone gives embeddings and no next token. An architecture
+with none of these is a dense decoder.
 
 | architecture | models | what it has | converted from |
 | --- | --- | --- | --- |
@@ -109,13 +110,41 @@ next one, and as many candidates as there are layers; oxillama, like vLLM, draws
 What they predict in tiny random models is what llama.cpp predicts, to within 2e-5 of the largest
 logit.
 
+## Encoder-decoders
+
+T5, Flan-T5, mT5, umT5 and MADLAD-400 answer a text, they do not go on with it:
+
+```python
+import oxillama
+
+engine = oxillama.load("model.gguf")
+print(engine.generate("translate English to German: The house is wonderful.", temperature=0).text)
+```
+
+- **A prompt is a source.** The encoder reads its tokens, in one step, behind which the decoder
+  begins with the file's `decoder_start_token_id`. A session holds both, and its context is twice
+  the file's `context_length`, which is that of either. Usage counts the start token to the prompt.
+- **A session has one source.** Another prompt for it is an error; `Session.extend`, and `prefill`
+  and `forward_one` with token ids, append tokens of the answer.
+- **Penalties, grammars and stops** look at the answer alone. Beams, several completions, log
+  probabilities, lookups, adapters and snapshots work as with any model. A prefix is shared if the
+  whole source is the same.
+- **Memory.** A layer of the decoder keeps the source's keys and its own in the same pages; the
+  encoder keeps none.
+- **Refused**: logits of the prompt (`logits`, `prompt_logprobs`, `score`, perplexity), embeddings
+  (`t5encoder` gives them), `context_shift`, `truncate_prompt`, draft models, `bench`, `imatrix`.
+
+Logits are scaled where the output is the token table, as in T5 of 2019. Tiny random models give
+those of transformers 5.23 for sources of 1 to 200 tokens to within 3e-6 of the largest, and its
+greedy and beam texts.
+
 ## What is not here
 
 Of the decoders that llama.cpp runs, one needs what oxillama does not have, and is refused by name:
 `graniteswitch` (adapters switched within a text). So are files of `qwen4exp` with a table of hashed
-tokens in several layers, and models that fill in masks, draft by filling them in (`dflash`), or
-write with a decoder behind an encoder. Drafts of the architectures `eagle3` and `gemma4-assistant`
-are loaded with their model ([speculative.md](speculative.md#eagle-3)).
+tokens in several layers, and models that fill in masks or draft by filling them in (`dflash`).
+Drafts of the architectures `eagle3` and `gemma4-assistant` are loaded with their model
+([speculative.md](speculative.md#eagle-3)).
 
 ## Differences from llama.cpp
 
@@ -145,6 +174,8 @@ whose gate and up are one matrix |
 | `qwen35`, `qwen35moe`, `qwen3next`, `qwen4exp` | uses the file's epsilon for the lengths of \
 queries and keys of the delta rule (published code: 1e-6); with 1e-3 in the file, 4e-4 |
 | `qwen2vl` | does not read the epsilon of the norms: 1e-3 |
+| `t5` | does not scale logits where the output is the token table: they are larger by the root of \
+the embedding's width |
 | `rwkv7`, `arwkv7` | is wrong for heads narrower than a vector register; those \
 of real models are wide enough |
 
@@ -288,6 +319,7 @@ NAMES = {
     "starcoder": "StarCoder",
     "starcoder2": "StarCoder 2",
     "step35": "Step 3.5 Flash",
+    "t5": "T5, Flan-T5, mT5, umT5, MADLAD-400",
     "t5encoder": "encoder of T5",
     "talkie": "Talkie",
     "xverse": "XVERSE",
@@ -302,6 +334,7 @@ FEATURES = {
     "blocks": r"^attend .* blocks=",
     "chosen keys": r"^attend .* chosen=",
     "windows": r"^attend .* (?:window|chunk)=[1-9]",
+    "source": r"^source$",
     "state": r"^(?:conv|scan|delta|wkv|ngram_embed) ",
 }
 

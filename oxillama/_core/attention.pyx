@@ -64,6 +64,7 @@ ctypedef struct AttendArgs:
     const float *relative     # of each query head: a bias for each distance from -reach to reach, or NULL
     int reach
     int spans                 # rows see the keys of their spans alone
+    int behind                # or those behind their spans
     int strict                # no key after a row's own, whatever the batch says
     int symmetric             # the window looks ahead as far as it looks back
     int view                  # values are a view of the keys
@@ -129,6 +130,8 @@ cdef inline int first_key(const AttendArgs *a, const Step *step, int row) noexce
     cdef int position = step.positions[row]
     if a.spans:
         return step.spans[row]
+    if a.behind:
+        return step.spans[step.rows + row]
     if a.chunk:
         return position - position % a.chunk
     return max(0, position - a.window + 1) if a.window else 0
@@ -538,7 +541,7 @@ cdef class AttendOp(Op):
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None,
-                      relative=None, causal=True, chunk=0, spans=False, strict=False, most=0, blocks=None, ratio=0, chosen=None,
+                      relative=None, causal=True, chunk=0, spans=False, behind=False, strict=False, most=0, blocks=None, ratio=0, chosen=None,
                       each=False, running=False)
         cdef AttendArgs *a = &self.a
         a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
@@ -565,10 +568,12 @@ cdef class AttendOp(Op):
             raise plan.fail("each or running without a choice of the layer's keys, wanted both")
         if p["most"]:
             plan.positions = min(plan.positions, plan.number(p, "most", 1, 1 << 30))
-        a.spans = bool(p["spans"])
-        if a.spans and (p["causal"] or a.window or a.chunk):
-            raise plan.fail("spans beside a window, a chunk or causal attention, wanted one of them")
-        plan.spanned |= a.spans
+        a.spans, a.behind = bool(p["spans"]), bool(p["behind"])
+        if a.spans + a.behind + bool(a.window) + bool(a.chunk) + (a.blocks >= 0 and a.spans + a.behind) > 1:
+            raise plan.fail("spans beside a window, a chunk or blocks, or behind beside any of them, wanted one of them")
+        if a.behind and not p["causal"]:
+            raise plan.fail("behind beside attention that is not causal, wanted one of them")
+        plan.spanned |= a.spans or a.behind
         a.strict = bool(p["strict"])
         if a.strict and not p["causal"]:
             raise plan.fail("strict beside attention that is not causal, wanted one of them")
@@ -605,7 +610,7 @@ cdef class AttendOp(Op):
     def _pick(self, Plan plan, p):
         """Checks a choice among the layer's own keys."""
         cdef AttendArgs *a = &self.a
-        if not p["strict"] or a.window or a.chunk or p["spans"] or p["slopes"] is not None or p["relative"] is not None:
+        if not p["strict"] or a.window or a.chunk or p["spans"] or p["behind"] or p["slopes"] is not None or p["relative"] is not None:
             raise plan.fail("chosen keys beside a window, a chunk, spans or a bias by distance, or not strict, wanted none of them and strict")
         a.ratio = block_ratio(plan, p)
         if a.each and a.most % a.kv_heads:

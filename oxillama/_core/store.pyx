@@ -1,4 +1,4 @@
-"""The op that puts keys and values into their pages: norm and rotation of the heads of q and k, then the store.
+"""The op that puts keys and values into their pages: norm and rotation of the heads of q and k, then the store. Keys and values may come alone.
 
 `head_shape` is what every op over heads checks first.
 """
@@ -82,10 +82,10 @@ cdef void rope_store_part(const void *args, ox_team *team, int ith, int nth) noe
         c = ox_team_take(team)
 
 
-def head_shape(Plan plan, p):
-    """(q_heads, kv_heads, k_dim, v_dim, layer, view) of an attention op, checked against the program's layers."""
+def head_shape(Plan plan, p, *, int least=1):
+    """(q_heads, kv_heads, k_dim, v_dim, layer, view) of an attention op, checked against the program's layers. least: fewest query heads."""
     layer = plan.number(p, "layer", 0, len(plan.kv_layers) - 1)
-    q_heads, kv_heads = plan.number(p, "q_heads", 1, 1 << 16), plan.number(p, "kv_heads", 1, 1 << 16)
+    q_heads, kv_heads = plan.number(p, "q_heads", least, 1 << 16), plan.number(p, "kv_heads", 1, 1 << 16)
     k_dim, v_dim = plan.number(p, "k_dim", 1, 1 << 16), plan.number(p, "v_dim", 1, 1 << 16)
     if q_heads % kv_heads:
         raise plan.fail(f"{q_heads} query heads do not share {kv_heads} KV heads evenly")
@@ -105,9 +105,11 @@ cdef class RopeStoreOp(Op):
                       rope=None, rope_dims=0, rope_start=0, style="norm", q_norm=None, k_norm=None, eps=1e-6, q_scale=1.0,
                       norm_last=False, keep=True, temper=None)
         cdef StoreArgs *a = &self.a
-        a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
+        a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p, least=0)
         a.x, a.rope = p["x"], -1
         a.keep, a.norm_last, a.rate, a.span, a.offset = bool(p["keep"]), bool(p["norm_last"]), 0.0, 1.0, 0
+        if not (a.q_heads or a.keep):
+            raise plan.fail("no query heads and keep is False, wanted queries, or keys and values to keep")
         kept = a.kv_heads * (a.k_dim + (0 if a.view else a.v_dim)) if a.keep else 0
         plan.reads(p["x"], columns=a.q_heads * a.k_dim + kept, full=True)
         if p["temper"] is not None:

@@ -430,6 +430,10 @@ cdef class Program:
             raise ConfigError(f"embeds: {batch.embed_width} columns, this program's embedding has {self.embed_columns}")
         if (batch.spans != NULL) != self.spanned:
             raise ConfigError(f"spans: found {'none' if batch.spans == NULL else 'some'}, wanted {'some' if self.spanned else 'none'} for this program")
+        for r in range(batch.rows if batch.spans != NULL and self.causal else 0):
+            if batch.positions[r] < batch.spans[batch.rows + r]:
+                raise ConfigError(f"row {r}: position {batch.positions[r]}, wanted one behind its span, which ends at {batch.spans[batch.rows + r]}: the attention "
+                                  "of this program is causal")
         if batch.rope != NULL and batch.rope_sections not in (1, self.sections):
             raise ConfigError(f"rope: {batch.rope_sections} sections, this program rotates by {self.sections}")
         return 0

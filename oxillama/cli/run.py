@@ -176,7 +176,8 @@ def _run(arguments: argparse.Namespace) -> int:
         elif system is None and not arguments.media:
             # a model that cannot go on says so before the prompt is repeated
             stream = engine.stream(text, **options)
-            if arguments.display_prompt:
+            # an answer to what an encoder read does not go on with it
+            if arguments.display_prompt and engine.config.start_token is None:
                 print(text, end="", flush=True)
             done = _print(stream)
         else:

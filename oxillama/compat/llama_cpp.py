@@ -72,6 +72,7 @@ from oxillama.compat.objects import (
 )
 from oxillama.compat.types import *  # noqa: F403
 from oxillama.engine.generation import sampler_of
+from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, EngineError, TemplateError
 from oxillama.grammar import Grammar
 from oxillama.sampling import Sampler
@@ -845,9 +846,15 @@ class Llama:
                 self._rows = self.engine.logits(tokens)
             else:
                 with self._session.fork() as again:
-                    again.truncate(len(tokens) - 1)
-                    self._rows = self.engine.prefill([tokens[-1]], session=again)[None]
+                    self._rows = self._last_row(again)
         return self._rows
+
+    def _last_row(self, session: Session) -> np.ndarray:
+        """The logits after a session's last token, (1, vocabulary), made again."""
+        last, source = len(session) - 1, session.target
+        again = session.tokens[:source] if source == last else session.tokens[last:]
+        session.truncate(0 if source == last else last)
+        return self.engine.prefill(again, session=session)[None]
 
     def reset(self) -> None:
         """Drop the session."""
@@ -954,7 +961,8 @@ class Llama:
             seed=config.seed,
             processors=given["logits_processor"] or (),
         )
-        made.accept_prompt(self.input_ids)
+        if self._session is not None:
+            made.accept_prompt(self.input_ids[self._session.target :])
         return made
 
     def generate(
@@ -1026,12 +1034,9 @@ class Llama:
         if not state.llama_state:
             return
         self._session = self.engine.restore(state.llama_state, processors=state.processors)
-        tokens = self._session.tokens
-        if tokens:  # logits are no part of a state: those of the last token are made again
-            self._session.truncate(len(tokens) - 1)
-            self._rows = self.engine.prefill([int(state.input_ids[-1])], session=self._session)[
-                None
-            ]
+        # logits are no part of a state: those of the last token are made again
+        if self._session.tokens:
+            self._rows = self._last_row(self._session)
 
     def _follow(self) -> None:
         """Make the session of the last completion the current one."""

@@ -212,6 +212,8 @@ class PageAllocator:
         if kv.stateful:  # a prefix is of use up to a checkpoint alone, which is where it ends
             mark, whole_pages = kv.mark(), False
             checkpoints = None if mark is None else {mark.position: mark}
+        if session.target:  # a source is of use as a whole
+            whole_pages = False
         length = kv.length // size * size if whole_pages else kv.length
         pages = kv.pages if whole_pages else kv.shareable_pages()
         if length:

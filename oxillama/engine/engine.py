@@ -36,7 +36,7 @@ from oxillama.errors import (
     WeightsDamaged,
 )
 from oxillama.media.features import MediaFeatures
-from oxillama.media.placed import media_of, spans_of
+from oxillama.media.placed import ImagePrompt, PlacedMedia, Source, media_of, source_of
 from oxillama.weights.pager import PagingStats
 
 _BUSY = "session: a request is running on it, wanted an idle session"
@@ -60,8 +60,9 @@ class EngineCore:
     context_size: most tokens of a session. eog_ids: tokens that end generation. prefix: limits of
     the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache. encoder: the name
     of an encoder architecture (each token sees its whole text and there is no next token), None for
-    decoders. rope_factors: which of LongRoPE's factors all sessions use, None for a model without
-    them.
+    decoders. start_token: the token that an answer begins with, if an encoder reads the prompt
+    (`model.sourced`), None for others. rope_factors: which of LongRoPE's factors all sessions use,
+    None for a model without them.
     """
 
     def __init__(
@@ -78,10 +79,11 @@ class EngineCore:
         max_pages: int | None = None,
         prefix: dict | None = None,
         encoder: str | None = None,
+        start_token: int | None = None,
         rope_factors: Literal["short", "long"] | None = None,
     ) -> None:
         self.memory = memory
-        self.encoder = encoder
+        self.encoder, self.start_token = encoder, start_token
         self.context_size = context_size
         # rotations that depend on a sequence's length take what it may become: the same bits always
         program.served = context_size
@@ -202,6 +204,23 @@ class EngineCore:
         session.start = len(session.tokens)
         return session
 
+    def sourced(self, ids: Sequence[int]) -> list[int]:
+        """Tokens as an empty session takes them: if an encoder reads them, the decoder's start
+        token follows.
+        """
+        if self.start_token is None or not ids or source_of(media_of(ids)) is not None:
+            return ids if isinstance(ids, list) else list(ids)
+        source = Source((*ids, self.start_token))
+        return ImagePrompt(source.tokens, (*media_of(ids), PlacedMedia(0, source)))
+
+    def check_unsourced(self, session: Session) -> None:
+        """Raise ConfigError for a session that has a source, for which there is no second one."""
+        if session.target:
+            raise ConfigError(
+                f"prompt: found one for a session of {len(session)} tokens, whose source the "
+                "encoder has; wanted a new session (`Session.extend` appends tokens of the answer)"
+            )
+
     def new_sequence(self) -> PagedKvCache:
         """The memory of an empty session; see `PageAllocator.new_sequence`."""
         return self.allocator.new_sequence()
@@ -231,6 +250,7 @@ class EngineCore:
                 )
             if self.encoder is not None:
                 self._check_encoder(request)
+            self._check_source(request)
             self._check_media(session)
             self._check_queue(1 + len(request.siblings))
             # first: where no thread can be started, nothing has begun
@@ -260,21 +280,42 @@ class EngineCore:
 
     def _check_media(self, session: Session) -> None:
         """Raise ConfigError for an image or a clip that another model's encoder made, ContextError
-        for one with more rows than one step holds; they must be evaluated in one step.
+        for one, or a source, with more rows than one step holds; they must be evaluated in one
+        step.
         """
-        for each in session.media:
-            _check_features(self.program, each.features)
         limits = self._scheduler.config
         most = limits.max_batch_tokens - limits.max_batch_sequences
-        for start, end in spans_of(session.media):
-            if end - start > most:
+        for each in session.media:
+            rows, kind = len(each.features), each.features.kind
+            if not isinstance(each.features, Source):
+                _check_features(self.program, each.features)
+            if each.features.together and rows > most:
                 raise ContextError(
-                    f"image: {end - start} rows, which are evaluated in one step; max_batch_tokens "
+                    f"{kind}: {rows} rows, which are evaluated in one step; max_batch_tokens "
                     f"{limits.max_batch_tokens} with max_batch_sequences "
                     f"{limits.max_batch_sequences} leaves {most}",
-                    tokens=end - start,
+                    tokens=rows,
                     limit=most,
                 )
+
+    def _check_source(self, request: Request) -> None:
+        """Raise ConfigError for a source if no encoder reads one; if one does, for a session
+        without, and for what the encoder's tokens have none of.
+        """
+        media = request.session.media
+        source = source_of(media)
+        if self.start_token is None:
+            if source is not None:
+                raise ConfigError("prompt: found a source for a model without an encoder before it")
+            return
+        if request.on_rows is not None:
+            raise ConfigError(
+                f"{'prompt_logprobs' if request.draws else request.kind}: found a model whose "
+                "encoder reads the prompt, which has no output of its own; wanted generate, "
+                "prefill or forward_one"
+            )
+        if source is None or len(media) > 1 or source.tokens[-1] != self.start_token:
+            raise ConfigError("prompt: found images, audio or no source, wanted a text to encode")
 
     def _check_encoder(self, request: Request) -> None:
         """Raise for what an encoder cannot do: EngineError for text or logits, ContextError for a
@@ -359,6 +400,8 @@ class EngineCore:
         self.check_session(session)
         if not isinstance(ids, list):  # a prompt with images is one
             ids = list(ids)
+        if not session.tokens:
+            ids = self.sourced(ids)
         if not ids:
             raise ContextError("prefill: found no tokens, wanted 1 or more")
         with self.lock, session.restored_on_error():

@@ -157,6 +157,10 @@ def make_request(
     if session.grammar is not None and vocabulary is not None:
         request.masker = vocabulary.masker
     if options.context_shift:
+        if core.start_token is not None:
+            raise ConfigError(
+                "context_shift: found True for a model whose encoder reads the prompt, wanted False"
+            )
         if options.keep >= core.context_size - 1:
             raise ConfigError(
                 f"keep: found {options.keep}, wanted less than the context of {core.context_size} "
@@ -193,7 +197,8 @@ def ready_session(
     """
     truncated = 0
     if session is None:
-        ids, truncated = fitted(prompt or (), options, core.context_size)
+        prompt = core.sourced(prompt or ())
+        ids, truncated = fitted(prompt, options, core.context_size)
         if media_of(prompt) and not truncated:
             ids = ImagePrompt(ids, media_of(prompt))
         session = core.new_session(ids, adapters=_adapters(options))
@@ -205,6 +210,10 @@ def ready_session(
                 "which it keeps; wanted a new session"
             )
         more = prompt if isinstance(prompt, ImagePrompt) else list(prompt or ())
+        if more:
+            core.check_unsourced(session)
+        if not session.tokens:
+            more = core.sourced(more)
         if len(session.tokens) + len(more) >= core.context_size and not (
             options.context_shift and not more
         ):
@@ -263,8 +272,8 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
         )
     if media_of(prompt):
         raise ContextError(
-            f"truncate_prompt: found a prompt of {len(ids)} tokens with images or audio, a context "
-            f"of {context} takes at most {limit}; wanted a shorter one",
+            f"truncate_prompt: found a prompt of {len(ids)} tokens with images or audio, or for an "
+            f"encoder, a context of {context} takes at most {limit}; wanted a shorter one",
             tokens=len(ids),
             limit=limit,
         )
@@ -319,9 +328,10 @@ def _equip(
         processors=options.processors,
         logprobs=options.logprobs,
     )
-    session.sampler.accept_prompt(np.array(session.tokens, np.int32))
+    before = session.tokens[session.target :]
+    session.sampler.accept_prompt(np.array(before, np.int32))
     session.start = len(session.tokens)
-    session.at_start = vocabulary is not None and vocabulary.begins_text(session.tokens)
+    session.at_start = vocabulary is not None and vocabulary.begins_text(before)
     session.stops = StopText(config.stop)
     words = _words(vocabulary, options, config)
     if words is not None:
@@ -341,6 +351,7 @@ def _amend(
     if options.sampler is not None:
         config = _drawable(config, vocabulary, vocab_size)
     anew = options.sampler is not None or options.seed is not None
+    tokens = session.tokens[session.target :]
     if options.sampling_fields:
         config = _drawable(config, vocabulary, vocab_size)
     session.sampler = sampler_of(
@@ -352,11 +363,11 @@ def _amend(
         logprobs=before.top if options.logprobs is None else options.logprobs,
     )
     if anew:
-        session.sampler.accept_prompt(np.array(session.tokens, np.int32))
+        session.sampler.accept_prompt(np.array(tokens, np.int32))
     else:
-        session.sampler.go_on_from(before, session.tokens)
+        session.sampler.go_on_from(before, tokens)
         if options.sampling_fields:  # other stages may look further back
-            session.sampler.set_history(session.tokens, generated=before.generated)
+            session.sampler.set_history(tokens, generated=before.generated)
     if session.stops is None:
         session.stops = StopText(config.stop)
     elif config.stop != before.config.stop:

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from oxillama._core.tape import Batch
+from oxillama._core.tape import Batch, PageMemory
 from oxillama.arguments import checked_ids
 from oxillama.engine.engine import EngineCore
-from oxillama.errors import ContextError, EngineError, ModelError
+from oxillama.errors import ConfigError, ContextError, EngineError, ModelError
 from oxillama.model.load import Model
 from oxillama.model.lower import Op
 from oxillama.model.ops import OUTPUT
-from oxillama.model.reference import Difference, compare
+from oxillama.model.reference import Difference, Reference, compare
 from oxillama.model.tensors import Tensor
 
 
@@ -32,6 +33,11 @@ class RawLoop:
     def __init__(
         self, core: EngineCore, model: Model, *, kv_type: str, page_size: int, chunk: int
     ) -> None:
+        if model.source is not None:
+            raise ConfigError(
+                f"raw_loop: found {model.config.architecture}, whose encoder and decoder are two "
+                "programs, wanted a model of one"
+            )
         self._core, self._program, self._tape = core, model.program, model.tape
         # what is measured here is what every later step takes
         model.pack()
@@ -236,31 +242,56 @@ def diagnose(
     core: EngineCore, model: Model, ids: Sequence[int], *, page_size: int = 16
 ) -> Iterator[Difference]:
     """Compares each op of the compiled tape with its numpy definition. The ids are one sequence
-    from position 0, on float32 pages.
+    from position 0, on float32 pages; if an encoder reads them, its ops come first, numbered behind
+    those of the decoder, which has its start token alone.
 
     ContextError for no ids, or for more than one step or the context can hold.
     """
     core.check()
     core.check_waiter()
-    ids = checked_ids(ids, model.program.vocab_size)
+    ids = list(core.sourced(checked_ids(ids, model.program.vocab_size)))
     rows, most = len(ids), min(model.program.max_rows, core.context_size)
     if not 1 <= rows <= most:
         raise ContextError(f"diagnose: found {rows} tokens, wanted 1 to {most}")
     tokens = np.asarray(ids, np.int32)
     memory = model.page_memory(kv_type="f32", page_size=page_size)
-    pages = -(-rows // page_size)
-    memory.ensure(pages)
-    every = np.arange(rows, dtype=np.int32)
+    memory.ensure(-(-rows // page_size))
     if memory.slot_layers:
         memory.ensure_slots(1)
-    batch = Batch(
-        tokens,
-        every,
-        [np.arange(pages, dtype=np.int32)],
-        np.zeros(rows, np.int32),
-        every,
-        slots=[0] if memory.slot_layers else None,
-    )
-    reference = model.reference()
+    first, frame = 0, None
+    if model.source is not None and model.tape.source is not None:
+        first = rows - 1
+        encoder = Reference(model.tape.source, model.reader, kv_type="f32")
+        frame, batch = encoder.frame(ids[:first]), _batch(tokens, 0, first, memory)
+        for each in compare(
+            encoder, ids[:first], model.source, batch, memory, frame=frame, lock=core.step_lock
+        ):
+            yield replace(each, index=each.index + len(model.tape.ops))
+    reference, spans = model.reference(), None
     reference.kv_type = "f32"
-    return compare(reference, ids, model.program, batch, memory, lock=core.step_lock)
+    if frame is not None:
+        spans = np.array([[0], [first]], np.int32)
+        frame = replace(
+            reference.frame(ids[first:]),
+            positions=np.array([first]),
+            keys=frame.keys,
+            values=frame.values,
+            spans=spans,
+        )
+    batch = _batch(tokens, first, rows, memory, spans=spans)
+    yield from compare(
+        reference, ids[first:], model.program, batch, memory, frame=frame, lock=core.step_lock
+    )
+
+
+def _batch(tokens: np.ndarray, first: int, stop: int, memory: PageMemory, **more: Any) -> Batch:
+    """The rows of tokens first to stop - 1 of one sequence, all wanted."""
+    return Batch(
+        tokens[first:stop],
+        np.arange(first, stop, dtype=np.int32),
+        [np.arange(-(-len(tokens) // memory.page_size), dtype=np.int32)],
+        np.zeros(stop - first, np.int32),
+        np.arange(stop - first, dtype=np.int32),
+        slots=[0] if memory.slot_layers else None,
+        **more,
+    )

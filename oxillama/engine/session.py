@@ -13,7 +13,7 @@ only the engine's loop touches it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from os import PathLike
@@ -26,6 +26,7 @@ from oxillama.arguments import checked_ids
 from oxillama.engine.memory.pages import KvCache, PagedKvCache
 from oxillama.errors import ContextError, EngineError
 from oxillama.media.placed import (
+    ImagePrompt,
     PlacedMedia,
     check_boundary,
     identities,
@@ -33,6 +34,7 @@ from oxillama.media.placed import (
     moved,
     of_kind,
     outside,
+    source_of,
 )
 
 _STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
@@ -56,6 +58,9 @@ class Owner(Protocol):
 
     def new_session(self) -> Session:
         """An empty session."""
+
+    def sourced(self, ids: Sequence[int]) -> list[int]:
+        """Tokens as an empty session takes them."""
 
     def new_sequence(self) -> PagedKvCache:
         """The memory of an empty session."""
@@ -135,6 +140,14 @@ class Session:
         numbers for rows of images and of audio.
         """
         return identities(self.tokens, self.media) if self.media else self.tokens
+
+    @property
+    def target(self) -> int:
+        """Where the tokens begin that predict the next one: behind the source, if an encoder reads
+        one, otherwise 0.
+        """
+        source = source_of(self.media)
+        return 0 if source is None else len(source) - 1
 
     @property
     def images(self) -> tuple[PlacedMedia, ...]:
@@ -224,12 +237,17 @@ class Session:
 
     def extend(self, ids: Iterable[int]) -> None:
         """Append tokens that are not yet evaluated. Sampler, grammar and text of an earlier
-        generation end.
+        generation end. Of a decoder behind an encoder the first tokens are the source, which the
+        decoder's start token follows, and later ones are the decoder's.
         """
         with self.owner.exclusive(self):
-            media = moved(media_of(ids), len(self.tokens)) if isinstance(ids, list) else ()
-            self.tokens.extend(checked_ids(ids, self.owner.program.vocab_size, media=True))
-            self.media += media
+            more = checked_ids(ids, self.owner.program.vocab_size, media=True)
+            if isinstance(ids, ImagePrompt):
+                more = ImagePrompt(more, ids.media)
+            if not self.tokens:
+                more = self.owner.sourced(more)
+            self.media += moved(media_of(more), len(self.tokens))
+            self.tokens.extend(more)
             self.start = len(self.tokens)
             self._forget()
 

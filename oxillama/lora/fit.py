@@ -9,26 +9,31 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from oxillama._core.adapters import Adapter
+from oxillama._core.tape import Program
 from oxillama.errors import LoraError
 from oxillama.gguf import GgufReader
 from oxillama.lora.file import EMBEDDING, LoraFile, Pair
 from oxillama.model.load import Model
+from oxillama.model.lower import Tape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lora:
-    """An adapter in memory, for one loaded model. fingerprint: of what it computes."""
+    """An adapter in memory, for one loaded model. fingerprint: of what it computes. source: its
+    factors for the encoder before a decoder, None for a model without one.
+    """
 
     name: str
     path: str
     fingerprint: str
     tensors: tuple[str, ...]
     factors: Adapter = field(repr=False)
+    source: Adapter | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its packed factors."""
-        return self.factors.nbytes
+        return self.factors.nbytes + (0 if self.source is None else self.source.nbytes)
 
 
 def check_base(reader: GgufReader, lora: LoraFile) -> None:
@@ -64,11 +69,32 @@ def pair_shape(name: str, pair: Pair) -> tuple[int, ...]:
 def fit(model: Model, lora: LoraFile, name: str) -> Lora:
     """The adapter packed for a model; LoraError names a tensor that does not fit."""
     check_base(model.reader, lora)
-    entries: list[tuple[int, int, np.ndarray, np.ndarray, float]] = []
     covered = dict.fromkeys(lora.pairs, 0)
     embedded: set[str] = set()
-    for index, op in enumerate(model.tape.ops):
-        adaptable = model.program.adaptable[index]
+    factors = _packed(model.tape, model.program, lora, covered, embedded)
+    source = None
+    if model.source is not None and model.tape.source is not None:
+        source = _packed(model.tape.source, model.source, lora, covered, embedded)
+    for tensor_name, rows in covered.items():
+        shape = model.reader.tensors[tensor_name].shape
+        whole = int(np.prod(shape[:-1]))
+        if rows < whole and not (tensor_name in embedded and rows == 0):
+            raise LoraError(
+                f"{lora.label}: {tensor_name}: {model.config.architecture} does not use this "
+                f"tensor as a whole matrix of a product, which an adapter could change"
+            )
+    return Lora(name, lora.label, lora.fingerprint, tuple(lora.pairs), factors, source)
+
+
+def _packed(
+    tape: Tape, program: Program, lora: LoraFile, covered: dict[str, int], embedded: set[str]
+) -> Adapter:
+    """The adapter for one program; covered, embedded: rows of the tensors that its products use,
+    and tables that it reads, are added to these.
+    """
+    entries: list[tuple[int, int, np.ndarray, np.ndarray, float]] = []
+    for index, op in enumerate(tape.ops):
+        adaptable = program.adaptable[index]
         table = op.params.get("table")
         if table is not None and table.name == EMBEDDING and EMBEDDING in lora.pairs and adaptable:
             pair = lora.pairs[table.name]
@@ -87,18 +113,4 @@ def fit(model: Model, lora: LoraFile, name: str) -> Lora:
                 a, b = np.repeat(a, count, axis=0), b.reshape(count, -1, b.shape[2])
             entries.append((index, segment, a, b, lora.scale_of(tensor.name)))
             covered[tensor.name] += tensor.shape[0]
-    for tensor_name, rows in covered.items():
-        shape = model.reader.tensors[tensor_name].shape
-        whole = int(np.prod(shape[:-1]))
-        if rows < whole and not (tensor_name in embedded and rows == 0):
-            raise LoraError(
-                f"{lora.label}: {tensor_name}: {model.config.architecture} does not use this "
-                f"tensor as a whole matrix of a product, which an adapter could change"
-            )
-    return Lora(
-        name,
-        lora.label,
-        lora.fingerprint,
-        tuple(lora.pairs),
-        Adapter(model.program.adaptable, entries),
-    )
+    return Adapter(program.adaptable, entries)

@@ -27,6 +27,7 @@ from oxillama.lora.file import (
 )
 from oxillama.lora.fit import Lora, fit
 from oxillama.model.load import Model
+from oxillama.model.sourced import SourcedAdapters
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -34,18 +35,24 @@ _NUMBERS = (int, float, np.integer, np.floating)
 class Adapters(tuple):
     """The adapters of a session's rows: (fingerprint, scale) of each, in the order in which they
     are added; sessions with equal ones have equal keys and values. `loras` are the adapters,
-    `factors` the input of a batch.
+    `factors` the input of a batch, if an encoder reads the prompt its own beside those of the
+    decoder.
     """
 
     loras: tuple[tuple[Lora, float], ...]
-    factors: AdapterSet | None
+    factors: AdapterSet | SourcedAdapters | None
 
     def __new__(cls, loras: Iterable[tuple[Lora, float]] = ()) -> Adapters:
         """Adapters with scale 0 change nothing and are left out."""
         kept = tuple((lora, scale) for lora, scale in loras if scale)
         made = super().__new__(cls, ((lora.fingerprint, scale) for lora, scale in kept))
         made.loras = kept
-        made.factors = AdapterSet([(lora.factors, scale) for lora, scale in kept]) if kept else None
+        made.factors = None
+        if kept:
+            made.factors = target = AdapterSet([(lora.factors, scale) for lora, scale in kept])
+            sources = [(lora.source, scale) for lora, scale in kept if lora.source is not None]
+            if sources:
+                made.factors = SourcedAdapters(AdapterSet(sources), target)
         return made
 
     def describe(self) -> list[dict[str, Any]]:

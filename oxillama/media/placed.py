@@ -4,6 +4,9 @@ the input of a step.
     tokens   t0 t1 [f f f f f f] t8 t9       f: a token of the vocabulary, the placeholder of a row
     media          PlacedMedia(2, features)  the rows that the step uses there instead
 
+    tokens   [s0 s1 s2 t0] t1                s: what an encoder reads before a decoder writes,
+    media          PlacedMedia(0, source)    t: the decoder's, from its start token on
+
 If features have positions of their own (M-RoPE), the tokens after an image continue from the
 largest of them: an image of 6 x 4 rows advances a text by 6, not by 24. If some of these are fixed
 (XD-RoPE), rows have a fourth position, which is that of their token in texts and the number of
@@ -14,22 +17,52 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from blake3 import blake3
 
 from oxillama.errors import ContextError
 from oxillama.media.features import Kind, MediaFeatures
 
-NAMES: dict[Kind, str] = {"image": "an image", "audio": "a clip of audio"}
+NAMES = {"image": "an image", "audio": "a clip of audio", "source": "the source"}
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What an encoder reads before its decoder writes: tokens, which remain what they are, and
+    behind them the decoder's start token. They are one in a session, as the rows of an image are.
+    """
+
+    tokens: tuple[int, ...]
+
+    kind: ClassVar = "source"
+    positions: ClassVar = None
+    together: ClassVar = True
+    fixed: ClassVar = False
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def digest(self) -> int:
+        """A number that is the same for the same tokens, and for nothing else."""
+        hashed = blake3(np.array(self.tokens, "<i4").tobytes())
+        return int.from_bytes(hashed.digest(length=16), "little")
+
+    @property
+    def advance(self) -> int:
+        """How far positions have come behind the start token."""
+        return len(self)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedMedia:
-    """Features whose first row is at token `start`."""
+    """Features whose first row is at token `start`; a source is always at 0."""
 
     start: int
-    features: MediaFeatures
+    features: MediaFeatures | Source
 
     @property
     def end(self) -> int:
@@ -119,6 +152,11 @@ class HasMedia(Protocol):
 def media_of(prompt: Sequence[int] | None) -> tuple[PlacedMedia, ...]:
     """The images and audio of a prompt; empty for plain token ids."""
     return prompt.media if isinstance(prompt, ImagePrompt) else ()
+
+
+def source_of(media: Iterable[PlacedMedia]) -> Source | None:
+    """The source among them; None for the tokens of a model without an encoder before them."""
+    return next((each.features for each in media if isinstance(each.features, Source)), None)
 
 
 def of_kind(media: Iterable[PlacedMedia], kind: Kind) -> tuple[PlacedMedia, ...]:
@@ -211,6 +249,10 @@ def inputs(
             rope[:, at : at + rows] = rotations(session.media, start, rows, axes=axes)
     for session, start, rows, at in parts:
         for each in session.media:
+            if isinstance(each.features, Source):
+                spans = more.setdefault("spans", np.zeros((2, len(tokens)), np.int32))
+                spans[1, at : at + rows] = each.end - 1
+                continue
             first, stop = max(each.start, start), min(each.end, start + rows)
             if first >= stop:
                 continue

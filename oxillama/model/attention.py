@@ -117,9 +117,11 @@ class AttentionRecorder(Recorder):
         relative: np.ndarray | None = None,
         chunk: int = 0,
         spans: bool = False,
+        behind: bool = False,
         strict: bool = False,
         most: int = 0,
         choice: Choice | None = None,
+        pages: int | None = None,
     ) -> Value:
         """Attention of q over the k and v stored so far: per-head norm, rope, store, softmax(scale
         * q.k) v. rope None: no rotation (NoPE). Causal, unless the file or `see_all` says
@@ -131,9 +133,11 @@ class AttentionRecorder(Recorder):
         of each head where rotation begins. norm_last: the norms come after it. temper: (rate, span,
         offset), the growth of queries with their position (see the op `rope_store`). chunk: rows
         see the keys from its last multiple on. spans: if attention is not causal, rows see only the
-        keys of their span in the batch. strict: no key after a row's own, even if a batch says that
-        rows of an image see each other. most: the positions a sequence may have, if the model
-        attends differently beyond; 0 for any. choice: rows see no other keys.
+        keys of their span in the batch; behind: only those behind it. strict: no key after a row's
+        own, even if a batch says that rows of an image see each other. most: the positions a
+        sequence may have, if the model attends differently beyond; 0 for any. choice: rows see no
+        other keys. pages: the layer whose pages take k and v, which has others of the same shape
+        for other tokens, or needs them no more; None for pages of its own.
         """
         if self.causal is None:
             self.causal = self.keys.flag("attention.causal", default=True)
@@ -147,6 +151,7 @@ class AttentionRecorder(Recorder):
             temper=temper,
             chunk=chunk or None,
             spans=spans or None,
+            behind=behind or None,
             strict=strict or None,
             most=most or None,
         )
@@ -164,7 +169,7 @@ class AttentionRecorder(Recorder):
             width=heads.query * heads.value_dim,
             stateful=True,
             heads=heads,
-            layer=self.keeps(state),
+            layer=self.keeps(state) if pages is None else self._like(pages, state),
             rope_dims=rope.dims if rope else 0,
             style=style,
             q_scale=float(scale),
@@ -190,18 +195,15 @@ class AttentionRecorder(Recorder):
         eps: float = 0.0,
         strict: bool = False,
         ahead: int = 0,
+        spans: bool = False,
     ) -> Value:
-        """Causal attention of q over keys that an earlier attention stored; layer: its number among
-        those that keep pages (`len(b.pages) - 1` after it). ahead: a row's own place is so many
-        positions behind that of the last key it sees, which the batch gives as its position. The
-        other parameters are those of `attend`.
+        """Causal attention of q over keys that an earlier attention stored, or `store`; layer: its
+        number among those that keep pages (`len(b.pages) - 1` after it). ahead: a row's own place
+        is so many positions behind that of the last key it sees, which the batch gives as its
+        position. spans: rows see only the keys of their span in the batch, which is before them.
+        The other parameters are those of `attend`.
         """
-        state = self.pages[layer]
-        if state != Pages(heads.kv, heads.key_dim, heads.value_dim, window):
-            raise ModelError(
-                f"{self.arch}: layer {layer} keeps {state}, an attention to it needs {heads} and a "
-                f"window of {window}"
-            )
+        layer = self._like(layer, Pages(heads.kv, heads.key_dim, heads.value_dim, window))
         if 0 < window <= ahead:
             raise ModelError(
                 f"{self.arch}: found a window of {window}, wanted more than {ahead}: rows see no "
@@ -224,7 +226,36 @@ class AttentionRecorder(Recorder):
             eps=float(eps),
             keep=False,
             **({"strict": True} if strict else {}),
+            **({"spans": True} if spans else {}),
         )
+
+    def store(self, k: Value, v: Value, *, heads: Heads, layer: int) -> None:
+        """Keep k and v in the pages of a layer, for `attend_stored`."""
+        self.record(
+            "attention",
+            (k, v),
+            width=1,
+            stateful=True,
+            heads=replace(heads, query=0),
+            layer=self._like(layer, Pages(heads.kv, heads.key_dim, heads.value_dim)),
+            rope_dims=0,
+            style="neox",
+            q_scale=1.0,
+            window=0,
+            softcap=0.0,
+            q_norm=None,
+            k_norm=None,
+            eps=0.0,
+        )
+
+    def _like(self, layer: int, state: Pages) -> int:
+        """The number of a layer; ModelError unless it keeps pages of this shape."""
+        if self.pages[layer] != state:
+            raise ModelError(
+                f"{self.arch}: layer {layer} keeps {self.pages[layer]}, an attention to it needs "
+                f"{state}"
+            )
+        return layer
 
     def attend_latent(
         self,

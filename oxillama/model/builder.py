@@ -56,6 +56,10 @@ class Builder(AttentionRecorder):
     entering: dict[str, tuple[Value, Value] | None] | None = None
     extracted: Value | None = None
     classifier: Classifier | None = None
+    # the graph of an encoder that reads what comes before this graph's tokens, and the token that
+    # is the first of these
+    source: Builder | None = None
+    start_token: int | None = None
     # the graph over a pooled row of the embedding
     projection: Builder | None = None
 

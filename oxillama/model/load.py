@@ -34,7 +34,8 @@ LONGEST_STEP = 1 << 15
 @dataclass(slots=True)
 class Model:
     """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its
-    embedding.
+    embedding. source: runs the encoder that comes before it (`SourcedProgram` runs both), None for
+    a model without one.
 
     weights: packed, by key. writer: writes them to a sidecar, None without one; verifier: compares
     a mapped sidecar with its hashes, None if the weights were packed from the file. rope: the
@@ -54,6 +55,7 @@ class Model:
     rope: RopeOverrides = AS_FILED
     packing: Packing | None = field(default=None, repr=False)
     packer: Packer | None = field(default=None, repr=False)
+    source: Program | None = field(default=None, repr=False)
     projection: RowProgram | None = field(default=None, repr=False)
     classifier: ClassifierHead | None = field(default=None, repr=False)
     pager: LayerPager | None = field(default=None, repr=False)
@@ -131,6 +133,9 @@ def load_model(
     if not config.causal:
         # a text of any length that the model takes is one step; rows cost nothing until used
         max_rows = max(max_rows, min(config.context_length, LONGEST_STEP))
+    if tape.source is not None:
+        # beside the tokens that others decode; as above
+        max_rows += min(config.context_length, LONGEST_STEP)
     held = hold(
         reader,
         tape,
@@ -148,6 +153,20 @@ def load_model(
         num_threads=num_threads,
         packing=held.packing,
         files=files_of(reader, held),
+    )
+    source = (
+        None
+        if tape.source is None
+        else program_of(
+            config,
+            tape.source,
+            ready(reader, tape.source.ops, held.weights, held.pager),
+            max_rows=max_rows,
+            num_threads=num_threads,
+            packing=held.packing,
+            files=program.files,
+            beside=program,
+        )
     )
     writer = verifier = None
     if held.mapped is not None:
@@ -177,6 +196,7 @@ def load_model(
         rope=rope,
         packing=held.packing,
         packer=None if held.packing is None else Packer(held.packing, program),
+        source=source,
         projection=projection,
         classifier=None
         if classifier is None or scores is None

@@ -52,9 +52,11 @@ class Tape:
     of the rows that embeddings are made from, before the first op that writes the output; None
     without one. width: floats of such a row. carried: the slot of the rows behind the last layer
     that `predictor`, the tape that predicts further tokens, begins with; both are None for a file
-    without such layers. extracts: the layers whose inputs are carried instead, for a draft model
-    that begins with them. projection, classifier: the processing of a pooled row of the embedding,
-    None for models without.
+    without such layers. source: the tape of an encoder that reads the tokens before those of this
+    tape, and keeps in the same pages what these look at; None for a model without one. extracts:
+    the layers whose inputs are carried instead, for a draft model that begins with them.
+    projection, classifier: the processing of a pooled row of the embedding, None for models
+    without.
     """
 
     ops: tuple[Op, ...]
@@ -63,15 +65,16 @@ class Tape:
     width: int = 0
     carried: int | None = None
     predictor: Tape | None = None
+    source: Tape | None = None
     extracts: tuple[int, ...] = ()
     projection: Tape | None = None
     classifier: Tape | None = None
 
     @property
     def all_ops(self) -> tuple[Op, ...]:
-        """The ops of the tape, then those over a pooled row."""
-        more = (tape for tape in (self.projection, self.classifier) if tape is not None)
-        return (*self.ops, *(op for tape in more for op in tape.ops))
+        """The ops of the tape, then those of the source and those over a pooled row."""
+        more = (self.source, self.projection, self.classifier)
+        return (*self.ops, *(op for tape in more if tape is not None for op in tape.ops))
 
     def dump(self) -> str:
         """The tape as text, one op per line; golden tests compare it."""
@@ -88,7 +91,7 @@ class Tape:
             + f"\nslots {list(self.slots)}\n"
             + "".join(
                 f"{name}\n{tape.dump()}"
-                for name in ("predictor", "projection", "classifier")
+                for name in ("predictor", "source", "projection", "classifier")
                 if (tape := getattr(self, name)) is not None
             )
         )
@@ -481,7 +484,8 @@ class _Lowering:
         p, heads = dict(node.params), node.params["heads"]
         del p["heads"]
         qkv, offset = ("qkv", index), 0
-        count = 2 if p.pop("latent", False) else 3 if p.get("keep", True) else 1
+        queries = int(heads.query > 0)
+        count = 2 if p.pop("latent", False) else queries + 2 * p.get("keep", True)
         parts = list(node.inputs[:count])
         rest = list(node.inputs[count:])
         rope, picks = (rest[:1], rest[1:]) if p["rope_dims"] else ([], rest)
@@ -514,6 +518,7 @@ class _Lowering:
                 "causal",
                 "chunk",
                 "spans",
+                "behind",
                 "strict",
                 "most",
                 "blocks",
@@ -527,6 +532,8 @@ class _Lowering:
             more["chosen"] = self.read(picks[0], index)
         table = self.read(rope[0], index) if rope else None
         self.emit("rope_store", x=qkv, rope=table, **shape, **p)
+        if not queries:
+            return
         self.register[index] = self.new(out, node.width)
         self.emit(
             "attend", x=qkv, **shape, window=window, softcap=softcap, sinks=sinks, **more, out=out

@@ -41,7 +41,6 @@ NOT_GENERATING = {
     "dflash": _DRAFTS,
     **dict.fromkeys((EAGLE, ASSISTANT), _DRAFTS_BESIDE),
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
-    "t5": "writes with a decoder that looks at what an encoder read",
     "clip": "encodes images or sound for another model (mmproj)",
 }
 # Architectures that llama.cpp runs and that need an op which is not here, with what it would do.
@@ -72,6 +71,9 @@ class ModelConfig:
     pooling: str | None = None
     # what a classifier over the pooled rows scores, none for models without one
     labels: tuple[str, ...] = ()
+    # the token that an answer begins with, behind the source that an encoder reads; None for models
+    # without an encoder before them
+    start_token: int | None = None
     # tokens beyond which sequences have other rope factors (LongRoPE), None where all have the same
     rope_near: int | None = None
     # what the layers keep that predict further tokens, none for models without
@@ -141,6 +143,8 @@ def recorded(
             )
         b.carried = b.extracted
     pooling = _pooling(own, b)
+    if b.source is not None:
+        context *= 2  # the file's is that of a source, and of an answer
     if b.depth == b.n_layers:
         rope.check_used(name, b.rotated_by)
         unused = b.unused()
@@ -152,6 +156,7 @@ def recorded(
     tape = replace(
         lower(b, result),
         predictor=None if b.predictor is None else lower(b.predictor.graph, b.predictor.logits),
+        source=None if b.source is None else lower(b.source, None),
         extracts=tuple(extracts),
         projection=None if b.projection is None else lower(b.projection, None),
         classifier=None if b.classifier is None else lower(b.classifier.head, None),
@@ -169,6 +174,7 @@ def recorded(
         generates=result is not None and b.causal is not False,
         pooling=pooling,
         labels=() if b.classifier is None else b.classifier.labels,
+        start_token=b.start_token,
         rope_near=next(
             (op.params["near"] for op in tape.ops if op.params.get("far") is not None), None
         ),
@@ -177,6 +183,7 @@ def recorded(
     classifier = b.classifier
     for graph in (
         None if b.predictor is None else b.predictor.graph,
+        b.source,
         b.projection,
         None if classifier is None else classifier.head,
         b,

@@ -567,6 +567,10 @@ async def generate(call: Call) -> Response:
             raise unsupported("system", "found in a prompt without the chat template, wanted none")
         if body.get("context") and not raw:
             raise unsupported("context", "found without raw: true, wanted both")
+        if body.get("context") and model.engine.config.start_token is not None:
+            raise unsupported(
+                "context", "found for a model whose encoder reads a prompt as a whole"
+            )
         if raw and body.get("think"):
             raise unsupported("think", "found in a prompt without the chat template, wanted none")
 

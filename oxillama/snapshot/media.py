@@ -24,6 +24,7 @@ def saved_media(media: Sequence[PlacedMedia]) -> tuple[list[list[Any]], bytes]:
     parts: list[bytes] = []
     for each in media:
         made = each.features
+        assert isinstance(made, MediaFeatures)  # a source is among the facts of its session
         fact = [each.start, *made.rows.shape, made.positions is not None, made.together]
         fact += [True] if made.fixed else []
         facts.append([*fact, made.kind] if made.kind != "image" else fact)

@@ -44,6 +44,7 @@ from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, EngineError, LoraError, PoolError, SnapshotIncompatible
 from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
 from oxillama.grammar.automaton import MOST_SAVED
+from oxillama.media.placed import PlacedMedia, Source
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.snapshot.container import (
     Buffer,
@@ -356,7 +357,9 @@ class Snapshots:
             "stops": None,
         }
         sections: dict[str, Buffer] = {"tokens": np.array(session.tokens, "<i4").tobytes()}
-        if session.media:
+        if session.target:
+            facts["source"] = session.target
+        elif session.media:
             facts["images"], sections["images"] = saved_media(session.media)
         if session.pending is not None:
             sections["pending"] = np.asarray(session.pending, "<f4").tobytes()
@@ -518,6 +521,7 @@ class Snapshots:
         if "images" in facts:
             held = saved.read("images", at_most=_MOST_MEDIA)
             session.media = restored_media(facts["images"], held, count, core.program.embed_columns)
+        session.media += _source(facts.get("source"), tokens, core.start_token, length)
         session.start, session.pending = whole(facts["start"], 0, "start", most=count), pending
         session.origin = object()  # invariant 6
         for name, exactly in kv:
@@ -668,6 +672,27 @@ def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise SnapshotIncompatible(f"at_start: found {value!r}, wanted true or false")
     return value
+
+
+def _source(
+    rows: Any, tokens: np.ndarray, start: int | None, evaluated: int
+) -> tuple[PlacedMedia, ...]:
+    """The source of a snapshot's session, `rows` of its tokens, None of a session without one.
+    start: the token that follows, None for an engine without an encoder before its decoder.
+    """
+    if (rows is None) != (start is None or not len(tokens)):
+        raise SnapshotIncompatible(
+            f"source: found {rows!r:.50}, wanted {'none' if start is None else 'one'}"
+        )
+    if rows is None:
+        return ()
+    end = whole(rows, 1, "source", most=len(tokens) - 1) + 1
+    if tokens[end - 1] != start or 0 < evaluated < end - 1:
+        raise SnapshotIncompatible(
+            f"source: found {rows} tokens before {tokens[end - 1]} and pages of {evaluated}, "
+            f"wanted {start} there, and pages of all of them or none"
+        )
+    return (PlacedMedia(0, Source(tuple(tokens[:end].tolist()))),)
 
 
 def _sampler_facts(sampler: Sampler) -> dict[str, Any]:

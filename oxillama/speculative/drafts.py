@@ -178,6 +178,8 @@ class DraftModels:
         vocabulary lacks.
         """
         model, given = self.model, config or EngineConfig()
+        if model.source is not None:
+            raise _encodes(model, "the model", asked)
         if self.key(asked) == "mtp":
             _refuse_sampler(own_sampler, "'mtp'")
             return self._over_target(MtpDrafter, predictor(model, **self._sizes(given)), given)
@@ -217,6 +219,8 @@ class DraftModels:
     def _over_model(self, loaded: OpenedModel, own_sampler: OwnSampler | None) -> ModelDrafter:
         """A drafter over another model."""
         model, draft = self.model, loaded.model
+        if draft.source is not None:
+            raise _encodes(draft, "a draft", draft.config.architecture)
         alignment = aligned(
             self.vocabulary, loaded.vocabulary, model.config.vocab_size, draft.config.vocab_size
         )
@@ -272,6 +276,13 @@ class DraftModels:
             "num_threads": config.num_threads or self.model.program.num_threads,
             "max_rows": config.scheduling().max_batch_tokens,
         }
+
+
+def _encodes(model: Model, what: str, asked: Any) -> ConfigError:
+    return ConfigError(
+        f"speculative: found {asked!r:.80} where {what} ({model.config.architecture}) reads its "
+        'prompt with an encoder, wanted "lookup" or another way without a draft model'
+    )
 
 
 def _refuse_sampler(own_sampler: OwnSampler | None, asked: str) -> None:

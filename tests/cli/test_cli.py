@@ -13,6 +13,7 @@ import pytest
 import oxillama
 from oxillama.cli import main, streams
 from tests.model import tiny
+from tests.model.worded import worded
 from tests.speculative.test_eagle import draft_of, target_of
 
 
@@ -183,6 +184,18 @@ def test_bench_prints_the_columns_it_promises(capsys):
         all(result[key] > 0 for key in ("pp_tps", "tg_tps", "load_s", "peak_rss_mb", "model_bytes"))
         and result["isa"]
     )
+
+
+def test_a_model_with_an_encoder_runs_and_agrees_with_its_meaning(capsys, tmp_path):
+    path, text = str(worded(tmp_path)), "a source of words"
+    with oxillama.load(path) as engine:
+        done = engine.generate(text, max_tokens=6, temperature=0)
+    code, out, _ = printed(capsys, "run", "-m", path, "-p", text, "-n", 6, "--temp", 0)
+    assert code == 0 and out == f"{done.text}\n"
+    code, out, _ = printed(capsys, "doctor", "-m", path, "-p", text)
+    assert code == 0 and "86 ops agree with the reference" in out
+    code, _, err = printed(capsys, "bench", "-m", path)
+    assert code == 1 and "raw_loop: found t5" in err
 
 
 def test_doctor_agrees_with_the_embedded_model(capsys):

@@ -28,6 +28,7 @@ from oxillama.compat.llama_cpp import (
 )
 from oxillama.errors import ConfigError, EngineError, TemplateError
 from tests.lora.made import random_pair, write_lora
+from tests.model.worded import worded
 from tests.tokenizer.test_bridge import spm
 from tests.vision.test_cases import VISION, png
 
@@ -948,3 +949,23 @@ def test_a_closed_model_says_so():
     made.close()
     with pytest.raises(EngineError, match="^Llama: is closed$"):
         made("Once")
+
+
+def test_a_model_with_an_encoder_answers_what_it_reads(tmp_path):
+    text, drawn = "a source of words", []
+    with Llama(model_path=str(worded(tmp_path)), n_threads=1) as llm:
+        made = llm(text, max_tokens=7, temperature=0.0, repeat_penalty=1.7, seed=1)
+        source = llm.tokenize(text.encode())
+        for token in llm.generate(source, temp=0.0, top_k=0, repeat_penalty=1.7):
+            drawn.append(token)
+            if len(drawn) == 7:
+                break
+        assert llm.detokenize(drawn).decode().strip() == made["choices"][0]["text"].strip()
+        assert llm.input_ids.tolist() == [*source, 0, *drawn[:-1]]
+        llm.reset()
+        llm.eval(source)
+        row = llm.scores[-1].copy()
+        state = llm.save_state()
+        llm.eval(drawn[:2])
+        llm.load_state(state)
+        assert llm.n_tokens == len(source) + 1 and np.array_equal(llm.scores[-1], row)

@@ -42,11 +42,21 @@ def engine(model):
         assert each.pool.pages_used == 0 and (each.states is None or each.states.used == 0)
 
 
+def begun(engine, prompt, session=None):
+    """A session with more tokens; the first 20 of one are what an encoder reads, if there is one
+    before the decoder.
+    """
+    session = engine.new_session() if session is None else session
+    if engine.start_token is not None and not len(session):
+        session.extend(prompt[:20])
+        prompt = prompt[20:]
+    session.extend(prompt)
+    return session
+
+
 def asked(engine, prompt, session=None):
     """A submitted greedy request of 8 tokens, going on with a session that is kept, or alone."""
-    session = engine.new_session() if session is None else session
-    session.tokens.extend(prompt)
-    session.start = len(session.tokens)
+    session = begun(engine, prompt, session)
     session.sampler = Sampler(SamplerConfig.greedy(), VOCAB)
     return engine.submit(request(engine, [], session=session))
 
@@ -60,7 +70,7 @@ def test_a_session_is_its_tokens(engine):
     session = shared.keep(shared.new_session())
     first = ids(shared, PROMPT, session)
     fork = session.fork()
-    fork.truncate(len(PROMPT) - 3)
+    fork.truncate(len(fork) - 8 - 3)
     assert first == ids(solo, PROMPT)
     assert ids(shared, PROMPT[:2], fork) == ids(solo, [*PROMPT[:-3], *PROMPT[:2]])
     assert ids(shared, PROMPT[:4], session) == ids(solo, [*PROMPT, *first, *PROMPT[:4]])
@@ -115,7 +125,7 @@ def test_candidates_change_neither_tokens_nor_logits(engine):
     def texts(core, drafter=None, *, rows=True):
         asks = []
         for prompt in prompts:
-            session, kept = core.new_session(prompt), []
+            session, kept = begun(core, prompt), []
             keep = partial(keep_row, kept)
             session.sampler = Sampler(config, VOCAB, processors=[keep] if rows else [])
             asks.append(request(core, [], session=session, max_tokens=20))
@@ -129,8 +139,9 @@ def test_candidates_change_neither_tokens_nor_logits(engine):
         assert drafter is None or sum(each.speculation.rejected for each in made) > 0
         return [list(each.tokens) for each in made], [drawn[each] for each in asks]
 
-    plain, expected = texts(engine(prefix_cache=False))
-    whole = [[*prompt, *text] for prompt, text in zip(prompts, plain)]
+    solo = engine(prefix_cache=False)
+    plain, expected = texts(solo)
+    whole = [[*begun(solo, prompt).tokens, *text] for prompt, text in zip(prompts, plain)]
     for more in (dict(), dict(max_pages=7, prefill_chunk_size=7)):
         core = engine(**more)
         core.speculator = Planner(core)

@@ -13,14 +13,23 @@ from oxillama.lora.stack import Adapters
 from oxillama.model import architectures, load_model
 from tests.lora.made import merged, random_pair, write_lora
 from tests.model.invented import VOCAB, invent
-from tests.model.stepping import batch_of, memory_of, step
+from tests.model.stepping import batch_of, memory_of, sourced_step, step
 
 IDS = (np.arange(23) * 37 % VOCAB).astype(np.int32)
 
 
 def rows_of(model, adapters=None, *, chunk=512):
-    """The program's rows for IDS: logits, or hidden rows where it has none."""
+    """The program's rows for IDS: logits, or hidden rows where it has none; where an encoder reads
+    the first ten, those behind them.
+    """
     memory, out = memory_of(model, 2, kv_type="f32"), []
+    if model.source is not None:
+        more = dict(adapters=None if adapters is None else [adapters.factors])
+        out.append(sourced_step(model, [(IDS[:11], 0, range(2), 10)], memory, **more))
+        for start in range(11, len(IDS), chunk):
+            part = (IDS[start : start + chunk], start, range(2), 10)
+            out.append(sourced_step(model, [part], memory, **more))
+        return np.concatenate(out)
     for start in range(0, len(IDS), chunk):
         batch = batch_of(
             [(IDS[start : start + chunk], start, range(2))],
@@ -37,7 +46,8 @@ def test_an_adapter_of_every_matrix_equals_the_changed_model(arch, tmp_path):
     rng = np.random.default_rng(3)
     matrices = {n: tuple(t.shape) for n, t in reader.tensors.items() if len(t.shape) > 1}
     model = load_model(reader, num_threads=2)
-    products = {t.name for op in model.tape.ops for t in op.params.get("weights", ())}
+    ops = [op for tape in (model.tape, model.tape.source) if tape is not None for op in tape.ops]
+    products = {t.name for op in ops for t in op.params.get("weights", ())}
     first, second = {}, {}
     for name, shape in matrices.items():
         pair = random_pair(name, shape, 3, rng)

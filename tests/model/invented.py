@@ -115,6 +115,7 @@ OWN: dict[str, dict] = {
         "embedding_length_per_layer_input": 16,
         "activation_sparsity_scale": [0.5, 1.5, float("-inf"), float("-inf")],
     },
+    "t5": {"decoder_block_count": 3, "decoder_start_token_id": 0},
     "minicpm3": {"attention.head_count_kv": 4, "attention.value_length": 16},
     "mistral3": {
         "rope.scaling.type": "yarn",
@@ -386,6 +387,10 @@ WANTED: dict[str, tuple[str, ...]] = {
         *("cls.weight", "cls.norm.weight", "cls.output.weight"),
     ),
     "gemma-embedding": ("dense_2.weight", "dense_3.weight"),
+    "t5": (
+        *("enc.blk.0.attn_rel_b.weight", "dec.blk.0.attn_rel_b.weight", "output.weight"),
+        *(f"{side}.blk.{i}.ffn_gate.weight" for side in ("enc", "dec") for i in range(3)),
+    ),
     "t5encoder": (
         "enc.blk.0.attn_rel_b.weight",
         *(f"enc.blk.{i}.ffn_gate.weight" for i in range(4)),

@@ -6,6 +6,7 @@ import numpy as np
 
 from oxillama._core.tape import Batch
 from oxillama.model.reference import compare
+from oxillama.model.sourced import SourcedProgram, sourced_batch
 from tests.model.invented import VOCAB
 
 IDS = (np.arange(70) * 37 % VOCAB).astype(np.int32)
@@ -64,6 +65,25 @@ def logits(model, ids, *, chunk=512, kv_type="f16", pages=None, wanted=None):
         rows = None if wanted is None else [r - start for r in wanted if 0 <= r - start < len(part)]
         out.append(step(model, batch_of([(part, start, table)], memory, wanted=rows), memory))
     return np.concatenate(out)
+
+
+def sourced_step(model, parts, memory, *, adapters=None):
+    """Logits behind every source of the parts, (tokens, first position, page table, the source's
+    end) each, in one step; adapters: those of each part.
+    """
+    rows = [len(tokens) for tokens, *_ in parts]
+    positions = np.concatenate([np.arange(at, at + n) for n, (_, at, *_) in zip(rows, parts)])
+    ends = np.repeat([end for *_, end in parts], rows)
+    batch = sourced_batch(
+        np.concatenate([tokens for tokens, *_ in parts]).astype(np.int32),
+        positions.astype(np.int32),
+        [np.array(table, np.int32) for _, _, table, _ in parts],
+        np.repeat(np.arange(len(parts)), rows).astype(np.int32),
+        np.flatnonzero(positions >= ends).astype(np.int32),
+        spans=np.stack([0 * ends, ends]).astype(np.int32),
+        adapters=adapters,
+    )
+    return np.array(SourcedProgram(model.source, model.program).step(batch, memory))
 
 
 def check_meanings(reference, model, batch, memory, ids, *, tolerance=2e-5, frame=None):

@@ -46,8 +46,8 @@ class RopeStore(Op, name="rope_store"):
     and v; if values are a view of the keys there is no v.
 
     norm_last: the norm comes after the rotation. keep: False if the layer attends to keys that
-    another layer stored, and there is only q. temper: (rate, span, offset); q is multiplied by 1 +
-    rate log(1 + floor((position + offset) / span)).
+    another layer stored, and there is only q; without query heads there are only k and v. temper:
+    (rate, span, offset); q is multiplied by 1 + rate log(1 + floor((position + offset) / span)).
     """
 
     reads = ("x", "rope")
@@ -118,7 +118,15 @@ class RopeStore(Op, name="rope_store"):
 
 
 def _unseen(
-    f: Frame, distance: np.ndarray, *, window=0, causal=True, chunk=0, spans=False, strict=False
+    f: Frame,
+    distance: np.ndarray,
+    *,
+    window=0,
+    causal=True,
+    chunk=0,
+    spans=False,
+    behind=False,
+    strict=False,
 ) -> np.ndarray:
     """The keys that rows do not see (rows, keys), by the distance row - key; the parameters are
     those of `Attend`.
@@ -133,6 +141,8 @@ def _unseen(
     unseen = (keys_at >= limit[:, None]) | ((far >= window) if window else False)
     if spans and f.spans is not None:
         unseen |= (keys_at < f.spans[0][:, None]) | (keys_at >= f.spans[1][:, None])
+    if behind and f.spans is not None:
+        unseen |= keys_at < f.spans[1][:, None]
     if chunk:
         unseen |= distance > (f.positions % chunk)[:, None]
     return unseen
@@ -146,11 +156,11 @@ class Attend(Op, name="attend"):
     causal False: a row sees all keys of its sequence, and a window extends as far ahead as back.
     relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and for larger
     distances the bias of the last one (Raffel et al. 2020, section 2.1). spans: a row sees only the
-    keys that the batch assigns to the same span. strict: a row sees no key after its own, even if
-    the batch says that it does. most: the positions a batch may have, if the model attends
-    differently beyond; 0 for any. blocks: the layer with the keys of blocks of `ratio` tokens; a
-    row also sees those of whole blocks up to its position, or of them those that its row of
-    `chosen` numbers (-1: none).
+    keys that the batch assigns to the same span; behind: only those behind it. strict: a row sees
+    no key after its own, even if the batch says that it does. most: the positions a batch may have,
+    if the model attends differently beyond; 0 for any. blocks: the layer with the keys of blocks of
+    `ratio` tokens; a row also sees those of whole blocks up to its position, or of them those that
+    its row of `chosen` numbers (-1: none).
 
     chosen without blocks: of its own keys a row sees those of the blocks of `ratio` tokens that its
     row of `chosen` numbers, and those behind the last whole block. each: there are such numbers for
