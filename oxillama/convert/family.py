@@ -157,11 +157,12 @@ class Hyper:
 
     @property
     def layers(self) -> int:
+        """The layers of the model; of a decoder behind an encoder those of the deeper one."""
         kinds = self.config.get("layers_block_type")
         if self.config.get("num_hidden_layers") is None and isinstance(kinds, list):
             return len(kinds)
         names = ("n_layers", "num_hidden_layers", "n_layer", "num_layers", "num_transformer_layers")
-        count = self.integer(*names)
+        count = max(self.integer(*names), self.integer("num_decoder_layers", default=0))
         if count > _MOST_LAYERS:
             raise ConvertError(f"{self.label}: {count} layers, wanted at most {_MOST_LAYERS}")
         return count

@@ -329,6 +329,56 @@ def test_biases_by_distance_of_umt5_are_each_layers_own(tmp_path):
         assert np.array_equal(found[layer][:, [128, 127, 129]], held[[0, 1, 17]].T)
 
 
+@pytest.mark.parametrize(
+    ("kind", "config", "head", "output"),
+    [
+        ("T5", {"scale_decoder_outputs": None}, None, None),  # the table, scaled
+        ("T5", {"scale_decoder_outputs": True}, "table", None),
+        ("T5", {"scale_decoder_outputs": True}, "own", "lm_head.weight: found one beside the"),
+        ("T5", {}, "own", "head"),
+        ("T5", {"scale_decoder_outputs": None, "tie_word_embeddings": False}, "own", "head"),
+        ("T5", {}, None, "table"),
+        ("MT5", {}, None, "table"),
+        ("MT5", {"tie_word_embeddings": False}, "own", "head"),
+        ("UMT5", {}, None, None),
+        ("UMT5", {"tie_word_embeddings": False}, "own", "head"),
+    ],
+)
+def test_the_output_of_t5_says_whether_logits_are_scaled(kind, config, head, output, tmp_path):
+    golden = golden_of("t5")
+    golden["config"] |= {"architectures": [f"{kind}ForConditionalGeneration"]} | config
+    tensors = folder_of(golden, tmp_path / "model")
+    table, own = tensors["shared.weight"], tensors.pop("lm_head.weight")
+    if head is not None:
+        tensors["lm_head.weight"] = table if head == "table" else own
+    bias = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    tensors |= {"decoder.embed_tokens.weight": table, bias: np.zeros((32, 5), np.float32)}
+    save(tmp_path / "model" / "model.safetensors", tensors)
+    if output is not None and "found" in output:
+        with pytest.raises(ConvertError, match=output):
+            convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+        return
+    reader = GgufReader(convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32").path)
+    assert ("output.weight" in reader.tensors) == (output is not None)
+    if output is not None:
+        wanted = table if output == "table" else own
+        assert bytes(reader.data("output.weight")) == wanted.tobytes()
+    scaled = any(op.name == "scale" for op in record(reader)[1].ops)
+    assert scaled == (output is None)
+
+
+def test_the_table_of_t5_may_be_under_the_name_of_a_side(tmp_path):
+    tensors = folder_of(golden_of("t5"), tmp_path / "model")
+    table = tensors["decoder.embed_tokens.weight"] = tensors.pop("shared.weight")
+    save(tmp_path / "model" / "model.safetensors", tensors)
+    reader = GgufReader(convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32").path)
+    assert bytes(reader.data("token_embd.weight")) == table.tobytes()
+    tensors["encoder.embed_tokens.weight"] = table + 1
+    save(tmp_path / "model" / "model.safetensors", tensors)
+    with pytest.raises(ConvertError, match="decoder.embed_tokens.weight: found other numbers"):
+        convert_folder(tmp_path / "model", tmp_path / "other.gguf", "F32")
+
+
 def attends(reader):
     return [op for op in record(reader)[1].ops if op.name == "attend"]
 
@@ -625,6 +675,8 @@ def test_folders_of_deepseek_v4_are_those_of_transformers_too(tmp_path):
         ("step35", {"partial_rotary_factors": [1.0, 1.0]}, "partial_rotary_factors"),
         ("phimoe", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "factor"),
         ("phimoe", {"rope_parameters": {"short_mscale": 1.1, "long_mscale": 1.2}}, "short_mscale"),
+        ("t5", {"feed_forward_proj": "gated-silu"}, "feed_forward_proj"),
+        ("t5", {"decoder_start_token_id": None}, "decoder_start_token_id"),
         ("t5_encoder", {"relative_attention_max_distance": 64}, "relative_attention_max_distance"),
         ("xlm_rerank", {"id2label": {"0": 1}}, "id2label"),
     ],

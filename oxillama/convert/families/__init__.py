@@ -2,8 +2,8 @@
 
 `dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and `hybrid`
 models, `qwen4`, `rwkv`, `older` decoders with fused projections, `encoders`, text parts of models
-that see `images`; `single`, `routed` and `latent`: decoders and mixtures whose names or layers are
-their own.
+that see `images`, `t5`; `single`, `routed` and `latent`: decoders and mixtures whose names or
+layers are their own.
 """
 
 from oxillama.convert.families import (
@@ -20,6 +20,7 @@ from oxillama.convert.families import (
     routed,
     rwkv,
     single,
+    t5,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "routed",
     "rwkv",
     "single",
+    "t5",
 ]

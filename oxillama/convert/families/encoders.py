@@ -1,4 +1,4 @@
-"""Encoders: BERT and what is named alike, ModernBERT, EuroBERT, T5's encoder, Qwen 3 as a reranker.
+"""Encoders: BERT and what is named alike, ModernBERT, EuroBERT, Qwen 3 as a reranker.
 
 How vectors are pooled is read from the folders of sentence-transformers (modules.json).
 """
@@ -380,37 +380,3 @@ def eurobert(h: Hyper, k: Keys) -> None:
     k.flag("attention.causal", False)
     k.text("rope.scaling.type", "none")
     pooling(h, k)
-
-
-_T5 = "encoder.block.{b}.layer."
-
-
-@family("T5EncoderModel", "UMT5EncoderModel", arch="t5encoder", vocabulary="unigram", rules={
-    "shared.weight": "token_embd.weight",
-    "encoder.final_layer_norm.weight": "enc.output_norm.weight",
-    **{_T5 + f"0.SelfAttention.{part}.weight": f"enc.blk.{{b}}.attn_{part}.weight"
-       for part in ("q", "k", "v", "o")},
-    _T5 + "0.SelfAttention.relative_attention_bias.weight": "enc.blk.{b}.attn_rel_b.weight",
-    _T5 + "0.layer_norm.weight": "enc.blk.{b}.attn_norm.weight",
-    _T5 + "1.DenseReluDense.wi.weight": "enc.blk.{b}.ffn_up.weight",
-    _T5 + "1.DenseReluDense.wi_0.weight": "enc.blk.{b}.ffn_gate.weight",
-    _T5 + "1.DenseReluDense.wi_1.weight": "enc.blk.{b}.ffn_up.weight",
-    _T5 + "1.DenseReluDense.wo.weight": "enc.blk.{b}.ffn_down.weight",
-    _T5 + "1.layer_norm.weight": "enc.blk.{b}.ffn_norm.weight",
-}, dropped=("encoder.embed_tokens.weight",))  # fmt: skip
-def t5_encoder(h: Hyper, k: Keys) -> None:
-    """The encoder of T5 (Raffel et al. 2019), and of umT5 (Chung et al. 2023), each of whose layers
-    has a bias by distance of its own; distances are binned up to 128.
-    """
-    h.must_be("relative_attention_max_distance", 128)
-    h.must_be("feed_forward_proj", "relu", "gated-gelu")
-    k.u32("context_length", h.integer("n_positions", default=512))
-    k.u32("embedding_length", h.hidden)
-    k.u32("feed_forward_length", h.integer("d_ff"))
-    k.u32("block_count", h.layers)
-    k.u32("attention.head_count", h.integer("num_heads"))
-    k.u32("attention.key_length", h.integer("d_kv"))
-    k.u32("attention.value_length", h.integer("d_kv"))
-    k.f32("attention.layer_norm_epsilon", h.number("layer_norm_epsilon"))
-    k.u32("attention.relative_buckets_count", h.integer("relative_attention_num_buckets"))
-    k.f32("attention.layer_norm_rms_epsilon", h.number("layer_norm_epsilon"))
