@@ -112,6 +112,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "allow_abbrev": False})
+        self.suggest_on_error = False  # Python 3.15's own way of it, in words of its own
         self.register("action", None, _Once)
         self.register("action", "store", _Once)
         self.register("action", "parsers", _Commands)
