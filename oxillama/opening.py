@@ -328,6 +328,7 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
         encoder=None if known.causal else known.architecture,
         start_token=known.start_token,
     )
+    core.reads = tuple(each.path for each in model.reader.shards if each.path is not None)
     if model.pager is not None:
         core.paging = model.pager.stats
     return core

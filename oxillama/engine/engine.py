@@ -103,6 +103,7 @@ class EngineCore:
         self.adapters: Callable[[], Any] = tuple
         # what was read of weights that are paged: a function that tells, None where none are
         self.paging: Callable[[], PagingStats] | None = None
+        self.reads: tuple[Path, ...] = ()  # the files that its model came from
         self.snapshots: Any = None  # set by the code that knows the model's file
         self.make_batch = batch
         self._scheduler = allocator.scheduler = Scheduler(
@@ -365,8 +366,7 @@ class EngineCore:
         named; empty for a model without files.
         """
         cores = (self, *(self.speculator.cores() if self.speculator is not None else ()))
-        known = (core.snapshots for core in cores)  # none of one that is closed meanwhile
-        return tuple(path for each in known if each is not None for path in each.reader.paths)
+        return tuple(path for core in cores for path in core.reads)
 
     def wait_for_cancelled(self, session: Session) -> None:
         """Wait for a cancelled request that still runs on the session; it ends within

@@ -131,6 +131,13 @@ def plain(files):
         yield engine
 
 
+def test_no_snapshot_is_written_over_a_draft(half, files):
+    half.generate([5, 6], max_tokens=2, speculative=files[1])
+    for path in files:
+        with pytest.raises(oxillama.ConfigError, match="is the model itself"):
+            half.snapshot_to_file(path)
+
+
 def ways(engine, draft):
     return (forced(engine, draft), forced(engine, draft, 2), draft, "auto", None)
 

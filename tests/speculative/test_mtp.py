@@ -273,6 +273,9 @@ def test_the_layers_may_come_in_a_file_of_their_own(counted, sidecar, tmp_path):
         assert named.tokens == plain.tokens and named.speculation is not None
         assert engine.generate([5, 6, 7], **options).tokens == plain.tokens
         saved = engine.snapshot()
+        for path in (trunk, further):
+            with pytest.raises(oxillama.ConfigError, match="is the model itself"):
+                engine.snapshot_to_file(path)
     with oxillama.load(trunk, num_threads=1) as engine:
         engine.restore(saved)
         with pytest.raises(oxillama.ConfigError, match="loaded without it, wanted it where .*ve$"):
