@@ -285,7 +285,7 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
 
     The keys and values of an encoder live for one step: they are f32 unless the config names a
     `kv_type`, and no prefix is stored. A step is as long as the longest text; if a decoder follows,
-    what others decode has room beside it.
+    it also has room for the rows of other requests.
     """
     known, rows = model.config, model.program.positions
     if config.context_size is not None and config.context_size > rows:

@@ -20,7 +20,7 @@ from tests.model import assistant
 from tests.model.invented import HIDDEN, VOCAB
 from tests.speculative import law
 from tests.speculative.law import GREEDY, NEXT, PIECES, SEEDED, WORDS, prompt_of, written
-from tests.speculative.test_eagle import AXES, STEP, forced
+from tests.speculative.test_eagle import AXES, STEP, forced, ways
 
 ADDS = ("post_attention_norm", "post_ffw_norm.", "post_norm")
 ARCH = "gemma4-assistant"
@@ -75,23 +75,6 @@ def files(tmp_path_factory):
     """(a target, a draft that is right now and then)."""
     folder = tmp_path_factory.mktemp("assistant")
     return target_of(folder / "m.gguf", share=0.15), draft_of(folder / "d.gguf", "row")
-
-
-@pytest.fixture(scope="module")
-def half(files):
-    target, draft = files
-    with oxillama.load(target, num_threads=1, speculative=draft) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def plain(files):
-    with oxillama.load(files[0], num_threads=1, speculative=False) as engine:
-        yield engine
-
-
-def ways(engine, draft):
-    return (forced(engine, draft), forced(engine, draft, 2), draft, "auto", None)
 
 
 def test_the_text_is_that_of_a_target_without_it(half, plain, files):

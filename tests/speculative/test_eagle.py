@@ -118,19 +118,6 @@ def files(tmp_path_factory):
     return target_of(folder / "m.gguf", share=0.05), draft_of(folder / "d.gguf", "row")
 
 
-@pytest.fixture(scope="module")
-def half(files):
-    target, draft = files
-    with oxillama.load(target, num_threads=1, speculative=draft) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def plain(files):
-    with oxillama.load(files[0], num_threads=1, speculative=False) as engine:
-        yield engine
-
-
 def test_no_snapshot_is_written_over_a_draft(half, files):
     half.generate([5, 6], max_tokens=2, speculative=files[1])
     for path in files:
