@@ -6,6 +6,7 @@ what its layers keep, by the tape of a tiny model of it that the tests hold.
 
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 from oxillama.convert import convertible
@@ -25,7 +26,8 @@ attention keeps one row per token for all heads; *blocks* of tokens become one k
 layers; rows see *chosen keys* alone in long texts; *windows* limit how far back some layers see;
 some layers keep a *state* of fixed size in place of past tokens; a *source* is read by an encoder
 before the decoder writes; an *encoder* alone gives embeddings and no next token. An architecture
-with none of these is a dense decoder.
+with none of these is a dense decoder. *Wrappers* are classes that hold a language model of one of
+several architectures beside an encoder of images or audio; the table is followed by their names.
 
 | architecture | models | what it has | converted from |
 | --- | --- | --- | --- |
@@ -338,6 +340,9 @@ FEATURES = {
     "state": r"^(?:conv|scan|delta|wkv|ngram_embed) ",
 }
 
+# A class that becomes as many architectures is a wrapper of any of them.
+WRAPPED = 4
+
 
 def features(arch: str) -> str:
     """What the tape of a tiny model of `arch` shows."""
@@ -352,12 +357,15 @@ def features(arch: str) -> str:
 def table() -> str:
     """The whole page."""
     classes: dict[str, list[str]] = {}
+    wrappers = [name for name, archs in convertible().items() if len(archs) >= WRAPPED]
     for name, archs in convertible().items():
         for arch in archs:
-            classes.setdefault(arch, []).append(name)
+            one = "wrappers" if name in wrappers else f"`{name}`"
+            if one not in classes.setdefault(arch, []):
+                classes[arch].append(one)
     rows, sources = [], {}
     for name, record in sorted(recorders().items()):
-        made = ", ".join(f"`{one}`" for one in classes.get(name, []))
+        made = ", ".join(sorted(classes.get(name, []), key=lambda one: one == "wrappers"))
         rows.append(f"| `{name}` | {NAMES[name]} | {features(name)} | {made} |")
         module = inspect.getmodule(record)
         sources.setdefault(module.__name__.rpartition(".")[2], (module, []))[1].append(name)
@@ -365,7 +373,9 @@ def table() -> str:
     for module, names in (sources[key] for key in sorted(sources)):
         about = " ".join((module.__doc__ or "").strip().split("\n\n")[0].split())
         listed.append(f"- {', '.join(f'`{name}`' for name in names)}: {about}")
-    return HEAD + "\n".join(rows) + "\n" + TAIL + "\n" + "\n".join(listed) + "\n"
+    names = ", ".join(f"`{name}`" for name in wrappers)
+    beside = "\n".join(textwrap.wrap(f"Wrappers: {names}.", 99, break_on_hyphens=False))
+    return HEAD + "\n".join(rows) + f"\n\n{beside}\n" + TAIL + "\n" + "\n".join(listed) + "\n"
 
 
 if __name__ == "__main__":
