@@ -180,8 +180,15 @@ class EngineConfig:
             ("max_audio_seconds", 1),
         ):
             object.__setattr__(self, name, whole(name, getattr(self, name), least))
-        if not isinstance(self.prefix_cache, bool):
-            raise ConfigError(f"prefix_cache: found {self.prefix_cache!r}, wanted True or False")
+        self._check_names()
+        self._check_objects()
+        self.scheduling()
+        for name, value in self.rope().given().items():
+            # 10000 is 10000.0: equal configs are saved as equal bytes
+            object.__setattr__(self, name, value)
+
+    def _check_names(self) -> None:
+        """ConfigError for a file, a folder or a word that cannot be meant."""
         drafts = self.speculative
         named = isinstance(drafts, (str, Path)) and str(drafts) != ""
         if not (named or drafts is None or isinstance(drafts, bool)):
@@ -221,6 +228,11 @@ class EngineConfig:
             raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted 'auto', a folder or False")
         if self.chat_template is not None:
             ChatTemplate(template_source(self.chat_template)).compiled()  # or what is wrong with it
+
+    def _check_objects(self) -> None:
+        """ConfigError for a value that is no object of its kind."""
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigError(f"prefix_cache: found {self.prefix_cache!r}, wanted True or False")
         if self.offload is not None and not isinstance(self.offload, (Budget, PinnedHotSet)):
             raise ConfigError(
                 f"offload: found {self.offload!r}, wanted a Budget, a PinnedHotSet or None"
@@ -233,10 +245,6 @@ class EngineConfig:
             raise ConfigError(
                 f"scheduler: found {type(self.scheduler).__name__}, wanted a SchedulerConfig"
             )
-        self.scheduling()
-        for name, value in self.rope().given().items():
-            # 10000 is 10000.0: equal configs are saved as equal bytes
-            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         """The fields that are not at their defaults."""

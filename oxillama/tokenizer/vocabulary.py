@@ -208,15 +208,10 @@ class Vocabulary:
         )
 
 
-def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = warn) -> Vocabulary:
-    """The vocabulary of `tokenizer.ggml.*`; TokenizerError with the key, the value found and the
-    value wanted. note: called with what is wrong but no error.
-    """
-    model = _value(metadata, "model", str)
-    tokens = _strings(metadata, "tokens")
-    n = len(tokens)
-    kinds = _array(metadata, "token_type", n, np.int32)
-    kinds = np.full(n, NORMAL, np.int32) if kinds is None else kinds.astype(np.int32)
+def _kinds(metadata: Mapping[str, Any], tokens: Strings) -> np.ndarray:
+    """Of each token, int32: the file's, but tokens that are control tokens by their names."""
+    found = _array(metadata, "token_type", len(tokens), np.int32)
+    kinds = np.full(len(tokens), NORMAL, np.int32) if found is None else found.astype(np.int32)
     for token in tokens.where(END_NAMES | FILL_NAMES):
         if kinds[token] in (NORMAL, USER_DEFINED):
             kinds[token] = CONTROL
@@ -225,20 +220,18 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
         raise TokenizerError(
             f"tokenizer.ggml.token_type: token {wrong[0]} has kind {kinds[wrong[0]]}, wanted 1 to 6"
         )
-    pre = _value(metadata, "pre", str, "default")
-    if model == "gpt2" and pre in _PIECES:
-        model = "gemma4"
-        named = np.array(tokens.where(_BYTE_NAMES), np.int64)
-        kinds[named[kinds[named] == NORMAL]] = BYTE
-    scores = _array(metadata, "scores", n, np.float32)
-    if scores is not None and not np.isfinite(scores).all():
-        raise TokenizerError(
-            f"tokenizer.ggml.scores: token {np.flatnonzero(~np.isfinite(scores))[0]} has no finite "
-            "score"
-        )
-    merges = _strings(metadata, "merges") if "tokenizer.ggml.merges" in metadata else ()
-    if model in _MERGED and not len(merges):
-        raise TokenizerError(f"tokenizer.ggml.merges: missing, a {model!r} vocabulary needs them")
+    return kinds
+
+
+def _special(
+    metadata: Mapping[str, Any],
+    model: str,
+    pre: str,
+    kinds: np.ndarray,
+    note: Callable[[str], None],
+) -> tuple[dict[str, int], dict[str, bool]]:
+    """The special tokens by their names, and which of bos, eos and sep texts get."""
+    n = len(kinds)
     special = {}
     for name, key in SPECIAL_KEYS.items():
         found = _value(metadata, key, int, None)
@@ -270,6 +263,31 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
                 f"tokenizer.ggml.add_{name}_token: true, but the file names no {name} token"
             )
         add[name] = wanted and name in special
+    return special, add
+
+
+def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = warn) -> Vocabulary:
+    """The vocabulary of `tokenizer.ggml.*`; TokenizerError with the key, the value found and the
+    value wanted. note: called with what is wrong but no error.
+    """
+    model = _value(metadata, "model", str)
+    tokens = _strings(metadata, "tokens")
+    n, kinds = len(tokens), _kinds(metadata, tokens)
+    pre = _value(metadata, "pre", str, "default")
+    if model == "gpt2" and pre in _PIECES:
+        model = "gemma4"
+        named = np.array(tokens.where(_BYTE_NAMES), np.int64)
+        kinds[named[kinds[named] == NORMAL]] = BYTE
+    scores = _array(metadata, "scores", n, np.float32)
+    if scores is not None and not np.isfinite(scores).all():
+        raise TokenizerError(
+            f"tokenizer.ggml.scores: token {np.flatnonzero(~np.isfinite(scores))[0]} has no finite "
+            "score"
+        )
+    merges = _strings(metadata, "merges") if "tokenizer.ggml.merges" in metadata else ()
+    if model in _MERGED and not len(merges):
+        raise TokenizerError(f"tokenizer.ggml.merges: missing, a {model!r} vocabulary needs them")
+    special, add = _special(metadata, model, pre, kinds, note)
     charsmap = _array(metadata, "precompiled_charsmap", None, None)
     lowercase = _value(metadata, "normalizer.lowercase", bool, True)
     suppressed = _array(metadata, "suppress_tokens", None, np.int32)
