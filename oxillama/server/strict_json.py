@@ -96,9 +96,11 @@ def _float(text: str) -> float:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"found the name {twice[:50]!r} twice in one object")
+        seen: set[str] = set()  # a count of each name would take hours for a large object
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"found the name {name[:50]!r} twice in one object")
+            seen.add(name)
     return made
 
 

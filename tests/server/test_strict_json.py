@@ -3,7 +3,7 @@
 import pytest
 
 from oxillama.server.errors import ApiError
-from oxillama.server.strict_json import loads
+from oxillama.server.strict_json import _object, loads
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,21 @@ def test_an_array_is_read_where_one_is_wanted():
     assert loads(b"[1]", depth=4, kind=list) == [1]
     with pytest.raises(ApiError, match="wanted a JSON array"):
         loads(b"{}", depth=4, kind=list)
+
+
+def test_a_repeated_name_is_found_by_looking_at_each_name_once():
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    names = [f"name{at}" for at in range(300)]
+    with pytest.raises(ValueError, match="'name299' twice"):
+        _object([(Name(name), 0) for name in [*names, names[-1]]])
+    assert compared <= 300
