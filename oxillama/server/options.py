@@ -98,6 +98,11 @@ def _bias(value: Any) -> dict[int, float]:
     return made
 
 
+def _ids(value: list[Any]) -> tuple[int, ...]:
+    """Token ids; JSON knows no difference between 5 and 5.0."""
+    return tuple(map(int, value))
+
+
 def _breakers(value: list[str]) -> tuple[str, ...]:
     return tuple(value)
 
@@ -158,8 +163,8 @@ SAMPLER: tuple[Option, ...] = (
     Option(("dynatemp_range",), number(0, 1e6), "dynatemp_range", _float),
     Option(("dynatemp_exponent",), number(0, 1e6), "dynatemp_exponent", _float),
     Option(("logit_bias",), _BIAS, "logit_bias", _bias),
-    Option(("banned_tokens",), array(_TOKEN), "banned_tokens", tuple),
-    Option(("allowed_tokens", "allowed_token_ids"), array(_TOKEN, 1), "allowed_tokens", tuple),
+    Option(("banned_tokens",), array(_TOKEN), "banned_tokens", _ids),
+    Option(("allowed_tokens", "allowed_token_ids"), array(_TOKEN, 1), "allowed_tokens", _ids),
     Option(("ignore_eos",), BOOLEAN, "ignore_eos"),
     Option(("min_tokens",), integer(0), "min_tokens", int),
     Option(
@@ -172,7 +177,7 @@ SAMPLER: tuple[Option, ...] = (
 
 REQUEST: tuple[Option, ...] = (
     Option(("stop", "stop_sequences"), _STOPS, "stop"),
-    Option(("stop_token_ids",), array(_TOKEN, 0, 1024), "stop_token_ids", tuple),
+    Option(("stop_token_ids",), array(_TOKEN, 0, 1024), "stop_token_ids", _ids),
     Option(("seed",), integer(-(2**63), 2**64 - 1), "seed", _seed),
     Option(("cache_prompt",), BOOLEAN, "cache_prompt"),
     Option(("truncate_prompt",), BOOLEAN, "truncate_prompt"),

@@ -74,6 +74,7 @@ def test_every_field_of_the_sampler_has_a_name():
         ("stop", "x", "stop", ("x",)),
         ("stop_sequences", ["x", "y"], "stop", ("x", "y")),
         ("stop_token_ids", [1], "stop_token_ids", (1,)),
+        ("stop_token_ids", [1.0], "stop_token_ids", (1,)),
         ("regex", "a+", "regex", "a+"),
         ("guided_regex", "a+", "regex", "a+"),
         ("guided_choice", ["a"], "choices", ("a",)),
