@@ -313,6 +313,7 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
     messages of other APIs, `at` names the original field, and `id_at` that of a result's call.
     """
     ids: dict[str, str] = {}
+    calls = 0  # an id may come again: some clients number the calls of each message
     out = []
     for at, message in enumerate(given):
         where = message.get("at") or f"messages[{at}]"
@@ -339,7 +340,8 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
         if message.get("tool_calls"):
             made["tool_calls"] = []
             for each in message["tool_calls"]:
-                ids[each["id"]] = call_id(len(ids))
+                ids[each["id"]] = call_id(calls)
+                calls += 1
                 made["tool_calls"].append(
                     {
                         "id": ids[each["id"]],

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from oxillama.sampling import SamplerConfig
+from oxillama.server.chat import messages_of
 from oxillama.server.replies import Reply
 from oxillama.toolcalls import ChatEvent, ToolCall
 
@@ -190,6 +191,18 @@ def test_a_call_and_its_result_go_back(server):
     prompt = server.ok("/apply-template", {"messages": messages, "tools": [TOOL]})["prompt"]
     assert "<tool_response>\nsunny\n</tool_response>" in prompt
     assert server.ok(PATH, {**ASK, "messages": messages, "tools": [TOOL]})["choices"]
+
+
+def test_calls_whose_ids_come_again_stay_apart():
+    call = {"id": "call_0", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    turn = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0", "content": "noon"},
+    ]
+    made = messages_of([*HI, *turn, *turn, *turn])
+    calls = [each["tool_calls"][0]["id"] for each in made if "tool_calls" in each]
+    results = [each["tool_call_id"] for each in made if each["role"] == "tool"]
+    assert calls == results == ["call00000", "call00001", "call00002"]
 
 
 @pytest.mark.parametrize(
