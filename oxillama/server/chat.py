@@ -259,6 +259,8 @@ def _of_message(error: ConfigError | TemplateError, asked: ChatRequest, help: st
     may be done.
     """
     found, said = _MESSAGE.match(str(error)), f"{error}{help}"
+    if asked.tools and said.startswith("tool "):
+        return ApiError(400, said, param="tools", code="invalid_schema")
     if found is None or not asked.places:
         return type(error)(said)
     place = asked.places[int(found[1])]

@@ -341,6 +341,14 @@ REFUSED = [
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    (
+        {
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+            ]
+        },
+        "tools",
+    ),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 1}, "top_logprobs"),
     ({"logprobs": 1}, "logprobs"),
