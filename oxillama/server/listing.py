@@ -61,6 +61,7 @@ def _as_anthropic(entry: Mapping[str, Any]) -> dict[str, Any]:
         "id": entry["id"],
         "display_name": entry["id"],
         "created_at": created,
+        "lifecycle": "active",
         "max_input_tokens": entry.get("max_model_len"),
     }
 

@@ -445,6 +445,7 @@ def test_models_are_anthropics_for_its_clients(server):
     found = server.get("/v1/models", headers=headers).json()
     assert (found["has_more"], found["first_id"], found["last_id"]) == (False, MODEL, MODEL)
     assert found["data"][0]["type"] == "model" and found["data"][0]["created_at"].endswith("Z")
+    assert found["data"][0]["lifecycle"] == "active"
     assert server.get(f"/v1/models/{MODEL}", headers=headers).json() == found["data"][0]
     error = server.get("/v1/models/other", headers=headers)
     assert (error.status_code, error.json()["error"]["type"]) == (404, "not_found_error")
