@@ -36,6 +36,7 @@ _POSITIVE = {
 }
 _LATE_INSTRUCTIONS = ("refuse", "user")
 _LONGEST_NAME = 256  # characters of a model's name in a request
+_HOST = re.compile(r"[^\s/:@\[\]]+|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 _NOT_NEGATIVE = {"port": int, "grace": float, "per_key": int, "sse_ping_interval": float}
 
@@ -201,6 +202,12 @@ class ServerConfig:
                     f"cors_origins: found {origin!r}, wanted '*' or origins as browsers send them: "
                     "http://localhost:3000, in small letters and without a path"
                 )
+        for name in self.allowed_hosts:
+            if not _HOST.fullmatch(name):
+                raise ConfigError(
+                    f"allowed_hosts: found {name!r}, wanted a name or an address without a port: "
+                    "llm.example, or [::1]"
+                )
         if "*" in self.cors_origins and self.api_keys:
             raise ConfigError("cors_origins: found '*' and an API key, wanted the origins by name")
         if self.alias is not None and not 1 <= len(self.alias) <= _LONGEST_NAME:
@@ -235,7 +242,7 @@ class ServerConfig:
         a page of another site must not reach the server through a name of its own (DNS rebinding).
         """
         if self.api_keys or not self.loopback:
-            return frozenset(self.allowed_hosts) if self.allowed_hosts else None
+            return frozenset(map(str.lower, self.allowed_hosts)) or None
         return frozenset(
             {
                 "localhost",

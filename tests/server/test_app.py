@@ -344,6 +344,8 @@ def test_health_tells_of_a_model_that_cannot_be_read(tmp_path):
         {"max_queue": 1.5},
         {"api_keys": ("",)},
         {"api_keys": ("a",), "cors_origins": ("*",)},
+        {"allowed_hosts": ("llm.example:8080",)},
+        {"allowed_hosts": ("http://llm.example",)},
         {"models_dir": "/nowhere"},
         {"alias": ""},
         {"alias": "a" * 257},
@@ -364,6 +366,8 @@ def test_a_config_names_the_option_that_was_meant():
 def test_other_addresses_need_a_key_or_force():
     assert ServerConfig(host="0.0.0.0", api_keys=("k",)).loopback is False
     assert ServerConfig(host="0.0.0.0", force=True).hosts is None
+    named = ServerConfig(host="0.0.0.0", api_keys=("k",), allowed_hosts=("LLM.example", "[::1]"))
+    assert named.hosts == {"llm.example", "[::1]"}  # as a request's name is compared
     assert ServerConfig(host="::1").loopback and ServerConfig(host="localhost").loopback
 
 
