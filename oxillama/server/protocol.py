@@ -161,6 +161,11 @@ class _LimitedProtocol(H11Protocol):
                 self._arm_head(self.limits.header_timeout)
         super().data_received(data)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: a client that offers another protocol is served in this one. Java's offers
+        HTTP/2 with every request, and uvicorn's advice is to install a library of websockets.
+        """
+
     def handle_events(self) -> None:
         before = self.cycle
         super().handle_events()

@@ -96,6 +96,13 @@ def test_what_is_no_request_is_answered_and_closed(listening, data, wanted):
     assert set(error_of(found)) >= {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize("offered", ["h2c", "websocket"])
+def test_a_protocol_that_is_offered_changes_nothing(listening, offered, caplog):
+    upgrade = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": offered}
+    assert status(answer(listening, request("GET", "/health", **upgrade))) == 200
+    assert caplog.messages == []  # which would be uvicorn's advice to install a library
+
+
 def test_a_head_that_comes_byte_by_byte_is_given_up(listening):
     began = time.monotonic()
     with dial(listening) as made:
