@@ -223,7 +223,7 @@ def uvicorn_config(app: App) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=max(1, int(config.idle_timeout)),
+        timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # as call_later takes
         timeout_graceful_shutdown=config.grace,  # type: ignore[arg-type]  # seconds, as wait_for takes
         h11_max_incomplete_event_size=config.header_bytes,
         backlog=2048,

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import oxillama
-from oxillama.server import ServerConfig, calls, protocol, run, transcriptions
+from oxillama.server import ServerConfig, calls, create_app, protocol, run, transcriptions
 from oxillama.server.logs import Log
 from tests.server.conftest import Listening
 
@@ -101,6 +101,11 @@ def test_a_protocol_that_is_offered_changes_nothing(listening, offered, caplog):
     upgrade = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": offered}
     assert status(answer(listening, request("GET", "/health", **upgrade))) == 200
     assert caplog.messages == []  # which would be uvicorn's advice to install a library
+
+
+def test_an_idle_connection_has_the_seconds_that_were_given():
+    app = create_app(idle_timeout=0.25)
+    assert run.uvicorn_config(app).timeout_keep_alive == 0.25
 
 
 def test_a_head_that_comes_byte_by_byte_is_given_up(listening):
