@@ -92,6 +92,30 @@ def test_an_exhausted_pool_raises_and_takes_nothing():
     assert pool.pages_used == 2 and len(cache.pages) == 2 and pool.pages_free == 1
 
 
+@pytest.mark.parametrize("part", ("ensure", "copy"))
+def test_memory_that_is_refused_leaves_a_table_and_its_pool_as_they_were(part, monkeypatch):
+    """Also by an error that is no PoolError."""
+    pool = KvCachePool(NullMemory())
+    one = filled(pool, 20)
+    two, made = one.fork(), getattr(pool.memory, part)
+
+    def refusing(*given, **more):
+        made(*given, **more)
+        if part == "copy" or given[0] == 4:
+            raise MemoryError(part)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool.memory, part, refusing)
+        with pytest.raises(MemoryError, match=part):
+            two.reserve(70)
+    assert (pool.pages_used, two.pages, pool.owners(one.pages[1])) == (2, one.pages, 2)
+    write(two, 70, 0)
+    assert read(two) == list(range(70)) and read(one) == list(range(20))
+    one.release()
+    two.release()
+    assert pool.pages_used == 0
+
+
 def test_pages_shared_by_a_fork_are_never_written():
     pool = KvCachePool(NullMemory())
     one = filled(pool, 20)

@@ -96,6 +96,23 @@ def test_a_sequence_goes_back_to_the_nearest_checkpoint():
     assert kv.length == 0 and kv.pages == []
 
 
+def test_a_slot_whose_memory_is_refused_is_free():
+    _, states = pools()
+
+    class Refusing:
+        slot_bytes = 64
+
+        def ensure_slots(self, count):
+            raise MemoryError(count)
+
+    states.memory, memory = Refusing(), states.memory
+    for make in (states.alloc, states.alloc_spare):
+        with pytest.raises(MemoryError):
+            make()
+    states.memory = memory
+    assert (states.used, states.spares_used, states.alloc()) == (0, 0, 0)
+
+
 def test_a_fork_has_a_state_of_its_own():
     pages, states = pools()
     kv = SequenceState(pages, states)

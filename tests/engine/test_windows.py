@@ -131,6 +131,27 @@ def test_a_near_part_that_nobody_owns_cannot_be_given_back():
         pool.free_near([page])
 
 
+def test_a_page_whose_memory_is_refused_is_free(monkeypatch):
+    pool = pool_of()
+    kv, memory = grown(pool, 20), pool.memory
+
+    class Refusing:
+        def attach(self, page, *, bare):
+            if page == 3:
+                raise MemoryError(page)
+            memory.attach(page, bare=bare)
+
+        def __getattr__(self, name):
+            return getattr(memory, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "memory", Refusing())
+        with pytest.raises(MemoryError, match="3"):
+            kv.reserve(70)
+    assert (pool.pages_used, pool.near_used, len(kv.pages)) == (2, 2, 2)
+    assert attached(pool) == set(kv.pages)
+
+
 def test_the_same_bytes_hold_more_sequences():
     whole = KvCachePool(PageMemory(LAYERS), max_pages=60)
     apart = pool_of(max_pages=60)

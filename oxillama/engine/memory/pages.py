@@ -178,7 +178,7 @@ class KvCachePool:
         if self.window:
             try:
                 self._attach(page, near, bare=bare)
-            except PoolError:
+            except BaseException:
                 self.free(page)
                 raise
         return page
@@ -353,7 +353,7 @@ class PagedKvCache:
         return extra
 
     def reserve(self, length: int, *, bare: int = 0) -> None:
-        """Make positions `self.length` to `length - 1` writable. After a PoolError the table is
+        """Make positions `self.length` to `length - 1` writable. After an error the table is
         unchanged. Near parts that no row looks at any more are given back. bare: of an empty
         sequence, how many pages, from the first on, come without their near part.
         """
@@ -366,13 +366,14 @@ class PagedKvCache:
         try:
             for at in range(self.missing_pages(length)):
                 taken.append(self.pool.alloc(bare=at < bare))
-        except PoolError:
+            if shared:  # invariant 3
+                self.pool.memory.copy(self.pages[index], taken[0], tokens=filled)
+        except BaseException:
             self.pool.free_near(taken[bare:])
             self.pool.free_all(taken)
             raise
-        if shared:  # invariant 3
+        if shared:
             own = taken.pop(0)
-            self.pool.memory.copy(self.pages[index], own, tokens=filled)
             self.pool.free_near(self.pages[index : index + 1])
             self.pool.free(self.pages[index])
             self.pages[index] = own

@@ -142,7 +142,7 @@ class SsmStatePool:
         slot = self.slots.alloc()
         try:
             self.memory.ensure_slots(slot + 1)
-        except PoolError:
+        except BaseException:
             self.slots.release(slot)
             raise
         return slot
