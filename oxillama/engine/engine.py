@@ -406,13 +406,6 @@ class EngineCore:
             raise ContextError("prefill: found no tokens, wanted 1 or more")
         with self.lock, session.restored_on_error():
             before = len(session)
-            if before + len(ids) > self.context_size:
-                raise ContextError(
-                    f"prefill: {before} tokens and {len(ids)} more, the context holds "
-                    f"{self.context_size}",
-                    tokens=before + len(ids),
-                    limit=self.context_size,
-                )
             restore = session.restorer()
             session.extend(ids)
             request = self.request(PrefillRequest, session)

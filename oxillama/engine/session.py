@@ -238,7 +238,8 @@ class Session:
     def extend(self, ids: Iterable[int]) -> None:
         """Append tokens that are not yet evaluated. Sampler, grammar and text of an earlier
         generation end. Of a decoder behind an encoder the first tokens are the source, which the
-        decoder's start token follows, and later ones are the decoder's.
+        decoder's start token follows, and later ones are the decoder's. ContextError for more than
+        the context holds.
         """
         with self.owner.exclusive(self):
             more = checked_ids(ids, self.owner.program.vocab_size, media=True)
@@ -246,6 +247,14 @@ class Session:
                 more = ImagePrompt(more, ids.media)
             if not self.tokens:
                 more = self.owner.sourced(more)
+            length, most = len(self.tokens) + len(more), self.owner.context_size
+            if length > most:
+                raise ContextError(
+                    f"session: {len(self.tokens)} tokens and {len(more)} more, the context holds "
+                    f"{most}",
+                    tokens=length,
+                    limit=most,
+                )
             self.media += moved(media_of(more), len(self.tokens))
             self.tokens.extend(more)
             self.start = len(self.tokens)

@@ -138,9 +138,12 @@ def test_tokens_that_did_not_fit_are_taken_back():
     engine = core(context_size=50)
     session = engine.keep(engine.new_session())
     engine.extend(session, [1] * 40)
-    with pytest.raises(ContextError, match="40 tokens and 11 more"):
-        engine.extend(session, [2] * 11)
-    assert session.tokens == [1] * 40
+    for extend in (session.extend, lambda ids: engine.extend(session, ids)):
+        with pytest.raises(ContextError, match="40 tokens and 11 more, the context holds 50") as e:
+            extend([2] * 11)
+        assert session.tokens == [1] * 40 and (e.value.tokens, e.value.limit) == (51, 50)
+    session.extend([2] * 10)
+    assert len(session) == 50
     engine.close()
 
 
