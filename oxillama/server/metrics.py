@@ -5,6 +5,7 @@ format under vLLM's, llama-server's and our own names.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from oxillama.engine.metrics import Histogram, MetricsSnapshot, PrometheusText
@@ -65,11 +66,15 @@ class ModelMetrics:
 def exposition(
     models: list[tuple[str, ModelMetrics, MetricsSnapshot | None, int | None]],
     gauges: dict[str, tuple[str, str, Any]],
+    requests: Mapping[tuple[str, str], int],
 ) -> str:
     """The whole document. models: (name, counts of requests, the engine's, most pages); gauges of
-    the server: name -> (kind, help, value).
+    the server: name -> (kind, help, value); requests: answered, by route ("" for none) and status.
     """
     out = PrometheusText()
+    for (route, status), count in sorted(requests.items()):
+        name = "oxillama_server_http_requests_total"
+        out.add(name, "counter", "HTTP requests.", count, route=route or "none", status=status)
     for name, (kind, about, value) in gauges.items():
         out.add(name, kind, about, value)
     for write in (_vllm, _llama, _own):

@@ -183,13 +183,16 @@ async def version(call: Call) -> Response:
 async def metrics(call: Call) -> Response:
     """GET /metrics"""
     state = call.state
+    # copied here, where requests add to them
+    requests, known = state.requests_total.copy(), tuple(state.metrics)
 
     def gather() -> str:
         loaded = {model.name: model for model in state.models.loaded()}
-        names = dict.fromkeys((*loaded, *state.metrics))
+        names = dict.fromkeys((*loaded, *known))
         return exposition(
             [_counted(state, name, loaded.get(name)) for name in names],
             _gauges(state, len(loaded)),
+            requests,
         )
 
     return Response(await call.offload(gather), headers={"content-type": CONTENT_TYPE})
@@ -211,7 +214,6 @@ def _counted(
 def _gauges(state: ServerState, loaded: int) -> dict[str, tuple[str, str, Any]]:
     """What is counted of the server itself: name -> (kind, help, value)."""
     rows = (
-        ("http_requests_total", "counter", "HTTP requests.", sum(state.requests_total.values())),
         ("requests_active", "gauge", "Generations that run or wait.", len(state.active)),
         (
             "disconnects_total",

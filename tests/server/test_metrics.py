@@ -76,6 +76,26 @@ def test_a_request_is_counted(server):
     assert grown('oxillama_tokens_generated_total{model="oxillama-embedded"}') == 5
 
 
+def test_requests_are_counted_by_route_and_status():
+    with asking() as server:
+        server.ok("/tokenize", {"content": "a"})
+        server.ok("/tokenize", {"content": "b"})
+        server.refused("/tokenize", {})
+        server.get("/v1/models/nothing")
+        server.get("/nothing")
+        server.get("/nothing-else")
+        text = server.get("/metrics").text
+    name = "oxillama_server_http_requests_total"
+    lines = re.findall(rf'^{name}{{route="(.*)",status="(.*)"}} (.*)$', text, re.MULTILINE)
+    found = {(route, status): int(count) for route, status, count in lines if route != "/health"}
+    assert found == {
+        ("/tokenize", "200"): 2,
+        ("/tokenize", "400"): 1,
+        ("/v1/models/{model:path}", "404"): 1,
+        ("none", "404"): 2,  # whatever the path: there is no end of those
+    }
+
+
 def test_a_request_whose_time_is_over_is_counted_as_its_answer_says(server):
     sample = f'vllm:request_success_total{{{LABEL},finished_reason="length"}}'
     before = value(server.get("/metrics").text, sample)
