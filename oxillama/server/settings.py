@@ -202,6 +202,8 @@ class ServerConfig:
                     f"cors_origins: found {origin!r}, wanted '*' or origins as browsers send them: "
                     "http://localhost:3000, in small letters and without a path"
                 )
+        if self.per_key and not self.api_keys:
+            raise ConfigError("per_key: found without an API key, wanted both")
         for name in self.allowed_hosts:
             if not _HOST.fullmatch(name):
                 raise ConfigError(

@@ -344,6 +344,7 @@ def test_health_tells_of_a_model_that_cannot_be_read(tmp_path):
         {"max_queue": 1.5},
         {"api_keys": ("",)},
         {"api_keys": ("a",), "cors_origins": ("*",)},
+        {"per_key": 1},
         {"allowed_hosts": ("llm.example:8080",)},
         {"allowed_hosts": ("http://llm.example",)},
         {"models_dir": "/nowhere"},
