@@ -649,6 +649,23 @@ async def delete(call: Call) -> Response:
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
+_PREFIXES = {"function_call": "fc_", "function_call_output": "fc_", "reasoning": "rs_"}
+
+
+def _listed(item: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """An item of a request as a list of items has it, with what it may leave out."""
+    kind = item.get("type") or "message"
+    said = {name: value for name, value in item.items() if value is not None}
+    given = {"id": f"{_PREFIXES.get(kind, 'msg_')}{at:08x}", "status": "completed", "type": kind}
+    made: dict[str, Any] = {**given, **said}
+    if kind == "message" and isinstance(made["content"], str):
+        part: dict[str, Any] = {"type": "input_text", "text": made["content"]}
+        if made["role"] == "assistant":
+            part.update(type="output_text", annotations=[])
+        made["content"] = [part]
+    return made
+
+
 async def input_items(call: Call) -> Response:
     """GET /v1/responses/{response_id}/input_items"""
     items, query = _stored(call).items, call.request.query_params
@@ -657,12 +674,7 @@ async def input_items(call: Call) -> Response:
         raise bad("order", order, "asc or desc")
     if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MOST_ITEMS:
         raise bad("limit", limit, f"1 to {MOST_ITEMS}")
-    data = []
-    for at, item in enumerate(items):
-        made = {"type": "message", "id": f"msg_{at:08x}", "status": "completed", **item}
-        if made["type"] == "message" and isinstance(made.get("content"), str):
-            made["content"] = [{"type": "input_text", "text": made["content"]}]
-        data.append(made)
+    data = [_listed(item, at) for at, item in enumerate(items)]
     if order == "desc":
         data.reverse()
     if after is not None:

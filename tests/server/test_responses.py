@@ -269,6 +269,33 @@ def test_a_stored_response_comes_as_it_is(server, name, value):
     assert server.get(path, params={"stream": "false"}).json() == made
 
 
+def test_input_items_have_what_a_request_may_leave_out(server):
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "id": None}
+    output = {"type": "function_call_output", "call_id": "a", "output": "sunny"}
+    given = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi", "type": None},
+        call,
+        output,
+    ]
+    made = server.ok(PATH, {**ASK, "input": given})
+    path = f"{PATH}/{made['id']}/input_items"
+    items = server.get(path, params={"order": "asc"}).json()["data"]
+    done = {"status": "completed"}
+    assert items == [
+        {
+            **{**done, "id": "msg_00000000", "type": "message", "role": "user"},
+            "content": [{"type": "input_text", "text": "Hello"}],
+        },
+        {
+            **{**done, "id": "msg_00000001", "type": "message", "role": "assistant"},
+            "content": [{"type": "output_text", "text": "Hi", "annotations": []}],
+        },
+        {**done, **call, "id": "fc_00000002"},
+        {**done, **output, "id": "fc_00000003"},
+    ]
+
+
 def test_input_items_come_in_pages(server):
     given = [{"role": "user", "content": text} for text in ("a", "b", "c")]
     path = f"{PATH}/{server.ok(PATH, {**ASK, 'input': given})['id']}/input_items"
