@@ -162,13 +162,15 @@ class StopText:
     not shown.
     """
 
-    __slots__ = ("_longest", "held", "stops", "tail")
+    __slots__ = ("_longest", "_reach", "held", "stops", "tail")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], tail: str = "", held: int = 0) -> None:
         self.stops = tuple(stops)
-        self.tail = ""
-        self.held = 0
+        self.tail, self.held = tail, held
         self._longest = max(map(len, self.stops), default=0)
+        # no stop string has begun before that many characters of the tail: long ones are compared
+        # with what may be theirs alone
+        self._reach = len(tail)
 
     def feed(self, text: str) -> tuple[str, bool]:
         """(text that may be shown now, whether a stop string was completed). The earliest stop
@@ -178,13 +180,14 @@ class StopText:
             return self.skip(text), False
         before, tail = len(self.tail), self.tail + text
         shown = before - self.held
+        first = before - self._reach
         # one that lies wholly before this text was none then
-        begins = [tail.find(stop, max(0, before + 1 - len(stop))) for stop in self.stops]
+        begins = [tail.find(stop, max(first, before + 1 - len(stop))) for stop in self.stops]
         begins = [at for at in begins if at >= 0]
         if begins:
-            self.tail, self.held = "", 0
+            self.tail, self.held, self._reach = "", 0, 0
             return tail[shown : min(begins)], True
-        hold = self._may_begin(tail)
+        self._reach = hold = self._may_begin(tail, len(tail) - first)
         out = tail[shown : max(shown, len(tail) - hold)]
         self.held = min(hold, len(tail) - shown)
         self.tail = tail[-max(self._longest - 1, 1) :]
@@ -200,25 +203,27 @@ class StopText:
 
     def skip(self, text: str) -> str:
         """Text in which stop strings do not count: what is shown now, with what was held back."""
-        out, self.tail = self.flush() + text, ""
+        out, self.tail, self._reach = self.flush() + text, "", 0
         return out
 
     def fork(self, stops: Sequence[str] | None = None) -> StopText:
         """An independent filter in the same state; of these stop strings, if they are given, which
         may have begun already.
         """
-        twin = StopText(self.stops if stops is None else stops)
-        twin.tail, twin.held = self.tail, self.held
-        if stops is not None:
-            keep = max(twin._longest - 1, bool(stops), twin.held)
-            twin.tail = twin.tail[max(0, len(twin.tail) - keep) :]
-        return twin
+        if stops is None:
+            twin = StopText(self.stops, self.tail, self.held)
+            twin._reach = self._reach
+            return twin
+        keep = max(max(map(len, stops), default=0) - 1, bool(stops), self.held)
+        return StopText(stops, self.tail[max(0, len(self.tail) - keep) :], self.held)
 
-    def _may_begin(self, tail: str) -> int:
-        """Length of the longest suffix of `tail` that is a prefix of a stop string."""
+    def _may_begin(self, tail: str, most: int) -> int:
+        """Length of the longest suffix of `tail` that is a prefix of a stop string; most: its
+        length at most.
+        """
         best = 0
         for stop in self.stops:
-            for size in range(min(len(stop) - 1, len(tail)), best, -1):
+            for size in range(min(len(stop) - 1, most), best, -1):
                 if tail.endswith(stop[:size]):
                     best = size
                     break

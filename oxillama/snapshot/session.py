@@ -723,15 +723,14 @@ def _constraint_parts(state: Any) -> tuple[dict[str, Any], bytes]:
 
 def _stops(recorded: Mapping[str, Any]) -> StopText:
     """A stop filter in the state that was saved."""
-    made, tail = StopText(SamplerConfig(stop=tuple(recorded["stops"])).stop), recorded["tail"]
+    stops, tail = SamplerConfig(stop=tuple(recorded["stops"])).stop, recorded["tail"]
     held = whole(recorded["held"], 0, "stops held", most=len(tail) if type(tail) is str else 0)
     # stop strings given since may be shorter than what was held back for those before
-    if not isinstance(tail, str) or len(tail) > max(1, held, *map(len, made.stops)):
+    if not isinstance(tail, str) or len(tail) > max(1, held, *map(len, stops)):
         raise SnapshotIncompatible(
             f"stops: found a tail of {str(tail)[:40]!r}, wanted at most the length of a stop"
         )
-    made.tail, made.held = tail, held
-    return made
+    return StopText(stops, tail, held)
 
 
 def _file_identity(path: os.PathLike[str]) -> tuple[tuple[int, int], int, int] | None:

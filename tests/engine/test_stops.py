@@ -70,3 +70,36 @@ def test_however_cut_the_text_ends_where_the_earliest_stop_begins(stops, pieces)
             assert stopped and shown == whole[: min(found)]
             return
     assert not stopped and shown == whole
+
+
+def test_a_stop_is_compared_with_what_may_be_its_beginning_alone():
+    compared = 0
+
+    class Counted(str):
+        __slots__ = ()
+
+        def __getitem__(self, part):
+            nonlocal compared
+            compared += 1
+            return str.__getitem__(self, part)
+
+    stop = StopText([Counted("b" + "a" * 999)])
+    for _ in range(1000):
+        assert stop.feed("ca") == ("ca", False)
+    assert compared <= 3 * 1000  # not a thousand for each piece
+    stop.feed("b")
+    for _ in range(998):
+        assert stop.feed("a") == ("", False)
+    assert stop.fork().feed("a") == ("", True)
+    assert stop.feed("c") == ("b" + "a" * 998 + "c", False)
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3), st.text("abc"))
+def test_a_filter_goes_on_from_its_tail_as_from_itself(stops, text):
+    whole = StopText(stops)
+    for letter in text:
+        other = StopText(stops, whole.tail, whole.held)
+        made = whole.feed(letter)
+        assert other.feed(letter) == made
+        if made[1]:
+            break
