@@ -395,6 +395,31 @@ def test_breakers_from_text():
     assert breaker_sequences([(4, 5), "\u20ac"], pieces, lambda text: [8]) == [(4, 5), (7, 8)]
 
 
+def test_many_breakers_are_looked_for_in_one_pass_over_the_vocabulary():
+    looks = 0
+
+    class Piece(bytes):
+        __slots__ = ()
+
+        def endswith(self, end):
+            nonlocal looks
+            looks += 1
+            return bytes.endswith(self, end)
+
+        def __getitem__(self, part):
+            nonlocal looks
+            looks += 1
+            return bytes.__getitem__(self, part)
+
+    pieces = [Piece(f"x{number}".encode()) for number in range(50)]
+    many = [f"{number} or so".encode() for number in range(10, 50)]
+    found = breaker_sequences(many, pieces, lambda text: [len(text)])
+    assert (11, 7) in found and (12, 6) in found and (2, 7) in found and len(found) == 60
+    before, looks = looks, 0
+    breaker_sequences(many[:1], pieces, lambda text: [len(text)])
+    assert before == looks
+
+
 def test_samplers_in_threads_do_not_disturb_each_other():
     from concurrent.futures import ThreadPoolExecutor
 
