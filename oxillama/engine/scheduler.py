@@ -466,7 +466,8 @@ class Scheduler:
     def _plan_decoding(self, plan: list[tuple[ScheduleEntry, int]]) -> None:
         turn, first = self._next_decoders()
         decoding = State.DECODING
-        spare = self.config.max_batch_tokens - first  # rows beyond everybody's first
+        # rows beyond everybody's first, and beyond those of prompts
+        spare = max(0, self.config.max_batch_tokens - first - self._prompt_rows())
         for entry in sorted(turn, key=_rank):
             if entry.width:
                 if entry.state is decoding and self._make_room(entry, entry.done + 1, plan):
@@ -486,6 +487,14 @@ class Scheduler:
                         more //= 2
                 plan.append((entry, rows + more))
                 spare -= rows + more - 1
+
+    def _prompt_rows(self) -> int:
+        """The rows that prompts have in a step in which others decode."""
+        ready = self._ready_prompts(hidden=False)
+        if not ready:
+            return 0
+        rows = min(self.chunk(), sum(entry.length - entry.done for entry in ready))
+        return max(rows, min(ready, key=_rank).in_spans(1))
 
     def _next_decoders(self) -> tuple[list[ScheduleEntry], int]:
         """(the next decoders in rotation, the number of their sequences), as many as a step holds.
@@ -525,12 +534,16 @@ class Scheduler:
             else 1
         )
 
-    def _plan_prefill(self, plan: list[tuple[ScheduleEntry, int]], hidden: bool) -> None:
-        ready = [
+    def _ready_prompts(self, *, hidden: bool) -> list[ScheduleEntry]:
+        """The entries that prefill in a step of hidden rows, or of logits."""
+        return [
             entry
             for entry in self.prefilling
             if not entry.parked and (entry.hidden == hidden or not entry.wants_output)
         ]
+
+    def _plan_prefill(self, plan: list[tuple[ScheduleEntry, int]], hidden: bool) -> None:
+        ready = self._ready_prompts(hidden=hidden)
         if not ready:
             return
         left = min(self.chunk(), self.config.max_batch_tokens - sum(rows for _, rows in plan))

@@ -340,6 +340,25 @@ def test_decoders_that_fill_every_step_leave_a_row_to_who_prefills():
     assert late.state is State.DECODING and min(turns[entry] for entry in busy) >= 17
 
 
+@pytest.mark.parametrize("spans", ((), ((0, 40),)))
+def test_prompts_do_not_wait_for_candidates(spans):
+    """As many as every decoder brings in every step; nor do rows that come together."""
+    sched = scheduler(max_batch_tokens=48, max_sequences=8)
+    busy, prompt = decoders(sched, 3), ScheduleEntry(42)
+    prompt.spans = spans
+    sched.add(prompt)
+    for wanted in (40, 42) if spans else (4, 8, 12):
+        for entry in busy:
+            entry.draft = [1] * 16
+        plan = dict(sched.schedule())
+        candidates = sum(plan[entry] - 1 for entry in busy)
+        assert sum(plan.values()) == 48 and candidates == 45 - plan[prompt]
+        play([(prompt, plan[prompt])], sched)
+        for entry in busy:
+            entry.done, entry.length = entry.length, entry.length + 1
+        assert prompt.done == wanted
+
+
 def test_a_whole_ticket_is_one_step_and_others_fill_what_it_leaves():
     sched = scheduler(prefill_chunk=50, max_batch_tokens=200)
     lengths = (20, 150, 30, 60, 10)
