@@ -7,7 +7,8 @@ prefix cache stores.
 A hash stands for all tokens up to its page's end, so the deepest hash of a prompt that an engine
 has published is how much of it that engine's cache holds. Of a stored sequence every `STRIDE`th
 hash is published and those of its end, so that many sequences fit: what goes on with one finds its
-end, what leaves it earlier finds where to `STRIDE` pages.
+end, what leaves it earlier finds where to `STRIDE` pages. Of one with images, audio or a source,
+only what comes before them counts: tokens do not identify their rows.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class Publisher:
         out: dict[bytes, None] = {}
         for key, tokens, _ in reversed(stored):
             if key == ():  # of sessions without adapters, whose pages anybody may use
-                out.update(dict.fromkeys(chosen(page_hashes(tokens))))
+                end = next((at for at, token in enumerate(tokens) if token < 0), len(tokens))
+                out.update(dict.fromkeys(chosen(page_hashes(tokens[:end]))))
             if len(out) >= self._most:
                 break
         return b"".join(list(out)[: self._most]), self._reach(uses, forgotten)

@@ -22,6 +22,7 @@ from oxillama.integrations.fingerprint import (
     page_hashes,
     published,
 )
+from oxillama.media.placed import identities
 
 TURN = 150  # tokens that a turn adds
 ANSWER = 4
@@ -189,6 +190,15 @@ def test_half_of_a_prompt_outweighs_as_many_requests_as_may_be_and_less_fewer():
         router.sent("a", page_hashes([*range(256), *[other] * 64]))
     assert router.order({"a": 1, "b": 0}, longer)[0] == "b"
     assert router.order({"a": 0, "b": 0}, longer)[0] == "a"
+
+
+def test_of_a_prompt_with_an_image_what_comes_before_it_is_told():
+    engine, text = Engine(lambda: 0.0), list(range(40))
+    image = SimpleNamespace(start=40, end=60, features=SimpleNamespace(digest=(1 << 128) - 1))
+    engine.answer(identities([*text, *[3] * 20, *range(30)], [image]))
+    engine.answer(identities([3] * 20, [SimpleNamespace(start=0, end=20, features=image.features)]))
+    data, _ = engine.publisher.tell(engine)
+    assert published(data) == set(page_hashes(text)) and len(data) == 2 * HASH
 
 
 def test_a_fingerprint_has_room_for_many_sequences_and_finds_the_end_of_each():
