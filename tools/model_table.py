@@ -134,7 +134,8 @@ print(engine.generate("translate English to German: The house is wonderful.", te
 - **Memory.** A layer of the decoder keeps the source's keys and its own in the same pages; the
   encoder keeps none.
 - **Refused**: logits of the prompt (`logits`, `prompt_logprobs`, `score`, perplexity), embeddings
-  (`t5encoder` gives them), `context_shift`, `truncate_prompt`, draft models, `bench`, `imatrix`.
+  (`t5encoder` gives them), `context_shift`, `truncate_prompt`, draft models, `save_prefixes`,
+  `bench`, `imatrix`.
 
 Logits are scaled where the output is the token table, as in T5 of 2019. Tiny random models give
 those of transformers 5.23 for sources of 1 to 200 tokens to within 3e-6 of the largest, and its

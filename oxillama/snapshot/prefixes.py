@@ -6,7 +6,8 @@
 
 The container is that of snapshots, kind "prefix", with the same rules for refusing and writing.
 Prefixes of sessions with adapters are left out, because nothing in a file could name their key, and
-so are those with images or audio, whose rows tokens do not identify.
+so are those with images or audio, whose rows tokens do not identify. Where an encoder reads the
+prompt (T5), none could be written, which is an error.
 
 Stored prefixes serve every request that begins with them, so a file must show who wrote it: section
 `mac` is a hash of all others under the user's key (`key`). A file without it, or of another user,
@@ -174,6 +175,11 @@ def _chosen(
 def _cache(snapshots: Snapshots) -> PrefixKvCache:
     if snapshots.core.prefix is None:
         raise ConfigError("prefix cache: this engine has none, wanted prefix_cache=True")
+    if snapshots.core.start_token is not None:
+        raise ConfigError(
+            "prefix cache: holds what an encoder has read, which no file of prefixes can name, "
+            "wanted a model without one"
+        )
     return snapshots.core.prefix
 
 

@@ -247,6 +247,9 @@ def test_what_a_source_has_no_output_for_is_refused(engine, tmp_path):
         engine.chat([{"role": "user", "content": "hello"}])
     with oxillama.load() as other, pytest.raises(ConfigError, match="where a draft"):
         other.generate("a", speculative=engine)
+    for call in (engine.save_prefixes, engine.load_prefixes):
+        with pytest.raises(ConfigError, match="prefix cache: holds what an encoder has read"):
+            call(tmp_path / "prefixes")
 
 
 def test_an_adapter_changes_both_sides(path, engine, tmp_path):
