@@ -315,8 +315,11 @@ class EngineCore:
                 "encoder reads the prompt, which has no output of its own; wanted generate, "
                 "prefill or forward_one"
             )
-        if source is None or len(media) > 1 or source.tokens[-1] != self.start_token:
-            raise ConfigError("prompt: found images, audio or no source, wanted a text to encode")
+        whole = source is not None and (media[0].start, len(media)) == (0, 1)
+        if source is None or not whole or source.tokens[-1] != self.start_token:
+            raise ConfigError(
+                "prompt: found images, audio or no source at its beginning, wanted a text to encode"
+            )
 
     def _check_encoder(self, request: Request) -> None:
         """Raise for what an encoder cannot do: EngineError for text or logits, ContextError for a

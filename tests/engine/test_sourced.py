@@ -218,8 +218,9 @@ def test_there_is_one_source(engine):
         core = engine.opened.core
         with pytest.raises(ConfigError, match="found a source for a model without an encoder"):
             other.generate(core.sourced([4, 5]), max_tokens=1)
-    with pytest.raises(ConfigError, match="wanted a text to encode"):
-        engine.opened.core.submit(_request(engine, [4, 5]))
+    for prompt in ([4, 5], [6, 7] + core.sourced([4, 5]), core.sourced([4]) + core.sourced([5])):
+        with pytest.raises(ConfigError, match="no source at its beginning, wanted a text to enc"):
+            core.submit(_request(engine, prompt))
 
 
 def _request(engine, tokens):
