@@ -98,5 +98,6 @@ def bracketed(parts: Sequence[str]) -> str:
 
 
 def note(text: str) -> None:
-    """Print a line for the user on standard error."""
+    """Print a line for the user on standard error, after what standard output was given before."""
+    sys.stdout.flush()
     print(text, file=sys.stderr, flush=True)

@@ -393,6 +393,14 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(command):
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_timings_are_a_line_of_their_own_where_both_streams_are_one_pipe():
+    command = "unset PYTHONUNBUFFERED; exec '{}' -m oxillama run -p 'Once upon' -n 2 --temp 0 2>&1"
+    done = subprocess.run(
+        ["sh", "-c", command.format(sys.executable)], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.startswith("Once upon a time\n[prompt 3 tokens")
+
+
 def test_closed_streams_are_empty_ones():
     wanted = shell("run -p 'Once upon' -n 4 --temp 0 --no-timings")
     assert wanted[0] == 0 and wanted[1].startswith("Once upon a time")
