@@ -30,7 +30,7 @@ import numpy as np
 
 from oxillama._core.filemap import FileMap
 from oxillama.api import InferenceEngine
-from oxillama.arguments import checked_ids
+from oxillama.arguments import checked_ids, whole
 from oxillama.durable import replacing
 from oxillama.engine.embedding import submit_rows
 from oxillama.errors import ConfigError, EngineError, QuantError
@@ -87,16 +87,15 @@ def windows_of(
 
     ConfigError for invalid ids, or for less than one whole window.
     """
-    if isinstance(context, bool) or not isinstance(context, int) or context < NARROWEST:
-        raise ConfigError(f"context: found {context!r}, wanted an integer of {NARROWEST} or more")
+    context = whole("context", context, NARROWEST)
     if context > engine.context_size:
         raise ConfigError(
             f"context: found {context}, the engine's sessions hold {engine.context_size}"
         )
     ids = engine.tokenize(text, parse_special=False) if isinstance(text, str) else text
     ids = checked_ids(ids, engine.config.vocab_size, name="text", wanted="a text or token ids")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ConfigError(f"limit: found {limit!r}, wanted None or an integer of 1 or more")
+    if limit is not None:
+        limit = whole("limit", limit, 1)
     count = len(ids) // context if limit is None else min(len(ids) // context, limit)
     if count < 1:
         raise ConfigError(

@@ -4,6 +4,7 @@ guess, no crash, no wait without an end.
 
 import asyncio
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from oxillama import (
     SchedulerConfig,
     TokenizerError,
 )
+from oxillama.model.rope import RopeOverrides
 
 GREEDY = SamplerConfig.greedy()
 
@@ -79,6 +81,47 @@ def test_an_option_that_cannot_be_honoured_is_named(engine, name, value, told):
 def test_what_a_processor_returns_is_logits(engine, returned):
     with pytest.raises(SamplingError, match="processors: found .* returned, wanted logits"):
         engine.generate("Once", max_tokens=2, processors=[lambda ids, row: returned])
+
+
+@pytest.mark.parametrize(
+    ("make", "numbers"),
+    [
+        (oxillama.BeamSearchConfig, {"beam_width": 2, "max_new_tokens": 3, "length_penalty": 0.5}),
+        (
+            partial(oxillama.SpeculativeConfig, draft="early_exit"),
+            {"num_speculative": 3, "seed": 4},
+        ),
+        (oxillama.AsyncSpecConfig, {"spec_k": 2, "max_tokens": 3, "draft_threads": 1}),
+        (partial(oxillama.Candidates, None), {"most": 3}),
+        (oxillama.Budget, {"ram_bytes": 1 << 30}),
+        (oxillama.PinnedHotSet, {"ram_bytes": 1, "pin_last_n_layers": 2, "prefetch_n_ahead": 1}),
+        (RopeOverrides, {"rope_freq_base": 1e4, "rope_freq_scale": 0.5}),
+        (partial(RopeOverrides, rope_scaling="yarn"), {"yarn_orig_ctx": 512}),
+    ],
+)
+def test_numbers_of_numpy_are_kept_as_those_of_python(make, numbers):
+    theirs = {
+        name: np.int64(value) if isinstance(value, int) else np.float32(value)
+        for name, value in numbers.items()
+    }
+    assert make(**theirs) == make(**numbers)
+    for name, value in numbers.items():
+        if isinstance(value, int):
+            assert type(getattr(make(**theirs), name)) is int
+
+
+def test_lengths_and_counts_of_numpy_are_those_of_python(engine):
+    session = engine.session()
+    engine.prefill([1, 2, 3, 4], session=session)
+    session.truncate(np.int64(2))
+    assert session.tokens == [1, 2]
+    assert oxillama.LookupDrafter(most=np.int64(3)).most == 3
+    ids = list(range(2, 18))
+    assert oxillama.perplexity(engine, ids, context=np.int64(8), limit=np.int64(1)) == (
+        oxillama.perplexity(engine, ids, context=8, limit=1)
+    )
+    with pytest.raises(ContextError, match="found length np.True_"):
+        session.truncate(np.True_)
 
 
 def test_a_path_is_not_empty():

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.trie import apply_bits
+from oxillama.arguments import whole
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary, fill_in, ready_session
 from oxillama.engine.request import BeamRequest
@@ -87,13 +88,11 @@ class BeamSearchConfig:
 
     def __post_init__(self) -> None:
         for name in ("beam_width", "max_new_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1))
         penalty = self.length_penalty
         if (
             isinstance(penalty, bool)
-            or not isinstance(penalty, (int, float))
+            or not isinstance(penalty, (int, float, np.integer, np.floating))
             or not abs(penalty) <= STEEPEST
         ):
             raise ConfigError(

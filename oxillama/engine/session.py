@@ -267,12 +267,13 @@ class Session:
         with self.owner.exclusive(self):
             if (
                 isinstance(length, bool)
-                or not isinstance(length, int)
+                or not isinstance(length, (int, np.integer))
                 or not 0 <= length <= len(self.tokens)
             ):
                 raise ContextError(
                     f"truncate: found length {length!r}, wanted 0 to {len(self.tokens)}"
                 )
+            length = int(length)
             check_boundary(self.media, length, "truncate")
             self.truncate_unchecked(length)
 

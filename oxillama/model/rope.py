@@ -15,10 +15,10 @@ short sequences and one for long ones.
 from __future__ import annotations
 
 import math
-import sys
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,12 +84,16 @@ class RopeOverrides:
                 f"rope_scaling: found {self.rope_scaling!r}, wanted one of {', '.join(KINDS)}"
             )
         orig = self.yarn_orig_ctx
-        if orig is not None and (
-            isinstance(orig, bool) or not isinstance(orig, int) or not 1 <= orig < 1 << 31
-        ):
-            raise ConfigError(
-                f"yarn_orig_ctx: found {orig!r}, wanted an integer from 1 to 2^31 - 1"
-            )
+        if orig is not None:
+            if (
+                isinstance(orig, bool)
+                or not isinstance(orig, (int, np.integer))
+                or not 1 <= orig < 1 << 31
+            ):
+                raise ConfigError(
+                    f"yarn_orig_ctx: found {orig!r}, wanted an integer from 1 to 2^31 - 1"
+                )
+            object.__setattr__(self, "yarn_orig_ctx", int(orig))
         for name in (
             "rope_freq_base",
             "rope_freq_scale",
@@ -179,13 +183,10 @@ AS_FILED = RopeOverrides()
 
 
 def _positive(name: str, value: Any, *, or_zero: bool) -> float:
-    found = (
-        float(value)
-        if isinstance(value, Real)
-        and not isinstance(value, bool)
-        and abs(cast(Any, value)) <= sys.float_info.max
-        else math.nan
-    )
+    found = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an integer beyond every float
+            found = float(value)
     if not (or_zero and found == 0 or found > 0 and math.isfinite(1.0 / found)):
         raise ConfigError(
             f"{name}: found {value!r}, wanted a finite number "

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from oxillama.arguments import whole
 from oxillama.errors import ConfigError
 from oxillama.sampling import SamplerConfig
 from oxillama.speculative.drafts import ModelEngine
@@ -39,13 +42,15 @@ class SpeculativeConfig:
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        _check_integer("num_speculative", self.num_speculative, 1)
-        if self.seed is not None and (
-            isinstance(self.seed, bool)
-            or not isinstance(self.seed, int)
-            or not 0 <= self.seed < 1 << 64
-        ):
-            raise ConfigError(f"seed: found {self.seed!r}, wanted an integer in [0, 2^64)")
+        _set_integer(self, "num_speculative", 1)
+        if self.seed is not None:
+            if (
+                isinstance(self.seed, bool)
+                or not isinstance(self.seed, (int, np.integer))
+                or not 0 <= self.seed < 1 << 64
+            ):
+                raise ConfigError(f"seed: found {self.seed!r}, wanted an integer in [0, 2^64)")
+            object.__setattr__(self, "seed", int(self.seed))
         _check_sampler("draft_sampler", self.draft_sampler)
         if self.draft is None:
             raise ConfigError(
@@ -79,17 +84,16 @@ class AsyncSpecConfig:
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        _check_integer("spec_k", self.spec_k, 1)
-        _check_integer("max_tokens", self.max_tokens, 0)
+        _set_integer(self, "spec_k", 1)
+        _set_integer(self, "max_tokens", 0)
         if self.draft_threads is not None:
-            _check_integer("draft_threads", self.draft_threads, 1)
+            _set_integer(self, "draft_threads", 1)
         _check_sampler("draft_sampler", self.draft_sampler)
         _check_sampler("target_sampler", self.target_sampler)
 
 
-def _check_integer(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
+def _set_integer(config: Any, name: str, least: int) -> None:
+    object.__setattr__(config, name, whole(name, getattr(config, name), least))
 
 
 def _check_sampler(name: str, value: Any) -> None:

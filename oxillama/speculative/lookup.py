@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxillama._core.lookup import IndexedText, StepCosts, TextIndex, Watcher
+from oxillama.arguments import whole
 from oxillama.completion import SpecStats
-from oxillama.errors import ConfigError
 from oxillama.speculative.costs import CostLedger
 from oxillama.speculative.request import CandidateCounts, most_candidates, runnable
 from oxillama.speculative.types import MAX_CANDIDATES, Candidates, Draft, DraftRequest
@@ -35,9 +35,7 @@ class LookupDrafter:
     """
 
     def __init__(self, *, most: int = MAX_CANDIDATES, neighbours: bool = True) -> None:
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise ConfigError(f"most: found {most!r}, wanted an integer of 1 or more")
-        self.most = most
+        self.most = whole("most", most, 1)
         self._index = TextIndex() if neighbours else None
         self._first = list(_FIRST_CHANCES)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from oxillama.errors import ConfigError
+from oxillama.arguments import whole
 from oxillama.sampling import Distribution
 from oxillama.speculative.costs import CostLedger, StepCosts
 
@@ -115,10 +115,7 @@ class Candidates:
     alone: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
-            raise ConfigError(
-                f"num_speculative: found {self.most!r}, wanted an integer of 1 or more"
-            )
+        object.__setattr__(self, "most", whole("num_speculative", self.most, 1))
 
 
 def carries(drafter: Any) -> int:

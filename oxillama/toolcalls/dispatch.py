@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from oxillama.arguments import whole
 from oxillama.errors import ConfigError, RoundsExhausted
 from oxillama.toolcalls.events import ToolCall, call_id
 from oxillama.toolcalls.tools import (
@@ -380,8 +381,7 @@ class _Conversation:
         most: int,
         on_result: Callable[[ToolResult], None] | None,
     ) -> None:
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise ConfigError(f"max_rounds: found {most!r}, wanted an integer of 1 or more")
+        most = whole("max_rounds", most, 1)
         if not callable(getattr(dispatcher, "dispatch", None)):
             raise ConfigError(
                 f"dispatcher: found {type(dispatcher).__name__}, wanted something with "

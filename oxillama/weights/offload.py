@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from oxillama.errors import ConfigError
 
 Source = Literal["file", "direct", "mmap"]
@@ -18,12 +20,14 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 
 
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def _set_whole(policy: object, name: str, least: int) -> None:
+    """Make a field an int; ConfigError for anything but an integer of at least `least`."""
+    value = getattr(policy, name)
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ConfigError(
             f"offload: {name}: found {value!r}, wanted a whole number of at least {least}"
         )
-    return value
+    object.__setattr__(policy, name, int(value))
 
 
 def _source(value: object) -> None:
@@ -44,7 +48,7 @@ class Budget:
     source: Source = "direct"
 
     def __post_init__(self) -> None:
-        _whole("ram_bytes", self.ram_bytes, 1)
+        _set_whole(self, "ram_bytes", 1)
         _source(self.source)
 
 
@@ -70,9 +74,9 @@ class PinnedHotSet:
     source: Source = "direct"
 
     def __post_init__(self) -> None:
-        _whole("ram_bytes", self.ram_bytes, 1)
-        _whole("pin_last_n_layers", self.pin_last_n_layers, 0)
-        _whole("prefetch_n_ahead", self.prefetch_n_ahead, 0)
+        _set_whole(self, "ram_bytes", 1)
+        _set_whole(self, "pin_last_n_layers", 0)
+        _set_whole(self, "prefetch_n_ahead", 0)
         for name in ("pin_embeddings", "pin_output_head"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
