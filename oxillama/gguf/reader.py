@@ -40,6 +40,18 @@ from oxillama.gguf.values import ARRAY, Cursor, raw_strings, read_kind, read_val
 # bytes of a gap between tensors that are looked at
 _LOOKED_AT = 64 << 10
 
+# how files begin that are saved or named as models by mistake, in lower case
+_KINDS = {
+    b"version https://git-lfs": "a Git LFS pointer (git lfs pull fetches the file)",
+    b"<!doctype html": "a web page",
+    b"<html": "a web page",
+    b"<?xml": "an XML answer of a server",
+    b"{": "JSON",
+    b"pk\x03\x04": "a zip archive",
+    b"\x1f\x8b": "compressed by gzip",
+    **dict.fromkeys((b"lmgg", b"fmgg", b"tjgg"), "a model of llama.cpp from before GGUF"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class _Span:
@@ -127,12 +139,26 @@ class _Parsed:
     tensors: dict[str, TensorInfo]
 
 
+def _kind(head: bytes) -> str | None:
+    """What a file is that is often found in a model's place, by its first bytes; None if it is
+    unknown.
+    """
+    if head[8:9] == b"{" and head[7:8] == b"\0":  # the length of a header in JSON, and the header
+        return "safetensors: their folder is loaded as a whole"
+    text = head.lstrip().lower()
+    return next((kind for start, kind in _KINDS.items() if text.startswith(start)), None)
+
+
 def read_shard(shard: Shard) -> _Parsed:
     """Parse the header of one file and check that every tensor is inside it; raises GgufError."""
     cursor = Cursor(shard.buffer, shard.label)
     magic = bytes(shard.buffer[:4])
     if magic != MAGIC[: len(magic)] or not magic:
-        raise GgufError(f"{shard.label}: starts with {magic!r}, wanted {MAGIC!r}: not a GGUF file")
+        kind = _kind(bytes(shard.buffer[:64]))
+        raise GgufError(
+            f"{shard.label}: starts with {magic!r}, wanted {MAGIC!r}: not a GGUF file"
+            + (f" but {kind}" if kind else "")
+        )
     if len(shard.buffer) < HEADER_BYTES:
         raise GgufError(
             f"{shard.label}: {len(shard.buffer)} bytes, the header alone needs {HEADER_BYTES}: "
@@ -216,7 +242,7 @@ def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorI
         if info.offset + info.nbytes > size:
             raise GgufError(
                 f"{cursor.label}: tensor {info.name}: bytes {info.offset} to "
-                f"{info.offset + info.nbytes} of the data, the file holds {size}"
+                f"{info.offset + info.nbytes} of the data, the file holds {size}: truncated"
             )
         if info.offset < free:
             raise GgufError(

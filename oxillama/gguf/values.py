@@ -86,7 +86,8 @@ class Cursor:
         remain = len(self.buffer) - start
         if count > remain:
             raise GgufError(
-                f"{self.label}: {what} needs {count} bytes at byte {start}, {remain} remain"
+                f"{self.label}: {what} needs {count} bytes at byte {start}, {remain} remain: "
+                "truncated"
             )
         self.position = start + count
         return start
@@ -135,7 +136,9 @@ def _array_head(cursor: Cursor, what: str, depth: int) -> tuple[int, int]:
 
 def _strings_within(cursor: Cursor, end: int, what: str) -> int:
     if end < 0:
-        raise GgufError(f"{cursor.label}: {what}: a string runs past the end of the file")
+        raise GgufError(
+            f"{cursor.label}: {what}: a string runs past the end of the file: truncated"
+        )
     return end
 
 

@@ -60,6 +60,11 @@ def uncompiled(engine, folder, monkeypatch):
     raise oxillama.OxillamaError(done.stderr)
 
 
+def cut(engine, folder, _):
+    (folder / "m.gguf").write_bytes(oxillama.embedded_path().read_bytes()[:1_000_000])
+    oxillama.load(folder / "m.gguf")
+
+
 def rewritten(engine, folder, _):
     path = folder / "model.gguf"
     path.write_bytes(oxillama.embedded_path().read_bytes())
@@ -73,6 +78,7 @@ RAISED = {
     "needs huggingface_hub": hub,
     "several files for": lambda *_: choose(["a-Q4_0.gguf", "b-Q4_0.gguf"], "Q4_0", place="x"),
     "not a GGUF file": other_file,
+    "truncated": cut,
     "found a folder without GGUF files and without a config.json": (
         lambda engine, folder, _: oxillama.load(folder)
     ),

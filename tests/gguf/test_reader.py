@@ -256,7 +256,7 @@ BAD = {
     "arrays too deep": (file([nested(5)]), "deep: arrays nested deeper than 4"),
     "string overrun in an array": (
         file([key("a", ARRAY, struct.pack("<IQQQ", STRING, 2, 0, 1 << 63))]),
-        "a string runs past the end",
+        "a string runs past the end of the file: truncated",
     ),
     "alignment 0": (
         file([key("general.alignment", U32, bytes(4))]),
@@ -311,7 +311,7 @@ BAD = {
     ),
     "offset past the end": (
         file([], [info("t", (1,), F32, 64)], bytes(64)),
-        "bytes 64 to 68 of the data, the file holds 64",
+        "bytes 64 to 68 of the data, the file holds 64: truncated",
     ),
     "offset wraps": (file([], [info("t", (16,), F32, 2**64 - 32)], bytes(64)), "the file holds 64"),
     "overlap": (
@@ -320,6 +320,30 @@ BAD = {
     ),
     "no bytes": (b"", "starts with b''"),
 }
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "a Git LFS pointer"),
+        (b"\n<!DOCTYPE html><html>", "a web page"),
+        (b"<HTML>", "a web page"),
+        (b"<?xml version='1.0'?><Error>", "an XML answer of a server"),
+        (b'{"error": "no access"}', "JSON"),
+        (b"PK\x03\x04abcd", "a zip archive"),
+        (b"\x1f\x8b\x08abc", "compressed by gzip"),
+        (b"tjgg\x03\x00\x00\x00", "a model of llama.cpp from before GGUF"),
+        (struct.pack("<Q", 24) + b'{"a":{"dtype":"F32"}}', "safetensors: their folder is loaded"),
+    ],
+)
+def test_a_file_in_a_models_place_is_named(head, kind):
+    with pytest.raises(GgufError, match=f"wanted b'GGUF': not a GGUF file but {kind}"):
+        GgufReader(head + bytes(80))
+
+
+def test_an_unknown_file_is_not_guessed():
+    with pytest.raises(GgufError, match="not a GGUF file$"):
+        GgufReader(b"root:x:0:0" + bytes(80))
 
 
 @pytest.mark.parametrize("name", BAD)
