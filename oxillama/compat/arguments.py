@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from oxillama.arguments import checked_flag, whole
@@ -13,7 +14,7 @@ from oxillama.compat.objects import (
     LlamaGrammar,
     StoppingCriteria,
 )
-from oxillama.errors import ConfigError
+from oxillama.errors import ConfigError, ContextError
 from oxillama.grammar import Grammar
 from oxillama.toolcalls.events import call_id
 
@@ -198,3 +199,21 @@ def grammar_of(given: Any) -> Grammar | None:
     if given is not None and not isinstance(given, LlamaGrammar):
         raise ConfigError(f"grammar: found {type(given).__name__}, wanted a LlamaGrammar")
     return None if given is None else given.grammar
+
+
+@contextmanager
+def room_in_arguments() -> Iterator[None]:
+    """Let a prompt that is too long name the argument of `Llama` that helps, not those of `load`
+    and `generate`, which are none here.
+    """
+    try:
+        yield
+    except ContextError as error:
+        fact, _, rest = str(error).partition("; ")
+        if "truncate_prompt" not in rest:
+            raise
+        raise ContextError(
+            f"{fact}; Llama(n_ctx=...) gives more where the model has it",
+            tokens=error.tokens,
+            limit=error.limit,
+        ) from None

@@ -49,6 +49,7 @@ from oxillama.compat.arguments import (
     is_negative,
     messages_of,
     refuse,
+    room_in_arguments,
     texts_of,
 )
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
@@ -500,7 +501,7 @@ class Llama:
         text = told if echo else ""
         if stream:
             return self._pieces(frame, ids, told, echo, logprobs, stopping, options)
-        with self.engine.stream(ids, **options) as pieces:
+        with self._streamed(ids, options) as pieces:
             if stopping is not None:
                 stopping.watch(pieces.request)
             done = pieces.completion
@@ -542,7 +543,7 @@ class Llama:
         start = 0 if echo else len(told)
         if echo and told and logprobs is None:
             yield frame(text=told, logprobs=None, finish_reason=None)
-        with self.engine.stream(ids, **options) as pieces:
+        with self._streamed(ids, options) as pieces:
             if stopping is not None:
                 stopping.watch(pieces.request)
             self._follow()
@@ -652,7 +653,8 @@ class Llama:
             frame = shapes.Frame("chat.completion.chunk", "chatcmpl", name)
             return self._chunks(frame, messages, options, top, legacy=legacy)
         frame = shapes.Frame("chat.completion", "chatcmpl", name)
-        done = self.engine.chat(messages, **options)
+        with room_in_arguments():
+            done = self.engine.chat(messages, **options)
         self._follow()
         message: dict[str, Any] = {"role": "assistant", "content": done.content}
         if done.tool_calls:
@@ -682,7 +684,9 @@ class Llama:
         legacy: bool,
     ) -> Iterator[dict[str, Any]]:
         yield frame(delta={"role": "assistant"}, logprobs=None, finish_reason=None)
-        with closing(self.engine.chat(messages, stream=True, **options)) as events:
+        with room_in_arguments():
+            begun = self.engine.chat(messages, stream=True, **options)
+        with closing(begun) as events:
             self._follow()
             for event in events:
                 found = None
@@ -735,6 +739,10 @@ class Llama:
         if self._speculative is not None:
             options["speculative"] = self._speculative
         return options
+
+    def _streamed(self, ids: Sequence[int], options: dict[str, Any]) -> oxillama.Stream[Any]:
+        with room_in_arguments():
+            return self.engine.stream(ids, **options)
 
     def _ids(self, prompt: str | Sequence[int], name: str = "prompt") -> list[int]:
         if isinstance(prompt, str):

@@ -646,6 +646,20 @@ def test_tokens_and_logits_that_were_evaluated(llm):
     assert abs(shares.max() - drawn["token_logprobs"][0]) < 1e-5
 
 
+def test_a_prompt_that_is_too_long_names_the_argument_that_helps(llm):
+    said = r"takes at most 511; Llama\(n_ctx=\.\.\.\) gives more where the model has it$"
+    long = "fox " * 600
+    for ask in (
+        lambda: llm(long),
+        lambda: next(llm(long, stream=True)),
+        lambda: llm.create_chat_completion([{"role": "user", "content": long}]),
+        lambda: list(llm.create_chat_completion([{"role": "user", "content": long}], stream=True)),
+    ):
+        with pytest.raises(oxillama.ContextError, match=said) as caught:
+            ask()
+        assert caught.value.limit == 511 and caught.value.tokens > 600
+
+
 def test_every_logit_is_kept_where_asked_for(engine):
     with Llama(MODEL, logits_all=True, n_threads=1) as llm:
         ids = llm.tokenize(b"Once upon a time")
