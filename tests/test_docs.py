@@ -2,6 +2,7 @@
 every file they name is there.
 """
 
+import inspect
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import pytest
 import soundfile
 from PIL import Image
 
+import oxillama
 from oxillama import embedded_path
 from oxillama.cli import parser
 from oxillama.gguf import GgufReader, GgufWriter
@@ -115,6 +117,30 @@ def test_every_function_that_a_page_calls_is_there_after_import_oxillama():
     code = f"import oxillama\nfor name in {sorted(named)}:\n    eval('oxillama' + name)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_names_of_other_tools_stand_beside_arguments_that_are_some():
+    engine = oxillama.InferenceEngine
+    takers = {"load": oxillama.load, "SamplerConfig": oxillama.SamplerConfig}
+    takers |= {"BeamSearchConfig": oxillama.BeamSearchConfig}
+    takers |= {name: getattr(engine, name) for name in dir(engine) if not name.startswith("_")}
+    named = ("load", "generate", "chat", "embed", "rerank", "beam_generate")
+    known = {each for name in named for each in inspect.signature(takers[name]).parameters}
+    found = set()
+    for line in (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8").splitlines():
+        here = line.split(" | ")[1] if line.startswith("| `") and " | " in line else ""
+        for code in re.findall(r"`([^`]+)`", here):
+            # alone (`mmproj=...`) or within a call
+            if alone := re.match(r"(\w+)=", code):
+                assert alone[1] in known, code
+                found.add(alone[1])
+                continue
+            call = re.search(r"(\w+)\((?!.*\w\().*\)", code)
+            if call is not None and call[1] in takers:
+                for name in re.findall(r"[(, ](\w+)=", call[0]):
+                    inspect.signature(takers[call[1]]).bind_partial(**{name: None})
+                    found.add(f"{call[1]}.{name}")
+    assert {"pooling", "mmproj", "load.n_ctx", "generate.max_new_tokens", "chat.template"} <= found
 
 
 def test_the_readme_names_every_format():
