@@ -68,12 +68,16 @@ cdef enum:                  # what a keyword's value must be for anything to be 
     LISTED
     REQUIRED                # names; draft 3's `required: false` asks for nothing
     NAMES_BY_NAME
+    TYPE_NAMES              # one or several
+    BY_NAME                 # anything, schemas are looked at by themselves
     DEPENDENCIES            # schemas or names by name
 
 FORMS = {
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"), COUNT),
     "minimum": NUMBER, "maximum": NUMBER, "exclusiveMinimum": EXCLUSIVE, "exclusiveMaximum": EXCLUSIVE, "multipleOf": POSITIVE,
-    "uniqueItems": BOOLEAN, **dict.fromkeys((*REFERENCES, "pattern"), TEXT), "enum": LISTED, "required": REQUIRED,
+    "uniqueItems": BOOLEAN, **dict.fromkeys((*REFERENCES, "pattern", "format"), TEXT), "required": REQUIRED, "type": TYPE_NAMES,
+    **dict.fromkeys(("enum", "prefixItems", "allOf", "anyOf", "oneOf"), LISTED),
+    **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), BY_NAME),
     "dependentRequired": NAMES_BY_NAME, "dependencies": DEPENDENCIES,
 }
 
@@ -162,8 +166,12 @@ cdef bint well_formed(int form, value) except -1:
         return isinstance(value, list)
     if form == REQUIRED:
         return value is False or is_names(value)
+    if form == TYPE_NAMES:
+        return isinstance(value, str) or is_names(value)
     if not isinstance(value, dict):
         return False
+    if form == BY_NAME:
+        return True
     for part in (<dict>value).values():
         if not (is_names(part) or form == DEPENDENCIES and (part is True or part is False or isinstance(part, dict))):
             return False

@@ -109,6 +109,17 @@ def test_other_numbers_may_have_a_zero_fraction(schema):
         ("maxProperties", True),
         ("pattern", 5),
         ("$ref", 5),
+        ("type", {}),
+        ("type", ["string", []]),
+        ("format", []),
+        ("format", 5),
+        ("prefixItems", 1.5),
+        ("properties", 5),
+        ("patternProperties", ["a"]),
+        ("dependentSchemas", True),
+        ("allOf", None),
+        ("anyOf", 5),
+        ("oneOf", {}),
     ],
 )
 def test_values_that_a_keyword_cannot_mean_raise(keyword, value, beside):
