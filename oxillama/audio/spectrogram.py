@@ -20,6 +20,8 @@ _WINDOW = 400
 _LONGER = (16, 32)
 _FLOOR, _RANGE = 1e-10, 8.0  # the least power, and the powers of ten below the largest one
 _FRAMES = 1000  # that are transformed at once
+# of NeMo's: of the sample before that is subtracted, to powers, and to deviations
+_EMPHASIS, _ADDED, _LEAST = 0.97, 2.0**-24, 1e-5
 
 
 def log_mel(
@@ -128,6 +130,52 @@ class Magnitudes:
         return np.concatenate(
             [frames[:1] * (1.0 - self.emphasis), frames[1:] - self.emphasis * frames[:-1]]
         )
+
+
+@dataclass(frozen=True)
+class Levelled:
+    """The spectrogram of NeMo's encoders (NVIDIA, published code): samples less a share of the one
+    before each, in frames of 400 samples around every 160th, with zeros beyond the clip; the
+    natural logarithm of a band's power plus 2**-24, less its mean, by its deviation.
+
+    taper: float64 (400,); filters: as those of `_filters`, of a transform of 512 numbers.
+    """
+
+    taper: np.ndarray
+    filters: list[tuple[int, list[float]]]
+
+    def of(self, samples: np.ndarray) -> np.ndarray:
+        """float32 (frames, bands) of float32 samples: a frame for each whole hop, of which the mean
+        and the deviation are, and one of zeros.
+        """
+        count, half = len(samples) // HOP, _WINDOW // 2
+        signal = np.zeros(len(samples) + _WINDOW)
+        signal[half : half + len(samples)] = samples
+        signal[half + 1 : half + len(samples)] -= _EMPHASIS * signal[half : half + len(samples) - 1]
+        windows = np.lib.stride_tricks.sliding_window_view(signal, _WINDOW)[: count * HOP : HOP]
+        transform = Spectrum(*_LONGER)
+        made = np.zeros((count + 1, len(self.filters)))
+        for at in range(0, count, _FRAMES):
+            tapered = windows[at : at + _FRAMES].T * self.taper[:, None]
+            filled = np.pad(tapered, ((0, math.prod(_LONGER) - _WINDOW), (0, 0)))
+            banded = _banded(transform.power(filled), self.filters)
+            made[at : at + banded.shape[1]] = ln(banded + _ADDED).T
+        whole = made[:count]
+        whole -= _summed(whole) / max(count, 1)
+        deviation = np.sqrt(_summed(whole * whole) / max(count - 1, 1))
+        whole /= deviation + _LEAST
+        return made.astype(np.float32)
+
+
+def _summed(rows: np.ndarray) -> np.ndarray:
+    """The sum of rows, one after the other."""
+    return np.add.accumulate(rows, axis=0)[-1] if len(rows) else np.zeros(rows.shape[1])
+
+
+def levelled(bands: int) -> Levelled:
+    """With the triangles of Slaney's toolbox and a taper whose first and last numbers are zero."""
+    taper = 0.5 - 0.5 * cosines(_WINDOW - 1)[np.arange(_WINDOW) % (_WINDOW - 1)]
+    return Levelled(taper, _between(_edges(bands), math.prod(_LONGER), even=True))
 
 
 @cache

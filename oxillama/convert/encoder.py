@@ -57,7 +57,8 @@ class AudioHyper(MediaHyper):
     @property
     def layers(self) -> int:
         return self.integer(
-            "encoder_layers", "conf_num_hidden_layers", "num_hidden_layers", "num_layers"
+            *("encoder_layers", "conf_num_hidden_layers", "num_hidden_layers", "num_layers"),
+            "n_layers",
         )
 
     @property
@@ -67,6 +68,7 @@ class AudioHyper(MediaHyper):
             "conf_num_attention_heads",
             "num_attention_heads",
             "num_heads",
+            "n_heads",
         )
 
     @property

@@ -4,7 +4,10 @@ groups of what it leaves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+
+import numpy as np
 
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
@@ -53,8 +56,7 @@ class AudioBuilder(MediaBuilder):
         self, x: Value, name: str, rows: int, channels: int, *sides: int, bias: bool = True
     ) -> Value:
         """x, neighbouring rows of `channels` numbers channel by channel, times the kernels
-        `name.weight` (rows, channels, *sides), plus `name.bias`, after whose axis files leave
-        others of length 1 (bias False: there is none).
+        `name.weight` (rows, channels, *sides), plus `name.bias` (bias False: there is none).
         """
         shape = (rows, channels, *sides)
         info = self._info(name + ".weight", *shape)
@@ -63,11 +65,17 @@ class AudioBuilder(MediaBuilder):
                 f"{name}.weight: file has {tuple(info.shape)}, {self.kind} needs {shape}"
             )
         weight = Tensor(name + ".weight", info.type_name, (rows, x.width))
-        shift = None
-        if bias:
-            axes = len(self._info(name + ".bias", rows).shape)
-            shift = self.array(name + ".bias", rows, *(1,) * (axes - 1)).reshape(-1)
+        shift = self.channels(name, rows) if bias else None
         return self.record("linear", (x,), width=rows, weight=weight, bias=shift)
+
+    def channels(self, name: str, count: int) -> np.ndarray:
+        """The bias of a convolution, `name.bias`, float32 (count,), beside whose axis files leave
+        others of length 1.
+        """
+        shape = tuple(self._info(name + ".bias", count).shape)
+        return self.array(
+            name + ".bias", *(shape if math.prod(shape) == count else (count,))
+        ).reshape(-1)
 
     def positions(self, start: int) -> Value:
         """The learned position of each row, which the batch brings from column `start` on."""

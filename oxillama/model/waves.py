@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 
 _PI = Decimal("3.14159265358979323846264338327950288")
+_STEP = 64  # positions whose angles are sums of two
 
 
 def heights(values: np.ndarray, first: int, period: int) -> np.ndarray:
@@ -44,6 +45,45 @@ def circle(period: int) -> np.ndarray:
         context.prec = 35
         made = [sine_and_cosine(2 * _PI * k / period)[::-1] for k in range(period)]
     return np.array(made, np.float64)
+
+
+def positions(count: int, width: int) -> np.ndarray:
+    """The same of positions from 0 to count - 1 for waves whose rates fall from one radian to the
+    next row to almost one ten-thousandth (Vaswani et al. 2017, section 3.5): float32 (count,
+    width), the cosines of all rates and then their sines.
+    """
+    steps = -(-count // _STEP)
+    first, many = _fallen(width, steps)  # (2, rates, within a step or steps)
+    first, many = first[:, :, None], many[:, :, :, None]
+    sines = many[0] * first[1] + many[1] * first[0]
+    cosines = many[1] * first[1] - many[0] * first[0]
+    made = np.concatenate([cosines, sines], dtype=np.float32)
+    return np.ascontiguousarray(made.reshape(width, -1).T[:count])
+
+
+@cache
+def _fallen(width: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """(sines and cosines) of each rate, float64 (2, width / 2, numbers): times 0 to _STEP - 1, and
+    times as many steps.
+    """
+    held = []
+    with localcontext() as context:
+        context.prec = 30
+        step = Decimal(10000).ln() * 2 / width
+        for k in range(width // 2):
+            fine = multiples(*sine_and_cosine((-step * k).exp()), _STEP + 1)
+            held.append((fine[:_STEP], multiples(*fine[_STEP], steps)))
+    first, many = (np.array([each[at] for each in held], np.float64) for at in (0, 1))
+    return np.moveaxis(first, 2, 0), np.moveaxis(many, 2, 0)
+
+
+def multiples(sine: Decimal, cosine: Decimal, count: int) -> list[tuple[Decimal, Decimal]]:
+    """(sine, cosine) of 0 to count - 1 times an angle."""
+    made = [(Decimal(0), Decimal(1))]
+    while len(made) < count:
+        s, c = made[-1]
+        made.append((s * cosine + c * sine, c * cosine - s * sine))
+    return made
 
 
 def sine_and_cosine(x: Decimal) -> tuple[Decimal, Decimal]:

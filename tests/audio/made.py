@@ -32,7 +32,8 @@ GRANITE = {
 }
 LETTERS = 10
 TOKENS = 5  # of the encoder of Gemma 3n
-KINDS = (*POSITIONS, "gemma3na", "gemma4a", "gemma4ua", "granite_speech")
+TAPS = 7  # of the convolutions of LFM2-Audio's layers
+KINDS = (*POSITIONS, "gemma3na", "gemma4a", "gemma4ua", "granite_speech", "lfm2a")
 
 
 def clip(seconds: float, *, rate: int = RATE, seed: int = 0) -> np.ndarray:
@@ -63,6 +64,8 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
 
     if kind == "granite_speech":
         return granite(width, made, put, norm, linear)
+    if kind == "lfm2a":
+        return lfm2a(width, made, put, norm, linear)
     if kind == "gemma4ua":
         linear("mm.a.input_projection", width, FRAME, bias=False)
         return made
@@ -223,6 +226,44 @@ def granite(width: int, made: dict, put: Callable, norm: Callable, linear: Calla
         norm(at + "ffn_norm", wide)
     linear("a.proj_linear", width, wide)
     return made
+
+
+def lfm2a(width: int, made: dict, put: Callable, norm: Callable, linear: Callable) -> dict:
+    """Those of LFM2-Audio, of which three are what it speaks with."""
+    put("a.position_embd.weight", 16, width)
+    norm("a.position_embd_norm", width, bias=False)
+    put("a.embd_to_logits.weight", 16, width)
+    fast_conformer(put, norm, linear)
+    norm("mm.a.mlp.0")
+    linear("mm.a.mlp.1", 40, HIDDEN)
+    linear("mm.a.mlp.3", width, 40)
+    return made
+
+
+def fast_conformer(put: Callable, norm: Callable, linear: Callable) -> None:
+    """Those of a Fast Conformer."""
+    for number, channels, side in ((0, 1, 3), (2, 1, 3), (3, CHANNELS, 1), (5, 1, 3),
+                                   (6, CHANNELS, 1)):  # fmt: skip
+        put(f"a.conv1d.{number}.weight", CHANNELS, channels, side, side, scale=0.4)
+        put(f"a.conv1d.{number}.bias", CHANNELS, 1, 1)
+    linear("a.pre_encode.out", HIDDEN, MELS // 8 * CHANNELS)
+    for i in range(LAYERS):
+        at = f"a.blk.{i}."
+        for name in ("ffn_norm", "ln1", "norm_conv", "ffn_norm_1", "ln2"):
+            norm(at + name)
+        for end in ("", "_1"):
+            linear(f"{at}ffn_up{end}", FFN, HIDDEN)
+            linear(f"{at}ffn_down{end}", HIDDEN, FFN)
+        for part in ("q", "k", "v", "out"):
+            linear(f"{at}attn_{part}", HIDDEN, HIDDEN)
+        linear(at + "linear_pos", HIDDEN, HIDDEN, bias=False)
+        for end in "uv":
+            put(f"{at}pos_bias_{end}", HEADS, HIDDEN // HEADS)
+        linear(at + "conv_pw1", 2 * HIDDEN, HIDDEN)
+        put(at + "conv_dw.weight", HIDDEN, TAPS)
+        put(at + "conv_dw.bias", HIDDEN)
+        norm(at + "conv_norm")
+        linear(at + "conv_pw2", HIDDEN, HIDDEN)
 
 
 def keys_of(kind: str, width: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tests.audio.made import (
     RATE,
     STACK,
     SUBSAMPLED,
+    TAPS,
     TOKENS,
     clip,
     tensors_of,
@@ -680,6 +681,118 @@ def granite_speech(tensors, samples):
     return asked(hidden)[0]
 
 
+def parakeet_mel(samples, bands):
+    """(frames, bands) of samples in 64 bits, by the feature extractor of Parakeet."""
+    extract = transformers.ParakeetFeatureExtractor(feature_size=bands)
+    own = extract(samples, sampling_rate=RATE)["input_features"][0]
+    mel = extract._torch_extract_fbank_features
+
+    def exact(waveform, device):
+        """Of samples that are emphasised in 64 bits, too."""
+        held = torch.from_numpy(samples.astype(np.float64))[None]
+        held = torch.cat([held[:, :1], held[:, 1:] - 0.97 * held[:, :-1]], dim=1)
+        extract.mel_filters = torch.from_numpy(filters)
+        return mel(held, device)
+
+    from transformers.audio_utils import mel_filter_bank
+
+    how = dict(norm="slaney", mel_scale="slaney")
+    filters = mel_filter_bank(257, bands, 0.0, RATE / 2, RATE, **how).T.copy()
+    extract._torch_extract_fbank_features = exact
+    window, torch.hann_window = (
+        torch.hann_window,
+        lambda size, **how: window(size, periodic=False, dtype=torch.float64),
+    )
+    made = extract(samples, sampling_rate=RATE)["input_features"][0]
+    torch.hann_window = window
+    assert made.dtype == torch.float64 and (made - own).abs().max() < 2e-3, (made - own).abs().max()
+    return made.float()
+
+
+def fast_conformer(tensors, **config):
+    """Parakeet's encoder, whose positions are made in 64 bits."""
+    from transformers.models.parakeet import configuration_parakeet as configuration
+    from transformers.models.parakeet import modeling_parakeet as code
+
+    config = configuration.ParakeetEncoderConfig(
+        hidden_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        intermediate_size=FFN,
+        conv_kernel_size=TAPS,
+        subsampling_conv_channels=CHANNELS,
+        num_mel_bins=MELS,
+        scale_input=False,
+        attn_implementation="eager",
+        **config,
+    )
+    names = {
+        **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+        "attn_out": "self_attn.o_proj",
+        "linear_pos": "self_attn.relative_k_proj",
+        **{f"pos_bias_{end}": f"self_attn.bias_{end}" for end in "uv"},
+        "ln1": "norm_self_att",
+        "ln2": "norm_out",
+        "norm_conv": "norm_conv",
+        **{f"ffn_{ours}{end}": f"feed_forward{at}.linear{number}"
+           for end, at in (("", 1), ("_1", 2)) for ours, number in (("up", 1), ("down", 2))},
+        **{f"ffn_norm{end}": f"norm_feed_forward{at}" for end, at in (("", 1), ("_1", 2))},
+        **{f"conv_pw{at}": f"conv.pointwise_conv{at}" for at in (1, 2)},
+        "conv_dw": "conv.depthwise_conv",
+        "conv_norm": "conv.norm",
+        "conv_norm_mean": "conv.norm.running_mean",
+        "conv_norm_var": "conv.norm.running_var",
+    }  # fmt: skip
+    state = {}
+    for name, value in tensors.items():
+        held = torch.from_numpy(value)
+        if name.startswith("a.blk."):
+            index, rest = name.split(".", 3)[2:]
+            part, dot, end = rest.partition(".")
+            if part.startswith("conv_pw") and end == "weight":
+                held = held[..., None]
+            elif part == "conv_dw" and end == "weight":
+                held = held.reshape(HIDDEN, 1, TAPS)
+            elif end == "bias":
+                held = held.reshape(-1)
+            if rest == "conv_norm.weight" and f"a.blk.{index}.conv_norm_var" not in tensors:
+                held = held * (1 + 1e-5) ** 0.5  # of a variance of 1
+            state[f"layers.{index}.{names[part]}{dot}{end}"] = held
+        elif name.startswith("a.conv1d."):
+            held = held.reshape(-1) if name.endswith("bias") else held
+            state[name.replace("a.conv1d", "subsampling.layers")] = held
+        elif name.startswith("a.pre_encode.out"):
+            state[name.replace("a.pre_encode.out", "subsampling.linear")] = held
+    model = code.ParakeetEncoder._from_config(config)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all(".running_" in name or "batches" in name for name in missing), (
+        missing,
+        unexpected,
+    )
+    half = HIDDEN // 2
+    rates = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+
+    def positions(x):
+        at = torch.arange(x.shape[1] - 1, -x.shape[1], -1, dtype=torch.float64)[:, None] * rates
+        return torch.stack([at.sin(), at.cos()], dim=-1).reshape(1, len(at), -1).float()
+
+    model.encode_positions.forward = positions
+    return model.eval()
+
+
+def lfm2a(tensors, samples):
+    """Not in transformers: its encoder is that of Parakeet there, its spectrogram, too; but the
+    frame of zeros at the end is one of the clip. The two products are written out here.
+    """
+    from torch.nn import functional
+
+    hidden = fast_conformer(tensors)(parakeet_mel(samples, MELS)[None]).last_hidden_state[0]
+    held = {name[5:]: torch.from_numpy(tensors[name]) for name in tensors if name[:5] == "mm.a."}
+    hidden = functional.layer_norm(hidden, (HIDDEN,), held["mlp.0.weight"], held["mlp.0.bias"])
+    hidden = functional.gelu(hidden @ held["mlp.1.weight"].T + held["mlp.1.bias"])
+    return hidden @ held["mlp.3.weight"].T + held["mlp.3.bias"]
+
+
 FAMILIES = {
     "qwen2a": qwen2a,
     "qwen2.5o": qwen25o,
@@ -692,6 +805,7 @@ FAMILIES = {
     "gemma4a": gemma4a,
     "gemma4ua": gemma4ua,
     "granite_speech": granite_speech,
+    "lfm2a": lfm2a,
 }
 
 
@@ -707,6 +821,7 @@ def main() -> None:
     held["gemma4_mel"] = gemma4_mel(128, clip(1.0))
     held["gemma3n_mel"] = gemma3n_mel(128, clip(1.0))
     held["granite_mel"] = granite_mel(clip(1.0), 80).numpy()
+    held["parakeet_mel"] = parakeet_mel(clip(1.0), 128).numpy()
     with torch.no_grad():
         for kind, family in FAMILIES.items():
             tensors = tensors_of(kind, WIDTH)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oxillama.audio import AudioLimits, Hearing
-from oxillama.audio.families import gemma3n, granite
+from oxillama.audio.families import conformer, gemma3n, granite
 from oxillama.audio.families.gemma3n import GEMMA_3N
 from oxillama.audio.families.gemma4 import GEMMA_4
 from oxillama.audio.spectrogram import Magnitudes
@@ -66,7 +66,8 @@ def test_every_op_is_what_it_means_and_threads_change_no_bit(tmp_path, hearing, 
 def test_windows_do_not_know_of_one_another(hearing, monkeypatch, kind):
     """Each window is encoded alone: what comes later changes none of it."""
     monkeypatch.setattr(gemma3n, "WINDOW", 2 * RATE)
-    seconds = {"qwen3a": 16.0, "gemma4a": 60.0}.get(kind, 4.0)
+    monkeypatch.setattr(conformer, "ROWS", 26)  # of 207 frames and one of zeros
+    seconds = {"qwen3a": 16.0, "gemma4a": 60.0, "lfm2a": 4.14}.get(kind, 4.0)
     a, b = clip(seconds), clip(seconds)
     b[-RATE:] *= np.float32(0.5)  # the loudest part, which scales the clip, is before
     a, b = (hearing(kind).features(each) for each in (a, b))
@@ -101,6 +102,8 @@ def test_nothing_of_a_long_clip_is_dropped(hearing):
             "gemma4ua": -(-len(samples) // 640),
             # two queries for six rows, each of two frames, of which one begins where the clip ends
             "granite_speech": -(-((len(samples) // 160 + 1) // 2) // 6) * 2,
+            # of eight frames, of which the last one is zeros
+            "lfm2a": -(-(whole + 1) // 8),
         }
 
 
@@ -124,6 +127,7 @@ def test_pieces_are_a_familys_tokens_around_a_clip_that_is_kept(hearing):
         "gemma4a": ["<|audio>", 25, "<audio|>"],
         "gemma4ua": ["<|audio>", 25, "<audio|>"],
         "granite_speech": [18],
+        "lfm2a": [13],
     }
     one = hearing("qwen2a").pieces((clip(1.0), RATE))
     again = hearing("qwen2a").pieces((clip(1.0).copy(), RATE))
@@ -148,8 +152,8 @@ def test_limits_are_those_that_were_given(tmp_path):
     "change, said",
     (
         (
-            {"keys": {"clip.projector_type": "lfm2a"}},
-            "projector_type: found 'lfm2a', wanted",
+            {"keys": {"clip.projector_type": "qwen3tts_spkenc"}},
+            "projector_type: found 'qwen3tts_spkenc', wanted",
         ),
         ({"keys": {"clip.projector_type": ""}}, "clip.audio.projector_type"),
         (
@@ -368,3 +372,43 @@ def test_both_names_of_a_batchs_norm_are_read(tmp_path, hearing):
     other = Hearing(rewritten(plain, tmp_path / "b.gguf", drop=old, add=new))
     wanted = hearing("granite_speech").features(clip(1.0))
     assert np.array_equal(other.features(clip(1.0)), wanted)
+
+
+def test_lfm2_audio_hears_four_minutes_at_once(hearing, monkeypatch):
+    """Each window under a spectrogram of its own, whose last frame is zeros."""
+    monkeypatch.setattr(conformer, "ROWS", 20)
+    samples = clip(5.0)
+    whole = hearing("lfm2a").features(samples)
+    step = (8 * 20 - 1) * 160
+    parts = [
+        hearing("lfm2a").features(each) for each in np.split(samples, [step, 2 * step, 3 * step])
+    ]
+    assert [len(each) for each in parts] == [20, 20, 20, 3]
+    assert np.array_equal(whole, np.concatenate(parts))
+    # what follows a window by less than a frame makes no feature
+    assert len(hearing("lfm2a").features(samples[: step + 159])) == 20
+
+
+def test_what_a_model_speaks_with_has_no_effect_on_what_it_hears(tmp_path, hearing):
+    plain = write_audio(tmp_path / "a.gguf", "lfm2a")
+    spoken = ("a.position_embd.weight", "a.position_embd_norm.weight", "a.embd_to_logits.weight")
+    other = Hearing(rewritten(plain, tmp_path / "b.gguf", drop=spoken))
+    wanted = hearing("lfm2a").features(clip(1.0))
+    assert np.array_equal(other.features(clip(1.0)), wanted)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    (
+        ({"a.blk.0.conv_dw.weight": (32, 6)}, "conv_dw.weight: found 6, wanted an odd number"),
+        ({"a.blk.1.conv_dw.weight": (32, 5)}, "conv_dw.weight: file has (32, 5), lfm2a needs"),
+        ({"a.conv1d.2.weight": (6, 6, 3, 3)}, "a.conv1d.2.weight: file has (6, 6, 3, 3), lfm2a"),
+        ({"a.conv1d.5.bias": (7, 1, 1)}, "a.conv1d.5.bias: file has (7, 1, 1), lfm2a needs (6,)"),
+        ({"a.blk.0.pos_bias_u": (8, 4)}, "a.blk.0.pos_bias_u: file has (8, 4), lfm2a needs (4, 8)"),
+    ),
+)
+def test_what_lfm2_audio_is_not_is_refused(tmp_path, change, said):
+    plain = write_audio(tmp_path / "a.gguf", "lfm2a")
+    held = {name: np.ones(shape, np.float32) for name, shape in change.items()}
+    with pytest.raises(ModelError, match=re.escape(said)):
+        Hearing(rewritten(plain, tmp_path / "b.gguf", drop=held, add=held))

@@ -213,14 +213,14 @@ def test_a_file_of_images_whose_audio_encoder_is_of_another_kind_sees(tmp_path):
             "clip.has_audio_encoder": True,
             "clip.projector_type": "",
             "clip.vision.projector_type": "gemma3",
-            "clip.audio.projector_type": "lfm2a",
+            "clip.audio.projector_type": "other",
         },
         add={"a.odd": np.zeros(4, np.float32)},
     )
     with oxillama.load(mmproj=both, chat_template=PLAIN) as engine:
         assert engine.takes_images and not engine.takes_audio
         assert len(engine.image_prompt([image_of(56, 56)]).images) == 1
-        said = "content[0]: b.gguf has an audio encoder of kind 'lfm2a', wanted one of gemma3na"
+        said = "content[0]: b.gguf has an audio encoder of kind 'other', wanted one of gemma3na"
         with pytest.raises(EngineError, match=re.escape(said)):
             engine.chat(told(clip(0.5)))
 

@@ -9,7 +9,7 @@ import pytest
 from oxillama.audio.certain import Spectrum, cosines, ln, log10
 from oxillama.audio.families.gemma3n import GEMMA_3N
 from oxillama.audio.families.gemma4 import GEMMA_4
-from oxillama.audio.spectrogram import log_mel
+from oxillama.audio.spectrogram import levelled, log_mel
 from tests.audio.made import clip
 
 LEAST = np.float32(np.log(1e-5))
@@ -55,6 +55,18 @@ def test_that_of_a_longer_transform_is_that_of_torch():
     assert wanted.shape == (50, 160) and np.abs(found - wanted).max() <= 2e-7
 
 
+def test_that_of_parakeet_is_that_of_transformers():
+    """Of what a sample is more than most of the one before, each band about its mean."""
+    with np.load(FACTS) as facts:
+        wanted = facts["parakeet_mel"]
+    found = levelled(128).of(clip(1.0))
+    assert found.shape == wanted.shape == (101, 128)
+    assert np.abs(found - wanted).max() <= 2e-6 and not found[100].any()
+    # a frame is its own mean
+    assert np.array_equal(levelled(80).of(clip(1.0)[:319]), np.zeros((2, 80)))
+    assert levelled(80).of(clip(1.0)[:159]).shape == (1, 80)
+
+
 def test_functions_are_those_of_numpy_to_the_last_places():
     x = 10.0 ** np.random.default_rng(0).uniform(-300, 300, 2000)
     assert np.abs(log10(x) / np.log10(x) - 1).max() < 4e-15
@@ -74,6 +86,8 @@ def test_bits_are_the_same_on_every_machine():
     assert [each.hexdigest() for each in found] == ["6bbdd5692ff86c75", "4f8a65720d9d7e53"]
     found = blake2b(GEMMA_4.of(samples, 128).tobytes(), digest_size=8)
     assert found.hexdigest() == "c56381505a110beb"
+    found = blake2b(levelled(128).of(samples).tobytes(), digest_size=8)
+    assert found.hexdigest() == "f8902946258cfa38"
     found = blake2b(GEMMA_3N.of(samples, 128).tobytes(), digest_size=8)
     assert found.hexdigest() == "43841003befed946"
 

@@ -25,6 +25,7 @@ from tests.audio.made import (
     LAYERS,
     MELS,
     POSITIONS,
+    TAPS,
     TOKENS,
     clip,
     keys_of,
@@ -48,7 +49,9 @@ CLASSES = {
     "gemma4a": "Gemma4ForConditionalGeneration",
     "gemma4ua": "Gemma4UnifiedForConditionalGeneration",
     "granite_speech": "GraniteSpeechForConditionalGeneration",
+    "lfm2a": "Lfm2AudioForConditionalGeneration",
 }
+PARTS = {"granite_speech": "encoder_config", "lfm2a": "encoder"}  # of config.json
 FACTS = Path(__file__).parents[1] / "audio" / "transformers_audio.npz"
 WAVES = ("qwen3a", "qwen2.5o")  # positions are made, not held
 _ATTENTION = {f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")}
@@ -101,6 +104,25 @@ _GRANITE = {
                           ("v", "attention.value"), ("out", "output.dense"),
                           ("norm", "output.LayerNorm"))},
 }  # fmt: skip
+_CONFORMER = {
+    **{f"ffn_{ours}{end}": f"feed_forward{at}.linear{number}"
+       for end, at in (("", 1), ("_1", 2)) for ours, number in (("up", 1), ("down", 2))},
+    **{f"ffn_norm{end}": f"norm_feed_forward{at}" for end, at in (("", 1), ("_1", 2))},
+    **{"ln1": "norm_self_att", "ln2": "norm_out", "norm_conv": "norm_conv"},
+    **{f"conv_pw{at}": f"conv.pointwise_conv{at}" for at in (1, 2)},
+    "conv_dw": "conv.depthwise_conv",
+}  # fmt: skip
+_LFM = {
+    **_CONFORMER,
+    **{f"attn_{part}": f"self_attn.linear_{part}" for part in ("q", "k", "v", "out")},
+    **{name: f"self_attn.{name}" for name in ("linear_pos", "pos_bias_u", "pos_bias_v")},
+    "conv_norm": "conv.batch_norm",
+}
+_SPOKEN = {
+    "a.position_embd": "embedding",
+    "a.position_embd_norm": "embedding_norm",
+    "a.embd_to_logits": "to_logits",
+}
 _QFORMER = {
     **{"ffn_up": "intermediate_query.dense", "ffn_down": "output_query.dense"},
     "ffn_norm": "output_query.LayerNorm",
@@ -110,6 +132,15 @@ _QFORMER = {
 def theirs(kind, name):
     """A tensor's name in a folder of transformers, None for one that it does not hold."""
     part, _, end = name.rpartition(".")
+    if kind == "lfm2a":
+        if part.startswith("a.blk."):
+            _, _, layer, rest = name.split(".", 3)
+            rest, dot, end = rest.partition(".")
+            return f"conformer.layers.{layer}.{_LFM[rest]}{dot}{end}"
+        if part in _SPOKEN:
+            return f"audio_embedding.{_SPOKEN[part]}.{end}"
+        name = name.replace("a.conv1d.", "a.pre_encode.conv.").replace("mm.a.mlp", "model")
+        return ("audio_adapter." if part[0] == "m" else "") + name.replace("a.pre", "conformer.pre")
     if kind == "gemma3na":
         if part.startswith("a.blk."):
             _, _, layer, rest = name.split(".", 3)
@@ -178,13 +209,13 @@ def tensors_in(kind, width):
             values = values.reshape(len(values))
         elif kind == "gemma3na":
             pass  # as they are
-        elif "conv_dw" in name:
+        elif "conv_dw.weight" in name:
             values = values[:, None]
         elif ".per_dim_scale" in original:  # its softplus is in the file
             original, values = original.removesuffix(".weight"), np.log(np.expm1(values))
         elif limited(kind, name.split(".")[3] if ".blk." in name else "") and values.ndim == 1:
             values = values[0]
-        if kind == "granite_speech":
+        if kind in ("granite_speech", "lfm2a"):
             if "conv_pw" in name and name.endswith("weight"):
                 values = values[..., None]
             elif name.endswith("conv_norm.weight"):
@@ -192,6 +223,8 @@ def tensors_in(kind, width):
                 values = (values * np.sqrt(1 + 1e-5)).astype(np.float32)
                 tensors[start + "running_mean"] = np.zeros_like(values)
                 tensors[start + "running_var"] = np.ones_like(values)
+            elif kind == "lfm2a":
+                pass
             elif ".blk." in name and name.endswith(".attn_k.weight"):
                 values = np.concatenate([values, made[name.replace("attn_k", "attn_v")]])
                 original = original.replace("to_k", "to_kv")
@@ -261,6 +294,15 @@ def config_of(kind):
         }
         said = {"n_fft": 512, "hop_length": 160, "win_length": 400, "n_mels": MELS}
         return config, more, {"melspec_kwargs": said, "sampling_rate": 16000}
+    if kind == "lfm2a":
+        config = {
+            **{"feat_in": MELS, "feat_out": -1, "n_layers": LAYERS, "d_model": HIDDEN},
+            **{"n_heads": HEADS, "ff_expansion_factor": FFN // HIDDEN, "conv_kernel_size": TAPS},
+            **{"subsampling": "dw_striding", "subsampling_factor": 8, "xscaling": False},
+            **{"self_attention_model": "rel_pos", "att_context_size": [-1, -1]},
+        }
+        said = {"sample_rate": 16000, "normalize": "per_feature", "window_size": 0.025}
+        return config, {}, {**said, "features": MELS, "n_fft": 512, "pad_to": 0}
     return {**sizes, "num_mel_bins": MELS, **positions}, {}, {**sounds, **windows}
 
 
@@ -270,13 +312,17 @@ def audio_folder(path, kind, *, audio=None, sounds=None, more=None, width=WIDTH,
     """
     path.mkdir()
     config, others, said = config_of(kind)
-    part = "encoder_config" if kind == "granite_speech" else "audio_config"
+    part = PARTS.get(kind, "audio_config")
     text = {} if kind == "ultravox" else {"model_type": "qwen2", "hidden_size": width}
     made = {"architectures": [CLASSES[kind]], part: {**config, **(audio or {})}, **others}
     made |= {"text_config": text, "hidden_size": 4096} if kind == "ultravox" else {}
+    said = {**said, **(sounds or {})}
     made = {"text_config": text, **made, **(whole or {})}
+    if kind == "lfm2a":  # whose parts have names of their own
+        made = {"lfm": made.pop("text_config"), "preprocessor": said, **made}
+    else:
+        (path / "preprocessor_config.json").write_text(json.dumps(said))
     (path / "config.json").write_text(json.dumps(made))
-    (path / "preprocessor_config.json").write_text(json.dumps({**said, **(sounds or {})}))
     # newer classes have it
     start = "model." if kind in ("qwen3a", "gemma3na", "gemma4a", "gemma4ua") else ""
     tensors = {start + name: values for name, values in tensors_in(kind, width).items()}
@@ -330,6 +376,9 @@ def test_an_encoder_is_the_file_that_llama_cpp_makes(tmp_path, kind):
         ),
         *(("granite_speech", name, "F32") for name in ("a.blk.0.conv_pw1.weight", "a.proj_query")),
         ("granite_speech", "a.blk.0.attn_k.weight", "F16"),
+        *(("lfm2a", name, "F32") for name in ("a.conv1d.3.weight", "a.blk.0.pos_bias_u")),
+        *(("lfm2a", name, "F32") for name in ("a.blk.0.conv_pw1.weight", "a.position_embd.weight")),
+        *(("lfm2a", name, "F16") for name in ("a.blk.0.linear_pos.weight", "mm.a.mlp.1.weight")),
     ],
 )
 def test_convolutions_and_positions_are_of_the_types_of_llama_cpp(tmp_path, kind, name, type):
@@ -544,6 +593,20 @@ def test_qwen3_omni_names_its_mergers_otherwise(tmp_path):
         ("gemma4a", {"audio": {"attention_context_left": 9}}, "attention_context_left: found 9"),
         ("gemma4a", {"sounds": {"mel_floor": 1e-5}}, "mel_floor: found 1e-05, wanted 0.001"),
         ("gemma4ua", {"sounds": {"feature_size": 320}}, "feature_size: found 320, wanted 640"),
+        ("lfm2a", {"audio": {"xscaling": True}}, "encoder: xscaling: found True, wanted False"),
+        (
+            "lfm2a",
+            {"audio": {"att_context_size": [70, 1]}},
+            r"att_context_size: found \[70, 1\], wanted \[-1, -1\]",
+        ),
+        (
+            "lfm2a",
+            {"audio": {"conv_norm_type": "layer_norm"}},
+            "conv_norm_type: found 'layer_norm'",
+        ),
+        ("lfm2a", {"audio": {"subsampling_factor": 4}}, "subsampling_factor: found 4, wanted 8"),
+        ("lfm2a", {"sounds": {"n_fft": 400}}, "preprocessor: n_fft: found 400, wanted 512"),
+        ("lfm2a", {"sounds": {"normalize": "NA"}}, "normalize: found 'NA', wanted 'per_feature'"),
         ("granite_speech", {"audio": {"cat_hidden_layers": [3]}}, "cat_hidden_layers: found"),
         (
             "granite_speech",

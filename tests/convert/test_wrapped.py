@@ -81,6 +81,50 @@ def test_a_language_model_in_a_wrapper_is_that_alone(name, prefix, parts, folder
         facts(folder, tmp_path)
 
 
+def test_the_language_model_of_lfm2_audio_is_lfm2(folder, tmp_path):  # noqa: F811
+    """Beside what it hears and what it speaks with."""
+    config = json.loads((folder / "config.json").read_text())
+    width, inner, vocab = 32, 48, config["vocab_size"]
+    text = {
+        **{"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "vocab_size": vocab},
+        **{"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "conv_L_cache": 3},
+        **{"norm_eps": 1e-5, "max_position_embeddings": 128, "rope_theta": 1e6},
+        "layer_types": ["conv", "full_attention"],
+    }
+    shapes = {
+        **{"model.embed_tokens": (vocab, width), "model.embedding_norm": (width,)},
+        **{f"model.layers.{i}.{name}": (width,)
+           for i in (0, 1) for name in ("operator_norm", "ffn_norm")},
+        **{f"model.layers.{i}.feed_forward.w{at}": (width, inner) if at == 2 else (inner, width)
+           for i in (0, 1) for at in (1, 2, 3)},
+        **{"model.layers.0.conv.conv": (width, 1, 3), "model.layers.0.conv.in_proj": (96, width)},
+        "model.layers.0.conv.out_proj": (width, width),
+        **{f"model.layers.1.self_attn.{part}_proj": (width if part == "q" else 16, width)
+           for part in "qkv"},
+        "model.layers.1.self_attn.out_proj": (width, width),
+        **{f"model.layers.1.self_attn.{part}_layernorm": (8,) for part in "qk"},
+    }  # fmt: skip
+    random = np.random.default_rng(0)
+    held = {f"{name}.weight": random.normal(size=shape).astype(np.float32)
+            for name, shape in shapes.items()}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(text))
+    save(folder / "model.safetensors", held)
+    wanted = facts(folder, tmp_path)
+    whole = {"architectures": ["Lfm2AudioForConditionalGeneration"], "codebooks": 8, "lfm": text}
+    (folder / "config.json").write_text(json.dumps({**whole, "encoder": {}, "depthformer": {}}))
+    others = (
+        *("conformer.layers.0.norm_out.bias", "audio_adapter.model.0.bias", "codebook_offsets"),
+        *("audio_embedding.embedding.weight", "depth_linear.weight", "audio_loss_weights"),
+        *("depthformer.layers.0.a.weight", "depth_embeddings.0.embedding.weight"),
+    )
+    held = {name.replace("model.", "lfm.", 1): one for name, one in held.items()}
+    save(folder / "model.safetensors", held | dict.fromkeys(others, np.ones(4, np.float32)))
+    assert facts(folder, tmp_path) == wanted
+    report = convert_folder(folder, tmp_path / "made.gguf", "F32")
+    assert report.architecture == "lfm2" and report.left_out == tuple(sorted(others))
+
+
 def test_what_sees_has_a_file_of_its_own_and_what_writes_another():
     """Every class whose encoders are converted is one whose text part is, without them, but for
     Ultravox, whose language model has a folder of its own.

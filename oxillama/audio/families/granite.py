@@ -7,7 +7,7 @@ from math import lcm
 
 import numpy as np
 
-from oxillama.audio.processors import Processor, processor
+from oxillama.audio.processors import Processor, processor, sided
 from oxillama.audio.spectrogram import HOP, RATE, log_mel
 from oxillama.media.tokens import MediaTokens
 from oxillama.model.encoders.granite_speech import ROWS, period_of
@@ -50,30 +50,17 @@ class Queried:
     def _laid_out(self, rows: np.ndarray) -> MediaRows:
         """The rows of a part: of each layer with further ones at the end, then of windows."""
         count, more = len(rows), self.future
-        at = np.arange(count + more)
-        begin = at // self.block * self.block
-        own = at >= count
-        spans = np.where(own, [at, at + 1], [begin, np.minimum(begin + self.block, count)])
-        sides = np.concatenate(
-            [~own[:, None], turns(at % self.block, period_of(self.block))], 1, dtype=np.float32
-        )
-        pairs = np.where(own[:, None], -1, np.stack([at, at + more], axis=1))
-        spans = spans.astype(np.int32)
-        layer = Joined(pairs, columns=sides, spans=spans)
-        between = (
-            *[layer] * (self.layers - 1),
-            Joined(pairs[:count]),  # after the last one nothing is convolved
-            self._asked(count),
-        )
-        first = np.concatenate([np.pad(rows, ((0, more), (0, 0))), sides], axis=1)
+        turn = turns(np.arange(count + more) % self.block, period_of(self.block))
+        layer, last = sided(count, more, turn, self.block)
+        first = np.concatenate([np.pad(rows, ((0, more), (0, 0))), layer.columns], axis=1)
         each = self.window + len(self.queries)
         number = np.arange(-(-count // self.window) * each).reshape(-1, each)
         return MediaRows(
             first,
             np.full(len(first), -1, np.int32),
             number[:, self.window :].reshape(-1, 1),
-            spans=spans,
-            between=between,
+            spans=layer.spans,
+            between=(*[layer] * (self.layers - 1), last, self._asked(count)),
         )
 
     def _asked(self, count: int) -> Joined:

@@ -2,8 +2,8 @@
 
 `siglip`, `clip` (LLaVA), `internvl`, `pixtral`, `qwen`, `glm`, `llama4`, `gemma3n`, `gemma4`,
 `granite`, `kimi` (MoonViT), `minicpm`, `minimax`, `muse`, `step3`, `radio` (Nemotron); for
-documents: `deepseek_ocr`, `dots`, `exaone`, `hunyuan`, `paddleocr`, `youtu`; of audio: `audio` and
-`granite_speech`, and in `qwen`, `gemma3n` and `gemma4`.
+documents: `deepseek_ocr`, `dots`, `exaone`, `hunyuan`, `paddleocr`, `youtu`; of audio: `audio`,
+`conformer` and `granite_speech`, and in `qwen`, `gemma3n` and `gemma4`.
 """
 
 from importlib import import_module

@@ -53,7 +53,7 @@ def _column(x: np.ndarray, h: Hyper) -> np.ndarray:
     return x[:, None]
 
 
-def _plane(x: np.ndarray, h: Hyper) -> np.ndarray:
+def plane(x: np.ndarray, h: Hyper) -> np.ndarray:
     """The same for a convolution of two axes."""
     return x[:, None, None]
 
@@ -280,7 +280,7 @@ _QWEN3 = {
 _PLANES = tuple(f"a.conv2d.{n}.weight" for n in (1, 2, 3))
 _QWEN3_RULES: dict[str, str | Rule] = {
     **{f"audio_tower.conv2d{n}.weight": f"a.conv2d.{n}.weight" for n in (1, 2, 3)},
-    **{f"audio_tower.conv2d{n}.bias": Rule((f"a.conv2d.{n}.bias",), _plane) for n in (1, 2, 3)},
+    **{f"audio_tower.conv2d{n}.bias": Rule((f"a.conv2d.{n}.bias",), plane) for n in (1, 2, 3)},
     "audio_tower.conv_out.weight": "a.conv_out.weight",
     **_LAYERS,
     "audio_tower.ln_post.{w}": "a.post_ln.{w}",

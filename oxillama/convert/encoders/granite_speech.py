@@ -5,18 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from oxillama.convert.encoder import AudioHyper, described_audio, encoder, spread
+from oxillama.convert.encoders.conformer import BATCH_NORM, batch_norms, matrix
 from oxillama.convert.family import Hyper, Keys, Rule
-from oxillama.convert.safetensors import Tensor
-from oxillama.errors import ConvertError
 
 _LAYER = "encoder.layers.{b}."
 _QFORMER = "projector.qformer.encoder.layer.{e}."
 _ASKED = "a.proj_blk.{e}."
-_BATCH_NORM = tuple(
-    f".conv.batch_norm.{end}"
-    for end in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-)
-_EPS = 1e-5  # of a norm over a batch
 
 
 class GraniteSpeechHyper(AudioHyper):
@@ -29,31 +23,8 @@ def _halves(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, ...]:
     return tuple(np.split(x, 2))
 
 
-def _matrix(x: np.ndarray, h: Hyper) -> np.ndarray:
-    """A convolution of one place, or of one channel, without that axis."""
-    axis = 1 if x.shape[1] == 1 else 2
-    return x.squeeze(axis)
-
-
 def _batch_norms(h: AudioHyper) -> dict[str, np.ndarray]:
-    """A norm over a batch as a factor and a summand."""
-    assert h.folder is not None
-    tensors = h.folder.tensors
-
-    def held(layer: int, end: str) -> np.ndarray:
-        name = f"encoder.layers.{layer}.conv.batch_norm.{end}"
-        found: Tensor | None = tensors.get(name, tensors.get("model." + name))
-        if found is None:
-            raise ConvertError(f"{h.label}: found no {name}, wanted that of each of its layers")
-        return found.floats().astype(np.float64)
-
-    made = {}
-    for layer in range(h.layers):
-        factor = held(layer, "weight") / np.sqrt(held(layer, "running_var") + _EPS)
-        shift = held(layer, "bias") - held(layer, "running_mean") * factor
-        for end, values in (("weight", factor), ("bias", shift)):
-            made[f"a.blk.{layer}.conv_norm.{end}"] = values.astype(np.float32)
-    return made
+    return batch_norms(h, "encoder.layers.{}.conv.batch_norm.")
 
 
 @encoder(
@@ -73,7 +44,7 @@ def _batch_norms(h: AudioHyper) -> dict[str, np.ndarray]:
     },
     halves=(),
     kept=("conv_pw1.weight", "conv_pw2.weight", "conv_dw.weight"),
-    folded=_BATCH_NORM,
+    folded=BATCH_NORM,
     extra=_batch_norms,
     rules={
         "encoder.input_linear.{w}": "a.input_projection.{w}",
@@ -102,7 +73,7 @@ def _batch_norms(h: AudioHyper) -> dict[str, np.ndarray]:
         ),
         _LAYER + "attn.rel_pos_emb.weight": "a.blk.{b}.attn_rel_pos_emb",
         **{
-            f"{_LAYER}conv.{theirs}.weight": Rule((f"a.blk.{{b}}.{ours}.weight",), _matrix)
+            f"{_LAYER}conv.{theirs}.weight": Rule((f"a.blk.{{b}}.{ours}.weight",), matrix)
             for theirs, ours in (
                 *(("up_conv", "conv_pw1"), ("depth_conv.conv", "conv_dw")),
                 ("down_conv", "conv_pw2"),

@@ -181,6 +181,16 @@ def lfm2(h: Hyper, k: Keys) -> None:
     k.u32("shortconv.l_cache", h.integer("conv_L_cache"))
 
 
+@family(
+    "Lfm2AudioForConditionalGeneration",
+    arch="lfm2",
+    rules={name.replace("model.", "lfm.", 1): to for name, to in LFM2.items()},
+)
+def lfm2_audio(h: Hyper, k: Keys) -> None:
+    """The language model of LFM2-Audio, beside what it hears and speaks with."""
+    lfm2(h, k)
+
+
 def _lfm2_width(h: Hyper) -> int:
     """The width that the layer really has: two thirds, scaled, and rounded up where asked."""
     width = h.integer("intermediate_size", "block_ff_dim")

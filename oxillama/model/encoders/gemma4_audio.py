@@ -13,7 +13,7 @@ from oxillama.model.audio_builder import AudioBuilder, encoder
 from oxillama.model.blocks import heads_of
 from oxillama.model.builder import Layer, Value
 from oxillama.model.encoders.gemma4 import limited
-from oxillama.model.waves import heights, sine_and_cosine
+from oxillama.model.waves import heights, multiples, sine_and_cosine
 
 _SIDE = 3  # of the kernels
 EPS = 1e-6  # of the published models; llama.cpp's converter wrote other numbers
@@ -142,15 +142,6 @@ def _positions(width: int, seen: int) -> np.ndarray:
     with localcontext() as context:
         context.prec = 30
         step = Decimal(_BASE).ln() / max(half - 1, 1)
-        numbers = [_multiples(*sine_and_cosine((-step * k).exp()), seen) for k in range(half)]
+        numbers = [multiples(*sine_and_cosine((-step * k).exp()), seen) for k in range(half)]
     held = np.array(numbers, np.float64)  # (half, distance, sine and cosine)
     return np.concatenate([held[..., 0], held[..., 1]])
-
-
-def _multiples(sine: Decimal, cosine: Decimal, count: int) -> list[tuple[Decimal, Decimal]]:
-    """(sine, cosine) of 0 to count - 1 times an angle."""
-    made = [(Decimal(0), Decimal(1))]
-    while len(made) < count:
-        s, c = made[-1]
-        made.append((s * cosine + c * sine, c * cosine - s * sine))
-    return made

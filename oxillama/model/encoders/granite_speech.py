@@ -11,6 +11,7 @@ from oxillama.model.attention import Heads
 from oxillama.model.audio_builder import AudioBuilder, encoder
 from oxillama.model.blocks import heads_of
 from oxillama.model.builder import Layer, Value
+from oxillama.model.encoders.conformer import layers
 from oxillama.model.tensors import Given
 from oxillama.model.waves import heights
 
@@ -25,64 +26,33 @@ def period_of(block: int) -> int:
 
 @encoder("granite_speech")
 def granite_speech(b: AudioBuilder) -> None:
-    """A convolution sees rows on both sides. It is causal, in the tape of its layer, over further
-    rows of zeros at the end; the tape after that takes what it leaves a few rows later.
-    """
+    """Rows see those of their block; half way, each is told what it would be as a letter."""
     block = b.keys.integer("chunk_size", minimum=1, maximum=ROWS)
     taps = b.keys.integer("conv_kernel_size", minimum=1, maximum=ROWS)
-    past = (taps - 1) // 2
-    x, mask = b.features(0, b.mels), b.features(b.mels, 1)
-    turn = b.features(b.mels + 1, period_of(block) + 1)
-    p = b
-    p.most = ROWS + past
-    x = p.linear(x, "a.input_projection", p.hidden)
-    for layer in b.blocks():
-        layer = Layer(p, layer.index, layer.prefix)
-        x = x + _network(p, layer, x, "")
-        x = x + _attention(p, layer, layer.norm(x, "ln1", kind="layer"), turn, block)
-        y = layer.norm(x, "norm_conv", kind="layer")
-        wide = p.shape(layer.name("conv_pw1.weight"), 2)[0]
-        if wide % 2:
-            p.fail(layer.name("conv_pw1.weight"), wide, "an even number of rows")
-        y, inner = layer.linear(y, "conv_pw1", wide), wide // 2
-        y = p.gate(y.columns(inner, wide), y.columns(0, inner), act="sigmoid")
-        y = p.conv(y * p.repeat(mask, inner), layer.array("conv_dw.weight", inner, taps))
-        p.mark_embedding(p.concat(y, x))
-        p, (pair,) = p.projector(2)
-        p.most = ROWS + past
-        layer = Layer(p, layer.index, layer.prefix)
-        half = pair.width // 2
-        x, y = pair.columns(inner, half), pair.columns(half, half + inner)
-        if layer.index + 1 < p.n_layers:
-            mask, turn = p.features(pair.width, 1), p.features(pair.width + 1, turn.width)
-        y = p.activate(_scaled(p, layer, y), "silu")
-        x = x + layer.linear(y, "conv_pw2", p.hidden)
-        x = x + _network(p, layer, x, "_1")
-        x = layer.norm(x, "ln2", kind="layer")
-        if layer.index + 1 == p.n_layers // 2:
-            # what a row would be as a letter
-            rows = p.shape("a.enc_ctc_out.weight", 2)[0]
-            letters = p.softmax(p.linear(x, "a.enc_ctc_out", rows))
-            x = x + p.linear(letters, "a.enc_ctc_out_mid", p.hidden)
+
+    def seen(p: AudioBuilder, layer: Layer, x: Value, turn: Value) -> Value:
+        return _attention(p, layer, x, turn, block)
+
+    def told(p: AudioBuilder, layer: Layer, x: Value) -> Value:
+        if layer.index + 1 != p.n_layers // 2:
+            return x
+        rows = p.shape("a.enc_ctc_out.weight", 2)[0]
+        letters = p.softmax(p.linear(x, "a.enc_ctc_out", rows))
+        return x + p.linear(letters, "a.enc_ctc_out_mid", p.hidden)
+
+    x = b.linear(b.features(0, b.mels), "a.input_projection", b.hidden)
+    p, x = layers(
+        b,
+        x,
+        at=b.mels,
+        waves=period_of(block) + 1,
+        rows=ROWS,
+        taps=taps,
+        attention=seen,
+        after=told,
+    )
     p.mark_embedding(x)
     _queried(p)
-
-
-def _network(p: AudioBuilder, layer: Layer, x: Value, end: str) -> Value:
-    """Half of what a feed-forward network makes of x."""
-    y = layer.norm(x, "ffn_norm" + end, kind="layer")
-    width = p.shape(layer.name(f"ffn_up{end}.weight"), 2)[0]
-    y = p.activate(layer.linear(y, "ffn_up" + end, width), "silu")
-    return layer.linear(y, "ffn_down" + end, p.hidden) * 0.5
-
-
-def _scaled(p: AudioBuilder, layer: Layer, x: Value) -> Value:
-    """A norm over a batch, which files have as a factor and a summand; some of llama.cpp's
-    converters give it another name.
-    """
-    name = "conv_norm" if layer.has("conv_norm.weight") else "conv_norm_var"
-    weight, bias = (layer.vector(f"{name}.{end}", x.width) for end in ("weight", "bias"))
-    return x * weight + bias
 
 
 def _attention(p: AudioBuilder, layer: Layer, x: Value, turn: Value, block: int) -> Value:
