@@ -145,8 +145,8 @@ greedy and beam texts.
 
 Of the decoders that llama.cpp runs, one needs what oxillama does not have, and is refused by name:
 `graniteswitch` (adapters switched within a text). So are files of `qwen4exp` with a table of hashed
-tokens in several layers, and models that fill in masks or draft by filling them in (`dflash`).
-Drafts of the architectures `eagle3` and `gemma4-assistant` are loaded with their model
+tokens in several layers, and models that fill in masks step by step. Drafts of the architectures
+`eagle3`, `dflash` and `gemma4-assistant` are loaded with their model
 ([speculative.md](speculative.md#eagle-3)).
 
 ## Differences from llama.cpp

@@ -14,7 +14,13 @@ class StepCosts:
     def scale(self, rows: int, seconds: float) -> None: ...
     def record(self, sequences: int, rows: int, seconds: float) -> None: ...
     def best(
-        self, chances: Sequence[float], *, rows: int = 1, sequences: int = 1, each: float = 0.0
+        self,
+        chances: Sequence[float],
+        *,
+        rows: int = 1,
+        sequences: int = 1,
+        each: float = 0.0,
+        once: float = 0.0,
     ) -> int: ...
 
 @disjoint_base

@@ -91,16 +91,17 @@ cdef class StepCosts:
         elif self.first:            # the first step with candidates is compared with a plain one
             self.observe(rows, seconds)
 
-    def best(self, chances, *, int64_t rows=1, int64_t sequences=1, double each=0.0):
+    def best(self, chances, *, int64_t rows=1, int64_t sequences=1, double each=0.0, double once=0.0):
         """How many candidates to add to a step that holds `rows` rows of `sequences` sequences without them, 0 where none pay.
 
-        chances: of each candidate, to be accepted where those before it are. each: seconds that drafting one takes.
+        chances: of each candidate, to be accepted where those before it are. each: seconds that drafting one takes; once: that
+        drafting any takes.
         """
         cdef double[MOST_OFFERED] given
         cdef int count = <int>min(len(chances), MOST_OFFERED), i
         for i in range(count):
             given[i] = chances[i]
-        return self.worthwhile(given, count, rows, sequences, each)
+        return self.worthwhile(given, count, rows, sequences, each, once)
 
     cdef double at(self, int64_t rows) noexcept:
         cdef double beyond = 0
@@ -109,13 +110,13 @@ cdef class StepCosts:
             rows = MOST_ROWS
         return self.unit * (self.filled[rows] + beyond)
 
-    cdef int worthwhile(self, const double *chances, int count, int64_t rows, int64_t sequences, double each) noexcept:
+    cdef int worthwhile(self, const double *chances, int count, int64_t rows, int64_t sequences, double each, double once) noexcept:
         cdef double tokens = <double>sequences, chance = 1, rate, best = (tokens + LEAST_GAIN) / self.at(rows)
         cdef int i, found = 0
         for i in range(count):
             chance *= chances[i]
             tokens += chance
-            rate = tokens / (self.at(rows + i + 1) + each * (i + 1))
+            rate = tokens / (self.at(rows + i + 1) + once + each * (i + 1))
             if rate > best:
                 best = rate
                 found = i + 1
@@ -318,7 +319,7 @@ cdef class IndexedText:
             if not self.run or costs is not None and not costs.first:
                 return 0
             count = self.expected(chances, most)
-            return count if costs is None else costs.worthwhile(chances, count, sequences, sequences, 0)
+            return count if costs is None else costs.worthwhile(chances, count, sequences, sequences, 0, 0)
 
     def offer(self, int most):
         """(up to `most` candidates, the chance of each to be accepted where those before it are)."""

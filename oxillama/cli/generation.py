@@ -20,7 +20,7 @@ from oxillama.engine.config import WAYS
 # the values of --speculative
 DRAFTS = (
     f"{', '.join(WAYS)}[:LAYERS], off, or a draft as MODEL names one (a smaller model, EAGLE-3, "
-    "a Gemma 4 assistant, mtp-*.gguf)"
+    "DFlash, a Gemma 4 assistant, mtp-*.gguf)"
 )
 
 # (names, field of a sampler, kind, help)

@@ -229,23 +229,36 @@ class AttentionRecorder(Recorder):
             **({"spans": True} if spans else {}),
         )
 
-    def store(self, k: Value, v: Value, *, heads: Heads, layer: int) -> None:
-        """Keep k and v in the pages of a layer, for `attend_stored`."""
+    def store(
+        self,
+        k: Value,
+        v: Value,
+        *,
+        heads: Heads,
+        layer: int,
+        window: int = 0,
+        rope: Rope | None = None,
+        k_norm: np.ndarray | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """Keep k and v in the pages of a layer, for another attention to them; the parameters are
+        those of `attend` (rope: pairs of halves).
+        """
         self.record(
             "attention",
-            (k, v),
+            (k, v, *self._table(rope)),
             width=1,
             stateful=True,
             heads=replace(heads, query=0),
-            layer=self._like(layer, Pages(heads.kv, heads.key_dim, heads.value_dim)),
-            rope_dims=0,
+            layer=self._like(layer, Pages(heads.kv, heads.key_dim, heads.value_dim, window)),
+            rope_dims=rope.dims if rope else 0,
             style="neox",
             q_scale=1.0,
             window=0,
             softcap=0.0,
             q_norm=None,
-            k_norm=None,
-            eps=0.0,
+            k_norm=k_norm,
+            eps=float(eps),
         )
 
     def _like(self, layer: int, state: Pages) -> int:

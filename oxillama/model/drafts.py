@@ -1,12 +1,12 @@
 """Models that draft for a loaded one, over its weights: its first layers, its layers that predict
-further tokens, an EAGLE-3 model, a Gemma 4 assistant, and any of these with an output over a part
-of the vocabulary.
+further tokens, an EAGLE-3 model, a DFlash model, a Gemma 4 assistant, and any of these with an
+output over a part of the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,8 +19,11 @@ from oxillama.model.accounts import check_keys
 from oxillama.model.assistant import ARCH as ASSISTANT
 from oxillama.model.assistant import LENT, assistant
 from oxillama.model.builder import Builder
+from oxillama.model.dflash import ARCH as DFLASH
+from oxillama.model.dflash import Block, dflash
 from oxillama.model.eagle import ARCH as EAGLE
-from oxillama.model.eagle import eagle, target_tokens
+from oxillama.model.eagle import eagle
+from oxillama.model.extracts import target_tokens
 from oxillama.model.held import packed, ready, weights_of
 from oxillama.model.load import Model, program_of
 from oxillama.model.lower import Tape, lower
@@ -54,7 +57,7 @@ def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Mod
     if model.tape.extracts:
         raise ConfigError(
             "speculative: found 'mtp' for a model that was loaded with a draft of another kind "
-            "(EAGLE-3, a Gemma 4 assistant), wanted a model loaded without one"
+            "(EAGLE-3, DFlash, a Gemma 4 assistant), wanted a model loaded without one"
         )
     if tape is None:
         raise ConfigError(
@@ -109,8 +112,51 @@ def eagle_draft(
     tokens = target_tokens(b, logits.width, target.config.vocab_size)
     keys = ("target_layers", "target_hidden_size", "context_length")
     sizes = dict(num_threads=num_threads, max_rows=max_rows)
-    model, fuse = _beside(target, b, logits, fusion, tuple(b.pages), keys, lent, **sizes)
-    return model, fuse, tokens
+    model, made = _beside(target, b, logits, (fusion,), tuple(b.pages), keys, lent, **sizes)
+    return model, _over_rows(model, made[0]), tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BlockParts:
+    """What a DFlash draft has besides the program over its blocks. context: keeps keys and values
+    of the target's carried rows, in the same pages; bias: of the logits, by the token before, None
+    without one.
+    """
+
+    block: Block
+    context: Program
+    bias: RowProgram | None
+
+
+def dflash_draft(
+    target: Model, reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512
+) -> tuple[Model, BlockParts, np.ndarray | None]:
+    """(a DFlash draft for a target; its other parts; the target's token of each row of its output,
+    None where they are the same).
+
+    ConfigError unless it was made for such a target; ModelError for a malformed file.
+    """
+    reader, lent = _completed(reader, target, tied=True)
+    b = _recording(target, reader, DFLASH)
+    with b.complete():
+        width = Keys(target.reader.metadata).integer("embedding_length")
+        logits, block, graphs = dflash(b, width)
+    tokens = target_tokens(b, logits.width, target.config.vocab_size)
+    sizes = dict(num_threads=num_threads, max_rows=max(max_rows, block.rows))
+    known = ("context_length",)
+    model, made = _beside(target, b, logits, graphs, tuple(b.pages), known, lent, **sizes)
+    program, (tape, ops) = model.program, made[0]
+    context = program_of(
+        model.config,
+        tape,
+        ops,
+        max_rows=program.max_rows,
+        num_threads=program.num_threads,
+        beside=program,
+        files=program.files,
+    )
+    bias = _over_rows(model, made[1]) if len(made) > 1 else None
+    return model, BlockParts(block, context, bias), tokens
 
 
 def assistant_draft(
@@ -129,8 +175,8 @@ def assistant_draft(
         logits, norm = assistant(b, target.config.states, width)
     sizes = dict(num_threads=num_threads, max_rows=max_rows)
     states, keys = target.config.states, ("context_length",)
-    model, normed = _beside(target, b, logits, norm, states, keys, {}, **sizes)
-    return model, normed, None
+    model, made = _beside(target, b, logits, (norm,), states, keys, {}, **sizes)
+    return model, _over_rows(model, made[0]), None
 
 
 def _recording(
@@ -150,24 +196,25 @@ def _beside(
     target: Model,
     b: Builder,
     logits: Value,
-    fusion: Builder,
+    graphs: Sequence[Builder],
     states: tuple[LayerState, ...],
     known: Sequence[str],
     lent: Mapping[Key, PackedMatrix],
     *,
     num_threads: int,
     max_rows: int,
-) -> tuple[Model, RowProgram]:
-    """(the draft that was recorded for a target; what makes the rows that it begins with). known:
-    keys that were looked at elsewhere, or say nothing of the draft; lent: weights of the target.
+) -> tuple[Model, list[tuple[Tape, list[tuple[str, dict]]]]]:
+    """(the draft that was recorded for a target; the tapes of other graphs over the same file, with
+    their ops as a `Program` takes them). known: keys that were looked at elsewhere, or say nothing
+    of the draft; lent: weights of the target.
     """
     reader, arch = b.reader, b.arch
     unused = b.unused()
     if unused:
         raise ModelError(f"{unused[0]}: {arch} has no use for this tensor")
     check_keys(reader.metadata, arch, b.read | {f"{arch}.{key}" for key in known})
-    tape, fusing = lower(b, logits), lower(fusion, None)
-    tensors = weights_of((*tape.ops, *fusing.ops))
+    tape, others = lower(b, logits), [lower(graph, None) for graph in graphs]
+    tensors = weights_of([op for one in (tape, *others) for op in one.ops])
     own = {key: tensor for key, tensor in tensors.items() if key not in lent}
     weights = {**lent, **packed(reader, own, num_threads)}
     config = replace(
@@ -191,26 +238,29 @@ def _beside(
         outputs=logits.width,
         files=reader.maps,
     )
-    fuse = RowProgram(
-        fusing,
-        ready(reader, fusing.ops, weights),
-        config.vocab_size,
-        None,
-        beside=program,
-        files=program.files,
-    )
-    for graph in (fusion, b):
+    made = [(each, ready(reader, each.ops, weights)) for each in others]
+    for graph in (*graphs, b):
         graph.forget()
-    return Model(config, tape, program, reader, weights, packing=packing), fuse
+    return Model(config, tape, program, reader, weights, packing=packing), made
 
 
-def _completed(reader: GgufReader, target: Model) -> tuple[GgufReader, dict[Key, PackedMatrix]]:
+def _over_rows(model: Model, made: tuple[Tape, list[tuple[str, dict]]]) -> RowProgram:
+    """What runs a tape over rows, on the workers of a draft."""
+    tape, ops = made
+    program = model.program
+    return RowProgram(tape, ops, model.config.vocab_size, None, beside=program, files=program.files)
+
+
+def _completed(
+    reader: GgufReader, target: Model, *, tied: bool = False
+) -> tuple[GgufReader, dict[Key, PackedMatrix]]:
     """(a draft's file with the target's token table and output where it has none; the packed matrix
-    of that output).
+    of that output). tied: a token table of its own is its output, too.
     """
-    names = {} if _TABLE in reader.tensors else {_TABLE: _TABLE}
+    own = _TABLE in reader.tensors
+    names = {} if own else {_TABLE: _TABLE}
     weights: dict[Key, PackedMatrix] = {}
-    if _HEAD not in reader.tensors:
+    if _HEAD not in reader.tensors and not (tied and own):
         head = output_matrix(target)
         if head is None:
             raise ConfigError(

@@ -10,18 +10,15 @@ A file may leave out its token table and its output, and uses those of the targe
 
 from __future__ import annotations
 
-import numpy as np
-
 from oxillama.errors import ConfigError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model.blocks import attention, gated_ffn
 from oxillama.model.builder import Builder, Layer
+from oxillama.model.extracts import target_layers
 from oxillama.model.recorder import Value
 
 ARCH = "eagle3"
-# architectures whose layers read one row of several that they add to
-_STREAMS = ("gemma3n", "glm5-next")
 
 
 def extracts_of(reader: GgufReader, target: GgufReader) -> tuple[int, ...]:
@@ -29,22 +26,11 @@ def extracts_of(reader: GgufReader, target: GgufReader) -> tuple[int, ...]:
     what comes out of the last one. ConfigError unless the draft was made for such a target.
     """
     keys, its = Keys(reader.metadata, ARCH), Keys(target.metadata)
-    if its.arch in _STREAMS:
-        raise ConfigError(
-            f"draft: found {ARCH} for {its.arch}, wanted it for a model whose layers add to one row"
-        )
-    layers = keys.integers("target_layers", count=3)
+    layers = target_layers(keys, its, count=3, out=True)
     wide, width = keys.integer("target_hidden_size"), its.integer("embedding_length")
     if wide != width:
         raise ConfigError(
             f"draft: found {ARCH}.target_hidden_size {wide}, wanted {width}, the embedding_length "
-            "of the target"
-        )
-    extra = its.integer("nextn_predict_layers", default=0)
-    most = its.integer("block_count") - extra
-    if max(layers) > most:
-        raise ConfigError(
-            f"draft: found {ARCH}.target_layers {list(layers)}, wanted at most {most}, the layers "
             "of the target"
         )
     return layers
@@ -74,31 +60,3 @@ def eagle(b: Builder, width: int) -> tuple[Value, Builder]:
         g = fusion.norm(g, "enc.output_norm")
     fusion.mark_embedding(fusion.linear(g, "fc", b.hidden))
     return logits, fusion
-
-
-def target_tokens(b: Builder, rows: int, vocabulary: int) -> np.ndarray | None:
-    """The target's token of each row of the draft's output, int64 (rows,), from the file's `d2t`;
-    None where they are the same.
-    """
-    if not b.has("d2t"):
-        if rows != vocabulary:
-            raise ConfigError(
-                f"draft: found output.weight of {rows} rows without d2t, wanted {vocabulary}, the "
-                "vocabulary of the target"
-            )
-        return None
-    b.used.add("d2t")
-    info = b.reader.tensors["d2t"]
-    if tuple(info.shape) != (rows,) or info.type_name != "I64":
-        raise ModelError(
-            f"d2t: file has {info.type_name} {tuple(info.shape)}, {ARCH} needs I64 {(rows,)}"
-        )
-    tokens = b.reader.data("d2t").view("<i8").astype(np.int64)
-    if not 0 <= tokens.min() <= tokens.max() < vocabulary:
-        raise ConfigError(
-            f"d2t: found tokens from {tokens.min()} to {tokens.max()}, wanted 0 to "
-            f"{vocabulary - 1}, the vocabulary of the target"
-        )
-    if len(np.unique(tokens)) < rows:
-        raise ModelError(f"d2t: found tokens twice, wanted {rows} of the target's")
-    return tokens

@@ -62,10 +62,15 @@ class RowProgram:
 
     def each(self, rows: np.ndarray) -> np.ndarray:
         """float32 (rows, width) of rows, float32 (rows, hidden)."""
-        count = len(rows)
-        zero, number = np.zeros(count, np.int32), np.arange(count, dtype=np.int32)
-        tables = [zero[:1]] * count
-        batch = Batch(np.full(count, -1, np.int32), zero, tables, number, number, embeds=rows)
+        return self._run(np.full(len(rows), -1, np.int32), rows)
+
+    def tokens(self, ids: Sequence[int]) -> np.ndarray:
+        """float32 (tokens, width), where the tape begins with the rows of a table."""
+        return self._run(np.asarray(ids, np.int32), None)
+
+    def _run(self, ids: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+        zero, number = np.zeros(len(ids), np.int32), np.arange(len(ids), dtype=np.int32)
+        batch = Batch(ids, zero, [zero[:1]] * len(ids), number, number, embeds=rows)
         with self._lock:
             return np.array(self._program.step(batch, self._memory, output="hidden"))
 

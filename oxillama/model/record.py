@@ -16,6 +16,7 @@ from oxillama.model import arch as _arch  # noqa: F401  (importing it registers 
 from oxillama.model.accounts import check_keys
 from oxillama.model.assistant import ARCH as ASSISTANT
 from oxillama.model.builder import Builder, Classifier, recorders
+from oxillama.model.dflash import ARCH as DFLASH
 from oxillama.model.eagle import ARCH as EAGLE
 from oxillama.model.further import is_further
 from oxillama.model.lower import Tape, lower
@@ -33,13 +34,11 @@ _NOT_MODELS = {
 
 # Architectures of files that hold no next-token model or encoder of texts, and what they do.
 _FILLS = "fills in masked tokens step by step (diffusion)"
-_DRAFTS = "drafts for another model and has no use alone"
 _DRAFTS_BESIDE = "drafts for another model, which is loaded with it (speculative=, --speculative)"
 _SPEAKS = "makes sound"
 NOT_GENERATING = {
     **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _FILLS),
-    "dflash": _DRAFTS,
-    **dict.fromkeys((EAGLE, ASSISTANT), _DRAFTS_BESIDE),
+    **dict.fromkeys((EAGLE, DFLASH, ASSISTANT), _DRAFTS_BESIDE),
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
     "clip": "encodes images or sound for another model (mmproj)",
 }
@@ -138,8 +137,8 @@ def recorded(
     if extracts:
         if b.extracted is None:
             raise ConfigError(
-                f"draft: found {EAGLE} for {name}, wanted it for a model whose layers add to one "
-                "row, of which its output is made"
+                f"draft: found one that reads what comes into layers of {name}, wanted it for a "
+                "model whose layers add to one row, of which its output is made"
             )
         b.carried = b.extracted
     pooling = _pooling(own, b)

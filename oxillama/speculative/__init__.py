@@ -14,6 +14,7 @@ docs/speculative.md.
   draft_model    candidates from a second model
   draft_session  what that keeps of a session, and its candidates while they are drawn
   mtp            candidates from the model's own layers that predict further tokens
+  dflash         candidates from a DFlash model, a block of them in one step
   assistant      candidates from a Gemma 4 assistant, which reads the target's pages
   choices        the first of several drafters, or the likelier of two
   shortlist      the part of a large vocabulary that drafts draw from

@@ -67,6 +67,8 @@ class ModelDrafter:
 
     # whether the prompts that it evaluates are part of what its candidates cost
     _catch_up_counts = True
+    # whether a step of it draws all candidates of a session
+    _whole = False
 
     def __init__(
         self,
@@ -260,7 +262,7 @@ class ModelDrafter:
             return state.acceptance.count(NOMINAL.best(chances, each=self._weight))
         plain = request.costs(request.sequences)
         each = (self._round or max(self._weight * plain, _LEAST_ROUND)) / request.sequences
-        return request.worthwhile(chances, each=each)
+        return request.worthwhile(chances, **{"once" if self._whole else "each": each})
 
     def draft(self, drafts: list[SessionDraft]) -> float:
         """Catch up with each session, then draw its candidates; returns the seconds of a long
@@ -289,11 +291,14 @@ class ModelDrafter:
             rows = self.run([(draft, [draft.tokens[-1]]) for draft in going])
             live = [(draft, row) for draft, row in zip(going, rows) if row is not None]
         if rounds and (not self._round or short):
-            seconds = (time.perf_counter() - started - caught_up) / rounds
-            if self._round:
-                seconds = self._round + 0.2 * (min(seconds, 3 * self._round) - self._round)
-            self._round = seconds
+            self._learn_round((time.perf_counter() - started - caught_up) / rounds)
         return caught_up
+
+    def _learn_round(self, seconds: float) -> None:
+        """A step that draws candidates took so long."""
+        if self._round:
+            seconds = self._round + 0.2 * (min(seconds, 3 * self._round) - self._round)
+        self._round = seconds
 
     def run(self, work: list[tuple[SessionDraft, list[int]]]) -> list[np.ndarray | None]:
         """Evaluate tokens of several drafts; the logits after the last of each, None for one that

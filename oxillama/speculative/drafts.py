@@ -33,14 +33,20 @@ from oxillama.engine.generation import Vocabulary
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, GgufNotFound, OxillamaError
 from oxillama.gguf import GgufReader
-from oxillama.model import assistant, eagle
-from oxillama.model.drafts import assistant_draft, eagle_draft, early_exit, predictor
+from oxillama.model import assistant, dflash, eagle
+from oxillama.model.drafts import (
+    assistant_draft,
+    dflash_draft,
+    eagle_draft,
+    early_exit,
+    predictor,
+)
 from oxillama.model.further import is_further, with_further
 from oxillama.model.load import Model
-from oxillama.model.pooled import RowProgram
 from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
 from oxillama.speculative.assistant import AssistantDrafter
+from oxillama.speculative.dflash import BlockDrafter
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.mtp import MtpDrafter
 from oxillama.speculative.vocabularies import Alignment, align
@@ -57,19 +63,20 @@ Drafting = TypeVar("Drafting", bound=ModelDrafter)
 class Following:
     """A kind of draft that begins with rows of the target, which must be loaded with it.
 
-    extracts: the layers of the target whose inputs those are; draft: the draft's model, what makes
-    the rows it reads of the target's, and the target's tokens of its output.
+    extracts: the layers of the target whose inputs those are; draft: the draft's model, what the
+    drafter needs besides (`fusion`), and the target's tokens of its output.
     """
 
     called: str
     extracts: Callable[[GgufReader, GgufReader], tuple[int, ...]]
-    draft: Callable[..., tuple[Model, RowProgram, np.ndarray | None]]
+    draft: Callable[..., tuple[Model, Any, np.ndarray | None]]
     drafter: Callable[..., ModelDrafter]
 
 
 # by architecture
 FOLLOWING = {
     eagle.ARCH: Following("an EAGLE-3 draft", eagle.extracts_of, eagle_draft, MtpDrafter),
+    dflash.ARCH: Following("a DFlash draft", dflash.extracts_of, dflash_draft, BlockDrafter),
     assistant.ARCH: Following(
         "a Gemma 4 assistant", assistant.extracts_of, assistant_draft, AssistantDrafter
     ),

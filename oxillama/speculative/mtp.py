@@ -19,7 +19,7 @@ text does not depend on it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from oxillama.engine.allocator import common_prefix
 from oxillama.engine.session import Session
 from oxillama.model.pooled import RowProgram
 from oxillama.sampling import Sampler
-from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.draft_model import ModelDrafter, SavedDraft
 from oxillama.speculative.draft_session import DraftAcceptance, DraftState, SessionDraft
 from oxillama.speculative.types import DraftRequest
 
@@ -90,6 +90,8 @@ class PredictedDraft(SessionDraft):
 
     __slots__ = ()
     state: PredictorState
+    # how many tokens a row of the target comes before the token that it is for
+    _behind: ClassVar[int] = 1
 
     def drop_rejected(self) -> None:
         """Drop all that was not made of the target's rows, or of tokens that the session does not
@@ -100,8 +102,8 @@ class PredictedDraft(SessionDraft):
         self.prefix = session.tokens[state.base :]
         most = min(state.sure, len(state.held), len(self.prefix) - 1)
         keep = common_prefix(state.held, self.prefix, most) if most > 0 else 0
-        begin = max(state.rows.start + 1, session.media[-1].end if session.media else 0)
-        if state.base + keep < begin:
+        begin = max(state.rows.start + self._behind, session.media[-1].end if session.media else 0)
+        if not keep or state.base + keep < begin:
             state.base, keep = begin, 0
             self.prefix = session.tokens[begin:]
         del state.held[keep:]
@@ -128,29 +130,40 @@ class PredictedDraft(SessionDraft):
         return bool(self.prefix) and super().caught_up
 
 
-class MtpDrafter(ModelDrafter):
+class CarriedDrafter(ModelDrafter):
+    """Drafts with what reads rows of the target, as they come."""
+
+    carries = WINDOW
+    # a few layers, over a few rows
+    _catch_up_counts = False
+
+    def _state_of(self, session: Session, drafted: Session) -> PredictorState:
+        return PredictorState(drafted, None, self._acceptance)
+
+    def take_carried(self, state: PredictorState, first: int, rows: np.ndarray) -> None:
+        """The target's rows of a session's tokens from position `first` on."""
+        state.rows.write(first, rows)
+
+    def save(self, session: Session) -> SavedDraft | None:
+        """What was learned. Pages could not be continued without the rows behind them: elsewhere
+        they begin with rows that come.
+        """
+        state = self.kept(session)
+        return None if state is None else SavedDraft(b"", 0, b"", state.to_dict())
+
+
+class MtpDrafter(CarriedDrafter):
     """Drafts with the layers of the target that predict further tokens, or with an EAGLE-3 model.
     fusion: makes what such a model reads of the target's rows; only of those that it reads, so that
     others, of rejected candidates and of a text while there are no drafts, cost nothing.
     """
 
-    carries = WINDOW
-    # one layer, over a few rows
-    _catch_up_counts = False
-
     def __init__(self, *args: Any, fusion: RowProgram | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
         self._fusion = fusion
 
-    def _state_of(self, session: Session, drafted: Session) -> PredictorState:
-        return PredictorState(drafted, None, self._acceptance)
-
     def _session_draft(self, request: DraftRequest, count: int) -> PredictedDraft:
         return PredictedDraft(request, count)
-
-    def take_carried(self, state: PredictorState, first: int, rows: np.ndarray) -> None:
-        """The target's rows of a session's tokens from position `first` on."""
-        state.rows.write(first, rows)
 
     def chance(self, state: PredictorState) -> float:
         """How likely the first candidate is to be accepted."""

@@ -18,6 +18,7 @@ from oxillama.speculative.assistant import AssistantDrafter
 from oxillama.speculative.background import BackgroundDrafter
 from oxillama.speculative.choices import Choice
 from oxillama.speculative.costs import CostLedger, StepCosts
+from oxillama.speculative.dflash import BlockDrafter
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.lookup import LookupDrafter, LookupSpeculation
@@ -38,7 +39,7 @@ PendingDraft = tuple[Any, DraftRequest]
 # drafters that the loop asks itself: they answer at once, or after steps of a draft model
 _IN_LOOP = (
     *(LookupDrafter, ForcedText, NoCandidates),
-    *(ModelDrafter, MtpDrafter, AssistantDrafter),
+    *(ModelDrafter, MtpDrafter, AssistantDrafter, BlockDrafter),
 )
 # drafters whose `open` and `close` never wait
 _OPENS_AT_ONCE = (*_IN_LOOP, BackgroundDrafter)

@@ -59,20 +59,23 @@ class DraftRequest:
     masker: Any = None
     ledger: CostLedger | None = None
 
-    def worthwhile(self, chances: Sequence[float], *, each: float = 0.0) -> int:
+    def worthwhile(self, chances: Sequence[float], *, each: float = 0.0, once: float = 0.0) -> int:
         """How many candidates of these chances to run: as many as give the most tokens per second,
         0 where none pay, and now and then one that does not, to measure again.
 
-        each: seconds that drafting a candidate takes.
+        each: seconds that drafting a candidate takes; once: that drafting any takes.
         """
         chances = chances[: self.most]
         if self.costs is None or not chances:
             return len(chances)
-        best = self.costs.best(chances, rows=self.rows, sequences=self.sequences, each=each)
+        best = self.costs.best(
+            chances, rows=self.rows, sequences=self.sequences, each=each, once=once
+        )
         if best or self.ledger is None:
             return best
         plain = self.costs(self.sequences)
-        loss = self.costs(self.rows + 1) + each - plain - chances[0] * plain / self.sequences
+        loss = self.costs(self.rows + 1) + each + once - plain
+        loss -= chances[0] * plain / self.sequences
         return int(self.ledger.affords(loss, plain))
 
 

@@ -76,6 +76,8 @@ def test_as_many_candidates_as_pay_are_brought():
     assert cheap.best([0.01] * 8) == 0 and dear.best([0.99] * 8) == 0
     # a draft that costs as much as the target
     assert cheap.best([0.9] * 8, each=1.0) == 0
+    # one that costs as much however many it draws
+    assert cheap.best([0.9] * 8, once=1.0) == 8 and cheap.best([0.9] * 8, once=6.0) == 0
     assert StepCosts({1: 1.0, 2: 1.04, 3: 3.0}).best([1.0, 1.0]) == 1
 
 
