@@ -3,11 +3,12 @@
 `dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and `hybrid`
 models, `qwen4`, `rwkv`, `older` decoders with fused projections, `encoders`, text parts of models
 that see `images`, `t5`; `single`, `routed` and `latent`: decoders and mixtures whose names or
-layers are their own.
+layers are their own; `drafts` of DFlash.
 """
 
 from oxillama.convert.families import (
     dense,
+    drafts,
     encoders,
     experts,
     gemma,
@@ -25,6 +26,7 @@ from oxillama.convert.families import (
 
 __all__ = [
     "dense",
+    "drafts",
     "encoders",
     "experts",
     "gemma",
