@@ -793,6 +793,40 @@ cdef class CopyOp(Op):
         self.whole = True
 
 
+# ---- shift -----------------------------------------------------------------------------------------------------------
+
+ctypedef struct ShiftArgs:
+    Common common
+    int x, out
+    size_t row_bytes
+
+
+cdef void shift_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const ShiftArgs *a = <const ShiftArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r
+    r = ox_team_take(team)
+    while r < rows:
+        if r == 0 or step.row_table[r] != step.row_table[r - 1]:
+            memset(row_of(step, a.out, r), 0, a.row_bytes)
+        else:
+            memcpy(row_of(step, a.out, r), row_of(step, a.x, r - 1), a.row_bytes)
+        r = ox_team_take(team)
+
+
+cdef class ShiftOp(Op):
+    cdef ShiftArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "out")
+        columns = plan.reads(p["x"], full=True)
+        if p["x"] == p["out"]:
+            raise plan.fail(f"x and out are both slot {p['x']}")
+        self.a.x, self.a.row_bytes = p["x"], 4 * <size_t>columns
+        self.a.out = plan.writes(p["out"], columns)
+        self.begin(plan, &self.a.common, "shift", shift_part, p)
+
+
 OPS = {"embed": EmbedOp, "features": FeaturesOp, "copy": CopyOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,
-       "measure": MeasureOp, "softmax": SoftmaxOp, "head_scale": HeadScaleOp,
+       "measure": MeasureOp, "softmax": SoftmaxOp, "head_scale": HeadScaleOp, "shift": ShiftOp,
        **dict.fromkeys(ELEMENTWISE, ElementwiseOp)}

@@ -279,6 +279,10 @@ class Builder(AttentionRecorder):
             *("copy", (x,)), width=times * x.width, count=x.width, heads=times, stride=x.width
         )
 
+    def shift(self, x: Value) -> Value:
+        """The row before each row, of the same sequence in the same step; zeros for the first."""
+        return self.op("shift", x)
+
     def combine(self, x: Value, routes: Value) -> Value:
         """The sum of a routed value's parts, weighted by its routes."""
         return self.op("combine", x, routes)

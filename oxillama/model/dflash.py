@@ -13,12 +13,21 @@ already.
 
     bias     markov_w2 (markov_w1 row of the token before)
 
+DFlash2 drafts mix each row of a block with those before it, around attention and network, by
+weights that are made of the row (a convolution). Of the likeliest tokens of a row a selector
+chooses by the token before, too:
+
+    score    logit + sum of (predecessor row of the token before) (selector_hidden row) (successor
+             row of the token)
+
 A file may leave out its token table and its output, and uses those of the target then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from oxillama.errors import ConfigError, ModelError
 from oxillama.gguf import GgufReader
@@ -35,7 +44,6 @@ _CONFIDENCE = ("conf_proj.weight", "conf_proj.bias", "conf_proj.scale")
 # what is not computed, by a key of it
 _OTHERS = {
     "hyper_connection.count": "drafts with the layers of DeepSeek V4",
-    "selector_rank": "DFlash2 drafts, which convolve a block and choose paths through it,",
 }
 
 
@@ -111,10 +119,24 @@ def _block(b: Builder) -> Block:
     )
 
 
-def dflash(b: Builder, width: int) -> tuple[Value, Block, list[Builder]]:
-    """(logits of a block's rows; what a block is; the graph that keeps keys and values of a
-    target's token, from its rows of `width` floats each, and that of the bias by the token before,
-    if there is one).
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """What a draft computes besides the logits of a block. context: keeps keys and values of a
+    target's token. markov: the bias of the logits by the token before. before, after: the rows that
+    a selector has of a token before a candidate, and of the candidate; None without. most: the
+    tokens that it chooses among, 0 without one.
+    """
+
+    context: Builder
+    markov: Builder | None = None
+    before: Builder | None = None
+    after: Builder | None = None
+    most: int = 0
+
+
+def dflash(b: Builder, width: int) -> tuple[Value, Block, Graphs]:
+    """(logits of a block's rows; what a block is; the draft's other graphs). width: of the target's
+    rows.
     """
     keys, block = b.keys, _block(b)
     wide = len(keys.integers("target_layers")) * width
@@ -136,13 +158,14 @@ def dflash(b: Builder, width: int) -> tuple[Value, Block, list[Builder]]:
         _keep(context, Layer(context, layer.index), g, window=windows[layer.index])
     y = b.norm(x, "output_norm")
     b.mark_embedding(y)
+    more = _selector(b, y)
     head = "output" if b.has("output.weight") else "token_embd"
     rows = b.shape(f"{head}.weight", 2)[0]
     scale = keys.number("logit_scale", default=0.0) or 1.0
     cap = keys.number("final_logit_softcapping", default=0.0, minimum=0.0)
     logits = b.softcap(b.linear(y, head, rows) * scale, cap)
     if not b.has("markov_w1.weight"):
-        return logits, block, [context]
+        return logits, block, Graphs(context, **more)
     if (scale, cap) != (1.0, 0.0):
         raise ModelError(
             f"{ARCH}.logit_scale, {ARCH}.final_logit_softcapping: found {scale:g} and {cap:g} "
@@ -150,7 +173,26 @@ def dflash(b: Builder, width: int) -> tuple[Value, Block, list[Builder]]:
         )
     markov = b.aside()
     markov.mark_embedding(markov.linear(markov.embed_extra("markov_w1.weight"), "markov_w2", rows))
-    return logits, block, [context, markov]
+    return logits, block, Graphs(context, markov)
+
+
+def _selector(b: Builder, y: Value) -> dict[str, Any]:
+    """The selector as parameters of `Graphs`; its rows of a block are carried."""
+    if not b.has("selector_hidden.weight"):
+        return {}
+    if b.has("markov_w1.weight"):
+        raise ModelError("markov_w1.weight: found it beside selector_hidden.weight, wanted one")
+    rank = b.keys.integer("selector_rank", minimum=1, maximum=1 << 16)
+    most = b.keys.integer("selector_top_k", minimum=1, maximum=b.vocab_size)
+    b.mark_carried(b.linear(y, "selector_hidden", rank))
+    made = {}
+    for part, name in (("before", "predecessor"), ("after", "successor")):
+        graph = b.aside()
+        table = f"selector_{name}.weight"
+        graph.matrix(table, b.vocab_size, rank)
+        graph.mark_embedding(graph.embed_extra(table))
+        made[part] = graph
+    return {**made, "most": most}
 
 
 def _windows(b: Builder, block: Block) -> tuple[int, ...]:
@@ -186,7 +228,7 @@ def _layer(b: Builder, layer: Layer, x: Value, *, window: int, strict: bool, act
             f"{ARCH}.attention.value_length: found {heads.value_dim}, wanted {heads.key_dim}, as "
             "that of keys"
         )
-    normed = layer.norm(x, "attn_norm")
+    normed, mixed = _convolved(b, layer, layer.norm(x, "attn_norm"), "attn_conv")
     q = layer.linear(normed, "attn_q", heads.query * heads.key_dim)
     k, v = _keys_and_values(b, layer, normed)
     y = b.attend(
@@ -205,16 +247,50 @@ def _layer(b: Builder, layer: Layer, x: Value, *, window: int, strict: bool, act
         sinks=layer.optional_vector("attn_sinks.weight", heads.query),
     )
     y = layer.linear(y, "attn_output", b.hidden)
-    y = y * (keys.number("attention.value_scale", default=0.0) or 1.0)
+    y = mixed(y * (keys.number("attention.value_scale", default=0.0) or 1.0))
     if layer.has("post_attention_norm.weight"):
         y = layer.norm(y, "post_attention_norm")
     x = x + y
-    y = gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act=act)
+    normed, mixed = _convolved(b, layer, layer.norm(x, "ffn_norm"), "ffn_conv")
+    y = mixed(gated_ffn(b, layer, normed, act=act))
     if layer.has("post_ffw_norm.weight"):
         y = layer.norm(y, "post_ffw_norm")
     x = x + y
     factor = layer.optional_vector("layer_output_scale.weight", 1)
     return x if factor is None else x * float(factor[0])
+
+
+def _convolved(
+    b: Builder, layer: Layer, x: Value, name: str
+) -> tuple[Value, Callable[[Value], Value]]:
+    """(x mixed with the rows before it; what mixes the result), where the layer has a convolution
+    of that name: the weight of a row is a number for each float, and one that x gives for each
+    group of them.
+    """
+    if not layer.has(f"{name}_proj.weight"):
+        return x, lambda y: y
+    taps = b.keys.integer("conv_kernel_size", minimum=1, maximum=64)
+    size = b.keys.integer("conv_group_size", minimum=1, maximum=b.hidden)
+    if b.hidden % size:
+        raise ModelError(
+            f"{ARCH}.conv_group_size: found {size}, wanted a divisor of embedding_length {b.hidden}"
+        )
+    groups = b.hidden // size
+    fixed = layer.array(f"{name}_base", 2, taps, b.hidden)
+    made = layer.linear(x, f"{name}_proj", 2 * taps * groups)
+
+    def mixed(y: Value, side: int) -> Value:
+        total = None
+        for tap in range(taps):
+            first = (side * taps + tap) * groups
+            y = b.shift(y) if tap else y
+            part = y * fixed[side, tap]
+            part = part + b.head_scale(y, made.columns(first, first + groups), heads=groups)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    return mixed(x, 0), lambda y: mixed(y, 1)
 
 
 def _keep(context: Builder, layer: Layer, g: Value, *, window: int) -> None:

@@ -117,15 +117,27 @@ def eagle_draft(
 
 
 @dataclass(frozen=True, slots=True)
+class Selector:
+    """Chooses a candidate among the `most` likeliest tokens of a row: before, after: its rows of
+    the token before, and of those tokens.
+    """
+
+    most: int
+    before: RowProgram
+    after: RowProgram
+
+
+@dataclass(frozen=True, slots=True)
 class BlockParts:
     """What a DFlash draft has besides the program over its blocks. context: keeps keys and values
-    of the target's carried rows, in the same pages; bias: of the logits, by the token before, None
-    without one.
+    of the target's carried rows, in the same pages; bias: of the logits, by the token before;
+    selector: takes the rows that the program carries. Both are None for a draft without.
     """
 
     block: Block
     context: Program
-    bias: RowProgram | None
+    bias: RowProgram | None = None
+    selector: Selector | None = None
 
 
 def dflash_draft(
@@ -142,10 +154,13 @@ def dflash_draft(
         width = Keys(target.reader.metadata).integer("embedding_length")
         logits, block, graphs = dflash(b, width)
     tokens = target_tokens(b, logits.width, target.config.vocab_size)
-    sizes = dict(num_threads=num_threads, max_rows=max(max_rows, block.rows))
+    sizes = dict(num_threads=num_threads, max_rows=max(max_rows, block.rows, graphs.most))
     known = ("context_length",)
-    model, made = _beside(target, b, logits, graphs, tuple(b.pages), known, lent, **sizes)
-    program, (tape, ops) = model.program, made[0]
+    names = [name for name in ("context", "markov", "before", "after") if getattr(graphs, name)]
+    several = [getattr(graphs, name) for name in names]
+    model, found = _beside(target, b, logits, several, tuple(b.pages), known, lent, **sizes)
+    made = dict(zip(names, found))
+    program, (tape, ops) = model.program, made.pop("context")
     context = program_of(
         model.config,
         tape,
@@ -155,8 +170,10 @@ def dflash_draft(
         beside=program,
         files=program.files,
     )
-    bias = _over_rows(model, made[1]) if len(made) > 1 else None
-    return model, BlockParts(block, context, bias), tokens
+    more = {name: _over_rows(model, part) for name, part in made.items()}
+    bias = more.pop("markov", None)
+    selector = Selector(graphs.most, **more) if more else None
+    return model, BlockParts(block, context, bias, selector), tokens
 
 
 def assistant_draft(

@@ -64,7 +64,7 @@ class RowProgram:
         """float32 (rows, width) of rows, float32 (rows, hidden)."""
         return self._run(np.full(len(rows), -1, np.int32), rows)
 
-    def tokens(self, ids: Sequence[int]) -> np.ndarray:
+    def tokens(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 (tokens, width), where the tape begins with the rows of a table."""
         return self._run(np.asarray(ids, np.int32), None)
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from oxillama.errors import PoolError
 from oxillama.model.drafts import BlockParts
+from oxillama.model.pooled import RowProgram
 from oxillama.speculative.draft_model import CATCH_UP
 from oxillama.speculative.draft_session import SessionDraft
 from oxillama.speculative.mtp import CarriedDrafter, PredictedDraft, PredictorState
@@ -46,6 +47,15 @@ class BlockDraft(PredictedDraft):
         return 0 < len(self.state.held) == len(self.prefix) - 1
 
 
+class _Filled(NamedTuple):
+    """The rows of a block that predict candidates: logits float32 (candidates, outputs), and what a
+    selector reads of them.
+    """
+
+    logits: np.ndarray
+    carried: np.ndarray
+
+
 class BlockDrafter(CarriedDrafter):
     """Drafts with a DFlash model. fusion: what that has besides its program."""
 
@@ -54,6 +64,7 @@ class BlockDrafter(CarriedDrafter):
     def __init__(self, *args: Any, fusion: BlockParts, **more: Any) -> None:
         super().__init__(*args, **more)
         self._block, self._context, self._bias = fusion.block, fusion.context, fusion.bias
+        self._selector = fusion.selector
 
     def _session_draft(self, request: DraftRequest, count: int) -> BlockDraft:
         return BlockDraft(request, count)
@@ -82,23 +93,38 @@ class BlockDrafter(CarriedDrafter):
             self._learn_round(time.perf_counter() - started - caught_up)
         return caught_up
 
-    def _draw(self, drafts: list[SessionDraft], logits: list[np.ndarray]) -> None:
-        """Candidates of drafts, from the logits (candidates, outputs) of each."""
-        going, at = list(zip(drafts, logits)), 0
+    def _draw(self, drafts: list[SessionDraft], blocks: list[_Filled]) -> None:
+        """Candidates of drafts, from the block of each."""
+        going, at = list(zip(drafts, blocks)), 0
         while going:
-            rows = [rows[at] for _, rows in going]
+            logits = [block.logits[at] for _, block in going]
+            before = [draft.tokens[-1] if at else draft.prefix[-1] for draft, _ in going]
             if self._bias is not None:
-                before = [draft.tokens[-1] if at else draft.prefix[-1] for draft, _ in going]
-                rows = list(map(self._biased, rows, self._biases(before)))
-            drawn = [draft.draw(self._row(row)) for (draft, _), row in zip(going, rows)]
+                logits = list(map(self._biased, logits, self._of_tokens(self._bias, before)))
+            rows = list(map(self._row, logits))
+            if self._selector is not None:
+                beside = [block.carried[at] for _, block in going]
+                rows = list(
+                    map(self._chosen, rows, self._of_tokens(self._selector.before, before) * beside)
+                )
+            drawn = [draft.draw(row) for (draft, _), row in zip(going, rows)]
             going, at = [one for one, more in zip(going, drawn) if more], at + 1
 
-    def _biases(self, tokens: Sequence[int]) -> np.ndarray:
-        """Of the logits behind each token."""
-        assert self._bias is not None
+    def _of_tokens(self, made: RowProgram, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """What a part of the draft makes of each token."""
         with self.core.step_lock:
             self.core.check()
-            return self._bias.tokens(tokens)
+            return made.tokens(tokens)
+
+    def _chosen(self, row: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """The scores of the likeliest tokens of a row, -inf for others; before: the selector's row
+        of the token before times that of the block's row.
+        """
+        assert self._selector is not None
+        likely = np.sort(np.argpartition(-row, self._selector.most - 1)[: self._selector.most])
+        out = np.full_like(row, -np.inf)
+        out[likely] = row[likely] + self._of_tokens(self._selector.after, likely) @ before
+        return out
 
     def _biased(self, logits: np.ndarray, bias: np.ndarray) -> np.ndarray:
         if len(logits) < len(bias):
@@ -146,10 +172,10 @@ class BlockDrafter(CarriedDrafter):
             state.sure = len(state.held) + count
         return np.zeros((len(part), 0), np.float32)
 
-    def _run_blocks(self, drafts: list[SessionDraft]) -> list[np.ndarray]:
-        """float32 (candidates, outputs) of each draft."""
+    def _run_blocks(self, drafts: list[SessionDraft]) -> list[_Filled]:
+        """The block of each draft, filled in."""
         block, core, short = self._block, self.core, self._shortlist
-        ends = [draft.kv.length for draft in drafts]
+        places = [draft.kv.length for draft in drafts]
         # no row of a causal block sees what is behind it
         counts = [block.first + draft.count if block.causal else block.rows for draft in drafts]
         starts = np.cumsum([0, *counts])
@@ -160,7 +186,7 @@ class BlockDrafter(CarriedDrafter):
             for start, draft in zip(starts, drafts)
         ]
         self.forwarded += len(tokens)
-        seen = np.repeat(np.array(ends, np.int32) + np.array(counts, np.int32), counts)
+        seen = np.repeat(np.array(places, np.int32) + np.array(counts, np.int32), counts)
         with core.step_lock:
             core.check()
             program = core.program
@@ -169,7 +195,7 @@ class BlockDrafter(CarriedDrafter):
             batch = core.make_batch(
                 tokens,
                 np.concatenate(
-                    [np.arange(end, end + n, dtype=np.int32) for end, n in zip(ends, counts)]
+                    [np.arange(at, at + n, dtype=np.int32) for at, n in zip(places, counts)]
                 ),
                 [draft.kv.table for draft in drafts],
                 np.repeat(np.arange(len(drafts), dtype=np.int32), counts),
@@ -177,4 +203,6 @@ class BlockDrafter(CarriedDrafter):
                 visible=None if block.causal else seen,
             )
             logits = program.step(batch, core.memory).copy()
-        return np.split(logits, np.cumsum([draft.count for draft in drafts])[:-1])
+            carried = program.carried().copy() if program.carries else logits[:, :0]
+        ends = np.cumsum([draft.count for draft in drafts])[:-1]
+        return list(map(_Filled, np.split(logits, ends), np.split(carried, ends)))

@@ -1,4 +1,4 @@
-"""Tiny DFlash and DSpark draft models with fixed random weights, for tiny targets."""
+"""Tiny DFlash, DSpark and DFlash2 draft models with fixed random weights, for tiny targets."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from oxillama.gguf import GgufReader, GgufWriter
 from tests.model import tiny
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, ROWS, RANK, BLOCK, MASK = 2, 4, 2, 16, 64, 48, 16, 6, 7
+TAPS, GROUP, LIKELY = 3, 8, 5
 
 
 def write(
@@ -18,14 +19,16 @@ def write(
     vocabulary: int = tiny.VOCAB,
     own: str = "none",
     markov: bool = False,
+    selector: bool = False,
     mask: int | None = MASK,
     keys: dict | None = None,
     tensors: dict | None = None,
     words: dict | None = None,
 ) -> GgufReader:
     """Write a draft and open it. own: "none", the target's table and output; "table", which is its
-    output too; "all", both; "rows", an output of `ROWS` tokens of a fixed choice. markov: DSpark.
-    keys, tensors: replace those of the file (None removes one); words: keys of a vocabulary.
+    output too; "all", both; "rows", an output of `ROWS` tokens of a fixed choice. markov: DSpark;
+    selector: DFlash2. keys, tensors: replace those of the file (None removes one); words: keys of a
+    vocabulary.
     """
     rng = np.random.default_rng(13)
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
@@ -61,6 +64,16 @@ def write(
             "conf_proj.weight": (1, hidden + RANK),
             "conf_proj.bias": (1,),
         }
+    if selector:
+        shapes |= {
+            "selector_predecessor.weight": (vocabulary, RANK),
+            "selector_successor.weight": (vocabulary, RANK),
+            "selector_hidden.weight": (RANK, hidden),
+        }
+        for at in range(LAYERS):
+            for name in ("attn_conv", "ffn_conv"):
+                shapes[f"blk.{at}.{name}_base"] = (2, TAPS, hidden)
+                shapes[f"blk.{at}.{name}_proj.weight"] = (2 * TAPS * hidden // GROUP, hidden)
     values: dict = {}
     for name, shape in shapes.items():
         made = rng.standard_normal(shape).astype(np.float32)
@@ -83,6 +96,9 @@ def write(
     }
     if markov:
         said |= {"sample_from_anchor": True, "has_confidence_head": True}
+    if selector:
+        said |= {"conv_kernel_size": TAPS, "conv_group_size": GROUP}
+        said |= {"selector_rank": RANK, "selector_top_k": LIKELY}
     with GgufWriter(path, "dflash") as writer:
         for key, value in (said | (keys or {})).items():
             if value is not None:

@@ -12,6 +12,7 @@ from oxillama.errors import ConfigError, ModelError
 from oxillama.model.dflash import Block, extracts_of
 from oxillama.model.drafts import dflash_draft
 from oxillama.model.load import load_model
+from oxillama.model.reference import Reference, compare
 from tests.model import dflash, tiny
 from tests.model.test_eagle import TOKENS, floats, rms, silu, stepped
 
@@ -23,6 +24,23 @@ def target(tmp_path_factory):
     """A model that carries what comes into two of its layers."""
     path = tmp_path_factory.mktemp("target") / "t.gguf"
     return load_model(tiny.write(path, "llama"), num_threads=1, extracts=(1, 2))
+
+
+def convolved(part, name, x):
+    """(x mixed with the rows before it, what mixes the result), of a block alone."""
+    if f"{name}_proj.weight" not in part:
+        return x, lambda y: y
+    made = (x @ part[f"{name}_proj.weight"].T).reshape(len(x), 2, dflash.TAPS, -1, 1)
+
+    def mixed(y, side):
+        total = 0
+        for tap in range(dflash.TAPS):
+            earlier = np.concatenate([np.zeros((tap, y.shape[1])), y])[: len(y)]
+            weight = part[f"{name}_base"][side, tap].reshape(-1, dflash.GROUP) + made[:, side, tap]
+            total = total + weight.reshape(len(y), -1) * earlier
+        return total
+
+    return mixed(x, 0), lambda y: mixed(y, 1)
 
 
 def published(
@@ -45,7 +63,7 @@ def published(
 
     for at in range(dflash.LAYERS):
         part = {name[6:]: value for name, value in w.items() if name.startswith(f"blk.{at}.")}
-        y = rms(x, part["attn_norm.weight"])
+        y, mixing = convolved(part, "attn_conv", rms(x, part["attn_norm.weight"]))
         both = np.concatenate([g, y])
         q = (y @ part["attn_q.weight"].T).reshape(rows, -1, dim)
         k = (both @ part["attn_k.weight"].T).reshape(len(both), -1, dim)
@@ -71,14 +89,13 @@ def published(
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares = (shares / shares.sum(-1, keepdims=True))[..., : len(both)]
         mixed = np.einsum("hij,jhd->ihd", shares, v).reshape(rows, -1)
-        y = mixed @ part["attn_output.weight"].T
+        y = mixing(mixed @ part["attn_output.weight"].T)
         if "post_attention_norm.weight" in part:
             y = rms(y, part["post_attention_norm.weight"])
         x = x + y
-        y = rms(x, part["ffn_norm.weight"])
-        y = (silu(y @ part["ffn_gate.weight"].T) * (y @ part["ffn_up.weight"].T)) @ part[
-            "ffn_down.weight"
-        ].T
+        y, mixing = convolved(part, "ffn_conv", rms(x, part["ffn_norm.weight"]))
+        y = silu(y @ part["ffn_gate.weight"].T) * (y @ part["ffn_up.weight"].T)
+        y = mixing(y @ part["ffn_down.weight"].T)
         if "post_ffw_norm.weight" in part:
             y = rms(y, part["post_ffw_norm.weight"])
         x = (x + y) * part.get("layer_output_scale.weight", 1.0)
@@ -141,6 +158,8 @@ CASES = {
     "norms behind": dict(tensors=MORE),
     "no values": dict(tensors=NO_VALUES),
     "markov": dict(markov=True),
+    "convolutions": dict(selector=True),
+    "convolutions, causal": dict(selector=True, keys={"attention.causal": True}),
 }
 
 
@@ -200,6 +219,69 @@ def test_a_markov_head_adds_to_the_logits_by_the_token_before(own, target, tmp_p
     assert close(parts.bias.tokens(TOKENS), wanted)
 
 
+def test_a_selector_has_rows_of_a_block_and_of_tokens(target, tmp_path):
+    reader = dflash.write(tmp_path / "d.gguf", selector=True)
+    draft, parts, _ = dflash_draft(target, reader, num_threads=1, max_rows=64)
+    w, its = floats(reader), floats(target.reader)
+    _, carried = stepped(target)
+    filled(draft, parts, carried, block_tokens())
+    rows = published(reader, carried, block_tokens(), table=its["token_embd.weight"])
+    assert close(draft.program.carried(), rows @ w["selector_hidden.weight"].T)
+    chosen = parts.selector
+    assert chosen.most == dflash.LIKELY and parts.bias is None
+    assert np.array_equal(chosen.before.tokens(TOKENS), w["selector_predecessor.weight"][TOKENS])
+    assert np.array_equal(chosen.after.tokens(TOKENS), w["selector_successor.weight"][TOKENS])
+
+
+@pytest.mark.parametrize("more", [{"markov": True}, {"selector": True}])
+def test_blocks_side_by_side_are_those_of_each_alone(more, target, tmp_path):
+    """Bit for bit, on any number of threads."""
+    reader = dflash.write(tmp_path / "d.gguf", **more)
+    draft, parts, _ = dflash_draft(target, reader, num_threads=2, max_rows=64)
+    alone, several, _ = dflash_draft(target, reader, num_threads=1, max_rows=64)
+    carried, count = stepped(target)[1], dflash.BLOCK
+    contexts = [carried, carried[:4]]
+    tokens = np.array([TOKENS[-1], *[dflash.MASK] * (count - 1)], np.int32)
+    memory = draft.page_memory(kv_type="f32")
+    memory.ensure(2)
+    tables = [np.array([1], np.int32), np.array([0], np.int32)]
+    sizes = [len(rows) for rows in contexts]
+    places = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    owner = np.repeat(np.arange(2, dtype=np.int32), sizes)
+    embeds = np.concatenate(contexts)
+    batch = Batch(0 * places - 1, places, tables, owner, [], embeds=embeds)
+    parts.context.step(batch, memory, output="hidden")
+    batch = Batch(
+        np.tile(tokens, 2),
+        np.concatenate([np.arange(size, size + count, dtype=np.int32) for size in sizes]),
+        tables,
+        np.repeat(np.arange(2, dtype=np.int32), count),
+        np.arange(2 * count, dtype=np.int32),
+        visible=np.repeat(np.array(sizes, np.int32) + count, count),
+    )
+    both = draft.program.step(batch, memory).copy()
+    for found, rows in zip(np.split(both, 2), contexts):
+        assert np.array_equal(found, filled(alone, several, rows, tokens))
+
+
+@pytest.mark.parametrize("more", [{}, {"selector": True}])
+def test_every_op_of_a_block_does_what_its_definition_says(more, target, tmp_path):
+    reader = dflash.write(tmp_path / "d.gguf", **more)
+    draft, parts, _ = dflash_draft(target, reader, num_threads=1, max_rows=64)
+    count, memory = parts.block.rows, draft.page_memory(kv_type="f32")
+    reference = Reference(draft.tape, draft.reader, kv_type="f32")
+    memory.ensure(1)
+    every, visible = np.arange(count, dtype=np.int32), np.full(count, count, np.int32)
+    tables = [np.zeros(1, np.int32)]
+    batch = Batch(block_tokens(), every, tables, 0 * every, every, visible=visible)
+    frame = reference.frame(block_tokens())
+    frame.visible = visible
+    asked = dict(tolerance=1e-5, frame=frame)
+    ops = list(compare(reference, block_tokens(), draft.program, batch, memory, **asked))
+    assert [op.op for op in ops] == [op.name for op in draft.tape.ops]
+    assert all(op.agrees for op in ops), ops
+
+
 def test_a_first_row_that_predicts_nothing_is_left_out(target, tmp_path):
     keys = {"sample_from_anchor": False}
     reader = dflash.write(tmp_path / "d.gguf", markov=True, keys=keys)
@@ -215,8 +297,19 @@ WRONG = {
     "draft: found dflash.hyper_connection.count 4, wanted no such key: drafts with": dict(
         keys={"hyper_connection.count": 4}
     ),
-    "draft: found dflash.selector_rank 8, wanted no such key: DFlash2": dict(
-        keys={"selector_rank": 8}
+    "markov_w1.weight: found it beside selector_hidden.weight": dict(markov=True, selector=True),
+    "dflash.selector_rank: found 8, which dflash does not use": dict(keys={"selector_rank": 8}),
+    "dflash.selector_top_k: found 0, wanted an integer from 1": dict(
+        selector=True, keys={"selector_top_k": 0}
+    ),
+    "dflash.conv_group_size: found 7, wanted a divisor of embedding_length 64": dict(
+        selector=True, keys={"conv_group_size": 7}
+    ),
+    "selector_successor.weight: the file has no such tensor": dict(
+        selector=True, tensors={"selector_successor.weight": None}
+    ),
+    "blk.1.ffn_conv_base: file has (2, 2, 64), dflash needs (2, 3, 64)": dict(
+        selector=True, tensors={"blk.1.ffn_conv_base": np.zeros((2, 2, 64), np.float32)}
     ),
     "draft: found dflash.target_layers [1, 3], wanted at most 2, as the target has 3 layers": dict(
         layers=(1, 3)
@@ -260,7 +353,7 @@ WRONG = {
     "blk.0.attn_q_norm.weight: the file has no such tensor": dict(
         tensors={"blk.0.attn_q_norm.weight": None}
     ),
-    "selector_hidden.weight: dflash has no use for this tensor": dict(
+    "dflash.selector_rank: missing": dict(
         tensors={"selector_hidden.weight": np.zeros((8, 64), np.float32)}
     ),
     "dflash.conv_kernel_size: found 4": dict(keys={"conv_kernel_size": 4}),

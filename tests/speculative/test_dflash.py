@@ -1,5 +1,5 @@
-"""Drafts of DFlash and DSpark models: the context that they read is that of the text, the text is
-the target's own, and files that do not fit are refused.
+"""Drafts of DFlash, DSpark and DFlash2 models: the context that they read is that of the text, the
+text is the target's own, and files that do not fit are refused.
 """
 
 import re
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import oxillama
+from oxillama._core.tape import Batch
 from oxillama.speculative import (
     AsyncSpecConfig,
     SpeculativeConfig,
@@ -38,13 +39,14 @@ NO_TOKENS = 0 * AXES[: VOCAB - HIDDEN]
 def draft_of(path, kind, *, wrong=0, **more):
     """A draft that knows the token after the last one, from its row in the block ("block", whose
     further candidates are wrong), or of every candidate the next one, by its Markov head ("markov",
-    and with an output of some tokens "rows"), except where that would be one of the first `wrong`.
+    and with an output of some tokens "rows") or its selector ("selector"), except where that would
+    be one of the first `wrong`.
     """
     keys = {"attention.head_count": 2, "attention.head_count_kv": 2}
     keys |= {f"attention.{name}_length": HIDDEN // 2 for name in ("key", "value")}
     tensors = {"fc.weight": np.concatenate([NONE, NONE], axis=1)}
     for at in range(dflash.LAYERS):
-        reads = kind == "block" and at == 0
+        reads = kind in ("block", "selector") and at == 0
         layer = {
             "attn_q": NONE,
             "attn_k": NONE,
@@ -56,16 +58,28 @@ def draft_of(path, kind, *, wrong=0, **more):
         for name in ("attn_q_norm", "attn_k_norm"):
             tensors[f"blk.{at}.{name}.weight"] = np.ones(HIDDEN // 2, np.float32)
     tensors["output_norm.weight"] = np.ones(HIDDEN, np.float32)
-    if kind != "block":
-        step = 8 * np.concatenate([np.roll(STEP[:wrong], 1, axis=0), STEP[wrong:]])
-        tensors["markov_w1.weight"] = np.concatenate([AXES, NO_TOKENS])
-        tensors["markov_w2.weight"] = np.concatenate([step, NO_TOKENS])
+    step = 8 * np.concatenate([np.roll(STEP[:wrong], 1, axis=0), STEP[wrong:]])
+    before, after = (np.concatenate([part, NO_TOKENS]) for part in (AXES, step))
+    if kind in ("markov", "rows"):
+        tensors |= {"markov_w1.weight": before, "markov_w2.weight": after}
         tensors["conf_proj.weight"] = np.zeros((1, 2 * HIDDEN), np.float32)
+    if kind == "selector":
+        keys |= {"selector_rank": HIDDEN, "selector_top_k": VOCAB}
+        tensors |= {"selector_predecessor.weight": before, "selector_successor.weight": after}
+        tensors["selector_hidden.weight"] = np.ones((HIDDEN, HIDDEN), np.float32)
+        same = np.zeros((2, dflash.TAPS, HIDDEN), np.float32)
+        same[:, 0] = 1
+        groups = np.zeros((2 * dflash.TAPS * HIDDEN // dflash.GROUP, HIDDEN), np.float32)
+        for at in range(dflash.LAYERS):
+            for name in ("attn_conv", "ffn_conv"):
+                tensors[f"blk.{at}.{name}_base"] = same
+                tensors[f"blk.{at}.{name}_proj.weight"] = groups
     if kind == "rows":
         chosen = np.random.default_rng(3).permutation(HIDDEN)
         tensors |= {"output.weight": STEP[chosen], "markov_w2.weight": step[chosen]}
         tensors["d2t"] = chosen.astype(np.int64)
-    asked = dict(vocabulary=VOCAB, mask=MASK, markov=kind != "block", words=WORDS) | more
+    kinds = dict(markov=kind in ("markov", "rows"), selector=kind == "selector")
+    asked = dict(vocabulary=VOCAB, mask=MASK, words=WORDS) | kinds | more
     asked["keys"] = keys | asked.get("keys", {})
     asked["tensors"] = tensors | asked.get("tensors", {})
     dflash.write(path, **asked).close()
@@ -73,17 +87,17 @@ def draft_of(path, kind, *, wrong=0, **more):
 
 
 @pytest.mark.parametrize("most", [1, 3, 16])
-@pytest.mark.parametrize("kind", ["block", "markov", "rows"])
+@pytest.mark.parametrize("kind", ["block", "markov", "rows", "selector"])
 def test_every_candidate_of_a_draft_that_knows_the_next_token_is_accepted(kind, most, tmp_path):
     keys = {"block_size": 2} if kind == "block" else {}
     draft = draft_of(tmp_path / "d.gguf", kind, keys=keys)
     target = target_of(tmp_path / "m.gguf")
     with oxillama.load(target, num_threads=1, speculative=draft) as engine:
-        each = min(most, 1 if kind == "block" else dflash.BLOCK)
+        each = min(most, {"block": 1, "selector": dflash.BLOCK - 1}.get(kind, dflash.BLOCK))
         law.knows_the_next_token(engine, forced(engine, draft, most), each)
 
 
-@pytest.fixture(scope="module", params=["block", "markov", "rows"])
+@pytest.fixture(scope="module", params=["block", "markov", "rows", "selector"])
 def files(request, tmp_path_factory):
     """(a target, a draft that is right now and then)."""
     folder = tmp_path_factory.mktemp("dflash")
@@ -114,15 +128,15 @@ def test_sessions_go_on_fork_and_are_restored_as_without_it(half, plain, files):
     )
 
 
-@pytest.mark.parametrize("markov", [False, True])
+@pytest.mark.parametrize("kind", [{}, {"markov": True}, {"selector": True}])
 @pytest.mark.parametrize(
     "arch", ["gpt-oss", "llama4", "mimo2", "qwen2moe", "qwen3", "qwen35", "step35"]
 )
-def test_targets_of_any_kind_draft_with_one(arch, markov, tmp_path):
+def test_targets_of_any_kind_draft_with_one(arch, kind, tmp_path):
     """Windowed, recurrent, experts; with the target's own table and head."""
     target = written(tmp_path / "m.gguf", arch)
     draft = tmp_path / "d.gguf"
-    dflash.write(draft, vocabulary=VOCAB, markov=markov, words=WORDS).close()
+    dflash.write(draft, vocabulary=VOCAB, words=WORDS, **kind).close()
     rng = np.random.default_rng(7)
     with (
         oxillama.load(target, num_threads=1, speculative=draft) as engine,
@@ -146,14 +160,17 @@ WINDOWED = {
 }
 
 
-@pytest.mark.parametrize("keys", [{}, WINDOWED, {"attention.causal": True}])
-def test_blocks_are_those_of_a_context_made_at_once(keys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"keys": WINDOWED}, {"keys": {"attention.causal": True}}, {"selector": True}],
+)
+def test_blocks_are_those_of_a_context_made_at_once(more, tmp_path, monkeypatch):
     """Bit for bit, whatever was rejected, forgotten or generated before, and in whatever parts the
     target's rows came: of the last 256 tokens of a prompt and what follows.
     """
     target = written(tmp_path / "m.gguf", "qwen3")
     draft = tmp_path / "d.gguf"
-    dflash.write(draft, vocabulary=VOCAB, keys=keys, words=WORDS).close()
+    dflash.write(draft, vocabulary=VOCAB, words=WORDS, **more).close()
     seen, rows, blocks = [], {}, drafting.BlockDrafter._run_blocks
     taken = drafting.BlockDrafter.take_carried
 
@@ -163,10 +180,10 @@ def test_blocks_are_those_of_a_context_made_at_once(keys, tmp_path, monkeypatch)
 
     def run(self, drafts):
         made = blocks(self, drafts)
-        for one, logits in zip(drafts, made):
+        for one, block in zip(drafts, made):
             base = one.state.base
             context = np.stack([rows[base + at] for at in range(len(one.prefix) - 1)])
-            seen.append((self, one.prefix[-1], context, logits))
+            seen.append((one.prefix[-1], context, block))
         return made
 
     monkeypatch.setattr(drafting.BlockDrafter, "take_carried", take)
@@ -182,16 +199,17 @@ def test_blocks_are_those_of_a_context_made_at_once(keys, tmp_path, monkeypatch)
         session.truncate(30)
         engine.generate([9], session=session, max_tokens=9, seed=2, speculative=way)
         model = way.drafter
-        assert len({len(context) for _, _, context, _ in seen}) > 30
-        assert max(len(context) for _, _, context, _ in seen) < 256 + 120
-        for _, token, context, logits in seen[:: max(1, len(seen) // 12)] + seen[-1:]:
-            assert np.array_equal(logits, at_once(model, token, context)[: len(logits)])
+        assert len({len(context) for _, context, _ in seen}) > 30
+        assert max(len(context) for _, context, _ in seen) < 256 + 120
+        for token, context, block in seen[:: max(1, len(seen) // 12)] + seen[-1:]:
+            for found, wanted in zip(block, at_once(model, token, context)):
+                assert np.array_equal(found, wanted[: len(found)])
 
 
 def at_once(drafter, token, context):
-    """The logits of a block's candidates behind a context that is made in one session."""
-    from oxillama._core.tape import Batch
-
+    """The logits of a block's candidates behind a context that is made in one session, and what a
+    selector reads.
+    """
     core, block, count = drafter.core, drafter._block, len(context)
     session = core.new_session()
     with core.lock:
@@ -214,7 +232,8 @@ def at_once(drafter, token, context):
         every[block.first :],
         visible=None if block.causal else visible,
     )
-    return core.program.step(batch, core.memory).copy()
+    logits = core.program.step(batch, core.memory).copy()
+    return logits, core.program.carried().copy() if core.program.carries else logits[:, :0]
 
 
 def test_a_session_that_is_cut_drafts_again(files):

@@ -95,6 +95,20 @@ class TakeRows(Op, name="take_rows"):
         f.slots[out] = f.slots[x][f.wanted] if of == "all" else f.slots[x]
 
 
+class Shift(Op, name="shift"):
+    """The row before each row, of the same sequence in the same step; zeros for the first. Only for
+    models whose sequences are steps of their own, like the blocks of a draft.
+    """
+
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def meaning(f: Frame, *, x, out) -> None:
+        rows = f.slots[x]
+        f.slots[out] = np.concatenate([0 * rows[:1], rows[:-1]])
+
+
 class Copy(Op, name="copy"):
     """`count` columns for each of `heads`, from `first` on at every `step` columns of a slot, to
     `offset` on at every `stride` columns of another slot, whose other columns stay.
