@@ -81,15 +81,36 @@ for _layer in range(2):
     }
 
 
+SELECTOR = {
+    "candidate_selector.predecessor_codebook": ("selector_predecessor.weight", (tiny.VOCAB, 8)),
+    "candidate_selector.successor_codebook": ("selector_successor.weight", (tiny.VOCAB, 8)),
+    "candidate_selector.hidden_projection.weight": ("selector_hidden.weight", (8, tiny.HIDDEN)),
+} | {
+    f"layers.{layer}.{theirs}": (f"blk.{layer}.{ours}", shape)
+    for layer in range(2)
+    for theirs, ours, shape in (
+        ("attention_conv.base_kernel", "attn_conv_base", (2, 3, tiny.HIDDEN)),
+        ("attention_conv.kernel_projection.weight", "attn_conv_proj.weight", (24, tiny.HIDDEN)),
+        ("mlp_conv.base_kernel", "ffn_conv_base", (2, 3, tiny.HIDDEN)),
+        ("mlp_conv.kernel_projection.weight", "ffn_conv_proj.weight", (24, tiny.HIDDEN)),
+    )
+}
+SIZES = {"conv_kernel_size": 3, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
+
+
 def converted(place, config):
     """(the file of a folder with this configuration, its tensors by their names in the file)."""
     place.mkdir()
     (place / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(2)
     held, wanted = {}, {}
-    for theirs, (ours, shape) in NAMES.items():
-        made = rng.normal(size=shape).astype(np.float32)
-        held[f"{theirs}.weight"] = wanted[f"{ours}.weight"] = made
+    names = {
+        f"{theirs}.weight": (f"{ours}.weight", shape) for theirs, (ours, shape) in NAMES.items()
+    }
+    if config["architectures"] == ["DFlash2DraftModel"]:
+        names |= SELECTOR
+    for theirs, (ours, shape) in names.items():
+        held[theirs] = wanted[ours] = rng.normal(size=shape).astype(np.float32)
     save(place / "model.safetensors", held)
     return GgufReader(convert_folder(place, place.with_suffix(".gguf"), "F32").path), wanted
 
@@ -117,6 +138,11 @@ NEAR = {"attention.sliding_window": 32, "attention.sliding_window_pattern": [Tru
             {**WINDOWED, "dflash_config": {**OWN, "causal": True}},
             {**NEAR, "attention.causal": True},
             (True, True),
+        ),
+        (
+            {"architectures": ["DFlash2DraftModel"], "dflash_config": {**OWN, **SIZES}},
+            SIZES,
+            (False, False),
         ),
         (
             {
@@ -169,6 +195,7 @@ def test_a_folder_becomes_what_drafts_for_its_target(changed, keys, layers, tmp_
         ("use_swa: found True, wanted False", {"dflash_config": {**OWN, "use_swa": True}}),
         ("use_sliding_window: found false or none", {**WINDOWED, "use_sliding_window": False}),
         ("hidden_act: found 'relu', wanted", {"hidden_act": "relu"}),
+        ("conv_kernel_size is missing", {"architectures": ["DFlash2DraftModel"]}),
     ],
 )
 def test_a_folder_of_another_kind_is_refused(message, changed, tmp_path):

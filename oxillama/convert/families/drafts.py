@@ -9,10 +9,24 @@ from oxillama.convert.family import Hyper, Keys, family
 from oxillama.convert.keys import common, partial_rotation, windows
 from oxillama.errors import ConvertError
 
-_OWN = {"fc.weight": "fc.weight", "hidden_norm.weight": "enc.output_norm.weight"}
+_OWN = {
+    "fc.weight": "fc.weight",
+    "hidden_norm.weight": "enc.output_norm.weight",
+    # DFlash 2
+    "layers.{b}.attention_conv.base_kernel": "blk.{b}.attn_conv_base",
+    "layers.{b}.attention_conv.kernel_projection.weight": "blk.{b}.attn_conv_proj.weight",
+    "layers.{b}.mlp_conv.base_kernel": "blk.{b}.ffn_conv_base",
+    "layers.{b}.mlp_conv.kernel_projection.weight": "blk.{b}.ffn_conv_proj.weight",
+    "candidate_selector.predecessor_codebook": "selector_predecessor.weight",
+    "candidate_selector.predecessor_codebook.weight": "selector_predecessor.weight",
+    "candidate_selector.successor_codebook": "selector_successor.weight",
+    "candidate_selector.successor_codebook.weight": "selector_successor.weight",
+    "candidate_selector.hidden_projection.weight": "selector_hidden.weight",
+}
+_SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
-@family("DFlashDraftModel", arch="dflash",
+@family("DFlashDraftModel", "DFlash2DraftModel", arch="dflash",
         rules=bare({**PLAIN, **{f"model.{name}": to for name, to in _OWN.items()}}),
         meant={"is_causal": (True, False), "use_sliding_window": (True, False),
                "final_logit_softcapping": ()})  # fmt: skip
@@ -37,6 +51,9 @@ def dflash(h: Hyper, k: Keys) -> None:
     if not isinstance(layers, list) or not all(type(one) is int and one >= 0 for one in layers):
         raise ConvertError(f"{h.label}: target_layer_ids: found {layers!r:.80}, wanted layers")
     k.integers("target_layers", [one + 1 for one in layers])
+    if h.get("architectures") == ["DFlash2DraftModel"]:
+        for name in _SELECTOR:
+            k.u32(name, d.integer(name))
     for name, key in (
         ("attention_value_scale", "attention.value_scale"),
         ("output_multiplier", "logit_scale"),
