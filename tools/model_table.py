@@ -24,10 +24,11 @@ Face classes in the last column. `tools/model_table.py` generates this page.
 "What it has" is read from the recorded tape: *experts* are chosen for each token; *latent*
 attention keeps one row per token for all heads; *blocks* of tokens become one key each in some
 layers; rows see *chosen keys* alone in long texts; *windows* limit how far back some layers see;
-some layers keep a *state* of fixed size in place of past tokens; a *source* is read by an encoder
-before the decoder writes; an *encoder* alone gives embeddings and no next token. An architecture
-with none of these is a dense decoder. *Wrappers* are classes that hold a language model of one of
-several architectures beside an encoder of images or audio; the table is followed by their names.
+some layers keep a *state* of fixed size in place of past tokens; *adapters* of the file are
+switched within a text; a *source* is read by an encoder before the decoder writes; an *encoder*
+alone gives embeddings and no next token. An architecture with none of these is a dense decoder.
+*Wrappers* are classes that hold a language model of one of several architectures beside an encoder
+of images or audio; the table is followed by their names.
 
 | architecture | models | what it has | converted from |
 | --- | --- | --- | --- |
@@ -112,6 +113,39 @@ next one, and as many candidates as there are layers; oxillama, like vLLM, draws
 What they predict in tiny random models is what llama.cpp predicts, to within 2e-5 of the largest
 logit.
 
+## Adapters switched within a text
+
+A file of Granite Switch holds low-rank adapters for several tasks. Each has a token of its own:
+from that token on, rows are changed by the adapter; rows before it are those of the model without.
+The token itself has the embedding of another one, which the file names.
+
+The chat template of such a file writes the token where its variable `adapter_name` says so, which
+is `engine.chat(messages, template={"adapter_name": "answerability"})` in Python and
+`chat_template_kwargs` of the server. A client's message cannot switch, as the tokens are control
+tokens ([chat.md](chat.md#control-tokens)).
+
+Two versions of IBM's code differ where a text has several such tokens. The key
+`adapters.router_gain` says which one a file was made for.
+
+| published code | key | in force |
+| --- | --- | --- |
+| MultiSwitch (granite-switch 0.1.1) | no | the adapter of the last token; a file may have a token \
+that switches back to none |
+| SingleSwitch (0.0.8 to 0.1.0; the previews of May 2026) | yes | the mean of the adapters' \
+numbers, to nearest even: right if all tokens are the same, else often one that none of them names |
+
+- **State.** Which adapter is in force is kept for each token, beside its keys: 4 or 8 bytes.
+  Sessions, forks, stored prefixes, snapshots and speculation need nothing else.
+- **Cost.** A row reads the factors of its own adapter alone, and none where no adapter is in force.
+- **Adapters of callers** (`lora=`) are added to the file's ([lora.md](lora.md)); the file's own
+  factors cannot be changed by one.
+- **Formats.** `oxillama quantize` leaves the factors as they are, as llama.cpp does.
+- **Refused**: a first matrix of `lora_b` that is not zeros (it belongs to no adapter), and ranks
+  that are not a multiple of 16.
+
+Tiny random models that granite-switch 0.1.0 and 0.1.1 saved give their logits to within 3e-6 of the
+largest.
+
 ## Encoder-decoders
 
 T5, Flan-T5, mT5, umT5 and MADLAD-400 answer a text, they do not go on with it:
@@ -143,10 +177,9 @@ greedy and beam texts.
 
 ## What is not here
 
-Of the decoders that llama.cpp runs, one needs what oxillama does not have, and is refused by name:
-`graniteswitch` (adapters switched within a text). So are files of `qwen4exp` with a table of hashed
-tokens in several layers, and models that fill in masks step by step. Drafts of the architectures
-`eagle3`, `dflash` and `gemma4-assistant` are loaded with their model
+Files of `qwen4exp` with a table of hashed tokens in several layers are refused by name, and so are
+models that fill in masks step by step. Drafts of the architectures `eagle3`, `dflash` and
+`gemma4-assistant` are loaded with their model
 ([speculative.md](speculative.md#eagle-3)).
 
 ## Differences from llama.cpp
@@ -165,6 +198,8 @@ code: 1e-6); it matters where the file has 1e-5 (GLM 4.7 Flash, Moonlight) |
 | `chameleon` | with `swin_norm`, the feed-forward network does not read the residual |
 | `gemma3n` | divides the spread of a sparse gate by one number less |
 | `gemma4` | caps logits at 30 if the file has no `final_logit_softcapping` |
+| `graniteswitch` | knows the mean alone, and rounds it away from zero: another adapter where a \
+text has tokens of several; refuses a token that switches back |
 | `grovemoe` | the small experts read the result of the large ones |
 | `dots3note` | its indexer rotates halves instead of adjacent pairs |
 | `hunyuan_vl` | the fourth position of a text token is 0 |
@@ -239,6 +274,7 @@ NAMES = {
     "granite_swa": "Granite with windows",
     "granitehybrid": "Granite 4, Bamba",
     "granitemoe": "Granite 3 with experts",
+    "graniteswitch": "Granite Switch 4.1",
     "grok": "Grok 1, Grok 2",
     "grovemoe": "GroveMoE",
     "hrm_text": "HRM-Text",
@@ -337,6 +373,7 @@ FEATURES = {
     "blocks": r"^attend .* blocks=",
     "chosen keys": r"^attend .* chosen=",
     "windows": r"^attend .* (?:window|chunk)=[1-9]",
+    "adapters": r"^switch ",
     "source": r"^source$",
     "state": r"^(?:conv|scan|delta|wkv|ngram_embed) ",
 }

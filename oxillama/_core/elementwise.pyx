@@ -85,6 +85,7 @@ ctypedef struct EmbedArgs:
     size_t row_bytes
     int by_position           # rows of the table are positions, not tokens
     int filler                # the row of a token of -1; BROUGHT: that of the batch; ZEROS
+    const int32_t *taken      # the token whose row each token takes; NULL: its own
     int64_t columns
     void (*unpack)(float *dst, const void *src, int64_t columns) noexcept nogil
     float scale
@@ -93,6 +94,12 @@ ctypedef struct EmbedArgs:
 
 
 cdef int F32 = form_index("F32")
+
+
+cdef inline int table_row(const EmbedArgs *a, int token, int position) noexcept nogil:
+    """The row of the table that a row of a step reads, or what the filler says."""
+    cdef int row = position if a.by_position else token
+    return a.filler if row < 0 else a.taken[row] if a.taken != NULL else row
 
 
 cdef void adapt_row(const EmbedArgs *a, const Adapted *adapted, int token, float *out, float *t) noexcept nogil:
@@ -121,9 +128,7 @@ cdef void embed_part(const void *args, ox_team *team, int ith, int nth) noexcept
     r = ox_team_take(team)
     while r < rows:
         out = <float *>row_of(step, a.out, r)
-        row = step.positions[r] if a.by_position else step.tokens[r]
-        if row < 0:
-            row = a.filler
+        row = table_row(a, step.tokens[r], step.positions[r])
         if row >= 0:
             a.unpack(out, a.raw + <size_t>row * a.row_bytes if a.fetched == NULL else a.fetched + <size_t>r * a.row_bytes, a.columns)
             if step.adapting and not a.by_position and step.adapted[<int>a.common.domain].rows[r] != NULL:
@@ -142,9 +147,10 @@ cdef class EmbedOp(Op):
     cdef EmbeddingTable table
     cdef uint8_t[::1] fetched
     cdef int32_t[::1] wanted
+    cdef const int32_t[::1] taken
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "out", "table", scale=1.0, by="token", filler=None)
+        p = plan.keys(params, "out", "table", scale=1.0, by="token", filler=None, taken=None)
         table = p["table"]
         if not isinstance(table, EmbeddingTable):
             raise plan.fail(f"table is a {type(table).__name__}, wanted an EmbeddingTable")
@@ -156,6 +162,12 @@ cdef class EmbedOp(Op):
             self.a.filler = BROUGHT if p["filler"] is None else ZEROS
         else:
             self.a.filler = plan.number(p, "filler", 0, rows.rows - 1)
+        self.a.taken = NULL
+        if p["taken"] is not None:
+            if self.a.by_position or self.a.filler >= 0:
+                raise plan.fail("taken beside positions or a filler, wanted tokens alone")
+            self.taken = plan.tokens(p["taken"], "taken", 0, rows.rows)
+            self.a.taken = &self.taken[0]
         if self.a.by_position:
             plan.positions = min(plan.positions, rows.rows)
         elif rows.rows < plan.vocab_size:
@@ -179,10 +191,9 @@ cdef class EmbedOp(Op):
 
     cdef int fetch(self, Rows batch) except -1:
         """The rows of a step's tokens; of a table of positions, of those."""
-        cdef int r, row
+        cdef int r
         for r in range(batch.rows):
-            row = batch.positions[r] if self.a.by_position else batch.tokens[r]
-            self.wanted[r] = self.a.filler if row < 0 else row
+            self.wanted[r] = table_row(&self.a, batch.tokens[r], batch.positions[r])
         return (<Pager>self.table.pager).fetch(self.table.file, self.table.offset, self.table.row_bytes, &self.wanted[0], batch.rows,
                                                &self.fetched[0], self.table.name)
 

@@ -1,17 +1,20 @@
-"""Products of parts of a row with matrices of one stack: experts that a router chose, or one matrix for each head.
+"""Products of parts of a row with matrices of one stack: experts that a router chose, the adapter in force, or one matrix for each head.
 
-A routed row holds `used` parts side by side, part k for the k-th expert that its router chose; `route` writes the choice as [ids | weights],
-`experts` multiplies, `combine` adds the parts under their weights. The parts of a whole batch that chose one expert are multiplied together:
+A routed row holds `used` parts side by side, part k for the k-th expert that its router chose; `route` and `switch` write the choice as [ids |
+weights], `experts` multiplies, `combine` adds the parts under their weights. A part whose id is -1 has no matrix, it is zeros. The parts of a whole batch that chose one expert are multiplied together:
 each output is one chain of its own, so its bits do not depend on the rows beside it. Without a route part k goes to matrix k.
 """
 import numpy as np
 
-from libc.math cimport INFINITY, sqrtf
+from math import exp
+
+from libc.math cimport INFINITY, rint, sqrtf
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from oxillama._core.adapters cimport LowRank
+from oxillama._core.blocks cimport token_row
 from oxillama._core.kernels cimport form_at, lanes_table, pack_panels, panel_bytes
 from oxillama._core.lowrank cimport LOW_SCRATCH, LowRankOp, low_rank_part
 from oxillama._core.matmul cimport MatmulArgs, matmul_panels
@@ -20,6 +23,8 @@ from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
 from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of, step_row
 from oxillama._core.threads cimport OX_TEAM_NO_RUN, ox_team, ox_team_break, ox_team_share, ox_team_take, ox_team_units
 from oxillama._core.vectors cimport activation
+
+from oxillama._core.blocks import rows_layer
 
 cdef enum:
     MOST_EXPERTS = 4096
@@ -214,6 +219,69 @@ cdef class RouteOp(Op):
         self.whole = True
 
 
+# ---- switch ----------------------------------------------------------------------------------------------------------
+
+ctypedef struct SwitchArgs:
+    Common common
+    int out, layer, most      # most: the largest number
+    int counted               # 1: the mean of the numbers so far is in force, 0: the last of them
+    double weight             # of a token that does not switch, in that mean
+    const int32_t *numbers    # (vocabulary,): the adapter of each token, from 1 on, 0 for none; -1: it does not switch
+
+
+cdef inline int mean_of(const SwitchArgs *a, int32_t total, int32_t count, int position) noexcept nogil:
+    """The mean of `count` numbers and of the other tokens up to a position, to nearest even; a float32 holds the sum of the weights."""
+    if count == 0:
+        return 0
+    return min(a.most, <int>rint(total / <double><float>(count + a.weight * (position + 1 - count))))
+
+
+cdef void switch_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const SwitchArgs *a = <const SwitchArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int s = ox_team_take(team), r, position, token, number
+    cdef int32_t *now
+    cdef const int32_t *before
+    cdef float *out
+    while s < step.sequences:
+        for r in range(step.begins[s], step.begins[s + 1]):
+            position, token = step.positions[r], step.tokens[r]
+            number = -1 if token < 0 else a.numbers[token]
+            now = <int32_t *>token_row(step, a.layer, r, position)
+            before = <int32_t *>token_row(step, a.layer, r, position - 1) if position else NULL
+            out = <float *>row_of(step, a.out, r)
+            if a.counted:
+                now[0] = (0 if before == NULL else before[0]) + max(0, number)
+                now[1] = (0 if before == NULL else before[1]) + (number >= 0)
+                out[0] = mean_of(a, now[0], now[1], position) - 1
+            else:
+                now[0] = number if number >= 0 else 0 if before == NULL else before[0]
+                out[0] = now[0] - 1
+            out[1] = 1.0
+        s = ox_team_take(team)
+
+
+cdef class SwitchOp(Op):
+    cdef SwitchArgs a
+    cdef const int32_t[::1] numbers
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "numbers", "layer", "out", gain=None)
+        cdef SwitchArgs *a = &self.a
+        self.numbers = plan.tokens(p["numbers"], "numbers", -1, MOST_EXPERTS)
+        a.numbers, a.most = &self.numbers[0], np.max(p["numbers"])
+        a.counted, a.weight = p["gain"] is not None, 0.0
+        if a.counted:
+            a.weight = exp(-2.0 * plan.real(p, "gain", 0.0, 1e30))
+            plan.positions = min(plan.positions, 0x7fffffff // max(1, a.most))      # what a sum of numbers holds
+        a.layer = rows_layer(plan, p, "layer", 2 if a.counted else 1)
+        plan.reaches.append((a.layer, 0))
+        a.out = plan.writes(p["out"], 2)
+        plan.routed = None
+        self.begin(plan, &a.common, "switch", switch_part, p)
+        self.whole = True
+
+
 # ---- experts ---------------------------------------------------------------------------------------------------------
 
 ctypedef struct ExpertsArgs:
@@ -256,7 +324,8 @@ cdef ExpertParts sort_parts(const ExpertsArgs *a, const Step *step, int rows, ch
         for r in range(rows):
             ids = <const float *>row_of(step, a.routes, r)
             for k in range(a.used):
-                at[<int>ids[k]] += 1
+                if ids[k] >= 0:
+                    at[<int>ids[k]] += 1
     for e in range(a.experts):
         if at[e]:
             p.chosen[p.count], p.begins[p.count] = e, total
@@ -268,9 +337,22 @@ cdef ExpertParts sort_parts(const ExpertsArgs *a, const Step *step, int rows, ch
         ids = <const float *>row_of(step, a.routes, r) if a.routes >= 0 else NULL
         for k in range(a.used):
             e = <int>ids[k] if ids != NULL else k
-            p.order[at[e]] = r * a.used + k
-            at[e] += 1
+            if e >= 0:
+                p.order[at[e]] = r * a.used + k
+                at[e] += 1
     return p
+
+
+cdef void clear_others(const ExpertsArgs *a, const Step *step, int rows, int ith, int nth) noexcept nogil:
+    """Zeros in the parts that have no matrix; each worker clears some rows."""
+    cdef int r = ith, k
+    cdef const float *ids
+    while r < rows:
+        ids = <const float *>row_of(step, a.routes, r)
+        for k in range(a.used):
+            if ids[k] < 0:
+                memset(<float *>row_of(step, a.out, r) + k * a.rows, 0, 4 * <size_t>a.rows)
+        r += nth
 
 
 # How the product of one expert with its parts is cut: `groups` of `group` panels, times `ranges` of `rows` parts.
@@ -379,6 +461,8 @@ cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexce
     if step.adapting and low_rank_part(&low, &a.low, &a.common, team, ith, nth):
         added = &low
     parts = sort_parts(a, step, rows_of(&a.common), scratch)
+    if parts.begins[parts.count] < rows_of(&a.common) * a.used:
+        clear_others(a, step, rows_of(&a.common), ith, nth)
     if a.pager != NULL:
         ox_experts_plan(a.pager, a.paged, parts.chosen, parts.begins, parts.count)
     if few_parts(a, &parts):
@@ -561,4 +645,4 @@ cdef class PartsOp(Op):
         self.whole = True
 
 
-OPS = {"route": RouteOp, "experts": ExpertsOp, "expert_bias": PartsOp, "combine": PartsOp}
+OPS = {"route": RouteOp, "switch": SwitchOp, "experts": ExpertsOp, "expert_bias": PartsOp, "combine": PartsOp}

@@ -185,6 +185,13 @@ cdef class Plan:
             raise self.fail(f"state {index} is {tuple(self.slot_layers[index])}, this op's is {tuple(shape)}")
         return sum((4 * prod(layer) + 63) // 64 * 64 for layer in self.slot_layers[:index])
 
+    def tokens(self, value, key, least, below):
+        """A contiguous int32 copy of a number of each token, all from `least` to below - 1."""
+        found = np.asarray(value)
+        if found.dtype != np.int32 or found.shape != (self.vocab_size,) or not least <= found.min() <= found.max() < below:
+            raise self.fail(f"{key} is {found.dtype} {found.shape}, wanted int32 ({self.vocab_size},) numbers from {least} to {below - 1}")
+        return np.array(found)
+
     def floats(self, value, key, count):
         """A contiguous float32 copy of a weight vector of `count` floats; None stays None."""
         if value is None:

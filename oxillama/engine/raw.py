@@ -149,7 +149,8 @@ class RawLoop:
 
         The rows are float32 (len(ids), columns), as the kernels read them: in steps of the
         activation format, if it is not float. For stacks of matrices (experts, heads), the rows are
-        (len(ids) * parts, columns) and the matrices int (len(ids) * parts,); otherwise None.
+        (len(ids) * parts, columns) and the matrices int (len(ids) * parts,), without the parts that
+        meet none; otherwise None.
         ContextError for more ids than a step holds, ModelError for an op whose weights have no
         input rows here.
         """
@@ -188,14 +189,17 @@ class RawLoop:
             parts = self._program.parts(index)
             each = unpacked_acts(met, act, parts * columns).reshape(rows, parts, columns)
             matrices = self._matrices(op.params, rows)
+            used = matrices >= 0
+            # the op may leave out the first matrices of a tensor
+            first = weights[0].start // (weights[0].shape[0] // op.params["experts"])
             yield (
                 list(weights),
-                np.broadcast_to(each, (*matrices.shape, columns)).reshape(-1, columns),
-                matrices.reshape(-1),
+                np.broadcast_to(each, (*matrices.shape, columns))[used],
+                matrices[used] + first,
             )
 
     def _matrices(self, params: Mapping[str, Any], rows: int) -> np.ndarray:
-        """The matrix of a stack that each part of each row meets, int (rows, parts)."""
+        """The matrix of a stack that each part of each row meets, int (rows, parts); -1: none."""
         if params["routes"] is None:
             return np.tile(np.arange(params["experts"]), (rows, 1))
         return self._program.slot(params["routes"], rows)[:, : params["used"]].astype(np.int64)

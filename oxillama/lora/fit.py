@@ -104,6 +104,8 @@ def _packed(
             if tensor.name not in lora.pairs:
                 continue
             pair = lora.pairs[tensor.name]
+            if pair.stacked and tensor.start:  # some matrices of the tensor alone
+                continue
             a, b = pair.a, pair.b
             if tensor.name == EMBEDDING:  # a tied head: the same matrix, read by rows
                 a, b = b.transpose(0, 2, 1), a

@@ -16,7 +16,8 @@ from oxillama._core.recurrent import scan_blocks
 from oxillama.errors import ConfigError, ModelError
 from oxillama.model.attention import AttentionRecorder
 from oxillama.model.recorder import Value, alike
-from oxillama.model.state import Slot
+from oxillama.model.state import Rows, Slot
+from oxillama.model.tensors import Tensor
 
 _ARCHITECTURES: dict[str, Callable[[Builder], Value | None]] = {}
 
@@ -67,10 +68,19 @@ class Builder(AttentionRecorder):
         """The layers of the model in order; prefix: comes before `blk.` in their names."""
         return (Layer(self, index, prefix) for index in range(self.depth))
 
-    def embed(self, *, scale: float = 1.0, name: str = "token_embd.weight") -> Value:
-        """The token's row of the table `name`, times `scale`; or the row that a batch brings."""
+    def embed(
+        self,
+        *,
+        scale: float = 1.0,
+        name: str = "token_embd.weight",
+        taken: np.ndarray | None = None,
+    ) -> Value:
+        """The token's row of the table `name`, times `scale`; or the row that a batch brings.
+        taken: the token whose row each token takes, its own without.
+        """
         table = self.matrix(name, self.vocab_size, self.hidden)
-        return self.record("embed", (), width=self.hidden, table=table, scale=float(scale))
+        more: dict[str, Any] = {} if taken is None else {"taken": taken}
+        return self.record("embed", (), width=self.hidden, table=table, scale=float(scale), **more)
 
     def position_embed(self, name: str = "position_embd.weight") -> Value:
         """The row of a learned table (positions, embedding_length) at the token's position."""
@@ -244,18 +254,27 @@ class Builder(AttentionRecorder):
                 f"{name}.weight: file has {columns} columns, {self.arch} needs {x.width} or a part "
                 f"of {used}"
             )
-        weight = self.stack(name + ".weight", count, rows, columns)
-        made = self.record(
-            "expert_linear",
-            (x, routes),
-            width=used * rows,
-            weight=weight,
-            experts=count,
-            used=used,
-        )
+        made = self.routed(x, routes, self.stack(name + ".weight", count, rows, columns), count)
         if not self.has(name + ".bias"):
             return made
         return self.op("expert_bias", made, routes, bias=self.array(name + ".bias", count, rows))
+
+    def routed(self, x: Value, routes: Value, weight: Tensor, count: int) -> Value:
+        """A routed value: x times the matrix of a stack of `count` for each expert of the row;
+        zeros where a route is -1.
+        """
+        used = routes.width // 2
+        width = used * (weight.shape[0] // count)
+        params: dict[str, Any] = dict(weight=weight, experts=count, used=used)
+        return self.record("expert_linear", (x, routes), width=width, **params)
+
+    def switch(self, numbers: np.ndarray, *, gain: float | None = None) -> Value:
+        """The adapter in force at each row, chosen by tokens, as the route of one expert; the
+        parameters are those of the op.
+        """
+        layer = self.keeps(Rows(1 if gain is None else 2))
+        more: dict[str, Any] = {} if gain is None else {"gain": gain}
+        return self.op("switch", numbers=numbers, layer=layer, **more)
 
     def weighted(self, x: Value, weights: Value) -> Value:
         """The sum of the parts of a row of x, weighted by a row of `weights` with one number per

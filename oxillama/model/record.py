@@ -42,10 +42,6 @@ NOT_GENERATING = {
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
     "clip": "encodes images or sound for another model (mmproj)",
 }
-# Architectures that llama.cpp runs and that need an op which is not here, with what it would do.
-NOT_COMPUTED = {
-    "graniteswitch": "switches adapters within a text",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +210,8 @@ def _architecture_of(reader: GgufReader) -> str:
             "that predicts the next token, or an encoder"
         )
     if name not in recorders():
-        why = f", which {NOT_COMPUTED[name]}: not computed here" if name in NOT_COMPUTED else ""
         raise ModelError(
-            f"general.architecture: found {name!r:.60}{why or _nearest(name)}, wanted one of "
+            f"general.architecture: found {name!r:.60}{_nearest(name)}, wanted one of "
             f"{', '.join(architectures())}"
         )
     if is_further(reader):

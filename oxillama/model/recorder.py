@@ -193,9 +193,9 @@ class Recorder:
             )
         return shape[0]
 
-    def stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
+    def stack(self, name: str, count: int, rows: int, columns: int, *, skip: int = 0) -> Tensor:
         """`count` matrices (rows, columns) of one tensor (count, rows, columns), or (count * rows,
-        columns), in the file's format.
+        columns), in the file's format, without the first `skip` of them.
         """
         info = self._info(name, count, rows, columns)
         if tuple(info.shape) not in ((count, rows, columns), (count * rows, columns)):
@@ -207,7 +207,7 @@ class Recorder:
                 f"{name}: file has matrices of {rows} rows, wanted a multiple of 16 for a stack of "
                 f"{count}"
             )
-        return Tensor(name, info.type_name, (count * rows, columns))
+        return Tensor(name, info.type_name, ((count - skip) * rows, columns), skip * rows)
 
     def array(self, name: str, *shape: int) -> np.ndarray:
         """The weight of that name as float32 of this shape, for weights that no product reads."""

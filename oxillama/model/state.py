@@ -45,8 +45,9 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One row of `width` float32 per token, in pages: an indexer's key, what keys of blocks of
-    tokens are made of, or a share of such a key. window: as of `Pages`.
+    """One row of `width` float32 (or int32) per token, in pages: an indexer's key, what keys of
+    blocks of tokens are made of, a share of such a key, or which adapter is in force. window: as of
+    `Pages`.
     """
 
     width: int

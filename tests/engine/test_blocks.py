@@ -1,6 +1,6 @@
-"""Keys of blocks of tokens, and chosen keys, under the engine: whatever is forked, cut, stored,
-restored, proposed or taken away, in the middle of a block or between two, a text has the bits of
-one evaluation.
+"""Keys of blocks of tokens, chosen keys, and adapters that tokens switch, under the engine:
+whatever is forked, cut, stored, restored, proposed or taken away, in the middle of a block or
+between two, before a switch or behind it, a text has the bits of one evaluation.
 """
 
 import numpy as np
@@ -18,10 +18,18 @@ COUNT = 400  # tokens: beyond 3 blocks of 128 and beyond the first window
 IDS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, COUNT)]
 
 
-@pytest.fixture(scope="module", params=["deepseek4", "glm-dsa", "minimax-m3", "qwen4exp"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("deepseek4", "glm-dsa", "minimax-m3", "qwen4exp", "graniteswitch"),
+        "graniteswitch router_gain",
+    ],
+)
 def path(request, tmp_path_factory):
     made = tmp_path_factory.mktemp("blocks") / "m.gguf"
-    invent(made, request.param, changed={f"{request.param}.context_length": 1024})
+    arch, *gain = request.param.split()
+    changed = {f"{arch}.adapters.{name}": 15.0 for name in gain}
+    invent(made, arch, changed={f"{arch}.context_length": 1024} | changed)
     return made
 
 

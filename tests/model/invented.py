@@ -128,6 +128,16 @@ OWN: dict[str, dict] = {
     "dbrx": {"attention.clamp_kqv": 2.0},
     "llama4": {"interleave_moe_layer_step": 2, "expert_used_count": 2},
     "granitemoe": {"embedding_scale": 3.0, "residual_scale": 0.5, "attention.scale": 0.2},
+    "graniteswitch": {
+        "embedding_scale": 3.0,
+        "residual_scale": 0.5,
+        "attention.scale": 0.2,
+        "logit_scale": 2.0,
+        "adapters.count": 3,
+        "adapters.lora_rank": 16,
+        "adapters.token_ids_activate": [68, 62, 75],
+        "adapters.token_ids_substitute": [1, 2, 1],
+    },
     "granitehybrid": {"attention.head_count_kv": [0, 2, 0, 0], "logit_scale": 2.0},
     "lfm2moe": {"attention.head_count_kv": [0, 2, 0, 0]},
     "hunyuan-moe": {"feed_forward_length": 32},
@@ -575,7 +585,8 @@ class _Nothing:
         self.new = False
 
     def data(self, name: str) -> np.ndarray:
-        return np.ones(int(np.prod(self.tensors[name].shape)), np.float32).view(np.uint8)
+        fill = np.float32(0 if name.endswith(".lora_b") else 1)
+        return np.full(int(np.prod(self.tensors[name].shape)), fill).view(np.uint8)
 
 
 class _Learner(Builder):
@@ -601,10 +612,10 @@ class _Learner(Builder):
             self.reader.new = True
         self.told.add(name)
 
-    def stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
+    def stack(self, name: str, count: int, rows: int, columns: int, *, skip: int = 0) -> Tensor:
         one = name.endswith("attn_output_a.weight")  # which files hold as one matrix
         self._ask(name, (count * rows, columns) if one else (count, rows, columns))
-        return super().stack(name, count, rows, columns)
+        return super().stack(name, count, rows, columns, skip=skip)
 
     def array(self, name: str, *shape: int) -> np.ndarray:
         self._ask(name, shape)
@@ -704,8 +715,14 @@ def invent(
     tensors, read = shapes(arch, further)
     rng = np.random.default_rng(7)
     with GgufWriter(path, arch) as writer:
-        for key, value in (keys | (changed or {})).items():
-            if key in read or key in ROOT.get(arch, {}) or key.endswith(".context_length"):
+        changed = changed or {}
+        for key, value in (keys | changed).items():
+            if (
+                key in read
+                or key in changed
+                or key in ROOT.get(arch, {})
+                or key.endswith(".context_length")
+            ):
                 writer.add(key, value)
         for name, shape in tensors.items():
             values = rng.standard_normal(shape).astype(np.float32)
@@ -721,6 +738,8 @@ def invent(
                 values = 1 + 0.1 * values
             else:
                 values = values / np.sqrt(np.float32(shape[-1]))
+            if name.endswith((".lora_a", ".lora_b")):
+                values[0] = 0  # of no adapter
             plain = (
                 len(shape) == 1
                 or kind == "F32"

@@ -143,7 +143,7 @@ def load_floor(path):
     "arch",
     (
         *("gemma3n", "deepseek2", "granitehybrid", "qwen3moe", "gpt-oss", "llama4", "mamba2"),
-        *("qwen4exp", "bert"),
+        *("qwen4exp", "bert", "graniteswitch"),
     ),
 )
 def test_same_bits_of_architectures(tmp_path, paged, arch):

@@ -11,19 +11,21 @@ from oxillama.model.ops.op import Frame, Op, Rows
 
 class Embed(Op, name="embed"):
     """Rows of a table, by token or by position, times `scale`. For a token of -1, the row that the
-    batch brings, or row `filler` of an additional table, or zeros if `filler` is "zeros".
+    batch brings, or row `filler` of an additional table, or zeros if `filler` is "zeros". taken
+    (vocabulary,): the token whose row each token takes.
     """
 
     reads = ()
     rows = Rows.ALL
 
     @staticmethod
-    def meaning(f: Frame, *, out, table, scale=1.0, by="token", filler=None) -> None:
+    def meaning(f: Frame, *, out, table, scale=1.0, by="token", filler=None, taken=None) -> None:
         rows = f.weights(table)
         if by == "position":
             f.slots[out] = rows[f.positions] * np.float32(scale)
             return
         tokens = np.where(f.tokens < 0, 0 if filler in (None, "zeros") else filler, f.tokens)
+        tokens = tokens if taken is None else taken[tokens]
         f.slots[out] = rows[tokens] * np.float32(scale)
         if f.embeds is not None and filler is None:
             brought = f.embeds[:, : rows.shape[1]]

@@ -12,7 +12,7 @@ from oxillama.model.ops.numeric import (
     sigmoid,
     softmax,
 )
-from oxillama.model.ops.op import Frame, Op
+from oxillama.model.ops.op import Frame, Op, Rows
 
 
 class Route(Op, name="route"):
@@ -80,6 +80,47 @@ class Route(Op, name="route"):
         f.slots[out] = np.concatenate([ids // share, weights * scale], axis=1).astype(np.float32)
 
 
+class Switch(Op, name="switch"):
+    """The adapter in force at each row, chosen by tokens, as the route of one expert: [id | 1]; -1
+    for none. numbers (vocabulary,): the adapter that a token switches to, counted from 1, 0 for
+    none of them; -1 for tokens that do not switch. A row in place of a token does not switch.
+
+    The last token that switches, the row's own among them, says which adapter is in force. With a
+    gain it is the mean of their numbers, to nearest even, in which every other token counts as 0
+    with a weight of exp(-2 gain) (SingleSwitch of IBM's granite-switch 0.0.8 to 0.1.0). What is
+    kept for each token in layer `layer`: the number, or with a gain the sum of the numbers so far
+    and how many there are.
+    """
+
+    reads = ()
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return 2
+
+    @staticmethod
+    def meaning(f: Frame, *, numbers, layer, out, gain=None) -> None:
+        begin, n = f.positions[0], len(f.tokens)
+        told = np.where(f.tokens < 0, -1, numbers[f.tokens])
+        parts = 1 if gain is None else 2
+        held = f.keys.get(layer, np.zeros((0, 1, parts)))[:begin]
+        now = held[-1, 0] if begin else np.zeros(parts)
+        made, rows = np.empty((n, 1, parts)), np.ones((n, 2), np.float32)
+        for at, (number, position) in enumerate(zip(told, f.positions)):
+            if gain is None:
+                now = now if number < 0 else np.array([number])
+                force = now[0]
+            else:
+                now = now if number < 0 else now + [number, 1]
+                others = (position + 1 - now[1]) * np.exp(-2 * gain)
+                force = np.rint(now[0] / np.float32(now[1] + others)) if now[1] else 0
+            made[at, 0], rows[at, 0] = now, force - 1
+        f.keys[layer] = np.concatenate([held, made])
+        f.slots[out] = rows
+
+
 def _mixed(scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """SparseMixer's weights of the experts `ids` (rows, used), best first."""
     weights, left = np.empty(ids.shape), scores.copy()
@@ -102,7 +143,7 @@ def chosen(f: Frame, routes: Any, count: int, rows: int) -> np.ndarray:
 
 class Experts(Op, name="experts"):
     """Each part of a row times its matrix of a stack of `experts`; a row as wide as a matrix is
-    used for every part. Gated: of two stacks.
+    used for every part. A part whose route is -1 has no matrix: zeros. Gated: of two stacks.
     """
 
     reads = ("x", "routes")
@@ -115,7 +156,7 @@ class Experts(Op, name="experts"):
         parts = x.reshape(len(x), -1, weights[0].shape[1])
         parts = np.broadcast_to(parts, (len(x), ids.shape[1], parts.shape[2]))
         y = [np.einsum("rkdc,rkc->rkd", w[ids], parts) for w in stacks]
-        y = [part.astype(np.float32) for part in y]
+        y = [np.where(ids[..., None] < 0, 0, part).astype(np.float32) for part in y]
         f.slots[out] = (y[0] if gate is None else activated(y[0], gate) * y[1]).reshape(len(x), -1)
 
 
