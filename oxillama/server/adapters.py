@@ -120,6 +120,7 @@ class ServedModel(Protocol):
         """What requests call it."""
 
     adapters: Adapters
+    engine: oxillama.InferenceEngine
 
 
 def listed(model: ServedModel) -> list[dict[str, Any]]:
@@ -177,6 +178,15 @@ def asked(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
             400, f"lora: found together with the adapter {by_name.name} as model", param="lora"
         )
     return {"lora": [(each.lora, scale) for each, scale in _scales(model, given, "lora")]}
+
+
+def resolved(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with the server's scales as they are now: for a body whose prompts are submitted
+    one after another.
+    """
+    loras = model.engine.loras
+    found = loras.resolve(asked(model, body).get("lora"))
+    return {"lora": loras.current if found is None else found}
 
 
 def in_force(model: ServedModel, options: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,9 @@ BODY: Schema = obj(
 )
 
 
+_WAVE = 32  # texts of one body that are submitted together; two such waves run at once
+
+
 class Batch:
     """Embeddings that run together, one piece of work for a `Job`."""
 
@@ -61,6 +66,28 @@ class Batch:
         for request in self.requests:
             request.result(timeout)
         return [pooler.result() for pooler in self._poolers]
+
+
+async def pooled(
+    job: Job, prompts: Callable[[], list[list[int]]], submit: Callable[[list[int]], Any]
+) -> list[np.ndarray]:
+    """What comes of the prompts of a body, in their order. prompts: makes them; submit: submits
+    one. The engine takes requests in the order in which they come, so it gets the prompts a few at
+    a time: the requests of others do not wait for all of them.
+    """
+    waves: list[list[list[int]]] = []
+
+    def begin() -> Batch:
+        ids = prompts()
+        waves.extend(ids[at : at + _WAVE] for at in range(0, len(ids), _WAVE))
+        return Batch(map(submit, waves[0]))
+
+    running = deque([await job.begin(begin)])
+    found: list[np.ndarray] = []
+    for wave in waves[1:]:
+        running.append(await job.begin(partial(Batch, map(submit, wave))))
+        found += await job.results(running.popleft())
+    return found + await job.results(running.popleft())
 
 
 async def vectors(
@@ -89,8 +116,9 @@ async def vectors(
             param=param,
         )
     counts: list[int] = []
+    options: dict[str, Any] = {}
 
-    def begin() -> Batch:
+    def prompts() -> list[list[int]]:
         ids = [
             _encoded(
                 model,
@@ -102,16 +130,15 @@ async def vectors(
             for at, text in enumerate(texts)
         ]
         counts.append(sum(map(len, ids)))
-        options: dict[str, Any] = {
-            "normalize": normalize,
-            **({"mode": pooling} if pooling else {}),
-            **adapters.asked(model, call.body),
-        }
-        return Batch(model.engine.submit_embedding(each, **options) for each in ids)
+        options.update(adapters.resolved(model, call.body), normalize=normalize)
+        options.update({"mode": pooling} if pooling else {})
+        return ids
+
+    def submit(ids: list[int]) -> Any:
+        return model.engine.submit_embedding(ids, **options)
 
     async with Job(call, model, param=param) as job:
-        await job.begin(begin)
-        found = await job.results()
+        found = await pooled(job, prompts, submit)
     if dimensions is not None:
         found = [_cut(each, dimensions, normalize) for each in found]
     return found, counts[0]

@@ -20,6 +20,7 @@ from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import MESSAGES, conversation_of
+from oxillama.server.completions import AT_ONCE
 from oxillama.server.embeddings import vectors
 from oxillama.server.errors import ApiError, bad, from_engine, missing, unsupported
 from oxillama.server.fields import (
@@ -465,8 +466,10 @@ async def _generate(
 
         return await sse.EventStream(call, frames, failed=failed).begin()
 
+    turnstile = asyncio.Semaphore(AT_ONCE)
+
     async def one(at: int) -> dict[str, Any]:
-        async with _job(call, model, asked, body) as job:
+        async with turnstile, _job(call, model, asked, body) as job:
             await job.begin(lambda: _submit(call, model, asked, prompts[at]))
             done = (await job.results())[0]
             return _answer(job, model, asked, done, prompts[at], at)

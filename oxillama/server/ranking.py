@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from oxillama.engine.embedding import PoolingMode, pair_ids, scored_label
 from oxillama.errors import ConfigError
 from oxillama.server import adapters
 from oxillama.server.calls import Call
-from oxillama.server.embeddings import Batch
+from oxillama.server.embeddings import pooled
 from oxillama.server.errors import ApiError
 from oxillama.server.models import Model
 from oxillama.server.work import Job
@@ -23,8 +24,9 @@ async def scores(
     """
     counts: list[int] = []
     numbers: list[int] = []
+    options: dict[str, Any] = {"pooling": PoolingMode.RANK}
 
-    def begin() -> Batch:
+    def prompts() -> list[list[int]]:
         engine = model.engine
         try:
             numbers.append(scored_label(engine.opened.model, None))
@@ -48,12 +50,12 @@ async def scores(
                 )
             ids.append(found)
         counts.append(sum(map(len, ids)))
-        lora = adapters.asked(model, call.body)
-        return Batch(
-            engine.submit_embedding(each, pooling=PoolingMode.RANK, **lora) for each in ids
-        )
+        options.update(adapters.resolved(model, call.body))
+        return ids
+
+    def submit(ids: list[int]) -> Any:
+        return model.engine.submit_embedding(ids, **options)
 
     async with Job(call, model, param=param) as job:
-        await job.begin(begin)
-        found = await job.results()
+        found = await pooled(job, prompts, submit)
     return [float(each[numbers[0]]) for each in found], counts[0]

@@ -85,9 +85,9 @@ class Job:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def begin(self, make: Callable[[], Any]) -> None:
-        """Prepare and submit, outside the event loop; an error of the engine becomes an
-        ApiError.
+    async def begin(self, make: Callable[[], Any]) -> Work:
+        """Prepare and submit, outside the event loop, in addition to what was submitted before;
+        returns the work. An error of the engine becomes an ApiError.
         """
         pool = self.state.bulk if self.call.large else self.state.pool
         future = pool.submit(make)
@@ -103,15 +103,20 @@ class Job:
             raise
         except Exception as error:
             raise from_engine(error, param=self.param, constraint=self.constraint) from error
-        self._made = made
-        self.requests = tuple(getattr(made, "requests", (made,)))
-        for request in self.requests:
+        work: Work = made
+        new = _requests_of(work)
+        self._made, self.requests = work, (*self.requests, *new)
+        for request in new:
             request.listen(self._progress, in_loop=True)
+        return work
 
-    async def results(self) -> list[Any]:
-        """The results: completions, best first if more were drawn than wanted; or vectors."""
+    async def results(self, work: Work | None = None) -> list[Any]:
+        """The results of some work, by default of the last: completions, best first if more were
+        drawn than wanted; or vectors.
+        """
         bell, ring = self.state.waker.bell(), self.state.waker.ring
-        requests = self.requests
+        made = self._made if work is None else work
+        requests = () if made is None else _requests_of(made)
 
         def tell() -> None:
             if all(request.done for request in requests):
@@ -122,7 +127,7 @@ class Job:
         if not all(request.done for request in requests):
             await bell.wait()
         try:
-            done = self._made.result(0) if self._made is not None else []
+            done = made.result(0) if made is not None else []
         except Exception as error:
             raise from_engine(error, param=self.param) from error
         done = done if isinstance(done, list) else [done]
@@ -244,6 +249,10 @@ class Job:
         if not self.first_at:
             self.first_at = now
         self.state.moved_at = now
+
+
+def _requests_of(work: Any) -> tuple[Request, ...]:
+    return tuple(getattr(work, "requests", (work,)))
 
 
 def _looked_at(future: asyncio.Future) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import oxillama
 from oxillama.server.embeddings import _shortened
 
 PATH = "/v1/embeddings"
@@ -20,6 +21,26 @@ def test_a_batch_has_the_vectors_of_its_texts_alone(server, engine):
         assert np.array_equal(np.float32(each["embedding"]), engine.embed(text))
     tokens = sum(len(engine.tokenize(text)) for text in TEXTS)
     assert made["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def test_the_engine_has_a_few_texts_of_a_body_at_once(server, engine, monkeypatch):
+    # others wait for these alone
+    submit, made, most = oxillama.InferenceEngine.submit_embedding, [], []
+
+    def counted(self, ids, **options):
+        most.append(sum(not each.done for each, _ in made))
+        made.append(submit(self, ids, **options))
+        return made[-1]
+
+    monkeypatch.setattr(oxillama.InferenceEngine, "submit_embedding", counted)
+    texts = [f"text {number}" for number in range(150)]
+    found = server.ok("/v1/embeddings", {"input": texts})
+    assert len(made) == 150 and max(most) < 64
+    assert found["usage"]["prompt_tokens"] == sum(len(engine.tokenize(text)) for text in texts)
+    assert server.logged()[-1]["prompt_tokens"] == found["usage"]["prompt_tokens"]
+    for at in (0, 31, 32, 149):
+        vector = np.float32(found["data"][at]["embedding"])
+        assert np.array_equal(vector, engine.embed(texts[at]))
 
 
 def test_base64_is_little_endian_float32(server, engine):

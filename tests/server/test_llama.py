@@ -93,6 +93,20 @@ def test_probabilities_of_tokens(server):
     assert all(0 < each["prob"] <= 1 for each in after["completion_probabilities"])
 
 
+def test_the_engine_has_a_few_prompts_of_a_body_at_once(server, monkeypatch):
+    submit, made, most = oxillama.InferenceEngine.submit, [], []
+
+    def counted(self, *given, **options):
+        most.append(sum(not each.done for each in made))
+        made.append(submit(self, *given, **options))
+        return made[-1]
+
+    monkeypatch.setattr(oxillama.InferenceEngine, "submit", counted)
+    found = server.ok(PATH, {**ASK, "prompt": ["Once"] * 90, "n_predict": 2, "temperature": 0})
+    assert len(made) == len(found) == 90 and max(most) < 64
+    assert {each["content"] for each in found} == {found[0]["content"]}
+
+
 def test_prompts_of_several_kinds(server, engine):
     ids = engine.tokenize("Once upon a time")
     assert server.ok(PATH, {**ASK, "prompt": ids})["content"] == server.ok(PATH, ASK)["content"]
