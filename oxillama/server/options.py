@@ -204,7 +204,13 @@ NAMES: dict[str, Option] = {name: option for option in TABLE for name in option.
 CONSTRAINTS = ("grammar", "json_schema", "regex", "choices")
 
 # extensions that vLLM's clients write in one object
-STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choices", "grammar": "grammar"}
+STRUCTURED = {
+    "json": "json_schema",
+    "json_object": "json_schema",
+    "regex": "regex",
+    "choice": "choices",
+    "grammar": "grammar",
+}
 
 # the fields of all routes that are compiled to grammars
 COMPILED = frozenset(
@@ -225,6 +231,7 @@ def properties(*without: str) -> dict[str, Any]:
             "regex": dict(NAMES["regex"].schema),
             "choice": dict(NAMES["choices"].schema),
             "grammar": dict(NAMES["grammar"].schema),
+            "json_object": BOOLEAN,
         },
         "additionalProperties": False,
     }
@@ -300,7 +307,7 @@ def _named(
 def _add_structured(given: Mapping[str, Any], options: dict[str, Any], by: dict[str, str]) -> None:
     """Add the constraints of `structured_outputs`."""
     for name, value in given.items():
-        if value is None:
+        if value is None or (name == "json_object" and not value):
             continue
         field = STRUCTURED[name]
         if field in by:
@@ -310,7 +317,10 @@ def _add_structured(given: Mapping[str, Any], options: dict[str, Any], by: dict[
                 param=f"structured_outputs.{name}",
             )
         by[field] = f"structured_outputs.{name}"
-        options[field] = _closed(value) if name == "json" else value
+        if name == "json_object":
+            options[field] = {"type": "object"}
+        else:
+            options[field] = _closed(value) if name == "json" else value
 
 
 def _constraint(options: Mapping[str, Any], by: Mapping[str, str]) -> str | None:

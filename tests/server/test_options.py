@@ -88,6 +88,14 @@ def test_options_of_a_request(name, given, field, wanted):
     assert read({name: given}).options == {field: wanted}
 
 
+def test_json_object_of_structured_outputs_asks_for_any_object():
+    asked = read({"structured_outputs": {"json_object": True, "regex": None}})
+    assert asked.options == {"json_schema": {"type": "object"}}
+    assert asked.constraint == "structured_outputs.json_object"
+    asked = read({"structured_outputs": {"json_object": False, "regex": "a"}})
+    assert asked.options == {"regex": "a"}
+
+
 def test_minus_one_turns_off_as_it_does_elsewhere():
     assert read({"seed": -1}).options == {"seed": -1} and read({"seed": None}).options == {}
     assert read({"top_k": -1}).sampler.top_k == 0
@@ -134,6 +142,10 @@ def test_a_pair_of_a_list_of_biases_is_a_token_and_its_bias(pair, said):
         ({"regex": "a", "choices": ["a"]}, "choices"),
         ({"json_schema": {}, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
         ({"regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"json": {}, "json_object": True}},
+            "structured_outputs.json_object",
+        ),
         ({"logit_bias": {"2048": 1}}, "logit_bias"),
         ({"logit_bias": [[5, 1], [6, 1], [5, 2]]}, "logit_bias"),
         ({"banned_tokens": [2048]}, "banned_tokens"),
