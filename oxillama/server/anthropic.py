@@ -521,7 +521,7 @@ def _message(
         "content": content_of(reply, omitted=_omits(body)),
         "stop_reason": reason,
         "stop_sequence": stop,
-        "usage": _usage(usage["prompt"], usage["cached"], usage["generated"]),
+        "usage": _usage(**usage, thinking=reply.reasoning_tokens),
         **_edited(body),
     }
 
@@ -540,12 +540,13 @@ def _edited(body: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _usage(prompt: int, cached: int, generated: int) -> dict[str, int]:
+def _usage(prompt: int, cached: int, generated: int, thinking: int = 0) -> dict[str, Any]:
     return {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": generated,
+        "output_tokens_details": {"thinking_tokens": thinking},
     }
 
 
@@ -585,7 +586,7 @@ async def _stream(
             event(
                 "message_delta",
                 delta={"stop_reason": reason, "stop_sequence": stop},
-                usage=_usage(usage["prompt"], usage["cached"], usage["generated"]),
+                usage=_usage(**usage, thinking=last.reasoning_tokens),
                 **_edited(body),
             ),
             event("message_stop"),

@@ -94,6 +94,18 @@ def test_reasoning_is_a_block_of_its_own(thinker):
     assert kinds[-1] == "signature_delta" and set(kinds[:-1]) == {"thinking_delta"}
 
 
+def test_tokens_of_reasoning_are_counted_in_messages(thinker):
+    ask = {"messages": HI, "max_tokens": 30, "seed": 3}
+    ask["thinking"] = {"type": "enabled", "budget_tokens": 8}
+    made = thinker.ok("/v1/messages", ask)
+    assert [each["type"] for each in made["content"]] == ["thinking", "text"]
+    assert made["usage"]["output_tokens_details"] == {"thinking_tokens": 8}
+    events = thinker.events("/v1/messages", ask)
+    begun, ended = (events[at][1] for at in (0, -2))
+    assert begun["message"]["usage"]["output_tokens_details"] == {"thinking_tokens": 0}
+    assert ended["usage"]["output_tokens_details"] == {"thinking_tokens": 8}
+
+
 def test_reasoning_that_is_not_to_be_seen_comes_back_by_its_signature(thinker):
     ask = {"messages": HI, "max_tokens": 20, "seed": 3}
     seen = {**ask, "thinking": {"type": "enabled", "budget_tokens": 8}}
