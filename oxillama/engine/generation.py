@@ -28,6 +28,7 @@ from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_l
 from oxillama.tokenizer import TokenizerBridge
 
 _MOST_KEPT = 64  # grammars and sets of breakers of a vocabulary
+_MOST_IDS = 1 << 21  # of all kept sets of breakers: long breakers have millions, some 10 MB each
 
 
 class Vocabulary:
@@ -43,7 +44,7 @@ class Vocabulary:
         self.special_ids = bridge.special_ids
         self._lock = threading.Lock()
         self._masker: TokenMasker | None = None
-        self._kept: OrderedDict[tuple[str, Any], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Any], tuple[Any, int]] = OrderedDict()
 
     @property
     def masker(self) -> TokenMasker:
@@ -75,6 +76,7 @@ class Vocabulary:
         made: list[tuple[int, ...]] = self._once(
             ("breakers", key),
             lambda: breaker_sequences(key, self.bridge.vocab_bytes(), self._encode_bytes),
+            weigh=lambda sequences: sum(map(len, sequences)),
         )
         return made
 
@@ -112,17 +114,28 @@ class Vocabulary:
             token in self.special_ids for token in tokens
         )
 
-    def _once(self, key: tuple[str, Any], make: Callable[[], Any]) -> Any:
-        """What `make()` gave for this key; those used last are kept."""
+    def _once(
+        self,
+        key: tuple[str, Any],
+        make: Callable[[], Any],
+        weigh: Callable[[Any], int] = lambda made: 0,
+    ) -> Any:
+        """What `make()` gave for this key; those used last are kept. weigh: how many ids it has,
+        of which there is a limit for all that have any but the last.
+        """
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return self._kept[key]
+                return self._kept[key][0]
         made = make()
         with self._lock:
-            self._kept[key] = made
+            self._kept[key] = made, weigh(made)
             while len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
+            heavy = {each: size for each, (_, size) in self._kept.items() if size}
+            while sum(heavy.values()) > _MOST_IDS and len(heavy) > 1:
+                oldest = next(iter(heavy))
+                del self._kept[oldest], heavy[oldest]
         return made
 
     def _encode_bytes(self, text: bytes) -> Sequence[int]:

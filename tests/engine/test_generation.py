@@ -62,6 +62,31 @@ def test_breakers_asked_for_again_are_kept_within_bounds(words, monkeypatch):
     assert ("breakers", ("q",)) in words._kept
 
 
+def test_breakers_of_many_tokens_are_kept_within_bounds(words, monkeypatch):
+    grammar = words.grammar(oxillama.Options(regex="kept|anyway"))
+    configs = [
+        SamplerConfig(dry_multiplier=1.0, dry_sequence_breakers=(text * 40,)) for text in "aei"
+    ]
+    sets = [words.breakers(config) for config in configs]
+    sizes = [sum(map(len, each)) for each in sets]
+    assert min(sizes) > 500
+    names = [("breakers", config.dry_sequence_breakers) for config in configs]
+
+    def kept(most):
+        """Which of the three there are still, with a limit."""
+        monkeypatch.setattr(generation, "_MOST_IDS", most)
+        words._kept.clear()
+        words._kept["grammar", "kept"] = grammar, 0
+        for config in configs:
+            words.breakers(config)
+        assert ("grammar", "kept") in words._kept
+        return [name in words._kept for name in names]
+
+    assert kept(sum(sizes)) == [True, True, True]
+    assert kept(sum(sizes) - 1) == [False, True, True]
+    assert kept(1) == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("door", "options"),
     [
