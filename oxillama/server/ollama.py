@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -293,7 +294,7 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     one.
     """
     out: list[dict[str, Any]] = []
-    waiting: list[tuple[str, str]] = []  # calls without an answer: id, name
+    waiting = _Waiting()
     for at, message in enumerate(body["messages"]):
         for name, role in _OF_ROLE.items():
             if message.get(name) and message["role"] != role:
@@ -313,11 +314,15 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
             calls = [
                 _call_of(call, f"{at}-{place}") for place, call in enumerate(message["tool_calls"])
             ]
-            waiting += [(call["id"], call["function"]["name"]) for call in calls]
+            for call in calls:
+                waiting.add(call["id"], call["function"]["name"])
             made["tool_calls"] = calls
         if message["role"] == "tool":
-            answered = _answered(message, waiting, f"messages[{at}]")
-            waiting.remove(answered)
+            named = message.get("tool_name") or message.get("name")
+            answered = waiting.take(message.get("tool_call_id"), named)
+            if answered is None:
+                where = f"messages[{at}]"
+                raise ApiError(400, f"{where}: answers no call before it", param=where)
             made["tool_call_id"], made["name"] = answered
         out.append(made)
     return out
@@ -335,15 +340,33 @@ def _call_of(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _answered(
-    message: Mapping[str, Any], waiting: Sequence[tuple[str, str]], where: str
-) -> tuple[str, str]:
-    """(id, name) of the oldest call without an answer that a tool's message may answer."""
-    named = message.get("tool_name") or message.get("name")
-    for call in waiting:
-        if message.get("tool_call_id") in (None, call[0]) and named in (None, call[1]):
-            return call
-    raise ApiError(400, f"{where}: answers no call before it", param=where)
+class _Waiting:
+    """Calls without an answer, by what an answer may say of its call: each is looked at once, of
+    however many.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[str, str]] = []  # all of them: id, name
+        self._answered: set[int] = set()
+        self._by: dict[tuple[str | None, str | None], deque[int]] = defaultdict(deque)
+
+    def add(self, id: str, name: str) -> None:
+        """A call."""
+        for key in ((None, None), (id, None), (None, name), (id, name)):
+            self._by[key].append(len(self._calls))
+        self._calls.append((id, name))
+
+    def take(self, id: str | None, name: str | None) -> tuple[str, str] | None:
+        """(id, name) of the oldest one that an answer may belong to, which it answers; None for
+        none.
+        """
+        waiting = self._by.get((id, name), deque())
+        while waiting:
+            at = waiting.popleft()
+            if at not in self._answered:
+                self._answered.add(at)
+                return self._calls[at]
+        return None
 
 
 def _tool(given: Mapping[str, Any]) -> dict[str, Any]:

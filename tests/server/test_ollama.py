@@ -12,7 +12,7 @@ import pytest
 from oxillama import __version__
 from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader, GgufWriter
-from oxillama.server.ollama import _end
+from oxillama.server.ollama import _end, _Waiting
 from tests.server.conftest import asking
 
 MODEL = "oxillama-embedded"
@@ -418,3 +418,36 @@ def test_a_client_that_leaves_a_reply_to_keep_no_model_after_unloads_it_too(list
 def test_a_number_that_may_have_one_value_is_told_as_that(server):
     body = {"model": "oxillama-embedded", "prompt": "a", "options": {"num_thread": 1}}
     assert server.refused("/api/generate", body) == "options.num_thread: found 1, wanted 0"
+
+
+def test_answers_belong_to_the_oldest_call_that_they_may_answer():
+    waiting = _Waiting()
+    for id, name in (("1", "f"), ("2", "g"), ("3", "f"), ("4", "g"), ("5", "f")):
+        waiting.add(id, name)
+    assert waiting.take(None, "g") == ("2", "g")
+    assert waiting.take(None, None) == ("1", "f")
+    assert waiting.take("3", None) == ("3", "f") and waiting.take("3", None) is None
+    assert waiting.take("4", "f") is None and waiting.take("4", "g") == ("4", "g")
+    assert waiting.take(None, "f") == ("5", "f") and waiting.take(None, None) is None
+
+
+def test_a_call_is_looked_at_once_however_many_answers_there_are():
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    waiting = _Waiting()
+    for at in range(400):
+        waiting.add(str(at), Name("fg"[at // 200]))
+    before = compared
+    assert [waiting.take(None, "g") for _ in range(200)] == [
+        (str(at), "g") for at in range(200, 400)
+    ]
+    assert compared - before <= 2 * 200
