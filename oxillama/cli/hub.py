@@ -11,6 +11,7 @@ from typing import Any
 
 from oxillama.errors import ConfigError, GgufNotFound
 from oxillama.stores import (
+    an_address,
     cached_files,
     cached_folder,
     converted_files,
@@ -56,6 +57,8 @@ def add_commands(commands: Any) -> None:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
+    if arguments.name.startswith(("https://", "http://")):
+        raise an_address(arguments.name)
     name, _, kind = arguments.name.removeprefix("hf://").removeprefix("hf.co/").partition(":")
     if name.count("/") != 1 or not all(name.split("/")):
         raise ConfigError(

@@ -42,6 +42,7 @@ from oxillama.stores.others import (
 )
 
 __all__ = [
+    "an_address",
     "cached_files",
     "cached_folder",
     "choose",
@@ -66,6 +67,11 @@ __all__ = [
 # owner/name, and the file or the quantisation after a colon
 _REPO = re.compile(
     r"^(?:hf://|hf\.co/|huggingface\.co/)?(?P<repo>\w[\w.-]*/[\w.-]+)(?::(?P<file>[^:]+))?$"
+)
+# a page or a file of the hub, as a browser shows it
+_PAGE = re.compile(
+    r"^https?://(?:www\.)?(?:hf\.co|huggingface\.co)/(?P<repo>\w[\w.-]*/[\w.-]+)"
+    r"(?:/(?:resolve|blob)/[^/]+/(?P<file>[^?#]+)|/tree/.*)?/?(?:[?#].*)?$"
 )
 _EXPLICIT = ("hf://", "hf.co/", "huggingface.co/")
 
@@ -108,6 +114,8 @@ def located(
     path = Path(source)
     if path.is_dir():
         return _in_folder(path, file, progress)
+    if re.match("https?://", source):
+        raise an_address(source)
     match = _REPO.match(source)
     file_of_store = match is not None and match["file"] is not None
     if path.exists() or (source.endswith(".gguf") and not file_of_store):
@@ -116,6 +124,16 @@ def located(
         made = [] if path.exists() else [one for one in converted_files() if one.name == source]
         return made[0] if made else source
     return _named(source, file, encoder, progress)
+
+
+def an_address(source: str) -> GgufNotFound:
+    """The error for a web address in a model's place, with the name of what is there on the hub."""
+    page = _PAGE.match(source)
+    name = "OWNER/NAME[:FILE]" if page is None else ":".join(filter(None, page.groups()))
+    return GgufNotFound(
+        f"{source}: found a web address, wanted {name} of the Hugging Face hub, or a file that has "
+        "been downloaded"
+    )
 
 
 def own_encoder(model: Any) -> Path | None:

@@ -100,6 +100,26 @@ def test_what_is_no_name_and_what_is_a_file_is_given_back(tmp_path):
             stores.located(source, file="x")
 
 
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("https://huggingface.co/owner/some-GGUF", "owner/some-GGUF"),
+        ("https://huggingface.co/owner/some-GGUF/tree/main", "owner/some-GGUF"),
+        (
+            "https://huggingface.co/owner/some/resolve/main/Q4/m.gguf?download=true",
+            "owner/some:Q4/m.gguf",
+        ),
+        ("https://hf.co/owner/some/blob/main/m.gguf", "owner/some:m.gguf"),
+        ("http://example.com/m.gguf", r"OWNER/NAME\[:FILE\]"),
+    ],
+)
+def test_a_web_address_is_no_file_and_names_what_is_there(address, name, capsys):
+    with pytest.raises(GgufNotFound, match=f"found a web address, wanted {name} of the Hugging"):
+        stores.located(address)
+    assert main(["pull", address]) == 1
+    assert capsys.readouterr().err.startswith(f"oxillama: {address}: found a web address, wanted")
+
+
 def test_a_tilde_is_the_home_folder(home):
     shutil.copy(oxillama.embedded_path(), home / "m.gguf")
     with oxillama.load("~/m.gguf", num_threads=1) as engine:
