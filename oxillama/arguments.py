@@ -51,6 +51,7 @@ _MINUS_ONE = {
 
 # what does here what an argument of another library does
 _ELSEWHERE = {
+    "add_generation_prompt": "render_chat(...) takes it",
     "assistant_model": "speculative= takes a draft model",
     "attention_mask": "prompts of a list are not padded and need none",
     "bad_words": "banned_tokens= takes ids that are never drawn, processors= see whole sequences",
@@ -63,6 +64,7 @@ _ELSEWHERE = {
     ),
     "beam_width": "BeamSearchConfig of beam_generate has it",
     "bos_token_id": "token ids as the prompt begin with any token",
+    "chat_template_kwargs": "template= of chat(...) takes variables of the template",
     "clip_model_path": "mmproj= of load is the file of an image encoder",
     "device": "everything runs on the CPU",
     "device_map": "everything runs on the CPU",
@@ -74,6 +76,7 @@ _ELSEWHERE = {
     "echo": "prompt_logprobs= scores the prompt, and the text of the result is without it",
     "embedding": "embed(...) takes any model",
     "enable_lora": "lora= of a request takes adapters, and load_lora(...) of the engine loads them",
+    "enable_thinking": "template= of chat(...) takes variables of the template",
     "eos_token_id": "stop_token_ids= ends at these tokens",
     "flash_attn": "attention is computed in one way alone",
     "forced_bos_token_id": "token ids as the prompt end with any token",
@@ -104,6 +107,7 @@ _ELSEWHERE = {
     "max_num_batched_tokens": "scheduler=SchedulerConfig(max_batch_tokens=...) sets it",
     "max_num_seqs": "scheduler=SchedulerConfig(max_sequences=...) sets it",
     "max_time": "timeout= is the most seconds of a request",
+    "messages": "chat(...) takes them",
     "n_batch": "prefill_chunk_size= is the number of a prompt's tokens in a step",
     "n_gpu_layers": "everything runs on the CPU",
     "n_probs": "logprobs= reports the likeliest tokens",

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from oxillama.arguments import (
+    CONFIG_NAMES,
     OPTION_NAMES,
     checked_flag,
     checked_ids,
@@ -37,6 +38,9 @@ _FORMATS = {
     "json_object": ("type", "schema"),
     "json_schema": ("type", "name", "description", "schema", "strict"),
 }
+# how an engine is loaded, under all names
+_OF_LOAD = {*CONFIG_NAMES, *CONFIG_NAMES.values()}
+_WRAPPED = {*_FORMATS["json_schema"][1:]}  # none of them says anything in a schema
 
 
 class SamplerFields(TypedDict, total=False):
@@ -249,6 +253,12 @@ class Options:
             raise ConfigError(
                 f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"
             )
+        schema = self.json_schema
+        if isinstance(schema, Mapping) and "schema" in schema and not schema.keys() - _WRAPPED:
+            raise ConfigError(
+                "json_schema: found a schema within the form of OpenAI's response_format, wanted "
+                "the schema alone (chat takes response_format=)"
+            )
         if self.regex is not None and not isinstance(self.regex, str):
             raise ConfigError(f"regex: found {type(self.regex).__name__}, wanted a text")
         given = [
@@ -285,6 +295,8 @@ class Options:
     @classmethod
     def check_name(cls, name: str) -> None:
         """ConfigError for a name that is neither an option nor a sampler's field."""
+        if name in _OF_LOAD and name not in _OPTIONS:
+            raise ConfigError(f"{name}: is not an option of generate; load(...) takes it")
         if name not in _OPTIONS:
             raise unknown(name, _OPTIONS, place="an option of generate")
 
@@ -358,7 +370,8 @@ def _listed(name: str, value: Any) -> Any:
     if name == "stop" and isinstance(value, str):
         return value
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
-        raise ConfigError(f"{name}: found {value!r:.50}, wanted a list")
+        wanted = "a text or a list of texts" if name == "stop" else "a list"
+        raise ConfigError(f"{name}: found {value!r:.50}, wanted {wanted}")
     if name in ("stop_token_ids", "shown_tokens"):
         return tuple(checked_ids(sorted(value) if isinstance(value, Set) else value, name=name))
     found = tuple(value)

@@ -468,6 +468,12 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
         ("penalty_alpha", "contrastive search is not done"),
         ("forced_bos_token_id", "token ids as the prompt end with any"),
         ("main_gpu", "everything runs on the CPU"),
+        ("enable_thinking", r"template= of chat\(...\) takes variables"),
+        ("chat_template_kwargs", r"template= of chat\(...\) takes variables"),
+        ("add_generation_prompt", r"render_chat\(...\) takes it"),
+        ("messages", r"chat\(...\) takes them"),
+        ("n_ctx", r"load\(...\) takes it"),
+        ("num_threads", r"load\(...\) takes it"),
     ):
         with pytest.raises(
             oxillama.ConfigError, match=f"{name}: is not an option of gen.*; {told}"
@@ -488,7 +494,7 @@ def test_what_stands_for_a_name_of_elsewhere_is_there():
     for of in (oxillama.SamplerConfig, oxillama.SchedulerConfig, oxillama.BeamSearchConfig):
         options += [field.name for field in dataclasses.fields(of)]
     methods = ("chat", "embed", "generate", "logits", "session", "stream", "apply_lora")
-    methods += ("load_lora", "submit", "beam_generate")
+    methods += ("load_lora", "submit", "beam_generate", "render_chat")
     for name, told in arguments._ELSEWHERE.items():
         for option in re.findall(r"(\w+)=", told):
             assert option in (*options, "pooling"), (name, told)

@@ -54,7 +54,7 @@ def answered(call, seconds=20.0):
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     (
-        ("stop", 5, "stop: found 5, wanted a list"),
+        ("stop", 5, "stop: found 5, wanted a text or a list of texts"),
         ("stop", ["a", 5], "stop: found"),
         ("stop_token_ids", 5, "stop_token_ids: found 5"),
         ("stop_token_ids", [1.5], r"stop_token_ids\[0\]: found float 1.5"),
@@ -69,6 +69,8 @@ def answered(call, seconds=20.0):
         ("context_shift", 1, "context_shift: found 1"),
         ("prompt_logprobs", 10**9, "prompt_logprobs: found 1000000000"),
         ("session", 5, "session: found int, wanted a Session"),
+        ("json_schema", {"name": "a", "schema": {"type": "object"}}, "wanted the schema alone"),
+        ("json_schema", {"schema": True, "strict": True}, "json_schema: found a schema within"),
         ("colour", 1, "colour: is not an option of generate"),
     ),
 )
