@@ -177,7 +177,12 @@ def located_model(arguments: argparse.Namespace, *, encoder: bool = False) -> st
     given = arguments.model
     if given is None:
         return None
-    found = _found(given, encoder)
+    try:
+        found = _found(given, encoder)
+    except oxillama.GgufNotFound:
+        if len(given.split()) < 2 or not hasattr(arguments, "prompt"):
+            raise
+        raise oxillama.GgufNotFound(f"{given}: no such file or folder; -p gives a prompt") from None
     if str(found) != given:
         print(f"oxillama: {given} is {found}", file=sys.stderr, flush=True)
     return str(found)

@@ -341,6 +341,13 @@ def test_snapshot_info_tells_what_is_saved_and_refuses_the_rest_in_a_line(capsys
     assert code == 1 and "none: cannot be read: No such file" in err
 
 
+@pytest.mark.parametrize("command", ["run", "chat", "tokenize", "doctor"])
+def test_a_sentence_in_a_models_place_is_told_how_prompts_are_given(capsys, command):
+    assert main([command, "Why is the sky blue?"]) == 1
+    told = "oxillama: Why is the sky blue?: no such file or folder; -p gives a prompt\n"
+    assert capsys.readouterr() == ("", told)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     (
