@@ -338,8 +338,11 @@ class InferenceEngine:
         return self._loaded.encodes("audio")
 
     def is_eos(self, token: int) -> bool:
-        """Whether a token ends generation."""
-        return token in self._loaded.core.eog_ids
+        """Whether a token ends generation. ConfigError for what is no id of the vocabulary."""
+        number, most = whole("token", token, 0), self.config.vocab_size - 1
+        if number > most:
+            raise ConfigError(f"token: found {number}, wanted 0 to {most}")
+        return number in self._loaded.core.eog_ids
 
     # ---- generation
     # ----------------------------------------------------------------------------------------------

@@ -215,6 +215,13 @@ def test_stop_ids_and_min_tokens(engine):
     assert len(late.tokens) >= 12
 
 
+def test_only_a_token_can_end_a_text(engine):
+    assert engine.is_eos(np.int64(engine.tokenizer.eos_id)) and not engine.is_eos(5)
+    for wrong in ("<|end|>", engine.config.vocab_size, -1, True, 1.0, [1]):
+        with pytest.raises(oxillama.ConfigError, match="^token: found "):
+            engine.is_eos(wrong)
+
+
 def test_every_end_token_of_the_file_stops(engine):
     for token in engine.tokenizer.eog_ids:
         assert engine.is_eos(token)

@@ -408,6 +408,11 @@ def test_errors_of_grammars_say_what_was_found_and_wanted(call, error):
             "GrammarLimits.max_depth: found 0, wanted a positive integer",
         ),
         (
+            lambda: Grammar.from_json_schema(list[int]),
+            "schema: found list[int], wanted JSON text, a dict or bool, a Pydantic model, a "
+            "dataclass or a TypedDict",
+        ),
+        (
             lambda: Grammar.from_json_schema({"properties": {"a": 1}}),
             "schema /properties/a: found number, wanted an object or a boolean",
         ),

@@ -18,6 +18,11 @@ def exact(value) -> Fraction:
 
 def load(schema, where: str = "schema"):
     """A schema as plain JSON with exact numbers, from text or from Python objects."""
+    if not isinstance(schema, (str, bytes, bool, dict, list, int, float, type(None))):
+        raise GrammarError(
+            f"{where}: found {schema!r:.60}, wanted JSON text, a dict or bool, a Pydantic model, a "
+            "dataclass or a TypedDict"
+        )
     try:
         text = schema if isinstance(schema, (str, bytes)) else json.dumps(schema, allow_nan=False)
         loaded = json.loads(text, parse_float=_number, parse_constant=_refuse)
