@@ -112,7 +112,13 @@ def _made(
     target = _target(source, prefix)
     if target.is_file():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConvertError(
+            f"convert: {target.parent} cannot be made: {error.strerror}, wanted another "
+            "XDG_CACHE_HOME, or `oxillama convert`"
+        ) from error
     convert(
         source, target, name=source.name, **({} if progress is None else {"progress": progress})
     )

@@ -154,6 +154,15 @@ def test_a_hugging_face_folder_is_converted_once(folder, tmp_path):  # noqa: F81
     assert second != first and stores.converted_files() == [second]
 
 
+def test_a_cache_folder_that_cannot_be_made_is_one_line(folder, tmp_path, monkeypatch, capsys):  # noqa: F811
+    cache = tmp_path / "cache"
+    cache.write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    assert main(["info", str(folder)]) == 1
+    said = f"oxillama: convert: {cache}/oxillama/converted cannot be made: Not a directory, wanted"
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_a_folder_is_run_and_its_file_listed_and_removed(folder, capsys):  # noqa: F811
     assert main(["info", str(folder), "--json"]) == 0
     out, err = capsys.readouterr()
