@@ -103,7 +103,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except OSError as error:
         gone = isinstance(error, BrokenPipeError)
-        if not gone and (error.filename is not None or error.errno not in _REFUSED):
+        if not gone and error.filename is not None:
+            print(f"oxillama: {error.filename}: {error.strerror}", file=sys.stderr)
+            return 1
+        if not gone and error.errno not in _REFUSED:
             raise
         # the reader has gone, or takes no more: nothing is left to flush
         _discard(sys.stdout)

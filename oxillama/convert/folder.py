@@ -57,7 +57,7 @@ _UNSAID: dict[str, dict[str, Any]] = {
 
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder with a Hugging Face config.json."""
-    return Path(path, "config.json").is_file()
+    return os.path.isfile(Path(path, "config.json"))
 
 
 def read_whole(path: Path) -> bytes | None:
@@ -95,7 +95,7 @@ class ModelFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        if not self.path.is_dir():
+        if not os.path.isdir(self.path):
             raise ConvertError(f"{self.path}: found no folder, wanted one with a config.json")
         self.config: dict[str, Any] = self._config()
 

@@ -308,7 +308,7 @@ def _mark(path: str | os.PathLike[str]) -> tuple | None:
     changed; None if one is missing.
     """
     folder = Path(path)
-    files = (folder / CONFIG, folder / WEIGHTS) if folder.is_dir() else (folder,)
+    files = (folder / CONFIG, folder / WEIGHTS) if os.path.isdir(folder) else (folder,)
     if not all(map(os.path.isfile, files)):
         return None
     try:

@@ -18,6 +18,7 @@ then measured, step by step.
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -309,7 +310,7 @@ def draft_file(asked: Any, locate: Locates) -> Path | None:
         return None
     if isinstance(asked, str) and names_way(asked):
         return None
-    if Path(asked).is_file():
+    if os.path.isfile(asked):
         return Path(asked)
     try:
         return locate(asked)

@@ -7,13 +7,14 @@ the Hugging Face hub, `others` finds the models of Ollama and LM Studio.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from oxillama.errors import ConfigError, GgufNotFound
+from oxillama.errors import ConfigError, GgufError, GgufNotFound
 from oxillama.stores.converted import (
     converted_encoder,
     converted_file,
@@ -112,16 +113,24 @@ def located(
     if source.startswith("~"):
         source = os.path.expanduser(source)
     path = Path(source)
-    if path.is_dir():
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # it is another name
+        pass
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise _unreadable(path, error) from error
+    if os.path.isdir(path):
         return _in_folder(path, file, progress)
     if re.match("https?://", source):
         raise an_address(source)
     match = _REPO.match(source)
     file_of_store = match is not None and match["file"] is not None
-    if path.exists() or (source.endswith(".gguf") and not file_of_store):
+    here = os.path.exists(path)
+    if here or (source.endswith(".gguf") and not file_of_store):
         if file is not None:
             raise ConfigError(f"file: found {file!r} and the file {source}, wanted one of them")
-        made = [] if path.exists() else [one for one in converted_files() if one.name == source]
+        made = [] if here else [one for one in converted_files() if one.name == source]
         return made[0] if made else source
     return _named(source, file, encoder, progress)
 
@@ -165,9 +174,9 @@ def located_encoder(
     path = Path(name)
     if is_model_folder(path):
         return converted_encoder(path, progress=progress)
-    if path.is_dir():
-        return path / choose_encoder((each.name for each in path.iterdir()), place=str(path))
-    match = None if path.exists() or name.endswith(".gguf") else _REPO.match(name)
+    if os.path.isdir(path):
+        return path / choose_encoder((each.name for each in _inside(path)), place=str(path))
+    match = None if os.path.exists(path) or name.endswith(".gguf") else _REPO.match(name)
     if match is None or match["file"] is not None:
         return path
     return fetch_encoder(match["repo"], progress=progress)
@@ -182,14 +191,26 @@ def located_draft(
     itself: which of them is taken depends on the target.
     """
     path = Path(os.path.expanduser(os.fspath(source)))
-    if path.is_dir() and any(path.glob("*.gguf")):
+    if os.path.isdir(path) and any(path.glob("*.gguf")):
         return path
     return Path(located(source, progress=progress))
 
 
+def _unreadable(path: Path, error: OSError) -> GgufError:
+    return GgufError(f"{path}: cannot be read: {error.strerror}")
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What is in a folder; GgufError if it cannot be listed."""
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
 def _in_folder(path: Path, file: str | None, progress: Any) -> Path:
     """The model of a folder."""
-    names = sorted(each.name for each in path.iterdir() if each.suffix.lower() == ".gguf")
+    names = sorted(each.name for each in _inside(path) if each.suffix.lower() == ".gguf")
     if names and (file is not None or not is_model_folder(path)):
         return path / choose(names, file, place=str(path))
     if is_model_folder(path):

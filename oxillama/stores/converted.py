@@ -28,7 +28,7 @@ _VERSION = 5  # of what conversion writes; another one converts anew
 
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder with a Hugging Face config.json."""
-    return Path(path, _CONFIG).is_file()
+    return os.path.isfile(Path(path, _CONFIG))
 
 
 def converted_folder() -> Path:
@@ -154,7 +154,7 @@ def remove_converted(name: str) -> int | None:
 def converted_files() -> list[Path]:
     """Every converted model of the cache folder."""
     folder = cache_folder()
-    if folder is None:
+    if folder is None or not os.access(folder / "converted", os.R_OK | os.X_OK):
         return []
     return sorted((folder / "converted").glob("*.gguf"))
 

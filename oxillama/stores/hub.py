@@ -377,8 +377,12 @@ def cached_folder(repo: str) -> Path | None:
         from huggingface_hub.file_download import repo_folder_name
     except ImportError:
         return None
-    folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
-    return folder if folder.is_dir() else None
+    try:
+        name = repo_folder_name(repo_id=repo, repo_type="model")
+    except ValueError:  # no name of a repository
+        return None
+    folder = Path(constants.HF_HUB_CACHE, name)
+    return folder if os.path.isdir(folder) else None
 
 
 def cached_encoder(model: Path) -> Path | None:

@@ -1,5 +1,6 @@
 """Where models lie: paths, folders, the hub, and what other programs have stored."""
 
+import errno
 import hashlib
 import json
 import os
@@ -98,6 +99,40 @@ def test_what_is_no_name_and_what_is_a_file_is_given_back(tmp_path):
     for source in (b"bytes", str(path), "nobody"):
         with pytest.raises(ConfigError, match="file: found 'x'"):
             stores.located(source, file="x")
+
+
+def test_a_name_that_no_file_can_have_is_that_of_no_model(home, capsys):
+    long = ("Tell me a story. " * 20).strip()  # longer than a file's name may be
+    with pytest.raises(GgufNotFound, match="no such file or folder, and Ollama has"):
+        stores.located(long)
+    assert main(["run", long]) == 1
+    assert capsys.readouterr().err == (
+        f"oxillama: {long}: no such file or folder; -p gives a prompt\n"
+    )
+    for option in ("--lora", "--mmproj", "--speculative"):
+        assert main(["run", "-p", "a", option, "x" * 300]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_may_not_be_looked_at_is_not_called_missing(home, tmp_path, monkeypatch, capsys):
+    def stat(path, *arguments, **options):
+        if "locked" in os.fspath(path):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return real(path, *arguments, **options)
+
+    real = os.stat
+    monkeypatch.setattr(os, "stat", stat)
+    for name in ("locked/m.gguf", "locked/folder", "/locked"):
+        with pytest.raises(GgufError, match=f"^{name}: cannot be read: Permission denied$"):
+            stores.located(name)
+    assert main(["info", "locked/m.gguf"]) == 1
+    assert capsys.readouterr().err == "oxillama: locked/m.gguf: cannot be read: Permission denied\n"
+
+
+def test_a_name_that_no_repository_can_have_is_not_removed(capsys):
+    for name in ("/tmp", "a b/c"):
+        assert main(["rm", name]) == 1
+        assert f"rm: {name}: found no such model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
