@@ -187,7 +187,8 @@ def _positive(name: str, value: Any, *, or_zero: bool) -> float:
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an integer beyond every float
             found = float(value)
-    if not (or_zero and found == 0 or found > 0 and math.isfinite(1.0 / found)):
+    above = math.isfinite(found) and found > 0 and math.isfinite(1.0 / found)
+    if not (above or or_zero and found == 0):
         raise ConfigError(
             f"{name}: found {value!r}, wanted a finite number "
             f"{'of 0 or more' if or_zero else 'above 0'}"
