@@ -91,6 +91,8 @@ def open_model(
     """Load the GGUF file at a path or in bytes, as the config says. `progress(done, total)` is
     called with the bytes of weights prepared.
     """
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress: found {progress!r:.50}, wanted a function (done, total)")
     if tokenizer_json is not None and config.tokenizer_path is not None:
         raise ConfigError(
             f"tokenizer_json: found together with tokenizer_path {str(config.tokenizer_path)!r}, "

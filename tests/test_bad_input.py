@@ -276,6 +276,11 @@ def test_a_field_of_the_config_that_cannot_be_honoured_is_named(wrong):
         oxillama.load(**wrong)
 
 
+def test_progress_is_told_to_a_function():
+    with pytest.raises(ConfigError, match="progress: found True, wanted a function"):
+        oxillama.load(progress=True)
+
+
 def test_what_is_no_config_or_engine_is_refused(engine):
     for make, told in (
         (lambda: oxillama.InferenceEngine({}), "config: found dict"),
