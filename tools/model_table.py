@@ -141,7 +141,8 @@ numbers, to nearest even: right if all tokens are the same, else often one that 
   factors cannot be changed by one.
 - **Formats.** `oxillama quantize` leaves the factors as they are, as llama.cpp does.
 - **Refused**: a first matrix of `lora_b` that is not zeros (it belongs to no adapter), and ranks
-  that are not a multiple of 16.
+  that are not a multiple of 16. `oxillama convert` refuses folders with experts, with Shadow
+  Residual adapters (`dual_stream`), or whose control tokens are hidden (before 0.0.8).
 
 Tiny random models that granite-switch 0.1.0 and 0.1.1 saved give their logits to within 3e-6 of the
 largest.

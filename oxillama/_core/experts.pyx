@@ -1,8 +1,9 @@
 """Products of parts of a row with matrices of one stack: experts that a router chose, the adapter in force, or one matrix for each head.
 
-A routed row holds `used` parts side by side, part k for the k-th expert that its router chose; `route` and `switch` write the choice as [ids |
-weights], `experts` multiplies, `combine` adds the parts under their weights. A part whose id is -1 has no matrix, it is zeros. The parts of a whole batch that chose one expert are multiplied together:
-each output is one chain of its own, so its bits do not depend on the rows beside it. Without a route part k goes to matrix k.
+A routed row holds `used` parts side by side, part k for the k-th expert that its router chose; `route` and `switch` write the choice as
+[ids | weights], `experts` multiplies, `combine` adds the parts under their weights. A part whose id is -1 has no matrix: it is zeros. The parts of a
+whole batch that chose one expert are multiplied together: each output is one chain of its own, so its bits do not depend on the rows beside it.
+Without a route part k goes to matrix k.
 """
 import numpy as np
 

@@ -19,7 +19,9 @@ from oxillama.errors import ConvertError
 FLOATS = ("F32", "F16", "BF16")
 EXACT = "EXACT"  # as AUTO, but dequantised weights are not rounded
 INTEGERS = ("I64", "I32")
-# matrices that are float32 in every file
+# how the names of matrices end
+_MATRICES = (".weight", ".lora_a", ".lora_b")
+# those that are float32 in every file
 _KEPT = re.compile(
     r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
     r"(ssm|ple)_conv1d(_[qkv])?\.weight|shortconv\.conv\.weight|altup_(correct|predict)_coef\.weight|"
@@ -234,7 +236,7 @@ def type_of_tensor(
     """The type of a new tensor. Quantised sources whose numbers a GGUF type holds get it, unless a
     float type is asked for; experts in MXFP4 also then. keep: False where that cannot be.
     """
-    if len(shape) <= 1 or not name.endswith(".weight") or _KEPT.search(name):
+    if len(shape) <= 1 or not name.endswith(_MATRICES) or _KEPT.search(name):
         return "F32"
     quantised = [one for one in sources if isinstance(one, Quantised)]
     if keep and quantised and len(quantised) == len(sources):

@@ -182,6 +182,73 @@ def test_queries_and_keys_of_a_llama_are_paired(tmp_path):
             assert np.array_equal(ours[:, 2 * i + 1], theirs[:, i + 16])
 
 
+# the same folder by another version of its program, which keeps two layers of its switch
+MULTI = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4, "ms_code_m": 6}
+
+
+@pytest.mark.parametrize("config", [{}, MULTI, {**MULTI, "switch_type": "multi"}])
+def test_adapters_of_a_granite_switch_are_behind_one_of_zeros(config, tmp_path):
+    """Queries and keys are paired in the matrix and in each adapter's second factor."""
+    tensors, values = converted("granite_switch", tmp_path, **config)
+    theirs = tensors["model.layers.1.self_attn.qkv_proj.base_layer.weight"]
+    ours = values("blk.1.attn_qkv.weight")
+    assert np.array_equal(ours[96:], theirs[96:])
+    starts = {"q": (0, 64, 4), "k": (64, 96, 2), "v": (96, 128, 0)}
+    for slot, (part, (begin, end, heads)) in enumerate(starts.items()):
+        a, b = (
+            tensors[f"model.layers.1.self_attn.qkv_proj.lora_{one}_slices.{slot}"][:, 0]
+            for one in "AB"
+        )
+        down, up = (values(f"blk.1.attn_{part}.lora_{one}") for one in "ab")
+        assert np.array_equal(down[1:], a) and not down[0].any() and not up[0].any()
+        pairs = [(b[0], up[1]), (b[1], up[2]), (theirs[begin:end], ours[begin:end])]
+        for each, found in pairs if heads else []:
+            each, found = (one.reshape(heads, 16, -1) for one in (each, found))
+            assert np.array_equal(found[:, 0::2], each[:, :8])
+            assert np.array_equal(found[:, 1::2], each[:, 8:])
+        if not heads:
+            assert np.array_equal(up[1:], b)
+    metadata = GgufReader(tmp_path / "made.gguf").metadata
+    assert metadata["graniteswitch.block_count"] == 2
+    assert ("graniteswitch.adapters.router_gain" in metadata) == (not config)
+
+
+def test_factors_of_a_granite_switch_are_of_the_type_asked_for(tmp_path):
+    folder_of(golden_of("granite_switch"), tmp_path / "model")
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F16")
+    types = {name: info.type_name for name, info in GgufReader(made.path).tensors.items()}
+    names = ("attn_qkv.weight", "attn_q.lora_a", "ffn_down.lora_b", "attn_norm.weight")
+    assert [types[f"blk.0.{name}"] for name in names] == ["F16", "F16", "F16", "F32"]
+    assert np.isfinite(logits(load_model(GgufReader(made.path)), np.array([7, 150, 8], int))).all()
+
+
+def test_a_granite_switch_may_switch_back(tmp_path):
+    """By a token more than adapters, which only the later version knows."""
+    more = {"adapter_token_ids": [149, 150, 151], "adapter_substitute_token_ids": [3, 7, 9]}
+    converted("granite_switch", tmp_path, **MULTI, **more)
+    metadata = GgufReader(tmp_path / "made.gguf").metadata
+    key = "graniteswitch.adapters.token_ids_activate"
+    assert metadata[key].tolist() == more["adapter_token_ids"]
+    record(GgufReader(tmp_path / "made.gguf"))
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"dual_stream": True}, "dual_stream: found True, wanted False"),
+        ({"num_local_experts": 4}, "num_local_experts: found 4, wanted 0"),
+        ({"hiding_groups": {"all": ["a"]}}, "hiding_groups: found"),
+        ({"switch_type": "none"}, "switch_type: found 'none', wanted 'single' or 'multi'"),
+        ({"adapter_substitute_token_ids": None}, "adapter_substitute_token_ids: found None"),
+        ({"adapter_token_ids": [149, 150, 151]}, "adapter_token_ids: found"),
+        ({"num_adapters": 0, "adapter_token_ids": []}, "adapter_token_ids: found"),
+    ],
+)
+def test_what_files_of_granite_switch_cannot_say(config, message, tmp_path):
+    with pytest.raises(ConvertError, match=message):
+        converted("granite_switch", tmp_path, **config)
+
+
 @pytest.mark.parametrize("config", [{}, {"attn_rotary_emb": 12}])
 def test_what_bamba_rotates_of_a_head_is_paired_and_the_rest_stays(config, tmp_path):
     tensors, values = converted("bamba", tmp_path, **config)

@@ -2,8 +2,8 @@
 
 `dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and `hybrid`
 models, `qwen4`, `rwkv`, `older` decoders with fused projections, `encoders`, text parts of models
-that see `images`, `t5`; `single`, `routed` and `latent`: decoders and mixtures whose names or
-layers are their own; `drafts` of DFlash.
+that see `images`, `t5`, models whose adapters are `switched`; `single`, `routed` and `latent`:
+decoders and mixtures whose names or layers are their own; `drafts` of DFlash.
 """
 
 from oxillama.convert.families import (
@@ -21,6 +21,7 @@ from oxillama.convert.families import (
     routed,
     rwkv,
     single,
+    switched,
     t5,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "routed",
     "rwkv",
     "single",
+    "switched",
     "t5",
 ]
