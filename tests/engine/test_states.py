@@ -158,6 +158,22 @@ def test_checkpoints_are_bounded_and_the_least_recently_used_go_first():
     assert kv.length == 20 and states.memory_bytes <= 3 * 64
 
 
+def test_a_checkpoint_that_nobody_holds_takes_no_memory_and_no_place():
+    pages, states = pools(checkpoint_bytes=2 * 64)
+    kv = SequenceState(pages, states)
+    write(kv, 20)
+    kept = kv.mark()
+    for tokens in (5, 6, 7):
+        other = SequenceState(pages, states)
+        write(other, tokens)
+        other.mark()
+        other.release()
+    assert kept.data == bytes([20]) * 64 and states.memory_bytes == 2 * 64
+    kv.release()
+    del kept
+    assert states.memory_bytes == 0
+
+
 def test_a_sequence_adopts_pages_with_their_state_alone():
     pages, states = pools()
     kv = SequenceState(pages, states)

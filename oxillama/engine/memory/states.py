@@ -9,7 +9,8 @@ checkpoints of it.
 A state cannot drop its last tokens. `truncate` and `fork` go back to the nearest checkpoint at or
 before the position asked for (see `length`), and the engine evaluates the rest again, with the same
 bits. Checkpoints are taken at positions to which a sequence is likely to return (the ends of
-prompts and of answers). Their total size is limited; the least recently used are dropped first.
+prompts and of answers), and live as long as a sequence or a stored prefix holds them. Their total
+size is limited; the least recently used are dropped first.
 
 Rows that may be dropped, candidates, leave the slot as it is: a step writes the state after each of
 them to a spare slot (`trail`). When `length` becomes one of those positions, that slot is the
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Protocol
+from weakref import ref
 
 from oxillama.engine.memory.pages import SLACK, KvCachePool, PagedKvCache
 from oxillama.errors import Exhausted, InvalidSlot, NotSupported, PoolError, PositionBeyondEnd
@@ -96,7 +98,7 @@ class SequencePool:
 class Checkpoint:
     """The state after `position` tokens; `data` is None once the pool dropped it."""
 
-    __slots__ = ("data", "position")
+    __slots__ = ("__weakref__", "data", "position")
 
     def __init__(self, position: int, data: bytes) -> None:
         self.position = position
@@ -109,7 +111,15 @@ class SsmStatePool:
     `checkpoint_bytes`. PoolError if no slot is free.
     """
 
-    __slots__ = ("_checkpoints", "checkpoint_bytes", "memory", "slots", "spares", "spares_used")
+    __slots__ = (
+        "_checkpoints",
+        "_forgotten",
+        "checkpoint_bytes",
+        "memory",
+        "slots",
+        "spares",
+        "spares_used",
+    )
 
     def __init__(
         self,
@@ -124,8 +134,9 @@ class SsmStatePool:
         self.checkpoint_bytes = checkpoint_bytes
         self.spares = spare_bytes // memory.slot_bytes  # that there can be at once
         self.spares_used = 0
-        # least recently used first
-        self._checkpoints: OrderedDict[Checkpoint, None] = OrderedDict()
+        # least recently used first; those that somebody holds, and until `_collect` the forgotten
+        self._checkpoints: OrderedDict[ref[Checkpoint], None] = OrderedDict()
+        self._forgotten: list[ref[Checkpoint]] = []
 
     @property
     def used(self) -> int:
@@ -135,6 +146,7 @@ class SsmStatePool:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the slots in use and of the checkpoints."""
+        self._collect()
         return (self.used + len(self._checkpoints)) * self.memory.slot_bytes
 
     def alloc(self) -> int:
@@ -178,17 +190,26 @@ class SsmStatePool:
     def checkpoint(self, slot: int, position: int) -> Checkpoint:
         """Copy a slot's state; the least recently used copies are dropped to make space."""
         made = Checkpoint(position, self.save(slot))
-        self._checkpoints[made] = None
+        self._collect()
+        # whatever thread frees it only leaves a note
+        self._checkpoints[ref(made, self._forgotten.append)] = None
         while len(self._checkpoints) * self.memory.slot_bytes > self.checkpoint_bytes:
-            self._checkpoints.popitem(last=False)[0].data = None
+            oldest = self._checkpoints.popitem(last=False)[0]()
+            if oldest is not None:
+                oldest.data = None
         return made
+
+    def _collect(self) -> None:
+        """Count checkpoints no more that nobody holds."""
+        while self._forgotten:
+            self._checkpoints.pop(self._forgotten.pop(), None)
 
     def use(self, checkpoint: Checkpoint) -> bytes | None:
         """The bytes of a checkpoint, which becomes the most recently used; None if they were
         dropped.
         """
         if checkpoint.data is not None:
-            self._checkpoints.move_to_end(checkpoint)
+            self._checkpoints.move_to_end(ref(checkpoint))
         return checkpoint.data
 
 
