@@ -18,11 +18,11 @@ class MediaFeatures:
 
     rows: float32 (rows, width), the width of an embedding, or that times 1 + the layers of the
     language model that add image features. positions: int32 (3, rows), time, height and width of
-    each row relative to the beginning of the image (M-RoPE: Wang et al. 2024, Qwen2-VL, section
-    2.1); None if a row has only one position. together: its rows see each other in both directions.
-    fixed: height and width are the same wherever the image begins, and a fourth position of each
-    row is the number of such images before it (XD-RoPE of HunyuanOCR). kind: what they are of,
-    which changes nothing about them.
+    each row relative to the beginning of the image, none larger than the number of rows (M-RoPE:
+    Wang et al. 2024, Qwen2-VL, section 2.1); None if a row has only one position. together: its
+    rows see each other in both directions. fixed: height and width are the same wherever the image
+    begins, and a fourth position of each row is the number of such images before it (XD-RoPE of
+    HunyuanOCR). kind: what they are of, which changes nothing about them.
     """
 
     rows: np.ndarray
@@ -36,11 +36,15 @@ class MediaFeatures:
         if rows.dtype != np.float32 or rows.ndim != 2 or not rows.size:
             raise ValueError(f"rows: found {rows.dtype} {rows.shape}, wanted float32 (rows, width)")
         if positions is not None and (
-            positions.dtype != np.int32 or positions.shape != (3, len(rows)) or positions.min() < 0
+            positions.dtype != np.int32 or positions.shape != (3, len(rows))
         ):
             raise ValueError(
                 f"positions: found {positions.dtype} {positions.shape}, wanted int32 (3, "
                 f"{len(rows)})"
+            )
+        if positions is not None and not 0 <= positions.min() <= positions.max() <= len(rows):
+            raise ValueError(
+                f"positions: found {positions.min()} to {positions.max()}, wanted 0 to {len(rows)}"
             )
         if self.fixed and positions is None:
             raise ValueError("fixed: found True without positions, wanted both")

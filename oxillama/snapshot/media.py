@@ -36,7 +36,7 @@ def saved_media(media: Sequence[PlacedMedia]) -> tuple[list[list[Any]], bytes]:
 
 def restored_media(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[PlacedMedia, ...]:
     """The images and audio of a snapshot; SnapshotIncompatible if they do not fit the number of
-    tokens, or their rows the width of the embedding.
+    tokens, or their rows the width of the embedding, ValueError for impossible features.
     """
     if type(facts) is not list or not facts:
         raise SnapshotIncompatible(f"images: found {facts!r:.80}, wanted a list of images")
@@ -71,11 +71,6 @@ def restored_media(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[P
         if placed:
             positions = np.frombuffer(data[at : at + places], "<i4").astype(np.int32)
             positions = positions.reshape(3, rows)
-            if positions.min() < 0 or positions.max() > tokens:
-                raise SnapshotIncompatible(
-                    f"images: found positions {positions.min()} to {positions.max()}, wanted 0 to "
-                    f"{tokens}"
-                )
         at += places
         features = MediaFeatures(values.reshape(rows, columns), positions, together, fixed, kind)
         made.append(PlacedMedia(start, features))

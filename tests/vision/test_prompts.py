@@ -139,6 +139,15 @@ def test_images_for_another_model_are_refused_and_the_engine_goes_on(engine, fea
     assert len(engine.generate([5, 6], max_tokens=2, ignore_eos=True).tokens) == 2
 
 
+@pytest.mark.parametrize("position", (-1, 4, (1 << 31) - 1))
+def test_positions_of_rows_are_no_more_than_there_are_rows(position):
+    """Those of later tokens stay within the context then."""
+    positions = np.zeros((3, 3), np.int32)
+    positions[1, 2] = position
+    with pytest.raises(ValueError, match=f"positions: found .*{position}.*, wanted 0 to 3"):
+        image(positions=positions)
+
+
 def test_a_model_that_needs_every_token_refuses_images_and_goes_on(tmp_path):
     for arch, told in (
         ("deepseek4", "image: found one for a model that routes tokens to experts by their number"),
