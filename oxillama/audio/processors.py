@@ -197,20 +197,24 @@ def around(high: int, wide: int, *, before: int = 1) -> np.ndarray:
     return nine.reshape(-1, _KERNEL**2)
 
 
-def sided(count: int, more: int, turn: np.ndarray, block: int = 0) -> tuple[Joined, Joined]:
+def sided(
+    count: int, more: int, turn: np.ndarray, *, block: int = 0, filled: int = 0
+) -> tuple[Joined, Joined]:
     """The rows of a tape of a Conformer's layer, which are pairs of those of the layer before,
     `more` of them at the end beyond the clip; and those of what follows the last layer. turn:
-    float32 (count + more, width), what queries are turned by; block: rows that see one another, 0:
-    all do.
+    float32 (rows, width), what queries are turned by; block: rows that see one another, 0: all do;
+    filled: rows after the `count` of the clip that see those and one another.
     """
-    at = np.arange(count + more)
+    whole = count + filled
+    at = np.arange(whole + more)
     begin = at // (block or count) * (block or count)
-    own = at >= count
-    spans = np.where(own, [at, at + 1], [begin, np.minimum(begin + (block or count), count)])
-    pairs = np.where(own[:, None], -1, np.stack([at, at + more], axis=1))
-    sides = np.concatenate([~own[:, None], turn], axis=1, dtype=np.float32)
+    end = np.minimum(begin + (block or count), count)
+    spans = np.where(at < count, [begin, end], [np.zeros_like(at), np.full_like(at, whole)])
+    spans = np.where(at < whole, spans, [at, at + 1])
+    pairs = np.where(at[:, None] < whole, np.stack([at, at + more], axis=1), -1)
+    sides = np.concatenate([at[:, None] < count, turn], axis=1, dtype=np.float32)
     # after the last one nothing is convolved
-    return Joined(pairs, columns=sides, spans=spans.astype(np.int32)), Joined(pairs[:count])
+    return Joined(pairs, columns=sides, spans=spans.astype(np.int32)), Joined(pairs[:whole])
 
 
 def taken(mel: np.ndarray, places: np.ndarray) -> np.ndarray:

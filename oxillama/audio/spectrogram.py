@@ -18,6 +18,7 @@ HOP = 160  # samples a frame
 _SIDES = (20, 20)  # of the transform: their product is the length of a frame's window
 _WINDOW = 400
 _LONGER = (16, 32)
+TAPER, NUMBERS = _WINDOW, math.prod(_LONGER) // 2 + 1  # of a frame, and of its spectrum
 _FLOOR, _RANGE = 1e-10, 8.0  # the least power, and the powers of ten below the largest one
 _FRAMES = 1000  # that are transformed at once
 # of NeMo's: of the sample before that is subtracted, to powers, and to deviations
@@ -170,6 +171,16 @@ class Levelled:
 def _summed(rows: np.ndarray) -> np.ndarray:
     """The sum of rows, one after the other."""
     return np.add.accumulate(rows, axis=0)[-1] if len(rows) else np.zeros(rows.shape[1])
+
+
+def filters_of(table: np.ndarray) -> list[tuple[int, list[float]]]:
+    """Filters, as those of `_filters`, of float32 (bands, numbers)."""
+    made = []
+    for row in table.astype(np.float64):
+        inside = np.flatnonzero(row)
+        first, end = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
+        made.append((first, row[first:end].tolist()))
+    return made
 
 
 def levelled(bands: int) -> Levelled:

@@ -196,7 +196,8 @@ def encoder(
 
             made = replace(made, renamed=renamed)
         for name in classes:
-            ENCODERS.setdefault(name, {})[made.hyper.medium] = made
+            held = {**ENCODERS.get(name, {}), made.hyper.medium: made}
+            ENCODERS[name] = dict(sorted(held.items(), reverse=True))  # images first
         return made
 
     return register

@@ -62,7 +62,8 @@ _OTHER_PARTS = re.compile(
     r"vqmodel|sam_model|qwen2_model|siglip2|mlp1|layerwise_projectors|spatial_projectors|projector|mlp_AR|linear_proj|multi_modal_projector|patch_merge_mlp|"
     r"audio_tower|embed_vision|vision_embedder|embed_audio|connector|generation_(embeddings|aligner|head)|patch_merger|pre_mm_projector_norm|mm_projector|"
     r"vision_encoder|audio_encoder|aligner|merger|talker|token2wav|code2wav|vit_large_projector|mtp_layers|mtp|"
-    r"conformer|audio_adapter|audio_embedding|depthformer|depth_linear|depth_embeddings)\.|"
+    r"conformer|audio_adapter|audio_embedding|depthformer|depth_linear|depth_embeddings|"
+    r"sound_encoder|sound_projection)\.|"
     r"(model\.)?(image_newline|view_seperator|codebook_offsets|audio_loss_weights)\Z|"  # spelled so
     r".*\.parametrizations\.weight\.\d+\.lora_[AB]\Z"  # adapters, files of their own too
 )

@@ -33,7 +33,7 @@ GRANITE = {
 LETTERS = 10
 TOKENS = 5  # of the encoder of Gemma 3n
 TAPS = 7  # of the convolutions of LFM2-Audio's layers
-KINDS = (*POSITIONS, "gemma3na", "gemma4a", "gemma4ua", "granite_speech", "lfm2a")
+KINDS = (*POSITIONS, "gemma3na", "gemma4a", "gemma4ua", "granite_speech", "lfm2a", "parakeet")
 
 
 def clip(seconds: float, *, rate: int = RATE, seed: int = 0) -> np.ndarray:
@@ -66,6 +66,8 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         return granite(width, made, put, norm, linear)
     if kind == "lfm2a":
         return lfm2a(width, made, put, norm, linear)
+    if kind == "parakeet":
+        return parakeet(width, made, put, norm, linear)
     if kind == "gemma4ua":
         linear("mm.a.input_projection", width, FRAME, bias=False)
         return made
@@ -240,6 +242,32 @@ def lfm2a(width: int, made: dict, put: Callable, norm: Callable, linear: Callabl
     return made
 
 
+def parakeet(width: int, made: dict, put: Callable, norm: Callable, linear: Callable) -> dict:
+    """Those of the encoder of Nemotron Nano VL, as llama.cpp has them: few have a summand, and
+    some have further axes.
+    """
+    numbers, at = np.arange(257), np.arange(1, MELS + 1)[:, None] * 3.1
+    made["a.mel_filters"] = np.maximum(0, 1 - np.abs(numbers - at) / 4)[None].astype(np.float32)
+    made["a.window"] = (np.sin(np.pi * np.arange(400) / 399) ** 2).astype(np.float32)
+    plain = lambda name, rows, columns, bias=False: linear(name, rows, columns, bias=False)  # noqa: E731
+    fast_conformer(put, norm, plain)
+    linear("a.pre_encode.out", HIDDEN, MELS // 8 * CHANNELS)
+    for name, value in list(made.items()):
+        if name.startswith("a.conv1d.") and name.endswith("bias"):
+            made[name] = value[None]
+        elif name.endswith("conv_dw.weight"):
+            made[name] = value[None, None]
+        elif name.endswith("conv_pw1.weight"):
+            put(name.replace("weight", "bias"), 1, len(value), 1, 1)
+        elif name.endswith("conv_norm.weight"):
+            put(name.replace(".weight", "_mean"), HIDDEN)
+            made[name.replace(".weight", "_var")] = np.linspace(0.5, 2, HIDDEN, dtype=np.float32)
+    norm("mm.a.norm_pre", bias=False)
+    linear("mm.a.mlp.1", 40, HIDDEN, bias=False)
+    linear("mm.a.mlp.2", width, 40, bias=False)
+    return made
+
+
 def fast_conformer(put: Callable, norm: Callable, linear: Callable) -> None:
     """Those of a Fast Conformer."""
     for number, channels, side in ((0, 1, 3), (2, 1, 3), (3, CHANNELS, 1), (5, 1, 3),
@@ -282,6 +310,8 @@ def keys_of(kind: str, width: int) -> dict[str, Any]:
         audio.update({"embedding_length": FRAME, **dict.fromkeys(of_layers, 0)})
     if kind == "granite_speech":
         audio |= {"num_mel_bins": 2 * MELS, **GRANITE}
+    if kind == "parakeet":
+        audio |= {"subsampling_factor": 8, "conv_kernel_size": TAPS}
     if kind in STACK:
         audio["projector.stack_factor"] = STACK[kind]
     return {

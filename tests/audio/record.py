@@ -681,32 +681,41 @@ def granite_speech(tensors, samples):
     return asked(hidden)[0]
 
 
-def parakeet_mel(samples, bands):
-    """(frames, bands) of samples in 64 bits, by the feature extractor of Parakeet."""
-    extract = transformers.ParakeetFeatureExtractor(feature_size=bands)
-    own = extract(samples, sampling_rate=RATE)["input_features"][0]
-    mel = extract._torch_extract_fbank_features
+def parakeet_mel(samples, bands, tensors=None):
+    """(frames, bands) of samples in 64 bits, by the feature extractor of Parakeet, whose taper and
+    bands may be those of a file, and the mask of its frames.
+    """
+    from transformers.audio_utils import mel_filter_bank
 
-    def exact(waveform, device):
+    extract = transformers.ParakeetFeatureExtractor(feature_size=bands)
+    own, taper, mel = extract.mel_filters, torch.hann_window, extract._torch_extract_fbank_features
+    how = dict(norm="slaney", mel_scale="slaney")
+    exact = torch.from_numpy(mel_filter_bank(257, bands, 0.0, RATE / 2, RATE, **how).T.copy())
+    assert (exact - own).abs().max() < 1e-7
+    window = taper(400, periodic=False, dtype=torch.float64)
+    if tensors is not None:
+        exact, window = (
+            torch.from_numpy(tensors[name].astype(np.float64))
+            for name in ("a.mel_filters", "a.window")
+        )
+        own, taper = exact[0].float(), lambda size, **how: window.float()
+
+    def of(waveform, device):
         """Of samples that are emphasised in 64 bits, too."""
         held = torch.from_numpy(samples.astype(np.float64))[None]
         held = torch.cat([held[:, :1], held[:, 1:] - 0.97 * held[:, :-1]], dim=1)
-        extract.mel_filters = torch.from_numpy(filters)
         return mel(held, device)
 
-    from transformers.audio_utils import mel_filter_bank
-
-    how = dict(norm="slaney", mel_scale="slaney")
-    filters = mel_filter_bank(257, bands, 0.0, RATE / 2, RATE, **how).T.copy()
-    extract._torch_extract_fbank_features = exact
-    window, torch.hann_window = (
-        torch.hann_window,
-        lambda size, **how: window(size, periodic=False, dtype=torch.float64),
-    )
-    made = extract(samples, sampling_rate=RATE)["input_features"][0]
-    torch.hann_window = window
-    assert made.dtype == torch.float64 and (made - own).abs().max() < 2e-3, (made - own).abs().max()
-    return made.float()
+    made, window_of = [], torch.hann_window
+    for filters, tapered, extracted in ((own, taper, mel), (exact, lambda size, **how: window, of)):
+        extract.mel_filters, torch.hann_window = filters.reshape(bands, -1), tapered
+        extract._torch_extract_fbank_features = extracted
+        out = extract(samples, sampling_rate=RATE, return_tensors="pt")
+        made.append(out["input_features"])
+    torch.hann_window = window_of
+    assert made[1].dtype == torch.float64
+    assert (made[1] - made[0]).abs().max() < 2e-3, (made[1] - made[0]).abs().max()
+    return made[1].float(), out["attention_mask"]
 
 
 def fast_conformer(tensors, **config):
@@ -765,10 +774,9 @@ def fast_conformer(tensors, **config):
             state[name.replace("a.pre_encode.out", "subsampling.linear")] = held
     model = code.ParakeetEncoder._from_config(config)
     missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and all(".running_" in name or "batches" in name for name in missing), (
-        missing,
-        unexpected,
-    )
+    assert not unexpected and all(
+        any(part in name for part in (".running_", "batches", "conv2.b")) for name in missing
+    ), (missing, unexpected)
     half = HIDDEN // 2
     rates = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
 
@@ -786,11 +794,30 @@ def lfm2a(tensors, samples):
     """
     from torch.nn import functional
 
-    hidden = fast_conformer(tensors)(parakeet_mel(samples, MELS)[None]).last_hidden_state[0]
+    hidden = fast_conformer(tensors)(parakeet_mel(samples, MELS)[0]).last_hidden_state[0]
     held = {name[5:]: torch.from_numpy(tensors[name]) for name in tensors if name[:5] == "mm.a."}
     hidden = functional.layer_norm(hidden, (HIDDEN,), held["mlp.0.weight"], held["mlp.0.bias"])
     hidden = functional.gelu(hidden @ held["mlp.1.weight"].T + held["mlp.1.bias"])
     return hidden @ held["mlp.3.weight"].T + held["mlp.3.bias"]
+
+
+def parakeet(tensors, samples):
+    """What Nemotron Nano VL hears, as `nemotron_h_omni` has it."""
+    from transformers.models.nemotron_h_omni import modeling_nemotron_h_omni as code
+
+    model = nn.Module()
+    model.audio_tower = fast_conformer(tensors, attention_bias=False)
+    for layer in model.audio_tower.layers:  # of which the file has none
+        nn.init.zeros_(layer.conv.pointwise_conv2.bias)
+    project = code.NemotronH_Omni_Reasoning_V3MultiModalProjector(HIDDEN, 40, WIDTH)
+    for name, part in (("norm_pre", "layer_norm"), ("mlp.1", "linear_1"), ("mlp.2", "linear_2")):
+        getattr(project, part).weight.data = torch.from_numpy(tensors[f"mm.a.{name}.weight"])
+    model.embed_audio, model.device, model.dtype = project, torch.device("cpu"), torch.float32
+    for name in ("device", "dtype"):
+        assert getattr(model.audio_tower, name) == getattr(model, name)
+    heard = code.NemotronH_Omni_Reasoning_V3.get_audio_features.__wrapped__
+    mel, mask = parakeet_mel(samples, MELS, tensors)
+    return heard(model, mel, mask).pooler_output
 
 
 FAMILIES = {
@@ -806,6 +833,7 @@ FAMILIES = {
     "gemma4ua": gemma4ua,
     "granite_speech": granite_speech,
     "lfm2a": lfm2a,
+    "parakeet": parakeet,
 }
 
 
@@ -821,7 +849,7 @@ def main() -> None:
     held["gemma4_mel"] = gemma4_mel(128, clip(1.0))
     held["gemma3n_mel"] = gemma3n_mel(128, clip(1.0))
     held["granite_mel"] = granite_mel(clip(1.0), 80).numpy()
-    held["parakeet_mel"] = parakeet_mel(clip(1.0), 128).numpy()
+    held["parakeet_mel"] = parakeet_mel(clip(1.0), 128)[0][0].numpy()
     with torch.no_grad():
         for kind, family in FAMILIES.items():
             tensors = tensors_of(kind, WIDTH)

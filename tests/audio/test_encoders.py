@@ -21,6 +21,7 @@ from tests.vision.made import write_mmproj
 from tests.vision.made_more import write_more
 
 FACTS = Path(__file__).parent / "transformers_audio.npz"
+FAST = ("lfm2a", "parakeet")  # Fast Conformers
 CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
 MORE = {"brief": 0.3, "longer": 9.753}  # of kinds whose windows are of eight seconds and more
 
@@ -67,7 +68,7 @@ def test_windows_do_not_know_of_one_another(hearing, monkeypatch, kind):
     """Each window is encoded alone: what comes later changes none of it."""
     monkeypatch.setattr(gemma3n, "WINDOW", 2 * RATE)
     monkeypatch.setattr(conformer, "ROWS", 26)  # of 207 frames and one of zeros
-    seconds = {"qwen3a": 16.0, "gemma4a": 60.0, "lfm2a": 4.14}.get(kind, 4.0)
+    seconds = {"qwen3a": 16.0, "gemma4a": 60.0, **dict.fromkeys(FAST, 4.14)}.get(kind, 4.0)
     a, b = clip(seconds), clip(seconds)
     b[-RATE:] *= np.float32(0.5)  # the loudest part, which scales the clip, is before
     a, b = (hearing(kind).features(each) for each in (a, b))
@@ -103,7 +104,7 @@ def test_nothing_of_a_long_clip_is_dropped(hearing):
             # two queries for six rows, each of two frames, of which one begins where the clip ends
             "granite_speech": -(-((len(samples) // 160 + 1) // 2) // 6) * 2,
             # of eight frames, of which the last one is zeros
-            "lfm2a": -(-(whole + 1) // 8),
+            **dict.fromkeys(FAST, -(-(whole + 1) // 8)),
         }
 
 
@@ -128,6 +129,7 @@ def test_pieces_are_a_familys_tokens_around_a_clip_that_is_kept(hearing):
         "gemma4ua": ["<|audio>", 25, "<audio|>"],
         "granite_speech": [18],
         "lfm2a": [13],
+        "parakeet": ["<so_start>", 13, "<so_end>"],
     }
     one = hearing("qwen2a").pieces((clip(1.0), RATE))
     again = hearing("qwen2a").pieces((clip(1.0).copy(), RATE))
@@ -374,19 +376,18 @@ def test_both_names_of_a_batchs_norm_are_read(tmp_path, hearing):
     assert np.array_equal(other.features(clip(1.0)), wanted)
 
 
-def test_lfm2_audio_hears_four_minutes_at_once(hearing, monkeypatch):
+@pytest.mark.parametrize("kind", FAST)
+def test_a_fast_conformer_hears_four_minutes_at_once(hearing, monkeypatch, kind):
     """Each window under a spectrogram of its own, whose last frame is zeros."""
     monkeypatch.setattr(conformer, "ROWS", 20)
     samples = clip(5.0)
-    whole = hearing("lfm2a").features(samples)
+    whole = hearing(kind).features(samples)
     step = (8 * 20 - 1) * 160
-    parts = [
-        hearing("lfm2a").features(each) for each in np.split(samples, [step, 2 * step, 3 * step])
-    ]
+    parts = [hearing(kind).features(each) for each in np.split(samples, [step, 2 * step, 3 * step])]
     assert [len(each) for each in parts] == [20, 20, 20, 3]
     assert np.array_equal(whole, np.concatenate(parts))
     # what follows a window by less than a frame makes no feature
-    assert len(hearing("lfm2a").features(samples[: step + 159])) == 20
+    assert len(hearing(kind).features(samples[: step + 159])) == 20
 
 
 def test_what_a_model_speaks_with_has_no_effect_on_what_it_hears(tmp_path, hearing):
@@ -412,3 +413,52 @@ def test_what_lfm2_audio_is_not_is_refused(tmp_path, change, said):
     held = {name: np.ones(shape, np.float32) for name, shape in change.items()}
     with pytest.raises(ModelError, match=re.escape(said)):
         Hearing(rewritten(plain, tmp_path / "b.gguf", drop=held, add=held))
+
+
+def test_a_frame_of_zeros_that_begins_a_row_is_masked(hearing):
+    """Of a clip of whole rows: what that row is changes no other one."""
+    hears = hearing("parakeet")
+    (window,) = hears.processor.windows(clip(2.0))
+    found = hears.encoder.encode(window)
+    # of 25 rows, a masked one and three beyond the clip
+    layer = window.between[3]
+    assert len(found) == 26 and len(layer.groups) == 29
+    assert layer.columns[:, 0].tolist() == [1.0] * 25 + [0.0] * 4
+    assert layer.spans[:, [0, 24, 25, 26]].T.tolist() == [[0, 25], [0, 25], [0, 26], [26, 27]]
+    # without it, and otherwise alike, a frame shorter
+    (other,) = hears.processor.windows(clip(2.0)[:-160])
+    assert len(other.groups) == 25 and len(other.between[3].groups) == 28
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    (
+        ({"keys": {"clip.audio.subsampling_factor": 4}}, "subsampling_factor: found 4, wanted"),
+        ({"keys": {"clip.audio.conv_kernel_size": 9}}, "conv_kernel_size: found 9, wanted the 7"),
+        (
+            {"drop": ("a.window",), "add": {"a.window": np.ones(512, np.float32)}},
+            "a.window: file has (512,), parakeet needs (400,)",
+        ),
+        (
+            {"drop": ("a.mel_filters",), "add": {"a.mel_filters": np.ones((80, 201), np.float32)}},
+            "a.mel_filters: file has (80, 201), parakeet needs (80, 257)",
+        ),
+        ({"drop": ("a.window",)}, "a.window: the file has no such tensor, parakeet needs it"),
+        (
+            {"drop": ("a.blk.1.conv_norm_var",)},
+            "a.blk.1.conv_norm_var: the file has no such tensor",
+        ),
+    ),
+)
+def test_what_parakeet_is_not_is_refused(tmp_path, change, said):
+    plain = write_audio(tmp_path / "a.gguf", "parakeet")
+    with pytest.raises(ModelError, match=re.escape(said)):
+        Hearing(rewritten(plain, tmp_path / "b.gguf", **change))
+
+
+def test_the_spectrogram_of_parakeet_is_that_of_the_file(tmp_path, hearing):
+    plain = write_audio(tmp_path / "a.gguf", "parakeet")
+    held = {"a.window": tensors_of("parakeet", 24)["a.window"] * np.float32(0.5)}
+    other = Hearing(rewritten(plain, tmp_path / "b.gguf", drop=held, add=held))
+    found, wanted = (each.features(clip(1.0)) for each in (other, hearing("parakeet")))
+    assert found.shape == wanted.shape and not np.array_equal(found, wanted)

@@ -50,8 +50,13 @@ CLASSES = {
     "gemma4ua": "Gemma4UnifiedForConditionalGeneration",
     "granite_speech": "GraniteSpeechForConditionalGeneration",
     "lfm2a": "Lfm2AudioForConditionalGeneration",
+    "parakeet": "NemotronH_Nano_VL_V2",
 }
-PARTS = {"granite_speech": "encoder_config", "lfm2a": "encoder"}  # of config.json
+PARTS = {
+    "granite_speech": "encoder_config",
+    "lfm2a": "encoder",
+    "parakeet": "sound_config",
+}  # of config.json
 FACTS = Path(__file__).parents[1] / "audio" / "transformers_audio.npz"
 WAVES = ("qwen3a", "qwen2.5o")  # positions are made, not held
 _ATTENTION = {f"attn_{part}": f"self_attn.{part}_proj" for part in ("q", "k", "v", "out")}
@@ -118,6 +123,19 @@ _LFM = {
     **{name: f"self_attn.{name}" for name in ("linear_pos", "pos_bias_u", "pos_bias_v")},
     "conv_norm": "conv.batch_norm",
 }
+_PARAKEET = {
+    **_CONFORMER,
+    **{**_ATTENTION, "attn_out": "self_attn.o_proj", "linear_pos": "self_attn.relative_k_proj"},
+    **{f"pos_bias_{end}": f"self_attn.bias_{end}" for end in "uv"},
+    "conv_norm": "conv.norm",
+    **{f"conv_norm_{end}": f"conv.norm.running_{end}" for end in ("mean", "var")},
+}
+_EXTRACTOR = "sound_encoder.encoder.feature_extractor.featurizer."
+_SOUND = {
+    **{"a.mel_filters": _EXTRACTOR + "fb", "a.window": _EXTRACTOR + "window"},
+    "mm.a.norm_pre.weight": "sound_projection.norm.weight",
+    **{f"mm.a.mlp.{at}.weight": f"sound_projection.linear{at}.weight" for at in (1, 2)},
+}
 _SPOKEN = {
     "a.position_embd": "embedding",
     "a.position_embd_norm": "embedding_norm",
@@ -132,6 +150,13 @@ _QFORMER = {
 def theirs(kind, name):
     """A tensor's name in a folder of transformers, None for one that it does not hold."""
     part, _, end = name.rpartition(".")
+    if kind == "parakeet":
+        if part.startswith("a.blk.") or end.startswith("conv_norm"):
+            _, _, layer, rest = name.split(".", 3)
+            rest, dot, end = rest.partition(".")
+            return f"sound_encoder.encoder.layers.{layer}.{_PARAKEET[rest]}{dot}{end}"
+        plain = name.replace("a.conv1d.", "layers.").replace("a.pre_encode.out", "linear")
+        return _SOUND.get(name, f"sound_encoder.encoder.subsampling.{plain}")
     if kind == "lfm2a":
         if part.startswith("a.blk."):
             _, _, layer, rest = name.split(".", 3)
@@ -206,15 +231,19 @@ def tensors_in(kind, width):
         if original is None:
             continue
         if ".conv" in name and name.endswith("bias") and values.ndim > 1:
-            values = values.reshape(len(values))
+            values = values.reshape(-1)
         elif kind == "gemma3na":
             pass  # as they are
-        elif "conv_dw.weight" in name:
+        elif "conv_dw.weight" in name and kind != "parakeet":
             values = values[:, None]
         elif ".per_dim_scale" in original:  # its softplus is in the file
             original, values = original.removesuffix(".weight"), np.log(np.expm1(values))
         elif limited(kind, name.split(".")[3] if ".blk." in name else "") and values.ndim == 1:
             values = values[0]
+        if kind == "parakeet" and ".blk." in name and ".conv_" in name:
+            axes = (HIDDEN, 1, TAPS) if "conv_dw" in name else (*values.shape, 1)
+            if name.endswith("weight") and "norm" not in name:
+                values = values.reshape(axes)
         if kind in ("granite_speech", "lfm2a"):
             if "conv_pw" in name and name.endswith("weight"):
                 values = values[..., None]
@@ -294,6 +323,10 @@ def config_of(kind):
         }
         said = {"n_fft": 512, "hop_length": 160, "win_length": 400, "n_mels": MELS}
         return config, more, {"melspec_kwargs": said, "sampling_rate": 16000}
+    if kind == "parakeet":
+        more = {"num_mel_bins": MELS, "conv_kernel_size": TAPS, "subsampling_factor": 8}
+        said = {"hop_length": 160, "win_length": 400, "preemphasis": 0.97, "n_fft": 512}
+        return {**sizes, **more, "sampling_rate": 16000, "projection_hidden_size": 40}, {}, said
     if kind == "lfm2a":
         config = {
             **{"feat_in": MELS, "feat_out": -1, "n_layers": LAYERS, "d_model": HIDDEN},
@@ -376,6 +409,9 @@ def test_an_encoder_is_the_file_that_llama_cpp_makes(tmp_path, kind):
         ),
         *(("granite_speech", name, "F32") for name in ("a.blk.0.conv_pw1.weight", "a.proj_query")),
         ("granite_speech", "a.blk.0.attn_k.weight", "F16"),
+        *(("parakeet", name, "F32") for name in ("a.mel_filters", "a.blk.0.conv_pw1.bias")),
+        *(("parakeet", name, "F32") for name in ("a.blk.0.conv_dw.weight", "a.conv1d.2.weight")),
+        *(("parakeet", name, "F16") for name in ("a.blk.0.linear_pos.weight", "mm.a.mlp.1.weight")),
         *(("lfm2a", name, "F32") for name in ("a.conv1d.3.weight", "a.blk.0.pos_bias_u")),
         *(("lfm2a", name, "F32") for name in ("a.blk.0.conv_pw1.weight", "a.position_embd.weight")),
         *(("lfm2a", name, "F16") for name in ("a.blk.0.linear_pos.weight", "mm.a.mlp.1.weight")),
@@ -405,6 +441,41 @@ def test_positions_of_qwen3_asr_are_waves(tmp_path):
     wanted = [np.sin(7), np.sin(7e-4), np.cos(7), np.cos(7e-4)]
     assert table[7, [0, 15, 16, 31]] == pytest.approx(wanted, rel=1e-6)
     assert len(Hearing(reader).features(clip(2.0))) == 26
+
+
+def test_bands_and_taper_of_parakeet_are_made_where_a_folder_lacks_them(tmp_path):
+    """And those of transformers' feature extractor."""
+    path = audio_folder(tmp_path / "m", "parakeet", audio={"num_mel_bins": 128})
+    tensors = tensors_in("parakeet", WIDTH)
+    for name in (_EXTRACTOR + "fb", _EXTRACTOR + "window"):
+        del tensors[name]
+    name = "sound_encoder.encoder.subsampling.linear.weight"
+    tensors[name] = np.ones((HIDDEN, 128 // 8 * CHANNELS), np.float32)
+    tensors["sound_encoder.encoder.layers.0.conv.norm.num_batches_tracked"] = np.ones(1, np.int64)
+    save(path / "model.safetensors", tensors)
+    hearing = Hearing(convert_encoder(path, tmp_path / "made.gguf", "F32").path)
+    found = hearing.processor.made.of(clip(1.0))
+    with np.load(FACTS) as facts:
+        # bands and taper are in 32 bits in a file
+        assert np.abs(found - facts["parakeet_mel"]).max() <= 2e-5
+
+
+def test_summands_that_parakeet_is_said_to_lack_are_left_out(tmp_path):
+    """As its code leaves them out, whatever the folder holds."""
+    more = {
+        f"sound_encoder.encoder.layers.0.{name}.bias": np.ones(width, np.float32)
+        for name, width in (("self_attn.q_proj", HIDDEN), ("feed_forward2.linear1", FFN))
+    }
+    more["sound_projection.linear1.bias"] = np.ones(40, np.float32)
+    held = {
+        *("a.blk.0.attn_q.bias", "a.blk.0.ffn_up_1.bias", "mm.a.mlp.1.bias"),
+        *("a.blk.0.conv_pw1.bias", "a.blk.0.conv_dw.bias"),
+    }
+    for name, flag in (("with", True), ("without", False)):
+        said = dict.fromkeys(("attention_bias", "convolution_bias", "projection_bias"), flag)
+        path = audio_folder(tmp_path / name, "parakeet", audio=said, more=more)
+        made = GgufReader(convert_encoder(path, tmp_path / f"{name}.gguf", "F32").path)
+        assert held & made.tensors.keys() == (held if flag else set())
 
 
 def test_a_folder_says_what_its_encoder_encodes(tmp_path):
@@ -442,29 +513,35 @@ def test_a_folder_is_heard_as_it_is(folder, tmp_path, monkeypatch):  # noqa: F81
     assert len(list((tmp_path / "cache").rglob("mmproj-*.gguf"))) == 1
 
 
-def test_a_model_that_sees_and_hears_has_one_file_of_both(tmp_path):
-    """The encoders of Gemma 4, each as it is alone; their kinds are said of each medium."""
-    tensors = made_of("gemma4", tmp_path)
+@pytest.mark.parametrize(
+    "golden, kind, seen_by, lacks",
+    (
+        ("gemma4", "gemma4a", "gemma4v", "no tensors of an encoder, wanted those of audio"),
+        ("nemotron2vl", "parakeet", "nemotron_v2_vl", "no such tensor, parakeet needs it"),
+    ),
+)
+def test_a_model_that_sees_and_hears_has_one_file_of_both(tmp_path, golden, kind, seen_by, lacks):
+    """Its encoders, each as it is alone; their kinds are said of each medium."""
+    tensors, part = made_of(golden, tmp_path), PARTS.get(kind, "audio_config")
     seen = GgufReader(convert_encoder(tmp_path / "model", tmp_path / "seen.gguf", "F32").path)
     width = seen.metadata["clip.vision.projection_dim"]
-    sounds = audio_folder(tmp_path / "m", "gemma4a", width=width)
+    sounds = audio_folder(tmp_path / "m", kind, width=width)
     heard = GgufReader(convert_encoder(sounds, tmp_path / "heard.gguf", "F32").path)
     said, more = (
         json.loads((each / "config.json").read_text()) for each in (tmp_path / "model", sounds)
     )
-    (tmp_path / "model" / "config.json").write_text(
-        json.dumps({**said, "audio_config": more["audio_config"]})
-    )
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**said, part: more[part]}))
     extract = json.loads((sounds / "preprocessor_config.json").read_text())
     path = tmp_path / "model" / "processor_config.json"
     processor = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**processor, "feature_extractor": extract}))
-    with pytest.raises(ConvertError, match="found no tensors of an encoder, wanted those of audio"):
+    with pytest.raises(ConvertError, match=lacks):
         convert_encoder(tmp_path / "model", tmp_path / "both.gguf", "F32")
-    tower = {f"model.{name}": values for name, values in tensors_in("gemma4a", width).items()}
+    start = "" if kind == "parakeet" else "model."
+    tower = {start + name: values for name, values in tensors_in(kind, width).items()}
     save(tmp_path / "model" / "model.safetensors", tensors | tower)
     made = convert_encoder(tmp_path / "model", tmp_path / "both.gguf", "F32")
-    assert made.architecture == "gemma4v and gemma4a"
+    assert made.architecture == f"{seen_by} and {kind}"
     assert encoded_media(tmp_path / "model") == ("vision", "audio")
     both = GgufReader(made.path)
     assert both.tensors.keys() == seen.tensors.keys() | heard.tensors.keys()
@@ -472,7 +549,7 @@ def test_a_model_that_sees_and_hears_has_one_file_of_both(tmp_path):
         alone = seen if name in seen.tensors else heard
         assert np.array_equal(both.data(name), alone.data(name)), name
     kinds = {key: both.metadata.get(f"clip.{key}projector_type") for key in KINDS_OF}
-    assert kinds == {"": None, "vision.": "gemma4v", "audio.": "gemma4a"}
+    assert kinds == {"": None, "vision.": seen_by, "audio.": kind}
     samples = clip(1.0)
     assert np.array_equal(Hearing(both).features(samples), Hearing(heard).features(samples))
     assert Vision(both).width == width
@@ -593,6 +670,10 @@ def test_qwen3_omni_names_its_mergers_otherwise(tmp_path):
         ("gemma4a", {"audio": {"attention_context_left": 9}}, "attention_context_left: found 9"),
         ("gemma4a", {"sounds": {"mel_floor": 1e-5}}, "mel_floor: found 1e-05, wanted 0.001"),
         ("gemma4ua", {"sounds": {"feature_size": 320}}, "feature_size: found 320, wanted 640"),
+        ("parakeet", {"audio": {"scale_input": True}}, "scale_input: found True, wanted False"),
+        ("parakeet", {"audio": {"subsampling_factor": 4}}, "subsampling_factor: found 4, wanted"),
+        ("parakeet", {"audio": {"hidden_act": "relu"}}, "sound_config: hidden_act: found 'relu'"),
+        ("parakeet", {"sounds": {"n_fft": 400}}, "n_fft: found 400, wanted 512"),
         ("lfm2a", {"audio": {"xscaling": True}}, "encoder: xscaling: found True, wanted False"),
         (
             "lfm2a",

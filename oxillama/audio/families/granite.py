@@ -51,7 +51,7 @@ class Queried:
         """The rows of a part: of each layer with further ones at the end, then of windows."""
         count, more = len(rows), self.future
         turn = turns(np.arange(count + more) % self.block, period_of(self.block))
-        layer, last = sided(count, more, turn, self.block)
+        layer, last = sided(count, more, turn, block=self.block)
         first = np.concatenate([np.pad(rows, ((0, more), (0, 0))), layer.columns], axis=1)
         each = self.window + len(self.queries)
         number = np.arange(-(-count // self.window) * each).reshape(-1, each)

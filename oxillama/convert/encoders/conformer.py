@@ -1,10 +1,13 @@
-"""Fast Conformers: LFM2-Audio. And what other encoders have of a Conformer."""
+"""Fast Conformers: LFM2-Audio and Nemotron Nano VL. And what other encoders have of a Conformer."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from oxillama.convert.encoder import AudioHyper, described_audio, encoder, spread
+from oxillama.audio.spectrogram import NUMBERS, Levelled, levelled
+from oxillama.convert.encoder import AudioHyper, Encoder, described_audio, encoder, spread
 from oxillama.convert.encoders.audio import plane
 from oxillama.convert.family import Hyper, Keys, Rule
 from oxillama.convert.folder import ModelFolder
@@ -17,6 +20,24 @@ BATCH_NORM = tuple(
     for end in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 )
 _LAYER = "conformer.layers.{b}."
+_PLACES = ("conv_pw1.weight", "conv_pw2.weight", "conv_dw.weight")
+_SUBSAMPLED = tuple(f"a.conv1d.{number}.weight" for number in (0, 2, 3, 5, 6))
+# the layers' names of both that are alike
+_NAMES = {
+    "norm_self_att": "ln1",
+    "norm_conv": "norm_conv",
+    "norm_out": "ln2",
+    **{f"norm_feed_forward{at}": f"ffn_norm{end}" for at, end in ((1, ""), (2, "_1"))},
+    **{
+        f"feed_forward{at}.linear{number}": f"ffn_{ours}{end}"
+        for at, end in ((1, ""), (2, "_1"))
+        for number, ours in ((1, "up"), (2, "down"))
+    },
+}
+_CONVOLVED = (
+    *(("pointwise_conv1", "conv_pw1"), ("pointwise_conv2", "conv_pw2")),
+    ("depthwise_conv", "conv_dw"),
+)
 
 
 def matrix(x: np.ndarray, h: Hyper) -> np.ndarray:
@@ -67,10 +88,7 @@ def _batch_norms(h: AudioHyper) -> dict[str, np.ndarray]:
     parts=("conformer.", "audio_adapter.", "audio_embedding."),
     hyper=Lfm2AudioHyper,
     halves=(),
-    kept=(
-        *("conv_pw1.weight", "conv_pw2.weight", "conv_dw.weight"),
-        *(f"a.conv1d.{number}.weight" for number in (0, 2, 3, 5, 6)),
-    ),
+    kept=(*_PLACES, *_SUBSAMPLED),
     folded=BATCH_NORM,
     extra=_batch_norms,
     rules={
@@ -82,15 +100,7 @@ def _batch_norms(h: AudioHyper) -> dict[str, np.ndarray]:
             {
                 **{f"self_attn.linear_{part}": f"attn_{part}" for part in ("q", "k", "v", "out")},
                 "self_attn.linear_pos": "linear_pos",
-                "norm_self_att": "ln1",
-                "norm_conv": "norm_conv",
-                "norm_out": "ln2",
-                **{f"norm_feed_forward{at}": f"ffn_norm{end}" for at, end in ((1, ""), (2, "_1"))},
-                **{
-                    f"feed_forward{at}.linear{number}": f"ffn_{ours}{end}"
-                    for at, end in ((1, ""), (2, "_1"))
-                    for number, ours in ((1, "up"), (2, "down"))
-                },
+                **_NAMES,
             },
             "a.blk.{b}.",
         ),
@@ -99,17 +109,11 @@ def _batch_norms(h: AudioHyper) -> dict[str, np.ndarray]:
         },
         **{
             f"{_LAYER}conv.{theirs}.weight": Rule((f"a.blk.{{b}}.{ours}.weight",), matrix)
-            for theirs, ours in (
-                *(("pointwise_conv1", "conv_pw1"), ("pointwise_conv2", "conv_pw2")),
-                ("depthwise_conv", "conv_dw"),
-            )
+            for theirs, ours in _CONVOLVED
         },
         **{
             f"{_LAYER}conv.{theirs}.bias": f"a.blk.{{b}}.{ours}.bias"
-            for theirs, ours in (
-                *(("pointwise_conv1", "conv_pw1"), ("pointwise_conv2", "conv_pw2")),
-                ("depthwise_conv", "conv_dw"),
-            )
+            for theirs, ours in _CONVOLVED
         },
         "audio_adapter.model.{e}.{w}": "mm.a.mlp.{e}.{w}",
         # what it speaks with, which is in files of llama.cpp's converter
@@ -152,3 +156,132 @@ def lfm2a(h: Lfm2AudioHyper, k: Keys) -> None:
         ("pad_value", 0),
     ):
         h.sounds.must_be(name, *only)
+
+
+class NemotronSoundHyper(AudioHyper):
+    """The values of its `sound_config`."""
+
+    part = "sound_config"
+
+
+def _four(x: np.ndarray, h: Hyper) -> np.ndarray:
+    """A bias with the axes of what a convolution leaves."""
+    return x.reshape(1, -1, 1, 1)
+
+
+def _each(x: np.ndarray, h: Hyper) -> np.ndarray:
+    """The taps of each channel, behind two axes of length 1."""
+    return x.reshape(1, 1, len(x), -1)
+
+
+_SOUND = "sound_encoder.encoder."
+_EXTRACTED = {"a.mel_filters": "fb", "a.window": "window"}
+_EXTRACTOR = _SOUND + "feature_extractor.featurizer."
+
+
+def _spectrogram(h: AudioHyper) -> dict[str, np.ndarray]:
+    """The bands and the taper of the spectrogram where the folder lacks them."""
+    assert h.folder is not None
+    made: Levelled = levelled(h.integer("num_mel_bins"))
+    table = np.zeros((1, len(made.filters), NUMBERS), np.float32)
+    for row, (first, weights) in zip(table[0], made.filters):
+        row[first : first + len(weights)] = weights
+    both = {"a.mel_filters": table, "a.window": made.taper.astype(np.float32)}
+    return {
+        name: both[name]
+        for name, end in _EXTRACTED.items()
+        if _EXTRACTOR + end not in h.folder.tensors
+    }
+
+
+def _summed(h: AudioHyper) -> Encoder:
+    """Without the summands that config.json says there are none of: its code leaves them out."""
+    ends = list(parakeet.folded)
+    if not h.flag("convolution_bias", default=True):
+        ends += [f".conv.{theirs}.bias" for theirs, _ in _CONVOLVED]
+    if not h.flag("attention_bias"):
+        ends += [f".self_attn.{part}_proj.bias" for part in "qkvo"]
+        ends += [f".feed_forward{at}.linear{number}.bias" for at in (1, 2) for number in (1, 2)]
+    if not h.flag("projection_bias", default=True):
+        ends += [f"sound_projection.linear{number}.bias" for number in (1, 2)]
+    return replace(parakeet, folded=tuple(ends))
+
+
+@encoder(
+    "NemotronH_Nano_VL_V2",
+    projector="parakeet",
+    parts=("sound_encoder.", "sound_projection."),
+    hyper=NemotronSoundHyper,
+    halves=(),
+    kept=(*_PLACES, *_SUBSAMPLED),
+    folded=(".conv.norm.num_batches_tracked",),
+    variant=_summed,
+    extra=_spectrogram,
+    rules={
+        **{_EXTRACTOR + end: name for name, end in _EXTRACTED.items()},
+        _SOUND + "subsampling.layers.{e}.weight": "a.conv1d.{e}.weight",
+        _SOUND + "subsampling.layers.{e}.bias": Rule(("a.conv1d.{e}.bias",), _four),
+        _SOUND + "subsampling.linear.{w}": "a.pre_encode.out.{w}",
+        **spread(
+            _SOUND + "layers.{b}.",
+            {
+                **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+                "self_attn.o_proj": "attn_out",
+                "self_attn.relative_k_proj": "linear_pos",
+                "conv.norm": "conv_norm",
+                **_NAMES,
+            },
+            "a.blk.{b}.",
+        ),
+        **{
+            f"{_SOUND}layers.{{b}}.self_attn.bias_{end}": f"a.blk.{{b}}.pos_bias_{end}"
+            for end in "uv"
+        },
+        **{
+            f"{_SOUND}layers.{{b}}.conv.norm.running_{end}": f"a.blk.{{b}}.conv_norm_{end}"
+            for end in ("mean", "var")
+        },
+        **{
+            f"{_SOUND}layers.{{b}}.conv.{theirs}.weight": Rule(
+                (f"a.blk.{{b}}.{ours}.weight",), _each if ours == "conv_dw" else matrix
+            )
+            for theirs, ours in _CONVOLVED
+        },
+        **{
+            f"{_SOUND}layers.{{b}}.conv.{theirs}.bias": Rule((f"a.blk.{{b}}.{ours}.bias",), _four)
+            if ours != "conv_dw"
+            else f"a.blk.{{b}}.{ours}.bias"
+            for theirs, ours in _CONVOLVED
+        },
+        "sound_projection.norm.weight": "mm.a.norm_pre.weight",
+        "sound_projection.linear1.{w}": "mm.a.mlp.1.{w}",
+        "sound_projection.linear2.{w}": "mm.a.mlp.2.{w}",
+    },
+)
+def parakeet(h: NemotronSoundHyper, k: Keys) -> None:
+    """What Nemotron Nano VL hears, where its folder has that."""
+    described_audio(
+        h,
+        k,
+        "parakeet",
+        bands=h.integer("num_mel_bins"),
+        hidden=h.integer("hidden_size"),
+        inner=h.integer("intermediate_size"),
+    )
+    for name, *wanted in (
+        ("hidden_act", "silu"),
+        ("subsampling_conv_kernel_size", 3),
+        ("subsampling_conv_stride", 2),
+        ("scale_input", False),
+        ("sampling_rate", 16000),
+    ):
+        h.must_be(name, *wanted)
+    k.u32("audio.subsampling_factor", h.integer("subsampling_factor", default=8))
+    k.u32("audio.conv_kernel_size", h.integer("conv_kernel_size", default=9))
+    for name, wanted in (
+        ("hop_length", 160),
+        ("n_fft", 512),
+        ("win_length", 400),
+        ("preemphasis", 0.97),
+    ):
+        h.sounds.must_be(name, wanted)

@@ -1,6 +1,7 @@
 """Layers of a Conformer (Gulati et al. 2020, section 2) whose convolutions see rows on both sides,
-and the encoders of LFM2-Audio (Liquid AI 2025, published code, liquid-audio): a Fast Conformer
-(Rekesh et al. 2023), of which an eighth of the frames is left and a row sees all others.
+and the encoders of LFM2-Audio (Liquid AI 2025, published code, liquid-audio) and Nemotron Nano VL
+(NVIDIA 2026, by `nemotron_h_omni` in transformers): a Fast Conformer (Rekesh et al. 2023), of which
+an eighth of the frames is left and a row sees all others.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,8 @@ def layers(
     waves: int,
     rows: int,
     taps: int,
-    attention: Callable[[AudioBuilder, Layer, Value, Value], Value],
+    attention: Callable[[AudioBuilder, Layer, Value, Value, Value], Value],
+    axes: tuple[int, ...] = (),
     after: Callable[[AudioBuilder, Layer, Value], Value] = lambda p, layer, x: x,
 ) -> tuple[AudioBuilder, Value]:
     """The builder of the last tape, and what the last layer leaves of at most so many rows.
@@ -34,6 +36,7 @@ def layers(
     A convolution over `taps` rows is causal, in the tape of its layer, over further rows at the
     end; the tape after that takes what it leaves a few rows later. The batch brings, from column
     `at` on, whether a row is none of those, and `waves` floats for `attention` to turn queries by.
+    axes: those of length 1 before the others of a convolution's weights.
     """
     more = (taps - 1) // 2
     mask, turn = p.features(at, 1), p.features(at + 1, waves)
@@ -41,14 +44,14 @@ def layers(
     for layer in p.blocks():
         layer = Layer(p, layer.index, layer.prefix)
         x = x + _network(p, layer, x, "")
-        x = x + attention(p, layer, layer.norm(x, "ln1", kind="layer"), turn)
+        x = x + attention(p, layer, layer.norm(x, "ln1", kind="layer"), mask, turn)
         y = layer.norm(x, "norm_conv", kind="layer")
         wide = p.shape(layer.name("conv_pw1.weight"), 2)[0]
         if wide % 2:
             p.fail(layer.name("conv_pw1.weight"), wide, "an even number of rows")
-        y, inner = layer.linear(y, "conv_pw1", wide), wide // 2
+        y, inner = _place(p, layer, y, "conv_pw1", wide), wide // 2
         y = p.gate(y.columns(inner, wide), y.columns(0, inner), act="sigmoid")
-        weight = layer.array("conv_dw.weight", inner, taps)
+        weight = layer.array("conv_dw.weight", *axes, inner, taps).reshape(inner, taps)
         bias = layer.optional_vector("conv_dw.bias", inner)
         p.mark_embedding(p.concat(p.conv(y * p.repeat(mask, inner), weight, bias), x))
         p, (pair,) = p.projector(2)
@@ -59,7 +62,7 @@ def layers(
         if layer.index + 1 < p.n_layers:
             mask, turn = p.features(pair.width, 1), p.features(pair.width + 1, waves)
         y = p.activate(_scaled(p, layer, y), "silu")
-        x = x + layer.linear(y, "conv_pw2", p.hidden)
+        x = x + _place(p, layer, y, "conv_pw2", p.hidden)
         x = x + _network(p, layer, x, "_1")
         x = after(p, layer, layer.norm(x, "ln2", kind="layer"))
     return p, x
@@ -73,20 +76,36 @@ def _network(p: AudioBuilder, layer: Layer, x: Value, end: str) -> Value:
     return layer.linear(y, "ffn_down" + end, p.hidden) * 0.5
 
 
+def _place(p: AudioBuilder, layer: Layer, x: Value, name: str, rows: int) -> Value:
+    """A convolution of one place."""
+    name = layer.name(name)
+    bias = p.channels(name, rows) if p.has(name + ".bias") else None
+    weight = p.matrix(name + ".weight", rows, x.width)
+    return p.record("linear", (x,), width=rows, weight=weight, bias=bias)
+
+
 def _scaled(p: AudioBuilder, layer: Layer, x: Value) -> Value:
-    """A norm over a batch, which files have as a factor and a summand; some of llama.cpp's
+    """A norm over a batch, which most files have as a factor and a summand; some of llama.cpp's
     converters give it another name.
     """
     name = "conv_norm" if layer.has("conv_norm.weight") else "conv_norm_var"
     weight, bias = (layer.vector(f"{name}.{end}", x.width) for end in ("weight", "bias"))
+    if layer.has("conv_norm_mean"):
+        mean, variance = (
+            layer.vector(f"conv_norm_{each}", x.width).astype(np.float64)
+            for each in ("mean", "var")
+        )
+        factor = weight / np.sqrt(variance + _BATCH_EPS)
+        weight, bias = factor.astype(np.float32), (bias - mean * factor).astype(np.float32)
     return x * weight + bias
 
 
-def relative(p: AudioBuilder, layer: Layer, x: Value, turn: Value) -> Value:
-    """Attention to all rows. A score is (q + u) . k + (q + v) . r, where r, a product of sines and
-    cosines of the distance, belongs to it (Dai et al. 2019, Transformer-XL, section 3.3). The
-    second part is a sum of waves over distances, whose heights are products of q + v: further
-    columns of queries, rotated by `turn`, and of keys, which are `turn` itself.
+def relative(p: AudioBuilder, layer: Layer, x: Value, mask: Value, turn: Value) -> Value:
+    """Attention to all rows, and to all alike of rows that are masked. A score is (q + u) . k +
+    (q + v) . r, where r, a product of sines and cosines of the distance, belongs to it (Dai et al.
+    2019, Transformer-XL, section 3.3). The second part is a sum of waves over distances, whose
+    heights are products of q + v: further columns of queries, rotated by `turn`, and of keys, which
+    are `turn` itself.
     """
     heads, width = heads_of(p, layer), p.hidden
     dim = heads.key_dim
@@ -102,6 +121,7 @@ def relative(p: AudioBuilder, layer: Layer, x: Value, turn: Value) -> Value:
         part = asked.columns(own.start, own.stop)
         made.append(p.record("linear", (part,), width=width, weight=weight, bias=None))
     q = p.concat(q + near, p.concat(*made), heads=heads.query)
+    q = q * p.repeat(mask, q.width)
     y = p.attend(
         p.op("turn", q, turn, heads=heads.query, start=dim, style="neox"),
         p.concat(k, p.repeat(turn, heads.query), heads=heads.query),
@@ -137,16 +157,19 @@ def _subsampled(b: AudioBuilder) -> tuple[AudioBuilder, Value]:
     return p, x
 
 
-def _fast(b: AudioBuilder) -> tuple[AudioBuilder, Value]:
-    """The builder of the last tape of a Fast Conformer, and what its last layer leaves."""
+def _fast(b: AudioBuilder, axes: tuple[int, ...] = ()) -> tuple[AudioBuilder, Value]:
+    """The builder of the last tape of a Fast Conformer, and what its last layer leaves. axes: as
+    those of `layers`.
+    """
     p, x = _subsampled(b)
-    at, taps = x.width, p.shape("a.blk.0.conv_dw.weight", 2)[1]
+    at, taps = x.width, p.shape("a.blk.0.conv_dw.weight", len(axes) + 2)[-1]
     if taps % 2 == 0:
         p.fail("a.blk.0.conv_dw.weight", taps, "an odd number of taps")
     if p.hidden % 2:
         p.fail("clip.audio.embedding_length", p.hidden, "an even number")
     x = p.linear(x, "a.pre_encode.out", p.hidden)
-    return layers(p, x, at=at, waves=p.hidden, rows=ROWS, taps=taps, attention=relative)
+    how = {"rows": ROWS, "taps": taps, "attention": relative, "axes": axes}
+    return layers(p, x, at=at, waves=p.hidden, **how)
 
 
 @encoder("lfm2a")
@@ -159,3 +182,21 @@ def lfm2a(b: AudioBuilder) -> None:
     q, (y,) = p.projector(1)
     q.mark_embedding(q.two_layers(y, "mm.a.mlp.1", "mm.a.mlp.3"))
     b.used |= {"a.position_embd.weight", "a.position_embd_norm.weight", "a.embd_to_logits.weight"}
+
+
+@encoder("parakeet")
+def parakeet(b: AudioBuilder) -> None:
+    """A norm and two products with the square of what is above zero between them. The file has the
+    taper and the bands of the spectrogram.
+    """
+    b.keys.integer("subsampling_factor", minimum=8, maximum=8)
+    taps = b.keys.integer("conv_kernel_size")
+    held = b.shape("a.blk.0.conv_dw.weight", 4)[3]
+    if held != taps:
+        b.fail("clip.audio.conv_kernel_size", taps, f"the {held} taps of the file's convolutions")
+    p, x = _fast(b, (1, 1))
+    # 1e-5 is the epsilon of the published code
+    p.mark_embedding(p.norm(x, "mm.a.norm_pre", eps=1e-5))
+    q, (y,) = p.projector(1)
+    q.mark_embedding(q.two_layers(y, "mm.a.mlp.1", "mm.a.mlp.2", act="relu2"))
+    b.used |= {"a.mel_filters", "a.window"}  # which the processor reads

@@ -30,7 +30,7 @@ def granite_speech(b: AudioBuilder) -> None:
     block = b.keys.integer("chunk_size", minimum=1, maximum=ROWS)
     taps = b.keys.integer("conv_kernel_size", minimum=1, maximum=ROWS)
 
-    def seen(p: AudioBuilder, layer: Layer, x: Value, turn: Value) -> Value:
+    def seen(p: AudioBuilder, layer: Layer, x: Value, mask: Value, turn: Value) -> Value:
         return _attention(p, layer, x, turn, block)
 
     def told(p: AudioBuilder, layer: Layer, x: Value) -> Value:
