@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oxillama.audio.spectrogram import HOP, RATE, log_mel
+from oxillama.audio.spectrogram import HOP, RATE, log_mel, summed
 from oxillama.media.tokens import MediaTokens
 from oxillama.model.media_encoder import AudioEncoder, Joined, MediaRows
 
@@ -71,12 +71,27 @@ class Windows:
         parts = [samples[at : at + step] for at in range(0, len(samples), step)]
         count = len(parts)
         if self.alone:
-            mels = [log_mel(each, self.frames, self.bands, end=step) for each in parts]
+            mels = [log_mel(self._taken(each), self.frames, self.bands, end=step) for each in parts]
         else:
             mel = log_mel(samples, count * self.frames, self.bands, end=count * step)
             mels = np.split(mel, count)
         for mel, part in zip(mels, parts):
             yield mel, (-(-len(part) // HOP) + 1) // 2
+
+    def _taken(self, part: np.ndarray) -> np.ndarray:
+        """The samples of a window that are heard."""
+        return part
+
+
+@dataclass(frozen=True)
+class Standard(Windows):
+    """The same of samples less their mean, by their deviation: MERaLiON 2."""
+
+    def _taken(self, part: np.ndarray) -> np.ndarray:
+        exact = part.astype(np.float64)
+        exact -= summed(exact) / len(exact)
+        exact /= np.sqrt(summed(exact * exact) / len(exact) + 1e-7)
+        return exact.astype(np.float32)
 
 
 @dataclass(frozen=True)

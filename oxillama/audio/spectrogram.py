@@ -162,15 +162,15 @@ class Levelled:
             banded = _banded(transform.power(filled), self.filters)
             made[at : at + banded.shape[1]] = ln(banded + _ADDED).T
         whole = made[:count]
-        whole -= _summed(whole) / max(count, 1)
-        deviation = np.sqrt(_summed(whole * whole) / max(count - 1, 1))
+        whole -= summed(whole) / max(count, 1)
+        deviation = np.sqrt(summed(whole * whole) / max(count - 1, 1))
         whole /= deviation + _LEAST
         return made.astype(np.float32)
 
 
-def _summed(rows: np.ndarray) -> np.ndarray:
-    """The sum of rows, one after the other."""
-    return np.add.accumulate(rows, axis=0)[-1] if len(rows) else np.zeros(rows.shape[1])
+def summed(rows: np.ndarray) -> np.ndarray:
+    """The sum of numbers or of rows, one after the other."""
+    return np.add.accumulate(rows, axis=0)[-1] if len(rows) else np.zeros(rows.shape[1:])
 
 
 def filters_of(table: np.ndarray) -> list[tuple[int, list[float]]]:

@@ -63,7 +63,7 @@ _OTHER_PARTS = re.compile(
     r"audio_tower|embed_vision|vision_embedder|embed_audio|connector|generation_(embeddings|aligner|head)|patch_merger|pre_mm_projector_norm|mm_projector|"
     r"vision_encoder|audio_encoder|aligner|merger|talker|token2wav|code2wav|vit_large_projector|mtp_layers|mtp|"
     r"conformer|audio_adapter|audio_embedding|depthformer|depth_linear|depth_embeddings|"
-    r"sound_encoder|sound_projection)\.|"
+    r"sound_encoder|sound_projection|speech_encoder|ln_speech|speech_audio_adapter)\.|"
     r"(model\.)?(image_newline|view_seperator|codebook_offsets|audio_loss_weights)\Z|"  # spelled so
     r".*\.parametrizations\.weight\.\d+\.lora_[AB]\Z"  # adapters, files of their own too
 )
@@ -72,6 +72,7 @@ _PREFIXES = (
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
     ("language_model.", ""),
+    ("text_decoder.", ""),
 )
 
 Progress = Callable[[int, int, str], None]

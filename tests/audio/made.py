@@ -13,10 +13,10 @@ RATE = 16000
 # rows of learned positions: windows of two seconds, and of Qwen2.5-Omni two of them in a step
 POSITIONS = {
     **{"qwen2a": 100, "qwen2.5o": 250, "ultravox": 100, "voxtral": 100, "glma": 100, "qwen3a": 13},
-    "musicflamingo": 100,
+    **{"musicflamingo": 100, "meralion": 100},
 }
 CHANNELS = 6  # of the convolutions of Qwen3-ASR
-STACK = {"ultravox": 8, "voxtral": 4, "glma": 4}
+STACK = {"ultravox": 8, "voxtral": 4, "glma": 4, "meralion": 5}
 # of the convolutions of Gemma 3n and 4, of which 4's first has as many as a frame has numbers
 SUBSAMPLED = (MELS, 6)
 FRAME = 640  # samples of a row of the unified Gemma 4
@@ -111,6 +111,11 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         linear("mm.a.mlp.2", width, 2 * width)
         put("v.boi", width)
         put("v.eoi", width)
+        return made
+    if kind == "meralion":
+        norm("mm.a.norm_pre")
+        for at, (rows, columns) in enumerate(((40, joined), (40, 40), (40, 40), (width, 40))):
+            linear(f"mm.a.mlp.{at}", rows, columns)
         return made
     if kind == "ultravox":
         norm("mm.a.norm_pre", joined, bias=False)

@@ -233,6 +233,35 @@ def ultravox(tensors, samples):
     return torch.cat(made)
 
 
+def meralion(tensors, samples):
+    """Not in transformers: its encoder is that of Whisper there, what follows is written out here
+    after its published code. Samples are standardised in 64 bits, by the extractor in 32.
+    """
+    from torch.nn import functional
+    from transformers.models.whisper import modeling_whisper as code
+
+    config = transformers.WhisperConfig(**common("meralion"), decoder_layers=1)
+    model = code.WhisperEncoder._from_config(config)
+    loaded(model, encoder_weights("meralion", tensors))
+    held = {name[5:]: torch.from_numpy(tensors[name]) for name in tensors if name[:5] == "mm.a."}
+
+    def product(x, at):
+        return x @ held[f"mlp.{at}.weight"].T + held[f"mlp.{at}.bias"]
+
+    window, made = 2 * POSITIONS["meralion"] * 160, []
+    for at in range(0, len(samples), window):
+        part = samples[at : at + window]
+        theirs, _ = mel_of(part, window / RATE, do_normalize=True)
+        exact = part.astype(np.float64) - part.mean(dtype=np.float64)
+        mel, _ = mel_of(exact / np.sqrt((exact**2).mean() + 1e-7), window / RATE)
+        assert (mel - theirs).abs().max() < 5e-5, (mel - theirs).abs().max()
+        x = model(mel).last_hidden_state
+        x = functional.layer_norm(x, (HIDDEN,), held["norm_pre.weight"], held["norm_pre.bias"])
+        x = functional.silu(product(x.reshape(-1, HIDDEN * STACK["meralion"]), 0))
+        made.append(product(functional.silu(product(x, 1)) * product(x, 2), 3))
+    return torch.cat(made)
+
+
 def qwen3a(tensors, samples):
     from transformers.models.qwen3_asr import configuration_qwen3_asr as configuration
     from transformers.models.qwen3_asr import feature_extraction_qwen3_asr as extraction
@@ -825,6 +854,7 @@ FAMILIES = {
     "qwen2.5o": qwen25o,
     "ultravox": ultravox,
     "voxtral": voxtral,
+    "meralion": meralion,
     "qwen3a": qwen3a,
     "glma": glma,
     "musicflamingo": musicflamingo,

@@ -92,6 +92,7 @@ def test_nothing_of_a_long_clip_is_dropped(hearing):
             "qwen2.5o": sum(each // 2 for each in rows),
             "ultravox": sum(-(-each // 8) for each in rows),
             "voxtral": 25 * len(windows),
+            "meralion": 20 * len(windows),
             "musicflamingo": sum(each // 2 for each in rows),
             "glma": sum(each // 4 for each in rows),
             "qwen3a": sum(-(-min(100, whole - at) // 8) for at in range(0, whole, 100)),
@@ -129,6 +130,7 @@ def test_pieces_are_a_familys_tokens_around_a_clip_that_is_kept(hearing):
         "gemma4ua": ["<|audio>", 25, "<audio|>"],
         "granite_speech": [18],
         "lfm2a": [13],
+        "meralion": [20],
         "parakeet": ["<so_start>", 13, "<so_end>"],
     }
     one = hearing("qwen2a").pieces((clip(1.0), RATE))
@@ -462,3 +464,20 @@ def test_the_spectrogram_of_parakeet_is_that_of_the_file(tmp_path, hearing):
     other = Hearing(rewritten(plain, tmp_path / "b.gguf", drop=held, add=held))
     found, wanted = (each.features(clip(1.0)) for each in (other, hearing("parakeet")))
     assert found.shape == wanted.shape and not np.array_equal(found, wanted)
+
+
+def test_meralion_hears_standardised_windows(tmp_path, hearing):
+    """However loud they are and whatever they are shifted by."""
+    samples = clip(3.0)
+    found = hearing("meralion").features(samples)
+    parts = [hearing("meralion").features(each) for each in np.split(samples, [2 * RATE])]
+    assert np.array_equal(found, np.concatenate(parts))
+    louder = hearing("meralion").features(samples * np.float32(2) + np.float32(0.25))
+    assert np.abs(found - louder).max() <= 1e-4 * np.abs(found).max()
+    assert np.isfinite(hearing("meralion").features(np.zeros(RATE, np.float32))).all()
+    keys = {"clip.audio.projector.stack_factor": 3}
+    plain = write_audio(tmp_path / "a.gguf", "meralion")
+    name = "mm.a.mlp.0.weight"
+    held = {name: np.ones((40, 96), np.float32)}
+    with pytest.raises(ModelError, match="stack_factor: found 3, wanted a divisor of the 100 rows"):
+        Hearing(rewritten(plain, tmp_path / "b.gguf", keys=keys, drop=held, add=held))

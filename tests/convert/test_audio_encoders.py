@@ -51,11 +51,11 @@ CLASSES = {
     "granite_speech": "GraniteSpeechForConditionalGeneration",
     "lfm2a": "Lfm2AudioForConditionalGeneration",
     "parakeet": "NemotronH_Nano_VL_V2",
+    "meralion": "MERaLiON2ForConditionalGeneration",
 }
 PARTS = {
-    "granite_speech": "encoder_config",
-    "lfm2a": "encoder",
-    "parakeet": "sound_config",
+    **{"granite_speech": "encoder_config", "lfm2a": "encoder", "parakeet": "sound_config"},
+    "meralion": "speech_config",
 }  # of config.json
 FACTS = Path(__file__).parents[1] / "audio" / "transformers_audio.npz"
 WAVES = ("qwen3a", "qwen2.5o")  # positions are made, not held
@@ -150,6 +150,13 @@ _QFORMER = {
 def theirs(kind, name):
     """A tensor's name in a folder of transformers, None for one that it does not hold."""
     part, _, end = name.rpartition(".")
+    if kind == "meralion":
+        adapter = ("mlp_adapter.0", "gate_proj", "pool_proj", "out_proj")
+        if part.startswith("mm.a.mlp."):
+            return f"speech_audio_adapter.{adapter[int(part[9:])]}.{end}"
+        if part == "mm.a.norm_pre":
+            return f"ln_speech.{end}"
+        return theirs("qwen2a", name).replace("audio_tower.", "speech_encoder.")
     if kind == "parakeet":
         if part.startswith("a.blk.") or end.startswith("conv_norm"):
             _, _, layer, rest = name.split(".", 3)
@@ -287,6 +294,9 @@ def config_of(kind):
     sounds = {"feature_size": MELS, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
     windows = {"chunk_length": 2}
     positions = {"max_source_positions": POSITIONS.get(kind)}
+    if kind == "meralion":
+        more = {"speech_mlp_scale_factor": 5, "speech_token_index": 255999}
+        return {**short, **positions}, more, {**sounds, **windows}
     if kind in ("qwen2a", "ultravox"):
         more = {"projector_act": "swiglu", "projector_ln_mid": True, "stack_factor": 8}
         return {**short, **positions}, more if kind == "ultravox" else {}, {**sounds, **windows}
@@ -670,6 +680,13 @@ def test_qwen3_omni_names_its_mergers_otherwise(tmp_path):
         ("gemma4a", {"audio": {"attention_context_left": 9}}, "attention_context_left: found 9"),
         ("gemma4a", {"sounds": {"mel_floor": 1e-5}}, "mel_floor: found 1e-05, wanted 0.001"),
         ("gemma4ua", {"sounds": {"feature_size": 320}}, "feature_size: found 320, wanted 640"),
+        ("meralion", {"sounds": {"do_normalize": False}}, "do_normalize: found False, wanted True"),
+        (
+            "meralion",
+            {"whole": {"speech_mlp_use_projection": False}},
+            "speech_mlp_use_projection: found False, wanted True",
+        ),
+        ("meralion", {"sounds": {"chunk_length": 30}}, "chunk_length: found 30, wanted 2"),
         ("parakeet", {"audio": {"scale_input": True}}, "scale_input: found True, wanted False"),
         ("parakeet", {"audio": {"subsampling_factor": 4}}, "subsampling_factor: found 4, wanted"),
         ("parakeet", {"audio": {"hidden_act": "relu"}}, "sound_config: hidden_act: found 'relu'"),

@@ -56,6 +56,11 @@ def facts(place, tmp_path):
             ("audio_tower.conv1.weight", "multi_modal_projector.linear.bias"),
         ),
         (
+            "MERaLiON2ForConditionalGeneration",
+            "text_decoder.model.",
+            ("ln_speech.weight", "speech_audio_adapter.out_proj.bias", "speech_encoder.a.weight"),
+        ),
+        (
             "Qwen3ASRForConditionalGeneration",
             "model.language_model.",
             ("model.audio_tower.conv_out.weight", "model.multi_modal_projector.linear_1.bias"),

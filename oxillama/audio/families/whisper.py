@@ -1,10 +1,21 @@
-"""The processors of Qwen2-Audio, Qwen2.5-Omni, Ultravox, Voxtral, GLM-ASR and Audio Flamingo 3."""
+"""The processors of Qwen2-Audio, Qwen2.5-Omni, Ultravox, Voxtral, GLM-ASR, Audio Flamingo 3 and
+MERaLiON 2.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from oxillama.audio.processors import Ended, Heard, Kept, Parts, Processor, Windows, processor
+from oxillama.audio.processors import (
+    Ended,
+    Heard,
+    Kept,
+    Parts,
+    Processor,
+    Standard,
+    Windows,
+    processor,
+)
 from oxillama.errors import ModelError
 from oxillama.media.tokens import MediaTokens
 from oxillama.model.media_encoder import AudioEncoder
@@ -25,6 +36,7 @@ _GLM = MediaTokens(
     "<|end_of_audio|>",
 )
 _FLAMINGO = MediaTokens(("<sound>",), "<sound>")
+_MERALION = MediaTokens(("<SpeechHere>",), "<SpeechHere>")
 _PART = 200  # frames of a short window of the published Qwen2.5-Omni
 
 
@@ -65,12 +77,22 @@ def _musicflamingo(e: AudioEncoder) -> Processor:
     return Heard(_FLAMINGO, e.mels, _positions(e), 2, alone=True)
 
 
-@processor("voxtral")
-def _voxtral(e: AudioEncoder) -> Processor:
+def _whole(e: AudioEncoder) -> tuple[np.ndarray, int]:
+    """The positions of a window and the rows of a feature, which divide them."""
     positions, stack = _positions(e), e.keys.integer("projector.stack_factor")
     if len(positions) % stack:
         raise ModelError(
             f"clip.audio.projector.stack_factor: found {stack}, wanted a divisor of the "
             f"{len(positions)} rows of a window"
         )
-    return Windows(_VOXTRAL, e.mels, positions, stack)
+    return positions, stack
+
+
+@processor("voxtral")
+def _voxtral(e: AudioEncoder) -> Processor:
+    return Windows(_VOXTRAL, e.mels, *_whole(e))
+
+
+@processor("meralion")
+def _meralion(e: AudioEncoder) -> Processor:
+    return Standard(_MERALION, e.mels, *_whole(e), alone=True)

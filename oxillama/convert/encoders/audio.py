@@ -1,5 +1,5 @@
 """Audio encoders: Whisper's under the projectors of Qwen2-Audio, Qwen2.5-Omni, Ultravox, Voxtral,
-GLM-ASR and Audio Flamingo 3, and those of Qwen3-ASR and Qwen3-Omni.
+GLM-ASR, Audio Flamingo 3 and MERaLiON 2, and those of Qwen3-ASR and Qwen3-Omni.
 """
 
 from __future__ import annotations
@@ -170,6 +170,48 @@ def ultravox(h: AudioHyper, k: Keys) -> None:
     h.whole.must_be("projector_ln_mid", True)
     h.whole.must_be("audio_latency_block_size", None)
     k.u32("audio.projector.stack_factor", h.whole.integer("stack_factor"))
+
+
+class MeralionHyper(AudioHyper):
+    """The values of its `speech_config`."""
+
+    part = "speech_config"
+
+
+@encoder(
+    "MERaLiON2ForConditionalGeneration",
+    projector="meralion",
+    parts=("speech_encoder.", "ln_speech.", "speech_audio_adapter."),
+    prefixes=(("speech_encoder.", "audio_tower."),),
+    hyper=MeralionHyper,
+    defaults=_WHISPER,
+    halves=_CONVOLVED,
+    rules={
+        **_TOWER,
+        "ln_speech.{w}": "mm.a.norm_pre.{w}",
+        **spread(
+            "speech_audio_adapter.",
+            {
+                **{"mlp_adapter.0": "mlp.0", "gate_proj": "mlp.1", "pool_proj": "mlp.2"},
+                "out_proj": "mlp.3",
+            },
+            "mm.a.",
+        ),
+    },
+)
+def meralion(h: MeralionHyper, k: Keys) -> None:
+    """MERaLiON 2 (I2R 2025)."""
+    heard(h, k, "meralion")
+    _window(h)
+    h.whole.must_be("speech_mlp_use_projection", True)
+    stack = h.whole.integer("speech_mlp_scale_factor", default=15)
+    k.u32("audio.projector.stack_factor", stack)
+    assert h.folder is not None
+    said = Hyper(h.folder.json("processor_config.json"), f"{h.folder.path}/processor_config.json")
+    for each in (h.sounds, said):
+        each.must_be("do_normalize", True)
+    said.must_be("fixed_speech_embeds_length", h.integer("max_source_positions") // max(stack, 1))
+    said.must_be("whisper_chunk_size", h.integer("max_source_positions") // 50)
 
 
 def _adjacent(x: np.ndarray, h: Hyper) -> np.ndarray:

@@ -1,7 +1,8 @@
 """The text parts of models of text and images: Chameleon, CogVLM, DeepSeek OCR, HunyuanOCR,
 MiniMax M3, Muse Glimmer, PaddleOCR, GLM-4V, and models that wrap a language model of any class:
 Idefics 3, InternVL, Janus, LFM2-VL, LightOnOCR, LLaVA (OneVision, Next-Video, ViP), SmolVLM,
-VideoLLaMA 3; and audio: Audio Flamingo 3, GLM-ASR, Qwen2-Audio, Qwen3-ASR, Voxtral.
+VideoLLaMA 3; and audio: Audio Flamingo 3, GLM-ASR, MERaLiON 2, Qwen2-Audio,
+Qwen3-ASR, Voxtral.
 """
 
 from __future__ import annotations
@@ -272,7 +273,8 @@ def _wrapped(h: Hyper) -> Family:
         "LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration",
         "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
         "LlavaNextVideoForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
-        "Qwen2AudioForConditionalGeneration", "Qwen3ASRForConditionalGeneration",
+        "MERaLiON2ForConditionalGeneration", "Qwen2AudioForConditionalGeneration",
+        "Qwen3ASRForConditionalGeneration",
         "SmolVLMForConditionalGeneration", "VideoLlama3ForConditionalGeneration",
         "VipLlavaForConditionalGeneration", "VoxtralForConditionalGeneration", arch="llama",
         rules={}, variant=_wrapped,

@@ -1,6 +1,6 @@
 """The encoder of Whisper (Radford et al. 2023, section 2.2) under the projectors of Qwen2-Audio,
-Qwen2.5-Omni, Ultravox, Voxtral, GLM-ASR and Audio Flamingo 3: two convolutions over time, of which
-the second leaves every other row, and a transformer with the exact GELU.
+Qwen2.5-Omni, Ultravox, Voxtral, GLM-ASR, Audio Flamingo 3 and MERaLiON 2: two convolutions over
+time, of which the second leaves every other row, and a transformer with the exact GELU.
 """
 
 import numpy as np
@@ -114,3 +114,19 @@ def musicflamingo(b: AudioBuilder) -> None:
     """
     q, y = _halved(b)
     q.mark_embedding(q.two_layers(y, "mm.a.mlp.1", "mm.a.mlp.2"))
+
+
+@encoder("meralion")
+def meralion(b: AudioBuilder) -> None:
+    """MERaLiON 2 (I2R 2025, published code): a norm of each row, rows side by side, a product, and
+    a network with a gate.
+    """
+    p, x = _whisper(b)
+    x = p.norm(x, "a.post_ln", kind="layer")
+    p.mark_embedding(p.norm(x, "mm.a.norm_pre", kind="layer"))
+    q, (y,) = p.projector(p.side_by_side)
+    width, inner = (q.shape(f"mm.a.mlp.{at}.weight", 2)[0] for at in (0, 1))
+    y = q.activate(q.linear(y, "mm.a.mlp.0", width), "silu")
+    gate, up = (q.linear(y, f"mm.a.mlp.{at}", inner) for at in (1, 2))
+    y = q.gate(gate, up, act="silu")
+    q.mark_embedding(q.linear(y, "mm.a.mlp.3", q.shape("mm.a.mlp.3.weight", 2)[0]))
