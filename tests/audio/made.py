@@ -33,7 +33,16 @@ GRANITE = {
 LETTERS = 10
 TOKENS = 5  # of the encoder of Gemma 3n
 TAPS = 7  # of the convolutions of LFM2-Audio's layers
-KINDS = (*POSITIONS, "gemma3na", "gemma4a", "gemma4ua", "granite_speech", "lfm2a", "parakeet")
+KINDS = (
+    *POSITIONS,
+    "gemma3na",
+    "gemma4a",
+    "gemma4ua",
+    "granite_speech",
+    "lfm2a",
+    "parakeet",
+    "dots3note_a",
+)
 
 
 def clip(seconds: float, *, rate: int = RATE, seed: int = 0) -> np.ndarray:
@@ -75,6 +84,8 @@ def tensors_of(kind: str, width: int, *, seed: int = 0) -> dict[str, np.ndarray]
         return gemma4a(width, made, put, norm, linear)
     if kind == "gemma3na":
         return gemma3na(width, made, put, norm, linear)
+    if kind == "dots3note_a":
+        return dots3note_a(width, made, put, norm, linear)
     if kind == "qwen3a":
         for number, channels in ((1, 1), (2, CHANNELS), (3, CHANNELS)):
             put(f"a.conv2d.{number}.weight", CHANNELS, channels, 3, 3)
@@ -235,6 +246,28 @@ def granite(width: int, made: dict, put: Callable, norm: Callable, linear: Calla
     return made
 
 
+def dots3note_a(width: int, made: dict, put: Callable, norm: Callable, linear: Callable) -> dict:
+    """Those of dots3-note, whose feed-forward networks have a gate."""
+    for number, channels in ((1, 1), (2, CHANNELS), (3, CHANNELS)):
+        put(f"a.conv2d.{number}.weight", CHANNELS, channels, 3, 3)
+        put(f"a.conv2d.{number}.bias", CHANNELS)
+    linear("a.conv_out", HIDDEN, CHANNELS * MELS // 8, bias=False)
+    for i in range(LAYERS):
+        at = f"a.blk.{i}."
+        for name in ("ln1", "ln2"):
+            norm(at + name, bias=False)
+        for part in ("q", "k", "v", "out"):
+            linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=part != "k")
+        for name in ("ffn_gate", "ffn_up"):
+            linear(at + name, FFN, HIDDEN)
+        linear(at + "ffn_down", HIDDEN, FFN)
+    norm("a.post_ln", bias=False)
+    norm("mm.a.norm_pre")
+    linear("mm.a.mlp.1", width, HIDDEN)
+    linear("mm.a.mlp.3", width, width)
+    return made
+
+
 def lfm2a(width: int, made: dict, put: Callable, norm: Callable, linear: Callable) -> dict:
     """Those of LFM2-Audio, of which three are what it speaks with."""
     put("a.position_embd.weight", 16, width)
@@ -315,6 +348,8 @@ def keys_of(kind: str, width: int) -> dict[str, Any]:
         audio.update({"embedding_length": FRAME, **dict.fromkeys(of_layers, 0)})
     if kind == "granite_speech":
         audio |= {"num_mel_bins": 2 * MELS, **GRANITE}
+    if kind == "dots3note_a":
+        audio["attention.layer_norm_epsilon"] = 1e-6
     if kind == "parakeet":
         audio |= {"subsampling_factor": 8, "conv_kernel_size": TAPS}
     if kind in STACK:

@@ -36,6 +36,7 @@ from tests.audio.made import (
 WIDTH = 24
 CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
 MORE = {kind: {"brief": 0.3, "longer": 9.753} for kind in ("qwen3a", "gemma3na", "gemma4a")}
+MORE["dots3note_a"] = {"tail": 0.6405}
 
 
 def extractor(bands: int, seconds: float, *, torchy: bool = False):
@@ -580,6 +581,58 @@ def gemma4ua(tensors, samples):
     return model(extract(samples, return_tensors="pt")["input_features"])[0]
 
 
+def dots3note_a(tensors, samples):
+    from transformers.models.dots3_note import configuration_dots3_note as configuration
+    from transformers.models.dots3_note import feature_extraction_dots3_note as extraction
+    from transformers.models.dots3_note import modeling_dots3_note as code
+
+    config = configuration.Dots3NoteAudioConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=FFN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        feature_size=MELS,
+        downsample_hidden_size=CHANNELS,
+        adapter_input_size=HIDDEN,
+        adapter_out_dim=WIDTH,
+        attn_implementation="eager",
+    )
+    names = {
+        **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+        **{"attn_out": "self_attn.o_proj", "ffn_down": "mlp.down_proj"},
+        **{"ln1": "input_layernorm", "ln2": "post_attention_layernorm"},
+    }
+    others = {
+        **{f"a.conv2d.{at}": f"conv_stem.convs.{at - 1}" for at in (1, 2, 3)},
+        **{"a.conv_out": "conv_stem.conv_out", "a.post_ln": "layer_norm"},
+        **{"mm.a.norm_pre": "adapter.norm", "mm.a.mlp.1": "adapter.fc1"},
+        "mm.a.mlp.3": "adapter.fc2",
+    }
+    state = {}
+    for name, value in tensors.items():
+        part, _, end = name.rpartition(".")
+        held = torch.from_numpy(value)
+        if part.endswith("ffn_up"):
+            continue
+        if part.endswith("ffn_gate"):
+            held = torch.cat([held, torch.from_numpy(tensors[name.replace("gate", "up")])])
+            state[f"layers.{part.split('.')[2]}.mlp.gate_up_proj.{end}"] = held
+        elif part.startswith("a.blk."):
+            _, _, index, rest = part.split(".")
+            state[f"layers.{index}.{names[rest]}.{end}"] = held
+        else:
+            state[f"{others[part]}.{end}"] = held
+    model = code.Dots3NoteAudioModel._from_config(config)
+    model.load_state_dict(state)
+    extract = extraction.Dots3NoteFeatureExtractor(feature_size=MELS)
+    out = extract([samples], sampling_rate=RATE)
+    mel, _ = mel_of(samples, 60.0)
+    mel = mel[..., : out["input_features"].shape[-1]]
+    # what it makes of them itself, in 32 bits
+    assert (mel - out["input_features"]).abs().max() < 1e-4
+    return model.eval()(mel, out["chunk_sample_lengths"]).pooler_output
+
+
 def granite_mel(samples, bands):
     """(pairs, 2 bands) of samples in 64 bits: what torchaudio's MelSpectrogram makes, and its
     feature extractor of it, which needs torchaudio.
@@ -864,6 +917,7 @@ FAMILIES = {
     "granite_speech": granite_speech,
     "lfm2a": lfm2a,
     "parakeet": parakeet,
+    "dots3note_a": dots3note_a,
 }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oxillama.audio import AudioLimits, Hearing
-from oxillama.audio.families import conformer, gemma3n, granite
+from oxillama.audio.families import conformer, gemma3n, granite, qwen3
 from oxillama.audio.families.gemma3n import GEMMA_3N
 from oxillama.audio.families.gemma4 import GEMMA_4
 from oxillama.audio.spectrogram import Magnitudes
@@ -24,6 +24,7 @@ FACTS = Path(__file__).parent / "transformers_audio.npz"
 FAST = ("lfm2a", "parakeet")  # Fast Conformers
 CLIPS = {"short": 0.503, "window": 2.0, "long": 5.117}
 MORE = {"brief": 0.3, "longer": 9.753}  # of kinds whose windows are of eight seconds and more
+TAIL = {"tail": 0.6405}  # whose last row is less than a frame
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +44,11 @@ def hearing(tmp_path_factory):
     [
         *((kind, name) for kind in KINDS for name in CLIPS),
         *((kind, name) for kind in ("qwen3a", "gemma3na", "gemma4a") for name in MORE),
+        ("dots3note_a", "tail"),
     ],
 )
 def test_features_are_those_of_transformers(hearing, kind, name):
-    found = hearing(kind).features(clip({**CLIPS, **MORE}[name]))
+    found = hearing(kind).features(clip({**CLIPS, **MORE, **TAIL}[name]))
     with np.load(FACTS) as facts:
         wanted = facts[f"{kind}_{name}"]
     assert found.shape == wanted.shape
@@ -67,8 +69,14 @@ def test_every_op_is_what_it_means_and_threads_change_no_bit(tmp_path, hearing, 
 def test_windows_do_not_know_of_one_another(hearing, monkeypatch, kind):
     """Each window is encoded alone: what comes later changes none of it."""
     monkeypatch.setattr(gemma3n, "WINDOW", 2 * RATE)
+    monkeypatch.setattr(qwen3, "MINUTE", 25)
     monkeypatch.setattr(conformer, "ROWS", 26)  # of 207 frames and one of zeros
-    seconds = {"qwen3a": 16.0, "gemma4a": 60.0, **dict.fromkeys(FAST, 4.14)}.get(kind, 4.0)
+    seconds = {
+        "qwen3a": 16.0,
+        "gemma4a": 60.0,
+        "dots3note_a": 4.0,
+        **dict.fromkeys(FAST, 4.14),
+    }.get(kind, 4.0)
     a, b = clip(seconds), clip(seconds)
     b[-RATE:] *= np.float32(0.5)  # the loudest part, which scales the clip, is before
     a, b = (hearing(kind).features(each) for each in (a, b))
@@ -104,6 +112,7 @@ def test_nothing_of_a_long_clip_is_dropped(hearing):
             "gemma4ua": -(-len(samples) // 640),
             # two queries for six rows, each of two frames, of which one begins where the clip ends
             "granite_speech": -(-((len(samples) // 160 + 1) // 2) // 6) * 2,
+            "dots3note_a": -(-len(samples) // 1280),
             # of eight frames, of which the last one is zeros
             **dict.fromkeys(FAST, -(-(whole + 1) // 8)),
         }
@@ -131,6 +140,7 @@ def test_pieces_are_a_familys_tokens_around_a_clip_that_is_kept(hearing):
         "granite_speech": [18],
         "lfm2a": [13],
         "meralion": [20],
+        "dots3note_a": ["<|audio_comp_start|>", 13, "<|audio_comp_end|>"],
         "parakeet": ["<so_start>", 13, "<so_end>"],
     }
     one = hearing("qwen2a").pieces((clip(1.0), RATE))
@@ -481,3 +491,33 @@ def test_meralion_hears_standardised_windows(tmp_path, hearing):
     held = {name: np.ones((40, 96), np.float32)}
     with pytest.raises(ModelError, match="stack_factor: found 3, wanted a divisor of the 100 rows"):
         Hearing(rewritten(plain, tmp_path / "b.gguf", keys=keys, drop=held, add=held))
+
+
+def test_dots_hears_windows_of_a_minute(hearing, monkeypatch):
+    """Each under a spectrogram of its own."""
+    samples = clip(3.0)
+    assert len(hearing("dots3note_a").processor.windows(np.zeros(960001, np.float32))) == 1
+    monkeypatch.setattr(qwen3, "MINUTE", 25)
+    whole = hearing("dots3note_a").features(samples)
+    parts = [hearing("dots3note_a").features(each) for each in np.split(samples, [2 * RATE])]
+    assert [len(each) for each in parts] == [25, 13]
+    assert np.array_equal(whole, np.concatenate(parts))
+    # what follows a window by less than a frame makes no feature
+    assert len(hearing("dots3note_a").features(samples[: 2 * RATE + 159])) == 25
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    (
+        ({"clip.audio.attention.head_count": 3}, "head_count: found 3, wanted a divisor of 32 by"),
+        (
+            {"clip.audio.num_mel_bins": 64},
+            "a.conv_out.weight: file has (32, 60), dots3note_a needs",
+        ),
+        ({"clip.audio.chunk_size": 60}, "clip.audio.chunk_size: found 60, which clip does not use"),
+    ),
+)
+def test_what_dots_is_not_is_refused(tmp_path, change, said):
+    plain = write_audio(tmp_path / "a.gguf", "dots3note_a")
+    with pytest.raises(ModelError, match=re.escape(said)):
+        Hearing(rewritten(plain, tmp_path / "b.gguf", keys=change))

@@ -1,4 +1,4 @@
-"""The processor of Qwen3-ASR and Qwen3-Omni."""
+"""The processors of Qwen3-ASR, Qwen3-Omni and dots3-note."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from oxillama.audio.processors import Processor, around, processor, taken
 from oxillama.audio.spectrogram import HOP, RATE, log_mel
 from oxillama.errors import ModelError
 from oxillama.media.tokens import MediaTokens
+from oxillama.model.encoders.qwen3_audio import MINUTE
 from oxillama.model.media_encoder import AudioEncoder, Joined, MediaRows
 
 _TOKENS = MediaTokens(
@@ -17,6 +18,12 @@ _TOKENS = MediaTokens(
     "<|audio_pad|>",
     "<|audio_start|>",
     "<|audio_end|>",
+)
+_DOTS = MediaTokens(
+    ("<|audio_comp_start|><|audio_comp_pad|><|audio_comp_end|>", "<|audio_comp_pad|>"),
+    "<|audio_comp_pad|>",
+    "<|audio_comp_start|>",
+    "<|audio_comp_end|>",
 )
 # of the published models: frames of a part, which convolutions do not see beyond; parts whose rows
 # see one another; samples that shorter clips are filled up to
@@ -92,3 +99,42 @@ def _qwen3a(e: AudioEncoder) -> Processor:
             f"a.position_embd.weight: file has {len(positions)} rows, {e.kind} needs {rows}"
         )
     return Convolved(_TOKENS, e.mels, positions)
+
+
+@dataclass(frozen=True)
+class Minutes:
+    """Windows of a minute, each under a spectrogram of its own and convolved as a whole."""
+
+    audio_tokens: MediaTokens
+    bands: int
+    rate: int = RATE
+
+    def windows(self, samples: np.ndarray) -> list[MediaRows]:
+        """The windows of a clip; one that is shorter than a frame makes no features."""
+        step = 8 * MINUTE * HOP
+        parts = [samples[at : at + step] for at in range(0, len(samples), step)]
+        return [self._laid_out(part) for part in parts if len(part) >= HOP]
+
+    def _laid_out(self, part: np.ndarray) -> MediaRows:
+        """The rows of a window; where what is less than a frame at its end begins one, it is zeros
+        that others see.
+        """
+        # silence up to the end of a minute counts for the largest value
+        mel = log_mel(part, 8 * MINUTE, self.bands, end=8 * MINUTE * HOP)[: len(part) // HOP]
+        high, wide = self.bands, len(mel)
+        rows, joined = taken(mel.T, around(high, wide)), []
+        for _ in range(2):
+            high, wide = (high + 1) // 2, (wide + 1) // 2
+            joined.append(Joined(around(high, wide)))
+        high, wide = (high + 1) // 2, (wide + 1) // 2
+        moments = np.arange(high * wide).reshape(high, wide).T
+        count = -(-len(part) // (8 * HOP))
+        moments = np.pad(moments, ((0, count - wide), (0, 0)), constant_values=-1)
+        joined.append(Joined(moments))
+        tokens = np.full(len(rows), -1, np.int32)
+        return MediaRows(rows, tokens, np.arange(count)[:, None], between=tuple(joined))
+
+
+@processor("dots3note_a")
+def _dots3note_a(e: AudioEncoder) -> Processor:
+    return Minutes(_DOTS, e.mels)
