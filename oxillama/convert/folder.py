@@ -141,7 +141,7 @@ class ModelFolder:
         if isinstance(thinker, dict):  # what hears, sees and writes of a model that speaks too
             config = {**thinker, **config}
         self.whole = config
-        for name in ("text_config", "llm_config", "language_config", "lfm"):
+        for name in ("text_config", "llm_config", "lm_config", "language_config", "lfm"):
             text = config.get(name)
             if isinstance(text, dict):  # a model of text and images: the text part counts here
                 unsaid = _UNSAID.get(str(text.get("model_type")), {})

@@ -442,6 +442,57 @@ def test_features_of_a_folder_are_those_of_transformers(tmp_path, kind):
     assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
 
 
+def test_glm_asr_as_it_was_published_is_that_of_transformers(tmp_path):
+    """With adjacent pairs rotated, learned positions and two rows for the ends of a clip."""
+    path = tmp_path / "m"
+    path.mkdir()
+    whisper, _, sounds = config_of("ultravox")
+    said = {
+        **{"architectures": ["GlmasrModel"], "whisper_config": whisper, "merge_factor": 4},
+        **{"use_rope": True, "adapter_type": "mlp", "mlp_adapter_act": "gelu"},
+        "lm_config": {"model_type": "llama", "hidden_size": WIDTH},
+    }
+    (path / "config.json").write_text(json.dumps(said))
+    (path / "preprocessor_config.json").write_text(json.dumps(sounds))
+    made, tensors = tensors_of("glma", WIDTH), {}
+    for name, values in made.items():
+        if name[:2] == "v.":
+            continue
+        if name.startswith("mm."):
+            name = name.replace("mm.a.norm_pre", "layer_norm").replace("mm.a.mlp.1", "adapting.0")
+            name = "audio_encoder." + name.replace("mm.a.mlp.2", "adapting.2")
+        else:
+            name = theirs("qwen2a", name).replace("audio_tower.", "audio_encoder.whisper.")
+        bias = "conv" in name and name.endswith("bias")
+        tensors[name] = values.reshape(-1) if bias else values
+    ends = np.stack([made["v.boi"], made["v.eoi"]])
+    tensors["audio_encoder.audio_bos_eos_token.weight"] = ends
+    tensors["audio_encoder.proj.weight"] = ends
+    save(path / "model.safetensors", tensors)
+    report = convert_encoder(path, tmp_path / "made.gguf", "F32")
+    reader = GgufReader(report.path)
+    assert report.left_out == ("audio_encoder.proj.weight",)
+    assert reader.tensors.keys() == made.keys()
+    for name, values in made.items():
+        found = reader.data(name).view(np.float32).reshape(values.shape)
+        assert np.array_equal(found, values), name
+    assert reader.metadata["clip.audio.projector.stack_factor"] == 4
+    assert reader.metadata["clip.audio.projection_dim"] == WIDTH  # of `lm_config`
+    with np.load(FACTS) as facts:
+        wanted = facts["glma_long"]
+    found = Hearing(reader).features(clip(5.117))
+    assert np.abs(found - wanted).max() <= 2e-6 * np.abs(wanted).max()
+    for change, told in (
+        ({"use_rope": False}, "use_rope: found False, wanted True"),
+        ({"use_rope": None}, "use_rope is missing, wanted True"),
+        ({"mlp_adapter_act": "relu"}, "mlp_adapter_act: found 'relu', wanted 'gelu'"),
+        ({"max_whisper_length": 50}, "max_whisper_length: found 50, wanted 100"),
+    ):
+        (path / "config.json").write_text(json.dumps({**said, **change}))
+        with pytest.raises(ConvertError, match=told):
+            convert_encoder(path, tmp_path / "other.gguf")
+
+
 def test_positions_of_qwen3_asr_are_waves(tmp_path):
     """Sines, then cosines, of lengths from 1 to 10,000, as many as llama.cpp runs."""
     convert_encoder(audio_folder(tmp_path / "m", "qwen3a"), tmp_path / "made.gguf", "F32")

@@ -276,6 +276,51 @@ def glma(h: AudioHyper, k: Keys) -> None:
     _stacked(h, k)
 
 
+class GlmasrHyper(AudioHyper):
+    """The values of its `whisper_config`."""
+
+    part = "whisper_config"
+
+
+def _two(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, ...]:
+    """Two rows, each a tensor."""
+    return tuple(x)
+
+
+@encoder(
+    "GlmasrModel",
+    projector="glma",
+    parts=("audio_encoder.",),
+    unused=("audio_encoder.proj.",),  # which its code does not use
+    prefixes=(("audio_encoder.whisper.", "audio_tower."),),
+    hyper=GlmasrHyper,
+    defaults=_WHISPER,
+    halves=_CONVOLVED,
+    rules={
+        **_FRAMES,
+        "audio_tower.embed_positions.weight": "a.position_embd.weight",
+        **_LAYERS,
+        "audio_encoder.layer_norm.{w}": "mm.a.norm_pre.{w}",
+        **spread("audio_encoder.adapting.", {"0": "mlp.1", "2": "mlp.2"}, "mm.a."),
+        "audio_encoder.audio_bos_eos_token.weight": Rule(("v.boi", "v.eoi"), _two),
+    },
+)
+def glmasr(h: GlmasrHyper, k: Keys) -> None:
+    """GLM-ASR as its makers published it, which rotates adjacent pairs."""
+    heard(h, k, "glma")
+    _window(h)
+    for name, wanted in (
+        ("use_rope", True),
+        ("adapter_type", "mlp"),
+        ("mlp_adapter_act", "gelu"),
+        ("max_whisper_length", h.integer("max_source_positions")),
+    ):
+        h.whole.must_be(name, wanted)
+    if not h.whole.flag("use_rope"):
+        raise ConvertError(f"{h.whole.label}: use_rope is missing, wanted True")
+    k.u32("audio.projector.stack_factor", h.whole.integer("merge_factor"))
+
+
 def _waves(h: AudioHyper) -> dict[str, np.ndarray]:
     """The positions of rows, which folders do not hold: sines, then cosines (Vaswani et al. 2017,
     section 3.5), of lengths from one to ten thousand.

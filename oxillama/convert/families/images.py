@@ -268,7 +268,7 @@ def _wrapped(h: Hyper) -> Family:
 
 
 @family("Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration",
-        "AudioFlamingo3ForConditionalGeneration", "GlmAsrForConditionalGeneration",
+        "AudioFlamingo3ForConditionalGeneration", "GlmAsrForConditionalGeneration", "GlmasrModel",
         "JanusForConditionalGeneration", "Lfm2VlForConditionalGeneration",
         "LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration",
         "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration",
