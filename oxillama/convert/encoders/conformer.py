@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,12 @@ def batch_norms(h: AudioHyper, start: str) -> dict[str, np.ndarray]:
     return made
 
 
+def _each_must_be(h: Hyper, **wanted: Any) -> None:
+    """ConvertError where a value is there and another one than these."""
+    for name, value in wanted.items():
+        h.must_be(name, value)
+
+
 class Lfm2AudioHyper(AudioHyper):
     """The values of its `encoder`."""
 
@@ -127,35 +134,35 @@ def lfm2a(h: Lfm2AudioHyper, k: Keys) -> None:
     hidden, bands = h.integer("d_model"), h.integer("feat_in")
     inner = hidden * h.integer("ff_expansion_factor", default=4)
     described_audio(h, k, "lfm2a", bands=bands, hidden=hidden, inner=inner)
-    for name, *wanted in (
-        ("feat_out", -1, hidden),
-        ("subsampling", "dw_striding"),
-        ("subsampling_factor", 8),
-        ("causal_downsampling", False),
-        ("reduction", None),
-        ("reduction_factor", 1),
-        ("self_attention_model", "rel_pos"),
-        ("att_context_size", [-1, -1], [[-1, -1]]),
-        ("xscaling", False),
-        ("untie_biases", True),
-        ("conv_norm_type", "batch_norm"),
-        ("conv_context_size", None),
-    ):
-        h.must_be(name, *wanted)
-    for name, *only in (
-        ("sample_rate", 16000),
-        ("normalize", "per_feature"),
-        ("window_size", 0.025),
-        ("window_stride", 0.01),
-        ("window", "hann"),
-        ("features", bands),
-        ("n_fft", 512),
-        ("log", True),
-        ("frame_splicing", 1),
-        ("pad_to", 0),
-        ("pad_value", 0),
-    ):
-        h.sounds.must_be(name, *only)
+    h.must_be("feat_out", -1, hidden)
+    h.must_be("att_context_size", [-1, -1], [[-1, -1]])
+    _each_must_be(
+        h,
+        subsampling="dw_striding",
+        subsampling_factor=8,
+        causal_downsampling=False,
+        reduction=None,
+        reduction_factor=1,
+        self_attention_model="rel_pos",
+        xscaling=False,
+        untie_biases=True,
+        conv_norm_type="batch_norm",
+        conv_context_size=None,
+    )
+    _each_must_be(
+        h.sounds,
+        sample_rate=16000,
+        normalize="per_feature",
+        window_size=0.025,
+        window_stride=0.01,
+        window="hann",
+        features=bands,
+        n_fft=512,
+        log=True,
+        frame_splicing=1,
+        pad_to=0,
+        pad_value=0,
+    )
 
 
 class NemotronSoundHyper(AudioHyper):
@@ -268,20 +275,14 @@ def parakeet(h: NemotronSoundHyper, k: Keys) -> None:
         hidden=h.integer("hidden_size"),
         inner=h.integer("intermediate_size"),
     )
-    for name, *wanted in (
-        ("hidden_act", "silu"),
-        ("subsampling_conv_kernel_size", 3),
-        ("subsampling_conv_stride", 2),
-        ("scale_input", False),
-        ("sampling_rate", 16000),
-    ):
-        h.must_be(name, *wanted)
+    _each_must_be(
+        h,
+        hidden_act="silu",
+        subsampling_conv_kernel_size=3,
+        subsampling_conv_stride=2,
+        scale_input=False,
+        sampling_rate=16000,
+    )
     k.u32("audio.subsampling_factor", h.integer("subsampling_factor", default=8))
     k.u32("audio.conv_kernel_size", h.integer("conv_kernel_size", default=9))
-    for name, wanted in (
-        ("hop_length", 160),
-        ("n_fft", 512),
-        ("win_length", 400),
-        ("preemphasis", 0.97),
-    ):
-        h.sounds.must_be(name, wanted)
+    _each_must_be(h.sounds, hop_length=160, n_fft=512, win_length=400, preemphasis=0.97)

@@ -168,8 +168,7 @@ def _fast(b: AudioBuilder, axes: tuple[int, ...] = ()) -> tuple[AudioBuilder, Va
     if p.hidden % 2:
         p.fail("clip.audio.embedding_length", p.hidden, "an even number")
     x = p.linear(x, "a.pre_encode.out", p.hidden)
-    how = {"rows": ROWS, "taps": taps, "attention": relative, "axes": axes}
-    return layers(p, x, at=at, waves=p.hidden, **how)
+    return layers(p, x, at=at, waves=p.hidden, rows=ROWS, taps=taps, attention=relative, axes=axes)
 
 
 @encoder("lfm2a")
