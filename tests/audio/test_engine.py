@@ -220,7 +220,7 @@ def test_a_file_of_images_whose_audio_encoder_is_of_another_kind_sees(tmp_path):
     with oxillama.load(mmproj=both, chat_template=PLAIN) as engine:
         assert engine.takes_images and not engine.takes_audio
         assert len(engine.image_prompt([image_of(56, 56)]).images) == 1
-        said = "content[0]: b.gguf has an audio encoder of kind 'other', wanted one of gemma3na"
+        said = "content[0]: b.gguf has an audio encoder of kind 'other', wanted one of dots3note_a"
         with pytest.raises(EngineError, match=re.escape(said)):
             engine.chat(told(clip(0.5)))
 
