@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
+from oxillama.model.attention import Heads
 from oxillama.model.builder import Value
 from oxillama.model.media_builder import MediaBuilder
 from oxillama.model.tensors import Tensor
@@ -51,6 +54,23 @@ class AudioBuilder(MediaBuilder):
     def side_by_side(self) -> int:
         """Rows that are side by side in what becomes a feature."""
         return self.keys.integer("projector.stack_factor", minimum=1, maximum=64)
+
+    def attend_turned(
+        self, q: Value, k: Value, v: Value, turn: Value, *, heads: Heads, **options: Any
+    ) -> Value:
+        """Attention whose scores have a part that is a sum of waves over distances (`waves`), whose
+        heights are what q has behind the columns of k: these are rotated by `turn`, and `turn`
+        itself is further columns of k. options: as of `attend`.
+        """
+        return self.attend(
+            self.op("turn", q, turn, heads=heads.query, start=heads.key_dim, style="neox"),
+            self.concat(k, self.repeat(turn, heads.query), heads=heads.query),
+            v,
+            heads=replace(heads, kv=heads.query, key_dim=heads.key_dim + turn.width),
+            rope=None,
+            style="neox",
+            **options,
+        )
 
     def convolved(
         self, x: Value, name: str, rows: int, channels: int, *sides: int, bias: bool = True

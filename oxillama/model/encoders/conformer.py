@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from oxillama.model.attention import Heads
 from oxillama.model.audio_builder import AudioBuilder, encoder
 from oxillama.model.blocks import heads_of
 from oxillama.model.builder import Layer, Value
@@ -122,16 +121,7 @@ def relative(p: AudioBuilder, layer: Layer, x: Value, mask: Value, turn: Value) 
         made.append(p.record("linear", (part,), width=width, weight=weight, bias=None))
     q = p.concat(q + near, p.concat(*made), heads=heads.query)
     q = q * p.repeat(mask, q.width)
-    y = p.attend(
-        p.op("turn", q, turn, heads=heads.query, start=dim, style="neox"),
-        p.concat(k, p.repeat(turn, heads.query), heads=heads.query),
-        v,
-        heads=Heads(heads.query, heads.query, dim + turn.width, dim),
-        rope=None,
-        style="neox",
-        scale=dim**-0.5,
-        spans=True,
-    )
+    y = p.attend_turned(q, k, v, turn, heads=heads, scale=dim**-0.5, spans=True)
     return layer.linear(y, "attn_out", width)
 
 

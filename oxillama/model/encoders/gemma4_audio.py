@@ -110,17 +110,7 @@ def near(
         for vector in heights(_by_distance(weight, seen), 0, PERIOD)
     ]
     q = p.concat(q, *made, heads=heads.query)
-    return p.attend(
-        p.op("turn", q, turn, heads=heads.query, start=heads.key_dim, style="neox"),
-        p.concat(k * scale, p.repeat(turn, heads.query), heads=heads.query),
-        v,
-        heads=Heads(heads.query, heads.query, heads.key_dim + turn.width, heads.value_dim),
-        rope=None,
-        style="neox",
-        scale=1.0,
-        window=seen,
-        softcap=_CAP,
-    )
+    return p.attend_turned(q, k * scale, v, turn, heads=heads, scale=1.0, window=seen, softcap=_CAP)
 
 
 def _by_distance(weight: np.ndarray, seen: int) -> np.ndarray:

@@ -77,16 +77,7 @@ def _attention(p: AudioBuilder, layer: Layer, x: Value, turn: Value, block: int)
         for at in range(heads.query)
     ]
     q = p.concat(q, p.concat(*made), heads=heads.query)
-    y = p.attend(
-        p.op("turn", q, turn, heads=heads.query, start=dim, style="neox"),
-        p.concat(k, p.repeat(turn, heads.query), heads=heads.query),
-        v,
-        heads=Heads(heads.query, heads.query, dim + turn.width, dim),
-        rope=None,
-        style="neox",
-        scale=dim**-0.5,
-        spans=True,
-    )
+    y = p.attend_turned(q, k, v, turn, heads=heads, scale=dim**-0.5, spans=True)
     return layer.linear(y, "attn_out", p.hidden)
 
 
