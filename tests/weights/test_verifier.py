@@ -4,6 +4,7 @@ used damaged ones hear of it.
 
 import json
 import os
+import re
 import time
 import warnings
 
@@ -106,12 +107,13 @@ def test_results_that_were_given_before_are_warned_of_at_the_close(kept, monkeyp
     flip(path, place)
     monkeypatch.setattr(verifier, "QUIET_SECONDS", 1e6)
     monkeypatch.setattr(verifier, "BUSY_SECONDS", 1e6)
-    engine = oxillama.load(model, num_threads=1, sidecar=path.parent)
-    engine.generate(IDS, max_tokens=4)
-    steps = engine._loaded.model.program.steps
-    with pytest.warns(DamagedWeightsWarning, match=f"{name}.*; {steps} steps ran over it"):
+    with pytest.warns(DamagedWeightsWarning) as told:  # by a thread that begins here
+        engine = oxillama.load(model, num_threads=1, sidecar=path.parent)
+        engine.generate(IDS, max_tokens=4)
+        steps = engine._loaded.model.program.steps
         engine.close()
         waited(lambda: not verifier._verifiers)
+    assert re.search(f"{name}.*; {steps} steps ran over it", str(told[0].message))
     assert not path.exists() and steps >= 4
 
 
