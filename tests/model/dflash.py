@@ -81,16 +81,7 @@ def write(
     if own == "rows":
         values["d2t"] = rng.permutation(vocabulary)[:rows].astype(np.int64)
     said = {
-        "block_count": LAYERS,
-        "context_length": 256,
-        "embedding_length": hidden,
-        "feed_forward_length": FFN,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "attention.key_length": HEAD_DIM,
-        "attention.value_length": HEAD_DIM,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 10000.0,
+        **tiny.sizes(layers=LAYERS, hidden=hidden, head_dim=HEAD_DIM, ffn=FFN),
         "block_size": BLOCK,
         "target_layers": np.array(layers, np.int32),
     }

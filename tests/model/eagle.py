@@ -51,16 +51,7 @@ def write(
         values[name] = 1 + 0.1 * made if len(shape) == 1 else made / np.sqrt(np.float32(shape[-1]))
     values["d2t"] = rng.permutation(vocabulary)[: rows or 1].astype(np.int64)
     said = {
-        "block_count": 1,
-        "context_length": 256,
-        "embedding_length": hidden,
-        "feed_forward_length": FFN,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "attention.key_length": HEAD_DIM,
-        "attention.value_length": HEAD_DIM,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 10000.0,
+        **tiny.sizes(layers=1, hidden=hidden, head_dim=HEAD_DIM, ffn=FFN),
         "target_layers": np.array(layers, np.int32),
         "target_hidden_size": target_hidden,
         "norm_before_residual": False,

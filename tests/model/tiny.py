@@ -10,20 +10,27 @@ from oxillama.gguf import GgufReader, GgufWriter
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 64, 3, 4, 2, 32, 96, 80
 
 
-def metadata(arch: str) -> dict:
-    """The keys every architecture shares, and what one of them alone wants."""
-    keys = {
-        "block_count": LAYERS,
+def sizes(
+    *, layers: int = LAYERS, hidden: int = HIDDEN, head_dim: int = HEAD_DIM, ffn: int = FFN
+) -> dict:
+    """The keys every architecture shares."""
+    return {
+        "block_count": layers,
         "context_length": 256,
-        "embedding_length": HIDDEN,
-        "feed_forward_length": FFN,
+        "embedding_length": hidden,
+        "feed_forward_length": ffn,
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
-        "attention.key_length": HEAD_DIM,
-        "attention.value_length": HEAD_DIM,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 10000.0,
     }
+
+
+def metadata(arch: str) -> dict:
+    """The keys every architecture shares, and what one of them alone wants."""
+    keys = sizes()
     if arch == "gemma3":
         keys |= {
             "attention.sliding_window": 8,
