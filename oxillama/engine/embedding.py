@@ -34,19 +34,18 @@ def submit_rows(
     sink: Callable[[int, np.ndarray], None],
     *,
     hidden: bool = False,
-    value: Any = None,
     owner: Any = None,
     adapters: Any = None,
 ) -> Request:
     """Call `sink(first position, rows)` with float32 (rows, vocabulary) or (rows, hidden) of every
     token in order, one chunk at a time.
 
-    The request's result is `value`; it keeps `owner` alive while it runs.
+    The request keeps `owner` alive while it runs.
     """
     request = core.request(
         EmbedRequest if hidden else RowsRequest, core.new_session(ids, adapters=adapters)
     )
-    request.on_rows, request.value, request.owner = sink, value, owner
+    request.on_rows, request.owner = sink, owner
     return core.submit(request)
 
 

@@ -242,9 +242,7 @@ def unpacked_acts(rows: np.ndarray, act: str, columns: int) -> np.ndarray:
     )
 
 
-def diagnose(
-    core: EngineCore, model: Model, ids: Sequence[int], *, page_size: int = 16
-) -> Iterator[Difference]:
+def diagnose(core: EngineCore, model: Model, ids: Sequence[int]) -> Iterator[Difference]:
     """Compares each op of the compiled tape with its numpy definition. The ids are one sequence
     from position 0, on float32 pages; if an encoder reads them, its ops come first, numbered behind
     those of the decoder, which has its start token alone.
@@ -258,8 +256,8 @@ def diagnose(
     if not 1 <= rows <= most:
         raise ContextError(f"diagnose: found {rows} tokens, wanted 1 to {most}")
     tokens = np.asarray(ids, np.int32)
-    memory = model.page_memory(kv_type="f32", page_size=page_size)
-    memory.ensure(-(-rows // page_size))
+    memory = model.page_memory(kv_type="f32")
+    memory.ensure(-(-rows // memory.page_size))
     if memory.slot_layers:
         memory.ensure_slots(1)
     first, frame = 0, None

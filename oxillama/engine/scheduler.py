@@ -134,7 +134,6 @@ class ScheduleEntry:
         done: int = 0,
         hidden: bool = False,
         every_row: bool = False,
-        row_limit: int = 0,
         priority: int = 0,
         owner: Any = None,
     ) -> None:
@@ -142,7 +141,7 @@ class ScheduleEntry:
         self.done = done  # tokens whose keys and values are in pages
         self.hidden = hidden  # wants hidden rows, not logits
         self.every_row = every_row  # wants the output of every row, not of the last alone
-        self.row_limit = row_limit  # most rows a step, 0: as many as the chunk
+        self.row_limit = 0  # most rows a step, 0: as many as the chunk
         self.whole = False  # all its rows are of one step, however many the chunk has
         self.spans: tuple[tuple[int, int], ...] = ()  # (start, end) of rows that are of one step
         self.priority = priority  # the lower number goes first

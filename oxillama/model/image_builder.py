@@ -150,10 +150,11 @@ class ImageBuilder(MediaBuilder):
             )
         return super().position_embed(name)
 
-    def grid_positions(self, name: str = "v.position_embd.weight") -> Value:
+    def grid_positions(self) -> Value:
         """The columns that the batch brings after each patch: the file's learned positions, a
         square grid, resampled to the patches of the image.
         """
+        name = "v.position_embd.weight"
         rows, width = self.shape(name, 2)
         if width != self.hidden or round(rows**0.5) ** 2 != rows:
             raise ModelError(

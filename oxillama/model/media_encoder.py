@@ -416,27 +416,23 @@ def recorders(medium: Medium) -> Mapping[str, Any]:
     return image_encoders() if medium == "vision" else audio_encoders()
 
 
-def load_encoder(
-    reader: GgufReader, *, num_threads: int = 0, max_rows: int = LONGEST_STEP
-) -> ImageEncoder:
+def load_encoder(reader: GgufReader, *, num_threads: int = 0) -> ImageEncoder:
     """Record, lower and pack the image encoder of an mmproj file; ModelError for another file, or
     an unknown kind.
     """
-    body, common = _loaded(reader, "vision", num_threads, max_rows)
+    body, common = _loaded(reader, "vision", num_threads)
     body = cast(ImageBuilder, body)
     return ImageEncoder(**common, patch=body.patch, image=body.image, windows=tuple(body.windows))
 
 
-def load_audio_encoder(
-    reader: GgufReader, *, num_threads: int = 0, max_rows: int = LONGEST_STEP
-) -> AudioEncoder:
+def load_audio_encoder(reader: GgufReader, *, num_threads: int = 0) -> AudioEncoder:
     """The same of its audio encoder."""
-    body, common = _loaded(reader, "audio", num_threads, max_rows)
+    body, common = _loaded(reader, "audio", num_threads)
     return AudioEncoder(**common, mels=cast(AudioBuilder, body).mels)
 
 
 def _loaded(
-    reader: GgufReader, medium: Medium, num_threads: int, max_rows: int
+    reader: GgufReader, medium: Medium, num_threads: int
 ) -> tuple[MediaBuilder, dict[str, Any]]:
     """The builder of an encoder's first tape, and the fields of every `MediaEncoder`."""
     parts = record_encoder(reader, medium)
@@ -455,7 +451,7 @@ def _loaded(
     }
     programs: list[Program] = []
     for part, tape in zip(parts, tapes):
-        rows = _most_rows(tape, min(part.most or max_rows, max_rows))
+        rows = _most_rows(tape, min(part.most or LONGEST_STEP, LONGEST_STEP))
         beside = programs[0] if programs else None
         programs.append(_program(part, tape, weights, rows, num_threads, beside))
     return body, {

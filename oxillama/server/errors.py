@@ -123,9 +123,9 @@ class ApiError(Exception):
         return {"error": self.message}
 
 
-def bad(param: str, found: Any, wanted: str, *, code: str | None = None) -> ApiError:
+def bad(param: str, found: Any, wanted: str) -> ApiError:
     """A 400 for a field: the value found, shortened, and the value wanted."""
-    return ApiError(400, f"{param}: found {shown(found)}, wanted {wanted}", param=param, code=code)
+    return ApiError(400, f"{param}: found {shown(found)}, wanted {wanted}", param=param)
 
 
 def shown(value: Any, most: int = 80) -> str:

@@ -21,7 +21,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -445,9 +445,10 @@ def choose_draft(model: Model, folder: Path) -> Path:
     return min(found)[1]
 
 
-def requantised_draft(
-    model: Model, folder: str | Path | None = None, *, recipes: Sequence[str] = ("Q4_0", "Q2_K")
-) -> Path:
+_RECIPES = ("Q4_0", "Q2_K")  # of requantised drafts
+
+
+def requantised_draft(model: Model, folder: str | Path | None = None) -> Path:
     """A draft made from the target's file with the first recipe that halves its bytes at least;
     returns the new file.
 
@@ -460,7 +461,7 @@ def requantised_draft(
             "wanted a draft model of its own"
         )
     source, before = model.reader.paths[0], _bytes(model.reader)
-    for recipe in recipes:
+    for recipe in _RECIPES:
         after = quantize_file(source, None, recipe, dry_run=True).bytes_after
         if after <= PAYS_BELOW * before:
             if folder is None:
@@ -470,7 +471,7 @@ def requantised_draft(
             quantize_file(source, made, recipe)
             return made
     raise ConfigError(
-        f"draft: {', '.join(recipes)} would leave more than {PAYS_BELOW:.0%} of the target's "
+        f"draft: {', '.join(_RECIPES)} would leave more than {PAYS_BELOW:.0%} of the target's "
         f"{before:,} bytes, wanted less"
     )
 

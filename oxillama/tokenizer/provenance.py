@@ -237,13 +237,16 @@ def changed(source: str, made: str) -> str:
     return marked(made, source.marks) if len(made) == len(source) else from_message(made)
 
 
-def holds_message(value: Any, *, known: tuple[type, ...] = (), most: int = 1 << 20) -> bool:
+_MOST = 1 << 20  # values looked at; more are taken for a message's
+
+
+def holds_message(value: Any, *, known: tuple[type, ...] = ()) -> bool:
     """Whether writing a value may write text of a message: part of it is marked, or it is an object
     of an unknown type (`known`: further types whose text is the template's).
     """
     waiting = [value]
-    for _ in range(most):
-        if not waiting or len(waiting) > most:
+    for _ in range(_MOST):
+        if not waiting or len(waiting) > _MOST:
             break
         one = waiting.pop()
         if isinstance(one, TemplateText):

@@ -129,7 +129,6 @@ def with_reasoning(
     *,
     opened: bool = False,
     token_ids: Mapping[str, int] | None = None,
-    limits: GrammarLimits | None = None,
 ) -> Grammar:
     """A grammar preceded by a reasoning region, in which any text is allowed.
 
@@ -145,7 +144,7 @@ def with_reasoning(
         if opened
         else choice(seq(SPACES, composer.spelled(format.open), region, answer), answer)
     )
-    return composer.grammar(root, limits=limits or grammar.limits)
+    return composer.grammar(root, limits=grammar.limits)
 
 
 _MOST = 512  # states followed at once
@@ -160,7 +159,6 @@ def answer_or_calls(
     names: Collection[str],
     *,
     token_ids: Mapping[str, int] | None = None,
-    limits: GrammarLimits | None = None,
 ) -> Grammar:
     """The grammar of a reply that is an answer or calls. ConfigError if an answer may begin like a
     call of one of these names.
@@ -193,7 +191,7 @@ def answer_or_calls(
         )
     composer = Composer(token_ids=ids)
     root = choice(composer.include(answer, "answer"), composer.include(calls, "calls"))
-    return composer.grammar(root, limits=limits)
+    return composer.grammar(root)
 
 
 def _may_begin(start: GrammarState, template: str, names: Collection[str]) -> bool:

@@ -251,8 +251,6 @@ class LayerPager:
     `Program`; they share the pager, which `close` ends.
 
     shards: the model's files. units: in the order of the tape. table_bytes: of the embedding.
-    probe: reports that the system is short of memory; the pager then releases what it can and reads
-    it again later.
     """
 
     def __init__(
@@ -262,13 +260,14 @@ class LayerPager:
         policy: Budget | PinnedHotSet,
         *,
         table_bytes: int = 0,
-        probe: MemoryPressureProbe | None = None,
     ) -> None:
         if any(shard.path is None for shard in shards):
             raise ConfigError(
                 "offload: found a model in memory, wanted one in a file that can be read again"
             )
-        self.policy, self.probe = policy, probe or MemoryPressureProbe()
+        self.policy = policy
+        # reports that the system is short of memory: something is released, and read again later
+        self.probe = MemoryPressureProbe()
         self.plan = plan = plan_pages(units, policy, table_bytes)
         limit = self.probe.limit()
         if limit is not None and policy.ram_bytes > limit:
