@@ -15,8 +15,8 @@ from typing import Any
 from oxillama.audio import Hearing
 from oxillama.errors import AudioError, EngineError, ImageError, ModelError, TemplateError
 from oxillama.media.features import Kind
-from oxillama.media.kept import Pieces
 from oxillama.media.messages import MediaPart, Place, flattened, placeholders
+from oxillama.media.piece_cache import Pieces
 from oxillama.media.placed import NAMES, ImagePrompt
 from oxillama.media.tokens import MediaTokens
 from oxillama.tokenizer import TemplateText, TokenizerBridge

@@ -1,7 +1,7 @@
 """Audio for language models: read, checked and brought to the encoder's sampling rate (`reading`,
-`whole`), turned into a spectrogram of logarithms (`spectrogram`, over the arithmetic of `certain`),
-cut into windows as in each family's reference (`processors`, and a file per family in `families/`),
-and encoded (`encoder`).
+`integrity`), turned into a spectrogram of logarithms (`spectrogram`, over the arithmetic of
+`portable_math`), cut into windows as in each family's reference (`processors`, and a file per
+family in `families/`), and encoded (`encoder`).
 """
 
 from oxillama.audio.encoder import Hearing as Hearing

@@ -14,7 +14,7 @@ from oxillama.audio.reading import AudioLimits, read_audio
 from oxillama.errors import AudioError
 from oxillama.gguf import GgufReader
 from oxillama.media.features import MediaFeatures
-from oxillama.media.kept import KeptPieces, Pieces
+from oxillama.media.piece_cache import KeptPieces, Pieces
 from oxillama.media.tokens import MediaTokens
 from oxillama.model.media_encoder import AudioEncoder, MediaRows, load_audio_encoder
 from oxillama.model.reference import Difference

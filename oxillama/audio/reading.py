@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.audio.whole import Claims, Damaged, Hash, claims_of, kind_of
+from oxillama.audio.integrity import Claims, Damaged, Hash, claims_of, kind_of
 from oxillama.errors import AudioError, ConfigError
 from oxillama.media.sources import FileKind
 

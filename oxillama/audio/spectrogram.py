@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from oxillama.audio.certain import Spectrum, cosines, ln, log10
+from oxillama.audio.portable_math import Spectrum, cosines, ln, log10
 
 RATE = 16000  # samples a second
 HOP = 160  # samples a frame

@@ -2,7 +2,7 @@
 llama.cpp's converter writes.
 
 `write` is the conversion. `folder` and `safetensors` read what is there, `further` tells the layers
-that predict further tokens, `quantised` and `methods` read weights of fewer bits, and `planned`
+that predict further tokens, `quantised` and `methods` read weights of fewer bits, and `tensor_plan`
 makes the tensors of the file from them. `general` and `vocabulary` make its keys, the latter from
 `sentencepiece`, `tokenizer_json`, `token_lines`, `tekken`, `special_tokens` and `chat_templates`,
 which share `tokens`. `checks` refuses a file that would be another model, `accounts` what no family

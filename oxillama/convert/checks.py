@@ -12,7 +12,7 @@ import numpy as np
 
 from oxillama.convert.family import Hyper, Keys
 from oxillama.convert.folder import ModelFolder
-from oxillama.convert.planned import Planned, as_bits
+from oxillama.convert.tensor_plan import Planned, as_bits
 from oxillama.convert.tokens import KeyValues
 from oxillama.errors import ConvertError, ModelError, listed
 from oxillama.gguf import GgufReader, TensorInfo

@@ -8,7 +8,7 @@ import numpy as np
 
 from oxillama.convert.family import Hyper
 from oxillama.convert.folder import ModelFolder
-from oxillama.convert.planned import FLOATS, Planned
+from oxillama.convert.tensor_plan import FLOATS, Planned
 from oxillama.convert.tokens import KeyValues
 from oxillama.errors import ConvertError, warn
 from oxillama.quant.convert import QUANTIZATION_VERSION

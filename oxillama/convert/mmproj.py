@@ -23,8 +23,8 @@ from oxillama.convert.encoder import ENCODERS, LAYERS, Encoder, MediaHyper
 from oxillama.convert.family import Keys
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.general import FILE_TYPES, size_label
-from oxillama.convert.planned import FLOATS, Planned, TypeOf, filled, single
 from oxillama.convert.safetensors import check_finite
+from oxillama.convert.tensor_plan import FLOATS, Planned, TypeOf, filled, single
 from oxillama.convert.tokens import KeyValues
 from oxillama.convert.write import Converted, Progress, read_from, save
 from oxillama.errors import ConvertError, ModelError

@@ -36,7 +36,9 @@ from oxillama.convert.further import (
     layer_of,
 )
 from oxillama.convert.general import general_keys
-from oxillama.convert.planned import (
+from oxillama.convert.quantised import method_of, mxfp4_bytes
+from oxillama.convert.safetensors import StoredTensor, Tensor, check_finite, check_unchanged
+from oxillama.convert.tensor_plan import (
     EXACT,
     FLOATS,
     INTEGERS,
@@ -48,8 +50,6 @@ from oxillama.convert.planned import (
     stack,
     type_of_tensor,
 )
-from oxillama.convert.quantised import method_of, mxfp4_bytes
-from oxillama.convert.safetensors import StoredTensor, Tensor, check_finite, check_unchanged
 from oxillama.convert.tokens import KeyValues
 from oxillama.convert.vocabulary import vocabulary_keys
 from oxillama.errors import ConvertError

@@ -2,11 +2,11 @@
 tape and packed.
 
 `builder` records an architecture, with nodes and tensors in `recorder` and attention in
-`attention`; `blocks`, `latent`, `indexer` and `streams` hold what architectures share, and `arch/`
-has one file per architecture family. `tensors` names weights, `state` describes what layers keep,
-and `accounts` checks that every hyper-parameter of a file is accounted for. `lower` fuses ops and
-assigns slots, `ops` defines every op of the tape in numpy, `reference` runs these definitions,
-`rope` reads the rotation of positions, and `pooled` handles pooled rows.
+`attention`; `blocks`, `latent`, `indexer` and `hyper_connections` hold what architectures share,
+and `arch/` has one file per architecture family. `tensors` names weights, `state` describes what
+layers keep, and `accounts` checks that every hyper-parameter of a file is accounted for. `lower`
+fuses ops and assigns slots, `ops` defines every op of the tape in numpy, `reference` runs these
+definitions, `rope` reads the rotation of positions, and `pooled` handles pooled rows.
 
 `record` goes from a file to its tape, `held` from the tape to its weights, and `load` from both to
 a model. `sourced` steps a decoder behind an encoder. `drafts` makes models that draft for a loaded

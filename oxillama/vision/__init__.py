@@ -1,5 +1,5 @@
-"""Images for language models: read and checked (`reading`, `whole`), turned into pixels as in each
-family's reference (`processors`, and a file per family in `families/`), laid out as patches
+"""Images for language models: read and checked (`reading`, `integrity`), turned into pixels as in
+each family's reference (`processors`, and a file per family in `families/`), laid out as patches
 (`layout`), and encoded (`encoder`).
 """
 

@@ -11,7 +11,7 @@ from blake3 import blake3
 from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.media.features import MediaFeatures
-from oxillama.media.kept import KeptPieces, Pieces
+from oxillama.media.piece_cache import KeptPieces, Pieces
 from oxillama.media.tokens import MediaTokens
 from oxillama.model.media_encoder import ImageEncoder, load_encoder
 from oxillama.model.reference import Difference

@@ -17,7 +17,7 @@ import numpy as np
 
 from oxillama.errors import ConfigError, ImageError
 from oxillama.media.sources import FileKind
-from oxillama.vision.whole import is_whole
+from oxillama.vision.integrity import is_whole
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM")
 _NAMED = "a PNG, JPEG, WebP, GIF, BMP or PPM file"

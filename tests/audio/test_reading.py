@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from oxillama.audio import AudioLimits, read_audio
-from oxillama.audio.whole import _mp3_frame
+from oxillama.audio.integrity import _mp3_frame
 from oxillama.errors import AudioError
 from tests.audio.made import RATE, clip
 

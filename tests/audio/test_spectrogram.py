@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oxillama.audio.certain import Spectrum, cosines, ln, log10
 from oxillama.audio.families.gemma3n import GEMMA_3N
 from oxillama.audio.families.gemma4 import GEMMA_4
+from oxillama.audio.portable_math import Spectrum, cosines, ln, log10
 from oxillama.audio.spectrogram import levelled, log_mel
 from tests.audio.made import clip
 

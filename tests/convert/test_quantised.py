@@ -18,10 +18,10 @@ import oxillama
 import oxillama.convert.quantised as quantised_weights
 from oxillama.convert import convert_folder
 from oxillama.convert.family import Hyper, Rule
-from oxillama.convert.planned import join, single, stack
 from oxillama.convert.quantised import dequantised
 from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.convert.shapes import halves
+from oxillama.convert.tensor_plan import join, single, stack
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model

@@ -13,7 +13,7 @@ from PIL import Image, PngImagePlugin
 
 from oxillama.errors import ImageError
 from oxillama.vision import ImageLimits, read_image
-from oxillama.vision.whole import is_whole
+from oxillama.vision.integrity import is_whole
 
 PIXELS = (np.arange(40 * 60 * 3) % 251).astype(np.uint8).reshape(40, 60, 3)
 IMAGE = Image.fromarray(PIXELS)

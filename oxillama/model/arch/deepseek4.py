@@ -10,15 +10,15 @@ from oxillama.errors import ModelError
 from oxillama.model.attention import Blocks
 from oxillama.model.blocks import predicting, routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Layer, Value, architecture
-from oxillama.model.indexer import Sizes
-from oxillama.model.rope import SCALING, Rope, Scaling
-from oxillama.model.streams import (
+from oxillama.model.hyper_connections import (
     last_stream,
     mixed_streams,
     open_weights,
     stream_count,
     stream_weights,
 )
+from oxillama.model.indexer import Sizes
+from oxillama.model.rope import SCALING, Rope, Scaling
 
 _RATIOS = (0, 4, 128)  # tokens of a block; 0: a layer attends to its window alone
 

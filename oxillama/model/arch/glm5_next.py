@@ -7,15 +7,15 @@ from oxillama.errors import ModelError
 from oxillama.model.arch.kimi_linear import delta_attention, unrotated
 from oxillama.model.blocks import routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
-from oxillama.model.indexer import EPSILON, LatentIndexer
-from oxillama.model.latent import latent_attention
-from oxillama.model.streams import (
+from oxillama.model.hyper_connections import (
     mixed_streams,
     open_weights,
     stream_count,
     stream_mean,
     stream_weights,
 )
+from oxillama.model.indexer import EPSILON, LatentIndexer
+from oxillama.model.latent import latent_attention
 
 _LENGTH = 1e-6  # of the lengths of queries and keys of the delta rule, in the published kernels
 

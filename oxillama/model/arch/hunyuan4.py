@@ -4,10 +4,10 @@ streams, each kept as it is and added to.
 
 from oxillama.model.blocks import routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.hyper_connections import last_stream, open_weights, stream_count, stream_weights
 from oxillama.model.indexer import LatentIndexer
 from oxillama.model.latent import latent_attention
 from oxillama.model.rope import Rope
-from oxillama.model.streams import last_stream, open_weights, stream_count, stream_weights
 
 
 @architecture("hy_v4")

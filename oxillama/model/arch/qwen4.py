@@ -10,8 +10,8 @@ from oxillama.errors import ModelError
 from oxillama.model.arch.qwen_hybrid import delta_net, gated_attention, recurrent_layers
 from oxillama.model.blocks import routing_of, sections_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Layer, Value, architecture
+from oxillama.model.hyper_connections import stream_count, stream_mean
 from oxillama.model.indexer import Sizes, mean_choice
-from oxillama.model.streams import stream_count, stream_mean
 
 
 @architecture("qwen4exp")
