@@ -1,12 +1,12 @@
 """From Hugging Face model folders to GGUF files, without torch: the tensors, names and keys that
 llama.cpp's converter writes.
 
-`write` is the conversion. `folder` and `safetensors` read what is there, `further` tells the layers
-that predict further tokens, `quantised` and `methods` read weights of fewer bits, and `tensor_plan`
-makes the tensors of the file from them. `general` and `vocabulary` make its keys, the latter from
-`sentencepiece`, `tokenizer_json`, `token_lines`, `tekken`, `special_tokens` and `chat_templates`,
-which share `tokens`. `checks` refuses a file that would be another model, `accounts` what no family
-reads.
+`write` is the conversion. `folder` and `safetensors` read what is there, `mtp_layers` tells the
+layers that predict further tokens, `quantised` and `methods` read weights of fewer bits, and
+`tensor_plan` makes the tensors of the file from them. `general` and `vocabulary` make its keys, the
+latter from `sentencepiece`, `tokenizer_json`, `token_lines`, `tekken`, `special_tokens` and
+`chat_templates`, which share `tokens`. `checks` refuses a file that would be another model,
+`accounts` what no family reads.
 
 `family` is what a converter of one family is made of, `keys` and `shapes` are the parts that
 families share, and `families` holds them all. `mmproj` writes the file of a folder's image encoder:

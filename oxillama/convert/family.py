@@ -288,7 +288,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Mtp:
-    """How folders of a family hold the layers that predict further tokens (`further`)."""
+    """How folders of a family hold the layers that predict further tokens (`mtp_layers`)."""
 
     # a tensor's name -> its names as that of layers behind the model's own, none if it is of none
     place: Callable[[str, Hyper], tuple[str, ...]]

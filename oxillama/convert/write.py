@@ -26,7 +26,8 @@ from oxillama.convert.checks import check_head, check_layers, check_loads, check
 from oxillama.convert.encoder import ENCODERS
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled
 from oxillama.convert.folder import ModelFolder
-from oxillama.convert.further import (
+from oxillama.convert.general import general_keys
+from oxillama.convert.mtp_layers import (
     HEADS,
     Asked,
     Further,
@@ -35,7 +36,6 @@ from oxillama.convert.further import (
     further_of,
     layer_of,
 )
-from oxillama.convert.general import general_keys
 from oxillama.convert.quantised import method_of, mxfp4_bytes
 from oxillama.convert.safetensors import StoredTensor, Tensor, check_finite, check_unchanged
 from oxillama.convert.tensor_plan import (

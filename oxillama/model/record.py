@@ -18,8 +18,8 @@ from oxillama.model.assistant import ARCH as ASSISTANT
 from oxillama.model.builder import Builder, Classifier, recorders
 from oxillama.model.dflash import ARCH as DFLASH
 from oxillama.model.eagle import ARCH as EAGLE
-from oxillama.model.further import is_further
 from oxillama.model.lower import Tape, lower
+from oxillama.model.mtp_file import is_further
 from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
 from oxillama.model.state import LayerState, Slot
 

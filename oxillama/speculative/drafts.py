@@ -42,8 +42,8 @@ from oxillama.model.drafts import (
     early_exit,
     predictor,
 )
-from oxillama.model.further import is_further, with_further
 from oxillama.model.load import Model
+from oxillama.model.mtp_file import is_further, with_further
 from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
 from oxillama.speculative.assistant import AssistantDrafter

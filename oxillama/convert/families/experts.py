@@ -19,7 +19,6 @@ from oxillama.convert.families.dense import (
 )
 from oxillama.convert.families.older import phi3_keys
 from oxillama.convert.family import Family, Hyper, Keys, Mtp, Rule, family
-from oxillama.convert.further import MTP, NEXTN, apart_for_all, appended
 from oxillama.convert.keys import (
     SIGMOID,
     common,
@@ -32,6 +31,7 @@ from oxillama.convert.keys import (
     stretched_base,
     windows,
 )
+from oxillama.convert.mtp_layers import MTP, NEXTN, apart_for_all, appended
 from oxillama.convert.shapes import (
     experts_transposed,
     halves,

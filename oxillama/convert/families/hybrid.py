@@ -16,8 +16,8 @@ from oxillama.convert.families.experts import (
 from oxillama.convert.families.recurrent import DELTA, DELTA_MTP, LFM2, delta_keys, mixer2
 from oxillama.convert.families.single import PLAMO_LAYER
 from oxillama.convert.family import Change, Family, Hyper, Keys, Mtp, Rule, family
-from oxillama.convert.further import NEXTN
 from oxillama.convert.keys import SIGMOID, common, epsilons, partial_rotation
+from oxillama.convert.mtp_layers import NEXTN
 from oxillama.convert.shapes import (
     negative_exponential,
     paired,

@@ -14,8 +14,8 @@ import numpy as np
 from oxillama.convert.families.dense import LLAMA, PLAIN, glm4, llama_keys
 from oxillama.convert.families.experts import ROUTED, SHARED
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, family
-from oxillama.convert.further import MTP
 from oxillama.convert.keys import common, no_further_layers, windows
+from oxillama.convert.mtp_layers import MTP
 from oxillama.convert.shapes import paired_keys, paired_queries, plus_one
 from oxillama.errors import ConvertError
 

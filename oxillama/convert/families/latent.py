@@ -12,8 +12,8 @@ from oxillama.convert.families.dense import PLAIN
 from oxillama.convert.families.experts import deepseek2, glm_tokens
 from oxillama.convert.families.routed import INDEXED, KIMI, kimi_linear, latent_keys
 from oxillama.convert.family import Change, Family, Hyper, Keys, Mtp, Rule, family
-from oxillama.convert.further import MTP, NEXTN, appended
 from oxillama.convert.keys import SIGMOID, SQRT_SOFTPLUS, common
+from oxillama.convert.mtp_layers import MTP, NEXTN, appended
 from oxillama.convert.shapes import halves, latent_keys_values, negative_exponential
 from oxillama.errors import ConvertError
 

@@ -9,8 +9,8 @@ import numpy as np
 from oxillama.convert.families.dense import HEADS, LAYER
 from oxillama.convert.families.experts import ROUTED, SHARED, SHARED_GATE
 from oxillama.convert.family import Hyper, Keys, Mtp, Rule, family
-from oxillama.convert.further import NEXTN_PLUS_ONE, apart
 from oxillama.convert.keys import common, partial_rotation
+from oxillama.convert.mtp_layers import NEXTN_PLUS_ONE, apart
 from oxillama.convert.shapes import delta_projections, negative_exponential, plus_one, squeezed
 
 _UNBOUNDED = 1 << 20  # a recurrent model's context, for want of a limit

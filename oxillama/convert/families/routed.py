@@ -11,7 +11,6 @@ import numpy as np
 from oxillama.convert.families.dense import EXPERTS_W, LLAMA, PLAIN
 from oxillama.convert.families.experts import DEEPSEEK, ROUTED, SHARED, deepseek2, glm_tokens
 from oxillama.convert.family import Family, Hyper, Keys, Mtp, Rule, family
-from oxillama.convert.further import MTP, NEXTN, NEXTN_PLUS_ONE, apart, appended
 from oxillama.convert.keys import (
     SIGMOID,
     SOFTMAX,
@@ -20,6 +19,7 @@ from oxillama.convert.keys import (
     partial_rotation,
     windows,
 )
+from oxillama.convert.mtp_layers import MTP, NEXTN, NEXTN_PLUS_ONE, apart, appended
 from oxillama.convert.quantised import Quantised
 from oxillama.convert.shapes import (
     latent_keys_values,

@@ -1,5 +1,5 @@
-"""Files of the layers alone that predict further tokens (`mtp-*.gguf`), beside a model's file that
-lacks them.
+"""Files of the layers alone that predict further tokens (multi-token prediction, `mtp-*.gguf`),
+beside a model's file that lacks them.
 """
 
 from __future__ import annotations
