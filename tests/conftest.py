@@ -39,3 +39,11 @@ def cases():
     if not CASES.is_dir():
         pytest.skip("no cases")
     return CASES
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A whole Hugging Face folder of a tiny Llama."""
+    from tests.convert.folders import tiny_llama
+
+    return tiny_llama(tmp_path / "model")

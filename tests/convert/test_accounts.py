@@ -11,7 +11,7 @@ from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys as FileKeys
 from oxillama.model.rope import rope_from_keys
-from tests.convert.test_families import folder_of, golden_of
+from tests.convert.folders import folder_of, golden_of
 
 PLAIN = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,

@@ -13,7 +13,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model.assistant import extracts_of
 from oxillama.model.drafts import assistant_draft
 from oxillama.model.load import load_model
-from tests.convert.test_families import folder_of, golden_of, plain, save, spread
+from tests.convert.folders import folder_of, golden_of, plain, save, spread
 
 TARGET = golden_of("gemma4_e")
 TEXT = {

@@ -31,10 +31,9 @@ from tests.audio.made import (
     keys_of,
     tensors_of,
 )
+from tests.convert.folders import save
+from tests.convert.folders import tensors_of as read_tensors
 from tests.convert.test_encoders import made_of
-from tests.convert.test_families import save
-from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
-from tests.convert.test_wrapped import tensors_of as read_tensors
 
 WIDTH = 24
 CLASSES = {

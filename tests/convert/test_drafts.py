@@ -13,7 +13,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model.dflash import Block, extracts_of
 from oxillama.model.drafts import dflash_draft
 from oxillama.model.load import load_model
-from tests.convert.test_families import plain, save
+from tests.convert.folders import plain, save
 from tests.model import tiny
 
 OWN = {"mask_token_id": 7, "target_layer_ids": [0, 1]}

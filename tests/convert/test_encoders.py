@@ -27,7 +27,7 @@ from oxillama.model.audio_builder import encoders as audio_encoders
 from oxillama.model.image_builder import encoders
 from oxillama.quant import dequantize
 from oxillama.vision import Vision
-from tests.convert.test_families import folder_of, plain, save, spread
+from tests.convert.folders import folder_of, plain, save, spread
 from tests.vision.images import image_of
 
 GOLDEN = Path(__file__).parent / "golden_encoders"
@@ -193,18 +193,8 @@ def test_names_of_every_version_of_transformers(name, tmp_path):
 
 def test_bfloat16_folders_keep_their_numbers(tmp_path):
     tensors = made_of("idefics3", tmp_path)
-    about, data = {}, b""
-    for key, each in tensors.items():
-        bits = (each.view(np.uint32) >> 16).astype(np.uint16)
-        about[key] = {
-            "dtype": "BF16",
-            "shape": list(each.shape),
-            "data_offsets": [len(data), len(data) + bits.nbytes],
-        }
-        data += bits.tobytes()
-    text = json.dumps(about).encode()
-    path = tmp_path / "model" / "model.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    bits = {key: (each.view(np.uint32) >> 16).astype(np.uint16) for key, each in tensors.items()}
+    save(tmp_path / "model" / "model.safetensors", bits)
     reader = reader_of(tmp_path, "auto")
     assert reader.metadata["general.file_type"] == 32
     name = "v.blk.1.attn_q.weight"

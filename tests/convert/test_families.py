@@ -12,11 +12,9 @@ of the file that has these layers and what they share with the model.
 
 import hashlib
 import json
-import math
 import re
 import shutil
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,73 +28,11 @@ from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from oxillama.model.record import record
 from oxillama.tokenizer import TokenizerBridge
+from tests.convert.folders import GOLDEN, folder_of, golden_of, plain, save, spread
 from tests.model.stepping import logits
 
-GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
 MTP = [name for name in NAMES if "mtp" in json.loads((GOLDEN / f"{name}.json").read_text())]
-
-
-def spread(listed):
-    """(name, shape) of every tensor of a golden list."""
-    for name, shape, *rest in listed:
-        layers = rest.pop(0) if "{b}" in name else [0]
-        experts = range(rest.pop(0)) if "{e}" in name else [0]
-        for layer in layers:
-            for expert in experts:
-                yield name.replace("{b}", str(layer)).replace("{e}", str(expert)), tuple(shape)
-
-
-def save(path, tensors):
-    about, data, at = {}, [], 0
-    for name, array in tensors.items():
-        kind = {"f4": "F32", "u1": "U8", "i8": "I64"}[array.dtype.str[1:]]
-        offsets = [at, at + array.nbytes]
-        about[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": offsets}
-        data.append(array.tobytes())
-        at += array.nbytes
-    text = json.dumps(about).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
-
-
-def folder_of(golden, place, **config):
-    """A folder with random numbers in the golden's tensors, and these numbers."""
-    place.mkdir()
-    random = np.random.default_rng(0)
-    (place / "config.json").write_text(json.dumps({**golden["config"], **config}))
-    tensors = {}
-    for name, shape in spread(golden["folder"]):
-        if name.endswith(("_blocks", "_scales")):  # a scale of 255 is no number
-            tensors[name] = random.integers(0, 255, shape, np.uint8)
-        elif name.endswith(".tid2eid"):
-            tensors[name] = random.integers(0, golden["config"]["n_routed_experts"], shape)
-        else:
-            tensors[name] = random.normal(size=shape).astype(np.float32)
-        if name.endswith(".act_fn.eps"):
-            tensors[name] *= 1e-6  # as an epsilon is
-        if name.endswith(("put_min", "put_max")):  # limits have an order
-            tensors[name] = np.asarray((-1 if name.endswith("min") else 1) * abs(tensors[name]))
-    for name, values in golden.get("integers", {}).items():
-        tensors[name] = np.asarray(values, np.int64)
-    if "output.weight" not in dict(spread(golden.get("tensors", []))):
-        # a head that the file does not have repeats the embedding
-        embedding = [one for name, one in tensors.items() if name.endswith("embed_tokens.weight")]
-        heads = [name for name in tensors if name.endswith("lm_head.weight")]
-        tensors.update(dict.fromkeys(heads, *embedding[:1]))
-    save(place / "model.safetensors", tensors)
-    for name, value in golden.get("files", {}).items():
-        path = place / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(value))
-        if "in_features" in value:
-            shape = value["out_features"], value["in_features"]
-            weight = random.normal(size=shape).astype(np.float32)
-            save(path.parent / "model.safetensors", {"linear.weight": weight})
-    return tensors
-
-
-def golden_of(name):
-    return json.loads((GOLDEN / f"{name}.json").read_text())
 
 
 def converted(name, tmp_path, **config):
@@ -109,14 +45,6 @@ def converted(name, tmp_path, **config):
         return reader.data(target).view(np.float32).reshape(reader.tensors[target].shape)
 
     return tensors, values
-
-
-def plain(value):
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [plain(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return "-inf" if value == -math.inf else value
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,7 @@ from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from oxillama.recommended import recommended_sampler
-from tests.convert.test_families import save
+from tests.convert.folders import save, tensors_of
 from tests.model.stepping import logits
 
 ROUNDED = "ssm_a"  # computed: llama.cpp's exponential is not always correctly rounded
@@ -135,7 +135,7 @@ def sentences(path, reader, place):
             sizes = {"in_features": weight.shape[1], "out_features": weight.shape[0]}
             (place / f"{number}_Dense").mkdir()
             (place / f"{number}_Dense" / "config.json").write_text(json.dumps(sizes))
-            write(place / f"{number}_Dense" / "model.safetensors", {"linear.weight": weight})
+            save(place / f"{number}_Dense" / "model.safetensors", {"linear.weight": weight})
     if modules:
         (place / "modules.json").write_text(json.dumps(modules))
     return ModelFolder(place)
@@ -143,59 +143,6 @@ def sentences(path, reader, place):
 
 # ---- folders that are refused
 # ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A whole tiny Llama folder, made here."""
-    place = tmp_path / "model"
-    place.mkdir()
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 1,
-        "max_position_embeddings": 64,
-        "rms_norm_eps": 1e-6,
-        "vocab_size": 32,
-        "rope_theta": 10000.0,
-    }
-    (place / "config.json").write_text(json.dumps(config))
-    random = np.random.default_rng(0)
-    names = ["input_layernorm", "post_attention_layernorm"]
-    tensors = {f"model.layers.0.{name}.weight": np.ones(32, np.float32) for name in names}
-    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"):
-        tensors[f"model.layers.0.{name}.weight"] = random.normal(size=(32, 32)).astype(np.float32)
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        tensors[f"model.layers.0.mlp.{name}.weight"] = np.ones((32, 32), np.float32)
-    tensors["model.norm.weight"] = np.ones(32, np.float32)
-    tensors["model.embed_tokens.weight"] = random.normal(size=(32, 32)).astype(np.float32)
-    tensors["lm_head.weight"] = random.normal(size=(32, 32)).astype(np.float32)
-    write(place / "model.safetensors", tensors)
-    return place
-
-
-def write(path, tensors, header=None):
-    about, data = {}, b""
-    for name, array in tensors.items():
-        begin = len(data)
-        data += array.tobytes()
-        kind = {"f4": "F32", "f2": "F16", "i4": "I32", "u2": "BF16"}[array.dtype.str[1:]]
-        about[name] = {
-            "dtype": kind,
-            "shape": list(array.shape),
-            "data_offsets": [begin, len(data)],
-        }
-    text = json.dumps(about).encode() if header is None else header
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def tensors_of(folder):
-    from oxillama.convert.safetensors import read_safetensors
-
-    held = read_safetensors(folder / "model.safetensors")
-    return {name: one.data.copy() for name, one in held.items()}
 
 
 def refused(folder, tmp_path, *words):
@@ -252,7 +199,7 @@ def test_granite_4_with_attention_alone_is_granite(folder, tmp_path):
     tensors["model.layers.0.shared_mlp.output_linear.weight"] = tensors.pop(
         "model.layers.0.mlp.down_proj.weight"
     )
-    write(folder / "model.safetensors", tensors)
+    save(folder / "model.safetensors", tensors)
     config |= {"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention"]}
     config |= {"num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 64}
     config |= {"shared_intermediate_size": 32, "mamba_n_heads": 2, "mamba_d_head": 32}
@@ -285,7 +232,7 @@ def test_a_head_is_left_out_where_it_is_the_embedding(folder, tmp_path):
     head = own.data("output.weight").view(np.float32).reshape(32, 32)
     assert np.array_equal(head, tensors["lm_head.weight"])
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    write(folder / "model.safetensors", tensors)
+    save(folder / "model.safetensors", tensors)
     tied = GgufReader(convert_folder(folder, tmp_path / "tied.gguf").path)
     assert set(own.tensors) - set(tied.tensors) == {"output.weight"}
 
@@ -294,7 +241,7 @@ def test_a_head_that_is_missing_is_not_taken_for_the_embedding(folder, tmp_path)
     """Where the configuration says that it is not."""
     config, tensors = json.loads((folder / "config.json").read_text()), tensors_of(folder)
     del tensors["lm_head.weight"]
-    write(folder / "model.safetensors", tensors)
+    save(folder / "model.safetensors", tensors)
     for name, value in (("tie", True), ("unsaid", None)):
         said = {} if value is None else {"tie_word_embeddings": value}
         (folder / "config.json").write_text(json.dumps({**config, **said}))
@@ -322,7 +269,7 @@ def test_layers_beyond_those_counted_are_refused(folder, tmp_path):
         for name in list(tensors):
             if "layers.0." in name:
                 tensors[name.replace("layers.0.", f"layers.{layer}.")] = tensors[name]
-    write(folder / "model.safetensors", tensors)
+    save(folder / "model.safetensors", tensors)
     told = "found tensors of layer 1, wanted those of the 1 layers that config.json counts"
     refused(folder, tmp_path, "model.layers.1.", told)
 
@@ -342,7 +289,7 @@ def test_what_is_missing_is_named(folder, tmp_path):
     index.unlink()
     (folder / "model-00001-of-00002.safetensors").rename(folder / "model.safetensors")
     tensors = tensors_of(folder)
-    write(
+    save(
         folder / "model.safetensors",
         {name: value for name, value in tensors.items() if "layers.0" not in name},
     )
@@ -356,7 +303,7 @@ def test_what_lies_beside_a_whole_model_is_not_looked_at(folder, tmp_path):
     """Granite Speech has an adapter there, Mistral's models the same weights once more."""
     alone = convert_folder(folder, tmp_path / "alone.gguf", name="tiny").path.read_bytes()
     for name in ("adapter_model", "consolidated"):
-        write(folder / f"{name}.safetensors", {"other": np.ones(4, np.float32)})
+        save(folder / f"{name}.safetensors", {"other": np.ones(4, np.float32)})
     assert convert_folder(folder, tmp_path / "made.gguf", name="tiny").path.read_bytes() == alone
     (folder / "model.safetensors").rename(folder / "pytorch_model.safetensors")
     with pytest.raises(ConvertError, match="3 safetensors files without model.safetensors.index"):
@@ -368,14 +315,14 @@ def test_all_that_is_missing_is_counted(folder, tmp_path):
     whole = folder / "model.safetensors"
     kinds = ("self_attn.q_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm")
     absent = [f"model.layers.0.{kind}.weight" for kind in kinds]
-    write(whole, {name: value for name, value in tensors.items() if name not in absent})
+    save(whole, {name: value for name, value in tensors.items() if name not in absent})
     told = (
         "blk.0.attn_norm.weight: the file has no such tensor, llama needs it (4 such: "
         "blk.0.attn_norm.weight, blk.0.attn_q.weight, blk.0.ffn_up.weight, blk.0.ffn_down.weight)"
     )
     refused(folder, tmp_path, told)
     del tensors["model.norm.weight"]
-    write(whole, {name: value for name, value in tensors.items() if name not in absent})
+    save(whole, {name: value for name, value in tensors.items() if name not in absent})
     refused(folder, tmp_path, "(5 such: blk.0.attn_norm.weight, ", " and 1 more)")
     parts = [f"model-0000{at}-of-00003.safetensors" for at in (1, 2, 3)]
     whole.rename(folder / parts[0])
@@ -401,14 +348,14 @@ def test_a_folder_without_a_tensor_is_refused_as_loading_would_refuse_it(
 ):
     tensors = tensors_of(folder)
     del tensors[f"{theirs}.weight"]
-    write(folder / "model.safetensors", tensors)
+    save(folder / "model.safetensors", tensors)
     refused(folder, tmp_path, f"{ours}.weight: the file has no such tensor, llama needs it")
 
 
 def test_a_tensor_of_another_size_than_the_configuration_says_is_refused(folder, tmp_path):
     tensors = tensors_of(folder)
     tensors["model.layers.0.mlp.down_proj.weight"] = np.ones((32, 16), np.float32)
-    write(folder / "model.safetensors", tensors)
+    save(folder / "model.safetensors", tensors)
     refused(folder, tmp_path, "blk.0.ffn_down.weight: file has (32, 16), llama needs (32, 32)")
 
 
@@ -438,7 +385,7 @@ def test_pickled_weights_are_never_opened(folder, tmp_path):
     ],
 )
 def test_hostile_headers_are_refused(folder, tmp_path, header):
-    write(folder / "model.safetensors", {"x": np.zeros(8, np.float32)}, header)
+    save(folder / "model.safetensors", {"x": np.zeros(8, np.float32)}, header)
     refused(folder, tmp_path, "model.safetensors")
 
 
@@ -457,13 +404,13 @@ def test_names_that_no_system_has_are_missing_files(folder, tmp_path):
 @pytest.mark.parametrize("layer", ["9" * 5000, "\u0660"])
 def test_a_layer_is_told_by_few_ascii_digits(folder, tmp_path, layer):
     name = f"model.layers.{layer}.input_layernorm.weight"
-    write(folder / "model.safetensors", {**tensors_of(folder), name: np.ones(32, np.float32)})
+    save(folder / "model.safetensors", {**tensors_of(folder), name: np.ones(32, np.float32)})
     refused(folder, tmp_path, "llama has no place for it")
 
 
 def test_a_number_in_place_of_the_queries_matrix_is_refused(folder, tmp_path):
     name = "model.layers.0.self_attn.q_proj.weight"
-    write(folder / "model.safetensors", {**tensors_of(folder), name: np.float32(1)})
+    save(folder / "model.safetensors", {**tensors_of(folder), name: np.float32(1)})
     refused(folder, tmp_path, "q_proj")
 
 
@@ -546,7 +493,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(folder, tmp_path, kind,
     ):
         broken = tensors[f"model.{theirs}.weight"].copy()
         broken.reshape(-1)[at] = value
-        write(folder / "model.safetensors", {**tensors, f"model.{theirs}.weight": broken})
+        save(folder / "model.safetensors", {**tensors, f"model.{theirs}.weight": broken})
         with pytest.raises(ConvertError, match=f"{ours}.weight: number {at} is {told} in "):
             convert_folder(folder, tmp_path / "out.gguf", kind)
         assert [one.name for one in tmp_path.iterdir()] == ["model"]
@@ -555,7 +502,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(folder, tmp_path, kind,
 def test_numbers_that_float16_cannot_hold_are_refused(folder, tmp_path):
     tensors = tensors_of(folder)
     tensors["model.layers.0.mlp.up_proj.weight"][1, 2] = 70000
-    write(folder / "model.safetensors", tensors)
+    save(folder / "model.safetensors", tensors)
     convert_folder(folder, tmp_path / "out.gguf", "BF16")
     told = "blk.0.ffn_up.weight: number 34 is inf in F16, wanted finite numbers"
     with pytest.raises(ConvertError, match=told):
@@ -565,19 +512,19 @@ def test_numbers_that_float16_cannot_hold_are_refused(folder, tmp_path):
 def test_overlapping_tensors_are_refused(folder, tmp_path):
     one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     header = json.dumps({"a": one, "b": {**one, "data_offsets": [4, 12]}}).encode()
-    write(folder / "model.safetensors", {"x": np.zeros(8, np.float32)}, header)
+    save(folder / "model.safetensors", {"x": np.zeros(8, np.float32)}, header)
     refused(folder, tmp_path, "shares its bytes")
 
 
 def test_what_has_no_place_or_wrong_numbers_is_named(folder, tmp_path):
     tensors = tensors_of(folder)
-    write(folder / "model.safetensors", {**tensors, "model.extra.weight": np.ones(4, np.float32)})
+    save(folder / "model.safetensors", {**tensors, "model.extra.weight": np.ones(4, np.float32)})
     refused(folder, tmp_path, "model.extra.weight")
     name = "model.layers.0.mlp.up_proj.weight"
-    write(folder / "model.safetensors", {**tensors, name: np.ones((32, 32), np.int32)})
+    save(folder / "model.safetensors", {**tensors, name: np.ones((32, 32), np.int32)})
     refused(folder, tmp_path, name, "I32")
     name = "model.layers.0.self_attn.q_proj.weight"
-    write(folder / "model.safetensors", {**tensors, name: np.ones((31, 32), np.float32)})
+    save(folder / "model.safetensors", {**tensors, name: np.ones((31, 32), np.float32)})
     refused(folder, tmp_path, name)
 
 

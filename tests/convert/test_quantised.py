@@ -7,7 +7,6 @@ number is. The file of the quantised folder must then be that of a folder with t
 import json
 import re
 import shutil
-import struct
 import tracemalloc
 from types import SimpleNamespace
 
@@ -26,7 +25,7 @@ from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from oxillama.quant import dequantize
-from tests.convert.test_families import folder_of, golden_of
+from tests.convert.folders import folder_of, golden_of, save
 from tests.model.stepping import logits
 
 CONFIG = {
@@ -70,19 +69,6 @@ def bf16(values):
 
 def of_bf16(bits):
     return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def save(path, tensors):
-    """tensors: name -> (dtype, array)."""
-    about, data, at = {}, [], 0
-    for name, (dtype, array) in tensors.items():
-        array = np.ascontiguousarray(array)
-        offsets = [at, at + array.nbytes]
-        about[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
-        data.append(array.tobytes())
-        at += array.nbytes
-    text = json.dumps(about).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
 
 
 def plain():

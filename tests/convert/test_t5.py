@@ -13,7 +13,7 @@ import pytest
 from oxillama.convert import convert_folder
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
-from tests.convert.test_families import save
+from tests.convert.folders import save
 from tests.model.stepping import memory_of, sourced_step
 
 FACTS = Path(__file__).parent / "t5_logits.npz"

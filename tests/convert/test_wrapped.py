@@ -12,13 +12,7 @@ from oxillama.convert.mmproj import ENCODERS
 from oxillama.convert.write import _OTHER_PARTS
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
-from tests.convert.test_families import plain, save
-from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
-
-
-def tensors_of(place):
-    """The numbers of a folder by name."""
-    return {name: np.array(one.data) for name, one in ModelFolder(place).tensors.items()}
+from tests.convert.folders import plain, save, tensors_of
 
 
 def facts(place, tmp_path):

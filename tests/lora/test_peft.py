@@ -4,7 +4,6 @@ model whose weights have them added.
 
 import json
 import shutil
-import struct
 
 import numpy as np
 import pytest
@@ -13,30 +12,15 @@ import oxillama
 from oxillama import ConfigError, LoraError
 from oxillama.convert import convert_folder
 from oxillama.convert.folder import ModelFolder
+from tests.convert.folders import save
 
 IDS = [1, 7, 3, 9, 4, 2, 8, 8, 5]
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none", "use_rslora": False}
 
 
-def write_safetensors(path, tensors):
-    header, at = {}, 0
-    for name, values in tensors.items():
-        header[name] = {
-            "dtype": "F32",
-            "shape": list(values.shape),
-            "data_offsets": [at, at + values.nbytes],
-        }
-        at += values.nbytes
-    told = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(told)) + told)
-        for values in tensors.values():
-            file.write(np.ascontiguousarray(values, np.float32).tobytes())
-
-
 def write_peft(folder, factors, **config):
     folder.mkdir(exist_ok=True)
-    write_safetensors(
+    save(
         folder / "adapter_model.safetensors",
         {f"base_model.model.{name}": values for name, values in factors.items()},
     )
@@ -70,7 +54,7 @@ def made_of(source, folder, scale=1.5, rank=4):
                 values = values + (product.T if conv1d else product)
         changed[name] = values.astype(np.float32)
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
-    write_safetensors(folder / "model.safetensors", changed)
+    save(folder / "model.safetensors", changed)
     return factors
 
 

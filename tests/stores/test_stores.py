@@ -22,7 +22,6 @@ from oxillama import SpeculativeConfig, SpeculativeEngine, stores
 from oxillama.cli import main
 from oxillama.errors import ConfigError, GgufError, GgufNotFound
 from oxillama.stores.hub import choose, matching_encoder
-from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
 
 QUANTS = [f"m-{kind}.gguf" for kind in ("Q2_K", "Q4_K_M", "Q4_K_S", "Q8_0")]
 
