@@ -14,7 +14,8 @@ import oxillama
 from oxillama.cli import main, streams
 from tests.model import tiny
 from tests.model.worded import worded
-from tests.speculative.test_eagle import draft_of, target_of
+from tests.speculative.law import target_of
+from tests.speculative.test_eagle import draft_of
 
 
 def printed(capsys, *arguments):

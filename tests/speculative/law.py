@@ -6,6 +6,8 @@ import numpy as np
 
 import oxillama
 from oxillama.gguf import GgufWriter
+from oxillama.speculative import shortlist
+from oxillama.speculative.types import Candidates
 from tests.model.invented import HIDDEN, VOCAB, invent
 
 # the token after each one, in models that are made so
@@ -22,6 +24,9 @@ WORDS = {
     "tokenizer.ggml.eos_token_id": 2,
     "tokenizer.ggml.add_bos_token": False,
 }
+AXES = np.eye(HIDDEN, dtype=np.float32)
+# row b of it is the axis of the token that b follows
+STEP = AXES[np.argsort(NEXT)]
 GREEDY = oxillama.SamplerConfig.greedy()
 SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
 
@@ -44,6 +49,21 @@ def written(path, arch, changed=lambda name, values: values, *, further=0, more=
     return path
 
 
+def target_of(path, *, share=0.0):
+    """A model whose next token is `NEXT` of the last one, but for `share` of what its layers add.
+    Tokens are the axes of rows.
+    """
+
+    def changed(name, values):
+        if name == "token_embd.weight":
+            return np.concatenate([AXES, 0 * AXES[: VOCAB - HIDDEN]])
+        adds = "attn_output" in name or "ffn_down" in name
+        return values * np.float32(share) if adds else values
+
+    head = np.concatenate([STEP, 0 * AXES[: VOCAB - HIDDEN]])
+    return written(path, "llama", changed, more={"output.weight": head})
+
+
 def prompt_of(rng):
     """A prompt of tokens, at random."""
     return rng.integers(3, HIDDEN, int(rng.integers(1, 50))).tolist()
@@ -61,6 +81,17 @@ def options_of(rng):
     if rng.random() < 0.3:
         options["regex"] = r"[a-m ]{3,20}[0-9]{2}"
     return options
+
+
+def forced(engine, path, most=16):
+    """Candidates of the draft alone, as many as fit, whatever they cost."""
+    drafter = engine.opened.core.speculator.registry.resolve(path).drafter
+    return Candidates(drafter, most=most, adaptive=False)
+
+
+def ways(engine, draft):
+    """What may draft for a request: the draft, whatever it costs or as it pays, or nothing."""
+    return (forced(engine, draft), forced(engine, draft, 2), draft, "auto", None)
 
 
 def knows_the_next_token(engine, candidates, most):
@@ -140,3 +171,35 @@ def sessions_are_equal(plain, engine, ways, path, resumed=lambda engine, way: wa
     assert wanted[-1] == wanted[-2] == wanted[-3]
     for way in ways:
         assert text(engine, way) == wanted
+
+
+def targets_of_any_kind_draft(target, draft):
+    """The text of a target that is loaded with a draft, which has run and keeps no page."""
+    rng = np.random.default_rng(7)
+    with (
+        oxillama.load(target, num_threads=1, speculative=draft) as engine,
+        oxillama.load(target, num_threads=1) as plain,
+    ):
+        for _ in range(2):
+            prompt, options = prompt_of(rng), options_of(rng)
+            wanted = plain.generate(prompt, speculative=False, **options)
+            for way in (forced(engine, draft, 3), None, "auto"):
+                done = engine.generate(prompt, speculative=way, **options)
+                assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
+        drafter = engine.opened.core.speculator.registry.resolve(draft).drafter
+        assert drafter.forwarded
+        assert engine.metrics().pages_leaked == drafter.core.metrics().pages_leaked == 0
+
+
+def outputs_are_drawn_from_by_regions(plain, target, draft, monkeypatch):
+    """Of a draft that has a row for each token."""
+    monkeypatch.setattr(shortlist, "REGION", 16)
+    monkeypatch.setattr(shortlist, "MOST", 2)
+    with oxillama.load(target, num_threads=1, speculative=draft) as engine:
+        rng, way = np.random.default_rng(8), forced(engine, draft, 4)
+        for _ in range(4):
+            prompt, options = prompt_of(rng), options_of(rng)
+            wanted = plain.generate(prompt, **options)
+            done = engine.generate(prompt, speculative=way, **options)
+            assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
+        assert way.drafter._shortlist.program.outputs == 32

@@ -14,13 +14,22 @@ from oxillama.speculative import (
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeEngine,
-    shortlist,
 )
 from tests.model import assistant
 from tests.model.invented import HIDDEN, VOCAB
 from tests.speculative import law
-from tests.speculative.law import GREEDY, NEXT, PIECES, SEEDED, WORDS, prompt_of, written
-from tests.speculative.test_eagle import AXES, STEP, forced, ways
+from tests.speculative.law import (
+    AXES,
+    GREEDY,
+    NEXT,
+    PIECES,
+    SEEDED,
+    STEP,
+    WORDS,
+    forced,
+    ways,
+    written,
+)
 
 ADDS = ("post_attention_norm", "post_ffw_norm.", "post_norm")
 ARCH = "gemma4-assistant"
@@ -259,13 +268,4 @@ def test_an_engine_for_speculation_goes_on_and_is_resumed(half, plain, files):
 
 def test_an_output_is_drawn_from_by_regions(files, plain, monkeypatch):
     """As that of any draft that has a row for each token."""
-    monkeypatch.setattr(shortlist, "REGION", 16)
-    monkeypatch.setattr(shortlist, "MOST", 2)
-    with oxillama.load(files[0], num_threads=1, speculative=files[1]) as engine:
-        rng, way = np.random.default_rng(8), forced(engine, files[1], 4)
-        for _ in range(4):
-            prompt, options = prompt_of(rng), law.options_of(rng)
-            wanted = plain.generate(prompt, **options)
-            done = engine.generate(prompt, speculative=way, **options)
-            assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
-        assert way.drafter._shortlist.program.outputs == 32
+    law.outputs_are_drawn_from_by_regions(plain, *files, monkeypatch)

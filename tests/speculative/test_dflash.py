@@ -14,22 +14,23 @@ from oxillama.speculative import (
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeEngine,
-    shortlist,
 )
 from oxillama.speculative import dflash as drafting
 from tests.model import dflash
 from tests.model.invented import HIDDEN, VOCAB
 from tests.speculative import law
 from tests.speculative.law import (
+    AXES,
     GREEDY,
     PIECES,
     SEEDED,
+    STEP,
     WORDS,
-    options_of,
-    prompt_of,
+    forced,
+    target_of,
+    ways,
     written,
 )
-from tests.speculative.test_eagle import AXES, STEP, forced, target_of, ways
 
 MASK = VOCAB - 1  # a token whose row is zeros
 NONE = np.zeros((HIDDEN, HIDDEN), np.float32)
@@ -137,20 +138,7 @@ def test_targets_of_any_kind_draft_with_one(arch, kind, tmp_path):
     target = written(tmp_path / "m.gguf", arch)
     draft = tmp_path / "d.gguf"
     dflash.write(draft, vocabulary=VOCAB, words=WORDS, **kind).close()
-    rng = np.random.default_rng(7)
-    with (
-        oxillama.load(target, num_threads=1, speculative=draft) as engine,
-        oxillama.load(target, num_threads=1) as plain,
-    ):
-        for _ in range(2):
-            prompt, options = prompt_of(rng), options_of(rng)
-            wanted = plain.generate(prompt, speculative=False, **options)
-            for way in (forced(engine, draft, 3), None, "auto"):
-                done = engine.generate(prompt, speculative=way, **options)
-                assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
-        drafter = engine.opened.core.speculator.registry.resolve(draft).drafter
-        assert drafter.forwarded
-        assert engine.metrics().pages_leaked == drafter.core.metrics().pages_leaked == 0
+    law.targets_of_any_kind_draft(target, draft)
 
 
 WINDOWED = {
@@ -321,15 +309,5 @@ def test_an_engine_for_speculation_goes_on_and_is_restored(half, plain, files):
 
 def test_a_whole_output_is_drawn_from_by_regions(files, plain, tmp_path, monkeypatch):
     """As that of any draft; the bias of a Markov head is that of the same tokens."""
-    monkeypatch.setattr(shortlist, "REGION", 16)
-    monkeypatch.setattr(shortlist, "MOST", 2)
     draft = draft_of(tmp_path / "d.gguf", "markov")
-    with oxillama.load(files[0], num_threads=1, speculative=draft) as engine:
-        rng = np.random.default_rng(8)
-        for _ in range(4):
-            prompt, options = prompt_of(rng), options_of(rng)
-            wanted = plain.generate(prompt, **options)
-            way = forced(engine, draft, 4)
-            done = engine.generate(prompt, speculative=way, **options)
-            assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
-        assert way.drafter._shortlist.program.outputs == 32
+    law.outputs_are_drawn_from_by_regions(plain, files[0], draft, monkeypatch)

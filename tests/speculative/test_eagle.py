@@ -13,42 +13,23 @@ from oxillama.speculative import (
     SpeculativeConfig,
     SpeculativeDecoder,
     SpeculativeEngine,
-    shortlist,
 )
-from oxillama.speculative.types import Candidates
 from oxillama.weights.offload import Budget
 from tests.model import eagle
 from tests.model.invented import HIDDEN, VOCAB
 from tests.speculative import law
 from tests.speculative.law import (
+    AXES,
     GREEDY,
-    NEXT,
     PIECES,
     SEEDED,
+    STEP,
     WORDS,
-    options_of,
-    prompt_of,
+    forced,
+    target_of,
+    ways,
     written,
 )
-
-AXES = np.eye(HIDDEN, dtype=np.float32)
-# row b of it is the axis of the token that b follows
-STEP = AXES[np.argsort(NEXT)]
-
-
-def target_of(path, *, share=0.0):
-    """A model whose next token is `NEXT` of the last one, but for `share` of what its layers add.
-    Tokens are the axes of rows.
-    """
-
-    def changed(name, values):
-        if name == "token_embd.weight":
-            return np.concatenate([AXES, 0 * AXES[: VOCAB - HIDDEN]])
-        adds = "attn_output" in name or "ffn_down" in name
-        return values * np.float32(share) if adds else values
-
-    head = np.concatenate([STEP, 0 * AXES[: VOCAB - HIDDEN]])
-    return written(path, "llama", changed, more={"output.weight": head})
 
 
 def draft_of(path, reads, **more):
@@ -96,12 +77,6 @@ def draft_of(path, reads, **more):
     return path
 
 
-def forced(engine, path, most=16):
-    """Candidates of the draft alone, as many as fit, whatever they cost."""
-    drafter = engine.opened.core.speculator.registry.resolve(path).drafter
-    return Candidates(drafter, most=most, adaptive=False)
-
-
 @pytest.mark.parametrize("most", [1, 3, 16])
 @pytest.mark.parametrize("reads", ["row", "token"])
 def test_every_candidate_of_a_draft_that_knows_the_next_token_is_accepted(reads, most, tmp_path):
@@ -123,10 +98,6 @@ def test_no_snapshot_is_written_over_a_draft(half, files):
     for path in files:
         with pytest.raises(oxillama.ConfigError, match="is the model itself"):
             half.snapshot_to_file(path)
-
-
-def ways(engine, draft):
-    return (forced(engine, draft), forced(engine, draft, 2), draft, "auto", None)
 
 
 def test_the_text_is_that_of_a_target_without_it(half, plain, files):
@@ -158,20 +129,7 @@ def test_targets_of_any_kind_draft_with_one(arch, own, tmp_path):
         tensors={} if own == "all" else {"token_embd.weight": None},
         words=WORDS,
     ).close()
-    rng = np.random.default_rng(7)
-    with (
-        oxillama.load(target, num_threads=1, speculative=tmp_path / "d.gguf") as engine,
-        oxillama.load(target, num_threads=1) as plain,
-    ):
-        for _ in range(2):
-            prompt, options = prompt_of(rng), options_of(rng)
-            wanted = plain.generate(prompt, speculative=False, **options)
-            for way in (forced(engine, tmp_path / "d.gguf", 3), None, "auto"):
-                done = engine.generate(prompt, speculative=way, **options)
-                assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
-        drafter = engine.opened.core.speculator.registry.resolve(tmp_path / "d.gguf").drafter
-        assert drafter.forwarded
-        assert engine.metrics().pages_leaked == drafter.core.metrics().pages_leaked == 0
+    law.targets_of_any_kind_draft(target, tmp_path / "d.gguf")
 
 
 def test_a_model_must_be_loaded_with_it(files, plain, tmp_path):
@@ -288,15 +246,5 @@ def test_it_takes_the_place_of_layers_that_predict_further_tokens(tmp_path):
 
 def test_a_whole_output_is_drawn_from_by_regions(files, plain, tmp_path, monkeypatch):
     """As that of any draft, where it has a row for each token: here the target's."""
-    monkeypatch.setattr(shortlist, "REGION", 16)
-    monkeypatch.setattr(shortlist, "MOST", 2)
     eagle.write(tmp_path / "d.gguf", rows=None, words=WORDS).close()
-    with oxillama.load(files[0], num_threads=1, speculative=tmp_path / "d.gguf") as engine:
-        rng = np.random.default_rng(8)
-        for _ in range(4):
-            prompt, options = prompt_of(rng), options_of(rng)
-            wanted = plain.generate(prompt, **options)
-            way = forced(engine, tmp_path / "d.gguf", 4)
-            done = engine.generate(prompt, speculative=way, **options)
-            assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
-        assert way.drafter._shortlist.program.outputs == 32
+    law.outputs_are_drawn_from_by_regions(plain, files[0], tmp_path / "d.gguf", monkeypatch)
