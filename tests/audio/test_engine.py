@@ -10,8 +10,8 @@ import oxillama
 from oxillama.embedded import embedded_path
 from oxillama.errors import AudioError, ConfigError, ContextError, EngineError, ModelError
 from oxillama.media import MediaFeatures
+from tests.audio.files import file_of
 from tests.audio.made import RATE, clip, write_audio
-from tests.audio.test_reading import file_of
 from tests.vision.images import image_of, rewritten
 from tests.vision.made import write_mmproj
 

@@ -1,7 +1,6 @@
 """Audio that callers bring: what is read, at which rate, and what is refused under which name."""
 
 import base64
-import io
 import re
 
 import numpy as np
@@ -11,24 +10,8 @@ import soundfile
 from oxillama.audio import AudioLimits, read_audio
 from oxillama.audio.integrity import _mp3_frame
 from oxillama.errors import AudioError
+from tests.audio.files import FORMATS, file_of
 from tests.audio.made import RATE, clip
-
-FORMATS = {
-    "wav": ("WAV", "PCM_16"),
-    "float": ("WAV", "FLOAT"),
-    "flac": ("FLAC", "PCM_24"),
-    "mp3": ("MP3", "MPEG_LAYER_III"),
-    "ogg": ("OGG", "VORBIS"),
-    "opus": ("OGG", "OPUS"),
-}
-
-
-def file_of(samples, kind="wav", rate=RATE):
-    """The bytes of a file of samples, (samples,) or (samples, channels)."""
-    held = io.BytesIO()
-    form, subtype = FORMATS[kind]
-    soundfile.write(held, samples, rate, format=form, subtype=subtype)
-    return held.getvalue()
 
 
 @pytest.mark.parametrize("kind, near", (("wav", 2**-15), ("float", 0), ("flac", 2e-7)))

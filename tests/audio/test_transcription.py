@@ -11,8 +11,8 @@ from oxillama.embedded import embedded_path
 from oxillama.errors import AudioError, ConfigError, EngineError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.transcription import transcript
+from tests.audio.files import file_of
 from tests.audio.made import RATE, clip, write_audio
-from tests.audio.test_reading import file_of
 from tests.server.conftest import asking
 
 QWEN = ("<asr_text>", "<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_pad|>")

@@ -29,8 +29,8 @@ from oxillama.compat.llama_cpp import (
 from oxillama.errors import ConfigError, EngineError, TemplateError
 from tests.lora.made import random_pair, write_lora
 from tests.model.worded import worded
-from tests.tokenizer.test_bridge import spm
-from tests.vision.test_cases import VISION, png
+from tests.tokenizer.made import spm
+from tests.vision.images import VISION, png
 
 MODEL = str(oxillama.embedded_path())
 ASKED = [{"role": "user", "content": "Hello!"}]

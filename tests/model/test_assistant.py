@@ -16,7 +16,7 @@ from oxillama.model.rope import RopeOverrides
 from tests.model import assistant, invented
 from tests.model.assistant import HEADS, KV_HEADS, NEAR, PATTERN, TURNED, WHOLE, WINDOW
 from tests.model.invented import HIDDEN, VOCAB
-from tests.model.test_eagle import floats, rms
+from tests.model.published import floats, rms
 
 
 def target_of(path, arch="gemma4", **more):

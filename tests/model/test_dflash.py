@@ -14,7 +14,7 @@ from oxillama.model.drafts import dflash_draft
 from oxillama.model.load import load_model
 from oxillama.model.reference import Reference, compare
 from tests.model import dflash, tiny
-from tests.model.test_eagle import TOKENS, floats, rms, silu, stepped
+from tests.model.published import TOKENS, floats, rms, silu, stepped
 
 EPS = 1e-5
 

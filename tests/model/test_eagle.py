@@ -7,46 +7,13 @@ import re
 import numpy as np
 import pytest
 
-from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError, ModelError
 from oxillama.model.drafts import eagle_draft, early_exit
 from oxillama.model.eagle import extracts_of
 from oxillama.model.load import load_model
 from oxillama.model.tensors import Tensor, unpacked
 from tests.model import eagle, invented, tiny
-
-TOKENS = np.array([3, 70, 21, 8, 40, 40, 5, 66, 12], np.int32)
-
-
-def stepped(model, *, kept=None, embeds=None, tokens=TOKENS, wanted=None, output="logits"):
-    """(the output's wanted rows, carried rows) of one step from nothing."""
-    memory = model.page_memory(kv_type="f32")
-    memory.ensure(1)
-    every = np.arange(len(tokens), dtype=np.int32)
-    batch = Batch(
-        tokens,
-        every,
-        [np.zeros(1, np.int32)],
-        np.zeros(len(tokens), np.int32),
-        every if wanted is None else wanted,
-        kept=kept,
-        embeds=embeds,
-    )
-    out = model.program.step(batch, memory, output=output).copy()
-    return out, model.program.carried().copy() if model.program.carries else None
-
-
-def floats(reader):
-    """The float32 tensors of a file by name, as float64."""
-    return {
-        name: reader.data(name).view("<f4").reshape(info.shape).astype(np.float64)
-        for name, info in reader.tensors.items()
-        if info.type_name == "F32"
-    }
-
-
-def rms(x, weight=1.0, eps=1e-5):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+from tests.model.published import TOKENS, floats, rms, silu, stepped
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q4_0"])
@@ -88,10 +55,6 @@ def test_a_target_without_such_rows_is_refused(arch, tmp_path):
         pytest.raises(ConfigError, match=rf"draft: found .*{arch}"),
     ):
         load_model(reader, num_threads=1, extracts=extracts_of(draft, reader))
-
-
-def silu(x):
-    return x / (1 + np.exp(-x))
 
 
 def published(reader, tokens, rows, *, table, head, residual):

@@ -7,8 +7,8 @@ import pytest
 from oxillama.embedded import embedded_path
 from oxillama.server.about import of_file
 from oxillama.server.settings import ServerConfig
+from tests.audio.files import file_of
 from tests.audio.made import clip, write_audio
-from tests.audio.test_reading import file_of
 from tests.server.conftest import MODEL, asking
 from tests.vision.made import write_mmproj
 

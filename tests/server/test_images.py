@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from tests.server.conftest import MODEL, asking
-from tests.vision.test_cases import VISION, png
+from tests.vision.images import VISION, png
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from oxillama.server.completions import _echo
-from tests.tokenizer.test_bridge import spm
+from tests.tokenizer.made import spm
 
 
 def test_an_echo_is_the_prompt_without_the_vocabularys_own_space():

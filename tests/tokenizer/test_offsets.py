@@ -3,7 +3,7 @@
 import pytest
 
 from oxillama.tokenizer import TextOffsets
-from tests.tokenizer.test_bridge import spm
+from tests.tokenizer.made import spm
 
 BOS, A, B, C = 1, 259, 260, 261
 

@@ -1,10 +1,16 @@
-"""Images for encoders of random weights, their features, and files that lack something."""
+"""Images for encoders of random weights, their features, files that lack something, and the cases
+of encoders beside transformers.
+"""
 
 import numpy as np
 from PIL import Image
 
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.media import MediaFeatures
+from tests.conftest import CASES
+
+VISION = CASES / "vision"
+NAMES = sorted(path.parent.name for path in VISION.glob("*/vision.npz"))
 
 
 def image_of(width, height):
@@ -32,3 +38,17 @@ def rewritten(source, path, *, drop=(), keys=None, add=None):
         for name, values in (add or {}).items():
             file.add_tensor(name, values)
     return path
+
+
+def images_of_cases():
+    """(case, image) of every image with features."""
+    found = []
+    for name in NAMES:
+        with np.load(VISION / name / "vision.npz") as held:
+            found += [(name, key[8:]) for key in held.files if key.startswith("hf_feat_")]
+    return found
+
+
+def png(image):
+    """The bytes of a case's image."""
+    return (VISION / "images" / f"{image.removesuffix('_pad')}.png").read_bytes()

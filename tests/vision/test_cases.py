@@ -7,19 +7,7 @@ import pytest
 
 from oxillama.media import MediaFeatures
 from oxillama.vision import Vision
-from tests.conftest import CASES
-
-VISION = CASES / "vision"
-NAMES = sorted(path.parent.name for path in VISION.glob("*/vision.npz"))
-
-
-def images_of_cases():
-    """(case, image) of every image with features."""
-    found = []
-    for name in NAMES:
-        with np.load(VISION / name / "vision.npz") as held:
-            found += [(name, key[8:]) for key in held.files if key.startswith("hf_feat_")]
-    return found
+from tests.vision.images import NAMES, VISION, images_of_cases, png
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +21,6 @@ def opened():
         return held[name, fit]
 
     return get
-
-
-def png(image):
-    return (VISION / "images" / f"{image.removesuffix('_pad')}.png").read_bytes()
 
 
 @pytest.mark.parametrize("name, image", images_of_cases())

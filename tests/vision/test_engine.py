@@ -17,9 +17,8 @@ from oxillama.media.placed import ImagePrompt, PlacedMedia, rotations
 from oxillama.vision import Vision
 from tests.conftest import CASES
 from tests.model import tiny
-from tests.vision.images import image_of
+from tests.vision.images import NAMES, VISION, image_of, images_of_cases, png
 from tests.vision.made import write_mmproj
-from tests.vision.test_cases import NAMES, VISION, images_of_cases, png
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PARTS = (
