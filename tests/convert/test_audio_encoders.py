@@ -550,7 +550,7 @@ def test_a_folder_says_what_its_encoder_encodes(tmp_path):
         convert_encoder(path, tmp_path / "made.gguf")
 
 
-def test_a_folder_is_heard_as_it_is(folder, tmp_path, monkeypatch):  # noqa: F811
+def test_a_folder_is_heard_as_it_is(folder, tmp_path, monkeypatch):
     """Its encoder is converted when the first clip comes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sounds = audio_folder(tmp_path / "a", "qwen2a", width=32)

@@ -61,7 +61,7 @@ def facts(place, tmp_path):
         ),
     ),
 )
-def test_a_language_model_in_a_wrapper_is_that_alone(name, prefix, parts, folder, tmp_path):  # noqa: F811
+def test_a_language_model_in_a_wrapper_is_that_alone(name, prefix, parts, folder, tmp_path):
     wanted = facts(folder, tmp_path)
     config, tensors = json.loads((folder / "config.json").read_text()), tensors_of(folder)
     text = {**config, "model_type": "llama"}
@@ -80,7 +80,7 @@ def test_a_language_model_in_a_wrapper_is_that_alone(name, prefix, parts, folder
         facts(folder, tmp_path)
 
 
-def test_the_language_model_of_lfm2_audio_is_lfm2(folder, tmp_path):  # noqa: F811
+def test_the_language_model_of_lfm2_audio_is_lfm2(folder, tmp_path):
     """Beside what it hears and what it speaks with."""
     config = json.loads((folder / "config.json").read_text())
     width, inner, vocab = 32, 48, config["vocab_size"]

@@ -173,7 +173,7 @@ def test_a_folder_with_one_model_is_that_model(tmp_path):
         assert engine.model_files == (place / "fox-Q8_0.gguf",)
 
 
-def test_a_hugging_face_folder_is_converted_once(folder, tmp_path):  # noqa: F811
+def test_a_hugging_face_folder_is_converted_once(folder, tmp_path):
     first = stores.located(folder)
     assert first.parent == tmp_path / "cache/oxillama/converted" and first.is_file()
     stamp = first.stat().st_mtime_ns
@@ -188,7 +188,7 @@ def test_a_hugging_face_folder_is_converted_once(folder, tmp_path):  # noqa: F81
     assert second != first and stores.converted_files() == [second]
 
 
-def test_a_cache_folder_that_cannot_be_made_is_one_line(folder, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_a_cache_folder_that_cannot_be_made_is_one_line(folder, tmp_path, monkeypatch, capsys):
     cache = tmp_path / "cache"
     cache.write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -197,7 +197,7 @@ def test_a_cache_folder_that_cannot_be_made_is_one_line(folder, tmp_path, monkey
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_a_folder_is_run_and_its_file_listed_and_removed(folder, capsys):  # noqa: F811
+def test_a_folder_is_run_and_its_file_listed_and_removed(folder, capsys):
     assert main(["info", str(folder), "--json"]) == 0
     out, err = capsys.readouterr()
     name = stores.converted_files()[0].name
@@ -327,7 +327,7 @@ def test_every_part_of_a_set_is_fetched(hub):
     assert hub.fetched == hub.files["owner/name"]
 
 
-def test_a_repository_of_weights_is_fetched_and_converted(hub, folder):  # noqa: F811
+def test_a_repository_of_weights_is_fetched_and_converted(hub, folder):
     hub.files = {
         "owner/whole": sorted(os.listdir(folder)),
         ("owner/whole", "at"): str(folder),
@@ -340,7 +340,7 @@ def test_a_repository_of_weights_is_fetched_and_converted(hub, folder):  # noqa:
         stores.located("owner/whole")
 
 
-def test_a_converted_repository_opens_offline(hub, folder, tmp_path, monkeypatch):  # noqa: F811
+def test_a_converted_repository_opens_offline(hub, folder, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -457,7 +457,7 @@ def huggingface_names(monkeypatch):
     return asked
 
 
-def test_a_folder_of_drafts_is_chosen_from_and_one_of_weights_is_converted(folder, tmp_path):  # noqa: F811
+def test_a_folder_of_drafts_is_chosen_from_and_one_of_weights_is_converted(folder, tmp_path):
     files = tmp_path / "files"
     files.mkdir()
     for kind in ("Q4_K_M", "Q8_0"):

@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def seeing(folder):  # noqa: F811
+def seeing(folder):
     """A folder of LLaVA: the tiny Llama with a byte-level vocabulary, and the golden's encoder."""
     random = np.random.default_rng(1)
     text, tensors = json.loads((folder / "config.json").read_text()), tensors_of(folder)
@@ -128,7 +128,7 @@ def test_a_file_made_of_a_folder_has_an_encoder_only_in_the_cache_folder(seeing,
         assert asked(engine).usage.prompt_tokens == 21
 
 
-def test_folders_without_an_encoder_have_none(folder, cache):  # noqa: F811
+def test_folders_without_an_encoder_have_none(folder, cache):
     with oxillama.load(folder) as engine:
         assert not engine.takes_images
     with pytest.raises(ConvertError, match="'LlamaForCausalLM', .* encoders can be conv"):
@@ -250,7 +250,7 @@ def test_the_encoder_beside_a_model_in_a_store_is_its_own(stored, seeing, tmp_pa
         assert engine.generate("abc", max_tokens=2).tokens  # texts alone do not need it
 
 
-def test_an_encoder_of_sound_alone_takes_no_images(tmp_path, folder):  # noqa: F811
+def test_an_encoder_of_sound_alone_takes_no_images(tmp_path, folder):
     place = tmp_path / "hub/models--owner--hear/snapshots/0123"
     place.mkdir(parents=True)
     model = shutil.copy(stores.located(folder), place / "hear-Q8_0.gguf")
