@@ -23,7 +23,7 @@ from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.quant import formats
 from tests.audio.made import RATE, clip, write_audio
 from tests.vision.made import write_mmproj
-from tools.model_table import table
+from tools.model_table import filled
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -150,7 +150,10 @@ def test_the_readme_names_every_format():
 
 
 def test_the_page_of_architectures_is_made_from_the_registry():
-    assert (ROOT / "docs" / "models.md").read_text(encoding="utf-8") == table()
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert page.count("<!-- end -->") == 2 and "`llama`" in page and page == filled(page)
+    marked = "<!-- table -->\nstale row\n<!-- end -->\n<!-- sources -->\nstale row\n<!-- end -->"
+    assert "stale row" not in filled(marked)
 
 
 def test_every_command_that_a_page_shows_is_one():
