@@ -1,15 +1,10 @@
-"""Engines and models that several tests of this folder share; `null` is importable by its name."""
-
-import sys
-from pathlib import Path
+"""Engines and models that several tests of this folder share."""
 
 import pytest
 
 import oxillama
 from tests.model import tiny
 from tests.snapshot.saved import small_engine
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from oxillama.engine.engine import EngineCore
+from oxillama.engine.memory.pages import PagedKvCache
 from oxillama.engine.request import GenerateRequest
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import Cancelled, PoolError
@@ -196,3 +197,29 @@ def check_solo(jobs) -> None:
             wanted if done.finish_reason == "length" else wanted[: len(done.tokens)]
         )
         assert done.finish_reason == "length" or job.cancelled
+
+
+def filled(pool, length, value=0):
+    """A cache of `length` positions, position p holding value + p."""
+    cache = PagedKvCache(pool)
+    write(cache, length, value)
+    return cache
+
+
+def write(cache, length, value):
+    """Reserve, write and commit positions up to `length`."""
+    size = cache.pool.page_size
+    cache.reserve(length)
+    for position in range(cache.length, length):
+        # invariant 3
+        assert cache.pool.owners(cache.pages[position // size]) == 1, "a shared page was written"
+        cache.pool.memory.pages[cache.pages[position // size]][position % size] = value + position
+    cache.commit(length)
+
+
+def read(cache):
+    """What the pages hold, position by position."""
+    size = cache.pool.page_size
+    return [
+        int(cache.pool.memory.pages[cache.pages[p // size]][p % size]) for p in range(cache.length)
+    ]

@@ -9,9 +9,9 @@ import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from null import VOCAB, NullProgram, core, hashed, request, solo
 
 from oxillama.engine.scheduler import SchedulerConfig
+from tests.engine.null import VOCAB, NullProgram, core, hashed, request, solo
 
 
 def watched(engine):

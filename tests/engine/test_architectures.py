@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-from null import request
 
 from oxillama.engine.config import EngineConfig
 from oxillama.model import architectures, load_model
@@ -15,6 +14,7 @@ from oxillama.opening import core_over
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.planner import Planner
 from oxillama.speculative.types import Candidates, Draft
+from tests.engine.null import request
 from tests.model.invented import VOCAB, generates, invent
 
 PROMPT = [int(token) for token in np.random.default_rng(5).integers(0, VOCAB, 50)]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from null import VOCAB, NullMemory, NullProgram, core, hashed, request, solo
 
 from oxillama.engine.beam import BeamSearchConfig, likeliest, make_beams
 from oxillama.engine.request import BeamRequest
@@ -17,6 +16,7 @@ from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import Cancelled, ConfigError, PoolError, SamplingError
 from oxillama.options import Options
 from oxillama.sampling import SamplerConfig
+from tests.engine.null import VOCAB, NullMemory, NullProgram, core, hashed, request, solo
 
 END = 5
 DEFAULT = SamplerConfig()

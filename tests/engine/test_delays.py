@@ -5,11 +5,11 @@ move.
 import threading
 
 import pytest
-from null import VOCAB, NullProgram, core, request, solo
 
 import oxillama.engine.engine
 import oxillama.engine.loop
 from oxillama.engine.scheduler import SMALLEST_CHUNK, SchedulerConfig
+from tests.engine.null import VOCAB, NullProgram, core, request, solo
 
 BASE, ROW = 0.004, 0.0005  # seconds of a step, and of each of its rows
 LONG = 32_000

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from null import HIDDEN, VOCAB, NullProgram, core, hashed
 
 from oxillama.engine.embedding import Pooler, PoolingMode, submit_embedding
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import EmptySequence
+from tests.engine.null import HIDDEN, VOCAB, NullProgram, core, hashed
 
 ROWS = np.random.default_rng(3).standard_normal((40, 6)).astype(np.float32)
 

@@ -12,17 +12,6 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from null import (
-    VOCAB,
-    NullMemory,
-    NullProgram,
-    check_solo,
-    core,
-    drawn_core,
-    drawn_prompts,
-    request,
-    solo,
-)
 
 from oxillama.engine.embedding import all_logits
 from oxillama.engine.generation import make_request
@@ -30,6 +19,18 @@ from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ContextError, EngineError, PoolError
 from oxillama.options import Options
 from oxillama.sampling import Sampler, SamplerConfig
+from tests.engine.null import (
+    VOCAB,
+    NullMemory,
+    NullProgram,
+    check_solo,
+    core,
+    drawn_core,
+    drawn_prompts,
+    hashed,
+    request,
+    solo,
+)
 
 SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
 
@@ -226,8 +227,6 @@ def test_a_shifted_context_goes_on_and_equals_its_definition():
     asked = request(engine, [1] * 20, max_tokens=60, shift_keep=4)
     done = engine.submit(asked).result(60)
     tokens, draw, wanted = [1] * 20, Sampler(SamplerConfig.greedy(), VOCAB), []
-    from null import hashed
-
     for _ in range(60):
         wanted.append(draw.sample(hashed(tokens, VOCAB)))
         tokens.append(wanted[-1])

@@ -7,7 +7,6 @@ import threading
 import time
 
 import pytest
-from null import VOCAB, NullProgram, core, request, solo
 
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.siblings import make_siblings
@@ -15,6 +14,7 @@ from oxillama.errors import ConfigError
 from oxillama.options import Options
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.types import Candidates, Draft
+from tests.engine.null import VOCAB, NullProgram, core, request, solo
 
 
 class Drafting:

@@ -4,9 +4,8 @@ import re
 from dataclasses import fields
 from itertools import accumulate
 
-from null import core, request
-
 from oxillama.engine.metrics import BOUNDS, Histogram
+from tests.engine.null import core, request
 
 
 def test_counters_add_up_over_a_run():

@@ -4,36 +4,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from null import NullMemory
 
 from oxillama.engine.memory.pages import KvCachePool, PagedKvCache
 from oxillama.errors import Exhausted, InvalidSlot, PoolError
-
-
-def filled(pool, length, value=0):
-    """A cache of `length` positions, position p holding value + p."""
-    cache = PagedKvCache(pool)
-    write(cache, length, value)
-    return cache
-
-
-def write(cache, length, value):
-    """Reserve, write and commit positions up to `length`."""
-    size = cache.pool.page_size
-    cache.reserve(length)
-    for position in range(cache.length, length):
-        # invariant 3
-        assert cache.pool.owners(cache.pages[position // size]) == 1, "a shared page was written"
-        cache.pool.memory.pages[cache.pages[position // size]][position % size] = value + position
-    cache.commit(length)
-
-
-def read(cache):
-    """What the pages hold, position by position."""
-    size = cache.pool.page_size
-    return [
-        int(cache.pool.memory.pages[cache.pages[p // size]][p % size]) for p in range(cache.length)
-    ]
+from tests.engine.null import NullMemory, filled, read, write
 
 
 def test_a_page_freed_twice_raises():

@@ -3,13 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from null import NullMemory
-from test_pages import filled, read
 
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.memory.pages import KvCachePool, PagedKvCache
 from oxillama.engine.memory.prefix import PrefixKvCache
 from oxillama.errors import ConfigError
+from tests.engine.null import NullMemory, filled, read
 
 
 def tree(**limits):

@@ -4,11 +4,11 @@ import threading
 import time
 
 import pytest
-from null import VOCAB, NullProgram, core, request, solo
 
 import oxillama
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler, SchedulerConfig, State
 from oxillama.errors import ConfigError, QueueFull
+from tests.engine.null import VOCAB, NullProgram, core, request, solo
 
 
 class Held(NullProgram):

@@ -6,13 +6,13 @@ import sys
 import threading
 
 import pytest
-from null import VOCAB, core, request, solo
 
 from oxillama.engine.beam import BeamSearchConfig, make_beams
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.siblings import make_siblings
 from oxillama.options import Options
 from oxillama.sampling import Sampler, SamplerConfig
+from tests.engine.null import VOCAB, core, request, solo
 
 SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
 GREEDY = SamplerConfig.greedy()

@@ -3,12 +3,12 @@ time.
 """
 
 import pytest
-from null import NullMemory, core, request, solo
 
 from oxillama.engine.memory.pages import KvCachePool, PagedKvCache, Rewindable
 from oxillama.errors import PositionBeyondEnd, RewindError
 from oxillama.speculative.lookup import LookupDrafter
 from oxillama.speculative.types import Candidates
+from tests.engine.null import NullMemory, core, request, solo
 
 
 def test_pages_go_back_to_any_position_but_not_forward():

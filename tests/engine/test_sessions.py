@@ -9,7 +9,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from null import VOCAB, NullProgram, core, hashed, request, solo
 
 import oxillama
 from oxillama.engine.scheduler import SchedulerConfig
@@ -22,6 +21,7 @@ from oxillama.errors import (
     QueueFull,
 )
 from oxillama.sampling import SamplerConfig
+from tests.engine.null import VOCAB, NullProgram, core, hashed, request, solo
 
 SEEDED = SamplerConfig(seed=3)
 

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from null import VOCAB, NullProgram, core, request, solo
 
 import oxillama
 from oxillama.engine.scheduler import SchedulerConfig
+from tests.engine.null import VOCAB, NullProgram, core, request, solo
 
 SYSTEM = [(7 * i + i // 13) % VOCAB for i in range(2000)]
 

@@ -4,13 +4,13 @@ import asyncio
 import time
 
 import pytest
-from null import VOCAB, NullProgram, core, solo
 
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.siblings import derived_seed, make_siblings
 from oxillama.errors import ConfigError
 from oxillama.options import Options
 from oxillama.sampling import SamplerConfig
+from tests.engine.null import VOCAB, NullProgram, core, solo
 
 # penalties would see the prompt, `solo` has none
 SEEDED = SamplerConfig(temperature=1.0, seed=11, repetition_penalty=1.0)

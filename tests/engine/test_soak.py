@@ -8,12 +8,12 @@ import threading
 
 import numpy as np
 import pytest
-from null import HIDDEN, VOCAB, NullMemory, NullProgram, core, hashed, request, solo
 
 from oxillama.engine.embedding import Pooler, PoolingMode
 from oxillama.engine.request import EmbedRequest
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.sampling import Sampler, SamplerConfig
+from tests.engine.null import HIDDEN, VOCAB, NullMemory, NullProgram, core, hashed, request, solo
 
 SEEDED = SamplerConfig(seed=9)
 ROUNDS = int(os.environ.get("OXILLAMA_SOAK_ROUNDS", "12"))

@@ -7,13 +7,13 @@ import weakref
 
 import numpy as np
 import pytest
-from null import VOCAB, NullProgram, core, request, solo
 
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.workers import Workers
 from oxillama.errors import EngineError
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.types import Candidates, Draft
+from tests.engine.null import VOCAB, NullProgram, core, hashed, request, solo
 
 GREEDY = SamplerConfig.greedy()
 SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
@@ -118,8 +118,6 @@ def test_processors_of_many_requests_change_no_token_of_any(sequences):
         row[int(tokens.sum()) % VOCAB] += 5.0
 
     def alone(prompt, count):
-        from null import hashed
-
         draw, tokens = Sampler(SEEDED, VOCAB, processors=[processor]), list(prompt)
         draw.accept_prompt(prompt)
         for _ in range(count):
