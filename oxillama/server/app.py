@@ -84,12 +84,12 @@ class App:
         if path.startswith("/v1/models") and "anthropic-version" in request.headers:
             dialect = "anthropic"  # OpenAI and Anthropic have the same paths for models
         call = Call(self.state, request, id=new_id("req_"), dialect=dialect, params=params)
-        status = [0]
-        began = [0.0]
+        status, began = 0, 0.0  # of the response, once it has begun
 
         async def counted(message: Any) -> None:
+            nonlocal status, began
             if message["type"] == "http.response.start":
-                status[0], began[0] = message["status"], time.perf_counter()
+                status, began = message["status"], time.perf_counter()
                 message = {**message, "headers": self._headed(message["headers"], call)}
             await send(message)
 
@@ -100,13 +100,13 @@ class App:
             except asyncio.CancelledError:
                 # the time that the end of the server leaves to what runs is over
                 call.log_fields["cut"] = True
-                if not status[0]:
+                if not status:
                     await self._error(call, shutting_down())(scope, receive, counted)
             except ClientGone as gone:
                 self.state.disconnects += 1
                 call.log_fields["disconnected"] = True
-                if not status[0]:
-                    status[0] = 499
+                if not status:
+                    status = 499
                     if gone.half:
                         error = ApiError(
                             400,
@@ -121,15 +121,15 @@ class App:
                     "method": method,
                     "path": path,
                     "route": route.path if route else None,
-                    "status": status[0],
+                    "status": status,
                     "ms": round((time.perf_counter() - call.received) * 1e3, 2),
-                    **({"head_ms": round((began[0] - call.received) * 1e3, 2)} if began[0] else {}),
+                    **({"head_ms": round((began - call.received) * 1e3, 2)} if began else {}),
                     **({"key": call.key} if call.key else {}),
                     **call.log_fields,
                 }
                 if self.state.log.prompts and call.body:
                     fields["body"] = call.body
-                self.state.requests_total[route.path if route else "", str(status[0])] += 1
+                self.state.requests_total[route.path if route else "", str(status)] += 1
                 annotate(current, fields)
                 self.state.log.request(**fields)
 
