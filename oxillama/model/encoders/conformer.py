@@ -60,7 +60,7 @@ def layers(
         x, y = pair.columns(inner, half), pair.columns(half, half + inner)
         if layer.index + 1 < p.n_layers:
             mask, turn = p.features(pair.width, 1), p.features(pair.width + 1, waves)
-        y = p.activate(_scaled(p, layer, y), "silu")
+        y = p.activate(_batch_norm(layer, y), "silu")
         x = x + _place(p, layer, y, "conv_pw2", p.hidden)
         x = x + _network(p, layer, x, "_1")
         x = after(p, layer, layer.norm(x, "ln2", kind="layer"))
@@ -83,7 +83,7 @@ def _place(p: AudioBuilder, layer: Layer, x: Value, name: str, rows: int) -> Val
     return p.record("linear", (x,), width=rows, weight=weight, bias=bias)
 
 
-def _scaled(p: AudioBuilder, layer: Layer, x: Value) -> Value:
+def _batch_norm(layer: Layer, x: Value) -> Value:
     """A norm over a batch, which most files have as a factor and a summand; some of llama.cpp's
     converters give it another name.
     """
