@@ -61,11 +61,6 @@ class Vision:
         return self.encoder.width
 
     @property
-    def positioned(self) -> bool:
-        """Whether features have their own rows and columns (M-RoPE)."""
-        return isinstance(self.processor, DynamicResolution) and self.processor.placed
-
-    @property
     def axes(self) -> int:
         """Positions of a row: 1, 3 (M-RoPE) or 4 (XD-RoPE)."""
         return self.processor.axes if isinstance(self.processor, DynamicResolution) else 1

@@ -101,7 +101,7 @@ def test_sides_of_youtu_are_rounded_up_and_limited_by_steps(tmp_path):
 
 def test_patches_of_youtu_hold_the_colours_of_a_pixel_side_by_side(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "youtuvl"))
-    assert not vision.positioned
+    assert vision.axes == 1
     pixels = np.arange(3 * 32 * 64, dtype=np.float32).reshape(3, 32, 64)
     rows = vision.processor.rows(pixels)
     assert rows.rows[1, :6].tolist() == [16, 2064, 4112, 17, 2065, 4113]
@@ -111,7 +111,7 @@ def test_patches_of_youtu_hold_the_colours_of_a_pixel_side_by_side(tmp_path):
 
 def test_features_of_paddleocr_are_at_their_rows_and_columns(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "paddleocr"))
-    assert vision.positioned
+    assert vision.axes == 3
     before, made, after = vision.pieces(image_of(112, 56))
     assert (before, after) == ("<|IMAGE_START|>", "<|IMAGE_END|>")
     where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
@@ -120,7 +120,7 @@ def test_features_of_paddleocr_are_at_their_rows_and_columns(tmp_path):
 
 def test_features_of_dots_ocr_have_one_position_each(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "dots_ocr"))
-    assert not vision.positioned
+    assert vision.axes == 1
     before, made, after = vision.pieces(image_of(112, 56))
     assert (before, len(made), after) == ("<|img|>", 8, "<|endofimg|>")
 
@@ -130,7 +130,7 @@ def test_windows_of_exaone_are_those_of_its_file(tmp_path):
     for size, every in ((56, 2), (112, 2), (56, 0), (56, None)):
         more = {"window_size": size, "n_wa_pattern": every}
         vision = Vision(write_mmproj(tmp_path / "m.gguf", "exaone4_5", **more))
-        assert not vision.positioned
+        assert vision.axes == 1
         before, made[size, every], after = vision.pieces(image_of(112, 84))
         assert (before, len(made[size, every]), after) == ("<vision>", 12, "</vision>")
     whole = made[56, 0].rows

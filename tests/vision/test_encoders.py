@@ -322,7 +322,7 @@ def test_images_of_janus_pro_are_padded_with_the_mean_of_the_file(tmp_path):
 
 def test_large_images_of_lfm2_are_tiles_that_say_where_they_are(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "lfm2", width=48))
-    assert not vision.positioned
+    assert vision.axes == 1
     # as of transformers: 2 * 256 features are the most of an image that is sent whole
     assert len(vision.pixels(image_of(724, 720))) == 1
     pieces = vision.pieces(image_of(724, 725))
@@ -336,7 +336,7 @@ def test_large_images_of_lfm2_are_tiles_that_say_where_they_are(tmp_path):
 
 def test_features_of_glm_are_at_their_rows_and_columns(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "glm4v", width=48))
-    assert vision.positioned
+    assert vision.axes == 3
     before, made, after = vision.pieces(image_of(112, 56))
     assert (before, after) == ("<|begin_of_image|>", "<|end_of_image|>")
     where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
@@ -346,7 +346,7 @@ def test_features_of_glm_are_at_their_rows_and_columns(tmp_path):
 @pytest.mark.parametrize("width, together", ((1536, False), (2560, False), (5376, True)))
 def test_rows_of_gemma_4_see_each_other_in_its_larger_models(tmp_path, width, together):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", "gemma4v", width=width))
-    assert not vision.positioned
+    assert vision.axes == 1
     before, made, after = vision.pieces(image_of(61, 143))
     assert (before, len(made), after) == ("<|image>", 250, "<image|>")
     assert made.together == together

@@ -139,7 +139,7 @@ def test_a_vocabulary_of_another_family_is_refused(tmp_path):
 def test_rows_of_the_unified_gemma_4_see_each_other(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "gemma4uv", width=1536))
     assert shown(vision, 61, 143) == ["<|image>", 250, "<image|>"]
-    assert vision.pieces(image_of(61, 143))[1].together and not vision.positioned
+    assert vision.pieces(image_of(61, 143))[1].together and vision.axes == 1
 
 
 def test_the_end_of_an_image_of_gemma_3n_is_a_row_of_the_encoders_table(tmp_path):
@@ -185,12 +185,12 @@ def test_images_of_minimax_have_at_most_576_features(tmp_path):
     assert vision.processor.sides(10, 700) == (28, 476)
     assert vision.processor.sides(10, 20) == (56, 84)
     assert shown(vision, 56, 84) == ["]<]start of image[>[", 6, "]<]end of image[>["]
-    assert not vision.positioned
+    assert vision.axes == 1
 
 
 def test_features_of_ling_are_at_their_rows_and_columns(tmp_path):
     vision = Vision(write_more(tmp_path / "m.gguf", "ling3vl"))
-    assert vision.positioned
+    assert vision.axes == 3
     begin, made, end = vision.pieces(image_of(112, 56))
     assert (begin, end) == ("<|vision_start|>", "<|vision_end|>")
     where = [[0] * 8, [0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 0, 1, 2, 3]]
