@@ -4,6 +4,8 @@ finds the old bytes or the new ones.
     temporary file next to the target -> write -> fsync -> rename over the target -> fsync of the
     folder
 
+On macOS F_FULLFSYNC stands for fsync, which does not empty the disk's own cache there.
+
 Symbolic links of a path are followed and stay; `target_of` returns the file they lead to.
 
 A writer holds a lock (flock) on its temporary file. A killed process leaves the file without a
@@ -38,6 +40,7 @@ except ImportError:  # Windows, where a file that is open cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 _AT_ONCE = 256  # buffers of one system call; every system takes so many
+MOST_BYTES = 1 << 30  # of one system call: macOS refuses 2 GiB, Linux does a part of them
 _START_WRITE = 2  # SYNC_FILE_RANGE_WRITE
 # of the target's name that a temporary one has: the whole might be as long as names may be
 _NAME_BYTES = 100
@@ -101,7 +104,7 @@ class Replacement:
         """Sync the new bytes and replace the old ones in one step; after an OSError, call `drop`.
         keep_existing: if a file exists by now, it stays and the new one is removed.
         """
-        os.fsync(self.fd)
+        sync(self.fd)
         if fcntl is None:  # Windows renames no file that is open
             self._close()
         if keep_existing:
@@ -214,10 +217,25 @@ def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
 
 def _write_some(fd: int, views: Sequence[memoryview], offset: int) -> int:
     """The number of bytes of the views that the system took, from the first one on."""
+    some, room = [], MOST_BYTES
+    for view in views:
+        some.append(view[:room])
+        room -= len(some[-1])
+        if not room:
+            break
     if hasattr(os, "pwritev"):
-        return os.pwritev(fd, views, offset)
+        return os.pwritev(fd, some, offset)
     os.lseek(fd, offset, os.SEEK_SET)  # Windows; a descriptor has one writer
-    return os.write(fd, views[0])
+    return os.write(fd, some[0])
+
+
+def sync(fd: int) -> None:
+    """Return when the bytes of a file, or the entries of a folder, are on the disk."""
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS; some file systems have only fsync
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)
 
 
 def start_back(fd: int, offset: int, length: int) -> None:
@@ -282,6 +300,6 @@ def _sync_folder(folder: str) -> None:
         return
     fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)

@@ -47,7 +47,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from blake3 import blake3
 
-from oxillama.durable import Writer, replacing, write_at
+from oxillama.durable import MOST_BYTES, Writer, replacing, write_at
 from oxillama.errors import (
     ConfigError,
     ContextError,
@@ -404,7 +404,7 @@ class Envelope:
         """Bytes of the file from `offset` on."""
         at = 0
         while at < len(out):
-            got = os.preadv(self._fd, [out[at:]], offset + at)
+            got = os.preadv(self._fd, [out[at : at + MOST_BYTES]], offset + at)
             if not got:
                 raise self.kind.refuse(
                     f"{what}: the file ends at byte {offset + at}, wanted {offset + len(out)}"

@@ -34,7 +34,7 @@ from blake3 import blake3
 from oxillama._core.filemap import FileMap
 from oxillama._core.panels import PackedMatrix, fault_in
 from oxillama._core.pool import available_bytes
-from oxillama.durable import write_at
+from oxillama.durable import sync, write_at
 from oxillama.errors import QuantError
 from oxillama.gguf.source import Shard, open_without_waiting
 from oxillama.weights.identity import Identity, unchanged
@@ -281,7 +281,7 @@ def write_panels(
             text = json.dumps(header).encode()
             head = MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text
             write_at(file.fileno(), 0, [head])
-            os.fsync(file.fileno())
+            sync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
