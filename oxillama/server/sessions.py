@@ -3,12 +3,15 @@ start, so that a client's chat continues after a restart, bit for bit. What the 
 session is the note of its snapshot: one file, so that both are replaced together.
 
 A name is letters, digits, '_', '-' and '.', and begins with a letter or digit, so it cannot lead
-out of the folder. A session that is only in the folder is restored when it is first used.
+out of the folder. Names that differ in case alone are of two sessions; where the file system takes
+them for one (macOS), the second is not saved. A session that is only in the folder is restored when
+it is first used.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -112,12 +115,23 @@ class Sessions:
         return self._folder
 
     def path(self, name: str) -> Path:
-        """The snapshot's file."""
-        return self.folder() / (checked_name(name) + _SNAPSHOT)
+        """The snapshot's file; 409 if it is that of another session, whose name differs in case."""
+        path = self.folder() / (checked_name(name) + _SNAPSHOT)
+        if path.is_file() and not _listed(path):
+            raise ApiError(
+                409,
+                f"session {name}: the folder has one whose name differs in case alone, which its "
+                "file system takes for the same; wanted another name",
+                code="exists",
+            )
+        return path
 
     def on_disk(self, name: str) -> bool:
         """Whether there is a snapshot of that name."""
-        return self._folder is not None and (self._folder / (name + _SNAPSHOT)).is_file()
+        if self._folder is None:
+            return False
+        path = self._folder / (name + _SNAPSHOT)
+        return path.is_file() and _listed(path)
 
     def knows(self, name: str) -> bool:
         """Whether there is a session of that name, in memory or in the folder."""
@@ -341,8 +355,8 @@ class Sessions:
                     named.gone = True
                     del self._named[name]
                     _closed(named.session)
-                if self._folder is not None:
-                    (self._folder / (name + _SNAPSHOT)).unlink(missing_ok=True)
+                if self.on_disk(name):
+                    self.path(name).unlink(missing_ok=True)
 
     def named(self, name: str) -> NamedSession | None:
         """A session in memory, None where it is not there."""
@@ -414,6 +428,11 @@ class Sessions:
             self._write(idle, self.path(idle.name))
         del self._named[idle.name]
         _closed(idle.session)
+
+
+def _listed(path: Path) -> bool:
+    """Whether a file that is there has this very name."""
+    return path.name in os.listdir(path.parent)
 
 
 def checked_name(name: Any, *, param: str = "session") -> str:

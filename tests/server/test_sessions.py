@@ -1,6 +1,7 @@
 """Sessions by name survive a restart, bit for bit; names cannot lead out of the folder."""
 
 import json
+import os
 import threading
 
 import pytest
@@ -53,6 +54,22 @@ def test_a_request_in_a_slot_changes_no_session(server, path):
     assert list(held.tokens) == before and len(before) >= 9
     assert server.ok("/completion", one)["content"] == alone
     server.client.delete("/v1/sessions/own")
+
+
+def test_names_that_differ_in_case_are_two_sessions(tmp_path, monkeypatch):
+    """Where the file system takes them for one, too: the file of `a` is that of `A` there."""
+    with asking(sessions_dir=tmp_path) as server:
+        server.ok(PATH, BEGIN)
+        server.ok("/v1/sessions/a/save", {})
+    saved = (tmp_path / "a.session").read_bytes()
+    monkeypatch.setattr(os, "listdir", lambda folder: ["A.session"])
+    with asking(sessions_dir=tmp_path) as server:
+        assert server.get("/v1/sessions/a").status_code == 404
+        server.ok(PATH, {**BEGIN, "prompt": "Another"})
+        error = server.refused("/v1/sessions/a/save", {}, 409)
+        assert error["code"] == "exists" and "differs in case alone" in error["message"]
+        assert server.client.delete("/v1/sessions/a").status_code == 200
+    assert (tmp_path / "a.session").read_bytes() == saved
 
 
 def test_a_session_that_is_handed_over_goes_on_in_another_server(tmp_path):
