@@ -12,6 +12,9 @@ took is printed (`pip install -v` shows it). Environment:
 
 import logging
 import os
+import platform
+import shutil
+import subprocess
 import sys
 import sysconfig
 import time
@@ -30,6 +33,12 @@ if sys.platform == "win32":
     sys.exit(
         "oxillama does not build for Windows itself, wanted Linux (on Windows: WSL 2) or macOS"
     )
+
+# python.org's interpreters for macOS compile everything for two processors. Only this machine's is
+# wanted: Homebrew's libomp is for no other.
+if sysconfig.get_platform().endswith("universal2") and "ARCHFLAGS" not in os.environ:
+    os.environ["ARCHFLAGS"] = f"-arch {platform.machine()}"
+    os.environ["_PYTHON_HOST_PLATFORM"] = f"macosx-11.0-{platform.machine()}"
 
 only = {name for name in os.environ.get("OXILLAMA_BUILD_ONLY", "").split(",") if name}
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
@@ -75,9 +84,11 @@ levels = {
     "oxillama/_core/stages.c": "-O3",
     **{f"oxillama/_core/{name}.c": "-O1" for name in cold.split()},
 }
-if sysconfig.get_platform().endswith(("arm64", "aarch64")):  # clang knows no pragma for these
-    levels["csrc/lanes/neondot.c"] = "-O3 -march=armv8.2-a+dotprod"
-    levels["csrc/lanes/i8mm.c"] = "-O3 -march=armv8.2-a+dotprod+i8mm"
+if sysconfig.get_platform().endswith(("arm64", "aarch64", "universal2")):
+    # clang knows no pragma for these
+    which = "-Xarch_arm64 " if sysconfig.get_platform().endswith("universal2") else ""
+    levels["csrc/lanes/neondot.c"] = f"-O3 {which}-march=armv8.2-a+dotprod"
+    levels["csrc/lanes/i8mm.c"] = f"-O3 {which}-march=armv8.2-a+dotprod+i8mm"
 
 # The longest compilations in the order of their length: they start first, so that none of them is
 # left alone at the end. All others are shorter; the larger file goes first there.
@@ -167,6 +178,19 @@ translation = dict(
 )
 
 
+def libomp():
+    """The folders where libomp may be on macOS: of Homebrew, MacPorts and conda."""
+    found = []
+    if brew := shutil.which("brew"):
+        asked = [brew, "--prefix", "libomp"]
+        run = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        found.append(run.stdout.strip())
+    found += ["/opt/homebrew/opt/libomp", "/usr/local/opt/libomp", os.environ.get("CONDA_PREFIX")]
+    pairs = [(f"{folder}/include", f"{folder}/lib") for folder in found if folder]
+    pairs.append(("/opt/local/include/libomp", "/opt/local/lib/libomp"))
+    return [pair for pair in pairs if os.path.exists(f"{pair[0]}/omp.h")]
+
+
 class BuildExt(build_ext):
     """Translates the modules, compiles every C file once, in one pool for all extensions, and links
     them. Only here: steps that ask for the package's metadata need not wait for Cython."""
@@ -196,7 +220,11 @@ class BuildExt(build_ext):
 
     def openmp(self):
         """The flags to compile and to link with, found by building a program with them."""
-        found = [(["-fopenmp"], ["-fopenmp"]), (["-Xpreprocessor", "-fopenmp"], ["-lomp"])]
+        found = [(["-fopenmp"], ["-fopenmp"])]
+        if sys.platform == "darwin":  # Apple's clang has the pragmas, but no library
+            for headers_of, lib in libomp():
+                compiled = ["-Xpreprocessor", "-fopenmp", f"-I{headers_of}"]
+                found.append((compiled, [f"-L{lib}", f"-Wl,-rpath,{lib}", "-lomp"]))
         if self.compiler.compiler_type == "msvc":
             found = [(["/openmp"], [])]
         with TemporaryDirectory() as folder:
@@ -210,7 +238,8 @@ class BuildExt(build_ext):
                     return compiled, linked
                 except (CompileError, LinkError):
                     continue
-        print("no OpenMP: standalone calls run on one thread", flush=True)
+        wanted = " (wanted: brew install libomp)" if sys.platform == "darwin" else ""
+        print(f"no OpenMP: standalone calls run on one thread{wanted}", flush=True)
         return [], []
 
     def compile_all(self, files, extra):
