@@ -125,7 +125,14 @@ int ox_cpu_model(char *out, int size)
 {
     if (size > 0)
         out[0] = 0;
+#if defined(__APPLE__)
+    size_t room = size > 0 ? (size_t)size : 0;
+    if (room && sysctlbyname("machdep.cpu.brand_string", out, &room, NULL, 0))
+        out[0] = 0;
+    return room ? (int)strlen(out) : 0;
+#else
     return 0;
+#endif
 }
 
 int ox_core_kind(void) { return OX_CORE_OTHER; }

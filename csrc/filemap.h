@@ -63,7 +63,11 @@ static int ox_file_keep(int fd) {
 
 /* Whether a signal is about a page of a map of ours, which then holds zeros. */
 static int ox_bus_replace(const siginfo_t *info) {
+#ifdef __APPLE__
+    if (info->si_code != BUS_ADRALN && info->si_code != BUS_ADRERR) return 0;    /* on AArch64 every SIGBUS is said to be BUS_ADRALN */
+#else
     if (info->si_code <= 0 || info->si_code == SI_USER || info->si_code == BUS_ADRALN) return 0;
+#endif
 #ifdef BUS_MCEERR_AO
     if (info->si_code == BUS_MCEERR_AO) return 0;       /* of memory that nobody looked at */
 #endif
@@ -90,6 +94,9 @@ static void ox_bus_pass_on(int number, siginfo_t *info, void *context) {
     if (before->action.sa_handler == SIG_DFL || before->action.sa_handler == SIG_IGN) {
         struct sigaction plain = {.sa_handler = SIG_DFL};
         sigaction(number, &plain, NULL);
+#ifdef __APPLE__
+        raised = 1;                                     /* it cannot be told from a fault */
+#endif
         if (raised) raise(number);                      /* a fault comes again by itself */
         return;
     }

@@ -583,7 +583,11 @@ static void ox_experts_done(ox_pager *p, ox_experts *c, int expert, int32_t pane
 
 static void ox_pager_drop_memory(uint8_t *start, int64_t size) {
     uintptr_t first = ox_page_after(start), end = ox_page_of(start + size);
+#ifdef __APPLE__
+    if (end > first) madvise((void *)first, end - first, MADV_FREE);        /* there MADV_DONTNEED keeps what is there */
+#else
     if (end > first) madvise((void *)first, end - first, MADV_DONTNEED);
+#endif
 }
 
 /* Waits until no step runs and nothing is read, and forgets what was read ahead; until `resume` no step begins. */
