@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from oxillama import durable
+from oxillama._core import threads
 from oxillama.snapshot import container
 from oxillama.snapshot.container import Envelope, Kind, write_sealed
 
@@ -114,3 +115,14 @@ def test_no_call_takes_more_bytes_than_every_system_does(tmp_path, monkeypatch):
     with Envelope.open(kind, tmp_path / "sealed") as opened:
         assert bytes(opened.read("a")) == b"z" * 2500
     assert seen and max(seen) <= 1000
+
+
+def test_a_step_has_the_performance_cores_of_a_mac(monkeypatch):
+    assert threads.mac_cores() is None and threads.mac_cores(fast=True) is None  # not a Mac
+    monkeypatch.delenv("OXILLAMA_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "cgroup_cpus", lambda: None)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert threads.default_threads() == 8
+    monkeypatch.setattr(threads, "mac_cores", lambda *, fast=False: 4 if fast else 8)
+    assert threads.default_threads() == 4

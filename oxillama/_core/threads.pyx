@@ -10,6 +10,7 @@ Standalone calls over arrays (a product, attention, page memory) run their parts
 import os
 from pathlib import Path
 
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free
 from libc.string cimport strerror
 from posix.types cimport pid_t
@@ -32,6 +33,18 @@ cdef extern from *:
     __attribute__((visibility("default"))) void oxillama_set_num_threads(int limit) { atomic_store(&ox_limit, limit < 0 ? 0 : limit); }
 
     /* Whether a `prange` here would get threads: not in a build without OpenMP, nor inside another region. */
+    /* What macOS says under a name of `sysctl`; -1 where it does not know it, and elsewhere. */
+    #ifdef __APPLE__
+    #include <sys/sysctl.h>
+    static int64_t ox_sysctl(const char *name) {
+        int64_t found = 0;              /* the system fills 4 bytes of it or all, lowest first */
+        size_t size = sizeof found;
+        return sysctlbyname(name, &found, &size, NULL, 0) ? -1 : found;
+    }
+    #else
+    static int64_t ox_sysctl(const char *name) { (void)name; return -1; }
+    #endif
+
     #ifdef _OPENMP
     #include <omp.h>
     static int ox_region_parallel(void) { return !omp_in_parallel(); }
@@ -45,6 +58,7 @@ cdef extern from *:
     int oxillama_get_num_threads() nogil
     bint ox_region_parallel() nogil
     int ox_openmp() nogil
+    int64_t ox_sysctl(const char *name) nogil
 
 cdef extern from "<unistd.h>" nogil:
     pid_t getpid()
@@ -194,7 +208,10 @@ def cgroup_cpus(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -
 
 
 def physical_cores(cpus, sysfs: str = "/sys/devices/system/cpu") -> int:
-    """How many physical cores the given logical CPUs belong to; a CPU whose topology is unknown counts as its own core."""
+    """How many physical cores the given logical CPUs belong to; a CPU whose topology is unknown counts as its own core. Of a Mac, which has no
+    affinity, all."""
+    if mac := mac_cores():
+        return mac
     cores = set()
     for cpu in cpus:
         topology = Path(sysfs) / f"cpu{cpu}" / "topology"
@@ -209,9 +226,17 @@ def physical_cores(cpus, sysfs: str = "/sys/devices/system/cpu") -> int:
     return len(cores)
 
 
+def mac_cores(*, bint fast=False) -> int | None:
+    """The physical cores of a Mac; fast: without the efficiency cores of its processor. None on other systems."""
+    cdef int64_t count = ox_sysctl(b"hw.perflevel0.physicalcpu") if fast else -1
+    if count < 1:       # the names of levels came with macOS 12
+        count = ox_sysctl(b"hw.physicalcpu")
+    return count if count > 0 else None
+
+
 def default_threads() -> int:
-    """The default number of workers: `OXILLAMA_NUM_THREADS`, else physical cores within the CPU affinity, no more than the cgroup
-    quota, at least 1. ConfigError where the variable is no number from 1 to 1024.
+    """The default number of workers: `OXILLAMA_NUM_THREADS`, else physical cores within the CPU affinity (of a Mac: its performance
+    cores, because an op ends with its slowest worker), no more than the cgroup quota, at least 1. ConfigError where the variable is no number from 1 to 1024.
     """
     asked = os.environ.get("OXILLAMA_NUM_THREADS", "")
     if asked:
@@ -221,7 +246,7 @@ def default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         count = physical_cores(os.sched_getaffinity(0))
     else:
-        count = os.cpu_count() or 1
+        count = mac_cores(fast=True) or os.cpu_count() or 1
     quota = cgroup_cpus()
     if quota is not None:
         count = min(count, int(quota))
