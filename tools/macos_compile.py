@@ -21,9 +21,10 @@ from tempfile import TemporaryDirectory
 import ziglang
 
 ROOT = Path(__file__).resolve().parents[1]
-# as Apple's clang, which knows no -fopenmp of its own; what links is another program
-CLANG = """#!{python}
-import os, sys
+# as Apple's clang, which knows no -fopenmp of its own; what links is another program. Modules lack
+# names of the interpreter and of OpenMP, and no others.
+CLANG = r"""#!{python}
+import os, re, subprocess, sys
 given = sys.argv[1:]
 zig = ["{python}", "-m", "ziglang"]
 if any(one == "-fopenmp" and given[i - 1] != "-Xpreprocessor" for i, one in enumerate(given)):
@@ -33,6 +34,13 @@ if "-c" in given:
     command = [*zig, "clang", "-target", "{arch}-apple-macos11", *headers, *given]
 else:
     command = [*zig, "cc", "-target", "{zig_arch}-macos.11.0", *given]
+    if "dynamic_lookup" in given:
+        strict = [one for one in command if one not in ("-undefined", "dynamic_lookup")]
+        said = subprocess.run(strict, capture_output=True, text=True).stderr
+        lacking = set(re.findall(r"undefined symbol: _(\w+)", said))
+        others = [name for name in lacking if not re.match("_?Py|__kmpc_|omp_", name)]
+        if others or not lacking:
+            sys.exit("found undefined " + str(sorted(others)) + ", wanted only Python's\n" + said)
 os.execv(command[0], command)
 """
 # of OpenMP only what the modules and clang's regions call
