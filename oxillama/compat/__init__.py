@@ -1,6 +1,7 @@
 """Interfaces of other libraries on this engine, for existing programs.
 
 `llama_cpp` is that of llama-cpp-python: `objects` are the classes beside its `Llama`, `handlers`
-those of image encoders, `arguments` says what arguments mean here, `constants` are its numbers,
-`types` its names of dictionaries, `shapes` writes results in its form.
+those of image encoders, `arguments` says what arguments mean here, `loading` those that a `Llama`
+is made with, `constants` are its numbers, `types` its names of dictionaries, `shapes` writes
+results in its form.
 """

@@ -33,12 +33,10 @@ from oxillama.compat import constants, handlers, shapes, types
 from oxillama.compat.arguments import (
     COMPLETION,
     HINTS,
-    KV_TYPES,
     NO_CUTS,
     OF_HUB,
     POOLINGS,
     REFUSED,
-    ROPE_SCALINGS,
     SAMPLING,
     TEMPLATES,
     biases_of,
@@ -55,6 +53,7 @@ from oxillama.compat.arguments import (
 from oxillama.compat.constants import *  # noqa: F403 - programs import the numbers from here
 from oxillama.compat.handlers import *  # noqa: F403
 from oxillama.compat.handlers import MTMDChatHandler
+from oxillama.compat.loading import check_loading, engine_options
 from oxillama.compat.objects import (
     ANY_SEED,
     LlamaCache,
@@ -251,49 +250,9 @@ class Llama:
         of `type_k` and `type_v` GGML_TYPE_F32, which LangChain still gives. verbose: nothing is
         ever printed.
         """
+        given = locals()
         _check_more(more)
-        check_flags(f16_kv=f16_kv)
-        if n_threads_batch not in (None, n_threads):
-            raise ConfigError(
-                f"n_threads_batch: found {n_threads_batch} and n_threads {n_threads}, wanted "
-                "one number of threads"
-            )
-        if not f16_kv and type_k is type_v is None:
-            type_k = type_v = constants.GGML_TYPE_F32
-        if type_k != type_v or type_k not in KV_TYPES:
-            raise ConfigError(
-                f"type_k, type_v: found {type_k}, {type_v}, wanted the same of {list(KV_TYPES)}"
-            )
-        if rope_scaling_type not in (None, *ROPE_SCALINGS):
-            raise ConfigError(f"rope_scaling_type: found {rope_scaling_type}, wanted -1 to 2")
-        if pooling_type not in (-1, *POOLINGS):
-            raise ConfigError(f"pooling_type: found {pooling_type}, wanted -1 to 3")
-        if chat_format is not None and chat_format not in TEMPLATES:
-            raise ConfigError(
-                f"chat_format: found {chat_format!r}, wanted None (the file's own template) or one "
-                f"of {', '.join(TEMPLATES)}"
-            )
-        if lora_path is None and lora_scale != 1.0:
-            raise ConfigError(f"lora_scale: found {lora_scale} without a lora_path, wanted both")
-        if lora_path is not None and vocab_only:
-            raise ConfigError(
-                "lora_path: found together with vocab_only=True, wanted a model to change"
-            )
-        if chat_handler is not None and not isinstance(chat_handler, MTMDChatHandler):
-            raise ConfigError(
-                f"chat_handler: found {type(chat_handler).__name__}, wanted an MTMDChatHandler"
-            )
-        if chat_handler is not None and vocab_only:
-            raise ConfigError(
-                "chat_handler: found together with vocab_only=True, wanted a model that sees"
-            )
-        if draft_model is not None and not isinstance(draft_model, LlamaPromptLookupDecoding):
-            raise ConfigError(
-                f"draft_model: found {type(draft_model).__name__}, wanted a "
-                "LlamaPromptLookupDecoding"
-            )
-        if not isinstance(model_path, (str, os.PathLike)):
-            raise ConfigError(f"model_path: found {type(model_path).__name__}, wanted a path")
+        check_loading(given)
         self.model_path = os.fspath(model_path)
         self.verbose, self.chat_format = verbose, chat_format
         self.chat_handler = chat_handler
@@ -317,24 +276,7 @@ class Llama:
         self._bridge = oxillama.TokenizerBridge.from_metadata(self._reader.metadata)
         if vocab_only:
             return
-        config: dict[str, Any] = {
-            "n_ctx": n_ctx,
-            "num_threads": None if n_threads in (None, 0, -1) else n_threads,
-            "prefill_chunk_size": n_batch,
-            "rope_freq_base": rope_freq_base or None,
-            "rope_freq_scale": rope_freq_scale or None,
-            "rope_scaling": ROPE_SCALINGS[-1 if rope_scaling_type is None else rope_scaling_type],
-            "yarn_orig_ctx": yarn_orig_ctx or None,
-            "yarn_ext_factor": None if yarn_ext_factor < 0 else yarn_ext_factor,
-            "yarn_attn_factor": None if yarn_attn_factor == 1.0 else yarn_attn_factor,
-            "yarn_beta_fast": None if yarn_beta_fast == 32.0 else yarn_beta_fast,
-            "yarn_beta_slow": None if yarn_beta_slow == 1.0 else yarn_beta_slow,
-        }
-        if type_k is not None:
-            config["kv_type"] = KV_TYPES[type_k]
-        if chat_handler is not None:
-            config["mmproj"] = chat_handler.clip_model_path
-        self._engine = oxillama.load(path, **config)
+        self._engine = oxillama.load(path, **engine_options(given))
         if lora_path is not None:
             try:
                 self._engine.apply_lora(os.fspath(lora_path), lora_scale)
