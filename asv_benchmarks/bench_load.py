@@ -14,6 +14,8 @@ from models import model, wanted
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from first_token import in_fresh_process  # noqa: E402  (the folder of tools is no package)
 
+ROUNDS = 3  # the best of them counts
+
 
 def _seconds(code: str) -> float:
     out = subprocess.run(
@@ -30,25 +32,25 @@ def _seconds(code: str) -> float:
 
 
 class Load:
-    """Seconds in a fresh process, the best of three."""
+    """Seconds in a fresh process."""
 
     unit = "s"
 
     def track_import(self) -> float:
-        return min(_seconds("import oxillama") for _ in range(3))
+        return min(_seconds("import oxillama") for _ in range(ROUNDS))
 
     def track_load_embedded(self) -> float:
-        return min(_seconds("import oxillama; oxillama.load()") for _ in range(3))
+        return min(_seconds("import oxillama; oxillama.load()") for _ in range(ROUNDS))
 
     def track_first_text(self) -> float:
         return min(
             _seconds("import oxillama; next(oxillama.load().stream('Once upon a time'))")
-            for _ in range(3)
+            for _ in range(ROUNDS)
         )
 
 
 class Model:
-    """From `load` to the first token, the best of three: weights packed or mapped from a sidecar,
+    """From `load` to the first token: weights packed or mapped from a sidecar,
     files in the page cache or dropped from it.
     """
 
@@ -67,7 +69,7 @@ class Model:
         self.folder.cleanup()
 
     def track_first_token(self, shape: str, recipe: str, weights: str, cache: str) -> float:
-        return min(in_fresh_process(self.path, **self.options)["first_s"] for _ in range(3))
+        return min(in_fresh_process(self.path, **self.options)["first_s"] for _ in range(ROUNDS))
 
     def track_peak_rss(self, shape: str, recipe: str, weights: str, cache: str) -> float:
         return in_fresh_process(self.path, **self.options)["peak_rss_mb"]
