@@ -542,13 +542,12 @@ def routed(b: Builder, layer: Layer, x: Value, **params: Any) -> Value:
 
 
 def _selection_bias(b: Builder, layer: Layer, count: int) -> np.ndarray | None:
-    """Added to scores for the choice only: `exp_probs_b.bias`, which some files hold as a matrix of
-    one row, or without its suffix.
+    """Added to scores for the choice only: `exp_probs_b.bias`, which some files hold without its
+    suffix.
     """
     for name in ("exp_probs_b.bias", "exp_probs_b"):
         if layer.has(name):
-            one_row = len(b.reader.tensors[layer.name(name)].shape) == 2
-            return layer.array(name, 1, count)[0] if one_row else layer.vector(name, count)
+            return layer.vector(name, count)
     return None
 
 

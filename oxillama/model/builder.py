@@ -242,10 +242,13 @@ class Builder(AttentionRecorder):
             **({} if by_token is None else {"by_token": by_token}),
         )
 
-    def experts(self, x: Value, routes: Value, name: str, rows: int, *, count: int) -> Value:
+    def experts(
+        self, x: Value, routes: Value, name: str, rows: int, *, count: int, scale: bool = True
+    ) -> Value:
         """A routed value: x times the matrix (rows, columns) of the stack `name.weight` for each
-        expert of the row, plus its row of `name.bias` (count, rows) if there is one. x is one row
-        for all its experts, or a routed value with a part for each.
+        expert of the row, times its number in `name.scale` (count) and plus its row of `name.bias`
+        (count, rows) if they exist (scale False: another op reads that tensor). x is one row for
+        all its experts, or a routed value with a part for each.
         """
         used = routes.width // 2
         columns = self.shape(name + ".weight", 3)[2]
@@ -255,6 +258,11 @@ class Builder(AttentionRecorder):
                 f"of {used}"
             )
         made = self.routed(x, routes, self.stack(name + ".weight", count, rows, columns), count)
+        if scale and self.has(name + ".scale"):
+            none = routes.columns(used, 2 * used) * 0.0
+            scales = self.vector(name + ".scale", count).reshape(count, 1)
+            factors = self.op("expert_bias", none, routes, bias=scales)
+            made = self.head_scale(made, factors, heads=used)
         if not self.has(name + ".bias"):
             return made
         return self.op("expert_bias", made, routes, bias=self.array(name + ".bias", count, rows))
@@ -591,9 +599,11 @@ class Layer:
         """`Builder.stacked` of this layer's weight."""
         return self.builder.stacked(x, self.name(suffix), rows, count=count)
 
-    def experts(self, x: Value, routes: Value, suffix: str, rows: int, *, count: int) -> Value:
+    def experts(
+        self, x: Value, routes: Value, suffix: str, rows: int, *, count: int, scale: bool = True
+    ) -> Value:
         """`Builder.experts` of this layer's weight."""
-        return self.builder.experts(x, routes, self.name(suffix), rows, count=count)
+        return self.builder.experts(x, routes, self.name(suffix), rows, count=count, scale=scale)
 
     def vector(self, suffix: str, size: int) -> np.ndarray:
         """`Builder.vector` of this layer's weight."""

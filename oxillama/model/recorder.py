@@ -78,6 +78,18 @@ def alike(x: Value, y: Value) -> Value:
     return y
 
 
+def _same(found: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether two shapes are one but for outer sizes of 1, which some converters leave out: GGUF
+    means by the sizes that a tensor does not give that they are 1.
+    """
+    bare = []
+    for shape in (tuple(found), tuple(wanted)):
+        while len(shape) > 1 and shape[0] == 1:
+            shape = shape[1:]
+        bare.append(shape)
+    return bare[0] == bare[1]
+
+
 def _vector(values: np.ndarray, width: int) -> np.ndarray:
     if values.shape != (width,):
         raise ModelError(f"vector: found {values.shape}, wanted ({width},), the columns of a row")
@@ -146,6 +158,9 @@ class Recorder:
                 raise self._lacking()
             return TensorInfo(name, shape, 0, "F32", 0, 0)
         self.used.add(name)
+        if name.endswith(".weight"):
+            # of activations rounded to a few bits by one number each, which nothing here does
+            self.used.add(name.removesuffix("weight") + "input_scale")
         return info
 
     def _lacking(self) -> ModelError:
@@ -177,8 +192,12 @@ class Recorder:
         return unpacked(self.reader, tensor)
 
     def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
-        """The shape of a tensor in the file, outermost first, for sizes that no key gives."""
+        """The shape of a tensor in the file, outermost first, for sizes that no key gives; one
+        size fewer than wanted means 1 row.
+        """
         shape = tuple(self._info(name).shape)
+        if len(shape) == dimensions - 1:
+            shape = (1, *shape)
         if len(shape) != dimensions:
             raise ModelError(
                 f"{name}: file has {shape}, {self.arch} needs a shape of {dimensions} dimensions"
@@ -198,7 +217,9 @@ class Recorder:
         columns), in the file's format, without the first `skip` of them.
         """
         info = self._info(name, count, rows, columns)
-        if tuple(info.shape) not in ((count, rows, columns), (count * rows, columns)):
+        if not any(
+            _same(info.shape, one) for one in ((count, rows, columns), (count * rows, columns))
+        ):
             raise ModelError(
                 f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(count, rows, columns)}"
             )
@@ -212,7 +233,7 @@ class Recorder:
     def array(self, name: str, *shape: int) -> np.ndarray:
         """The weight of that name as float32 of this shape, for weights that no product reads."""
         info = self._info(name, *shape)
-        if tuple(info.shape) != shape:
+        if not _same(info.shape, shape):
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.arch} needs {shape}")
         rows = int(np.prod(shape[:-1], dtype=np.int64))
         return self._floats(Tensor(name, info.type_name, (rows, shape[-1]))).reshape(shape)
@@ -236,7 +257,7 @@ class Recorder:
     def matrix(self, name: str, rows: int, columns: int, *, take: slice | None = None) -> Tensor:
         """The (rows, columns) weight of that name, or rows `take` of it, in the file's format."""
         info = self._info(name, rows, columns)
-        if tuple(info.shape) != (rows, columns):
+        if not _same(info.shape, (rows, columns)):
             raise ModelError(
                 f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(rows, columns)}"
             )
@@ -246,7 +267,7 @@ class Recorder:
     def vector(self, name: str, size: int) -> np.ndarray:
         """The weight of that name as float32 (size,)."""
         info = self._info(name, size)
-        if tuple(info.shape) != (size,):
+        if not _same(info.shape, (size,)):
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(size,)}")
         return self._floats(Tensor(name, info.type_name, (1, size)))[0]
 

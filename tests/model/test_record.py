@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from oxillama.errors import GgufError, ModelError
-from oxillama.gguf import GgufReader
+from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.model import load_model
 from oxillama.model.record import record
 from oxillama.model.reference import Reference
 from tests.model import tiny
+from tests.model.invented import invent
+from tests.model.stepping import IDS, logits
 
 CASES = (
     "llama",
@@ -122,3 +125,70 @@ def test_bad_files_are_refused_or_recorded_as_their_manifest_says(cases):
         except (GgufError, ModelError):
             verdict = "reject"
         assert entry["expect"] in ("either", verdict), (name, entry)
+
+
+def rewritten(reader, path, change):
+    """The logits of the same file with other tensors; change: from the name and values of one to
+    those in its place, by name.
+    """
+    with GgufWriter(path, reader.metadata["general.architecture"]) as writer:
+        for key, value in reader.metadata.items():
+            if key != "general.architecture":
+                writer.add(key, value, reader.kv_types[key])
+        for name, info in reader.tensors.items():
+            values = np.frombuffer(bytes(reader.data(name)), np.float32).reshape(info.shape)
+            for other, data in change(name, values).items():
+                writer.add_tensor(other, data)
+    return logits(load_model(GgufReader(path)), IDS)
+
+
+def test_an_outer_size_of_1_may_be_missing_or_there(tmp_path):
+    """Some converters squeeze shapes: in files of 2024 the gate of shared experts is a vector."""
+    reader = invent(tmp_path / "m.gguf", "qwen2moe")
+    assert reader.tensors["blk.1.ffn_gate_inp_shexp.weight"].shape == (1, 64)
+
+    def change(name, values):
+        return {
+            name: values[0] if len(values) == 1 else values[None] if values.ndim == 1 else values
+        }
+
+    found = rewritten(reader, tmp_path / "n.gguf", change)
+    assert np.array_equal(found, logits(load_model(reader), IDS))
+
+
+def test_a_table_of_one_row_may_be_a_vector(tmp_path):
+    reader = invent(tmp_path / "m.gguf", "bert")
+    tables = ("token_types.weight", "cls.output.weight")
+
+    def first(name, values):
+        return {name: values[:1] if name in tables else values}
+
+    def flat(name, values):
+        return {name: values[0] if name in tables else values}
+
+    wanted = rewritten(reader, tmp_path / "1.gguf", first)
+    assert np.array_equal(rewritten(reader, tmp_path / "2.gguf", flat), wanted)
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
+def test_experts_have_scales_and_activations_none(arch, tmp_path):
+    """A file of NVFP4 has a number for each expert, and others to round activations by."""
+    reader = invent(tmp_path / "m.gguf", arch)
+    scales = np.float32(2.0) ** np.array([-1, 1, 0, 2])
+
+    def told(name, values):
+        if not name.endswith("_exps.weight"):
+            more = name.endswith(("attn_q.weight", "output.weight"))
+            seen = {name.replace("weight", "input_scale"): np.float32([0.5])} if more else {}
+            return {name: values, **seen}
+        scale, seen = (name.replace("weight", f"{kind}scale") for kind in ("", "input_"))
+        return {name: values, scale: scales.astype(np.float32), seen: scales.astype(np.float32)}
+
+    def within(name, values):
+        exps = name.endswith("_exps.weight")
+        return {name: (values * scales[:, None, None]).astype(np.float32) if exps else values}
+
+    wanted = rewritten(reader, tmp_path / "1.gguf", within)
+    found = rewritten(reader, tmp_path / "2.gguf", told)
+    assert np.array_equal(found, wanted)
+    assert not np.array_equal(found, logits(load_model(reader), IDS))

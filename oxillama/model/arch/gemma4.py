@@ -127,7 +127,7 @@ def _experts(b: Builder, layer: Layer, x: Value) -> Value:
     y = layer.norm(x, "pre_ffw_norm_2")
     gate, up = expert_gate_up(layer, y, routes, width, count)
     y = b.gate(gate, up, act="gelu_tanh")
-    y = layer.experts(y, routes, "ffn_down_exps", b.hidden, count=count)
+    y = layer.experts(y, routes, "ffn_down_exps", b.hidden, count=count, scale=False)
     if layer.has("ffn_down_exps.scale"):
         ids, weights = routes.columns(0, used), routes.columns(used, 2 * used)
         scales = layer.array("ffn_down_exps.scale", count).reshape(count, 1)
