@@ -138,6 +138,11 @@ def recorded(
             )
         b.carried = b.extracted
     pooling = _pooling(own, b)
+    if b.slots and b.causal is False:
+        raise ModelError(
+            f"{name}.attention.causal: found False, wanted True: layers of {name} that keep a "
+            "state see the tokens before them alone"
+        )
     if b.source is not None:
         context *= 2  # the file's is that of a source, and of an answer
     if b.depth == b.n_layers:

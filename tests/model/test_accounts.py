@@ -95,6 +95,14 @@ def test_an_encoder_that_is_said_to_be_causal_is_refused(tmp_path, monkeypatch):
         invent(tmp_path / "m.gguf", "eurobert")
 
 
+@pytest.mark.parametrize("arch", ["lfm2", "jamba", "qwen3next", "falcon-h1"])
+def test_layers_with_a_state_see_the_past_alone(arch, tmp_path):
+    """A bidirectional LFM 2 has convolutions that look ahead, too."""
+    changed = {f"{arch}.attention.causal": False}
+    with pytest.raises(ModelError, match=f"{arch}.attention.causal: found False, wanted True"):
+        record(invent(tmp_path / "m.gguf", arch, changed=changed))
+
+
 def test_keys_of_another_prefix_are_nobodys_business(tmp_path):
     record(tiny.write(tmp_path / "m.gguf", "llama", keys={"qwen9.logit_scale": 3.0}))
 
