@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from oxillama.errors import ModelError
+from oxillama.model.attention import Heads
 from oxillama.model.blocks import latent_norm
 from oxillama.model.builder import Builder, Layer, Value
 from oxillama.model.indexer import LatentIndexer
@@ -93,4 +94,53 @@ def latent_attention(
             y = b.head_scale(y, b.activate(gate, "sigmoid"), heads=heads)
         else:
             y = b.gate(gate, y, act="sigmoid")
+    return layer.linear(y, "attn_output", b.hidden)
+
+
+def unfolded_attention(
+    b: Builder,
+    layer: Layer,
+    x: Value,
+    *,
+    rotation: Callable[[Builder, int, int], tuple[Rope | None, float]] | None = None,
+    style: str,
+    temper: tuple[float, int, int] | None = None,
+) -> Value:
+    """The same with keys and values of each head, which `attn_kv_b` unfolds from the latent
+    (section 2.1.1), and which are kept: the last floats of a key are rotated, alike for all heads.
+    The parameters are those of `latent_attention`; rotation: None for the file's own, and scores
+    over the root of a key's width.
+    """
+    keys = b.keys
+    count = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
+    layer.integer("attention.head_count_kv", default=count, minimum=count, maximum=count)
+    turned = keys.integer("rope.dimension_count", minimum=2, maximum=1 << 12)
+    width = keys.integer("attention.key_length", minimum=turned + 1, maximum=1 << 12)
+    value = keys.integer("attention.value_length", default=b.hidden // count, minimum=1)
+    rank = keys.integer("attention.q_lora_rank", default=0, maximum=1 << 16)
+    latent = keys.integer("attention.kv_lora_rank", minimum=1, maximum=1 << 16)
+    plain = width - turned
+    rope, scale = (b.rope(turned), width**-0.5) if rotation is None else rotation(b, turned, width)
+    if rank:
+        q = latent_norm(b, layer, layer.linear(x, "attn_q_a", rank), "attn_q_a_norm")
+        q = layer.linear(q, "attn_q_b", count * width)
+    else:
+        q = layer.linear(x, "attn_q", count * width)
+    both = latent + turned
+    kept = layer.linear(x, "attn_kv_a_mqa", both, take=slice(0, latent))
+    turning = layer.linear(x, "attn_kv_a_mqa", both, take=slice(latent, both))
+    kv = latent_norm(b, layer, kept, "attn_kv_a_norm")
+    kv = layer.linear(kv, "attn_kv_b", count * (plain + value))
+    k = b.concat(kv.columns(0, plain, heads=count), b.repeat(turning, count), heads=count)
+    y = b.attend(
+        q,
+        k,
+        kv.columns(plain, plain + value, heads=count),
+        heads=Heads(count, count, width, value),
+        rope=rope,
+        rope_start=plain,
+        style=style,
+        scale=scale,
+        temper=temper,
+    )
     return layer.linear(y, "attn_output", b.hidden)

@@ -127,19 +127,25 @@ def test_bad_files_are_refused_or_recorded_as_their_manifest_says(cases):
         assert entry["expect"] in ("either", verdict), (name, entry)
 
 
-def rewritten(reader, path, change):
+def rewritten(reader, path, change, **keys):
     """The logits of the same file with other tensors; change: from the name and values of one to
-    those in its place, by name.
+    those in its place, by name; keys: other values of keys under the architecture's prefix, a dot
+    as two underscores, None for no such key.
     """
-    with GgufWriter(path, reader.metadata["general.architecture"]) as writer:
+    arch = reader.metadata["general.architecture"]
+    changed = {f"{arch}.{key.replace('__', '.')}": value for key, value in keys.items()}
+    with GgufWriter(path, arch) as writer:
         for key, value in reader.metadata.items():
-            if key != "general.architecture":
+            if key != "general.architecture" and key not in changed:
                 writer.add(key, value, reader.kv_types[key])
+        for key, value in changed.items():
+            if value is not None:
+                writer.add(key, value)
         for name, info in reader.tensors.items():
             values = np.frombuffer(bytes(reader.data(name)), np.float32).reshape(info.shape)
             for other, data in change(name, values).items():
                 writer.add_tensor(other, data)
-    return logits(load_model(GgufReader(path)), IDS)
+    return logits(load_model(GgufReader(path)), IDS, kv_type="f32")
 
 
 def test_an_outer_size_of_1_may_be_missing_or_there(tmp_path):
@@ -153,7 +159,7 @@ def test_an_outer_size_of_1_may_be_missing_or_there(tmp_path):
         }
 
     found = rewritten(reader, tmp_path / "n.gguf", change)
-    assert np.array_equal(found, logits(load_model(reader), IDS))
+    assert np.array_equal(found, logits(load_model(reader), IDS, kv_type="f32"))
 
 
 def test_a_table_of_one_row_may_be_a_vector(tmp_path):
@@ -191,4 +197,45 @@ def test_experts_have_scales_and_activations_none(arch, tmp_path):
     wanted = rewritten(reader, tmp_path / "1.gguf", within)
     found = rewritten(reader, tmp_path / "2.gguf", told)
     assert np.array_equal(found, wanted)
-    assert not np.array_equal(found, logits(load_model(reader), IDS))
+    assert not np.array_equal(found, logits(load_model(reader), IDS, kv_type="f32"))
+
+
+def test_keys_and_values_may_be_unfolded_by_one_matrix(tmp_path):
+    """Files of DeepSeek V2 and V3 from before May 2025: the same, computed in another order."""
+    reader = invent(tmp_path / "m.gguf", "deepseek2")
+    keys_of = {}
+
+    def change(name, values):
+        if name.endswith("attn_k_b.weight"):  # heads, latent, floats of a key
+            keys_of[name.replace("k_b", "kv_b")] = values.transpose(0, 2, 1)
+            return {}
+        if name.endswith("attn_v_b.weight"):  # heads, floats of a value, latent
+            name = name.replace("v_b", "kv_b")
+            both = np.concatenate([keys_of[name], values], axis=1)
+            return {name: both.reshape(-1, both.shape[2])}
+        return {name: values}
+
+    found = rewritten(
+        *(reader, tmp_path / "n.gguf", change),
+        attention__head_count_kv=4,
+        attention__key_length=48,
+        attention__value_length=32,
+        attention__key_length_mla=None,
+        attention__value_length_mla=None,
+    )
+    wanted = logits(load_model(reader), IDS, kv_type="f32")
+    assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
+
+
+def test_experts_with_a_bias_are_chosen_by_sigmoids(tmp_path):
+    """Converters leave the key out for some folders; the softmax of DeepSeek V2 has no bias."""
+    reader = invent(tmp_path / "m.gguf", "deepseek2")
+    assert "deepseek2.expert_gating_func" not in reader.metadata
+
+    def same(name, values):
+        return {name: values}
+
+    wanted = rewritten(reader, tmp_path / "n.gguf", same, expert_gating_func=2)
+    assert np.array_equal(logits(load_model(reader), IDS, kv_type="f32"), wanted)
+    _, tape = record(reader)
+    assert {op.params["gating"] for op in tape.ops if op.name == "route"} == {"sigmoid"}

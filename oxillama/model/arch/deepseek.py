@@ -8,7 +8,7 @@ import math
 from oxillama.model.blocks import decoder, predicts, routing_of, sparse_decoder, sparse_ffn
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.indexer import LatentIndexer
-from oxillama.model.latent import latent_attention
+from oxillama.model.latent import latent_attention, unfolded_attention
 from oxillama.model.rope import SCALING, Rope, Scaling
 
 
@@ -30,16 +30,22 @@ def deepseek2_ocr(b: Builder) -> Value:
 def deepseek2(b: Builder) -> Value:
     """The first layers are dense; sigmoid gating is V3's, whose groups count by their two best.
     Mistral Large 3 and 4 (Mistral AI 2025, 2026) are built so; their queries may grow with their
-    position.
+    position. Files made before May 2025 have one matrix for keys and values (`attn_kv_b`), and keep
+    these. Where no key says how scores become weights, a file whose experts have a bias is of V3's
+    kind, since the softmax of V2 has none.
     """
-    routing = routing_of(b)
+    v3 = b.arch == "deepseek2" and any(n.endswith("exp_probs_b.bias") for n in b.reader.tensors)
+    routing = routing_of(b, gating="sigmoid" if v3 else "softmax")
     rate = b.keys.number("attention.temperature_scale", default=0.0)
     span = b.keys.integer("attention.temperature_length", default=0) if rate else 0
     temper = (rate, span or Scaling.of(b.keys).original, 0) if rate else None
 
     def block(b: Builder, layer: Layer, x: Value) -> Value:
         y = layer.norm(x, "attn_norm")
-        x = x + latent_attention(b, layer, y, rotation=_rotation, temper=temper)
+        attention = latent_attention
+        if layer.has("attn_kv_b.weight"):
+            attention = unfolded_attention
+        x = x + attention(b, layer, y, rotation=_rotation, style="norm", temper=temper)
         return x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
 
     return decoder(b, block)
