@@ -138,11 +138,8 @@ def recorded(
             )
         b.carried = b.extracted
     pooling = _pooling(own, b)
-    if b.slots and b.causal is False:
-        raise ModelError(
-            f"{name}.attention.causal: found False, wanted True: layers of {name} that keep a "
-            "state see the tokens before them alone"
-        )
+    if b.causal is False and result is not None:
+        _check_past(b)
     if b.source is not None:
         context *= 2  # the file's is that of a source, and of an answer
     if b.depth == b.n_layers:
@@ -191,6 +188,20 @@ def recorded(
         if graph is not None:
             graph.forget()
     return config, tape, classifier
+
+
+def _check_past(b: Builder) -> None:
+    """Raise ModelError if the file of a decoder says that it is not causal, and some of its layers
+    cannot be otherwise.
+    """
+    why = ""
+    if b.slots:
+        why = "layers that keep a state see the tokens before them alone"
+    elif any(getattr(state, "window", 0) for state in b.pages):
+        # transformers halves the window then, llama.cpp leaves it out ahead
+        why = "no file says how far a window reaches ahead"
+    if why:
+        raise ModelError(f"{b.arch}.attention.causal: found False, wanted True: {why}")
 
 
 def _architecture_of(reader: GgufReader) -> str:

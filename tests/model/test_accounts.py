@@ -95,11 +95,18 @@ def test_an_encoder_that_is_said_to_be_causal_is_refused(tmp_path, monkeypatch):
         invent(tmp_path / "m.gguf", "eurobert")
 
 
-@pytest.mark.parametrize("arch", ["lfm2", "jamba", "qwen3next", "falcon-h1"])
-def test_layers_with_a_state_see_the_past_alone(arch, tmp_path):
+@pytest.mark.parametrize(
+    ("arch", "why"),
+    [
+        *((arch, "layers that keep a state") for arch in ("lfm2", "qwen3next", "falcon-h1")),
+        *((arch, "no file says how far a window") for arch in ("gemma3", "cohere2")),
+    ],
+)
+def test_layers_that_cannot_see_ahead_are_not_asked_to(arch, why, tmp_path):
     """A bidirectional LFM 2 has convolutions that look ahead, too."""
     changed = {f"{arch}.attention.causal": False}
-    with pytest.raises(ModelError, match=f"{arch}.attention.causal: found False, wanted True"):
+    match = f"{arch}.attention.causal: found False, wanted True: {why}"
+    with pytest.raises(ModelError, match=match):
         record(invent(tmp_path / "m.gguf", arch, changed=changed))
 
 
