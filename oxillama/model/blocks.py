@@ -306,7 +306,7 @@ def is_windowed(b: Builder, index: int, period: int, *, first: bool = False) -> 
         count = b.trunk_layers if len(held) == b.trunk_layers else b.n_layers
         if index >= count:
             return False
-        if len(held) and all(type(one) in (int, np.int32) for one in held):
+        if len(held) and all(type(one) in (int, np.int32, np.uint32) for one in held):
             return b.keys.integers(key, count=count, minimum=0, maximum=1)[index] == 1
         return b.keys.flags(key, count=count)[index]
     return (index + (not first)) % b.keys.integer(key, minimum=1, default=period) != 0

@@ -1,5 +1,6 @@
 """Every hyper-parameter of a file is read, neutral, inert, or refused by name."""
 
+import numpy as np
 import pytest
 
 from oxillama.errors import ModelError
@@ -69,6 +70,15 @@ def test_a_key_that_is_honoured_shows_in_the_tape(key, value, op, parameter, tmp
     name, wanted = parameter
     found = [each.params[name] for each in tape.ops if each.name == op]
     assert found and all(each == wanted for each in found)
+
+
+@pytest.mark.parametrize("kind", [bool, np.int32, np.uint32])
+def test_the_flags_of_windows_may_be_numbers(kind, tmp_path):
+    pattern = np.array([1, 0, 1, 1], kind)
+    changed = {"gemma3.attention.sliding_window_pattern": pattern}
+    _, tape = record(invent(tmp_path / "m.gguf", "gemma3", changed=changed))
+    found = [op.params["window"] for op in tape.ops if op.name == "attend"]
+    assert found == [8, 0, 8, 8]
 
 
 @pytest.mark.parametrize("value", (0, 1, 2, 3, None))
