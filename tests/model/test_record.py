@@ -239,3 +239,24 @@ def test_experts_with_a_bias_are_chosen_by_sigmoids(tmp_path):
     assert np.array_equal(logits(load_model(reader), IDS, kv_type="f32"), wanted)
     _, tape = record(reader)
     assert {op.params["gating"] for op in tape.ops if op.name == "route"} == {"sigmoid"}
+
+
+def test_projections_of_a_delta_net_may_be_one_matrix(tmp_path):
+    """Files of Qwen3-Next from 2025: the rows of q, k, v and the gate of each key head in turn."""
+    reader, gates = invent(tmp_path / "m.gguf", "qwen3next"), {}
+    for name in reader.tensors:
+        if name.endswith("attn_gate.weight"):
+            gates[name] = np.frombuffer(bytes(reader.data(name)), np.float32).reshape(2, -1, 64)
+
+    def change(name, values):
+        gate = name.replace("attn_qkv", "attn_gate")
+        if gate == name or gate not in gates:
+            return {} if name in gates else {name: values}
+        parts = np.split(values, [32, 64])  # two key heads of 16 floats
+        rows = [part.reshape(2, -1, 64) for part in parts]
+        made = np.concatenate([*rows, gates[gate]], axis=1).reshape(-1, 64)
+        return {name.replace("attn_qkv", "ssm_in"): made}
+
+    found = rewritten(reader, tmp_path / "n.gguf", change)
+    assert "blk.0.ssm_in.weight" in GgufReader(tmp_path / "n.gguf").tensors
+    assert np.array_equal(found, logits(load_model(reader), IDS, kv_type="f32"))

@@ -110,8 +110,14 @@ def delta_net(b: Builder, layer: Layer, x: Value, *, tiled: bool, act: str = "si
     key_heads = keys.integer("ssm.group_count", minimum=1, maximum=heads)
     width = keys.integer("ssm.state_size", minimum=1, maximum=1 << 12)
     taps = keys.integer("ssm.conv_kernel", minimum=2, maximum=64)
-    parts = fused(layer, x, "attn_qkv", (key_heads * width, key_heads * width, inner))
-    z = layer.linear(x, "attn_gate", inner)
+    if layer.has("ssm_in.weight"):  # files of 2025: q, k, v and the gate of each key head in turn
+        wide = inner // key_heads
+        every = layer.linear(x, "ssm_in", 2 * key_heads * width + 2 * inner)
+        ends = (0, width, 2 * width, 2 * width + wide, 2 * width + 2 * wide)
+        *parts, z = (every.columns(*part, heads=key_heads) for part in zip(ends, ends[1:]))
+    else:
+        parts = fused(layer, x, "attn_qkv", (key_heads * width, key_heads * width, inner))
+        z = layer.linear(x, "attn_gate", inner)
     if tiled:
         strength, decay = (layer.linear(x, f"ssm_{name}", heads) for name in ("beta", "alpha"))
     else:
