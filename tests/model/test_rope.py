@@ -17,6 +17,7 @@ from oxillama.model.record import record
 from oxillama.model.reference import Reference
 from oxillama.model.rope import RopeOverrides
 from tests.model import tiny
+from tests.model.invented import invent
 from tests.model.stepping import batch_of, logits, memory_of
 
 HALF = tiny.HEAD_DIM // 2
@@ -245,6 +246,15 @@ def test_gemma_3_changes_the_base_of_its_global_layers_alone(tmp_path):
     )
     assert np.array_equal(windowed, PLAIN.astype(np.float32))
     assert np.array_equal(whole, (3e6 ** (-np.arange(HALF) / HALF) / 2).astype(np.float32))
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "gemma3n", "gemma4"])
+def test_windowed_layers_of_gemma_have_a_base_of_their_own_without_a_key(arch, tmp_path):
+    """The published one, whatever that of global layers is."""
+    changed = {f"{arch}.rope.freq_base": 5e5}
+    _, tape = record(invent(tmp_path / "m.gguf", arch, changed=changed))
+    bases = {round(float(table[1] ** (-len(table)))) for table, _ in tables(tape)}
+    assert 10_000 in bases and len(bases) == 2
 
 
 def test_first_layers_are_rotated_as_the_whole_model_is(llama):

@@ -87,7 +87,7 @@ def _attention(
     heads = Heads(query, layer.integer("attention.head_count_kv", minimum=1), dim, dim)
     dims = keys.integer(f"rope.dimension_count{suffix}", default=dim, minimum=2, maximum=dim)
     window = keys.integer("attention.sliding_window", minimum=1) if near else 0
-    base = keys.number("rope.freq_base", default=1e6)
+    base = 10_000.0 if near else 1e6
     rope = b.rope(dims, base_key="rope.freq_base" + suffix, base=base, scaled=not near)
     q = layer.linear(x, "attn_q", heads.query * dim)
     q_norm = layer.vector("attn_q_norm.weight", dim)
