@@ -789,7 +789,15 @@ def test_a_closed_engine_says_so_and_holds_no_model(stories):
     engine.generate("Once", max_tokens=2)
     with engine.session() as session:
         engine.prefill("Once", session=session)
-    assert repr(session) == f"<Session {len(session)} tokens, 0 evaluated, idle>"
+    assert repr(session) == f"<Session {len(session)} tokens, closed>"
+    for use in (
+        lambda: engine.generate("x", session=session),
+        lambda: engine.beam_generate("x", session=session),
+        lambda: engine.prefill("x", session=session),
+        session.snapshot,
+    ):
+        with pytest.raises(oxillama.EngineError, match="session: is closed"):
+            use()
     other = engine.session()
     engine.close()
     engine.close()

@@ -40,6 +40,7 @@ from oxillama.media.placed import ImagePrompt, PlacedMedia, Source, media_of, so
 from oxillama.weights.pager import PagingStats
 
 _BUSY = "session: a request is running on it, wanted an idle session"
+_CLOSED = "session: is closed"
 
 AnyRequest = TypeVar("AnyRequest", bound=Request)
 
@@ -184,7 +185,7 @@ class EngineCore:
 
     def check_session(self, session: Session) -> Session:
         """The session, if it belongs to this engine; ConfigError for other values, EngineError for
-        another engine's session.
+        another engine's session and for one that was closed.
         """
         if not isinstance(session, Session):
             raise ConfigError(
@@ -192,6 +193,8 @@ class EngineCore:
             )
         if session.owner is not self:
             raise EngineError("session: belongs to another engine, wanted one of this engine")
+        if session.closed:
+            raise EngineError(_CLOSED)
         return session
 
     def new_session(self, tokens: Sequence[int] = (), *, adapters: Any = None) -> Session:
@@ -237,8 +240,7 @@ class EngineCore:
         with self.lock:
             # again: nothing begins any more once `close` has had the lock
             self.check()
-            if session.busy:
-                raise EngineError(_BUSY)
+            _check_idle(session)
             if not session.tokens:
                 raise ContextError(
                     "prompt: found no tokens, wanted 1 or more", tokens=0, limit=self.context_size
@@ -387,12 +389,11 @@ class EngineCore:
     @contextmanager
     def exclusive(self, session: Session) -> Iterator[None]:
         """The lock that must be held to change an idle session; EngineError while a request runs on
-        it.
+        it, and for one that was closed.
         """
         self.check()
         with self.lock:
-            if session.busy:
-                raise EngineError(_BUSY)
+            _check_idle(session)
             yield
 
     def extend(self, session: Session, ids: Sequence[int]) -> np.ndarray:
@@ -407,10 +408,11 @@ class EngineCore:
             ids = self.sourced(ids)
         if not ids:
             raise ContextError("prefill: found no tokens, wanted 1 or more")
+        self.wait_for_cancelled(session)
         with self.lock, session.restored_on_error():
             before = len(session)
             restore = session.restorer()
-            session.extend(ids)
+            session.extend_locked(ids)
             request = self.request(PrefillRequest, session)
             request.restore = restore
             self.submit(request)
@@ -517,6 +519,14 @@ class EngineCore:
 
     def _cancel(self, request: Request) -> None:
         self._loop.stop(request, "cancelled")
+
+
+def _check_idle(session: Session) -> None:
+    """Raise EngineError for a session that is closed or that a request runs on."""
+    if session.closed:
+        raise EngineError(_CLOSED)
+    if session.busy:
+        raise EngineError(_BUSY)
 
 
 def _check_features(program: Any, features: MediaFeatures) -> None:

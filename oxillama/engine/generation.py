@@ -238,7 +238,7 @@ def ready_session(
                 limit=core.context_size - 1,
             )
         if more:
-            session.extend(more)
+            session.extend_locked(more)
     if session.sampler is None:
         _equip(session, vocabulary, options, options.sampling(default), core.program.vocab_size)
     elif options.amends:

@@ -66,10 +66,15 @@ class Owner(Protocol):
         """The memory of an empty session."""
 
     def exclusive(self, session: Session) -> AbstractContextManager[None]:
-        """The lock that must be held to change an idle session; EngineError for a busy one."""
+        """The lock that must be held to change an idle session; EngineError for a busy or closed
+        one.
+        """
 
     def keep(self, session: Session) -> Session:
         """Let an idle session keep its pages."""
+
+    def wait_for_cancelled(self, session: Session) -> None:
+        """Wait for a cancelled request that still runs on it."""
 
     def drop(self, session: Session) -> None:
         """Release its pages."""
@@ -91,6 +96,7 @@ class Session:
         "adapters",
         "at_start",
         "busy",
+        "closed",
         "grammar",
         "media",
         "kv",
@@ -124,6 +130,7 @@ class Session:
         # what its pages may be exchanged with besides: None, every session of this engine
         self.origin: Hashable = None
         self.busy = False
+        self.closed = False  # by its caller: nothing changes or saves it any more
 
     @property
     def cache_key(self) -> Hashable:
@@ -164,13 +171,16 @@ class Session:
 
     def __repr__(self) -> str:
         """Its tokens, how many are evaluated, and whether a request runs on it."""
+        if self.closed:
+            return f"<Session {len(self.tokens)} tokens, closed>"
         kv = getattr(self, "kv", None) if self._owner() is not None else None
         state = "engine gone" if kv is None else "busy" if self.busy else "idle"
         return f"<Session {len(self.tokens)} tokens, {kv.length if kv else 0} evaluated, {state}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: what `repr` says, and a bar of the tokens evaluated."""
-        kv = getattr(self, "kv", None) if self._owner() is not None else None
+        gone = self.closed or self._owner() is None
+        kv = None if gone else getattr(self, "kv", None)
         done, most = kv.length if kv else 0, max(len(self.tokens), 1)
         return (
             f'<code>{escape(repr(self))}</code> <progress value="{done}" max="{most}"></progress>'
@@ -208,8 +218,8 @@ class Session:
         """An independent session in the same state. Pages are shared, and nothing is copied until
         one side writes.
         """
-        with self.owner.exclusive(self):
-            return self.owner.keep(self.fork_untracked())
+        with self._idle() as owner:
+            return owner.keep(self.fork_untracked())
 
     def fork_untracked(self) -> Session:
         """A fork that the owner does not track, for callers that hold the engine's lock and release
@@ -241,6 +251,13 @@ class Session:
         decoder's start token follows, and later ones are the decoder's. ContextError for more than
         the context holds.
         """
+        self.owner.wait_for_cancelled(self)
+        self.extend_locked(ids)
+
+    def extend_locked(self, ids: Iterable[int]) -> None:
+        """`extend` for callers that hold the engine's lock, under which nothing can be waited
+        for.
+        """
         with self.owner.exclusive(self):
             more = checked_ids(ids, self.owner.program.vocab_size, media=True)
             if isinstance(ids, ImagePrompt):
@@ -264,7 +281,7 @@ class Session:
         """Remove tokens from `length` on. Sampler, grammar and text are dropped too, because they
         cannot go back.
         """
-        with self.owner.exclusive(self):
+        with self._idle():
             if (
                 isinstance(length, bool)
                 or not isinstance(length, (int, np.integer))
@@ -306,7 +323,7 @@ class Session:
         """A contiguous float32 copy of the keys and values of the tokens evaluated so far;
         PoolError once windowed layers have given some back.
         """
-        with self.owner.exclusive(self):
+        with self._idle():
             return KvCache.of(self.kv)
 
     def snapshot(self, *, compress: Literal["zstd"] | None = None, full: bool = False) -> bytes:
@@ -333,19 +350,33 @@ class Session:
         self.owner.require_snapshots().to_file(self, path, compress=compress, full=full)
 
     def close(self) -> None:
-        """Release the pages for good; the tokens can still be read. Of an engine that is closed or
-        gone, nothing is left to release.
+        """Release the pages for good; the tokens can still be read, and any further use raises
+        EngineError. May be called twice. EngineError while a request runs on it.
         """
         owner = self._owner()
-        if owner is not None and not owner.closed:
-            with owner.exclusive(self):
-                owner.drop(self)
+        # of an engine that is closed or gone, nothing is left to release
+        if owner is None or owner.closed or self.closed:
+            self.closed = True
+            return
+        with self._idle():
+            owner.drop(self)
+            self.closed = True  # under the lock: nothing begins on it in between
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextmanager
+    def _idle(self) -> Iterator[Owner]:
+        """Its engine, under the lock that must be held to change an idle session. A cancelled
+        request that still runs on it is waited for.
+        """
+        owner = self.owner
+        owner.wait_for_cancelled(self)
+        with owner.exclusive(self):
+            yield owner
 
     def restorer(self) -> Callable[[], None]:
         """A function that takes back what is appended from now on, and what that ended (sampler,

@@ -124,6 +124,48 @@ def test_a_busy_session_refuses_changes():
     engine.close()
 
 
+def test_a_closed_session_refuses_everything_but_a_look():
+    engine = core()
+    session = engine.keep(engine.new_session())
+    engine.extend(session, [1, 2])
+    with session:
+        copy = session.fork()
+    session.close()
+    for use in (
+        session.fork,
+        lambda: session.truncate(1),
+        lambda: session.extend([1]),
+        session.kv_cache,
+        lambda: engine.extend(session, [1]),
+        lambda: engine.submit(request(engine, None, session=session, max_tokens=1)),
+    ):
+        with pytest.raises(EngineError, match="session: is closed"):
+            use()
+    assert (session.tokens, repr(session)) == ([1, 2], "<Session 2 tokens, closed>")
+    assert "closed" in session._repr_html_()
+    assert (engine.extend(copy, [5]) == hashed([1, 2, 5], VOCAB)).all()
+    engine.close()
+
+
+def test_a_change_waits_for_a_request_that_was_cancelled():
+    engine = core(program=NullProgram(0.005))
+    for change in (
+        lambda session: session.fork(),
+        lambda session: session.truncate(1),
+        lambda session: session.extend([1]),
+        lambda session: engine.extend(session, [1]),
+        lambda session: session.close(),
+    ):
+        session = engine.keep(engine.new_session([1, 2]))
+        job = engine.submit(request(engine, None, session=session, max_tokens=200))
+        next(iter(job))
+        job.cancel()
+        change(session)
+        assert not session.busy and job.done
+    assert engine.metrics().pages_leaked == 0
+    engine.close()
+
+
 def test_idle_sessions_lend_their_pages_and_go_on_with_the_same_bits():
     engine = core(max_pages=8, prefix=False)
     idle = engine.keep(engine.new_session())

@@ -80,7 +80,7 @@ def test_every_field_of_a_session_is_known_to_be_saved_or_to_be_none_of_a_state(
         "text",
         "tokens",
     }
-    assert set(Session.__slots__) == saved | {"__weakref__", "_owner", "busy", "origin"}
+    assert set(Session.__slots__) == saved | {"__weakref__", "_owner", "busy", "closed", "origin"}
 
 
 def test_a_session_that_has_not_drawn_goes_on_from_its_pending_logits(engine):
