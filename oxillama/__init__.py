@@ -52,6 +52,7 @@ _HOMES = {
         "Cancelled",
         "ConfigError",
         "ContextError",
+        "ContextWarning",
         "ConvertError",
         "DamagedWeightsWarning",
         "EmptySequence",

@@ -55,6 +55,7 @@ from oxillama.errors import AudioError as AudioError
 from oxillama.errors import Cancelled as Cancelled
 from oxillama.errors import ConfigError as ConfigError
 from oxillama.errors import ContextError as ContextError
+from oxillama.errors import ContextWarning as ContextWarning
 from oxillama.errors import ConvertError as ConvertError
 from oxillama.errors import DamagedWeightsWarning as DamagedWeightsWarning
 from oxillama.errors import EmptySequence as EmptySequence

@@ -169,6 +169,10 @@ class PagingError(EngineError):
         self.errno = errno
 
 
+class ContextWarning(UserWarning):
+    """A context is longer than the texts that its model was trained on."""
+
+
 class DamagedWeightsWarning(UserWarning):
     """Packed weights on disk were damaged, so results that callers already have may be wrong."""
 

@@ -19,7 +19,14 @@ from oxillama.audio import AudioLimits, Hearing
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
-from oxillama.errors import ConfigError, ModelError, TokenizerError, starting_thread, warn
+from oxillama.errors import (
+    ConfigError,
+    ContextWarning,
+    ModelError,
+    TokenizerError,
+    starting_thread,
+    warn,
+)
 from oxillama.gguf import GgufReader
 from oxillama.lora.stack import LoraStack
 from oxillama.media.features import Kind
@@ -254,6 +261,13 @@ def _serving(
     that do not say it; locate: finds the files of their drafts.
     """
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
+    known = model.config.context_length
+    if core.context_size > known:
+        warn(
+            f"context_size: found {core.context_size} tokens, the model knows texts of {known} and "
+            "writes worse beyond them, unless rope_scaling stretches it",
+            ContextWarning,
+        )
     if model.verifier is not None:
         model.verifier.tell(core.fail)
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None

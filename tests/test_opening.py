@@ -1,5 +1,7 @@
 """What a model is opened from: one file, one vocabulary, and neither of them guessed."""
 
+import warnings
+
 import pytest
 
 import oxillama
@@ -34,6 +36,20 @@ def test_bytes_beside_a_path_are_refused(data, options, message):
 def test_a_tokenizer_of_broken_text_is_refused(data):
     with pytest.raises(TokenizerError, match="^tokenizer_json: byte 1 is not UTF-8"):
         oxillama.load_model_from_bytes(data, b"{\xff}")
+
+
+def test_a_context_beyond_what_the_model_knows_is_told_once_a_load(data):
+    text = "^context_size: found 1025 tokens, the model knows texts of 1024 and writes worse"
+    with pytest.warns(oxillama.ContextWarning, match=text) as told:
+        oxillama.load_model_from_bytes(data, n_ctx=1025).close()
+    assert [each.filename for each in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        oxillama.load_model_from_bytes(data, n_ctx=1024).close()
+        stretched = dict(rope_scaling="linear", rope_freq_scale=0.5)
+        oxillama.load_model_from_bytes(data, n_ctx=2048, **stretched).close()
+        with pytest.raises(oxillama.ContextWarning):
+            oxillama.load_model_from_bytes(data, n_ctx=2049, **stretched)
 
 
 def test_a_warning_about_a_file_stands_at_the_line_that_loads_it(data):

@@ -237,14 +237,6 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
         # a draft may have to be loaded with the model; what is wrong is said now, not at a message
         options["speculative"] = drafts_of(arguments)
     engine = _loaded(model, {**options, **more})
-    known = engine.config.context_length
-    if engine.context_size > known:
-        print(
-            f"oxillama: warning: -c: found {engine.context_size} tokens, the model knows texts of "
-            f"{known} and writes worse beyond them, unless --rope-scaling stretches it",
-            file=sys.stderr,
-            flush=True,
-        )
     _announce(engine)
     return engine
 

@@ -438,18 +438,6 @@ def test_a_warning_is_one_line(tmp_path):
     assert third == "<string>:9: UserWarning: afterwards"
 
 
-def test_a_context_beyond_what_the_model_knows_is_said(capsys):
-    run = ("run", "-p", "Once", "-n", 1, "--no-timings")
-    told = (
-        "oxillama: warning: -c: found 1025 tokens, the model knows texts of 1024 and writes worse "
-        "beyond them, unless --rope-scaling stretches it\n"
-    )
-    assert printed(capsys, *run, "-c", 1025)[::2] == (0, told)
-    assert printed(capsys, *run, "-c", 1024)[::2] == (0, "")
-    stretched = ("--rope-scaling", "linear", "--rope-scale", 2)
-    assert printed(capsys, *run, "-c", 2048, *stretched)[::2] == (0, "")
-
-
 def test_the_help_of_a_command_begins_with_what_it_does(capsys):
     for command, about in (
         (("rm",), "Remove a fetched or converted model."),
