@@ -995,48 +995,45 @@ class InferenceEngine:
         classifier, (labels,): ConfigError if the file has none, or with normalize=True. lora: as in
         `Options`.
         """
-        return self.embed_with(text, pooling, normalize=normalize, lora=lora)
+        work = self.submit_embedding(text, pooling=pooling, normalize=normalize, lora=lora)
+        return all_pooled([work])[0]
 
     def embed_with(
         self,
         text: Prompt,
-        mode: PoolingMode | str | None,
+        pooling: PoolingMode | str | None,
         *,
         normalize: bool | None = None,
         lora: Any = None,
     ) -> np.ndarray:
-        """`embed` with the pooling mode as the second positional argument."""
-        return all_pooled(
-            [self.submit_embedding(text, pooling=mode, normalize=normalize, lora=lora)]
-        )[0]
+        """`embed` with the pooling as the second positional argument."""
+        return self.embed(text, pooling=pooling, normalize=normalize, lora=lora)
 
     def embed_batch(
         self,
         texts: Iterable[Prompt],
         *,
         pooling: PoolingMode | str | None = None,
-        mode: PoolingMode | str | None = None,
         normalize: bool | None = None,
         lora: Any = None,
     ) -> np.ndarray | list[np.ndarray]:
         """The vectors of many texts, float32 (texts, hidden), evaluated in shared steps without
-        padding; a list with PoolingMode.NONE. Arguments are those of `embed`; mode is another name
-        for pooling.
+        padding; a list with PoolingMode.NONE. Arguments are those of `embed`.
         """
         if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
             raise ConfigError(
                 f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes "
                 "one"
             )
-        model, asked = self._loaded.model, _one_pooling(pooling, mode)
-        texts, wanted = list(texts), pooling_of(model, asked)
+        model = self._loaded.model
+        texts, wanted = list(texts), pooling_of(model, pooling)
         if not texts:
             width = (
                 len(model.config.labels)
                 if wanted is PoolingMode.RANK
                 else self._loaded.core.program.hidden_size
             )
-            pooler_of(model, asked, normalize)
+            pooler_of(model, pooling, normalize)
             return [] if wanted is PoolingMode.NONE else np.empty((0, width), np.float32)
 
         def begun() -> Iterator[tuple[Request, Pooler]]:
@@ -1055,18 +1052,17 @@ class InferenceEngine:
         text: Prompt,
         *,
         pooling: PoolingMode | str | None = None,
-        mode: PoolingMode | str | None = None,
         normalize: bool | None = None,
         lora: Any = None,
     ) -> tuple[Request, Pooler]:
         """Start an embedding and return at once: the request, and the pooler that has the vector
-        when it has ended. Arguments are those of `embed_batch`.
+        when it has ended. Arguments are those of `embed`.
         """
         ids = [] if isinstance(text, str) and not text else self._loaded.ids(text)
         return submit_embedding(
             self._loaded.core,
             ids,
-            mode=_one_pooling(pooling, mode),
+            pooling=pooling,
             normalize=normalize,
             model=self._loaded.model,
             owner=self,
@@ -1242,12 +1238,3 @@ def _only_one(options: dict[str, Any]) -> None:
             "n, best_of: found more than 1 completion to stream as one, wanted 1; `submit` gives "
             "requests to iterate over"
         )
-
-
-def _one_pooling(
-    pooling: PoolingMode | str | None, mode: PoolingMode | str | None
-) -> PoolingMode | str | None:
-    """The value given under one of two names; ConfigError if both are given."""
-    if pooling is not None and mode is not None:
-        raise ConfigError(f"mode: found {mode!r} and pooling {pooling!r}, wanted one of them")
-    return mode if pooling is None else pooling

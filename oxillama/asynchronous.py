@@ -296,15 +296,12 @@ class AsyncEngine:
         text: Any,
         *,
         pooling: PoolingMode | str | None = None,
-        mode: PoolingMode | str | None = None,
         normalize: bool | None = None,
         lora: Any = None,
     ) -> np.ndarray:
-        """The vector of a text or of token ids; arguments are those of
-        `InferenceEngine.embed_batch`.
-        """
+        """The vector of a text or of token ids; arguments are those of `InferenceEngine.embed`."""
         request, pooler = self.engine.submit_embedding(
-            text, pooling=pooling, mode=mode, normalize=normalize, lora=lora
+            text, pooling=pooling, normalize=normalize, lora=lora
         )
         await request
         return pooler.result()

@@ -179,6 +179,18 @@ GENERIC = re.compile(
 )
 
 
+def test_neighbours_call_an_argument_by_one_name_and_give_it_one_default():
+    engine, doors = oxillama.InferenceEngine, oxillama.AsyncEngine
+    told = {"pooling": None, "normalize": None, "lora": None}
+    for function in (engine.embed, engine.embed_batch, engine.submit_embedding, doors.embed):
+        taken = list(inspect.signature(function).parameters.values())[2:]
+        assert {each.name: each.default for each in taken} == told
+    taken = list(inspect.signature(engine.embed_with).parameters)
+    assert taken == ["self", "text", *told]
+    for function in (oxillama.TokenizerBridge.encode_batch, oxillama.merge_lora):
+        assert inspect.signature(function).parameters["num_threads"].default is None
+
+
 def test_no_public_signature_leaves_a_type_open():  # which strict pyright reports where it is used
     left = []
     for name in sorted(oxillama._HOME):

@@ -717,7 +717,7 @@ class Llama:
                 f"embed: found {most} tokens, wanted at most {limit}", tokens=most, limit=limit
             )
         ids = [each[:limit] for each in ids]
-        vectors = self.engine.embed_batch(ids, mode=self._pooling(), normalize=normalize)
+        vectors = self.engine.embed_batch(ids, pooling=self._pooling(), normalize=normalize)
         found = [each.tolist() for each in vectors]
         out = found[0] if isinstance(input, str) else found
         return (out, sum(map(len, ids))) if return_count else out

@@ -159,13 +159,13 @@ def pooling_of(model: Model, asked: PoolingMode | str | None) -> PoolingMode:
 
 
 def pooler_of(
-    model: Model | None, mode: PoolingMode | str | None, normalize: bool | None
+    model: Model | None, pooling: PoolingMode | str | None, normalize: bool | None
 ) -> Pooler:
-    """The pooler for a text; ConfigError for a mode that the model does not support.
+    """The pooler for a text; ConfigError for a pooling that the model does not support.
 
     normalize: None means length 1 for vectors, and unchanged scores.
     """
-    mode = PoolingMode.of(mode or "mean") if model is None else pooling_of(model, mode)
+    mode = PoolingMode.of(pooling or "mean") if model is None else pooling_of(model, pooling)
     if normalize is not None and not isinstance(normalize, bool):
         raise ConfigError(f"normalize: found {normalize!r}, wanted True, False or None")
     if mode is not PoolingMode.RANK:
@@ -188,7 +188,7 @@ def submit_embedding(
     core: EngineCore,
     ids: Sequence[int],
     *,
-    mode: PoolingMode | str | None = None,
+    pooling: PoolingMode | str | None = None,
     normalize: bool | None = None,
     model: Model | None = None,
     owner: Any = None,
@@ -197,7 +197,7 @@ def submit_embedding(
     """Start an embedding of token ids: the request, and the pooler that has the vector when it has
     ended.
     """
-    pooler = pooler_of(model, mode, normalize)
+    pooler = pooler_of(model, pooling, normalize)
     if not ids:
         raise EmptySequence("embed: found no tokens, wanted 1 or more")
     return submit_rows(core, ids, pooler.add, hidden=True, owner=owner, adapters=adapters), pooler

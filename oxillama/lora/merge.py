@@ -50,7 +50,7 @@ def merge_lora(
     adapters: Iterable[tuple[str | os.PathLike[str], float]],
     target: str | os.PathLike[str],
     *,
-    num_threads: int = 0,
+    num_threads: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Merged:
     """Write `target`, one file: the base with each (adapter, scale) added. progress: called with
@@ -81,7 +81,7 @@ def merge_lora(
             for info in reader.tensors.values():
                 stored: Any = reader.data(info.name)
                 if info.name in changed:
-                    stored = _summed(stored, info, found, num_threads)
+                    stored = _summed(stored, info, found, num_threads or 0)
                 writer.write(info.name, stored)
                 done += info.nbytes
                 if progress is not None:

@@ -131,7 +131,7 @@ async def vectors(
         ]
         counts.append(sum(map(len, ids)))
         options.update(adapters.resolved(model, call.body), normalize=normalize)
-        options.update({"mode": pooling} if pooling else {})
+        options.update({"pooling": pooling} if pooling else {})
         return ids
 
     def submit(ids: list[int]) -> Any:

@@ -228,15 +228,15 @@ class TokenizerBridge:
         *,
         add_special: bool = True,
         parse_special: bool = True,
-        num_threads: int = 0,
+        num_threads: int | None = None,
     ) -> list[list[int]]:
         """The ids of each text, as `encode` returns them.
 
-        num_threads: threads that share the texts; 0 for as many as an engine would take.
+        num_threads: threads that share the texts; None for as many as an engine would take.
         """
         if isinstance(texts, str):
             raise TokenizerError("texts: found str, wanted a list of texts; `encode` takes one")
-        texts, most = list(texts), worker_count(num_threads)
+        texts, most = list(texts), worker_count(num_threads or 0)
 
         def several(first: int, last: int) -> list[list[int]]:
             out: list[list[int]] = []

@@ -34,7 +34,7 @@ def test_every_door_gives_what_the_engine_gives(engine):
             many,
             "".join(piece.text for piece in pieces),
             await doors.embed("Lily"),
-            await doors.embed("Lily", mode="last"),
+            await doors.embed("Lily", pooling="last"),
         )
 
     one, many, text, mean, last = asyncio.run(main())

@@ -73,7 +73,7 @@ def test_texts_of_every_length_share_steps_without_padding():
     engine = core(program=program, scheduler=SchedulerConfig(prefill_chunk=64, max_batch_tokens=64))
     # all are there before the first step
     with engine.lock:
-        work = [submit_embedding(engine, ids, mode="mean", normalize=False) for ids in texts]
+        work = [submit_embedding(engine, ids, pooling="mean", normalize=False) for ids in texts]
     for ids, (request, pooler) in zip(texts, work):
         request.result(60)
         total = np.zeros(HIDDEN)

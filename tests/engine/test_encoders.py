@@ -49,7 +49,7 @@ def test_texts_that_want_one_anothers_pages_all_get_their_vector(path):
     found = []
     for pages in (None, 9):
         core = core_over(model, EngineConfig(max_pages=pages, prefill_chunk_size=30))
-        work = [submit_embedding(core, text, mode="mean", model=model) for text in TEXTS]
+        work = [submit_embedding(core, text, pooling="mean", model=model) for text in TEXTS]
         found.append(np.stack(all_pooled(work)))
         assert core.metrics().pages_leaked == 0
         core.close()
@@ -147,7 +147,7 @@ def test_pooling_comes_from_the_file_and_can_be_overridden(cases):
         assert np.array_equal(engine.embed(ids, pooling="last", normalize=False), rows[-1])
         assert np.array_equal(engine.embed_with(ids, "max", normalize=False), rows.max(0))
         assert np.array_equal(
-            engine.embed_batch([ids], mode="mean")[0], engine.embed(ids, pooling="mean")
+            engine.embed_batch([ids], pooling="mean")[0], engine.embed(ids, pooling="mean")
         )
         assert np.isclose(np.linalg.norm(engine.embed(ids)), 1, atol=1e-6)
         assert all(each.agrees for each in engine.diagnose(ids))
@@ -155,8 +155,6 @@ def test_pooling_comes_from_the_file_and_can_be_overridden(cases):
             engine.embed(ids, pooling="sum")
         with pytest.raises(ConfigError, match="pooling: found rank, bert has no classifier"):
             engine.embed(ids, pooling="rank")
-        with pytest.raises(ConfigError, match="mode: found 'cls' and pooling 'mean'"):
-            engine.embed_batch([ids], pooling="mean", mode="cls")
         with pytest.raises(ConfigError, match="rerank: bert has no classifier"):
             engine.rerank("a", ["b"])
 
