@@ -39,7 +39,7 @@ from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.session import Snapshots
 from oxillama.speculative.drafts import DraftModels, Locates, prepared
 from oxillama.speculative.planner import Planner
-from oxillama.speculative.registry import Registry
+from oxillama.speculative.registry import DrafterRegistry
 from oxillama.stores import located_draft, located_encoder, own_encoder
 from oxillama.stores.converted import is_model_folder
 from oxillama.tokenizer import TokenizerBridge
@@ -276,7 +276,7 @@ def _serving(
     drafts = DraftModels(
         model, vocabulary, open_model=open_model, core_over=core_over, locate=locate
     )
-    core.speculator = Planner(core, Registry(drafts, default=speculative))
+    core.speculator = Planner(core, DrafterRegistry(drafts, default=speculative))
     try:
         core.speculator.resolve(speculative)  # a draft model is loaded now
     except BaseException:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import oxillama
-from oxillama.model.lower import Op
+from oxillama.model.lower import TapeOp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "asv_benchmarks"))
 from bench_matmul import product  # noqa: E402  (the benchmark folder is no package)
@@ -52,7 +52,7 @@ class Share:
     products: float = 0.0
 
 
-def class_of(op: Op) -> str:
+def class_of(op: TapeOp) -> str:
     """The class of an op, by its name and the weights it reads."""
     if op.name == "attend":
         return "attention"

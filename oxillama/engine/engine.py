@@ -36,7 +36,7 @@ from oxillama.errors import (
     WeightsDamaged,
 )
 from oxillama.media.features import MediaFeatures
-from oxillama.media.placed import ImagePrompt, PlacedMedia, Source, media_of, source_of
+from oxillama.media.placed import EncoderSource, ImagePrompt, PlacedMedia, media_of, source_of
 from oxillama.weights.pager import PagingStats
 
 _BUSY = "session: a request is running on it, wanted an idle session"
@@ -214,7 +214,7 @@ class EngineCore:
         """
         if self.start_token is None or not ids or source_of(media_of(ids)) is not None:
             return ids if isinstance(ids, list) else list(ids)
-        source = Source((*ids, self.start_token))
+        source = EncoderSource((*ids, self.start_token))
         return ImagePrompt(source.tokens, (*media_of(ids), PlacedMedia(0, source)))
 
     def check_unsourced(self, session: Session) -> None:
@@ -290,7 +290,7 @@ class EngineCore:
         most = limits.max_batch_tokens - limits.max_batch_sequences
         for each in session.media:
             rows, kind = len(each.features), each.features.kind
-            if not isinstance(each.features, Source):
+            if not isinstance(each.features, EncoderSource):
                 _check_features(self.program, each.features)
             if each.features.together and rows > most:
                 raise ContextError(

@@ -16,7 +16,7 @@ from oxillama.arguments import checked_ids
 from oxillama.engine.engine import EngineCore
 from oxillama.errors import ConfigError, ContextError, EngineError, ModelError
 from oxillama.model.load import Model
-from oxillama.model.lower import Op
+from oxillama.model.lower import TapeOp
 from oxillama.model.ops import OUTPUT
 from oxillama.model.reference import Difference, Reference, compare
 from oxillama.model.tensors import Tensor
@@ -124,7 +124,7 @@ class RawLoop:
 
     def profile(
         self, sequence: int, ids: Sequence[int], *, repeat: int = 5
-    ) -> list[tuple[Op, float]]:
+    ) -> list[tuple[TapeOp, float]]:
         """Each op of the tape with its median microseconds, in a step that appends the ids to a
         sequence; logits of the last one.
         """

@@ -20,7 +20,7 @@ from oxillama.completion import Completion, Piece
 Item = TypeVar("Item", covariant=True)  # of a stream: a piece, or an event of a chat
 
 
-class Source(Protocol):
+class PieceSource(Protocol):
     """What a stream reads: a `Request`, whose methods these are."""
 
     @property
@@ -76,7 +76,7 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
             raise
 
 
-async def awaited(request: Source) -> Any:
+async def awaited(request: PieceSource) -> Any:
     """The result of a request; a task that is cancelled meanwhile cancels it."""
     request.check_process()
     loop, event = asyncio.get_running_loop(), asyncio.Event()
@@ -97,7 +97,7 @@ async def awaited(request: Source) -> Any:
     return request.result()
 
 
-async def pieces_of(request: Source) -> AsyncIterator[Any]:
+async def pieces_of(request: PieceSource) -> AsyncIterator[Any]:
     """The pieces of a request, or the events of a chat, as they come; it is cancelled when
     the reading stops.
     """
@@ -145,7 +145,7 @@ class Stream(Generic[Item]):
         "request",
     )
 
-    def __init__(self, request: Source, *, owner: bool = True) -> None:
+    def __init__(self, request: PieceSource, *, owner: bool = True) -> None:
         self.request = request
         self._at = 0
         self._ended = False

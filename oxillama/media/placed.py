@@ -30,7 +30,7 @@ NAMES = {"image": "an image", "audio": "a clip of audio", "source": "the source"
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class EncoderSource:
     """What an encoder reads before its decoder writes: tokens, which remain what they are, and
     behind them the decoder's start token. They are one in a session, as the rows of an image are.
     """
@@ -62,7 +62,7 @@ class PlacedMedia:
     """Features whose first row is at token `start`; a source is always at 0."""
 
     start: int
-    features: MediaFeatures | Source
+    features: MediaFeatures | EncoderSource
 
     @property
     def end(self) -> int:
@@ -154,9 +154,9 @@ def media_of(prompt: Sequence[int] | None) -> tuple[PlacedMedia, ...]:
     return prompt.media if isinstance(prompt, ImagePrompt) else ()
 
 
-def source_of(media: Iterable[PlacedMedia]) -> Source | None:
+def source_of(media: Iterable[PlacedMedia]) -> EncoderSource | None:
     """The source among them; None for the tokens of a model without an encoder before them."""
-    return next((each.features for each in media if isinstance(each.features, Source)), None)
+    return next((each.features for each in media if isinstance(each.features, EncoderSource)), None)
 
 
 def of_kind(media: Iterable[PlacedMedia], kind: Kind) -> tuple[PlacedMedia, ...]:
@@ -249,7 +249,7 @@ def inputs(
             rope[:, at : at + rows] = rotations(session.media, start, rows, axes=axes)
     for session, start, rows, at in parts:
         for each in session.media:
-            if isinstance(each.features, Source):
+            if isinstance(each.features, EncoderSource):
                 spans = more.setdefault("spans", np.zeros((2, len(tokens)), np.int32))
                 spans[1, at : at + rows] = each.end - 1
                 continue

@@ -17,7 +17,7 @@ from oxillama._core.filemap import FileMap
 from oxillama._core.panels import PackedMatrix, reserve_all
 from oxillama._core.pool import available_bytes
 from oxillama.gguf import GgufReader
-from oxillama.model.lower import Op, Tape
+from oxillama.model.lower import Tape, TapeOp
 from oxillama.model.ops import OUTPUT
 from oxillama.model.record import record
 from oxillama.model.tensors import Tensor
@@ -110,14 +110,14 @@ def packed(
     return weights
 
 
-def weights_of(ops: Sequence[Op]) -> dict[Key, Tensor]:
+def weights_of(ops: Sequence[TapeOp]) -> dict[Key, Tensor]:
     """The weights of ops, each once."""
     return {tensor.key: tensor for op in ops for tensor in op.params.get("weights", ())}
 
 
 def ready(
     reader: GgufReader,
-    ops: Sequence[Op],
+    ops: Sequence[TapeOp],
     weights: Mapping[Key, PackedMatrix],
     pager: LayerPager | None = None,
 ) -> list[tuple[str, dict]]:

@@ -37,7 +37,7 @@ _ACTS = {name: act for name, _, _, act in packable_formats()}
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class TapeOp:
     """One op of the tape: its name in `ops.OPS` and its parameters, with slots as numbers and
     weights as `Tensor`s.
     """
@@ -59,7 +59,7 @@ class Tape:
     without.
     """
 
-    ops: tuple[Op, ...]
+    ops: tuple[TapeOp, ...]
     slots: tuple[int, ...]
     embedding: int | None = None
     width: int = 0
@@ -71,7 +71,7 @@ class Tape:
     classifier: Tape | None = None
 
     @property
-    def all_ops(self) -> tuple[Op, ...]:
+    def all_ops(self) -> tuple[TapeOp, ...]:
         """The ops of the tape, then those of the source and those over a pooled row."""
         more = (self.source, self.projection, self.classifier)
         return (*self.ops, *(op for tape in more if tape is not None for op in tape.ops))
@@ -126,7 +126,7 @@ class _Lowering:
     """Walks the nodes once, in order, emitting ops over registers."""
 
     nodes: list[Node]
-    ops: list[Op] = field(default_factory=list)
+    ops: list[TapeOp] = field(default_factory=list)
     widths: dict[Hashable, int] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     # node -> the register that holds its value
@@ -208,7 +208,7 @@ class _Lowering:
         return max(map(self.emitted_at, self.readers[index]), default=index)
 
     def emit(self, name: str, **params) -> dict:
-        self.ops.append(Op(name, params))
+        self.ops.append(TapeOp(name, params))
         return params
 
     def new(self, name: Hashable, width: int) -> Hashable:
@@ -568,7 +568,7 @@ def _act_width(act: str, columns: int) -> int:
 
 
 def _assign_slots(
-    ops: list[Op],
+    ops: list[TapeOp],
     widths: dict[Hashable, int],
     embedding: Hashable | None,
     carried: Hashable | None,
@@ -610,7 +610,7 @@ def _assign_slots(
                 if isinstance(held, dict)
                 else place[held]
             )
-        lowered.append(Op(op.name, params))
+        lowered.append(TapeOp(op.name, params))
         free.extend(
             place[register]
             for register in _registers(op)
@@ -620,13 +620,13 @@ def _assign_slots(
     return Tape(tuple(lowered), tuple(slots), kept, carried=carries)
 
 
-def _slot_keys(op: Op) -> list[str]:
+def _slot_keys(op: TapeOp) -> list[str]:
     kind = OPS[op.name]
     keys = dict.fromkeys(kind.reads + kind.writes)
     return [key for key in keys if op.params.get(key) is not None]
 
 
-def _registers(op: Op) -> list[Hashable]:
+def _registers(op: TapeOp) -> list[Hashable]:
     """The registers an op touches, each once, reads first."""
     found: dict[Hashable, None] = {}
     for key in _slot_keys(op):

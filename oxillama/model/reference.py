@@ -13,7 +13,7 @@ import numpy as np
 
 from oxillama._core.tape import Batch, PageMemory, Program
 from oxillama.gguf import GgufReader
-from oxillama.model.lower import Op, Tape
+from oxillama.model.lower import Tape, TapeOp
 from oxillama.model.ops import OPS, OUTPUT, Frame
 from oxillama.model.tensors import Tensor, unpacked
 
@@ -46,7 +46,7 @@ class Reference:
         asked = np.arange(len(ids)) if wanted is None else np.asarray(wanted)
         return Frame(ids, np.arange(len(ids)), asked, self.weight, self.kv_type, served=self.served)
 
-    def steps(self, frame: Frame) -> Iterator[Op]:
+    def steps(self, frame: Frame) -> Iterator[TapeOp]:
         """Run op by op; after each one the frame holds its results."""
         for op in self.tape.ops:
             OPS[op.name].meaning(frame, **op.params)

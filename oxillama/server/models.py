@@ -144,7 +144,7 @@ def _metadata(engine: oxillama.InferenceEngine) -> dict[str, Any]:
     return {name: int(value) if name in FIM_KEYS else value for name, value in found.items()}
 
 
-class Registry:
+class ModelRegistry:
     """Models by name. One that requests use stays; the others may be unloaded for another."""
 
     def __init__(

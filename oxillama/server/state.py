@@ -19,7 +19,7 @@ from oxillama.errors import OxillamaError
 from oxillama.server.errors import ApiError, shutting_down
 from oxillama.server.logs import Log
 from oxillama.server.metrics import ModelMetrics
-from oxillama.server.models import Model, Registry
+from oxillama.server.models import Model, ModelRegistry
 from oxillama.server.sessions import Sessions
 from oxillama.server.settings import ServerConfig
 from oxillama.server.waker import Waker
@@ -99,7 +99,7 @@ class ServerState:
         self.bulk = ThreadPoolExecutor(1, thread_name_prefix="oxillama bulk")
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="oxillama health")
         self.sessions = Sessions(config)
-        self.models = Registry(
+        self.models = ModelRegistry(
             config,
             self.offload,
             keep=self._keep,

@@ -44,7 +44,7 @@ from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, EngineError, LoraError, PoolError, SnapshotIncompatible
 from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
 from oxillama.grammar.automaton import MOST_SAVED
-from oxillama.media.placed import PlacedMedia, Source
+from oxillama.media.placed import EncoderSource, PlacedMedia
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.snapshot.container import (
     Buffer,
@@ -692,7 +692,7 @@ def _source(
             f"source: found {rows} tokens before {tokens[end - 1]} and pages of {evaluated}, "
             f"wanted {start} there, and pages of all of them or none"
         )
-    return (PlacedMedia(0, Source(tuple(tokens[:end].tolist()))),)
+    return (PlacedMedia(0, EncoderSource(tuple(tokens[:end].tolist()))),)
 
 
 def _sampler_facts(sampler: Sampler) -> dict[str, Any]:

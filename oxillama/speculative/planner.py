@@ -23,7 +23,7 @@ from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.lookup import LookupDrafter, LookupSpeculation
 from oxillama.speculative.mtp import MtpDrafter
-from oxillama.speculative.registry import Registry
+from oxillama.speculative.registry import DrafterRegistry
 from oxillama.speculative.request import RequestSpeculation
 from oxillama.speculative.threads import SerialCalls
 from oxillama.speculative.types import (
@@ -63,8 +63,8 @@ class Planner:
     only drafters and values that need no other model.
     """
 
-    def __init__(self, core: EngineCore, registry: Registry | None = None) -> None:
-        self.registry = registry or Registry()
+    def __init__(self, core: EngineCore, registry: DrafterRegistry | None = None) -> None:
+        self.registry = registry or DrafterRegistry()
         self.costs = StepCosts()
         self._core: EngineCore = weakref.proxy(core)
         # neither holds the core, which holds this

@@ -59,7 +59,7 @@ class DraftSource(Protocol):
         """(a drafter, a function that closes it if it was opened here)."""
 
 
-class Registry:
+class DrafterRegistry:
     """The drafters of one engine. What they learn from one request serves the next.
 
     default: what a request without the option `speculative` gets (`EngineConfig.speculative`).

@@ -14,8 +14,8 @@ import numpy as np
 
 from oxillama.errors import ConfigError
 
-Source = Literal["file", "direct", "mmap"]
-SOURCES: tuple[Source, ...] = ("file", "direct", "mmap")
+WeightSource = Literal["file", "direct", "mmap"]
+SOURCES: tuple[WeightSource, ...] = ("file", "direct", "mmap")
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 
@@ -45,7 +45,7 @@ class Budget:
     """
 
     ram_bytes: int
-    source: Source = "direct"
+    source: WeightSource = "direct"
 
     def __post_init__(self) -> None:
         _set_whole(self, "ram_bytes", 1)
@@ -71,7 +71,7 @@ class PinnedHotSet:
     pin_output_head: bool = True
     pin_last_n_layers: int = 0
     prefetch_n_ahead: int = 1
-    source: Source = "direct"
+    source: WeightSource = "direct"
 
     def __post_init__(self) -> None:
         _set_whole(self, "ram_bytes", 1)

@@ -14,7 +14,7 @@ import pytest
 from oxillama.embedded import embedded_path
 from oxillama.errors import ModelError
 from oxillama.server import ServerConfig
-from oxillama.server.models import Registry, unusable
+from oxillama.server.models import ModelRegistry, unusable
 from tests.server.conftest import asking
 
 PATH = "/v1/completions"
@@ -123,7 +123,7 @@ def test_a_model_that_becomes_idle_while_room_is_looked_for_makes_room(folder):
             kept[0] = False
 
         config = ServerConfig(models_dir=folder, max_loaded=1)
-        models = Registry(config, offload, keep=lambda model: kept[0], release=release)
+        models = ModelRegistry(config, offload, keep=lambda model: kept[0], release=release)
         models._loaded["one"] = Fake("one")
         models._stale = lambda model: False
         async with asyncio.timeout(20):
@@ -233,7 +233,7 @@ def test_a_load_that_ends_when_nobody_waits_any_more_is_no_fault(folder, error):
 
     async def run():
         asyncio.get_running_loop().set_exception_handler(lambda _, told: unheard.append(told))
-        models = Registry(ServerConfig(models_dir=folder), offload)
+        models = ModelRegistry(ServerConfig(models_dir=folder), offload)
         waiting = asyncio.ensure_future(models.acquire("one"))
         await asyncio.sleep(0)
         waiting.cancel()

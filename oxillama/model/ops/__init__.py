@@ -16,14 +16,14 @@ it without further code.
 """
 
 from oxillama.model.ops import attention, dense, elementwise, embedding, experts, recurrent
-from oxillama.model.ops.op import OPS, OUTPUT, Frame, Op, Rows
+from oxillama.model.ops.op import OPS, OUTPUT, Frame, Op, RowDomain
 
 __all__ = [
     "OPS",
     "OUTPUT",
     "Frame",
     "Op",
-    "Rows",
+    "RowDomain",
     "attention",
     "dense",
     "elementwise",

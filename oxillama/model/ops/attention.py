@@ -15,7 +15,7 @@ from oxillama.model.ops.numeric import (
     rounded,
     softmax,
 )
-from oxillama.model.ops.op import Frame, Op, Rows, split_heads
+from oxillama.model.ops.op import Frame, Op, RowDomain, split_heads
 
 
 class RopeTable(Op, name="rope_table"):
@@ -25,7 +25,7 @@ class RopeTable(Op, name="rope_table"):
     """
 
     reads = ()
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def meaning(f: Frame, *, out, inv_freq, mscale=1.0, sections=None, far=None, near=0) -> None:
@@ -53,7 +53,7 @@ class RopeStore(Op, name="rope_store"):
     reads = ("x", "rope")
     writes = ("x",)
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def meaning(
@@ -169,7 +169,7 @@ class Attend(Op, name="attend"):
 
     reads = ("x", "chosen")
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def meaning(
@@ -253,7 +253,7 @@ class KeepRows(Op, name="keep_rows"):
     reads = ("x", "gate")
     writes = ()
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def meaning(f: Frame, *, x, layer, gate=None, bias=None, into=None) -> None:
@@ -279,7 +279,7 @@ class Compress(Op, name="compress"):
     reads = ()
     writes = ()
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def meaning(
@@ -340,7 +340,7 @@ class ChooseBlocks(Op, name="choose_blocks"):
 
     reads = ("x", "shares")
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:
@@ -371,7 +371,7 @@ class ChooseSpans(Op, name="choose_spans"):
     """
 
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:

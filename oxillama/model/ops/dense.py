@@ -11,7 +11,7 @@ from oxillama.model.ops.numeric import (
     normed,
     rounded,
 )
-from oxillama.model.ops.op import Frame, Op, Rows
+from oxillama.model.ops.op import Frame, Op, RowDomain
 
 
 class Norm(Op, name="norm"):
@@ -88,7 +88,7 @@ class TakeRows(Op, name="take_rows"):
     wanted ones and those whose state behind the last layer is read; here they are the same.
     """
 
-    rows = Rows.WANTED
+    rows = RowDomain.WANTED
 
     @staticmethod
     def meaning(f: Frame, *, x, out, rows="wanted", of="all") -> None:
@@ -101,7 +101,7 @@ class Shift(Op, name="shift"):
     """
 
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def meaning(f: Frame, *, x, out) -> None:

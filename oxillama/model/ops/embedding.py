@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from oxillama.model.ops.op import Frame, Op, Rows
+from oxillama.model.ops.op import Frame, Op, RowDomain
 
 
 class Embed(Op, name="embed"):
@@ -16,7 +16,7 @@ class Embed(Op, name="embed"):
     """
 
     reads = ()
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def meaning(f: Frame, *, out, table, scale=1.0, by="token", filler=None, taken=None) -> None:
@@ -40,7 +40,7 @@ class Features(Op, name="features"):
     """
 
     reads = ()
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:
@@ -68,7 +68,7 @@ class NgramEmbed(Op, name="ngram_embed"):
 
     reads = ()
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:

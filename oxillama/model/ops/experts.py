@@ -12,7 +12,7 @@ from oxillama.model.ops.numeric import (
     sigmoid,
     softmax,
 )
-from oxillama.model.ops.op import Frame, Op, Rows
+from oxillama.model.ops.op import Frame, Op, RowDomain
 
 
 class Route(Op, name="route"):
@@ -94,7 +94,7 @@ class Switch(Op, name="switch"):
 
     reads = ()
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:

@@ -19,7 +19,7 @@ from oxillama.model.tensors import Tensor
 OUTPUT = -1  # the slot number of the program's own output rows
 
 
-class Rows(Enum):
+class RowDomain(Enum):
     """The rows that an op runs over.
 
     A routed value (one part per chosen expert) is a row whose parts are side by side, so routed
@@ -68,7 +68,7 @@ class Op:
     reads: ClassVar[tuple[str, ...]] = ("x",)
     writes: ClassVar[tuple[str, ...]] = ("out",)
     state: ClassVar[bool] = False
-    rows: ClassVar[Rows] = Rows.SAME
+    rows: ClassVar[RowDomain] = RowDomain.SAME
     # a static method of (frame, **parameters) that does in numpy what the op does
     meaning: ClassVar[Callable[..., None]]
 

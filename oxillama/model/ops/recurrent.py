@@ -9,7 +9,7 @@ import numpy as np
 from oxillama.model.ops.numeric import (
     activated,
 )
-from oxillama.model.ops.op import Frame, Op, Rows, begun, split_heads
+from oxillama.model.ops.op import Frame, Op, RowDomain, begun, split_heads
 
 
 class Conv(Op, name="conv"):
@@ -18,7 +18,7 @@ class Conv(Op, name="conv"):
     """
 
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def meaning(f: Frame, *, x, weight, state, out, bias=None, act=None) -> None:
@@ -42,7 +42,7 @@ class Scan(Op, name="scan"):
 
     reads = ("x", "dt", "b", "c")
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def meaning(f: Frame, *, x, dt, b, c, a, state, out, d=None, groups=1) -> None:
@@ -75,7 +75,7 @@ class Delta(Op, name="delta"):
 
     reads = ("q", "k", "v", "w", "beta")
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:
@@ -110,7 +110,7 @@ class Wkv(Op, name="wkv"):
 
     reads = ("r", "w", "k", "v", "a", "b")
     state = True
-    rows = Rows.ALL
+    rows = RowDomain.ALL
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:
