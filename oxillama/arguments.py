@@ -9,6 +9,8 @@ import inspect
 import re
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
+from dataclasses import fields
+from functools import wraps
 from operator import index
 from types import FunctionType
 from typing import Any, TypeVar
@@ -62,6 +64,7 @@ _ELSEWHERE = {
         "generate(...) takes a list of prompts, "
         "scheduler=SchedulerConfig(max_sequences=...) is how many run at once"
     ),
+    "best_of": "generate(...) takes it",
     "beam_width": "BeamSearchConfig of beam_generate has it",
     "bos_token_id": "token ids as the prompt begin with any token",
     "chat_template_kwargs": "template= of chat(...) takes variables of the template",
@@ -98,6 +101,7 @@ _ELSEWHERE = {
     "logits_processor": "processors= takes functions over tokens and logits",
     "lora_path": "apply_lora(...) of the engine loads an adapter and uses it",
     "lora_request": "lora= takes an adapter's name or path",
+    "logprobs": "generate(...) takes it",
     "main_gpu": "everything runs on the CPU",
     "max_completion_tokens": "max_tokens= bounds the answer",
     "max_length": "max_tokens= bounds the answer without its prompt",
@@ -106,6 +110,7 @@ _ELSEWHERE = {
     "max_model_len": "context_size= (n_ctx=) is the length of the context",
     "max_num_batched_tokens": "scheduler=SchedulerConfig(max_batch_tokens=...) sets it",
     "max_num_seqs": "scheduler=SchedulerConfig(max_sequences=...) sets it",
+    "max_tokens": "generate(...) takes it",
     "max_time": "timeout= is the most seconds of a request",
     "messages": "chat(...) takes them",
     "n_batch": "prefill_chunk_size= is the number of a prompt's tokens in a step",
@@ -130,6 +135,7 @@ _ELSEWHERE = {
     "penalty_alpha": "contrastive search is not done, temperature= and the penalties are there",
     "prefix_allowed_tokens_fn": "processors= takes functions over tokens and logits",
     "prompt_lookup_num_tokens": 'speculative="lookup" proposes tokens from earlier text',
+    "prompt_logprobs": "generate(...) takes it",
     "prompt_token_ids": "the prompt is the first argument, text or token ids",
     "quantization": "weights have the types of the file, `oxillama quantize` writes another",
     "quantization_config": "weights have the types of the file, `oxillama quantize` writes another",
@@ -225,13 +231,39 @@ def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 def unknown(name: str, known: Iterable[str], *, place: str) -> ConfigError:
     """The error for an unknown name, with the most similar known one, or what stands for it."""
-    if name in _ELSEWHERE:
-        return ConfigError(f"{name}: is not {place}; {_ELSEWHERE[name]}")
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    close = [each for each in names if _own(each) == _own(name)] or difflib.get_close_matches(
+        str(name), names, n=1, cutoff=0.81 if name in _ELSEWHERE else 0.6
+    )
+    if not close and name in _ELSEWHERE:
+        return ConfigError(f"{name}: is not {place}; {_ELSEWHERE[name]}")
     if close:
         return ConfigError(f"{name}: is not {place}; did you mean {close[0]}?")
     return ConfigError(f"{name}: is not {place}, wanted one of {', '.join(names)}")
+
+
+def _own(name: str) -> str:
+    """Our name of what other libraries may call differently."""
+    return OPTION_NAMES.get(name, CONFIG_NAMES.get(name, name))
+
+
+def named_fields(target: type[Target]) -> type[Target]:
+    """A dataclass that raises ConfigError, as `unknown` words it, for a field that it has not."""
+    made = target.__init__
+    known = [each.name for each in fields(target) if each.init]  # type: ignore[arg-type]
+
+    @wraps(made)
+    def __init__(self: Any, *args: Any, **given: Any) -> None:
+        try:
+            made(self, *args, **given)
+        except TypeError:
+            for name in given:
+                if name not in known:
+                    raise unknown(name, known, place=f"a field of {target.__name__}") from None
+            raise
+
+    target.__init__ = __init__  # type: ignore[method-assign]
+    return target
 
 
 def whole(name: str, value: Any, least: int) -> int:

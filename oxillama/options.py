@@ -16,6 +16,7 @@ from oxillama.arguments import (
     OPTION_NAMES,
     checked_flag,
     checked_ids,
+    named_fields,
     renamed,
     seconds,
     unknown,
@@ -146,6 +147,7 @@ class ChatOptions(SingleChatOptions, total=False):
 Several = Literal[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of one request.

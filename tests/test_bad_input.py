@@ -3,6 +3,7 @@ guess, no crash, no wait without an end.
 """
 
 import asyncio
+import re
 import threading
 from functools import partial
 
@@ -21,7 +22,10 @@ from oxillama import (
     SchedulerConfig,
     TokenizerError,
 )
+from oxillama.grammar.automaton import GrammarLimits
 from oxillama.model.rope import RopeOverrides
+from oxillama.options import Options
+from oxillama.server.settings import ServerConfig
 
 GREEDY = SamplerConfig.greedy()
 
@@ -520,3 +524,25 @@ def test_a_context_is_the_models_own_unless_told_otherwise(engine):
     assert engine.context_size == engine.config.context_length
     with pytest.raises(ContextError, match=f"a context of {engine.context_size}"):
         engine.generate([1] * (engine.context_size + 1))
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "told"),
+    [
+        (oxillama.SamplerConfig, "temp", "; did you mean temperature"),
+        (oxillama.SamplerConfig, "max_tokens", "; generate(...) takes it"),
+        (oxillama.EngineConfig, "n_ctx", "; did you mean context_size"),
+        (oxillama.SchedulerConfig, "max_num_batched_tokens", "; did you mean max_batch_tokens"),
+        (oxillama.SchedulerConfig, "max_num_seqs", "; scheduler=SchedulerConfig(max_sequences"),
+        (oxillama.BeamSearchConfig, "max_tokens", "; did you mean max_new_tokens"),
+        (oxillama.SpeculativeConfig, "num_speculative_tokens", "; did you mean num_speculative"),
+        (oxillama.AsyncSpecConfig, "k", ", wanted one of adaptive, draft_sampler"),
+        (Options, "max_token", "; did you mean max_tokens"),
+        (ServerConfig, "ports", "; did you mean port"),
+        (GrammarLimits, "max_state", "; did you mean max_states"),
+    ],
+)
+def test_a_field_that_a_config_has_not_comes_with_the_one_that_is_meant(config, name, told):
+    place = f"{name}: is not a field of {config.__name__}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(place + told)}"):
+        config(**{name: 1})

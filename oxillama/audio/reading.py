@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama.arguments import named_fields
 from oxillama.audio.integrity import Claims, Damaged, Hash, claims_of, kind_of
 from oxillama.errors import AudioError, ConfigError
 from oxillama.media.sources import FileKind
@@ -27,6 +28,7 @@ _USUAL = 48000  # samples a second of a file of the longest clip
 _BLOCK = 1 << 20  # samples that are decoded at once
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioLimits:
     """Limits of audio: bytes of a file, and seconds of a clip."""

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.trie import apply_bits
-from oxillama.arguments import whole
+from oxillama.arguments import named_fields, whole
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary, fill_in, ready_session
 from oxillama.engine.request import BeamRequest
@@ -70,6 +70,7 @@ STEEPEST = 16.0
 NONE_LEFT = float("-inf")
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchConfig:
     """The width and length of a beam search.

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from oxillama._core.pool import KV_TYPES
-from oxillama.arguments import CONFIG_NAMES, renamed, unknown, whole
+from oxillama.arguments import CONFIG_NAMES, named_fields, renamed, unknown, whole
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.media.features import Kind
@@ -72,6 +72,7 @@ class ConfigOptions(TypedDict, total=False):
     num_thread: int | None
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How a model is loaded and served. The fields are also keyword arguments of `load`.
@@ -302,10 +303,7 @@ class EngineConfig:
             )
         for name in values:
             if name not in known:
-                raise ConfigError(
-                    f"EngineConfig: found unknown field {name!r}, wanted one of "
-                    f"{', '.join(sorted(known))}"
-                )
+                raise unknown(name, known, place="a field of a saved EngineConfig")
         given = dict(values)
         try:
             if isinstance(given.get("sampler"), Mapping):

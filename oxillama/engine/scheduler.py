@@ -41,7 +41,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from oxillama.arguments import whole
+from oxillama.arguments import named_fields, whole
 from oxillama.errors import ConfigError
 
 PREFILL_CHUNK = 512  # rows
@@ -63,6 +63,7 @@ class State(Enum):
     FINISHED = "finished"
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Limits of a step and of the number of running sequences (docs/serving.md).

@@ -17,6 +17,7 @@ import numpy as np
 
 from oxillama._core.cursor import Cursor, prepare
 from oxillama._core.pushdown import Machine
+from oxillama.arguments import named_fields
 from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
 from oxillama.grammar.collector import paused_collector
@@ -35,6 +36,7 @@ VERSION = 1
 MOST_SAVED = 1 << 26  # bytes of a saved state
 
 
+@named_fields
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
     """Limits of a grammar. Every limit is checked; exceeding one raises a `GrammarError` that names

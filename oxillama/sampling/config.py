@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
+from oxillama.arguments import named_fields
 from oxillama.errors import ConfigError
 from oxillama.sampling.stages import REORDERABLE
 
@@ -17,6 +18,7 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 INF = math.inf
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerConfig:
     """How tokens are drawn: which stages run, with which numbers. Formulas and papers are in
@@ -128,12 +130,6 @@ class SamplerConfig:
 
     def replace(self, **changes: Any) -> "SamplerConfig":
         """A copy with some fields changed, checked again."""
-        unknown = sorted(set(changes) - {f.name for f in fields(self)})
-        if unknown:
-            raise ConfigError(
-                f"SamplerConfig: found unknown field {unknown[0]!r}, wanted one of "
-                f"{[f.name for f in fields(self)]}"
-            )
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,12 +162,6 @@ class SamplerConfig:
             raise ConfigError(
                 f"SamplerConfig: found {type(values).__name__}, wanted a mapping of fields"
             )
-        known = [f.name for f in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise ConfigError(
-                    f"SamplerConfig: found unknown field {name!r}, wanted one of {known}"
-                )
         given = dict(values)
         if isinstance(given.get("logit_bias"), Mapping):
             given["logit_bias"] = {_token_key(k): v for k, v in given["logit_bias"].items()}

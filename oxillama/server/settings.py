@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
-from oxillama.arguments import unknown
+from oxillama.arguments import named_fields, unknown
 from oxillama.errors import ConfigError
 from oxillama.tokenizer import ChatTemplate
 from oxillama.tokenizer.builtin_templates import template_source
@@ -82,6 +82,7 @@ class ServerOptions(TypedDict, total=False):
     log_requests: bool
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """How the server listens and what it refuses. Sizes are in bytes, times in seconds.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.arguments import whole
+from oxillama.arguments import named_fields, whole
 from oxillama.errors import ConfigError
 from oxillama.sampling import SamplerConfig
 from oxillama.speculative.drafts import ModelEngine
@@ -16,6 +16,7 @@ from oxillama.speculative.drafts import ModelEngine
 Model = str | Path | ModelEngine | None
 
 
+@named_fields
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """A target, a draft, and how they work together.
@@ -59,6 +60,7 @@ class SpeculativeConfig:
             )
 
 
+@named_fields
 @dataclass(frozen=True, slots=True)
 class AsyncSpecConfig:
     """How a `SpeculativeDecoder` speculates.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama.arguments import named_fields
 from oxillama.errors import ConfigError, ImageError
 from oxillama.media.sources import FileKind
 from oxillama.vision.integrity import is_whole
@@ -23,6 +24,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM")
 _NAMED = "a PNG, JPEG, WebP, GIF, BMP or PPM file"
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
     """Limits of images: bytes of a file, pixels, and the ratio of the sides; folder: where texts

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from oxillama.arguments import unknown
+from oxillama.arguments import named_fields, unknown
 from oxillama.embedded import embedded_path
 from oxillama.errors import ConfigError
 
@@ -18,6 +18,7 @@ TASKS = ("generate", "embed")
 _OVERHEAD = 1 << 30  # bytes of an actor beside its weights: the interpreter, Ray, keys and values
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OxillamaProcessorConfig:
     """How many engines run, what each has, and what happens to a row that fails.
