@@ -42,9 +42,8 @@ def deepseek2(b: Builder) -> Value:
 
     def block(b: Builder, layer: Layer, x: Value) -> Value:
         y = layer.norm(x, "attn_norm")
-        attention = latent_attention
-        if layer.has("attn_kv_b.weight"):
-            attention = unfolded_attention
+        unfolded = layer.has("attn_kv_b.weight")
+        attention = unfolded_attention if unfolded else latent_attention
         x = x + attention(b, layer, y, rotation=_rotation, style="norm", temper=temper)
         return x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
 
