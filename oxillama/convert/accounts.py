@@ -111,6 +111,8 @@ def _check_rotation(h: Hyper, family: Family, keys: Keys, tensors: Collection[st
     for scaled, name in (("llama3", "rope_freqs"), ("longrope", "rope_factors_long")):
         if kind == scaled and f"{name}.weight" not in tensors:
             raise refuse("rope_type", kind, "'default'")
+    if kind == "proportional" and share not in (None, 1) and "rope_freqs.weight" not in tensors:
+        raise refuse("rope_type", kind, "'default'")
     base = said("freq_base") or 10000.0
     if isinstance(theta, (int, float)) and kind == "default" and base != float(np.float32(theta)):
         raise refuse("rope_theta", theta, f"{base:g}")

@@ -211,6 +211,9 @@ class Hyper:
                 Hyper(value, f"{self.label}: {name}").number(key, default=None)
             found.update(value)
         found.setdefault("rope_type", found.get("type", "default"))
+        name = "original_max_position_embeddings"
+        if found["rope_type"] in ("yarn", "longrope", "llama3") and self.get(name) is not None:
+            found[name] = self.integer(name)  # as transformers: it rules over that of the rotation
         return found
 
 

@@ -55,6 +55,29 @@ _UNSAID: dict[str, dict[str, Any]] = {
 }
 
 
+def _each(names: str, **values: Any) -> dict[str, dict[str, Any]]:
+    return {f"{name}ForCausalLM": values for name in names.split()}
+
+
+# values that configurations leave to their class in transformers, where a file would say something
+# else by the lack of its key, by class
+_OF_CLASS: dict[str, dict[str, Any]] = {
+    **_each("Apertus", rope_theta=12_000_000.0),
+    **_each("BitNet Cohere Ernie4_5 Ernie4_5_Moe Olmo3", rope_theta=500_000.0),
+    **_each("Lfm2 Lfm2Moe Mixtral PhiMoE Phimoe", rope_theta=1_000_000.0),
+    **_each("GptOss", rope_theta=150_000.0),
+    **_each("MiniMaxM2", rope_theta=5_000_000.0),
+    **_each("SmolLM3", rope_theta=2_000_000.0),
+    **_each("Glm Glm4 Glm4Moe Phi", partial_rotary_factor=0.5),
+    **_each("StableLm StableLMEpoch Qwen3Next", partial_rotary_factor=0.25),
+    **_each("Granite GraniteMoe GraniteMoeShared GraniteMoeHybrid", attention_multiplier=1.0),
+    **_each("Gemma2 Gemma3", query_pre_attn_scalar=256),
+    **_each("DeepseekV3", norm_topk_prob=True, routed_scaling_factor=2.5),
+    **_each("Glm4MoeLite", norm_topk_prob=True, routed_scaling_factor=1.8),
+    **_each("Qwen3Moe", norm_topk_prob=False),
+}
+
+
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder with a Hugging Face config.json."""
     return os.path.isfile(Path(path, "config.json"))
@@ -154,7 +177,9 @@ class ModelFolder:
                 }
                 del config[name]
                 break
-        return config
+        kind = config.get("architectures")
+        kind = kind[0] if isinstance(kind, list) and kind else None
+        return {**(_OF_CLASS.get(kind, {}) if isinstance(kind, str) else {}), **config}
 
     @property
     def architecture(self) -> str:

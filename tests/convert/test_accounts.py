@@ -76,6 +76,17 @@ def magnitude_of(keys):
     return rope.magnitude
 
 
+def test_the_context_beside_a_rotation_rules_over_that_within_it():
+    """As in transformers, whose older folders have it there alone."""
+    rope = yarn()
+    original = rope["original_max_position_embeddings"]
+    for inside in ({}, {"original_max_position_embeddings": 2 * original}):
+        rope = {**{k: v for k, v in yarn().items() if not k.startswith("original")}, **inside}
+        beside = {"original_max_position_embeddings": original}
+        found = keys_of("LlamaForCausalLM", rope_parameters=rope, sliding_window=None, **beside)
+        assert found["rope.scaling.original_context_length"] == original
+
+
 def test_a_whole_magnitude_in_a_file_is_no_factor_of_itself():
     """Files of Olmo 3 by llama.cpp's converter have it there."""
     keys = keys_of("LlamaForCausalLM", rope_parameters=yarn(), sliding_window=None)

@@ -564,12 +564,41 @@ def test_what_has_no_place_or_wrong_numbers_is_named(folder, tmp_path):
         ({"rope_parameters": {"full_attention": [[1, 2]]}}, "full_attention: found [[1, 2]], want"),
         ({"rope_parameters": {"rope_theta": True}}, "rope_parameters: rope_theta: found True, wan"),
         ({"rope_parameters": {"rope_type": "x" * 999}}, f"found '{'x' * 79}, wanted one that"),
+        (  # which is Gemma 4's alone
+            {"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.5}},
+            "rope_type: found 'proportional', wanted 'default'",
+        ),
     ],
 )
 def test_configurations_that_a_file_cannot_say_are_refused(folder, tmp_path, change, word):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **change}))
     refused(folder, tmp_path, word)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "unsaid"),
+    [
+        ("Phi", {"rope_theta": 5.0}, {"partial_rotary_factor": 0.5}),
+        ("StableLm", {"partial_rotary_factor": 0.75}, {}),
+        ("Granite", {"residual_multiplier": 0.3}, {"attention_multiplier": 1.0}),
+        ("DeepseekV3", {"norm_topk_prob": False}, {"routed_scaling_factor": 2.5}),
+        ("Qwen3Moe", {}, {"norm_topk_prob": False}),
+        ("Llama", {}, {}),
+    ],
+)
+def test_what_a_configuration_leaves_to_its_class(name, said, unsaid, tmp_path):
+    config = {"architectures": [f"{name}ForCausalLM"], **said}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ModelFolder(tmp_path).config == {**config, **unsaid}
+
+
+def test_a_rotation_rules_over_the_base_of_a_class(tmp_path):
+    config = {"architectures": ["MixtralForCausalLM"]}
+    for rope, base in (({}, 1e6), ({"rope_theta": 5.0}, 5.0)):
+        said = {**config, "rope_parameters": {"rope_type": "default", **rope}}
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        assert Hyper(ModelFolder(tmp_path).config, "x").rope()["rope_theta"] == base
 
 
 def test_a_refusal_by_name_is_not_told_as_a_misfit(folder, tmp_path):
