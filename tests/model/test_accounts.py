@@ -81,6 +81,21 @@ def test_the_flags_of_windows_may_be_numbers(kind, tmp_path):
     assert found == [8, 0, 8, 8]
 
 
+@pytest.mark.parametrize(
+    ("rms", "kind", "eps"), [(1e-3, "rms", 1e-3), (0.0, "layer", 1e-5), (None, "layer", 1e-5)]
+)
+def test_an_epsilon_of_rms_norms_rules_over_one_of_layer_norms(
+    rms, kind, eps, monkeypatch, tmp_path
+):
+    keys = {"attention.layer_norm_rms_epsilon": rms}
+    monkeypatch.setitem(OWN, "cohere2moe", keys)
+    _, tape = record(invent(tmp_path / "m.gguf", "cohere2moe"))
+    found = {
+        (op.params["kind"], round(op.params["eps"], 9)) for op in tape.ops if op.name == "norm"
+    }
+    assert found == {(kind, eps)}
+
+
 @pytest.mark.parametrize("value", (0, 1, 2, 3, None))
 def test_the_pooling_of_a_file_is_known(value, tmp_path):
     keys = {} if value is None else {"llama.pooling_type": value}

@@ -18,12 +18,13 @@ from oxillama.model.builder import Builder, Layer, Value, architecture
 @architecture("cohere2moe")
 def cohere2moe(b: Builder) -> Value:
     """Leading dense layers, and what predicts further tokens, rotate too. Where there are shared
-    experts, both halves of the network count half. A file gives the epsilon of layer norms, or of
-    rms norms, which its norms are then.
+    experts, both halves of the network count half. Norms are rms norms where a file gives their
+    epsilon, else layer norms: transformers saves the epsilon of these in any case.
     """
     keys = b.keys
     routing = routing_of(b, gating="sigmoid")
-    kind = "layer" if "attention.layer_norm_epsilon" in keys else "rms"
+    rms = keys.number("attention.layer_norm_rms_epsilon", default=0.0, minimum=0.0)
+    kind = "rms" if rms else "layer"
     dense = keys.integer("leading_dense_block_count", default=0)
     window = keys.integer("attention.sliding_window", minimum=1)
 
