@@ -176,12 +176,11 @@ class Call:
 
     async def gone(self) -> bool:
         """Wait until the client disconnects; True if it only closed its sending side."""
-        while True:
+        while not self.half_closed:
             message = await self.request.receive()
             if message["type"] == "http.disconnect":
                 return False
-            if self.half_closed:
-                return True
+        return True
 
     async def race(self, work: Awaitable[Any]) -> Any:
         """The result of some work; ClientGone, with the work cancelled, if the client disconnects

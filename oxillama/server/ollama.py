@@ -500,7 +500,7 @@ async def _chat(
 
 
 async def _streamed(call: Call, lines: AsyncIterator[bytes]) -> Response:
-    stream = sse.EventStream(call, lines, failed=_failed, media_type=LINES, probe=b"\n")
+    stream = sse.EventStream(call, lines, failed=_failed, media_type=LINES, probe=b"")
     return await stream.begin()
 
 

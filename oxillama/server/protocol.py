@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -148,6 +149,17 @@ class _LimitedProtocol(H11Protocol):
         self.cycle.keep_alive = False
         self.cycle.message_event.set()
         return True  # the answer can still be written
+
+    def is_reset(self) -> bool:
+        """Whether the client refused what was written. asyncio does not look at a connection of
+        which nothing more is read.
+        """
+        socket = self.transport.get_extra_info("socket")
+        if self.cycle.disconnected or socket is None or socket.fileno() < 0:
+            return True
+        look = select.poll()
+        look.register(socket.fileno(), 0)  # errors alone
+        return bool(look.poll(0))
 
     # ---- reading
 

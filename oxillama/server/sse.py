@@ -19,6 +19,7 @@ from oxillama.server.errors import ApiError, from_engine, shutting_down
 
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b":\n\n"
+_LOOK = 0.02  # seconds between looks at a half-closed connection
 
 
 def data(value: Any) -> bytes:
@@ -62,7 +63,8 @@ class TextFrames:
 
 class EventStream(Response):
     """The frames of an iterator as they arrive. `failed` makes the frames of an error during the
-    stream; frames that are ready together are written together. `probe` says nothing.
+    stream; frames that are ready together are written together. `probe` is a frame that clients
+    skip, b"" where there is none.
     """
 
     def __init__(
@@ -79,19 +81,23 @@ class EventStream(Response):
         self.background = None
         self.media_type = media_type
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        # seconds of silence; lines of JSON have no comments, and clients parse empty ones
-        self._interval = call.state.config.sse_ping_interval if probe is _COMMENT else 0.0
+        # seconds of silence
+        self._interval = call.state.config.sse_ping_interval if probe else 0.0
         self._first: asyncio.Future[bytes]  # frame
         self._written = 0.0  # when something was
         self._ended = False
 
     async def begin(self) -> EventStream:
-        """Wait for the first frame, though no longer than a stream may be silent; raises an error
-        that occurs before.
+        """Wait for the first frame, though no longer than a stream may be silent, or until the
+        client closes its sending side; raises an error that occurs before.
         """
         self._first = asyncio.ensure_future(anext(self._frames))
         try:
-            await self._call.race(asyncio.wait((self._first,), timeout=self._interval or None))
+            try:
+                await self._call.race(asyncio.wait((self._first,), timeout=self._interval or None))
+            except ClientGone as gone:
+                if not gone.half:
+                    raise  # else the head is written, which tells whether the client reads on
             if self._first.done() and not isinstance(self._first.exception(), StopAsyncIteration):
                 self._first.result()
         except BaseException:
@@ -117,7 +123,7 @@ class EventStream(Response):
                     await send(
                         {"type": "http.response.body", "body": self._probe, "more_body": True}
                     )
-                    left = asyncio.ensure_future(self._closed(receive))
+                    left = asyncio.ensure_future(self._reset(scope))
                     continue
                 raise ClientGone(half=False)
         except asyncio.CancelledError:
@@ -132,9 +138,11 @@ class EventStream(Response):
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _closed(self, receive: Receive) -> bool:
-        while (await receive())["type"] != "http.disconnect":
-            await asyncio.sleep(0.05)
+    async def _reset(self, scope: Scope) -> bool:
+        """Wait until the client of a half-closed connection is gone for good."""
+        protocol = scope["state"]["protocol"]
+        while not protocol.is_reset():
+            await asyncio.sleep(_LOOK)
         return False
 
     async def _ping(self, send: Send) -> None:

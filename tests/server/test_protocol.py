@@ -195,6 +195,39 @@ def test_a_stream_goes_on_for_a_client_that_closed_its_sending_side(listening):
     assert found.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") or b"[DONE]" in found
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/api/generate"])
+def test_a_stream_begins_for_a_client_that_has_closed_its_sending_side(listening, path):
+    body = {"model": "oxillama-embedded", "prompt": "Once upon a time", "stream": True}
+    body |= {"options": {"num_predict": 50}} if path[1:4] == "api" else {"max_tokens": 50}
+    found = answer(listening, request("POST", path, body), half=True)
+    last = b"data: [DONE]" if path[1:3] == "v1" else b'"done":true'
+    assert status(found) == 200 and last in found
+    assert b"\n\n" not in found or path[1:3] == "v1"  # lines of JSON have none that is empty
+    wrong = request("POST", path, {**body, "model": 5})
+    assert status(answer(listening, wrong, half=True)) == 400
+
+
+def test_a_client_that_leaves_before_its_stream_begins_frees_its_place(listening, monkeypatch):
+    (model,), go_on = listening.app.state.models.loaded(), []
+    body = {**GEN, "stream": True, "n": 3}
+    original = type(model.engine).submit
+
+    def slow(self, *given, **options):
+        go_on.append(threading.Event())
+        assert go_on[0].wait(20)
+        return original(self, *given, **options)
+
+    monkeypatch.setattr(type(model.engine), "submit", slow)
+    with dial(listening) as made:
+        made.sendall(request("POST", "/v1/completions", body))
+        end = time.monotonic() + 5
+        while not go_on:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    assert idle(listening, 5)
+    go_on[0].set()
+
+
 def idle(listening, seconds=1.0):
     """Whether no request runs, within a moment."""
     end = time.monotonic() + seconds
