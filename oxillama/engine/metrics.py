@@ -22,7 +22,9 @@ _HELP = {
     "tokens_prefilled_total": (
         "Prompt tokens evaluated; those found in the prefix cache are not among them."
     ),
-    "tokens_generated_total": "Tokens generated.",
+    "tokens_generated_total": (
+        "Tokens generated, counted when they are drawn: also those while a cancel takes effect."
+    ),
     "steps_total": "Steps run.",
     "prompt_tokens_per_second": "Prompt tokens per second of the time that steps spent on prompts.",
     "decode_tokens_per_second": "Tokens per second of the time that steps spent on decoding.",

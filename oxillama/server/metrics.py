@@ -14,6 +14,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 Row = tuple[str, str, str, Any]  # name, kind, help, value
 _REASONS = ("stop", "length", "abort", "error")
+_GENERATED = (
+    "Generated tokens; counted when a request ends, of one whose client left those until then."
+)
 
 
 class ModelMetrics:
@@ -94,7 +97,7 @@ def _vllm(
     rows: list[Row] = [] if engine is None else _vllm_engine(engine, pages)
     rows += [
         ("prompt_tokens_total", "counter", "Prompt tokens.", own.prompt_total),
-        ("generation_tokens_total", "counter", "Generated tokens.", own.generation_total),
+        ("generation_tokens_total", "counter", _GENERATED, own.generation_total),
     ]
     for metric, kind, about, value in rows:
         out.add(f"vllm:{metric}", kind, about, value, **label)
@@ -178,7 +181,7 @@ def _llama(
     label = {"model": name}
     rows: list[Row] = [
         ("prompt_tokens_total", "counter", "Prompt tokens.", own.prompt_total),
-        ("tokens_predicted_total", "counter", "Generated tokens.", own.generation_total),
+        ("tokens_predicted_total", "counter", _GENERATED, own.generation_total),
         ("prompt_seconds_total", "counter", "Seconds of prompts.", own.prompt_seconds),
         (
             "tokens_predicted_seconds_total",

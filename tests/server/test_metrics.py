@@ -46,6 +46,14 @@ def value(text, sample):
     return float(line.rsplit(" ", 1)[1])
 
 
+def test_the_help_says_when_generated_tokens_are_counted(server):
+    text = server.get("/metrics").text
+    ended = "Generated tokens; counted when a request ends, of one whose client left those until"
+    for name in ("vllm:generation_tokens_total", "llamacpp:tokens_predicted_total"):
+        assert f"# HELP {name} {ended}" in text
+    assert "# HELP oxillama_tokens_generated_total Tokens generated, counted when they" in text
+
+
 def test_every_promised_name_is_there_once(server):
     answer = server.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
