@@ -55,6 +55,7 @@ MAX_BYTES = 1 << 25  # bytes of strings and lists made by one render
 MAX_NODES = 200_000  # elements of one value that is written out or compared
 MAX_TREE = 30_000  # nodes of a parsed template
 MAX_NUMBER = 1 << 64
+MAX_DEPTH = 64  # of calls inside calls: each takes some KiB of the thread's stack
 MAX_SECONDS = 0.5  # processor time of one render, compiling included
 # further time for long conversations: some templates look at all messages for each of them
 SECONDS_PER_CHARACTER = 1e-5
@@ -362,6 +363,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """
         spent = self._spent
         elements, size, _ = _weight(inputs, 1 << 22)
+        spent.depth = 0
         spent.calls, spent.bytes = -64 * elements - (size >> 4), -32 * size
         spent.seconds = MAX_SECONDS + min(size * SECONDS_PER_CHARACTER, MAX_MORE_SECONDS)
         spent.halves = 0  # of these seconds that are over
@@ -510,7 +512,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return self.keep(function(*args, **kwargs))
         if function in self._functions:  # they write out what they are given
             self.measured((args, kwargs))
-        made = super().call(context, function, *args, **scope, **kwargs)
+        spent = self._spent
+        if spent.depth == MAX_DEPTH:
+            raise TemplateError(f"chat template: calls inside calls, more than {MAX_DEPTH} deep")
+        spent.depth += 1
+        try:
+            made = super().call(context, function, *args, **scope, **kwargs)
+        finally:
+            spent.depth -= 1
         if function in self._functions:
             made = from_outside(made) if holds_message((args, kwargs)) else made
         elif not isinstance(function, _OWN) and not isinstance(owner, _OWN):

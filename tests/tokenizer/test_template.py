@@ -409,3 +409,19 @@ def test_a_table_is_asked_for_a_key_whatever_it_holds():
     listed = ChatTemplate("{% for i in range(2000) %}{{ 'b' in messages[0].a }}{% endfor %}")
     with pytest.raises(TemplateError, match="more than 500000 calls|processor time"):
         listed.render([message])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro f(n) %}{{ '' if n == 0 else f(n - 1) }}x{% endmacro %}{{ f(DEPTH) }}",
+        "{% for a in [DEPTH] recursive %}{{ loop([a - 1]) if a else '' }}x{% endfor %}",
+    ],
+)
+def test_calls_inside_calls_are_bounded_before_the_stack_is(source):
+    deepest = 64 - ("macro" in source)  # calls, the first one too
+    fits = ChatTemplate(source.replace("DEPTH", str(deepest)))
+    assert fits.render([]) == "x" * (deepest + 1)
+    assert fits.render([]) == "x" * (deepest + 1)
+    with pytest.raises(TemplateError, match="calls inside calls, more than 64 deep"):
+        ChatTemplate(source.replace("DEPTH", str(deepest + 1))).render([])
