@@ -10,7 +10,7 @@ each marker (`▁`) and words are cached.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -22,6 +22,9 @@ from oxillama.tokenizer.vocabulary import BYTE, NORMAL, UNUSED, USER_DEFINED, Vo
 MARK = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LONGEST_REMEMBERED = 64
+# characters that one call of Python's own code takes: all other threads wait for it
+_LONG = 1 << 16
+_WORD = re.compile(f"{MARK}*+[^{MARK}]*")
 
 
 class SpmEncoder:
@@ -49,7 +52,7 @@ class SpmEncoder:
             MARK in text[1:] and text.strip(MARK) and re.search(f"[^{MARK}]{MARK}", text)
             for text in self._ids
         )
-        self._cut = None if crosses else re.compile(f"(?<=[^{MARK}])(?={MARK})")
+        self._apart = not crosses
         self._word = lru_cache(maxsize=65536)(self._merged)
 
     def _by_scores(self, vocabulary: Vocabulary) -> dict[str, int]:
@@ -82,7 +85,7 @@ class SpmEncoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, spaces already written as they are (the mark is put in here)."""
-        text = text.replace(" ", MARK)
+        text = marked(text)
         if self._lines is None:
             return self._line(text)
         ids: list[int] = []
@@ -94,7 +97,7 @@ class SpmEncoder:
 
     def _line(self, text: str) -> list[int]:
         ids: list[int] = []
-        for word in self._cut.split(text) if self._cut else (text,):
+        for word in words_of(text) if self._apart else (text,):
             ids.extend(self._word(word) if len(word) <= _LONGEST_REMEMBERED else self._merged(word))
         return ids
 
@@ -103,10 +106,15 @@ class SpmEncoder:
         whole = self._ids.get(text)
         if whole is not None and len(text) == 1:
             return (whole,)
-        pieces: list[str] = list(text)
-        n = len(pieces)
-        after = list(range(1, n + 1))
-        before = list(range(-1, n - 1))
+        n = len(text)
+        pieces: list[str] = []
+        after: list[int] = []
+        before: list[int] = []
+        for at in range(0, n, _LONG):
+            end = min(at + _LONG, n)
+            pieces.extend(text[at:end])
+            after.extend(range(at + 1, end + 1))
+            before.extend(range(at - 1, end - 1))
         # One integer orders a possible merge: rank of its score, then place, then size (to tell
         # whether it still stands when it is due).
         by_size = self._longest + 1
@@ -117,7 +125,13 @@ class SpmEncoder:
             for i, rank in enumerate(map(rank_of, map(key, pieces, islice(pieces, 1, None))))
             if rank is not None
         ]
-        heapify(queue)
+        if n <= _LONG:
+            heapify(queue)
+        else:
+            unordered, queue = queue, []
+            for item in unordered:
+                heappush(queue, item)
+            del unordered
         while queue:
             place, size = divmod(heappop(queue) % by_rank, by_size)
             left, right = pieces[place], after[place]
@@ -161,6 +175,19 @@ class SpmEncoder:
                 f"vocabulary: no token for {piece!r}, none for its bytes, and no unknown token"
             )
         return [self._unknown]
+
+
+def words_of(text: str) -> Iterator[str]:
+    """The parts of a text, each with the marks before it; found one at a time, so that other
+    threads run meanwhile.
+    """
+    return (found[0] for found in _WORD.finditer(text) if found[0])
+
+
+def marked(text: str) -> str:
+    """A text with its spaces written as marks."""
+    parts = (text[at : at + _LONG] for at in range(0, len(text), _LONG))
+    return "".join(part.replace(" ", MARK) for part in parts)
 
 
 def _spaced(left: str, right: str) -> str:

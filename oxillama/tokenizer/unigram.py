@@ -13,7 +13,7 @@ import struct
 from functools import lru_cache
 
 from oxillama.errors import TokenizerError
-from oxillama.tokenizer.spm import MARK, byte_value
+from oxillama.tokenizer.spm import MARK, byte_value, marked, words_of
 from oxillama.tokenizer.vocabulary import BYTE, NORMAL, UNUSED, USER_DEFINED, Vocabulary
 
 _UNKNOWN_PENALTY = 10.0  # below the lowest score, per character that no token covers
@@ -52,14 +52,14 @@ class UnigramEncoder:
         crosses = any(
             re.search(f"[^{MARK}]{MARK}", text) for text in self._tokens if MARK in text[1:]
         )
-        self._cut = None if crosses else re.compile(f"(?<=[^{MARK}])(?={MARK})")
+        self._apart = not crosses
         self._word = lru_cache(maxsize=65536)(self._best)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`; characters in a row that no token covers share one unknown token."""
         text = self.normalise(text)
         ids: list[int] = []
-        for word in self._cut.split(text) if self._cut else (text,):
+        for word in words_of(text) if self._apart else (text,):
             found = self._word(word) if len(word) <= _LONGEST_REMEMBERED else self._best(word)
             ids.extend(
                 found[1:] if ids and found and ids[-1] == found[0] == self._unknown else found
@@ -77,7 +77,7 @@ class UnigramEncoder:
         spaces = len(text) - len(text.lstrip(" "))
         if self._prefix and spaces < len(text):
             text = text[:spaces] + " " + text[spaces:]
-        return text.replace(" ", MARK)
+        return marked(text)
 
     def _best(self, text: str) -> tuple[int, ...]:
         n = len(text)
@@ -137,7 +137,11 @@ class CharacterMap:
 
     def map(self, text: str) -> str:
         """`text` with every key replaced."""
-        return "".join(map(self._mapped, re.findall(r" +|[^ ]+ ?", text)))
+        parts = (found[0] for found in re.finditer(r" +|[^ ]+ ?", text))
+        return "".join(
+            self._mapped(part) if len(part) <= _LONGEST_REMEMBERED else self._map(part)
+            for part in parts
+        )
 
     def _map(self, text: str) -> str:
         data, out, place = text.encode("utf-8", "replace"), bytearray(), 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from oxillama.errors import TokenizerError
-from oxillama.tokenizer import TokenizerBridge
+from oxillama.tokenizer import TokenizerBridge, spm
 from oxillama.tokenizer.specials import SpecialTokens
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
 from oxillama.tokenizer.unigram import CharacterMap
@@ -55,6 +55,28 @@ def unigram(**keys) -> TokenizerBridge:
         scores=np.array([0, 0, 0, *PIECES.values()], np.float32),
         **keys,
     )
+
+
+@settings(deadline=None)
+@given(st.text("▁ a", max_size=30))
+def test_a_text_is_cut_before_each_mark_that_ends_a_word(text):
+    wanted = re.split("(?<=[^▁])(?=▁)", text)
+    assert list(spm.words_of(text)) == [part for part in wanted if part]
+    assert spm.marked(text) == text.replace(" ", "▁")
+
+
+@pytest.mark.parametrize("text", ["ab" * 40, " " * 70, "a b  ab " * 9, "\n" * 30])
+def test_a_long_text_is_taken_in_parts_and_has_the_same_ids(text, monkeypatch):
+    scores, kinds = np.array([0, *PIECES.values()], np.float32), [2] + [1] * len(PIECES)
+
+    def encoded():
+        named = ["<unk>", *PIECES]
+        llama = bridge("llama", named, kinds, scores=scores, unknown_token_id=0)
+        return unigram().encode(text), llama.encode(text)
+
+    wanted = encoded()
+    monkeypatch.setattr(spm, "_LONG", 7)
+    assert encoded() == wanted
 
 
 @settings(deadline=None)
