@@ -100,6 +100,7 @@ from oxillama.options import Options as Options
 from oxillama.quality import Perplexity as Perplexity
 from oxillama.quality import collect_imatrix as collect_imatrix
 from oxillama.quality import perplexity as perplexity
+from oxillama.sampling import DiffusionConfig as DiffusionConfig
 from oxillama.sampling import Sampler as Sampler
 from oxillama.sampling import SamplerChain as SamplerChain
 from oxillama.sampling import SamplerConfig as SamplerConfig

@@ -299,9 +299,9 @@ def _serving(
 def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()) -> EngineCore:
     """The core of an engine over a loaded model, with pages as the config says.
 
-    The keys and values of an encoder live for one step: they are f32 unless the config names a
-    `kv_type`, and no prefix is stored. A step is as long as the longest text; if a decoder follows,
-    it also has room for the rows of other requests.
+    The keys and values of an encoder, and of a model that fills in masks, live for one step: they
+    are f32 unless the config names a `kv_type`, and no prefix is stored. A step is as long as the
+    longest text; if a decoder follows, it also has room for the rows of other requests.
     """
     known, rows = model.config, model.program.positions
     if config.context_size is not None and config.context_size > rows:
@@ -313,6 +313,16 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
         raise ConfigError(
             f"kv_type: found {config.kv_type!r}, wanted None: {known.architecture} keeps no keys "
             "and values"
+        )
+    if config.diffusion is not None and known.filling is None:
+        raise ConfigError(
+            f"diffusion: found {config.diffusion!r} for {known.architecture}, which does not fill "
+            "in masks, wanted None"
+        )
+    if known.filling is not None and config.speculative not in ("auto", None, False):
+        raise ConfigError(
+            f"speculative: found {config.speculative!r} for {known.architecture}, which fills in "
+            "masks and has no next token, wanted None or False"
         )
     kv_type, steps, prefix = config.kv_type or "f16", config.scheduling(), config.prefix()
     if not known.causal:
@@ -341,8 +351,10 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
         page_size=config.page_size,
         max_pages=config.max_pages,
         prefix=prefix,
-        encoder=None if known.causal else known.architecture,
+        encoder=None if known.causal or known.filling else known.architecture,
         start_token=known.start_token,
+        filling=known.filling,
+        diffusion=config.diffusion,
     )
     core.reads = tuple(each.path for each in model.reader.shards if each.path is not None)
     if model.pager is not None:

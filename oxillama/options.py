@@ -24,7 +24,7 @@ from oxillama.arguments import (
 )
 from oxillama.errors import ConfigError
 from oxillama.grammar import ClosedSchema, Grammar, schema_of
-from oxillama.sampling import SamplerConfig
+from oxillama.sampling import DiffusionConfig, SamplerConfig
 
 # fields of a sampler that are arguments of `generate`; what else it has, options have too
 MOST_COMPLETIONS = 1 << 16  # of one prompt: each takes some KiB before it has a token
@@ -108,6 +108,7 @@ class SingleOptions(SamplerFields, total=False):
     choices: Iterable[str] | None
     shown_tokens: Iterable[int] | None
     speculative: Any
+    diffusion: DiffusionConfig | None
     processors: Iterable[Callable[..., Any]] | None
     priority: int
     timeout: float | None
@@ -189,6 +190,9 @@ class Options:
       engine, or a name as in `load`), a drafter or `Candidates`. None: as the engine's config says.
       False: nothing.
 
+    - `diffusion`: how a model that fills in masks does so (docs/diffusion.md), None for the
+      engine's way.
+
     Scheduling:
 
     - `priority`: the lower number runs first, and may preempt requests with higher numbers.
@@ -214,6 +218,7 @@ class Options:
     choices: Sequence[str] | None = None
     shown_tokens: Sequence[int] = ()
     speculative: Any = None
+    diffusion: DiffusionConfig | None = None
     processors: Sequence[Callable[..., Any]] = ()
     priority: int = 0
     timeout: float | None = None
@@ -254,6 +259,10 @@ class Options:
         if self.sampler is not None and not isinstance(self.sampler, SamplerConfig):
             raise ConfigError(
                 f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"
+            )
+        if self.diffusion is not None and not isinstance(self.diffusion, DiffusionConfig):
+            raise ConfigError(
+                f"diffusion: found {type(self.diffusion).__name__}, wanted a DiffusionConfig"
             )
         schema = self.json_schema
         if isinstance(schema, Mapping) and "schema" in schema and not schema.keys() - _WRAPPED:

@@ -33,7 +33,7 @@ from oxillama.api import InferenceEngine
 from oxillama.arguments import checked_ids, whole
 from oxillama.durable import replacing
 from oxillama.engine.embedding import submit_rows
-from oxillama.errors import ConfigError, EngineError, QuantError
+from oxillama.errors import ConfigError, EngineError, NoNextToken, QuantError
 from oxillama.gguf import check_apart, is_among
 
 # windows done, windows in all, perplexity so far
@@ -134,6 +134,11 @@ def perplexity(
     be longer. ConfigError for settings that cannot be honoured, QuantError for a file that does not
     fit.
     """
+    if engine.config.filling is not None:
+        raise NoNextToken(
+            f"perplexity: found {engine.config.architecture}, which fills in masks and has no next "
+            "token, wanted a model that has one"
+        )
     if save_logits is not None:
         check_apart("save_logits", save_logits, engine.model_files)
         if kl_base is not None and is_among(save_logits, [kl_base]):

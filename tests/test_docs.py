@@ -22,6 +22,7 @@ from oxillama.cli import parser
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.quant import formats
 from tests.audio.made import RATE, clip, write_audio
+from tests.model.worded import worded
 from tests.vision.made import write_mmproj
 from tools.model_table import filled
 
@@ -79,6 +80,7 @@ def write_adapter(path: Path) -> None:
 def test_every_python_block_runs_in_an_interpreter_of_its_own(block, tmp_path):
     for name in ("model.gguf", "target.gguf", "draft.gguf"):
         shutil.copy(embedded_path(), tmp_path / name)
+    worded(tmp_path, "llada")
     for name in ("style.gguf", "facts.gguf"):
         write_adapter(tmp_path / name)
     width = GgufReader(embedded_path()).tensors["token_embd.weight"].shape[1]

@@ -46,6 +46,7 @@ NAMES = {
     "deepseek4": "text part of DeepSeek V4",
     "dots1": "dots.llm1",
     "dots3note": "text part of dots3-note",
+    "dream": "Dream, Dream-Coder",
     "ernie4_5": "ERNIE 4.5",
     "ernie4_5-moe": "ERNIE 4.5 with experts",
     "eurobert": "EuroBERT",
@@ -94,6 +95,8 @@ NAMES = {
     "llama": "Llama, Mistral, Mixtral, SmolLM, TinyLlama, CodeLlama, InternLM 3, Yi",
     "llama-embed": "Llama embedders of NVIDIA",
     "llama4": "Llama 4",
+    "llada": "LLaDA",
+    "llada-moe": "LLaDA-MoE",
     "maincoder": "Maincoder",
     "mamba": "Mamba, Falcon Mamba",
     "mamba2": "Mamba 2",
@@ -144,6 +147,7 @@ NAMES = {
     "qwen3vlmoe": "text part of Qwen3-VL with experts",
     "qwen4exp": "Qwen 4 experimental, Qwen 3.8 Flash",
     "refact": "Refact",
+    "rnd1": "RND1",
     "rwkv6": "RWKV 6 Finch",
     "rwkv6qwen2": "QRWKV 6",
     "rwkv7": "RWKV 7 Goose",
@@ -165,6 +169,7 @@ NAMES = {
 # What a tape shows: the feature, and what stands in the tape of an architecture that has it.
 FEATURES = {
     "encoder": r"\A(?!.* out=-1\b)",
+    "masks": r"\A(?=.*causal=False)(?=.* out=-1\b)(?!.*\nsource\n)",
     "experts": r"^route ",
     "latent": r"attn_v_b\.weight|attn_output_a\.weight",
     "blocks": r"^attend .* blocks=",
@@ -182,7 +187,7 @@ WRAPPED = 4
 def features(arch: str) -> str:
     """What the tape of a tiny model of `arch` shows."""
     tape = (TAPES / f"invented_{arch}.tape").read_text(encoding="utf-8")
-    flags = {"encoder": re.DOTALL}
+    flags = {"encoder": re.DOTALL, "masks": re.DOTALL}
     found = [
         name for name, sign in FEATURES.items() if re.search(sign, tape, flags.get(name, re.M))
     ]

@@ -15,12 +15,12 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from oxillama._core.candidates cimport (
-    View, Workspace, become_list, borrow, clamp, fold_scale, give_back, grow_to_mass, has, log_weight, materialise, row_cut, top_values,
+    View, Workspace, become_list, borrow, clamp, entropy, fold_scale, give_back, grow_to_mass, has, log_weight, materialise, row_cut, top_values,
     weigh,
 )
 from oxillama._core.chain cimport Chain
 from oxillama._core.history cimport Memory, forget, grow, take, window_rebuild
-from oxillama._core.sample cimport OXS_LARGEST, OXS_LN2, oxs_cut, oxs_highest, oxs_id, oxs_key, oxs_log, oxs_logit, oxs_uniform
+from oxillama._core.sample cimport OXS_LARGEST, OXS_LN2, oxs_cut, oxs_exp, oxs_highest, oxs_id, oxs_key, oxs_log, oxs_logit, oxs_uniform
 from oxillama._core.stage cimport ChainParams
 from oxillama._core.stages cimport NOTHING_LEFT, PYTHON, run_ops
 
@@ -74,16 +74,11 @@ cdef uint64_t finish(View *v, Memory *m, int mirostat, double tau, double eta) n
     return key
 
 
-def logprobs(const float[::1] logits not None, int64_t token, int top):
-    """Log-softmax of a raw row: (log-probability of `token`, ids of the `top` most likely, their log-probabilities).
-
-    `logits` is (vocab,) float32. A token with a logit of -inf has -inf. Raises SamplingError for NaN, +inf or all -inf, and for a
-    token or `top` outside the vocabulary.
-    """
+cdef Workspace raw_row(const float[::1] logits, int64_t token, int top):
+    """A raw row, weighed, in a workspace to give back; SamplingError for one that is none, and for a token or `top` that it lacks."""
     cdef int vocab = <int>logits.shape[0]
     cdef Workspace ws
     cdef View *v
-    cdef double own
     cdef ChainParams none
     if not 0 <= token < vocab or not 0 <= top <= vocab:
         raise SamplingError(f"logprobs: found token {token} and top {top}, wanted both within a vocabulary of {vocab}")
@@ -97,9 +92,44 @@ def logprobs(const float[::1] logits not None, int64_t token, int top):
         if not oxs_highest(v.peak, 16 * v.supers) >= -OXS_LARGEST:
             raise SamplingError("logits: all are -inf, wanted at least one finite number")
         weigh(v)
+    except BaseException:
+        give_back(ws)
+        raise
+    return ws
+
+
+def logprobs(const float[::1] logits not None, int64_t token, int top):
+    """Log-softmax of a raw row: (log-probability of `token`, ids of the `top` most likely, their log-probabilities).
+
+    `logits` is (vocab,) float32. A token with a logit of -inf has -inf. Raises SamplingError for NaN, +inf or all -inf, and for a
+    token or `top` outside the vocabulary.
+    """
+    cdef View *v
+    cdef double own
+    cdef Workspace ws = raw_row(logits, token, top)
+    v = &ws.view
+    try:
         own = (<double>logits[token] - v.ref) - oxs_log(v.mass)
         ids, values = top_values(v, top) if top else ([], [])
         return own, ids, values
+    finally:
+        give_back(ws)
+
+
+def certainty(const float[::1] logits not None, int64_t token):
+    """How sure a raw row is: (the probability of `token`, that of the likeliest token less that of the second, the entropy in nats).
+
+    Raises SamplingError as `logprobs` does.
+    """
+    cdef View *v
+    cdef double own, spread
+    cdef Workspace ws = raw_row(logits, token, 0)
+    v = &ws.view
+    try:
+        own, spread = oxs_exp(<double>logits[token] - v.ref) / v.mass, entropy(v)
+        _, values = top_values(v, min(2, v.vocab))
+        first, second = values if len(values) == 2 else (values[0], -OXS_LARGEST)
+        return own, oxs_exp(first) - oxs_exp(second), spread
     finally:
         give_back(ws)
 

@@ -4,7 +4,8 @@
 Each module adds its own commands (`run`: run and tokenize; `conversation`: chat; `hub`: pull, list
 and rm; `quality`: perplexity and imatrix; `lora`: merge-lora; `bench`, `convert`, `doctor`, `info`,
 `quantize`, `serve`, `sidecar`, `snapshot`: those of their names). `loading`, `media` and
-`generation` are the options of all that load a model, give it images or audio, or generate;
+`generation` are the options of all that load a model, give it images or audio, or generate,
+`diffusion` those of models that fill in masks;
 `streams` reads texts and writes notes, `progress` draws bars, `input` reads what a person types,
 `parsing` the command line. A command is a function over parsed arguments that returns an exit code.
 Errors of this package become one line on the standard error stream and exit code 1; a command line

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 import oxillama
+from oxillama.cli.diffusion import add_diffusion, diffusion_of
 from oxillama.cli.loading import drafts_of
 from oxillama.cli.parsing import closest, number, unicode_text
 from oxillama.cli.streams import read
@@ -135,6 +136,7 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     )
     _add_samplers(command.add_argument_group("sampling (default: the file's own, else ours)"))
     _add_constraints(command.add_argument_group("what the text must be (one of)"))
+    add_diffusion(command)
 
 
 def _add_samplers(group: argparse._ArgumentGroup) -> None:
@@ -224,7 +226,7 @@ def generation(arguments: argparse.Namespace) -> dict[str, Any]:
         options["keep"] = arguments.keep
     if arguments.speculative is not None:
         options["speculative"] = drafts_of(arguments)
-    options |= _constraint(arguments)
+    options |= _constraint(arguments) | diffusion_of(arguments)
     oxillama.Options.of(options)
     return options
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import oxillama
 from oxillama.cli import lora
+from oxillama.cli.diffusion import add_diffusion, diffusion_of
 from oxillama.cli.generation import DRAFTS
 from oxillama.cli.loading import add_model, drafts_of, engine_options, located_model
 from oxillama.cli.parsing import number, unicode_text
@@ -99,6 +100,7 @@ def add_commands(commands: Any) -> None:
         metavar="HOW",
         help=f"how requests speculate that do not say it: {DRAFTS} (default: auto)",
     )
+    add_diffusion(command)
     add_chat_template(command)
     add(
         "--late-instructions",
@@ -194,6 +196,7 @@ def _engine(arguments: argparse.Namespace) -> dict[str, Any]:
         options["image_folder"] = arguments.image_folder
     if arguments.speculative is not None:
         options["speculative"] = drafts_of(arguments)
+    options |= diffusion_of(arguments)
     if arguments.parallel is not None:
         rows = oxillama.SchedulerConfig()
         options["scheduler"] = oxillama.SchedulerConfig(

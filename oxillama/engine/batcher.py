@@ -22,8 +22,12 @@ Plan = list[tuple[ScheduleEntry, int]]  # entries, and how many rows each has in
 
 
 def wanted_rows(entry: ScheduleEntry, rows: int) -> int:
-    """How many of an entry's rows in a step, its last ones, have an output that is wanted."""
+    """How many of an entry's rows in a step have an output that is wanted: its last ones, or those
+    that masks are filled in from.
+    """
     start = entry.done
+    if entry.fill is not None:
+        return len(entry.fill.rows)
     if entry.width:
         return rows if start + 1 == entry.length else 0
     if entry.every_row:
@@ -153,7 +157,11 @@ class _Filled:
         tokens, positions, kv, end = self.tokens, self.positions, session.kv, at + rows
         if session.media:
             self.media.append((session, start, rows, at))
-        if rows == 1:
+        if entry.fill is not None:
+            tokens[at:end], positions[at:end] = entry.fill.tokens, np.arange(rows)
+            self.row_table[at:end] = len(self.tables)
+            self.wanted.extend(at + entry.fill.rows)
+        elif rows == 1:
             tokens[at], positions[at] = session.tokens[start], start
             self.row_table[at] = len(self.tables)
         else:
@@ -173,7 +181,7 @@ class _Filled:
         self.tables.append(kv.table)
         self.slots.append(kv.slot)
         self.adapters.append(getattr(session.adapters, "factors", None))
-        count = wanted_rows(entry, rows)
+        count = wanted_rows(entry, rows) if entry.fill is None else 0
         if count or entry.every_row:
             self.wanted.extend(range(end - count, end))
             self.hidden |= entry.hidden

@@ -15,7 +15,7 @@ from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.media.features import Kind
 from oxillama.model.rope import RopeOverrides
-from oxillama.sampling import SamplerConfig
+from oxillama.sampling import DiffusionConfig, SamplerConfig
 from oxillama.sampling.config import changed_fields
 from oxillama.tokenizer import ChatTemplate
 from oxillama.tokenizer.builtin_templates import template_source
@@ -58,6 +58,7 @@ class ConfigOptions(TypedDict, total=False):
     prefix_max_entries: int
     prefix_max_bytes: int
     speculative: str | Path | bool | None
+    diffusion: DiffusionConfig | None
     rope_freq_base: float | None
     rope_freq_scale: float | None
     rope_scaling: Literal["none", "linear", "yarn"] | None
@@ -125,6 +126,8 @@ class EngineConfig:
       "auto": while a request decodes alone, lookups and the model's own layers that predict further
       tokens; with a constraint the text that it forces. None: forced text only. False: nothing. The
       name of a draft model as in `load`, and the other values of the option of `generate`.
+    - `diffusion`: how a model that fills in masks answers requests that do not say it themselves
+      (docs/diffusion.md), None for `DiffusionConfig()`.
     """
 
     model_path: str | Path | None = None
@@ -152,6 +155,7 @@ class EngineConfig:
     prefix_max_entries: int = 256
     prefix_max_bytes: int = 512 << 20
     speculative: str | Path | bool | None = "auto"
+    diffusion: DiffusionConfig | None = None
     rope_freq_base: float | None = None
     rope_freq_scale: float | None = None
     rope_scaling: Literal["none", "linear", "yarn"] | None = None
@@ -242,6 +246,10 @@ class EngineConfig:
             raise ConfigError(
                 f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"
             )
+        if self.diffusion is not None and not isinstance(self.diffusion, DiffusionConfig):
+            raise ConfigError(
+                f"diffusion: found {type(self.diffusion).__name__}, wanted a DiffusionConfig"
+            )
         if self.scheduler is not None and not isinstance(self.scheduler, SchedulerConfig):
             raise ConfigError(
                 f"scheduler: found {type(self.scheduler).__name__}, wanted a SchedulerConfig"
@@ -291,6 +299,7 @@ class EngineConfig:
             **found,
             "sampler": None if self.sampler is None else self.sampler.to_dict(),
             "scheduler": None if self.scheduler is None else asdict(self.scheduler),
+            "diffusion": None if self.diffusion is None else asdict(self.diffusion),
         }
 
     @classmethod
@@ -310,6 +319,8 @@ class EngineConfig:
                 given["sampler"] = SamplerConfig.from_dict(given["sampler"])
             if isinstance(given.get("scheduler"), Mapping):
                 given["scheduler"] = SchedulerConfig(**given["scheduler"])
+            if isinstance(given.get("diffusion"), Mapping):
+                given["diffusion"] = DiffusionConfig(**given["diffusion"])
             return cls(**given)
         except TypeError as error:
             raise ConfigError(f"EngineConfig: {error}") from None

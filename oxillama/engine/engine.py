@@ -37,6 +37,8 @@ from oxillama.errors import (
 )
 from oxillama.media.features import MediaFeatures
 from oxillama.media.placed import EncoderSource, ImagePrompt, PlacedMedia, media_of, source_of
+from oxillama.model.builder import Filling
+from oxillama.sampling import DiffusionConfig
 from oxillama.weights.pager import PagingStats
 
 _BUSY = "session: a request is running on it, wanted an idle session"
@@ -62,8 +64,9 @@ class EngineCore:
     the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache. encoder: the name
     of an encoder architecture (each token sees its whole text and there is no next token), None for
     decoders. start_token: the token that an answer begins with, if an encoder reads the prompt
-    (`model.sourced`), None for others. rope_factors: which of LongRoPE's factors all sessions use,
-    None for a model without them.
+    (`model.sourced`), None for others. filling: how the model fills in masks, None for others;
+    diffusion: in which way if a request does not say it. rope_factors: which of LongRoPE's factors
+    all sessions use, None for a model without them.
     """
 
     def __init__(
@@ -81,10 +84,13 @@ class EngineCore:
         prefix: dict | None = None,
         encoder: str | None = None,
         start_token: int | None = None,
+        filling: Filling | None = None,
+        diffusion: DiffusionConfig | None = None,
         rope_factors: Literal["short", "long"] | None = None,
     ) -> None:
         self.memory = memory
         self.encoder, self.start_token = encoder, start_token
+        self.filling, self.diffusion = filling, diffusion or DiffusionConfig()
         self.context_size = context_size
         # rotations that depend on a sequence's length take what it may become: the same bits always
         program.served = context_size
@@ -126,7 +132,7 @@ class EngineCore:
             step_lock=self.step_lock,
         )
         self._tracker = self._loop.tracker
-        self._tracker.whole = encoder is not None
+        self._tracker.whole = encoder is not None or filling is not None
         self._pid = os.getpid()
 
     @property
@@ -251,8 +257,8 @@ class EngineCore:
                     tokens=len(session.tokens),
                     limit=self.context_size,
                 )
-            if self.encoder is not None:
-                self._check_encoder(request)
+            if self._tracker.whole:
+                self._check_whole(request)
             self._check_source(request)
             self._check_media(session)
             self._check_queue(1 + len(request.siblings))
@@ -323,20 +329,27 @@ class EngineCore:
                 "prompt: found images, audio or no source at its beginning, wanted a text to encode"
             )
 
-    def _check_encoder(self, request: Request) -> None:
-        """Raise for what an encoder cannot do: EngineError for text or logits, ContextError for a
-        text longer than a step.
+    def _check_whole(self, request: Request) -> None:
+        """Raise for what a model cannot do whose rows see the whole text: EngineError for what
+        wants a next token, ContextError for a text longer than a step.
         """
-        if not request.hidden:
+        if self.encoder is not None and not request.hidden:
             raise NoNextToken(
                 f"{request.kind}: {self.encoder} is an encoder, which has no next token; wanted "
                 "embed, rerank or score"
             )
+        if self.filling is not None and request.fill is None and request.on_rows is None:
+            raise NoNextToken(
+                f"{request.kind}: the model fills in masks and has no next token; wanted generate, "
+                "chat, logits or embed"
+            )
         found, most = len(request.session.tokens), self._scheduler.config.max_batch_tokens
+        if request.fill is not None:
+            found = len(request.fill.tokens)
         if found > most:
             raise ContextError(
-                f"embed: {found} tokens, a step holds {most}; a text of {self.encoder} is "
-                "evaluated in one step",
+                f"{request.kind}: {found} tokens, a step holds {most}; every row of this model "
+                "sees the whole text, which is evaluated in one step",
                 tokens=found,
                 limit=most,
             )

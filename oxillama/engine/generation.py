@@ -24,7 +24,14 @@ from oxillama.grammar import Grammar, TokenMasker, schema_of
 from oxillama.lora.stack import Adapters
 from oxillama.media.placed import ImagePrompt, media_of
 from oxillama.options import Options
-from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
+from oxillama.sampling import (
+    DiffusionConfig,
+    Sampler,
+    SamplerConfig,
+    breaker_sequences,
+    token_logprobs,
+)
+from oxillama.sampling.diffusion import Denoiser
 from oxillama.tokenizer import TokenizerBridge
 
 _MOST_KEPT = 64  # grammars and sets of breakers of a vocabulary
@@ -156,6 +163,13 @@ def make_request(
     """A request for a prompt, or one that continues a session, after more tokens if a prompt is
     given too. It is not yet submitted.
     """
+    if core.filling is not None:
+        _check_filling(options, default)
+    elif options.diffusion is not None:
+        raise ConfigError(
+            f"diffusion: found {options.diffusion!r} for a model that does not fill in masks, "
+            "wanted None"
+        )
     session, truncated = ready_session(
         core, vocabulary, options, default=default, prompt=prompt, session=session
     )
@@ -182,12 +196,74 @@ def make_request(
         request.shift_keep = options.keep
     if options.prompt_logprobs is not None:
         _want_prompt_logprobs(request, options.prompt_logprobs)
+    if core.filling is not None:
+        _begin_answer(core, request, options.diffusion or core.diffusion)
+        return request
     # last: nothing that is refused has opened a draft
     if core.speculator is not None:
         request.speculation = core.speculator.begin(options.speculative, request.masker, session)
     elif options.speculative:
         raise ConfigError("speculative: this engine has no drafters, wanted None or False")
     return request
+
+
+# options that take one token after the other
+_SEQUENTIAL = (
+    *("grammar", "json_schema", "regex", "choices"),
+    *("prompt_logprobs", "context_shift", "speculative", "processors"),
+)
+# fields of a sampler that look at the text before a token, with the values that do not
+_LOOKING_BACK = {
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "dry_multiplier": 0.0,
+    "mirostat": 0,
+    "min_tokens": 0,
+}
+
+
+def _check_filling(options: Options, default: SamplerConfig) -> None:
+    """ConfigError for options that have no meaning where masks are filled in, in any order."""
+    config = options.sampling(default)
+    refused = [
+        *((name, getattr(options, name), None) for name in _SEQUENTIAL),
+        *((name, getattr(config, name), value) for name, value in _LOOKING_BACK.items()),
+    ]
+    for name, value, wanted in refused:
+        if not (value is None or value is False or value in (wanted, ())):
+            raise ConfigError(
+                f"{name}: found {value!r:.80} for a model that fills in masks, in any order, "
+                f"wanted {wanted}"
+            )
+    if options.max_tokens == 0:
+        raise ConfigError("max_tokens: found 0 for a model that fills in masks, wanted 1 or more")
+
+
+def _begin_answer(core: EngineCore, request: GenerateRequest, how: DiffusionConfig) -> None:
+    """Give a request its masks: as many as it wants tokens, or as the config says. ContextError
+    for more than the context has room for.
+    """
+    session, filling = request.session, core.filling
+    assert filling is not None
+    room = core.context_size - len(session.tokens)
+    places = min(how.length, room) if request.max_tokens is None else request.max_tokens
+    if places > room:
+        raise ContextError(
+            f"max_tokens: {places} after {len(session.tokens)} tokens, a context of "
+            f"{core.context_size} has room for {room}",
+            tokens=len(session.tokens) + places,
+            limit=core.context_size,
+        )
+    request.max_tokens = places
+    request.fill = Denoiser.of(
+        session.tokens,
+        places,
+        how,
+        mask=filling.mask,
+        shifted=filling.shifted,
+        sampler=session.sampler,
+    )
 
 
 def fill_in(request: Request, options: Options) -> None:
@@ -240,9 +316,9 @@ def ready_session(
         if more:
             session.extend_locked(more)
     if session.sampler is None:
-        _equip(session, vocabulary, options, options.sampling(default), core.program.vocab_size)
+        _equip(session, core, vocabulary, options, options.sampling(default))
     elif options.amends:
-        _amend(session, vocabulary, options, core.program.vocab_size)
+        _amend(session, core, vocabulary, options)
     config, vocab_size = session.sampler.config, core.program.vocab_size
     for name, values in (
         ("stop_token_ids", config.stop_token_ids),
@@ -324,19 +400,19 @@ def sampler_of(
 
 def _equip(
     session: Session,
+    core: EngineCore,
     vocabulary: Vocabulary | None,
     options: Options,
     config: SamplerConfig,
-    vocab_size: int,
 ) -> None:
     """Give a session its sampler, grammar state, text decoder and stop filter, from its current
     position.
     """
-    config = _drawable(config, vocabulary, vocab_size)
+    config = _drawable(config, core, vocabulary)
     session.sampler = sampler_of(
         config,
         vocabulary,
-        vocab_size,
+        core.program.vocab_size,
         seed=options.seed,
         processors=options.processors,
         logprobs=options.logprobs,
@@ -354,7 +430,7 @@ def _equip(
 
 
 def _amend(
-    session: Session, vocabulary: Vocabulary | None, options: Options, vocab_size: int
+    session: Session, core: EngineCore, vocabulary: Vocabulary | None, options: Options
 ) -> None:
     """Apply options to a session that continues. Options that are not given stay as they were,
     including the grammar's position.
@@ -362,15 +438,15 @@ def _amend(
     before = session.sampler
     config = options.sampling(before.config)
     if options.sampler is not None:
-        config = _drawable(config, vocabulary, vocab_size)
+        config = _drawable(config, core, vocabulary)
     anew = options.sampler is not None or options.seed is not None
     tokens = session.tokens[session.target :]
     if options.sampling_fields:
-        config = _drawable(config, vocabulary, vocab_size)
+        config = _drawable(config, core, vocabulary)
     session.sampler = sampler_of(
         config,
         vocabulary,
-        vocab_size,
+        core.program.vocab_size,
         seed=options.seed if anew else before.seed,
         processors=options.processors or before.processors,
         logprobs=before.top if options.logprobs is None else options.logprobs,
@@ -395,15 +471,15 @@ def _amend(
 
 
 def _drawable(
-    config: SamplerConfig, vocabulary: Vocabulary | None, vocab_size: int
+    config: SamplerConfig, core: EngineCore, vocabulary: Vocabulary | None
 ) -> SamplerConfig:
-    """The config with the tokens banned that the vocabulary suppresses, and the output rows that
-    lie beyond it.
+    """The config with the tokens banned that the vocabulary suppresses, the output rows that lie
+    beyond it, and the mask, with which no mask is filled in.
     """
-    if vocabulary is None:
-        return config
-    bridge = vocabulary.bridge
-    never = (*bridge.vocabulary.suppressed, *range(bridge.vocab_size, vocab_size))
+    never: tuple[int, ...] = () if core.filling is None else (core.filling.mask,)
+    if vocabulary is not None:
+        bridge, rows = vocabulary.bridge, core.program.vocab_size
+        never += (*bridge.vocabulary.suppressed, *range(bridge.vocab_size, rows))
     return config.replace(banned_tokens=(*config.banned_tokens, *never)) if never else config
 
 

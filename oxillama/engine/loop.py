@@ -463,6 +463,9 @@ class StepLoop:
         if entry.done < entry.length:
             self._allocator.store(request, whole_pages=True)
             return False
+        if isinstance(request, GenerateRequest) and request.fill is not None:
+            self._resume(request, self._fill(request, rows, now))
+            return False
         if not request.draws:
             request.take_prompt(rows)
             self.tracker.end(request, "stop")
@@ -475,6 +478,32 @@ class StepLoop:
         if isinstance(request, GenerateRequest) and request.siblings:
             self._fork_siblings(request, rows[-1])
         return True
+
+    def _fill(
+        self, request: GenerateRequest, rows: np.ndarray, now: float
+    ) -> Generator[Call, Any, None]:
+        """Fill masks from the rows of a pass, pass on what is final, and schedule the next pass."""
+        session, entry, counters = request.session, request.entry, self._counters
+        entry.done = session.kv.length = 0  # every pass reads all tokens anew
+        before = len(request.generated)
+        reason = self._output.fill(request, rows)
+        made = len(request.generated) - before
+        if made or reason is not None:
+            if request.token_at:
+                counters.inter_token.observe(now - request.token_at)
+            else:
+                counters.first_token.observe(now - request.submitted_at)
+                request.first_at = now
+            request.token_at = now
+        counters.generated += made
+        if request.pending_calls:
+            request.outcome = reason
+            yield request.run_listeners
+        if reason is not None:
+            self.tracker.end(request, reason)
+        else:
+            assert request.fill is not None
+            entry.fill = request.fill.next
 
     # ---- draws
     # ---------------------------------------------------------------------------------------------

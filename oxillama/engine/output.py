@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from oxillama.engine.request import GenerateRequest
+from oxillama.sampling import Logprobs
 
 MOST_FORCED = 32  # tokens that a grammar forces, taken after one draw
 
@@ -57,6 +58,23 @@ class OutputProcessor:
                 reason = self._take(request, token)
         return reason
 
+    def fill(self, request: GenerateRequest, rows: np.ndarray) -> str | None:
+        """Fill masks from the rows of a pass, append the tokens that are final then, and notify the
+        request's callers; returns why the request ends, None if there is another pass.
+        """
+        answer, session = request.fill, request.session
+        assert answer is not None
+        answer.take(rows)
+        for at in range(len(session.tokens), answer.final):
+            token = int(answer.tokens[at])
+            if token in request.stop_ids:
+                _emit_rest(request)
+                return "stop"
+            reason = self._take(request, token, answer.logprobs.get(at))
+            if reason is not None:
+                return reason
+        return None
+
     def shift_full(self, request: GenerateRequest) -> None:
         """Shift a context that is full when a request begins: the one that filled it would have
         done so before its next draw, had it gone on.
@@ -65,15 +83,20 @@ class OutputProcessor:
         if full and request.max_tokens != 0 and _shift(request):
             request.prompt_tokens = len(request.session.tokens)
 
-    def _take(self, request: GenerateRequest, token: int) -> str | None:
-        """Append a token to the text; returns why the request ends, None if it continues."""
+    def _take(
+        self, request: GenerateRequest, token: int, logprobs: Logprobs | None = None
+    ) -> str | None:
+        """Append a token to the text; returns why the request ends, None if it continues. logprobs:
+        None for those of the last draw.
+        """
         session = request.session
         sampler, grammar = session.sampler, session.grammar
         sampler.accept(token)
         session.tokens.append(token)
         request.generated.append(token)
-        if sampler.logprobs is not None:
-            request.logprobs.append(sampler.logprobs)
+        logprobs = logprobs or sampler.logprobs
+        if logprobs is not None:
+            request.logprobs.append(logprobs)
         if grammar is not None:
             request.masker.advance(grammar, token)
         if session.text is None:

@@ -25,6 +25,7 @@ from oxillama.engine.speculation import RequestCandidates
 from oxillama.engine.stream import Stream, awaited, pieces_of
 from oxillama.errors import Cancelled, ConfigError, EngineError
 from oxillama.sampling import Logprobs
+from oxillama.sampling.diffusion import Denoiser
 
 
 class Request:
@@ -75,6 +76,7 @@ class Request:
     caches: ClassVar[bool] = True  # it may use and fill the prefix cache, unless it says otherwise
 
     # what generation alone has
+    fill: Denoiser | None = None
     generated: Sequence[int] = ()
     pieces: Sequence[tuple[str, int]] = ()
     logprobs: Sequence[Any] = ()
@@ -351,6 +353,7 @@ class GenerateRequest(Request):
 
     __slots__ = (
         "events",
+        "fill",
         "generated",
         "logprobs",
         "masker",
@@ -394,6 +397,7 @@ class GenerateRequest(Request):
         self.stop_ids: frozenset[int] = frozenset()
         self.masker: Any = None  # consumes tokens for the session's grammar
         self.speculation: RequestCandidates | None = None  # brings candidates into the steps
+        self.fill: Denoiser | None = None  # its answer, of a model that fills in masks
         # tokens that the grammar forces are taken without a draw; the same ones either way
         self.takes_forced = True
         # requests that continue from a fork of its pages when the prompt is evaluated
@@ -439,9 +443,13 @@ class GenerateRequest(Request):
                 self.stop_listening(listener)
                 raise
 
+    def roll_back(self) -> None:
+        if self.fill is not None:  # its pages were of tokens that are none of the session's
+            self.session.kv.truncate(0)
+
     def end(self, reason: str | None, error: BaseException | None = None) -> bool:
         if not self._done.is_set():
-            self.masker = None
+            self.masker = self.fill = None
         return super().end(reason, error)
 
     def _outcome(self) -> Completion:

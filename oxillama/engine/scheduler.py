@@ -114,6 +114,7 @@ class ScheduleEntry:
         "done",
         "draft",
         "every_row",
+        "fill",
         "hidden",
         "length",
         "owner",
@@ -143,6 +144,9 @@ class ScheduleEntry:
         self.hidden = hidden  # wants hidden rows, not logits
         self.every_row = every_row  # wants the output of every row, not of the last alone
         self.row_limit = 0  # most rows a step, 0: as many as the chunk
+        # what all its rows read in place of its tokens, and which of them have an output that is
+        # wanted (`sampling.diffusion.Pass`); None: its tokens
+        self.fill: Any = None
         self.whole = False  # all its rows are of one step, however many the chunk has
         self.spans: tuple[tuple[int, int], ...] = ()  # (start, end) of rows that are of one step
         self.priority = priority  # the lower number goes first

@@ -63,7 +63,11 @@ class RequestTracker:
         entry = ScheduleEntry(len(tokens), done=kv.length, priority=request.priority, owner=request)
         entry.spans = spans_of(session.media)
         request.entry = entry
-        if request.on_rows is not None:
+        if request.fill is not None:
+            entry.every_row = entry.whole = True
+            entry.fill = request.fill.next
+            entry.length = len(request.fill.tokens)
+        elif request.on_rows is not None:
             entry.every_row = True
             entry.hidden = request.hidden
             request.delivered = entry.done

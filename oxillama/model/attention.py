@@ -451,6 +451,7 @@ class AttentionRecorder(Recorder):
         """Every row sees its whole sequence. A file may only confirm this."""
         if self.keys.flag("attention.causal", default=False):
             raise ModelError(
-                f"{self.arch}.attention.causal: found True, wanted False: {self.arch} is an encoder"
+                f"{self.arch}.attention.causal: found True, wanted False: every row of {self.arch} "
+                "sees the whole text"
             )
         self.causal = False

@@ -42,6 +42,16 @@ def recorders() -> Mapping[str, Callable[[Builder], Value | None]]:
     return _ARCHITECTURES
 
 
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How a model fills in masks. mask: the token of a place that is not filled yet. shifted: a row
+    predicts the token after its own, not its own.
+    """
+
+    mask: int
+    shifted: bool
+
+
 class Builder(AttentionRecorder):
     """The argument of an architecture's function: typed hyper-parameters, tensors by name, and ops
     to record.
@@ -63,6 +73,17 @@ class Builder(AttentionRecorder):
     start_token: int | None = None
     # the graph over a pooled row of the embedding
     projection: Builder | None = None
+    # of a model that fills in masks
+    filling: Filling | None = None
+
+    def fill_masks(self) -> None:
+        """Rows see the whole text, in which masks are filled in step by step."""
+        self.see_all()
+        root = self.keys.root
+        self.filling = Filling(
+            root.integer("tokenizer.ggml.mask_token_id", maximum=self.vocab_size - 1),
+            root.flag("diffusion.shift_logits", default=True),
+        )
 
     def layers(self, prefix: str = "") -> Iterator[Layer]:
         """The layers of the model in order; prefix: comes before `blk.` in their names."""

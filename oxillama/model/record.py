@@ -15,7 +15,7 @@ from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.accounts import check_keys
 from oxillama.model.assistant import ARCH as ASSISTANT
-from oxillama.model.builder import Builder, Classifier, recorders
+from oxillama.model.builder import Builder, Classifier, Filling, recorders
 from oxillama.model.dflash import ARCH as DFLASH
 from oxillama.model.eagle import ARCH as EAGLE
 from oxillama.model.lower import Tape, lower
@@ -33,11 +33,9 @@ _NOT_MODELS = {
 }
 
 # Architectures of files that hold no next-token model or encoder of texts, and what they do.
-_FILLS = "fills in masked tokens step by step (diffusion)"
 _DRAFTS_BESIDE = "drafts for another model, which is loaded with it (speculative=, --speculative)"
 _SPEAKS = "makes sound"
 NOT_GENERATING = {
-    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _FILLS),
     **dict.fromkeys((EAGLE, DFLASH, ASSISTANT), _DRAFTS_BESIDE),
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
     "clip": "encodes images or sound for another model (mmproj)",
@@ -59,7 +57,7 @@ class ModelConfig:
     states: tuple[LayerState, ...]
     # a row sees no token after its own; else all of a text must be in one step
     causal: bool = True
-    # whether there are logits of a next token
+    # whether there are logits of tokens: of the next one, or of what masks stand for
     generates: bool = True
     # how the file says that the rows of a text become one vector: "none", "mean", "cls", "last",
     # "rank"; None where it does not
@@ -73,6 +71,8 @@ class ModelConfig:
     rope_near: int | None = None
     # what the layers keep that predict further tokens, none for models without
     predicts: tuple[LayerState, ...] = ()
+    # of a model that fills in masks (diffusion), None for others
+    filling: Filling | None = None
 
     def __repr__(self) -> str:
         """Every field; layers in a row that keep the same are counted."""
@@ -168,7 +168,7 @@ def recorded(
         b.depth,
         (*b.pages, *b.slots),
         causal=b.causal is not False,
-        generates=result is not None and b.causal is not False,
+        generates=result is not None and (b.causal is not False or b.filling is not None),
         pooling=pooling,
         labels=() if b.classifier is None else b.classifier.labels,
         start_token=b.start_token,
@@ -176,6 +176,7 @@ def recorded(
             (op.params["near"] for op in tape.ops if op.params.get("far") is not None), None
         ),
         predicts=() if b.predictor is None else tuple(b.predictor.graph.pages),
+        filling=b.filling,
     )
     classifier = b.classifier
     for graph in (

@@ -197,6 +197,10 @@ class Sampler:
         self._core.settle(share)
         return token
 
+    def uniform(self) -> float:
+        """The next number in [0, 1) of the random stream, for what a caller decides by chance."""
+        return self._core.uniform()
+
     def pass_over(self, token: int) -> bool:
         """Advance as a `sample` would whose mask allows only `token`, without a row of logits.
         False, with nothing changed, if only a draw can tell: if processors, Python stages or

@@ -74,4 +74,4 @@ def of_file(path: Path, server: ServerConfig) -> About:
 
 
 def _embeds(config: ModelConfig) -> bool:
-    return not config.causal or config.pooling not in (None, "none")
+    return not config.generates or config.pooling not in (None, "none")

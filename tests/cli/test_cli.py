@@ -199,6 +199,25 @@ def test_a_model_with_an_encoder_runs_and_agrees_with_its_meaning(capsys, tmp_pa
     assert code == 1 and "raw_loop: found t5" in err
 
 
+def test_a_model_that_fills_in_masks_runs_and_agrees_with_its_meaning(capsys, tmp_path):
+    path, text = str(worded(tmp_path, "llada")), "a text of words"
+    how = oxillama.DiffusionConfig(
+        steps=5, eps=0.1, order="margin", order_temperature=0.2, guidance=0.5
+    )
+    with oxillama.load(path) as engine:
+        done = engine.generate(text, max_tokens=12, temperature=0, seed=3, diffusion=how)
+    options = ["-n", 12, "--temp", 0, "-s", 3, "--diffusion-steps", 5, "--diffusion-eps", 0.1]
+    options += ["--diffusion-alg-temp", 0.2, "--diffusion-cfg-scale", 0.5]
+    for order in ("margin", "2"):
+        ask = ["run", "-m", path, "-p", text, *options, "--diffusion-algorithm", order]
+        code, out, _ = printed(capsys, *ask)
+        assert code == 0 and out == f"{text}{done.text}\n"
+    code, out, _ = printed(capsys, "doctor", "-m", path, "-p", text)
+    assert code == 0 and "ops agree with the reference" in out
+    code, _, err = printed(capsys, *ask, "--diffusion-block-length", 4)
+    assert code == 1 and "eps: found 0.1 and block_length 4" in err
+
+
 def test_doctor_agrees_with_the_embedded_model(capsys):
     code, out, _ = printed(capsys, "doctor")
     assert code == 0 and "ops agree" in out

@@ -17,9 +17,9 @@ from oxillama.model import architectures, load_model
 from oxillama.opening import core_over
 from oxillama.tokenizer import TokenizerBridge
 from tests.conftest import CASES
-from tests.model.invented import VOCAB, generates, invent
+from tests.model.invented import VOCAB, encodes, invent
 
-ENCODERS = [arch for arch in architectures() if not generates(arch)]
+ENCODERS = [arch for arch in architectures() if encodes(arch)]
 TEXTS = [[(7 * i + j) % VOCAB for i in range(n)] for j, n in enumerate((70, 1, 33, 16, 120, 5))]
 FOLDERS = (
     sorted(each.name for each in (CASES / "embed").iterdir())

@@ -307,6 +307,15 @@ OWN: dict[str, dict] = {
         "attention.indexer.local_blocks": 1,
     },
     "muse-glimmer": {"logit_scale": 0.5, "final_logit_softcapping": 3.0},
+    # widths of heads as llama.cpp takes them: all of a head is rotated, heads make up a row
+    "dream": {"attention.key_length": 16, "attention.value_length": 16},
+    "llada": {"expert_count": None, "rope.dimension_count": 32},
+    "llada-moe": {
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "leading_dense_block_count": None,
+    },
+    "rnd1": {"rope.dimension_count": 32, "leading_dense_block_count": None},
     "plamo2": {
         "attention.head_count": [0, 4, 0, 0],
         "attention.head_count_kv": [0, 2, 0, 0],
@@ -334,7 +343,12 @@ OWN: dict[str, dict] = {
     },
 }
 # Keys without the architecture's name.
+_MASK = {"tokenizer.ggml.mask_token_id": VOCAB - 1}
 ROOT: dict[str, dict] = {
+    "dream": _MASK,
+    "llada": _MASK | {"diffusion.shift_logits": False},
+    "llada-moe": _MASK | {"diffusion.shift_logits": False},
+    "rnd1": _MASK,
     "apertus": {
         "xielu.alpha_n": [-0.2, -0.1, 0.1, 0.2],
         "xielu.alpha_p": [0.3, 0.2, 0.1, 0.0],
@@ -475,6 +489,10 @@ WANTED: dict[str, tuple[str, ...]] = {
     "spark2_5": _each(_ALL, "attn_qkv.weight", "attn_gate.weight"),
     "minimax-m3": _each(_SPARSE, "ffn_gate_inp.weight", "ffn_up_shexp.weight", "exp_probs_b.bias"),
     "muse-glimmer": _each(_ALL, "attn_gate.weight"),
+    "dream": _each(_ALL, *_BIASES) + ("output.weight",),
+    "llada": ("output.weight",),
+    "llada-moe": ("output.weight",),
+    "rnd1": ("output.weight",),
     "hrm_text": _each((0, 1), "attn_gate.weight"),
     "neo-bert": _each(_ALL, "attn_qkv.weight", "ffn_up.weight"),
     "nomic-bert-moe": ("token_types.weight", *_each(_ALL, "attn_qkv.weight")),
@@ -692,11 +710,14 @@ def shapes(arch: str, further: int = 0) -> tuple[dict[str, tuple[int, ...]], set
             return _LEARNED[arch, repr(keys)]
 
 
+def encodes(arch: str) -> bool:
+    """Whether `arch` has no logits: the recorders of encoders are typed to return None."""
+    return inspect.signature(recorders()[arch]).return_annotation in (None, "None")
+
+
 def generates(arch: str) -> bool:
-    """Whether `arch` has logits of a next token: the recorders of encoders are typed to return
-    None.
-    """
-    return inspect.signature(recorders()[arch]).return_annotation not in (None, "None")
+    """Whether `arch` has logits of a next token."""
+    return not encodes(arch) and not _MASK.keys() <= ROOT.get(arch, {}).keys()
 
 
 def invent(
