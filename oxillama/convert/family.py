@@ -200,7 +200,9 @@ class Hyper:
                     self.number(*names)
                 found[names[-1]] = value
         for name in ("rope_scaling", "rope_parameters"):
-            value = {} if self.config.get(name) is None else self.config[name]
+            value = self.config.get(name)
+            if value is None or value is False:  # folders of RND1 write False for none
+                value = {}
             if isinstance(value, dict) and kind in value:
                 name, value = f"{name}: {kind}", value[kind]
             if not isinstance(value, dict):

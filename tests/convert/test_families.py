@@ -110,6 +110,28 @@ def test_queries_and_keys_of_a_llama_are_paired(tmp_path):
             assert np.array_equal(ours[:, 2 * i + 1], theirs[:, i + 16])
 
 
+def test_a_folder_of_llada_moe_need_not_name_its_mask(tmp_path):
+    folder_of(golden_of("llada_moe"), tmp_path / "model", mask_token_id=None)
+    with pytest.raises(ConvertError, match="mask_token_id: found 156895, wanted .* to 79"):
+        convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+
+
+@pytest.mark.parametrize(
+    "name, config",
+    [
+        ("llada", {"include_qkv_bias": True}),
+        ("llada", {"block_type": "sequential"}),
+        ("llada", {"mask_token_id": None}),
+        ("llada_moe", {"norm_topk_prob": True}),
+        ("rnd1", {"norm_topk_prob": False}),
+    ],
+)
+def test_what_a_file_of_masked_diffusion_cannot_mean_is_refused(name, config, tmp_path):
+    folder_of(golden_of(name), tmp_path / "model", **config)
+    with pytest.raises(ConvertError, match=next(iter(config))):
+        convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+
+
 # the same folder by another version of its program, which keeps two layers of its switch
 MULTI = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4, "ms_code_m": 6}
 

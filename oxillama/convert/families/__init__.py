@@ -2,12 +2,14 @@
 
 `dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and `hybrid`
 models, `qwen4`, `rwkv`, `older` decoders with fused projections, `encoders`, text parts of models
-that see `images`, `t5`, models whose adapters are `switched`; `single`, `routed` and `latent`:
-decoders and mixtures whose names or layers are their own; `drafts` of DFlash.
+that see `images`, `t5`, models whose adapters are `switched`, and those of masked `diffusion`;
+`single`, `routed` and `latent`: decoders and mixtures whose names or layers are their own; `drafts`
+of DFlash.
 """
 
 from oxillama.convert.families import (
     dense,
+    diffusion,
     drafts,
     encoders,
     experts,
@@ -27,6 +29,7 @@ from oxillama.convert.families import (
 
 __all__ = [
     "dense",
+    "diffusion",
     "drafts",
     "encoders",
     "experts",
