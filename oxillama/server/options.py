@@ -10,10 +10,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from oxillama.grammar import ClosedSchema
-from oxillama.sampling import SamplerConfig
+from oxillama.sampling import DiffusionConfig, SamplerConfig
+from oxillama.sampling.diffusion import Order
 from oxillama.server.errors import ApiError, bad, from_engine, unsupported
 from oxillama.server.schema import (
     BOOLEAN,
@@ -21,8 +22,10 @@ from oxillama.server.schema import (
     OBJECT,
     STRING,
     array,
+    enum,
     integer,
     number,
+    obj,
     one_of,
 )
 
@@ -47,6 +50,16 @@ _STAGES = {
     "xtc": "xtc",
     "temperature": "temperature",
 }
+
+
+_DIFFUSION = obj(
+    {
+        **dict.fromkeys(("length", "steps", "block_length"), integer(1)),
+        "eps": number(0, 1),
+        "order": enum(*get_args(Order)),
+        **dict.fromkeys(("order_temperature", "guidance"), number(0, 1e6)),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +122,16 @@ def _breakers(value: list[str]) -> tuple[str, ...]:
 
 def _stages(value: list[str]) -> tuple[str, ...]:
     return tuple(_STAGES[name] for name in value)
+
+
+def _diffusion(value: Mapping[str, Any]) -> DiffusionConfig:
+    """How masks are filled in; members that are null are left out."""
+    try:
+        return DiffusionConfig(**{name: each for name, each in value.items() if each is not None})
+    except ValueError as error:
+        wrong = from_engine(error)
+        wrong.param = "diffusion"
+        raise wrong from None
 
 
 _BIAS = one_of(
@@ -184,6 +207,7 @@ REQUEST: tuple[Option, ...] = (
     Option(("context_shift",), BOOLEAN, "context_shift"),
     Option(("keep", "n_keep"), integer(0), "keep", int),
     Option(("speculative",), BOOLEAN, "speculative", lambda value: "auto" if value else False),
+    Option(("diffusion",), _DIFFUSION, "diffusion", _diffusion),
     Option(("priority",), integer(-(2**31)), "priority", int),
     Option(
         ("timeout",), {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6}, "timeout", _float

@@ -59,6 +59,20 @@ def test_a_chat_is_answered_and_streamed(server, engine):
     assert "".join(parts) == done.content and len([each for each in parts if each]) > 1
 
 
+def test_a_request_says_how_masks_are_filled_in(server, engine):
+    how = {"order": "random", "eps": 0.01, "steps": 4}
+    done = engine.generate(TEXT, diffusion=DiffusionConfig(**how), **OPTIONS)
+    body = {"prompt": TEXT, "diffusion": how, **OPTIONS}
+    assert server.ok(COMPLETIONS, body)["choices"][0]["text"] == done.text
+    for wrong, message in (
+        ({"eps": 0.1, "block_length": 4}, "eps: found 0.1 and block_length 4"),
+        ({"order": "best"}, "diffusion.order"),
+        ({"stepz": 4}, "diffusion.stepz"),
+    ):
+        error = server.refused(COMPLETIONS, {"prompt": TEXT, "diffusion": wrong})
+        assert message in error["message"] and error["param"].startswith("diffusion")
+
+
 def test_what_has_no_meaning_is_a_400_that_says_so(server):
     for path, body, message in (
         (COMPLETIONS, {"prompt": TEXT, "echo": True, "logprobs": 0}, "fills in masks"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oxillama.sampling import REORDERABLE, SamplerConfig
+from oxillama.sampling import REORDERABLE, DiffusionConfig, SamplerConfig
 from oxillama.server import options
 from oxillama.server.errors import ApiError
 from oxillama.server.schema import check_body
@@ -81,6 +81,7 @@ def test_every_field_of_the_sampler_has_a_name():
         ("json_schema", {}, "json_schema", {}),
         ("cache_prompt", False, "cache_prompt", False),
         ("speculative", True, "speculative", "auto"),
+        ("diffusion", {"steps": 4, "eps": None}, "diffusion", DiffusionConfig(steps=4)),
         ("priority", -3, "priority", -3),
     ],
 )
