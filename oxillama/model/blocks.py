@@ -325,9 +325,10 @@ def alibi(b: Builder, heads: int, *, default: float = 8.0) -> np.ndarray:
     """The slope of each head (Press et al. 2021, "Train Short, Test Long", section 3): a geometric
     series for a power of two of heads, and every other number of the series twice as long for the
     rest. A score is reduced by slope times distance. default: used if `attention.max_alibi_bias` is
-    missing; the paper's value is 8.
+    missing; the paper's value is 8. A file cannot say that there is none by a 0, which would be
+    slopes of 1.
     """
-    bias = b.keys.number("attention.max_alibi_bias", default=default, minimum=0.0)
+    bias = b.keys.number("attention.max_alibi_bias", default=default, minimum=1e-3)
     power = 1 << (heads.bit_length() - 1)
     first = 2.0 ** (-bias / power * np.arange(1, power + 1))
     rest = 2.0 ** (-bias / (2 * power) * np.arange(1, 2 * (heads - power), 2))

@@ -51,6 +51,7 @@ def test_an_embedding_row_takes_row_0_of_the_table_beside_the_embedding(tmp_path
         ("qwen3vl", "qwen3vl.rope.dimension_sections", [8], "array of 1, wanted 3 or 4 integers"),
         ("qwen3vl", "qwen3vl.rope.dimension_sections", [2, 2**31 - 1, 2], "found 2147483647, want"),
         ("granite_swa", "granite_swa.attention.sliding_window_pattern", 2, "array of 4 booleans"),
+        ("jais", "jais.attention.max_alibi_bias", 0.0, "max_alibi_bias: found 0.0, wanted"),
     ],
 )
 def test_a_key_that_does_not_fit_is_refused_by_name(arch, key, value, words, tmp_path):
