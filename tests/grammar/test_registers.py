@@ -20,7 +20,7 @@ from oxillama.grammar import (
     JsonSchemaCompiler,
     TokenMasker,
 )
-from oxillama.grammar.schema import emit
+from oxillama.grammar.schema import arrays, emit
 
 FREE = JsonSchemaCompiler(order="free")
 DECLARED = JsonSchemaCompiler()
@@ -552,3 +552,24 @@ def test_many_distinct_numbers_are_few_states():
     state.advance("[{}".format(",".join(map(str, numbers))).encode())
     assert not any(state.fork().allows_token(f",{each},".encode()) for each in numbers)
     assert state._cursor.machine.sizes()["states"] < 40_000
+
+
+@pytest.mark.parametrize("more", [{}, {"minItems": 2}, {"maxItems": 3}, {"minItems": 7}])
+def test_distinct_integers_of_a_long_enum_have_the_masks_of_a_short_one(monkeypatch, more):
+    words = [*map(chr, range(256)), "12", ",1", "0]", "[-", "-1", "10,", "1,2", ""]
+    masker = TokenMasker([word.encode("latin-1") for word in words], eog_ids=[len(words) - 1])
+    schema = {"type": "array", "uniqueItems": True, "items": {"enum": [-11, -1, 0, 1, 10, 12, 120]}}
+    states = []
+    for many in (64, 1):  # as alternatives, and as one automaton
+        monkeypatch.setattr(arrays, "MANY_INTEGERS", many)
+        states.append(masker.state(Grammar.from_json_schema({**schema, **more})))
+    draw = random.Random(4)
+    for _ in range(40):
+        first, second = (state.mask() for state in states)
+        assert first.tolist() == second.tolist()
+        allowed = [at for at in range(len(words) - 1) if first[at // 32] >> at % 32 & 1]
+        if not allowed:
+            break
+        token = draw.choice(allowed)
+        for state in states:
+            masker.advance(state, token)

@@ -26,6 +26,9 @@ from oxillama.grammar.schema.numbers import bounded
 from oxillama.grammar.schema.validity import holds
 from oxillama.grammar.schema.values import exact, load
 
+# Integers of an enum, from which on they are one automaton: alternatives of numbers go on side by
+# side for long, and each token then takes time in proportion to more than their number.
+MANY_INTEGERS = 64
 MAX_LISTED = 4096  # numbers tried one by one to know how many different items there are
 
 
@@ -184,7 +187,9 @@ def distinct(em, case: Case, comma: tuple) -> tuple:
     most = case.max_items
     if item is None:
         return NEVER
-    if values is not None:
+    if values is not None and not (
+        len(values) > MANY_INTEGERS and all(type(value) is int for value in values)
+    ):
         values = list({canonical(v): v for v in values}.values())
         most = len(values) if most is None else min(most, len(values))
         edges = [
