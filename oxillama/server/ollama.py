@@ -589,7 +589,10 @@ async def generate(call: Call) -> Response:
         if raw and body.get("system"):
             raise unsupported("system", "found in a prompt without the chat template, wanted none")
         if body.get("context") and not raw:
-            raise unsupported("context", "found without raw: true, wanted both")
+            raise unsupported(
+                "context",
+                "found without raw: true, wanted both; /api/chat takes a conversation's messages",
+            )
         if body.get("context") and model.engine.config.start_token is not None:
             raise unsupported(
                 "context", "found for a model whose encoder reads a prompt as a whole"
