@@ -568,7 +568,8 @@ def test_what_is_printed_says_what_is_asked_first(engine):
     assert repr(closed.engine_config) == "EngineConfig(num_threads=1)"
     assert repr(engine.config).endswith(
         "layers=5, states=(5 x Pages(heads=4, key=8, value=8, window=0)), causal=True, "
-        "generates=True, pooling=None, labels=(), start_token=None, rope_near=None, predicts=())"
+        "generates=True, pooling=None, labels=(), start_token=None, rope_near=None, predicts=(), "
+        "filling=None)"
     )
     assert repr(engine.tokenizer) == "<TokenizerBridge llama, 512 tokens>"
     told = repr(MetricsSnapshot(steps_total=2, queue_seconds=HistogramSnapshot((1, 2), 1.5)))

@@ -286,3 +286,14 @@ def test_a_file_names_its_mask_and_what_its_rows_predict(tmp_path):
     ):
         with pytest.raises(ModelError, match=message):
             load_model(invent(tmp_path / "m.gguf", "rnd1", changed=changed))
+
+
+def test_who_is_stopped_has_the_blocks_that_were_whole(engine):
+    session, how = engine.session(), DiffusionConfig(block_length=2)
+    options = dict(max_tokens=60, seed=5, ignore_eos=True, diffusion=how)
+    request = engine.submit(PROMPT, session=session, **options)
+    request.listen(lambda: len(request.generated) < 4 or request.cancel(), in_loop=True)
+    done = request.result()
+    assert done.finish_reason == "cancelled" and len(done.tokens) % 2 == 0 < len(done.tokens) < 60
+    assert session.tokens == [*PROMPT, *done.tokens] and session.kv.length == 0
+    assert done.tokens == engine.generate(PROMPT, **options).tokens[: len(done.tokens)]
