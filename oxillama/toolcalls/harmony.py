@@ -29,8 +29,8 @@ class HarmonyReader(StreamReader):
     all events, joined, are the text that was fed.
     """
 
-    def __init__(self, *, first_index: int = 0) -> None:
-        super().__init__(first_index=first_index)
+    def __init__(self) -> None:
+        super().__init__()
         self._state = self._in_head
         self._kind: type = Text
         self._call: JsonCall | None = None

@@ -61,13 +61,12 @@ class ChatPlan:
     leading: bool = False
     shown: Mapping[str, int] = field(default_factory=dict)
 
-    def parser(self, *, first_index: int = 0) -> ReplyParser:
+    def parser(self) -> ReplyParser:
         """A parser for the streamed reply."""
         return ReplyParser(
             self.format,
             reasoning=self.reasoning,
             reasoning_opened=self.reasoning_opened,
-            first_index=first_index,
             names=[tool.name for tool in self.tools],
             parameters={tool.name: tool.parameters for tool in self.tools},
             leading=self.leading,

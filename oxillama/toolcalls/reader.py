@@ -47,7 +47,6 @@ class ToolCallDetector(StreamReader):
     - `names`: the names of the tools; if given, a bare call (without an opening delimiter) of
       another name is text.
     - `leading`: calls are recognised only at the beginning of the reply.
-    - `first_index`: the number of the first call, for ids that continue earlier rounds.
     - `parameters`: the schemas of the tools' parameters by name, which distinguish texts from other
       values if a notation writes both bare (`read_value`).
     """
@@ -57,11 +56,10 @@ class ToolCallDetector(StreamReader):
         format: str | ToolCallFormat,
         *,
         names: Collection[str] | None = None,
-        first_index: int = 0,
         leading: bool = False,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        super().__init__(first_index=first_index)
+        super().__init__()
         self._fresh = self._array = self._separated = False
         self._calls = 0
         self.leading = leading
@@ -354,17 +352,14 @@ def detector_of(
     format: str | ToolCallFormat,
     *,
     names: Collection[str] | None = None,
-    first_index: int = 0,
     leading: bool = False,
     parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ToolCallDetector | HarmonyReader:
     """The reader of replies in a format; arguments are those of `ToolCallDetector`."""
     kind = format_of(format)
     if kind.style == "harmony":
-        return HarmonyReader(first_index=first_index)
-    return ToolCallDetector(
-        kind, names=names, first_index=first_index, leading=leading, parameters=parameters
-    )
+        return HarmonyReader()
+    return ToolCallDetector(kind, names=names, leading=leading, parameters=parameters)
 
 
 def detect_calls(

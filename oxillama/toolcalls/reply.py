@@ -186,7 +186,6 @@ class ReplyParser:
         reasoning: ReasoningFormat | None = None,
         reasoning_opened: bool = False,
         names: Collection[str] | None = None,
-        first_index: int = 0,
         leading: bool = False,
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
@@ -196,9 +195,7 @@ class ReplyParser:
         self._detector = (
             None
             if format is None
-            else detector_of(
-                format, names=names, first_index=first_index, leading=leading, parameters=parameters
-            )
+            else detector_of(format, names=names, leading=leading, parameters=parameters)
         )
         self._events: list[Event] = []
 

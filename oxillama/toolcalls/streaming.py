@@ -15,8 +15,8 @@ class StreamReader:
 
     _state: Callable[[list[Event]], bool]
 
-    def __init__(self, *, first_index: int = 0) -> None:
-        self.index = first_index
+    def __init__(self) -> None:
+        self.index = 0
         self.buffer = ""
 
     def feed(self, text: str) -> list[Event]:

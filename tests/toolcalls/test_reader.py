@@ -361,8 +361,8 @@ def test_a_custom_format_has_its_own_delimiters(open, close, style):
 
 
 def test_the_end_makes_a_detector_new_but_for_the_number_of_the_next_call():
-    detector = ToolCallDetector("qwen", first_index=4)
-    for number in (4, 5):
+    detector = ToolCallDetector("qwen")
+    for number in (0, 1):
         found = [
             event
             for event in detector.feed('<tool_call>{"name": "f"}</tool_call>') + detector.finish()
