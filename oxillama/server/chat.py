@@ -491,18 +491,8 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
 # ---- from a turn to its replies
 
 
-def params_of(asked: ChatRequest) -> dict[str, Any]:
-    """The options of a request for /slots."""
-    return {
-        "max_tokens": asked.options.get("max_tokens"),
-        "temperature": asked.options.get("sampling_fields", {}).get("temperature"),
-        "seed": asked.options.get("seed"),
-        "stop": list(asked.stops),
-    }
-
-
 def _job(call: Call, model: Model, asked: ChatRequest) -> Job:
-    return Job(call, model, param=asked.prompt, params=params_of(asked))
+    return Job(call, model, param=asked.prompt, params=table.shown(asked.options, asked.stops))
 
 
 async def _begin(job: Job, asked: ChatRequest) -> tuple[Turn, NamedSession | None]:

@@ -229,11 +229,7 @@ def _usage(usages: Sequence[Mapping[str, int]]) -> dict[str, Any]:
 
 
 def _job(call: Call, model: Model, param: str, asked: table.RequestOptions) -> Job:
-    params = {
-        "max_tokens": asked.options.get("max_tokens"),
-        "seed": asked.options.get("seed"),
-        "stop": list(asked.stops),
-    }
+    params = table.shown(asked.options, asked.stops)
     return Job(call, model, param=param, constraint=asked.constraint, params=params)
 
 

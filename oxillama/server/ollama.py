@@ -641,7 +641,8 @@ async def _raw(
         return {**made, "context": [*ids, *done.tokens]}
 
     def new_job() -> Job:
-        return Job(call, model, param="prompt", constraint=asked.constraint)
+        params = table.shown(asked.options, asked.stops)
+        return Job(call, model, param="prompt", constraint=asked.constraint, params=params)
 
     def submit() -> Any:
         return model.engine.submit(ids, **asked.options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -272,6 +272,16 @@ class RequestOptions:
     constraint: str | None
     stops: tuple[str, ...]
     sampler: SamplerConfig
+
+
+def shown(options: Mapping[str, Any], stops: Sequence[str]) -> dict[str, Any]:
+    """What /slots shows of a request; None for what it does not ask for."""
+    return {
+        "max_tokens": options.get("max_tokens"),
+        "temperature": options.get("sampling_fields", {}).get("temperature"),
+        "seed": options.get("seed"),
+        "stop": list(stops),
+    }
 
 
 def read(

@@ -13,7 +13,8 @@ from oxillama.errors import ConfigError
 from oxillama.server import ServerConfig
 from oxillama.server.errors import ApiError, from_engine
 from oxillama.server.routes import ROUTES
-from tests.server.conftest import asking
+from oxillama.server.work import Job
+from tests.server.conftest import MODEL, asking
 
 HI = [{"role": "user", "content": "Tell me a story"}]
 CHAT = {"messages": HI, "max_tokens": 4}
@@ -133,6 +134,24 @@ def test_a_full_queue_is_refused_with_retry_after():
     assert 'vllm:num_requests_running{model_name="oxillama-embedded"} 1' in metrics
     assert 'vllm:num_requests_waiting{model_name="oxillama-embedded"} 1' in metrics
     assert health["requests"] == 2
+
+
+def test_slots_show_the_same_options_of_every_route(server, monkeypatch):
+    begin, shown = Job.begin, []
+
+    async def noted(job, make):
+        shown.append(job.params)
+        return await begin(job, make)
+
+    monkeypatch.setattr(Job, "begin", noted)
+    asked = {"temperature": 0.25, "seed": 7, "stop": ["\n"]}
+    server.ok("/v1/completions", {"prompt": "a", "max_tokens": 3, **asked})
+    server.ok("/v1/chat/completions", {"messages": HI, "max_tokens": 3, **asked})
+    ours = {"options": {"num_predict": 3, **asked}, "stream": False}
+    server.ok("/api/generate", {"model": MODEL, "prompt": "a", "raw": True, **ours})
+    assert shown == 3 * [{"max_tokens": 3, **asked}]
+    server.ok("/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert shown[3] == {"max_tokens": 1, "temperature": None, "seed": None, "stop": []}
 
 
 def test_a_wrong_method_says_which_are_right(server):
