@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import oxillama
@@ -211,6 +212,11 @@ def _converting(find: Callable[..., Any]) -> Any:
         return find(progress=progress)
 
 
+def encoder_file(given: str | Path) -> str:
+    """The file of an encoder's name; a conversion shows a bar where a person is watching."""
+    return str(_converting(partial(located_encoder, given)))
+
+
 def engine_options(arguments: argparse.Namespace) -> dict:
     """The keyword arguments of `oxillama.load` that the options of `add_model` ask for."""
     return dict(
@@ -232,7 +238,7 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
     model = located_model(arguments, encoder=media.wants_own_encoder(arguments))
     encoder = media.needed_encoder(arguments, model)
     if encoder is not None:
-        options["mmproj"] = str(_converting(partial(located_encoder, encoder)))
+        options["mmproj"] = encoder_file(encoder)
     if getattr(arguments, "speculative", None) is not None:
         # a draft may have to be loaded with the model; what is wrong is said now, not at a message
         options["speculative"] = drafts_of(arguments)

@@ -12,7 +12,7 @@ import oxillama
 from oxillama.cli import lora
 from oxillama.cli.diffusion import add_diffusion, diffusion_of
 from oxillama.cli.generation import DRAFTS
-from oxillama.cli.loading import add_model, drafts_of, engine_options, located_model
+from oxillama.cli.loading import add_model, drafts_of, encoder_file, engine_options, located_model
 from oxillama.cli.parsing import number, unicode_text
 from oxillama.cli.run import add_chat_template, chat_template_of
 from oxillama.cli.streams import read
@@ -192,6 +192,8 @@ def _engine(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(
             "--mmproj: found together with --models-dir, wanted one model, whose encoder it is"
         )
+    if arguments.mmproj:
+        options["mmproj"] = encoder_file(arguments.mmproj)
     if arguments.image_folder is not None:
         options["image_folder"] = arguments.image_folder
     if arguments.speculative is not None:

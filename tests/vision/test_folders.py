@@ -12,7 +12,8 @@ import pytest
 
 import oxillama
 from oxillama import stores
-from oxillama.cli import main
+from oxillama.cli import main, parser
+from oxillama.cli.serve import _engine
 from oxillama.convert import convert_encoder
 from oxillama.errors import ConfigError, ConvertError, EngineError, GgufNotFound, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
@@ -193,6 +194,13 @@ def test_commands_take_folders(seeing, cache, tmp_path, capsys):
     for path in stores.converted_files():
         assert main(["rm", path.name]) == 0
     assert list(cache.iterdir()) == []
+
+
+def test_serve_converts_an_encoder_under_a_bar(seeing, cache, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    given = _engine(parser().parse_args(["serve", "--mmproj", str(seeing)]))["mmproj"]
+    assert "converting" in capsys.readouterr().err
+    assert given == str(stores.located_encoder(seeing)) and made(cache) == (0, 1)
 
 
 @pytest.fixture(params=["hub", "lmstudio", "ollama"])
