@@ -2,63 +2,44 @@
 #ifndef OX_BLOCK_H
 #define OX_BLOCK_H
 #include <stdint.h>
-#include <stdlib.h>
-#include <unistd.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
+
+#include "os.h"
 
 #define OX_HUGE ((size_t)2 << 20)
 
-/* 64-byte aligned, NULL when there is none. Whole huge pages are asked for as such, the rest of a block takes small ones: rounding up would
- * cost a tenth of a model. */
+/* 64-byte aligned, NULL when there is none; `ox_block_free` frees it. Whole huge pages are asked for as such, the rest of a block takes small
+ * ones: rounding up would cost a tenth of a model. */
 static inline void *ox_block_new(size_t size) {
-    void *block = NULL;
     int big = size >= OX_HUGE;
-    if (posix_memalign(&block, big ? OX_HUGE : 64, (size + 63) / 64 * 64)) return NULL;
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (big) madvise(block, size / OX_HUGE * OX_HUGE, MADV_HUGEPAGE);
-#endif
+    void *block = ox_aligned_new(big ? OX_HUGE : 64, (size + 63) / 64 * 64);
+    if (block && big) ox_ask_huge(block, size / OX_HUGE * OX_HUGE);
     return block;
 }
 
-/* A page of the system: 4 KB, on AArch64 also 16 or 64. `madvise` and `munmap` refuse an address within a page, and take a size for whole pages,
- * what a neighbour has of the last one too. */
-static inline size_t ox_page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+static inline void ox_block_free(void *block) { ox_aligned_free(block); }
 
 /* Where the page that an address lies in begins, and the first that begins at it or behind it. */
 static inline uintptr_t ox_page_of(const void *at) { return (uintptr_t)at & ~((uintptr_t)ox_page_bytes() - 1); }
 static inline uintptr_t ox_page_after(const void *at) { return ox_page_of((const char *)at + ox_page_bytes() - 1); }
 
-/* Brings mapped memory in, by one call of the system where it has one (Linux 5.14), else by a look at every page. */
+/* Brings mapped memory in, by one call of the system where it has one, else by a look at every page. */
 static inline void ox_fault_in(const void *start, size_t size) {
-#ifdef __linux__
     uintptr_t first = ox_page_of(start);
-    if (madvise((void *)first, (uintptr_t)start + size - first, 22 /* MADV_POPULATE_READ */) == 0)
-        return;
-#endif
+    if (ox_populate((const void *)first, (uintptr_t)start + size - first) == 0) return;
     for (size_t i = 0; i < size; i += 4096)
         (void)((const volatile char *)start)[i];
 }
 
 /* Pages of a mapped file that lie wholly between `start` and `size` bytes on, and the one where that begins: no longer needed here. */
 static inline void ox_let_go(const void *start, size_t size) {
-#ifdef __linux__
     uintptr_t first = ox_page_of(start), end = ox_page_of((const char *)start + size);
-    if (end > first) madvise((void *)first, end - first, MADV_DONTNEED);
-#else
-    (void)start, (void)size;
-#endif
+    if (end > first) ox_let_pages_go((const void *)first, end - first);
 }
 
 /* Pages of a mapped file that are wanted soon: the system begins to read what is not in memory. */
 static inline void ox_expect_pages(const void *start, size_t size) {
-#ifdef __linux__
     uintptr_t first = ox_page_of(start);
-    madvise((void *)first, (uintptr_t)start + size - first, MADV_WILLNEED);
-#else
-    (void)start, (void)size;
-#endif
+    ox_want((const void *)first, (uintptr_t)start + size - first);
 }
 
 /* The number of the next free unit; and a flag that tells those who take units to stop. */

@@ -19,20 +19,12 @@
 #define OX_PAGER_H
 
 #include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "block.h"
-#include "environment.h"
 #include "team.h"
 
 enum {
@@ -114,12 +106,12 @@ typedef struct {
 } ox_pager_counts;
 
 typedef struct ox_pager {
-    pthread_mutex_t lock;
-    pthread_cond_t work, changed;
+    ox_mutex lock;
+    ox_cond work, changed;
     int source, threads, started, quit;
     int64_t read;                   /* bytes of a file that are read at a time */
-    pid_t process;
-    pthread_t *thread;
+    int process;
+    ox_thread *thread;
     ox_pack_fn pack;
     /* the ring */
     ox_ring_slot *ring;
@@ -146,22 +138,18 @@ typedef struct ox_pager {
 /* ---- reading ---------------------------------------------------------------------------------------------------------- */
 
 static int ox_paged_unchanged(const ox_paged_file *file) {
-    struct stat now;
-    if (fstat(file->fd, &now)) return errno;
-#ifdef __APPLE__
-    int64_t seconds = now.st_mtimespec.tv_sec, nanoseconds = now.st_mtimespec.tv_nsec;
-#else
-    int64_t seconds = now.st_mtim.tv_sec, nanoseconds = now.st_mtim.tv_nsec;
-#endif
-    if (now.st_size != file->size || seconds != file->seconds || nanoseconds != file->nanoseconds) return OX_PAGER_CHANGED;
+    ox_file_status now;
+    int failed = ox_file_look(file->fd, &now);
+    if (failed) return failed;
+    if (now.size != file->size || now.seconds != file->seconds || now.nanoseconds != file->nanoseconds) return OX_PAGER_CHANGED;
     return file->lost && __atomic_load_n(file->lost, __ATOMIC_RELAXED) ? EIO : 0;
 }
 
 static int ox_paged_pread(int fd, uint8_t *room, int64_t offset, int64_t size, int64_t least) {
     for (int64_t got = 0; got < least;) {
-        ssize_t some = pread(fd, room + got, (size_t)(size - got), (off_t)(offset + got));
-        if (some < 0 && errno == EINTR) continue;
-        if (some < 0) return errno;
+        int64_t some = ox_file_read(fd, room + got, (size_t)(size - got), offset + got);
+        if (some == -EINTR) continue;
+        if (some < 0) return (int)-some;
         if (some == 0) return OX_PAGER_SHORT;
         got += some;
     }
@@ -173,12 +161,9 @@ static int ox_paged_read(const ox_pager *p, const ox_paged_file *file, int64_t o
     if (offset + size > file->size) return OX_PAGER_SHORT;
     if (p->source == OX_SOURCE_MAP) {
         *found = file->map + offset;
-#ifdef __linux__
         uintptr_t first = ox_page_of(*found);      /* errors are told here; a look at the bytes would be killed */
-        if (madvise((void *)first, (uintptr_t)*found + (uintptr_t)size - first, 22 /* MADV_POPULATE_READ */) && errno != EINVAL)
-            return errno == EFAULT ? EIO : errno;
-#endif
-        return 0;
+        int failed = ox_populate((const void *)first, (uintptr_t)*found + (uintptr_t)size - first);
+        return failed == EINVAL ? 0 : failed == EFAULT ? EIO : failed;
     }
     if (p->source == OX_SOURCE_DIRECT && file->direct >= 0) {
         int64_t first = offset / OX_PAGER_BLOCK * OX_PAGER_BLOCK;
@@ -192,7 +177,7 @@ static int ox_paged_read(const ox_pager *p, const ox_paged_file *file, int64_t o
 
 static void ox_paged_release(const ox_pager *p, const uint8_t *found, int64_t size) {
     uintptr_t first = ox_page_of(found);
-    if (p->source == OX_SOURCE_MAP) madvise((void *)first, (uintptr_t)found + (uintptr_t)size - first, MADV_DONTNEED);
+    if (p->source == OX_SOURCE_MAP) ox_let_pages_go((const void *)first, (uintptr_t)found + (uintptr_t)size - first);
 }
 
 /* Brings a page home, or into a slot. 0 or a failure. */
@@ -249,7 +234,7 @@ static void *ox_reader_main(void *start) {
     ox_pager *p = start;
     uint8_t *room = NULL;
     int64_t size = 0;
-    pthread_mutex_lock(&p->lock);
+    ox_mutex_lock(&p->lock);
     while (!p->quit) {
         ox_ring_slot *slot = NULL;
         ox_request request = {NULL, 0};
@@ -260,7 +245,7 @@ static void *ox_reader_main(void *start) {
                 slot = ox_ring_next(p);
         }
         if (!slot && !request.cache) {
-            pthread_cond_wait(&p->work, &p->lock);
+            ox_cond_wait(&p->work, &p->lock);
             continue;
         }
         int64_t number = p->next, bytes = 0;
@@ -274,14 +259,14 @@ static void *ox_reader_main(void *start) {
             p->next++;
         }
         p->loading++;
-        pthread_mutex_unlock(&p->lock);
+        ox_mutex_unlock(&p->lock);
         if (wanted > size) {
-            free(room);
-            room = NULL;
-            size = posix_memalign((void **)&room, OX_PAGER_BLOCK, (size_t)wanted) ? 0 : wanted;
+            ox_aligned_free(room);
+            room = ox_aligned_new(OX_PAGER_BLOCK, (size_t)wanted);
+            size = room ? wanted : 0;
         }
         if (!resident) failed = room || p->source == OX_SOURCE_MAP ? ox_page_load(p, page, data, room, &bytes) : ENOMEM;
-        pthread_mutex_lock(&p->lock);
+        ox_mutex_lock(&p->lock);
         p->loading--;
         p->counts.bytes_read += bytes;
         if (failed) {
@@ -297,10 +282,10 @@ static void *ox_reader_main(void *start) {
                 p->counts.resident_bytes += page->nbytes;
             }
         }
-        pthread_cond_broadcast(&p->changed);
+        ox_cond_broadcast(&p->changed);
     }
-    pthread_mutex_unlock(&p->lock);
-    free(room);
+    ox_mutex_unlock(&p->lock);
+    ox_aligned_free(room);
     return NULL;
 }
 
@@ -309,39 +294,32 @@ static void *ox_reader_main(void *start) {
 static void ox_pager_forget(ox_pager *p);
 
 static int ox_pager_start(ox_pager *p) {
-    sigset_t all, was;
-    pthread_condattr_t attr;
+    ox_signals was;
     int failed = 0;
-    pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->work, NULL);
-    pthread_condattr_init(&attr);
-#ifndef __APPLE__
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-#endif
-    pthread_cond_init(&p->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ox_mutex_new(&p->lock);
+    ox_cond_new(&p->work);
+    ox_cond_new(&p->changed);
     p->quit = p->started = p->loading = p->stepping = 0;
-    p->process = getpid();
-    ox_others_signals(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &was);
+    p->process = ox_process();
+    ox_signals_hold(&was);
     for (int i = 0; i < p->threads && !failed; i++) {
-        failed = pthread_create(&p->thread[i], NULL, ox_reader_main, p);
+        failed = ox_thread_start(&p->thread[i], ox_reader_main, p);
         p->started += !failed;
     }
-    pthread_sigmask(SIG_SETMASK, &was, NULL);
+    ox_signals_back(&was);
     return p->started ? 0 : failed;         /* fewer readers than wanted are slower, no more */
 }
 
 /* Ends the readers, after a step that runs; returns when what they were reading is read. No step begins any more. */
 static void ox_pager_stop(ox_pager *p) {
-    if (p->process == getpid() && p->started) {
-        pthread_mutex_lock(&p->lock);
-        while (p->stepping) pthread_cond_wait(&p->changed, &p->lock);
+    if (p->process == ox_process() && p->started) {
+        ox_mutex_lock(&p->lock);
+        while (p->stepping) ox_cond_wait(&p->changed, &p->lock);
         p->quit = 1;
-        pthread_cond_broadcast(&p->work);
-        pthread_cond_broadcast(&p->changed);
-        pthread_mutex_unlock(&p->lock);
-        for (int i = 0; i < p->started; i++) pthread_join(p->thread[i], NULL);
+        ox_cond_broadcast(&p->work);
+        ox_cond_broadcast(&p->changed);
+        ox_mutex_unlock(&p->lock);
+        for (int i = 0; i < p->started; i++) ox_thread_join(p->thread[i]);
     }
     p->started = 0;
 }
@@ -351,7 +329,7 @@ static void ox_pager_stop(ox_pager *p) {
 /* Forgets what was read ahead or requested, when no reader is at work. Pages that stay in memory and loaded experts are kept. */
 static void ox_pager_forget(ox_pager *p) {
     p->held = 1;
-    while (p->loading) pthread_cond_wait(&p->changed, &p->lock);
+    while (p->loading) ox_cond_wait(&p->changed, &p->lock);
     for (int i = 0; i < p->slots; i++) {
         atomic_store(&p->ring[i].ready, -1);
         atomic_store(&p->ring[i].left, 0);
@@ -378,25 +356,25 @@ static void ox_pager_forget(ox_pager *p) {
 /* Waits for another step to end; this one then has the pager until `end`. 0, ECANCELED where it was closed, or the errno of threads that could
  * not be started again in a forked child. */
 static int ox_pager_enter(ox_pager *p) {
-    if (p->process != getpid()) {
+    if (p->process != ox_process()) {
         int failed = ox_pager_start(p);
         if (failed) return failed;
         p->broken = 1;
     }
-    pthread_mutex_lock(&p->lock);
-    while (p->stepping && !p->quit) pthread_cond_wait(&p->changed, &p->lock);
+    ox_mutex_lock(&p->lock);
+    while (p->stepping && !p->quit) ox_cond_wait(&p->changed, &p->lock);
     if (p->quit) {
-        pthread_mutex_unlock(&p->lock);
+        ox_mutex_unlock(&p->lock);
         return ECANCELED;
     }
     p->stepping = 1;
-    pthread_mutex_unlock(&p->lock);
+    ox_mutex_unlock(&p->lock);
     return 0;
 }
 
 /* The pages of a step that has entered. `todo` (`n` pages, with room for `room`) becomes the pager's, the old one is handed back. */
 static void ox_pager_begin(ox_pager *p, ox_page ***todo, int64_t n, int64_t *room) {
-    pthread_mutex_lock(&p->lock);
+    ox_mutex_lock(&p->lock);
     int64_t ahead = p->next - p->base;
     int fits = !p->failed && !p->broken && p->head == p->tail && ahead <= n;
     for (int64_t i = 0; fits && i < ahead; i++) fits = (*todo)[i] == p->todo[i % (p->n ? p->n : 1)];
@@ -407,13 +385,13 @@ static void ox_pager_begin(ox_pager *p, ox_page ***todo, int64_t n, int64_t *roo
     *todo = was, *room = had;
     p->step++;
     p->reader_room = ox_reader_room(p);
-    pthread_cond_broadcast(&p->work);
-    pthread_mutex_unlock(&p->lock);
+    ox_cond_broadcast(&p->work);
+    ox_mutex_unlock(&p->lock);
 }
 
 /* After the step. whole: all of its pages were taken. Returns its failure, 0 if none. */
 static int ox_pager_end(ox_pager *p, int whole, const ox_page **page) {
-    pthread_mutex_lock(&p->lock);
+    ox_mutex_lock(&p->lock);
     int failed = p->failed;
     *page = p->failed_page;
     p->stepping = 0;
@@ -421,32 +399,10 @@ static int ox_pager_end(ox_pager *p, int whole, const ox_page **page) {
         p->base += p->n;
     else
         p->broken = 1;
-    pthread_cond_broadcast(&p->changed);
-    pthread_cond_broadcast(&p->work);
-    pthread_mutex_unlock(&p->lock);
+    ox_cond_broadcast(&p->changed);
+    ox_cond_broadcast(&p->work);
+    ox_mutex_unlock(&p->lock);
     return failed;
-}
-
-static int64_t ox_pager_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-/* Sleeps until something is read, or 5 ms; what is `p->lock` is held. */
-static void ox_pager_doze(ox_pager *p) {
-#ifdef __APPLE__
-    pthread_mutex_unlock(&p->lock);
-    struct timespec pause = {0, 200000};
-    nanosleep(&pause, 0);
-    pthread_mutex_lock(&p->lock);
-#else
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += 5000000;
-    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-    pthread_cond_timedwait(&p->changed, &p->lock, &until);
-#endif
 }
 
 /* The slot of page `number` of this step's order once it is read; NULL where reading failed or the step was cancelled. */
@@ -457,12 +413,12 @@ static ox_ring_slot *ox_pager_await(ox_pager *p, int64_t number, const ox_team *
         if (atomic_load_explicit(&slot->ready, memory_order_acquire) == wanted) return slot;
         ox_team_pause();
     }
-    int64_t start = ox_pager_ns();
-    pthread_mutex_lock(&p->lock);
-    while (atomic_load(&slot->ready) != wanted && !p->failed && !ox_team_cancelled(team)) ox_pager_doze(p);
-    p->counts.waited_ns += ox_pager_ns() - start;
+    int64_t start = ox_clock_ns();
+    ox_mutex_lock(&p->lock);
+    while (atomic_load(&slot->ready) != wanted && !p->failed && !ox_team_cancelled(team)) ox_cond_doze(&p->changed, &p->lock);
+    p->counts.waited_ns += ox_clock_ns() - start;
     int here = atomic_load(&slot->ready) == wanted;
-    pthread_mutex_unlock(&p->lock);
+    ox_mutex_unlock(&p->lock);
     return here ? slot : NULL;
 }
 
@@ -474,9 +430,9 @@ static const uint8_t *ox_page_data(const ox_ring_slot *slot, const ox_page *page
 /* Gives a chunk of a page back. */
 static void ox_pager_done(ox_pager *p, ox_ring_slot *slot) {
     if (atomic_fetch_sub(&slot->left, 1) == 1) {
-        pthread_mutex_lock(&p->lock);
-        pthread_cond_signal(&p->work);
-        pthread_mutex_unlock(&p->lock);
+        ox_mutex_lock(&p->lock);
+        ox_cond_signal(&p->work);
+        ox_mutex_unlock(&p->lock);
     }
 }
 
@@ -521,7 +477,7 @@ static void ox_experts_send(ox_pager *p, ox_experts *c) {
         c->sent++;
         some = 1;
     }
-    if (some) pthread_cond_broadcast(&p->work);
+    if (some) ox_cond_broadcast(&p->work);
 }
 
 static void ox_experts_choose(ox_pager *p, ox_experts *c, const int32_t *chosen, const int32_t *begins, int count) {
@@ -550,21 +506,21 @@ static void ox_experts_choose(ox_pager *p, ox_experts *c, const int32_t *chosen,
 /* What a router chose, once a step by whoever comes first: `order` then holds the numbers of `chosen`, those that are here before those that
  * come. The ops that the same choice is used by are read for too. */
 static void ox_experts_plan(ox_pager *p, ox_experts *c, const int32_t *chosen, const int32_t *begins, int count) {
-    pthread_mutex_lock(&p->lock);
+    ox_mutex_lock(&p->lock);
     for (; c; c = c->then)
         if (c->planned != p->step) ox_experts_choose(p, c, chosen, begins, count);
-    pthread_mutex_unlock(&p->lock);
+    ox_mutex_unlock(&p->lock);
 }
 
 /* The slot of an expert once it is here; NULL where reading failed or the step was cancelled. */
 static const uint8_t *ox_experts_await(ox_pager *p, ox_experts *c, int expert, const ox_team *team) {
     if (atomic_load_explicit(&c->state[expert], memory_order_acquire) != OX_EXPERT_HERE) {
-        int64_t start = ox_pager_ns();
-        pthread_mutex_lock(&p->lock);
-        while (atomic_load(&c->state[expert]) != OX_EXPERT_HERE && !p->failed && !ox_team_cancelled(team)) ox_pager_doze(p);
-        p->counts.waited_ns += ox_pager_ns() - start;
+        int64_t start = ox_clock_ns();
+        ox_mutex_lock(&p->lock);
+        while (atomic_load(&c->state[expert]) != OX_EXPERT_HERE && !p->failed && !ox_team_cancelled(team)) ox_cond_doze(&p->changed, &p->lock);
+        p->counts.waited_ns += ox_clock_ns() - start;
         int here = atomic_load(&c->state[expert]) == OX_EXPERT_HERE;
-        pthread_mutex_unlock(&p->lock);
+        ox_mutex_unlock(&p->lock);
         if (!here) return NULL;
     }
     return c->memory + c->slot_of[expert] * c->slot_bytes;
@@ -573,9 +529,9 @@ static const uint8_t *ox_experts_await(ox_pager *p, ox_experts *c, int expert, c
 /* So many panels were multiplied by a part of an expert each. */
 static void ox_experts_done(ox_pager *p, ox_experts *c, int expert, int32_t panels) {
     if (atomic_fetch_sub(&c->left[expert], panels) == panels) {
-        pthread_mutex_lock(&p->lock);
+        ox_mutex_lock(&p->lock);
         if (c->sent < c->waiting) ox_experts_send(p, c);
-        pthread_mutex_unlock(&p->lock);
+        ox_mutex_unlock(&p->lock);
     }
 }
 
@@ -583,28 +539,24 @@ static void ox_experts_done(ox_pager *p, ox_experts *c, int expert, int32_t pane
 
 static void ox_pager_drop_memory(uint8_t *start, int64_t size) {
     uintptr_t first = ox_page_after(start), end = ox_page_of(start + size);
-#ifdef __APPLE__
-    if (end > first) madvise((void *)first, end - first, MADV_FREE);        /* there MADV_DONTNEED keeps what is there */
-#else
-    if (end > first) madvise((void *)first, end - first, MADV_DONTNEED);
-#endif
+    if (end > first) ox_drop((void *)first, end - first);
 }
 
 /* Waits until no step runs and nothing is read, and forgets what was read ahead; until `resume` no step begins. */
 static void ox_pager_quiesce(ox_pager *p) {
-    pthread_mutex_lock(&p->lock);
-    while (p->stepping) pthread_cond_wait(&p->changed, &p->lock);
+    ox_mutex_lock(&p->lock);
+    while (p->stepping) ox_cond_wait(&p->changed, &p->lock);
     p->stepping = 1;
     ox_pager_forget(p);
     p->n = 0;
-    pthread_mutex_unlock(&p->lock);
+    ox_mutex_unlock(&p->lock);
 }
 
 static void ox_pager_resume(ox_pager *p) {
-    pthread_mutex_lock(&p->lock);
+    ox_mutex_lock(&p->lock);
     p->stepping = 0;
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->lock);
+    ox_cond_broadcast(&p->changed);
+    ox_mutex_unlock(&p->lock);
 }
 
 /* Gives a page at home back to the system: it comes through the ring from now on. No step may run. */

@@ -24,15 +24,10 @@
 #ifndef OX_TEAM_H
 #define OX_TEAM_H
 
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <time.h>
-#ifdef __linux__
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+
+#include "os.h"
 
 /* Runs of work that a team keeps apart; with more workers than that some share a run. */
 enum { OX_TEAM_RUNS = 64 };
@@ -170,15 +165,13 @@ static inline void ox_team_pause(void) {
 
 /* Sleeps until the phase is no longer `phase`, or a millisecond has gone. */
 static inline void ox_team_sleep(ox_team *team, uint32_t phase) {
-#ifdef __linux__
-    struct timespec limit = {0, 1000000};
+#if OX_CAN_WAIT
     atomic_fetch_add_explicit(&team->sleepers, 1, memory_order_seq_cst);
-    syscall(SYS_futex, (uint32_t *)&team->phase, FUTEX_WAIT_PRIVATE, phase, &limit, 0, 0);
+    ox_wait((uint32_t *)&team->phase, phase);
     atomic_fetch_sub_explicit(&team->sleepers, 1, memory_order_relaxed);
 #else
-    struct timespec pause = {0, 50000};
     (void)team, (void)phase;
-    nanosleep(&pause, 0);
+    ox_nap(50000);
 #endif
 }
 
@@ -207,7 +200,7 @@ static inline int ox_team_meet(ox_team *team, int ith, int nth) {
     }
     for (int i = 0; i < OX_TEAM_YIELDS; i++) {
         if (atomic_load_explicit(&team->phase, memory_order_acquire) != phase) return 0;
-        sched_yield();
+        ox_yield();
     }
     while (atomic_load_explicit(&team->phase, memory_order_acquire) == phase) ox_team_sleep(team, phase);
     return 0;
@@ -224,9 +217,8 @@ static inline void ox_team_go(ox_team *team, int nth) {
     const int32_t stopped = ox_team_cancelled(team) != 0;
     if (team->stopped != stopped) team->stopped = stopped;      /* a line that all watch: written seldom */
     atomic_store_explicit(&team->phase, phase + 1, memory_order_seq_cst);
-#ifdef __linux__
-    if (nth > 1 && atomic_load_explicit(&team->sleepers, memory_order_seq_cst))
-        syscall(SYS_futex, (uint32_t *)&team->phase, FUTEX_WAKE_PRIVATE, INT32_MAX, 0, 0, 0);
+#if OX_CAN_WAIT
+    if (nth > 1 && atomic_load_explicit(&team->sleepers, memory_order_seq_cst)) ox_wake_all((uint32_t *)&team->phase);
 #endif
     atomic_store_explicit(&team->counters[phase & 1].next, 0, memory_order_relaxed);      /* for the phase after this one */
 }

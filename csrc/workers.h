@@ -15,13 +15,8 @@
 #define OX_WORKERS_H
 
 #include <errno.h>
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 #include "block.h"
 #include "environment.h"
@@ -36,7 +31,7 @@ struct ox_workers;
 
 typedef struct {
     struct ox_workers *workers;
-    pthread_t thread;
+    ox_thread thread;
     int ith;
 } ox_worker;
 
@@ -49,9 +44,9 @@ typedef struct ox_workers {
     void *args;
     int quit;
     int started;                            /* threads there are, the caller not among them */
-    pid_t process;                          /* whose threads they are */
-    pthread_mutex_t lock;
-    pthread_cond_t posted, ended;
+    int process;                            /* whose threads they are */
+    ox_mutex lock;
+    ox_cond posted, ended;
     int count;                              /* threads wanted, the caller among them */
     ox_worker worker[];                     /* the caller is number 0, which has no thread */
 } ox_workers;
@@ -65,13 +60,13 @@ static uint64_t ox_workers_await(ox_workers *w, uint64_t seen) {
     }
     for (int i = 0; i < OX_WORKERS_YIELDS; i++) {
         if ((post = atomic_load_explicit(&w->post, memory_order_acquire)) != seen) return post;
-        sched_yield();
+        ox_yield();
     }
-    pthread_mutex_lock(&w->lock);
+    ox_mutex_lock(&w->lock);
     atomic_fetch_add(&w->sleepers, 1);
-    while ((post = atomic_load(&w->post)) == seen) pthread_cond_wait(&w->posted, &w->lock);
+    while ((post = atomic_load(&w->post)) == seen) ox_cond_wait(&w->posted, &w->lock);
     atomic_fetch_sub(&w->sleepers, 1);
-    pthread_mutex_unlock(&w->lock);
+    ox_mutex_unlock(&w->lock);
     return post;
 }
 
@@ -87,9 +82,9 @@ static void *ox_workers_main(void *start) {
         if (w->quit) return NULL;
         w->work(w->args, ith, nth);
         if (atomic_fetch_sub(&w->pending, 1) == 1 && atomic_load(&w->waiting)) {
-            pthread_mutex_lock(&w->lock);
-            pthread_cond_signal(&w->ended);
-            pthread_mutex_unlock(&w->lock);
+            ox_mutex_lock(&w->lock);
+            ox_cond_signal(&w->ended);
+            ox_mutex_unlock(&w->lock);
         }
     }
 }
@@ -98,43 +93,42 @@ static void ox_workers_post(ox_workers *w, int nth) {
     const uint64_t was = atomic_load_explicit(&w->post, memory_order_relaxed);
     atomic_store(&w->post, ((was >> 32) + 1) << 32 | (uint32_t)nth);
     if (atomic_load(&w->sleepers)) {
-        pthread_mutex_lock(&w->lock);
-        pthread_cond_broadcast(&w->posted);
-        pthread_mutex_unlock(&w->lock);
+        ox_mutex_lock(&w->lock);
+        ox_cond_broadcast(&w->posted);
+        ox_mutex_unlock(&w->lock);
     }
 }
 
 static void ox_workers_stop(ox_workers *w) {
-    if (w->process == getpid() && w->started) {
+    if (w->process == ox_process() && w->started) {
         w->quit = 1;
         ox_workers_post(w, w->started + 1);
-        for (int i = 1; i <= w->started; i++) pthread_join(w->worker[i].thread, NULL);
+        for (int i = 1; i <= w->started; i++) ox_thread_join(w->worker[i].thread);
     }
     w->started = 0;
 }
 
 /* Starts all threads, or none: returns 0, or the errno. */
 static int ox_workers_start(ox_workers *w) {
-    sigset_t all, was;
+    ox_signals was;
     int failed = 0;
     atomic_store(&w->post, 0);
     atomic_store(&w->sleepers, 0);
     atomic_store(&w->pending, 0);
     atomic_store(&w->waiting, 0);
     w->quit = w->started = 0;
-    w->process = getpid();
-    pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->posted, NULL);
-    pthread_cond_init(&w->ended, NULL);
-    ox_others_signals(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &was);
+    w->process = ox_process();
+    ox_mutex_new(&w->lock);
+    ox_cond_new(&w->posted);
+    ox_cond_new(&w->ended);
+    ox_signals_hold(&was);
     for (int i = 1; i < w->count && !failed; i++) {
         w->worker[i].workers = w;
         w->worker[i].ith = i;
-        failed = pthread_create(&w->worker[i].thread, NULL, ox_workers_main, &w->worker[i]);
+        failed = ox_thread_start(&w->worker[i].thread, ox_workers_main, &w->worker[i]);
         w->started += !failed;
     }
-    pthread_sigmask(SIG_SETMASK, &was, NULL);
+    ox_signals_back(&was);
     if (failed) ox_workers_stop(w);
     return failed;
 }
@@ -146,7 +140,7 @@ static int ox_workers_new(ox_workers **made, int count) {
     w->count = count;
     int failed = ox_workers_start(w);
     if (failed)
-        free(w);
+        ox_block_free(w);
     else
         *made = w;
     return failed;
@@ -155,7 +149,7 @@ static int ox_workers_new(ox_workers **made, int count) {
 static void ox_workers_free(ox_workers *w) {
     if (!w) return;
     ox_workers_stop(w);
-    free(w);
+    ox_block_free(w);
 }
 
 /* The caller's own share. */
@@ -171,7 +165,7 @@ static int ox_workers_run(ox_workers *w, ox_work work, void *args, int nth) {
         ox_workers_share(work, args, 1);
         return 0;
     }
-    if (w->process != getpid()) {
+    if (w->process != ox_process()) {
         int failed = ox_workers_start(w);
         if (failed) return failed;
     }
@@ -186,13 +180,13 @@ static int ox_workers_run(ox_workers *w, ox_work work, void *args, int nth) {
     }
     for (int i = 0; i < OX_TEAM_YIELDS; i++) {
         if (!atomic_load_explicit(&w->pending, memory_order_acquire)) return 0;
-        sched_yield();
+        ox_yield();
     }
-    pthread_mutex_lock(&w->lock);
+    ox_mutex_lock(&w->lock);
     atomic_store(&w->waiting, 1);
-    while (atomic_load(&w->pending)) pthread_cond_wait(&w->ended, &w->lock);
+    while (atomic_load(&w->pending)) ox_cond_wait(&w->ended, &w->lock);
     atomic_store(&w->waiting, 0);
-    pthread_mutex_unlock(&w->lock);
+    ox_mutex_unlock(&w->lock);
     return 0;
 }
 

@@ -39,6 +39,7 @@ from oxillama._core.store import head_shape
 
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
+    void ox_block_free(void *block)
 
 cdef enum:
     Q8_32 = 1                        # activations of keys in panels
@@ -691,5 +692,5 @@ def attend(const float[:, :, ::1] q, PageMemory memory not None, pages, int laye
             _share(op.part, op.args, team, ith, nth)
         memory._end()
     finally:
-        free(team)
+        ox_block_free(team)
     return np.asarray(out)

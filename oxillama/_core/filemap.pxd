@@ -4,9 +4,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 cdef extern from "filemap.h" nogil:
     ctypedef struct ox_map:
         pass
+
+cdef extern from "os.h" nogil:
     ctypedef struct ox_file_status:
         int64_t size, seconds, nanoseconds
-
 
 cdef extern from "block.h" nogil:
     int ox_flag_get(const int32_t *flag)

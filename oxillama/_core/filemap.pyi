@@ -2,7 +2,9 @@
 
 from typing import Self
 
-from typing_extensions import disjoint_base
+from typing_extensions import Buffer, disjoint_base
+
+def read_at(descriptor: int, out: Buffer, offset: int) -> int: ...
 
 @disjoint_base
 class FileMap:

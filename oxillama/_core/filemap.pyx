@@ -1,12 +1,16 @@
 """`FileMap`: a file mapped for reading. What happens to the file meanwhile neither ends the process nor stays unseen (csrc/filemap.h).
 """
 from cpython.buffer cimport PyBuffer_FillInfo
+from libc.errno cimport EINTR
 from libc.string cimport strerror
-from posix.unistd cimport close
 
-cdef extern from "filemap.h" nogil:
+cdef extern from "os.h" nogil:
     int ox_file_look(int fd, ox_file_status *found)
     int ox_file_keep(int fd)
+    void ox_file_close(int fd)
+    int64_t ox_file_read(int fd, void *room, size_t size, int64_t offset)
+
+cdef extern from "filemap.h" nogil:
     int ox_map_new(int fd, size_t size, ox_map **made)
     void ox_map_free(ox_map *map)
     const uint8_t *ox_map_start(ox_map *map)
@@ -16,6 +20,19 @@ cdef extern from "filemap.h" nogil:
 
 cdef enum:
     SAME, LOST, UNKNOWN, SIZE, TIME     # what is found of a file
+
+
+def read_at(int descriptor, uint8_t[::1] out, int64_t offset) -> int:
+    """Read bytes from `offset` of a file on into `out`, wherever the descriptor stands; how many, 0 at the end. Threads may do so at once."""
+    cdef int64_t some = -EINTR
+    if not out.shape[0]:
+        return 0
+    while some == -EINTR:
+        with nogil:
+            some = ox_file_read(descriptor, &out[0], <size_t>out.shape[0], offset)
+    if some < 0:
+        raise OSError(<int>-some, strerror(<int>-some).decode())
+    return some
 
 
 cdef class FileMap:
@@ -41,7 +58,7 @@ cdef class FileMap:
         if self.map != NULL:
             ox_map_free(self.map)
         if self.descriptor >= 0:
-            close(self.descriptor)
+            ox_file_close(self.descriptor)
 
     def __len__(self):
         return self.status.size

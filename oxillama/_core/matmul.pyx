@@ -24,6 +24,7 @@ from oxillama.errors import QuantError
 
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
+    void ox_block_free(void *block)
     void ox_expect(float *out, int64_t ldout, int m)
 
 cdef enum:
@@ -410,5 +411,5 @@ cdef int _run(const MatmulArgs *args, int workers) except -1:
     ox_team_init(team, NULL)
     for ith in prange(nth, nogil=True, schedule="static", chunksize=1, num_threads=nth, use_threads_if=nth > 1):
         _share(args, team, ith, nth)
-    free(team)
+    ox_block_free(team)
     return 0

@@ -9,7 +9,6 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport strerror
-from posix.unistd cimport close
 
 from oxillama._core.filemap cimport FileMap
 from oxillama._core.kernels cimport pack_panels
@@ -56,15 +55,15 @@ cdef extern from "pager.h" nogil:
     void ox_pager_resume(ox_pager *p)
     size_t OX_SIZE_OF_PAGER "sizeof(ox_pager)"
     size_t OX_SIZE_OF_REQUEST "sizeof(ox_request)"
-    size_t OX_SIZE_OF_THREAD "sizeof(pthread_t)"
+    size_t OX_SIZE_OF_THREAD "sizeof(ox_thread)"
 
 cdef extern from *:
     """
     #include "block.h"
     static void ox_pager_clear(ox_pager *p) { memset(p, 0, sizeof *p); }
     static void ox_ring_free(ox_pager *p) {
-        if (p->ring) free(p->memory);
-        free(p->ring);
+        if (p->ring) ox_block_free(p->memory);
+        ox_block_free(p->ring);
         p->ring = NULL;
         p->memory = NULL;
     }
@@ -72,7 +71,7 @@ cdef extern from *:
         ox_ring_slot *ring = ox_block_new((size_t)slots * sizeof *ring);
         uint8_t *memory = ring ? ox_block_new((size_t)(slots * slot_bytes)) : NULL;
         if (!memory) {
-            free(ring);
+            ox_block_free(ring);
             return 0;
         }
         ox_ring_free(p);
@@ -91,6 +90,10 @@ cdef extern from *:
 
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
+    void ox_block_free(void *block)
+
+cdef extern from "os.h" nogil:
+    void ox_file_close(int fd)
 
 SOURCES = {"file": OX_SOURCE_FILE, "direct": OX_SOURCE_DIRECT, "mmap": OX_SOURCE_MAP}
 PAGE_BYTES, READ_BYTES = 2 << 20, 1 << 20
@@ -112,7 +115,7 @@ cdef class PagedOp:
         free(self.experts.left)
         free(self.experts.used)
         free(self.experts.last)
-        free(self.experts.memory)
+        ox_block_free(self.experts.memory)
 
     cdef int _page(self, ox_page *page, list parts, int chunks, str name) except -1:
         """parts: (matrix, first panel, panels)."""
@@ -237,7 +240,7 @@ cdef class Pager:
             free(whole.queue)
             free(whole.caches)
             free(whole.todo)
-            free(self.pager)
+            ox_block_free(self.pager)
         free(self.spare)
         free(self.files)
 
@@ -257,9 +260,9 @@ cdef class Pager:
     cdef int _close_files(self) except -1:
         cdef int i
         for i in range(self.n_files):
-            close(self.files[i].fd)
+            ox_file_close(self.files[i].fd)
             if self.files[i].direct >= 0:
-                close(self.files[i].direct)
+                ox_file_close(self.files[i].direct)
         self.n_files = 0
         return 0
 

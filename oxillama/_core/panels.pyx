@@ -20,6 +20,7 @@ from oxillama.errors import QuantError
 
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
+    void ox_block_free(void *block)
     void ox_fault_in(const void *start, size_t size)
     void ox_let_go(const void *start, size_t size)
     void ox_expect_pages(const void *start, size_t size)
@@ -44,7 +45,7 @@ cdef class PanelMemory:
             raise MemoryError(f"{nbytes} bytes for packed weights")
 
     def __dealloc__(self):
-        free(self.block)
+        ox_block_free(self.block)
 
     cdef uint8_t *take(self, int64_t nbytes) except NULL:
         if nbytes > self.nbytes - self.used:

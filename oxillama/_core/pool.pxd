@@ -1,5 +1,5 @@
 """Page memory for the compiled modules: where the keys and values of (layer, page) lie."""
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 
 ctypedef struct Slabs:
     # Memory of one kind of page, all layers of a page in one slab.
@@ -71,9 +71,9 @@ cdef class PageMemory:
     cdef int _begin(self, object num_threads) except -1
     cdef int _end(self) except -1
     cdef int _move(self, int page, char *data, bint bare, bint out, object num_threads) except -1
-    cdef int _ensure(self, Slabs *slabs, long wanted) except -1
+    cdef int _ensure(self, Slabs *slabs, int64_t wanted) except -1
     cdef int _map(self, Slabs *slabs) except -1
-    cdef int _release(self, Slabs *slabs, long keep) except -1
+    cdef int _release(self, Slabs *slabs, int64_t keep) except -1
     cdef int _check_slot(self, int slot) except -1
 
 

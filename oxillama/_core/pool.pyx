@@ -46,53 +46,32 @@ from libc.string cimport memcpy, memset
 from oxillama._core.threads cimport fenv_t, ox_fenv_enter, ox_fenv_leave, region_threads, worker_count
 from oxillama._core.vectors cimport OX_KV_F16, OX_KV_F32, OX_KV_Q4_0, OX_KV_Q8_0, ox_vec, vec_table
 
-from oxillama._core.threads import cgroup_folders, system_text
+from oxillama._core.threads import cgroup_folders, system_memory, system_text
 from oxillama.errors import ConfigError, PoolError
 
-cdef extern from "<sys/mman.h>" nogil:
-    void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset)
-    int munmap(void *address, size_t length)
-    int PROT_READ
-    int PROT_WRITE
-    int MAP_PRIVATE
-    int MAP_ANONYMOUS
-    void *MAP_FAILED
-
-cdef extern from "block.h" nogil:
+cdef extern from "os.h" nogil:
+    enum:
+        OX_PARTS_GO
     size_t ox_page_bytes()
+    void *ox_memory_new(size_t size)
+    void ox_memory_free(void *start, size_t size)
+    void *ox_extent_new(size_t size)
 
 cdef extern from *:
     """
-    #include <stdint.h>
     #include <string.h>
-    #include <sys/mman.h>
-    /* Zeroed memory at a multiple of 2 MiB, of huge pages where the system has them. */
-    static void *map_extent(size_t size) {
-        size_t unit = (size_t)2 << 20, room = size + unit;
-        char *data = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (data == MAP_FAILED) return NULL;
-        char *start = (char *)(((uintptr_t)data + unit - 1) / unit * unit);
-        if (start > data) munmap(data, (size_t)(start - data));
-        if (start + size < data + room) munmap(start + size, (size_t)(data + room - start - size));
-    #ifdef MADV_HUGEPAGE
-        madvise(start, size, MADV_HUGEPAGE);
-    #endif
-        return start;
-    }
+    #include "block.h"
     /* Has private memory read as zero; whole pages of it the system gets back, until they are written. */
     static void forget(char *start, size_t size) {
         char *first = (char *)ox_page_after(start), *end = (char *)ox_page_of(start + size);
-    #ifdef __linux__
-        if (first < end && !madvise(first, (size_t)(end - first), MADV_DONTNEED)) {
+        if (first < end && !ox_drop(first, (size_t)(end - first))) {
             memset(start, 0, (size_t)(first - start));
             memset(end, 0, (size_t)(start + size - end));
             return;
         }
-    #endif                       /* elsewhere that advice leaves what is there */
         memset(start, 0, size);
     }
     """
-    void *map_extent(size_t size) nogil
     void forget(char *start, size_t size) nogil
 
 KV_TYPES = {"f16": OX_KV_F16, "f32": OX_KV_F32, "q8_0": OX_KV_Q8_0, "q4_0": OX_KV_Q4_0}
@@ -122,7 +101,8 @@ def _cached_bytes(stat, total) -> int:
 
 def available_bytes(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int | None:
     """Memory the system could still give this process: MemAvailable and the limits of its cgroups, None where neither is known."""
-    found = []
+    known = system_memory() if proc == "/proc" else None
+    found = [] if known is None else [known[1]]
     try:
         for line in system_text(Path(proc) / "meminfo").splitlines():
             if line.startswith("MemAvailable:"):
@@ -144,14 +124,14 @@ cdef class Arena:
 
     def __cinit__(self, size_t nbytes):
         self.nbytes = _round_up(nbytes if nbytes else 1, 4096)
-        cdef void *data = mmap(NULL, self.nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-        if data == MAP_FAILED:
+        cdef void *data = ox_memory_new(self.nbytes)
+        if data == NULL:
             raise PoolError(f"memory: the system refused {self.nbytes} bytes")
         self.data = <char *>data
 
     def __dealloc__(self):
         if self.data != NULL:
-            munmap(self.data, self.nbytes)
+            ox_memory_free(self.data, self.nbytes)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self.data, self.nbytes, 0, flags)
@@ -391,7 +371,8 @@ cdef class PageMemory:
                     self.layers[i].region = region
                     region = _round_up(region + (self.layers[i].page_bytes << slabs.shift), 4096)
             slabs.slab_bytes = _round_up(max(<size_t>1, region), ox_page_bytes())
-            slabs.extent = <int>max(1, min(EXTENT_BYTES // slabs.slab_bytes, (1 << 20) >> slabs.shift))
+            # slabs are freed one by one
+            slabs.extent = <int>max(1, min(EXTENT_BYTES // slabs.slab_bytes, (1 << 20) >> slabs.shift)) if OX_PARTS_GO else 1
 
     def __dealloc__(self):
         cdef int i, k
@@ -399,7 +380,7 @@ cdef class PageMemory:
         for k in range(2):
             slabs = &self.near if k else &self.whole
             for i in range(slabs.count):
-                munmap(slabs.at[i], slabs.slab_bytes)
+                ox_memory_free(slabs.at[i], slabs.slab_bytes)
             free(slabs.at)
             free(slabs.spare)
             for i in range(NAME_CHUNKS if slabs.frames != NULL else 0):
@@ -436,8 +417,8 @@ cdef class PageMemory:
     @cython.critical_section
     def ensure(self, n_pages: int) -> None:
         """Makes page ids 0 to n_pages - 1 valid, with undefined content; PoolError when memory is refused. Where layers lie apart, without memory."""
-        cdef long wanted = n_pages
-        if wanted < 0 or wanted > <long>INT_MAX >> 1:
+        cdef int64_t wanted = n_pages
+        if wanted < 0 or wanted > <int64_t>INT_MAX >> 1:
             raise PoolError(f"pages: asked for {n_pages}, wanted 0 to {INT_MAX >> 1}")
         if not self.window:
             self._ensure(&self.whole, wanted)
@@ -458,7 +439,7 @@ cdef class PageMemory:
             slabs.frames[page >> NAME_CHUNK] = chunk
         return 0
 
-    cdef int _ensure(self, Slabs *slabs, long wanted) except -1:
+    cdef int _ensure(self, Slabs *slabs, int64_t wanted) except -1:
         free_bytes = available_bytes() if wanted > slabs.capacity else None
         if free_bytes is not None and free_bytes < (wanted - slabs.capacity) * slabs.page_bytes:
             raise PoolError(f"pages: {wanted} need {(wanted - slabs.capacity) * slabs.page_bytes} more bytes, the system has {free_bytes}")
@@ -472,7 +453,7 @@ cdef class PageMemory:
         cdef char *data
         if slabs.count + slabs.extent > MAX_SLABS:
             raise PoolError(f"pages: this memory ends at {slabs.capacity}")
-        data = <char *>map_extent(slabs.slab_bytes * <size_t>slabs.extent)
+        data = <char *>ox_extent_new(slabs.slab_bytes * <size_t>slabs.extent)
         if data == NULL:
             raise PoolError(f"pages: the system refused {slabs.slab_bytes * slabs.extent} bytes beside {self.memory_bytes}")
         for i in range(slabs.extent):
@@ -488,7 +469,7 @@ cdef class PageMemory:
             raise PoolError(f"keep_pages: got {keep_pages}, wanted at least 0")
         self._give_back(keep_pages)
 
-    cdef int _release(self, Slabs *slabs, long keep) except -1:
+    cdef int _release(self, Slabs *slabs, int64_t keep) except -1:
         cdef size_t first
         cdef char *pages
         cdef int i, most
@@ -497,7 +478,7 @@ cdef class PageMemory:
         most = <int>((keep + (1 << slabs.shift) - 1) >> slabs.shift)
         while slabs.count > most:
             slabs.count -= 1
-            munmap(slabs.at[slabs.count], slabs.slab_bytes)
+            ox_memory_free(slabs.at[slabs.count], slabs.slab_bytes)
             slabs.at[slabs.count] = NULL
         slabs.capacity = slabs.count << slabs.shift
         if keep >= slabs.capacity:
@@ -557,7 +538,7 @@ cdef class PageMemory:
         if self.window:
             self._give_back(-1)
 
-    def _give_back(self, long keep_pages):
+    def _give_back(self, int64_t keep_pages):
         """Gives back the pages above the first `keep_pages` (-1: none of them) and free frames, as soon as no step or call runs."""
         cdef bint done = False
         cdef int page
@@ -570,10 +551,10 @@ cdef class PageMemory:
                         if keep_pages >= 0 and not self.window:
                             self._release(&self.whole, keep_pages)
                         elif keep_pages >= 0:
-                            for page in range(<int>min(keep_pages, <long>self.names), self.names):
+                            for page in range(<int>min(keep_pages, <int64_t>self.names), self.names):
                                 self._take(&self.whole, page)
                                 self._take(&self.near, page)
-                            self.names = <int>min(keep_pages, <long>self.names)
+                            self.names = <int>min(keep_pages, <int64_t>self.names)
                         if self.window:
                             self._compact(&self.whole)
                             self._compact(&self.near)

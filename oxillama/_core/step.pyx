@@ -157,7 +157,7 @@ cdef class Plan:
             if columns + offset != self.outputs:
                 raise self.fail(f"the output has {columns + offset} columns, wanted {self.outputs}")
         else:
-            need = <long>act_row_bytes(number, columns + offset)
+            need = <int64_t>act_row_bytes(number, columns + offset)
             if need > 4 * self.widths[slot]:
                 raise self.fail(f"slot {slot} has {4 * self.widths[slot]} bytes a row, {act} of {columns + offset} columns takes {need}")
         if offset:

@@ -36,6 +36,7 @@ from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, M
 
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
+    void ox_block_free(void *block)
 
 __all__ = ["OPS", "Batch", "CancelFlag", "EmbeddingTable", "PageMemory", "Program"]
 
@@ -100,7 +101,7 @@ cdef void _walk(void *args, int ith, int nth) noexcept nogil:
     """
     cdef Region *region = <Region *>args
     cdef int64_t began = 0, ended = 0
-    cdef long before = ox_preemptions(&began) if region.paced else 0
+    cdef int64_t before = ox_preemptions(&began) if region.paced else 0
     cdef int i = region.first, end, k
     while i < region.last:
         if region.rows[<int>region.entries[i].domain] == 0:
@@ -164,7 +165,7 @@ cdef class Program:
     cdef int done_capacity, n_layers
     cdef float[:, ::1] logits
     cdef readonly bint busy      # a step is running
-    cdef readonly long steps     # begun so far
+    cdef readonly int64_t steps     # begun so far
     cdef public int served       # tokens that a sequence may have, for rotations that depend on it; 0: its last row of a step says it
     cdef readonly bint representative  # the last step neither ran over unpacked weights nor waited for them: its seconds tell of the next
     cdef object __weakref__
@@ -335,7 +336,7 @@ cdef class Program:
         free(self.step_.partials)
         free(self.step_.done)
         free(self.entries)
-        free(self.team)
+        ox_block_free(self.team)
         free(self.limits)
         free(self.begins)
         free(self.step_.low)

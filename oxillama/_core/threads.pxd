@@ -25,35 +25,20 @@ cdef extern from "environment.h" nogil:
     fenv_t ox_fenv_enter()
     void ox_fenv_leave(const fenv_t *was)
 
+cdef extern from "os.h" nogil:
+    int64_t ox_preemptions(int64_t *us)
+    int64_t ox_clock_ns()
+
 cdef extern from *:
     """
-    #include <stdint.h>
-    #include <time.h>
-    #ifdef __linux__
-    #include <sys/resource.h>
-    #endif
-    /* How often this thread was taken off its core while it had work; `*us`: the microseconds it ran, to the last of them: what getrusage
-     * says of its time is brought up to date at a tick only, and a tick may be as long as a step. */
-    static long ox_preemptions(int64_t *us) {
-        struct timespec ran;
-        *us = 0;
-        if (!clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran)) *us = ran.tv_sec * INT64_C(1000000) + ran.tv_nsec / 1000;
-    #ifdef __linux__
-        struct rusage use;
-        if (!getrusage(RUSAGE_THREAD, &use)) return use.ru_nivcsw;
-    #endif
-        return 0;
-    }
-    static double ox_seconds(void) {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-    }
     static void ox_add(int32_t *p, int32_t n) { __atomic_fetch_add(p, n, __ATOMIC_RELAXED); }
     """
-    long ox_preemptions(int64_t *us) noexcept nogil
-    double ox_seconds() noexcept nogil                      # of a clock that only goes forward
     void ox_add(int32_t *p, int32_t n) noexcept nogil
+
+cdef inline double ox_seconds() noexcept nogil:
+    """Of a clock that only goes forward."""
+    return 1e-9 * <double>ox_clock_ns()
+
 
 ctypedef void (*Work)(void *args, int ith, int nth) noexcept nogil
 
@@ -72,11 +57,11 @@ cdef class AdaptiveWorkers:
     cdef int count, hits, losers, compared
     cdef int[2] patience         # steps until fewer are tried, and until all are
     cdef int quiet               # steps with fewer workers, by weight, since one that had not its cores
-    cdef long turns              # trials so far
+    cdef int64_t turns           # trials so far
     cdef double ratios           # sum over a trial's steps: their seconds by those of their kind before
     cdef double[2][64] mean      # running mean of each kind's seconds: with all workers, with fewer
     cdef double[64] best         # the quickest lately, with all workers
-    cdef long[64] fresh          # the trial in which a kind was last seen
+    cdef int64_t[64] fresh       # the trial in which a kind was last seen
     cpdef int note(self, int key, double seconds, int preempted, double ran=*) except -1
     cdef void _judge(self, bint reduced) noexcept
     cdef void _stay(self, bint fewer, bint anew, double lost) noexcept

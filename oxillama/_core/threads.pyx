@@ -11,15 +11,12 @@ import os
 from pathlib import Path
 
 from libc.stdint cimport int64_t
-from libc.stdlib cimport free
 from libc.string cimport strerror
-from posix.types cimport pid_t
 
 from oxillama.errors import ConfigError, EngineError
 
 cdef extern from *:
     """
-    #include <stdlib.h>
     #include "workers.h"
     static ox_team *ox_team_new(void) {
         ox_team *team = ox_block_new(sizeof *team);
@@ -29,22 +26,15 @@ cdef extern from *:
 
     /* The most workers that any step or conversion of this process uses, 0 for no limit: found by name in this library (oxillama.threadpool). */
     static _Atomic int ox_limit;
-    __attribute__((visibility("default"))) int oxillama_get_num_threads(void) { return atomic_load(&ox_limit); }
-    __attribute__((visibility("default"))) void oxillama_set_num_threads(int limit) { atomic_store(&ox_limit, limit < 0 ? 0 : limit); }
+    #ifdef _WIN32
+    #define OX_EXPORT __declspec(dllexport)
+    #else
+    #define OX_EXPORT __attribute__((visibility("default")))
+    #endif
+    OX_EXPORT int oxillama_get_num_threads(void) { return atomic_load(&ox_limit); }
+    OX_EXPORT void oxillama_set_num_threads(int limit) { atomic_store(&ox_limit, limit < 0 ? 0 : limit); }
 
     /* Whether a `prange` here would get threads: not in a build without OpenMP, nor inside another region. */
-    /* What macOS says under a name of `sysctl`; -1 where it does not know it, and elsewhere. */
-    #ifdef __APPLE__
-    #include <sys/sysctl.h>
-    static int64_t ox_sysctl(const char *name) {
-        int64_t found = 0;              /* the system fills 4 bytes of it or all, lowest first */
-        size_t size = sizeof found;
-        return sysctlbyname(name, &found, &size, NULL, 0) ? -1 : found;
-    }
-    #else
-    static int64_t ox_sysctl(const char *name) { (void)name; return -1; }
-    #endif
-
     #ifdef _OPENMP
     #include <omp.h>
     static int ox_region_parallel(void) { return !omp_in_parallel(); }
@@ -58,10 +48,15 @@ cdef extern from *:
     int oxillama_get_num_threads() nogil
     bint ox_region_parallel() nogil
     int ox_openmp() nogil
-    int64_t ox_sysctl(const char *name) nogil
 
-cdef extern from "<unistd.h>" nogil:
-    pid_t getpid()
+cdef extern from "os.h" nogil:
+    int ox_process()
+    int ox_system_cores()
+    int64_t ox_sysctl(const char *name)
+    int ox_system_memory(int64_t *total, int64_t *left)
+
+cdef extern from "block.h" nogil:
+    void ox_block_free(void *block)
 
 cdef extern from "workers.h" nogil:
     ctypedef struct ox_workers:
@@ -132,15 +127,15 @@ cdef int region_threads(int count) except -1:
     count = within_limit(count)
     if count == 1 or not ox_region_parallel():
         return 1
-    if asked_by != getpid():
-        was_forked, asked_by = forked(), getpid()
+    if asked_by != ox_process():
+        was_forked, asked_by = forked(), ox_process()
     if was_forked:
         return 1
     Workers(count)
     return count
 
 
-cdef pid_t asked_by = 0, imported_by = getpid()
+cdef int asked_by = 0, imported_by = ox_process()
 cdef bint was_forked = False
 
 
@@ -149,13 +144,19 @@ def system_text(path) -> str:
     return os.fsdecode(path.read_bytes())
 
 
+def system_memory() -> tuple | None:
+    """(total, available) bytes of this machine's memory; None where the system has files for that, or none of it."""
+    cdef int64_t total, left
+    return (total, left) if ox_system_memory(&total, &left) == 0 else None
+
+
 def forked(proc: str = "/proc") -> bool:
     """Whether this process was forked and has run no new program since; where the system does not tell, whether that was after this import."""
     try:
         _, _, _, _, _, _, flags, *_ = system_text(Path(proc) / "self/stat").rpartition(")")[2].split()
         return bool(int(flags) & FORKED)
     except (OSError, ValueError):
-        return imported_by != getpid()
+        return imported_by != ox_process()
 
 
 def standalone_threads(*, num_threads=0) -> int:
@@ -246,7 +247,7 @@ def default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         count = physical_cores(os.sched_getaffinity(0))
     else:
-        count = mac_cores(fast=True) or os.cpu_count() or 1
+        count = mac_cores(fast=True) or ox_system_cores() or os.cpu_count() or 1
     quota = cgroup_cpus()
     if quota is not None:
         count = min(count, int(quota))
@@ -407,7 +408,7 @@ cdef double _measure(int ops, int chunks, int count) except -1:
         workers.run(_measured, &m, count)
         return (ox_seconds() - start) / ops
     finally:
-        free(m.team)
+        ox_block_free(m.team)
 
 
 cdef void _counted(void *args, int ith, int nth) noexcept nogil:

@@ -2,6 +2,7 @@
 signals that are about other memory go where they went before.
 """
 
+import errno
 import mmap
 import os
 import signal
@@ -11,9 +12,13 @@ import threading
 
 import pytest
 
-from oxillama._core.filemap import FileMap
+from oxillama._core.filemap import FileMap, read_at
 
 PAGE = mmap.PAGESIZE
+on_unix = pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows lets nobody shorten or replace a mapped file"
+)
+with_sigbus = pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="the system has no SIGBUS")
 
 
 @pytest.fixture
@@ -41,6 +46,56 @@ def test_it_is_the_bytes_of_its_file(path):
             file.release(start, nbytes)
 
 
+def test_bytes_are_read_at_a_place(path):
+    path.write_bytes(bytes(range(256)) * 40)
+    with open(path, "rb", buffering=0) as file:
+        out = bytearray(300)
+        assert read_at(file.fileno(), memoryview(out)[:100], 256 * 39 + 200) == 56
+        assert bytes(out[:56]) == bytes(range(200, 256)) and not any(out[56:])
+        assert read_at(file.fileno(), out, 1) == 300
+        assert bytes(out) == bytes(range(256))[1:] + bytes(range(45))
+        assert read_at(file.fileno(), out, 256 * 40) == 0
+        assert read_at(file.fileno(), bytearray(), 0) == 0
+    with pytest.raises(OSError) as caught:
+        read_at(1 << 20, out, 0)
+    assert caught.value.errno == errno.EBADF
+
+
+FAULT = """
+import ctypes, sys
+import numpy as np
+from oxillama._core.filemap import FileMap
+def mapped(name):
+    with open(sys.argv[1], "rb") as file:
+        return FileMap(file.fileno(), name)
+lost, kept = mapped("lost"), mapped("kept")
+seen = np.frombuffer(lost, np.uint8)
+kernel = ctypes.WinDLL("kernel32")
+def fault(at):
+    kernel.RaiseException(0xC0000006, 0, 3, (ctypes.c_size_t * 3)(0, at, 0xC000009C))
+fault(seen.ctypes.data + 70_000)
+assert not seen.any() and bytes(lost) == bytes(300_000)
+assert "a part of the file could not be read" in lost.change()
+assert bytes(kept) == b"x" * 300_000 and kept.change() is None
+del seen, lost
+again = mapped("again")
+assert bytes(again) == b"x" * 300_000 and again.change() is None
+try:
+    fault(ctypes.addressof(ctypes.create_string_buffer(8)))
+except OSError as error:  # ctypes makes one of an exception that nobody took
+    print(hex(error.winerror & 0xFFFFFFFF))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "win32", reason="such exceptions are of Windows")
+def test_an_exception_of_a_page_is_a_lost_map(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * 300_000)
+    run = subprocess.run(
+        [sys.executable, "-c", FAULT, str(tmp_path / "file")], capture_output=True, text=True
+    )
+    assert (run.stdout, run.stderr) == ("0xc0000006\n", "")
+
+
 def test_what_cannot_be_mapped_is_an_error(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(OSError, match="empty"):
@@ -49,6 +104,7 @@ def test_what_cannot_be_mapped_is_an_error(tmp_path):
         FileMap(1 << 20, "gone")
 
 
+@on_unix
 def test_a_file_that_was_shortened_reads_as_zeros_and_is_told(path, tmp_path):
     (tmp_path / "other").write_bytes(b"y" * 5 * PAGE)
     file, other = mapped(path), mapped(tmp_path / "other")
@@ -62,6 +118,7 @@ def test_a_file_that_was_shortened_reads_as_zeros_and_is_told(path, tmp_path):
     assert bytes(other) == b"y" * 5 * PAGE and other.change() is None
 
 
+@on_unix
 def test_what_was_lost_stays_lost(path):
     """The file is as it was by the time somebody asks, but what was read were zeros."""
     file, status = mapped(path), os.stat(path)
@@ -82,6 +139,7 @@ def test_another_content_of_the_same_length_is_told(path):
     assert undated.change() is None
 
 
+@on_unix
 def test_a_file_that_another_took_the_place_of_is_unchanged(path, tmp_path):
     file = mapped(path)
     (tmp_path / "other").write_bytes(b"other")
@@ -91,6 +149,7 @@ def test_a_file_that_another_took_the_place_of_is_unchanged(path, tmp_path):
     assert file.change() is None
 
 
+@on_unix
 def test_threads_that_meet_one_loss_all_go_on(path):
     files = [mapped(path) for _ in range(4)]
     found, begin = [], threading.Barrier(8)
@@ -152,6 +211,7 @@ def ran(tmp_path, code, *options):
         "signal.signal(signal.SIGBUS, signal.SIG_IGN); made = ours(); theirs()",
     ),
 )
+@with_sigbus
 def test_a_signal_that_is_not_ours_ends_the_process_as_before(tmp_path, code):
     assert ran(tmp_path, code) == (-signal.SIGBUS, "")
 
@@ -167,11 +227,13 @@ def test_a_signal_that_is_not_ours_ends_the_process_as_before(tmp_path, code):
         " lose(two); theirs()",
     ),
 )
+@with_sigbus
 def test_handlers_that_were_there_before_are_called(tmp_path, code):
     returned, written = ran(tmp_path, code, "-X", "faulthandler")
     assert returned == -signal.SIGBUS and written.count(DUMP) == 1
 
 
+@with_sigbus
 def test_what_ignores_signals_goes_on_doing_so(tmp_path):
     code = """
 signal.signal(signal.SIGBUS, signal.SIG_IGN)
@@ -182,6 +244,7 @@ lose(made)
     assert ran(tmp_path, code) == (0, "")
 
 
+@with_sigbus
 def test_a_handler_of_a_program_is_called(tmp_path):
     code = """
 called = []
@@ -194,6 +257,7 @@ assert called == [signal.SIGBUS]
     assert ran(tmp_path, code) == (0, "")
 
 
+@with_sigbus
 def test_a_forked_child_has_the_handler(tmp_path):
     code = """
 made = ours()

@@ -1,6 +1,7 @@
 """Page memory: invariants 1 to 3 of `_core/pool.pyx`, and refusals."""
 
 import os
+import sys
 import threading
 
 import numpy as np
@@ -64,6 +65,7 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_taken_as_pages_are_written():
     memory = PageMemory([(8, 128, 128)] * 32)
     before = resident()

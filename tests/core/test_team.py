@@ -45,6 +45,15 @@ def test_quota_of_the_older_cgroups_is_read_too(tmp_path):
     assert threads.cgroup_cpus(str(tmp_path / "proc"), str(tmp_path / "sys")) == 4.0
 
 
+def test_a_system_without_such_files_tells_its_memory_by_a_call():
+    found = threads.system_memory()
+    if sys.platform == "win32":
+        assert 0 < found[1] < found[0] and threads.default_threads() <= os.cpu_count()
+    else:
+        assert found is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names of files are text there")
 def test_names_of_groups_and_processes_may_be_of_any_bytes(tmp_path):
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "cgroup").write_bytes(b"0::/caf\xe9\n")
