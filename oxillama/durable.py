@@ -44,6 +44,8 @@ MOST_BYTES = 1 << 30  # of one system call: macOS refuses 2 GiB, Linux does a pa
 _START_WRITE = 2  # SYNC_FILE_RANGE_WRITE
 # of the target's name that a temporary one has: the whole might be as long as names may be
 _NAME_BYTES = 100
+# bytes as they are, for no program that is started
+_OPEN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
 _TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp", re.DOTALL)
 # file systems that know no locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
@@ -69,6 +71,13 @@ def target_of(path: str | os.PathLike[str]) -> str:
     return target
 
 
+def open_without_waiting(path: str, flags: int = os.O_RDONLY) -> int:
+    """An opener for `open` that does not block on a pipe without a writer; the caller checks that
+    the file is a regular one.
+    """
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | _OPEN)
+
+
 class Replacement:
     """New bytes for the file at a path, in a temporary file next to it: `fd` is open for writing
     until `keep` or `drop`. mode: permissions, less the umask.
@@ -90,11 +99,7 @@ class Replacement:
             )
             self.fd = os.open(
                 self._temporary,
-                os.O_WRONLY
-                | os.O_CREAT
-                | os.O_EXCL
-                | getattr(os, "O_CLOEXEC", 0)
-                | getattr(os, "O_BINARY", 0),
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN,
                 mode,
             )
             if not _lock(self.fd):  # another writer has taken it for abandoned

@@ -33,7 +33,8 @@ def starting_thread() -> Iterator[None]:
     SIGBUS is unblocked in the thread, even where its starter blocks all signals: a read of a mapped
     file that was shortened reaches its handler (`_core.filemap`).
     """
-    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGBUS})
+    masks = hasattr(signal, "pthread_sigmask")  # not on Windows, where it is no signal
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGBUS}) if masks else None
     try:
         yield
     except RuntimeError as error:
@@ -43,7 +44,8 @@ def starting_thread() -> Iterator[None]:
             "threads: the system refused one, wanted a higher limit of threads, or more memory"
         ) from error
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class OxillamaError(Exception):

@@ -88,6 +88,7 @@ KIND = Kind(b"OXITEST1", 1, ValueError)
 WHOLE = {"parts": b"".join(NEW), "sealed": b"".join(seal(KIND, {"a": b"1" * 5000, "b": NEW}))}
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system has no such signal")
 @pytest.mark.parametrize(
     "save, step, old",
     [
@@ -236,6 +237,7 @@ def test_a_link_to_nothing_yet_becomes_one_to_the_new_file(tmp_path):
     assert os.readlink(tmp_path / "link") == "later" and (tmp_path / "later").read_bytes() == b"new"
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of Unix")
 def test_nothing_is_replaced_but_a_regular_file(tmp_path, monkeypatch):  # invariant 3
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")

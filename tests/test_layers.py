@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1] / "oxillama"
 LAYERS = {
     "errors": 0,
     "durable": 0,
+    "folders": 0,
     "_core": 1,
     "gguf": 2,
     "tokenizer": 2,

@@ -92,11 +92,11 @@ def test_a_file_is_on_the_disk_before_it_replaces_the_old_one(tmp_path, monkeypa
 
 
 def test_no_call_takes_more_bytes_than_every_system_does(tmp_path, monkeypatch):
-    seen, write, read = [], os.pwritev, os.preadv
+    seen, write, read = [], os.pwritev, container.read_at
 
     def noted(call):
         def run(fd, views, offset):
-            seen.append(sum(map(len, views)))
+            seen.append(sum(map(len, views)) if isinstance(views, list) else len(views))
             return call(fd, views, offset)
 
         return run
@@ -110,7 +110,7 @@ def test_no_call_takes_more_bytes_than_every_system_does(tmp_path, monkeypatch):
     assert (tmp_path / "parts").read_bytes() == b"x" * 700 + b"y" * 2600
     kind = Kind(b"OXITEST1", 1, ValueError)
     write_sealed(tmp_path / "sealed", kind, {"a": b"z" * 2500})
-    monkeypatch.setattr(os, "preadv", noted(read))
+    monkeypatch.setattr(container, "read_at", noted(read))
     del seen[:]
     with Envelope.open(kind, tmp_path / "sealed") as opened:
         assert bytes(opened.read("a")) == b"z" * 2500

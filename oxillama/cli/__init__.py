@@ -81,6 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+            if os.name == "nt":  # the same bytes as elsewhere, into a file or a pipe too
+                stream.reconfigure(encoding="utf-8", newline="\n")
+                _take_sequences(stream)
     top = parser()
     if not given:
         top.print_help()
@@ -121,6 +124,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
         except OSError:  # what it took no more is given up, or the exit code would be 120
             _discard(sys.stderr)
+
+
+def _take_sequences(stream: TextIO) -> None:
+    """Windows: a console obeys escape sequences, which old ones show unless they are told."""
+    if not stream.isatty():
+        return
+    import ctypes
+    import msvcrt
+
+    kernel, mode = ctypes.WinDLL("kernel32"), ctypes.c_ulong()  # type: ignore[attr-defined]
+    console = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))  # type: ignore[attr-defined]
+    if kernel.GetConsoleMode(console, ctypes.byref(mode)):
+        kernel.SetConsoleMode(console, mode.value | 4)  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
 
 
 def _discard(stream: TextIO) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import resource
 import statistics
 import sys
 import time
@@ -177,5 +176,29 @@ def peak_rss_mb() -> float:
     for line in system_text(status).splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / (1 << 10)
+    if sys.platform == "win32":
+        return _peak_working_set() / (1 << 20)
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def _peak_working_set() -> int:
+    """Windows: the most bytes of this process that were in memory."""
+    import ctypes
+
+    class Counters(ctypes.Structure):
+        _fields_ = [
+            ("size", ctypes.c_ulong),
+            ("faults", ctypes.c_ulong),
+            ("peak", ctypes.c_size_t),
+            ("rest", ctypes.c_size_t * 7),
+        ]
+
+    found, kernel = Counters(), ctypes.WinDLL("kernel32")  # type: ignore[attr-defined]
+    kernel.GetCurrentProcess.restype = ctypes.c_void_p
+    process = ctypes.c_void_p(kernel.GetCurrentProcess())
+    if not kernel.K32GetProcessMemoryInfo(process, ctypes.byref(found), ctypes.sizeof(found)):
+        raise ctypes.WinError()  # type: ignore[attr-defined]
+    return found.peak

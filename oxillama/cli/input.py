@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from oxillama.folders import user_folder
+
 _QUOTES = '"""'
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -155,8 +157,8 @@ def history_file() -> Path | None:
     if named is not None:
         return Path(named) if named else None
     try:
-        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        (folder / "oxillama").mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = user_folder("state")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (OSError, RuntimeError):
         return None
-    return folder / "oxillama" / "history"
+    return folder / "history"

@@ -12,8 +12,8 @@ from typing import Any
 from oxillama.convert import methods  # noqa: F401  (registers them)
 from oxillama.convert.quantised import dequantised
 from oxillama.convert.safetensors import StoredTensor, Tensor, read_safetensors
+from oxillama.durable import open_without_waiting
 from oxillama.errors import ConvertError, listed
-from oxillama.gguf.source import open_without_waiting
 
 INDEX = "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")

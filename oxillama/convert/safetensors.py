@@ -20,8 +20,8 @@ from typing import Protocol
 import numpy as np
 
 from oxillama._core.filemap import FileMap
+from oxillama.durable import open_without_waiting
 from oxillama.errors import ConvertError
-from oxillama.gguf.source import open_without_waiting
 from oxillama.quant import quantize
 
 MAX_HEADER = 100_000_000  # bytes; the format's own limit

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from oxillama.completion import Completion, Piece, Timings, Usage
 from oxillama.engine.speculation import RequestCandidates
-from oxillama.engine.stream import Stream, awaited, pieces_of
+from oxillama.engine.stream import HEARD, Stream, awaited, pieces_of
 from oxillama.errors import Cancelled, ConfigError, EngineError
 from oxillama.sampling import Logprobs
 from oxillama.sampling.diffusion import Denoiser
@@ -203,7 +203,8 @@ class Request:
         self.check_process()
         if self.submitted_at and not self._done.is_set():
             self._check_waiter()
-            self._done.wait()
+            while not self._done.wait(HEARD):
+                pass
 
     def __iter__(self) -> Iterator[Piece]:
         return Stream(self, owner=False)

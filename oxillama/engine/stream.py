@@ -7,15 +7,19 @@ because a listener is registered first and reads afterwards.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 from oxillama.completion import Completion, Piece
+
+# seconds that a thread waits at a time: on Windows no wait is interrupted by Ctrl-C
+HEARD = 0.1 if os.name == "nt" else None
 
 Item = TypeVar("Item", covariant=True)  # of a stream: a piece, or an event of a chat
 
@@ -174,7 +178,8 @@ class Stream(Generic[Item]):
             request.check_process()
             request.check_waiter()
             try:
-                self._queue.get()
+                with suppress(Empty):
+                    self._queue.get(timeout=HEARD)
             except BaseException:
                 self.close()
                 raise

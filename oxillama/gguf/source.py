@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oxillama._core.filemap import FileMap
+from oxillama.durable import open_without_waiting
 from oxillama.errors import ConfigError, GgufError, GgufNotFound
 
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
@@ -140,13 +141,6 @@ def _map(path: Path) -> Shard:
         raise GgufError(
             f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
-
-
-def open_without_waiting(path: str, flags: int) -> int:
-    """An opener for `open` that does not block on a pipe without a writer; the caller checks that
-    the file is a regular one.
-    """
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _is_hub(source: str) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.request import url2pathname
 
 from oxillama.errors import OxillamaError
 
@@ -78,10 +79,12 @@ class FileKind:
                 f" (files are read where `{self.folder_option}` allows it)"
             )
             raise self.error(f"{name}: found {shown}, wanted a data URL{where}")
-        path = Path(unquote(urlsplit(text).path) if scheme == "file" else text)
+        path = Path(url2pathname(urlsplit(text).path) if scheme == "file" else text)
         folder = self.folder.resolve()
-        found = (folder / path).resolve()
-        if not found.is_relative_to(folder):
+        # on Windows a look at another computer's folder would sign in there
+        elsewhere = path.drive and not path.is_relative_to(folder)
+        found = folder if elsewhere else (folder / path).resolve()
+        if elsewhere or not found.is_relative_to(folder):
             raise self.error(f"{name}: found {shown}, wanted a file below the allowed folder")
         return found
 

@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.durable import Replacement
+from oxillama.durable import Replacement, open_without_waiting
 from oxillama.errors import QuantError
 from oxillama.gguf import GgufReader, GgufWriter, file_kind
 from oxillama.gguf.layout import MAX_NAME_BYTES
-from oxillama.gguf.source import open_without_waiting
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _WRITTEN_NAME = MAX_NAME_BYTES - len(_SUMS)

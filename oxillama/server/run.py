@@ -138,9 +138,11 @@ class Server(uvicorn.Server):
 def _ending() -> list[signal.Signals]:
     """The signals that end the server; one that nohup ignores stays ignored."""
     found = [signal.SIGINT, signal.SIGTERM]
-    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
-    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        found.append(hangup)
+    # of Windows the latter: Ctrl-Break, which another process may send
+    for name in ("SIGHUP", "SIGBREAK"):
+        each = getattr(signal, name, None)
+        if each is not None and signal.getsignal(each) is not signal.SIG_IGN:
+            found.append(each)
     return found
 
 
@@ -153,7 +155,9 @@ def listen(config: ServerConfig) -> socket.socket:
         )[0]
         made = socket.socket(family, kind, proto)
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # on Windows SO_REUSEADDR would let two servers have one address
+            alone = getattr(socket, "SO_EXCLUSIVEADDRUSE", None)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR if alone is None else alone, 1)
             made.bind(address)
             made.listen(2048)
         except BaseException:

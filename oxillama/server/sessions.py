@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
 _SNAPSHOT = ".session"
+# what Windows takes for a device, whatever follows a '.'
+_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 class NamedSession:
@@ -116,7 +118,7 @@ class Sessions:
 
     def path(self, name: str) -> Path:
         """The snapshot's file; 409 if it is that of another session, whose name differs in case."""
-        path = self.folder() / (checked_name(name) + _SNAPSHOT)
+        path = self.folder() / file_name(checked_name(name))
         if path.is_file() and not _listed(path):
             raise ApiError(
                 409,
@@ -130,7 +132,7 @@ class Sessions:
         """Whether there is a snapshot of that name."""
         if self._folder is None:
             return False
-        path = self._folder / (name + _SNAPSHOT)
+        path = self._folder / file_name(name)
         return path.is_file() and _listed(path)
 
     def knows(self, name: str) -> bool:
@@ -162,7 +164,7 @@ class Sessions:
             found = {each.name: each.info() for each in self._named.values()}
         if self._folder is not None:
             for path in self._folder.glob(f"*{_SNAPSHOT}"):
-                name = path.name.removesuffix(_SNAPSHOT)
+                name = name_of(path.name)
                 if name not in found and _NAME.fullmatch(name):
                     found[name] = self.saved_info(name)
         for each in found.values():
@@ -182,9 +184,7 @@ class Sessions:
     def saved_info(self, name: str) -> dict[str, Any]:
         """The description of a session that is only in the folder."""
         try:
-            found: EngineSnapshot | None = EngineSnapshot.inspect(
-                self.folder() / (name + _SNAPSHOT)
-            )
+            found: EngineSnapshot | None = EngineSnapshot.inspect(self.folder() / file_name(name))
         except (OxillamaError, OSError):  # who restores it is told
             found = None
         model, messages = _noted(found)
@@ -433,6 +433,24 @@ class Sessions:
 def _listed(path: Path) -> bool:
     """Whether a file that is there has this very name."""
     return path.name in os.listdir(path.parent)
+
+
+def file_name(name: str, *, windows: bool = os.name == "nt") -> str:
+    """The file of a session. To Windows a capital letter is a small one, so that it is written as
+    '=' and the small one, and '==' is before what would be a device.
+    """
+    if windows:
+        name = re.sub("[A-Z]", lambda found: f"={found[0].lower()}", name)
+        name = f"=={name}" if _DEVICE.fullmatch(name) else name
+    return name + _SNAPSHOT
+
+
+def name_of(file: str, *, windows: bool = os.name == "nt") -> str:
+    """The session of a file that `file_name` named."""
+    name = file.removesuffix(_SNAPSHOT)
+    if windows:
+        return re.sub("=(.)", lambda found: found[1].upper(), name.removeprefix("=="))
+    return name
 
 
 def checked_name(name: Any, *, param: str = "session") -> str:

@@ -47,7 +47,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from blake3 import blake3
 
-from oxillama.durable import MOST_BYTES, Writer, replacing, write_at
+from oxillama._core.filemap import read_at
+from oxillama.durable import MOST_BYTES, Writer, open_without_waiting, replacing, write_at
 from oxillama.errors import (
     ConfigError,
     ContextError,
@@ -252,9 +253,7 @@ class Envelope:
         of this kind, OSError if there is no such file.
         """
         if isinstance(source, (str, os.PathLike)):
-            fd = os.open(
-                source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-            )
+            fd = open_without_waiting(os.fspath(source))
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 os.close(fd)
@@ -404,7 +403,7 @@ class Envelope:
         """Bytes of the file from `offset` on."""
         at = 0
         while at < len(out):
-            got = os.preadv(self._fd, [out[at : at + MOST_BYTES]], offset + at)
+            got = read_at(self._fd, out[at : at + MOST_BYTES], offset + at)
             if not got:
                 raise self.kind.refuse(
                     f"{what}: the file ends at byte {offset + at}, wanted {offset + len(out)}"

@@ -2,7 +2,8 @@
 
 The key is 32 random bytes in a file that only its owner can read, made when prefixes are first
 saved: the file named by OXILLAMA_KEY_FILE, otherwise `oxillama/key` in the user's configuration
-folder ($XDG_CONFIG_HOME, ~/.config).
+folder ($XDG_CONFIG_HOME, ~/.config; on Windows %APPDATA%, where the permissions are those of the
+user's profile, which other users cannot read: files have no mode there, and none is checked).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from blake3 import blake3
 
 from oxillama.durable import replacing, write_at
 from oxillama.errors import ConfigError
+from oxillama.folders import user_folder
 
 KEY_BYTES = 32
 
@@ -27,10 +29,9 @@ def key_path() -> Path | None:
     if named:
         return Path(named)
     try:
-        folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        return user_folder("config") / "key"
     except RuntimeError:
         return None
-    return folder / "oxillama" / "key"
 
 
 def read_key() -> bytes | None:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from oxillama.durable import open_without_waiting
 from oxillama.errors import TokenizerError
-from oxillama.gguf.source import open_without_waiting
 from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.spm import MARK
 from oxillama.tokenizer.vocabulary import (

@@ -23,6 +23,7 @@ import numpy as np
 from oxillama._core.threads import system_text
 from oxillama.durable import write_parts
 from oxillama.errors import ConfigError
+from oxillama.folders import user_folder
 from oxillama.gguf import GgufReader
 from oxillama.gguf.source import Shard
 from oxillama.weights.identity import Identity, identity_of
@@ -263,7 +264,7 @@ def sidecar_folder(setting: str | os.PathLike[str] | bool) -> Path | None:
 def cache_folder() -> Path | None:
     """The folder of "auto"; None for a user without a home folder."""
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxillama"
+        return user_folder("cache")
     except RuntimeError:
         return None
 

@@ -88,7 +88,7 @@ class Packing:
         begun = False
         try:  # an interrupt may come as soon as the turn is taken
             self._take(step=True)
-            least = time.monotonic() + self._unpacked
+            least = time.perf_counter() + self._unpacked
             most = least + max(self._unpacked, PATIENCE)
             while not (begun or self.whole):
                 if cancel:
@@ -96,12 +96,12 @@ class Packing:
                 begun = (
                     rows <= MOST_ROWS
                     and (self._byte_seconds > 0 or not self._unpacked)
-                    and time.monotonic() >= least
+                    and time.perf_counter() >= least
                     and not self._in_time(most)
                 )
                 if not begun:
                     self._pack(FEW_UNITS, self._workers, cancel)
-            self._begun = time.monotonic() if begun else 0.0
+            self._begun = time.perf_counter() if begun else 0.0
         finally:
             if not begun:
                 self.end()
@@ -112,7 +112,7 @@ class Packing:
         with self._turn:
             if self._taken == threading.get_ident():
                 if self._begun:
-                    self._begun, self._unpacked = 0.0, time.monotonic() - self._begun
+                    self._begun, self._unpacked = 0.0, time.perf_counter() - self._begun
                 self._taken = None
                 self._turn.notify_all()
 
@@ -154,10 +154,11 @@ class Packing:
                     self._wanted.clear()
 
     def _pack(self, most: int, workers: int, flag: CancelFlag | None) -> None:
-        start, before = time.monotonic(), self.done
+        start, before = time.perf_counter(), self.done
         self._units.pack(most, num_threads=workers, flag=flag)
         if self.done > before:
-            seconds = (time.monotonic() - start) * workers / (self._workers * (self.done - before))
+            took = time.perf_counter() - start
+            seconds = took * workers / (self._workers * (self.done - before))
             self._byte_seconds = (
                 (self._byte_seconds + seconds) / 2 if self._byte_seconds else seconds
             )
@@ -168,7 +169,7 @@ class Packing:
         """
         return (
             self._byte_seconds > 0
-            and time.monotonic() + (self.nbytes - self.done) * self._byte_seconds <= until
+            and time.perf_counter() + (self.nbytes - self.done) * self._byte_seconds <= until
         )
 
 

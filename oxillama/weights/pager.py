@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from oxillama._core.pager import Pager
 from oxillama._core.panels import PackedMatrix, PanelMemory, packed_bytes
+from oxillama.durable import open_without_waiting
 from oxillama.errors import ConfigError, ModelError
-from oxillama.gguf.source import Shard, open_without_waiting
+from oxillama.gguf.source import Shard
 from oxillama.weights.identity import unchanged
 from oxillama.weights.offload import Budget, PinnedHotSet
 from oxillama.weights.panel_file import Key
@@ -360,9 +361,7 @@ def _opened(shards: Sequence[Shard]) -> list[tuple[int, str, memoryview]]:
         for shard in shards:
             made.append(
                 (
-                    open_without_waiting(
-                        str(shard.path), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-                    ),
+                    open_without_waiting(str(shard.path)),
                     str(shard.path),
                     shard.buffer,
                 )

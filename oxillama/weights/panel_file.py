@@ -19,6 +19,7 @@ pages makes a page of what is written together, and a token reads all of them.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -34,9 +35,9 @@ from blake3 import blake3
 from oxillama._core.filemap import FileMap
 from oxillama._core.panels import PackedMatrix, fault_in
 from oxillama._core.pool import available_bytes
-from oxillama.durable import sync, write_at
+from oxillama.durable import open_without_waiting, sync, write_at
 from oxillama.errors import QuantError
-from oxillama.gguf.source import Shard, open_without_waiting
+from oxillama.gguf.source import Shard
 from oxillama.weights.identity import Identity, unchanged
 
 try:
@@ -144,7 +145,8 @@ def open_panels(
         log.info("sidecar %s is left out: %s", path, error)
         return None
     except _DAMAGED as error:
-        log.warning("sidecar %s is left out and will be written again: %s", path, error)
+        # not the error itself: who keeps the record would keep the map, and the file as it is
+        log.warning("sidecar %s is left out and will be written again: %s", path, str(error))
         return None
     return MappedPanels(path, file, mapping, view, matrices, sections, whole)
 
@@ -269,24 +271,36 @@ def write_panels(
     with file:
         try:
             if _holds(path, header):
-                temporary.unlink(missing_ok=True)
+                _remove(temporary, file)
                 return False
             total = header["size"] + sum(len(shard.buffer) for shard in shards)
             _write_sections(file.fileno(), header, places, matrices, pause, total)
             _hash_files(header, shards, pause, total)
             if not unchanged(shards):
                 raise WriteAborted("the model's file was changed since it was loaded")
-            mapped = FileMap(file.fileno(), str(temporary), dated=False)
-            header["probe"] = _probe(memoryview(mapped), header["sections"])
+            mapped = memoryview(FileMap(file.fileno(), str(temporary), dated=False))
+            header["probe"] = _probe(mapped, header["sections"])
+            mapped.release()
+            del mapped  # Windows renames no file that is mapped or open
             text = json.dumps(header).encode()
             head = MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text
             write_at(file.fileno(), 0, [head])
             sync(file.fileno())
+            if fcntl is None:
+                file.close()
+                gc.collect()  # maps of the old file that nobody uses any more
             os.replace(temporary, path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            _remove(temporary, file)
             raise
     return True
+
+
+def _remove(temporary: Path, file: BinaryIO) -> None:
+    """Remove the file that is being written."""
+    if fcntl is None:
+        file.close()
+    temporary.unlink(missing_ok=True)
 
 
 def _laid_out(

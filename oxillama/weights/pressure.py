@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oxillama._core.threads import cgroup_folders, system_text
+from oxillama._core.threads import cgroup_folders, system_memory, system_text
 from oxillama.errors import ConfigError
 
 HIGH, LOW = 0.90, 0.75
@@ -84,6 +84,9 @@ class MemoryPressureProbe:
         return cgroup_folders("memory", f"{self._proc}/self/cgroup", self._root)
 
     def _system(self) -> MemoryUse | None:
+        known = system_memory() if self._proc == "/proc" else None
+        if known is not None:
+            return MemoryUse(known[0] - known[1], known[0])
         try:
             lines = system_text(Path(self._proc) / "meminfo").splitlines()
             sizes = {

@@ -23,8 +23,9 @@ from contextlib import suppress
 
 from blake3 import blake3
 
+from oxillama.durable import open_without_waiting
 from oxillama.errors import DamagedWeightsWarning, EngineError, WeightsDamaged, starting_thread
-from oxillama.gguf.source import Shard, open_without_waiting
+from oxillama.gguf.source import Shard
 from oxillama.weights.identity import unchanged
 from oxillama.weights.idle import IdleWatch, StepActivity
 from oxillama.weights.panel_file import PIECE, MappedPanels, log

@@ -51,19 +51,23 @@ def resealed(data: bytes, at: int, packed: bytes) -> bytes:
 
 
 @pytest.fixture(params=["bytes", "file"])
-def open_with(request):
-    """Opens bytes as they are, or through a file (in memory, for there are thousands)."""
-    fd = os.memfd_create("saved")
+def open_with(request, tmp_path):
+    """Opens bytes as they are, or through a file (in memory where it can, for there are
+    thousands).
+    """
+    made = os.memfd_create("saved") if hasattr(os, "memfd_create") else -1
+    path = f"/proc/self/fd/{made}" if made >= 0 else tmp_path / "saved"
 
     def opened(data):
         if request.param == "bytes":
             return read_all(data)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, data, 0)
-        return read_all(f"/proc/self/fd/{fd}")
+        with open(path, "wb") as file:
+            file.write(data)
+        return read_all(path)
 
     yield opened
-    os.close(fd)
+    if made >= 0:
+        os.close(made)
 
 
 def test_what_is_sealed_is_read_and_equal_sections_make_equal_bytes(open_with):

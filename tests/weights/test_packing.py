@@ -174,7 +174,7 @@ def test_later_steps_pack_for_as_long_as_the_last_one_took(path, monkeypatch):
     """By a clock that packing and steps move: ten seconds a group of units, thirty a step."""
     model, packed, clock = unpacked(monkeypatch, path), whole(path), [1.0]
     monkeypatch.setattr(packing, "PATIENCE", 0.0)
-    monkeypatch.setattr(packing.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(packing.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(packing, "FEW_UNITS", 1)
     own, step, waits = model.packing._units.pack, model.packing.end, []
 
@@ -210,7 +210,7 @@ def test_a_first_step_waits_where_that_is_soon_done(path, monkeypatch):
 def test_a_first_step_that_finds_packing_slower_than_it_seemed_goes_without(path, monkeypatch):
     model, packed, clock = unpacked(monkeypatch, path), whole(path), iter(range(10**6))
     monkeypatch.setattr(packing, "PATIENCE", 5)
-    monkeypatch.setattr(packing.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(packing.time, "perf_counter", lambda: next(clock))
     model.packing._byte_seconds = 1e-9
     assert (
         np.array_equal(logits(model, IDS), logits(packed, IDS))
@@ -290,7 +290,7 @@ def test_an_interrupt_leaves_nobody_with_the_turn_to_pack(path, monkeypatch, ste
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(
-            *((packing.Packing, "_take") if at == "turn" else (packing.time, "monotonic")),
+            *((packing.Packing, "_take") if at == "turn" else (packing.time, "perf_counter")),
             interrupted,
         )
         model.packing.begin(1) if step else model.packing.some()
@@ -397,7 +397,8 @@ def test_a_raw_loop_runs_over_packed_weights(path):
 
 def test_the_bytes_of_a_mapping_that_is_not_ours_stay(path):
     data = path.read_bytes()
-    mapping = mmap.mmap(-1, len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    own = () if os.name == "nt" else (mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,)
+    mapping = mmap.mmap(-1, len(data), *own)
     mapping[:] = data
     model = load_model(GgufReader(mapping), sidecar=False)
     model.pack()
