@@ -7,12 +7,18 @@ took is printed (`pip install -v` shows it). Environment:
   OXILLAMA_ABI3=1                    builds against the limited API of CPython 3.11
                                      (wheels: cp311-abi3);
   CFLAGS=-g                          keeps debug information (left out otherwise: it doubles the
-                                     build).
+                                     build);
+  CC=gcc                             is the C compiler. On Windows it is one for the UCRT, the C
+                                     library of Python: without CC the clang of PyPI's ziglang where
+                                     that is installed, else gcc. tools/windows_wheel.sh builds for
+                                     Windows on Linux.
 """
 
+import importlib.util
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,10 +35,17 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 from setuptools.modified import newer_group
 
-if sys.platform == "win32":
-    sys.exit(
-        "oxillama does not build for Windows itself, wanted Linux (on Windows: WSL 2) or macOS"
-    )
+# where the modules will run, which may be another system than this one
+target = sysconfig.get_platform()
+windows, cross = target.startswith("win"), sys.platform != "win32"
+if windows and target != "win-amd64":
+    sys.exit(f"oxillama: found a Python for {target}, wanted 64-bit x86 (win-amd64)")
+
+
+def matching(pattern):
+    """What a pattern names, written alike on every system."""
+    return sorted(path.replace(os.sep, "/") for path in glob(pattern, recursive=True))
+
 
 # python.org's interpreters for macOS compile everything for two processors. Only this machine's is
 # wanted: Homebrew's libomp is for no other.
@@ -44,10 +57,10 @@ only = {name for name in os.environ.get("OXILLAMA_BUILD_ONLY", "").split(",") if
 free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 abi3 = os.environ.get("OXILLAMA_ABI3", "0") not in ("", "0") and not free_threaded
 headers = sorted(
-    glob("csrc/**/*.h", recursive=True)
-    + glob("csrc/**/*.inc", recursive=True)
-    + glob("csrc/**/*.def", recursive=True)
-    + glob("oxillama/include/*.h")
+    matching("csrc/**/*.h")
+    + matching("csrc/**/*.inc")
+    + matching("csrc/**/*.def")
+    + matching("oxillama/include/*.h")
 )
 
 # -ffp-contract=off and no -ffast-math: a float result must not depend on what the compiler likes to
@@ -56,11 +69,10 @@ flags = [
     "-std=c11",
     "-ffp-contract=off",
     "-fno-math-errno",
-    "-pthread",
-    "-fvisibility=hidden",
     "-Wno-unused-function",
+    *([] if windows else ["-pthread", "-fvisibility=hidden"]),
 ]
-link = ["-pthread"]
+link = [] if windows else ["-pthread"]
 if "-g" not in os.environ.get("CFLAGS", ""):  # the interpreter's own flags bring a -g
     flags.append("-g0")
 
@@ -113,10 +125,10 @@ slowest = [
 
 codecs = ["csrc/codecs.c"]
 sources = {
-    "codecs": codecs + sorted(glob("csrc/codecs/*.c")),
+    "codecs": codecs + matching("csrc/codecs/*.c"),
     "elementwise": codecs,
-    "kernels": sorted({*glob("csrc/*.c"), *glob("csrc/lanes/*.c")} - {*codecs}),
-    "vectors": ["csrc/dispatch.c"] + sorted(glob("csrc/vec/*.c")),
+    "kernels": sorted({*matching("csrc/*.c"), *matching("csrc/lanes/*.c")} - {*codecs}),
+    "vectors": ["csrc/dispatch.c"] + matching("csrc/vec/*.c"),
 }
 
 # Whose standalone calls run by `prange`: they alone link an OpenMP library, where the compiler has
@@ -126,6 +138,8 @@ parallel = ("attention", "matmul", "pool", "threads")
 # What all modules have in common (Cython's memoryviews and function types) is compiled once.
 shared = "oxillama._core._cyutility"
 macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)]
+if windows:
+    macros.append(("MS_WIN64", ""))  # which CPython's headers know of Microsoft's compiler alone
 if abi3:
     macros.append(("Py_LIMITED_API", "0x030B0000"))
     # Cython's locks differ between modules of the limited API and others; these are all of one kind
@@ -139,7 +153,7 @@ about = dict(
     py_limited_api=abi3,
 )
 extensions = [Extension(shared, ["oxillama/_core/_cyutility.c"], **about)]
-for path in sorted(glob("oxillama/_core/*.pyx")):
+for path in matching("oxillama/_core/*.pyx"):
     name = os.path.splitext(os.path.basename(path))[0]
     if not only or name in only:
         listed = [path] + sources.get(name, [])
@@ -191,9 +205,41 @@ def libomp():
     return [pair for pair in pairs if os.path.exists(f"{pair[0]}/omp.h")]
 
 
+WANTED = (
+    "wanted a compiler for the UCRT: `pip install ziglang`, or gcc 12 or newer of MSYS2's UCRT64 "
+    "in CC (Microsoft's own compiler cannot build oxillama)"
+)
+
+
+def ziglang():
+    """The command of the clang that PyPI's package ziglang brings, None without it."""
+    found = importlib.util.find_spec("ziglang")
+    if found is None or not found.submodule_search_locations:
+        return None
+    program = os.path.join(found.submodule_search_locations[0], "zig.exe").replace(os.sep, "/")
+    return f"{shlex.quote(program)} cc -target x86_64-windows-gnu"
+
+
 class BuildExt(build_ext):
     """Translates the modules, compiles every C file once, in one pool for all extensions, and links
     them. Only here: steps that ask for the package's metadata need not wait for Cython."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        if windows and not cross:
+            if self.compiler not in (None, "mingw32"):
+                sys.exit(f"oxillama: found --compiler={self.compiler}, {WANTED}")
+            self.compiler = "mingw32"
+            os.environ.setdefault("CC", ziglang() or "gcc")
+
+    def get_ext_filename(self, fullname):
+        if windows and cross:
+            return os.path.join(*fullname.split(".")) + ".pyd"
+        return super().get_ext_filename(fullname)
+
+    def get_libraries(self, ext):
+        found = super().get_libraries(ext)
+        return [*ext.libraries, "python3"] if windows and not cross and abi3 else found
 
     def run(self):
         made = {ext.name: ext.sources for ext in cythonize(self.extensions, **translation)}
@@ -209,9 +255,11 @@ class BuildExt(build_ext):
             or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name), "newer")
         ]
         regions = [ext for ext in stale if ext.name.rpartition(".")[2] in parallel]
+        if windows and stale:
+            self.for_windows()
         compiled, linked = self.openmp() if regions else ([], [])
-        for ext in regions:
-            ext.extra_link_args = [*ext.extra_link_args, *linked]
+        for ext in stale:
+            ext.extra_link_args = [*link, *(linked if ext in regions else [])]
         extra = {ext.sources[0]: compiled for ext in regions}
         objects = self.compile_all(sorted({file for ext in stale for file in ext.sources}), extra)
         self.compiler.compile = lambda files, *_, **__: [objects[file] for file in files]
@@ -225,8 +273,6 @@ class BuildExt(build_ext):
             for headers_of, lib in libomp():
                 compiled = ["-Xpreprocessor", "-fopenmp", f"-I{headers_of}"]
                 found.append((compiled, [f"-L{lib}", f"-Wl,-rpath,{lib}", "-lomp"]))
-        if self.compiler.compiler_type == "msvc":
-            found = [(["/openmp"], [])]
         with TemporaryDirectory() as folder:
             source = os.path.join(folder, "region.c")
             with open(source, "w") as file:
@@ -241,6 +287,45 @@ class BuildExt(build_ext):
         wanted = " (wanted: brew install libomp)" if sys.platform == "darwin" else ""
         print(f"no OpenMP: standalone calls run on one thread{wanted}", flush=True)
         return [], []
+
+    def for_windows(self):
+        """Add what the compiler needs, and end where it will not do. gcc cannot align the stack of
+        Windows to more than 16 bytes (its bug 54412): there its assembler turns what needs that
+        into what does not. Its own libraries are linked into the modules, so that a wheel needs
+        nothing beside Python."""
+        folder = TemporaryDirectory()
+        source = os.path.join(folder.name, "kind.c")
+
+        def builds(text, *flags, linked=None):
+            with open(source, "w", encoding="utf-8") as file:
+                file.write(text)
+            try:
+                made = self.compiler.compile([source], folder.name, extra_postargs=[*flags])
+                if linked is not None:
+                    self.compiler.link_executable(made, source[:-2], extra_postargs=linked)
+            except (CompileError, LinkError):
+                return False
+            return True
+
+        with folder:
+            if not builds("#include <stdio.h>\n#ifndef _UCRT\n#error another library\n#endif\n"):
+                sys.exit(f"oxillama: found {os.environ.get('CC', 'gcc')}, {WANTED}")
+            clang = builds("#ifndef __clang__\n#error gcc\n#endif\n")
+            flag = "-Wa,-muse-unaligned-vector-move"
+            if not clang and not builds("int none;\n", flag):
+                sys.exit("oxillama: found an old assembler, wanted gcc with binutils 2.38 or newer")
+            if not clang:
+                flags.append(flag)
+                link.append("-static")
+            waits = (
+                "#define _WIN32_WINNT 0x0A00\n#include <windows.h>\n"
+                "int main(void) { WakeByAddressAll(0); return 0; }\n"
+            )
+            for name in ("synchronization", "api-ms-win-core-synch-l1-2-0"):
+                if builds(waits, linked=[f"-l{name}"]):
+                    link.append(f"-l{name}")
+                    return
+            sys.exit("oxillama: found no library synchronization, wanted headers of Windows 10")
 
     def compile_all(self, files, extra):
         """Compiles the files side by side, some with flags of their own; returns their objects."""

@@ -137,7 +137,9 @@ def test_packages_of_one_layer_import_one_another_in_one_direction_only():
 
 def test_compiled_modules_import_compiled_modules_and_errors_only_without_a_circle():
     graph = {}
-    for path in sorted(one for kind in ("pyx", "pxd") for one in (ROOT / "_core").glob(f"*.{kind}")):
+    for path in sorted(
+        one for kind in ("pyx", "pxd") for one in (ROOT / "_core").glob(f"*.{kind}")
+    ):
         mine = graph.setdefault(path.stem, set())
         for home, names in re.findall(
             r"^\s*from (oxillama[\w.]*) c?import \(?([^)\n]*)", path.read_text(), re.MULTILINE

@@ -1,23 +1,32 @@
 """What Windows lacks is not needed by Python's modules: they import, files are written, and packed
-weights are kept. The C sources need it, and the build says so.
+weights are kept. What is another there: the folders of a user, the names of files, its compilers.
 """
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from oxillama import folders
 from oxillama.embedded import embedded_path
+from oxillama.server.sessions import file_name, name_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = """
-import os, random, sys
-sys.modules["fcntl"] = None
+import os, random, signal, sys
+sys.modules["fcntl"] = sys.modules["resource"] = None
 # asyncio registers what happens at a fork where there is one
-lacking = ("fork", "register_at_fork", "pwritev", "getuid", "O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW")
-for name in lacking:
-    if hasattr(os, name):
-        delattr(os, name)
+lacking = ("fork", "register_at_fork", "preadv", "pwritev", "pread", "pwrite", "getuid")
+for owner, names in (
+    (os, (*lacking, "O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW")),
+    (signal, ("pthread_sigmask", "SIGBUS", "SIGHUP")),
+):
+    for name in names:
+        if hasattr(owner, name):
+            delattr(owner, name)
 import importlib, pkgutil
 import oxillama
 packages = [oxillama]
@@ -43,6 +52,8 @@ for mapped in (False, True):
         assert (engine._loaded.model.verifier is not None) == mapped
         engine.generate(ids, max_tokens=2)
         engine.snapshot_to_file(folder / "snapshot")
+    with oxillama.load(sys.argv[2], num_threads=1) as engine:
+        assert engine.restore_from_file(folder / "snapshot").tokens
 assert found[0] == found[1]
 """
 
@@ -57,15 +68,48 @@ def test_nothing_needs_what_windows_lacks(tmp_path):
     )
 
 
-def test_a_build_for_windows_says_what_is_wanted():
-    code = (
-        "import runpy, sys, sysconfig, Cython.Build, numpy, setuptools.command.build_ext\n"
-        "sysconfig.get_config_vars()\n"
-        "sys.platform = 'win32'\n"
-        "runpy.run_path('setup.py')"
+@pytest.mark.parametrize(
+    ("platform", "found"),
+    [("win32", "win32"), ("win-arm64", "win-arm64")],
+)
+def test_a_build_for_another_windows_says_what_is_wanted(platform, found):
+    run = subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "_PYTHON_HOST_PLATFORM": platform},
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 1
-    assert run.stderr == (
-        "oxillama does not build for Windows itself, wanted Linux (on Windows: WSL 2) or macOS\n"
-    )
+    assert run.stderr == f"oxillama: found a Python for {found}, wanted 64-bit x86 (win-amd64)\n"
+
+
+def test_a_users_folders(monkeypatch):
+    system = SimpleNamespace(name="posix", environ={})
+    monkeypatch.setattr(folders, "os", system)
+    home, kinds = Path.home(), ("cache", "config", "state")
+    assert [folders.user_folder(kind) for kind in kinds] == [
+        home / ".cache/oxillama",
+        home / ".config/oxillama",
+        home / ".local/state/oxillama",
+    ]
+    system.environ = {"LOCALAPPDATA": "local", "APPDATA": "roaming"}
+    assert folders.user_folder("cache") == home / ".cache/oxillama"
+    system.name = "nt"
+    assert [folders.user_folder(kind) for kind in kinds] == [
+        Path("local/oxillama"),
+        Path("roaming/oxillama"),
+        Path("local/oxillama"),
+    ]
+    system.environ["XDG_CACHE_HOME"] = "own"
+    assert folders.user_folder("cache") == Path("own/oxillama")
+
+
+def test_sessions_have_files_of_their_own():
+    names = ["a", "A", "aA", "Aa", "con", "CON", "Con", "con.x", "com1", "console", "nul-1", "x.y"]
+    for windows in (False, True):
+        files = [file_name(name, windows=windows) for name in names]
+        assert [name_of(file, windows=windows) for file in files] == names
+    assert len({file.lower() for file in files}) == len(names)
+    assert files[:5] == ["a.session", "=a.session", "a=a.session", "=aa.session", "==con.session"]
+    assert file_name("Con", windows=False) == "Con.session"
