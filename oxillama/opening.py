@@ -339,7 +339,7 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
         )
     context = config.context_size or min(known.context_length, rows)
     near = known.rope_near
-    core = EngineCore(
+    return EngineCore(
         program,
         model.page_memory(kv_type=kv_type, page_size=config.page_size, context=context),
         batch=batch,
@@ -355,11 +355,9 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
         start_token=known.start_token,
         filling=known.filling,
         diffusion=config.diffusion,
+        reads=(each.path for each in model.reader.shards if each.path is not None),
+        paging=None if model.pager is None else model.pager.stats,
     )
-    core.reads = tuple(each.path for each in model.reader.shards if each.path is not None)
-    if model.pager is not None:
-        core.paging = model.pager.stats
-    return core
 
 
 def _replacement_hash(path: str | Path | None, tokenizer_json: str | bytes | None) -> str | None:

@@ -20,7 +20,7 @@ from oxillama.engine.memory.prefix import PrefixKvCache
 from oxillama.engine.memory.states import SequenceState, SsmStatePool
 from oxillama.engine.metrics import Histogram
 from oxillama.engine.request import BeamRequest, Request
-from oxillama.engine.scheduler import ScheduleEntry, Scheduler, State
+from oxillama.engine.scheduler import ScheduleEntry, Scheduler, SchedulerConfig, State
 from oxillama.engine.session import Session
 from oxillama.errors import PoolError
 
@@ -74,7 +74,7 @@ class KeptSessions:
 
 class PageAllocator:
     """The memory of one engine: the pool, the prefix tree over it, recurrent states, and the idle
-    sessions that keep pages.
+    sessions that keep pages; and the scheduler, which asks it and which it asks.
 
     prefix: limits of the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache.
     """
@@ -84,6 +84,7 @@ class PageAllocator:
         memory: Any,
         queue_times: Histogram,
         *,
+        scheduling: SchedulerConfig,
         page_size: int = 16,
         max_pages: int | None = None,
         prefix: dict[str, Any] | None = None,
@@ -96,7 +97,9 @@ class PageAllocator:
         self.prefix = PrefixKvCache(self.pool, **prefix) if prefix is not None else None
         self._rewindable = rewindable(memory)
         self.sessions = KeptSessions()
-        self.scheduler: Scheduler  # set once it exists: each asks the other
+        self.scheduler = Scheduler(
+            scheduling, admit=self.admit, reserve=self.reserve, release=self.release
+        )
         self._queue_times = queue_times
 
     @property

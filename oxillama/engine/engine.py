@@ -24,7 +24,7 @@ from oxillama.engine.loop import Speculator, StepLoop
 from oxillama.engine.memory.pages import PagedKvCache
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.request import PrefillRequest, Request
-from oxillama.engine.scheduler import Scheduler, SchedulerConfig
+from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.session import Session
 from oxillama.errors import (
     ConfigError,
@@ -66,7 +66,8 @@ class EngineCore:
     decoders. start_token: the token that an answer begins with, if an encoder reads the prompt
     (`model.sourced`), None for others. filling: how the model fills in masks, None for others;
     diffusion: in which way if a request does not say it. rope_factors: which of LongRoPE's factors
-    all sessions use, None for a model without them.
+    all sessions use, None for a model without them. reads: the files that the model came from.
+    paging: tells what was read of weights that are paged, None where none are.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class EngineCore:
         filling: Filling | None = None,
         diffusion: DiffusionConfig | None = None,
         rope_factors: Literal["short", "long"] | None = None,
+        reads: Iterable[Path] = (),
+        paging: Callable[[], PagingStats] | None = None,
     ) -> None:
         self.memory = memory
         self.encoder, self.start_token = encoder, start_token
@@ -98,7 +101,12 @@ class EngineCore:
         self.eog_ids = frozenset(eog_ids)
         self.counters = EngineMetrics()
         self.allocator = allocator = PageAllocator(
-            memory, self.counters.queue, page_size=page_size, max_pages=max_pages, prefix=prefix
+            memory,
+            self.counters.queue,
+            scheduling=scheduler or SchedulerConfig(),
+            page_size=page_size,
+            max_pages=max_pages,
+            prefix=prefix,
         )
         self.pool, self.prefix, self.states = allocator.pool, allocator.prefix, allocator.states
         # pages, sessions, requests; the loop lets go of it during a step
@@ -108,31 +116,24 @@ class EngineCore:
         self.held_by: int | None = None
         # the adapters that new sessions begin with
         self.adapters: Callable[[], Any] = tuple
-        # what was read of weights that are paged: a function that tells, None where none are
-        self.paging: Callable[[], PagingStats] | None = None
-        self.reads: tuple[Path, ...] = ()  # the files that its model came from
+        self.paging, self.reads = paging, tuple(reads)
         self.snapshots: Any = None  # set by the code that knows the model's file
         self.make_batch = batch
-        self._scheduler = allocator.scheduler = Scheduler(
-            scheduler or SchedulerConfig(),
-            admit=allocator.admit,
-            reserve=allocator.reserve,
-            release=allocator.release,
-        )
+        self._whole = encoder is not None or filling is not None  # a row sees its whole text
+        self._scheduler = allocator.scheduler
         self._loop = StepLoop(
             program,
             memory,
             allocator,
-            self._scheduler,
             self.counters,
             batch=batch,
             flag=flag,
             context_size=context_size,
+            whole=self._whole,
             lock=self.lock,
             step_lock=self.step_lock,
         )
         self._tracker = self._loop.tracker
-        self._tracker.whole = encoder is not None or filling is not None
         self._pid = os.getpid()
 
     @property
@@ -257,7 +258,7 @@ class EngineCore:
                     tokens=len(session.tokens),
                     limit=self.context_size,
                 )
-            if self._tracker.whole:
+            if self._whole:
                 self._check_whole(request)
             self._check_source(request)
             self._check_media(session)

@@ -38,7 +38,7 @@ from oxillama.engine.batcher import Batcher, Plan, kept_rows, wanted_rows
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.output import OutputProcessor
 from oxillama.engine.request import BeamRequest, GenerateRequest, Request
-from oxillama.engine.scheduler import Scheduler, State
+from oxillama.engine.scheduler import State
 from oxillama.engine.speculation import RequestCandidates
 from oxillama.engine.tracker import Deadlines, RequestTracker
 from oxillama.engine.workers import Workers
@@ -114,20 +114,22 @@ class StepLoop:
         program: Any,
         memory: Any,
         allocator: PageAllocator,
-        scheduler: Scheduler,
         counters: EngineMetrics,
         *,
         batch: Callable,
         flag: Any,
         context_size: int,
+        whole: bool,
         lock: threading.RLock,
         step_lock: threading.Lock,
     ) -> None:
-        """batch: makes the input of `program.step`. flag: stops a running step (`set`, `clear`)."""
+        """batch: makes the input of `program.step`. flag: stops a running step (`set`, `clear`).
+        whole: see `RequestTracker`.
+        """
         self.program, self.memory = program, memory
         self.workers = Workers()
         self.tracker = RequestTracker(
-            allocator, scheduler, counters, program.vocab_size, self.workers.run_quietly
+            allocator, counters, program.vocab_size, self.workers.run_quietly, whole=whole
         )
         self.inbox: SimpleQueue = SimpleQueue()  # (function, argument, ...) for the loop to call
         self.thread: threading.Thread | None = None
@@ -135,10 +137,10 @@ class StepLoop:
         self.closed = False
         # given by the caller that knows what may draft; None: nothing speculates
         self.speculator: Speculator | None = None
-        self._allocator, self._scheduler, self._counters = allocator, scheduler, counters
+        self._allocator, self._scheduler, self._counters = allocator, allocator.scheduler, counters
         self._deadlines = Deadlines(self._expire)
         self._output = OutputProcessor(context_size)
-        self._batch = Batcher(batch, scheduler.config.max_batch_tokens)
+        self._batch = Batcher(batch, allocator.scheduler.config.max_batch_tokens)
         self._carries = getattr(program, "carries", False)
         # sequences have a recurrent state, which an unfinished step leaves undefined
         self._stateful = bool(getattr(memory, "slot_layers", ()))

@@ -16,7 +16,7 @@ import numpy as np
 from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.request import GenerateRequest, Request
-from oxillama.engine.scheduler import ScheduleEntry, Scheduler
+from oxillama.engine.scheduler import ScheduleEntry
 from oxillama.errors import EngineError, PagingError, PoolError, starting_thread
 from oxillama.media.placed import spans_of
 
@@ -29,22 +29,20 @@ class RequestTracker:
     def __init__(
         self,
         allocator: PageAllocator,
-        scheduler: Scheduler,
         counters: EngineMetrics,
         vocab_size: int,
         run: Callable[[Callable[[], None]], None],
+        *,
+        whole: bool,
     ) -> None:
-        """run: runs a function in a worker thread."""
-        self.whole = False  # all tokens of a request are of one step
+        """run: runs a function in a worker thread. whole: all tokens of a request are of one
+        step.
+        """
         self.in_flight: set[Request] = set()
         self.undrafted: dict[Request, None] = {}
         self._run = run
-        self._allocator, self._scheduler, self._counters, self._vocab_size = (
-            allocator,
-            scheduler,
-            counters,
-            vocab_size,
-        )
+        self._allocator, self._scheduler = allocator, allocator.scheduler
+        self._counters, self._vocab_size, self._whole = counters, vocab_size, whole
 
     def begin(self, request: Request) -> np.ndarray | None:
         """Make an entry for a submitted request and queue it; returns the logits to continue from,
@@ -71,7 +69,7 @@ class RequestTracker:
             entry.every_row = True
             entry.hidden = request.hidden
             request.delivered = entry.done
-            if self.whole:
+            if self._whole:
                 entry.whole = True
             else:
                 entry.row_limit = max(1, (32 << 20) // (4 * max(1, self._vocab_size)))
