@@ -165,6 +165,7 @@ def test_a_header_nested_deeper_than_python_reads_is_damaged_to_everybody(
     )
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of Unix")
 def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tmp_path):
     folder = tmp_path / "sidecars"
     loaded(model, folder)
@@ -189,6 +190,7 @@ def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tm
     assert only(folder).read_bytes() == good
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are of Unix")
 def test_a_pipe_in_the_place_of_a_temporary_file_hangs_nobody_and_is_removed(tmp_path):
     os.mkfifo(tmp_path / "x.panels.tmp")
     code = (
