@@ -56,9 +56,9 @@ import numpy as np
 from oxillama.gguf import GgufReader
 from oxillama.model.load import load_model
 from oxillama.weights.offload import Budget
-from tests.core.test_pool import filled
+from tests.core.pages import filled
 from tests.model.stepping import logits
-from tests.weights.test_pager import IDS, dense, mixture, size, whole
+from tests.weights.paged import IDS, dense, mixture, size, whole
 
 assert os.sysconf("SC_PAGESIZE") == int(sys.argv[1])
 for keep in range(9):

@@ -31,9 +31,9 @@ from tests.audio.made import (
     keys_of,
     tensors_of,
 )
+from tests.convert.encoder_folders import made_of
 from tests.convert.folders import save
 from tests.convert.folders import tensors_of as read_tensors
-from tests.convert.test_encoders import made_of
 
 WIDTH = 24
 CLASSES = {

@@ -27,28 +27,12 @@ from oxillama.model.audio_builder import encoders as audio_encoders
 from oxillama.model.image_builder import encoders
 from oxillama.quant import dequantize
 from oxillama.vision import Vision
+from tests.convert.encoder_folders import GOLDEN, golden_of, made_of
 from tests.convert.folders import folder_of, plain, save, spread
 from tests.vision.images import image_of
 
-GOLDEN = Path(__file__).parent / "golden_encoders"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
 FEATURES = dict(np.load(Path(__file__).parent / "encoder_features.npz"))
-
-
-def golden_of(name):
-    return json.loads((GOLDEN / f"{name}.json").read_text())
-
-
-def made_of(name, tmp_path, type="F32", **changes):
-    """A golden's folder and the numbers in it; changes: of its files, by name without .json, and
-    vision: of `vision_config`.
-    """
-    golden = golden_of(name)
-    golden["config"].get("vision_config", {}).update(changes.pop("vision", {}))
-    config = changes.pop("config", {})
-    for each, change in changes.items():
-        golden["files"][f"{each}.json"] = {**golden["files"].get(f"{each}.json", {}), **change}
-    return folder_of(golden, tmp_path / "model", **config)
 
 
 def reader_of(tmp_path, type="F32"):

@@ -12,18 +12,7 @@ from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError, PoolError
 from tests.core.attention_program import memory_for, program, rows_of
-
-LAYERS = [(2, 8, 8), (1, 24, 40), (3, 16, 5)]
-
-
-def filled(kv_type="f16", page_size=16, pages=6, seed=0):
-    memory = PageMemory(LAYERS, kv_type, page_size)
-    memory.ensure(pages)
-    rng = np.random.default_rng(seed)
-    for page in range(pages):
-        # small numbers in either type
-        memory.load(page, rng.integers(0, 60, memory.page_bytes, dtype=np.uint8))
-    return memory
+from tests.core.pages import LAYERS, filled
 
 
 @pytest.mark.parametrize("kv_type", ("f16", "f32"))

@@ -13,7 +13,7 @@ from oxillama.speculative.background import BackgroundDrafter
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.types import Candidates, DraftRequest
 from tests.engine.null import VOCAB, NullProgram, core, request, solo
-from tests.speculative.test_draft_model import SAME, SEEDED, Other, run
+from tests.speculative.drafting import SAME, SEEDED, Other, run
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["on demand", "background"])

@@ -15,10 +15,10 @@ from oxillama.speculative.background import BackgroundDrafter
 from oxillama.speculative.costs import StepCosts
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.types import Candidates
-from oxillama.speculative.vocabularies import Alignment, align
+from oxillama.speculative.vocabularies import align
 from tests.engine.null import VOCAB, NullProgram, core, hashed, request, solo
+from tests.speculative.drafting import SAME, SEEDED, Other, run, submitted
 
-SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
 CHAIN = SamplerConfig(
     temperature=0.8,
     top_p=0.9,
@@ -27,35 +27,11 @@ CHAIN = SamplerConfig(
     xtc_probability=0.3,
     seed=7,
 )
-SAME = Alignment(VOCAB, VOCAB)
-
-
-class Other(NullProgram):
-    """A model that agrees with the null program about half of the time."""
-
-    def step(self, batch, memory, *, output="logits", cancel=None):
-        out = super().step(batch, memory, output=output, cancel=cancel)
-        out[batch.positions[batch.wanted] % 2 == 1] *= -1
-        return out
 
 
 def own(config, seed=99):
     """A drafter's own sampler."""
     return lambda session: Sampler(config, VOCAB, seed=seed)
-
-
-def run(target, drafter, prompt, **more):
-    """A finished request that a model drafts for."""
-    return submitted(target, drafter, prompt, **more).result(60)
-
-
-def submitted(target, drafter, prompt, *, costs=None, most=4, **more):
-    """A request that a model drafts for, on its way."""
-    made = request(target, prompt, **more)
-    made.speculation = target.speculator.speculation(
-        Candidates(drafter, most, adaptive=costs is not None), made.session, costs=costs
-    )
-    return target.submit(made)
 
 
 @pytest.mark.parametrize("sampler", [None, SEEDED, CHAIN], ids=["greedy", "seeded", "chain"])

@@ -18,8 +18,8 @@ from oxillama.convert import convert_encoder
 from oxillama.errors import ConfigError, ConvertError, EngineError, GgufNotFound, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.media import MediaFeatures
+from tests.convert.encoder_folders import golden_of
 from tests.convert.folders import save, spread, tensors_of
-from tests.convert.test_encoders import golden_of
 from tests.server.conftest import asking
 from tests.vision.images import image_of
 

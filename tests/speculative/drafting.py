@@ -1,0 +1,32 @@
+"""Requests that a second model drafts for, over null programs."""
+
+from oxillama.sampling import SamplerConfig
+from oxillama.speculative.types import Candidates
+from oxillama.speculative.vocabularies import Alignment
+from tests.engine.null import VOCAB, NullProgram, request
+
+SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
+SAME = Alignment(VOCAB, VOCAB)
+
+
+class Other(NullProgram):
+    """A model that agrees with the null program about half of the time."""
+
+    def step(self, batch, memory, *, output="logits", cancel=None):
+        out = super().step(batch, memory, output=output, cancel=cancel)
+        out[batch.positions[batch.wanted] % 2 == 1] *= -1
+        return out
+
+
+def run(target, drafter, prompt, **more):
+    """A finished request that a model drafts for."""
+    return submitted(target, drafter, prompt, **more).result(60)
+
+
+def submitted(target, drafter, prompt, *, costs=None, most=4, **more):
+    """A request that a model drafts for, on its way."""
+    made = request(target, prompt, **more)
+    made.speculation = target.speculator.speculation(
+        Candidates(drafter, most, adaptive=costs is not None), made.session, costs=costs
+    )
+    return target.submit(made)
