@@ -15,7 +15,7 @@ import numpy as np
 
 from oxillama.errors import ModelError
 from oxillama.gguf.keys import REQUIRED
-from oxillama.model.attention import Choice, Heads
+from oxillama.model.attention import Heads
 from oxillama.model.builder import Builder, Layer, Predictor, Value
 from oxillama.model.rope import Rope
 
@@ -150,29 +150,21 @@ def attention(
     qk_norm: HeadNorm | None = None,
     norm_kind: str = "rms",
     rope: Rope | Literal["file"] | None = "file",
-    window: int = 0,
     scale: float | None = None,
-    softcap: float = 0.0,
     slopes: bool = False,
-    norm_last: bool = False,
-    temper: tuple[float, int, int] | None = None,
-    relative: np.ndarray | None = None,
-    chunk: int = 0,
-    spans: bool = False,
-    most: int = 0,
-    choice: Choice | None = None,
     output: str = "attn_output",
     gate_act: str = "sigmoid",
+    **how: Any,
 ) -> Value:
     """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a
     norm over each head of queries and keys (plain: without a weight; each: with a weight per head),
     or over their whole rows. rope: the file's own, another, or None for no rotation. scale: by
-    default the file's `attention.scale`, otherwise 1/sqrt(key_dim). slopes: ALiBi. norm_last,
-    temper, relative, chunk, spans, most, choice: see `Builder.attend`. If the file has a gate for
-    the result, it is applied under gate_act, with a number for each float or for each head;
-    likewise a norm of the result.
+    default the file's `attention.scale`, otherwise 1/sqrt(key_dim). slopes: ALiBi. how: other
+    parameters of `Builder.attend`, as window, softcap, temper. If the file has a gate for the
+    result, it is applied under gate_act, with a number for each float or for each head; likewise a
+    norm of the result.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -200,18 +192,10 @@ def attention(
         rope=rope,
         style=style,
         scale=scale or b.keys.number("attention.scale", default=0.0) or heads.key_dim**-0.5,
-        window=window,
-        softcap=softcap,
         sinks=layer.optional_vector("attn_sinks.weight", heads.query),
         slopes=alibi(b, heads.query) if slopes else None,
-        norm_last=norm_last,
-        temper=temper,
-        relative=relative,
-        chunk=chunk,
-        spans=spans,
-        most=most,
-        choice=choice,
         **norms,
+        **how,
     )
     if gate is not None and gate.width != out.width:
         out = b.head_scale(out, b.activate(gate, gate_act), heads=heads.query)
