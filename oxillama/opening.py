@@ -31,9 +31,9 @@ from oxillama.gguf import GgufReader
 from oxillama.lora.stack import LoraStack
 from oxillama.media.features import Kind
 from oxillama.media_prompts import Media
+from oxillama.model.encoder_decoder import SourcedProgram, sourced_batch
 from oxillama.model.load import Model, load_model
 from oxillama.model.media_encoder import Medium, encoder_kind, media_of_file, recorders
-from oxillama.model.sourced import SourcedProgram, sourced_batch
 from oxillama.recommended import recommended_sampler
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.session import Snapshots

@@ -64,10 +64,10 @@ class EngineCore:
     the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache. encoder: the name
     of an encoder architecture (each token sees its whole text and there is no next token), None for
     decoders. start_token: the token that an answer begins with, if an encoder reads the prompt
-    (`model.sourced`), None for others. filling: how the model fills in masks, None for others;
-    diffusion: in which way if a request does not say it. rope_factors: which of LongRoPE's factors
-    all sessions use, None for a model without them. reads: the files that the model came from.
-    paging: tells what was read of weights that are paged, None where none are.
+    (`model.encoder_decoder`), None for others. filling: how the model fills in masks, None for
+    others; diffusion: in which way if a request does not say it. rope_factors: which of LongRoPE's
+    factors all sessions use, None for a model without them. reads: the files that the model came
+    from. paging: tells what was read of weights that are paged, None where none are.
     """
 
     def __init__(

@@ -26,8 +26,8 @@ from oxillama.lora.file import (
     read_gguf_lora,
 )
 from oxillama.lora.fit import Lora, fit
+from oxillama.model.encoder_decoder import SourcedAdapters
 from oxillama.model.load import Model
-from oxillama.model.sourced import SourcedAdapters
 
 _NUMBERS = (int, float, np.integer, np.floating)
 

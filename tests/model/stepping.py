@@ -5,8 +5,8 @@ output rows, and every op beside its definition.
 import numpy as np
 
 from oxillama._core.tape import Batch
+from oxillama.model.encoder_decoder import SourcedProgram, sourced_batch
 from oxillama.model.reference import compare
-from oxillama.model.sourced import SourcedProgram, sourced_batch
 from tests.model.invented import VOCAB
 
 IDS = (np.arange(70) * 37 % VOCAB).astype(np.int32)

@@ -8,8 +8,8 @@ from oxillama.errors import ConfigError, ContextError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from oxillama.model.arch.t5 import bucket_of
+from oxillama.model.encoder_decoder import sourced_batch
 from oxillama.model.record import record
-from oxillama.model.sourced import sourced_batch
 from tests.model.invented import invent
 from tests.model.stepping import memory_of
 from tests.model.stepping import sourced_step as step
