@@ -167,9 +167,9 @@ class RopeOverrides:
         """Raise ConfigError for what a kind of scaling does not know; whose: of whom the kind
         is.
         """
-        if kind == "none" and self.rope_freq_scale not in (None, 1.0):
+        if kind in ("none", "longrope") and self.rope_freq_scale not in (None, 1.0):
             raise ConfigError(
-                f"rope_freq_scale: found {self.rope_freq_scale} and {whose}rope_scaling 'none', "
+                f"rope_freq_scale: found {self.rope_freq_scale} and {whose}rope_scaling {kind!r}, "
                 "wanted 'linear' or 'yarn'"
             )
         for name, value in self.given().items():
@@ -321,6 +321,11 @@ def rope_from_keys(
             raise ModelError(
                 f"{keys.arch}.rope.scaling.type: found {scaling.kind!r}, wanted 'none', 'linear', "
                 "'yarn', 'dynamic' or, with its factors, 'longrope'"
+            )
+        elif scaling.factor != 1.0:
+            raise ModelError(  # one program divides by it, others make a magnitude of it
+                f"{keys.arch}.rope.scaling.factor: found {scaling.factor:g} and the factors of "
+                "longrope, wanted none or 1"
             )
         if far is not None and scaling.kind in ("yarn", "dynamic"):
             raise ModelError(

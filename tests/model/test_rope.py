@@ -380,6 +380,21 @@ def test_factors_of_long_sequences_come_with_those_of_short_ones(tmp_path):
         recorded(tmp_path / "m.gguf")
 
 
+def test_a_factor_beside_those_of_longrope_is_refused(tmp_path):
+    """It would be ignored. The file's own as well as the caller's."""
+    keys = {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 1.0}
+    tiny.write(tmp_path / "m.gguf", "llama", keys=keys, tensors=LONG)
+    recorded(tmp_path / "m.gguf", rope_freq_scale=1.0)
+    words = "rope_freq_scale: found 0.25 and the file's own rope_scaling 'longrope', wanted 'lin"
+    with pytest.raises(ConfigError, match=words):
+        recorded(tmp_path / "m.gguf", rope_freq_scale=0.25)
+    tiny.write(
+        tmp_path / "n.gguf", "llama", keys={**keys, "llama.rope.scaling.factor": 4.0}, tensors=LONG
+    )
+    with pytest.raises(ModelError, match="llama.rope.scaling.factor: found 4 and the factors of "):
+        recorded(tmp_path / "n.gguf")
+
+
 def test_a_whole_sequence_is_rotated_by_its_length_and_a_served_one_by_what_it_may_become(tmp_path):
     """Beside models all of whose sequences are short, or long."""
     ids = np.arange(70, dtype=np.int32) * 7 % tiny.VOCAB
