@@ -78,6 +78,27 @@ _OF_CLASS: dict[str, dict[str, Any]] = {
 }
 
 
+# and the rotations of those whose class has another than the plain one where neither
+# `rope_parameters` nor `rope_scaling` says any
+_ROTATION_OF_CLASS: dict[str, dict[str, Any]] = {
+    "ApertusForCausalLM": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "GptOssForCausalLM": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}
+
+
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder with a Hugging Face config.json."""
     return os.path.isfile(Path(path, "config.json"))
@@ -179,7 +200,13 @@ class ModelFolder:
                 break
         kind = config.get("architectures")
         kind = kind[0] if isinstance(kind, list) and kind else None
-        return {**(_OF_CLASS.get(kind, {}) if isinstance(kind, str) else {}), **config}
+        if not isinstance(kind, str):
+            return config
+        config = {**_OF_CLASS.get(kind, {}), **config}
+        if config.get("rope_parameters") is None and not config.get("rope_scaling"):
+            rotation = _ROTATION_OF_CLASS.get(kind)
+            return config if rotation is None else {**config, "rope_parameters": {**rotation}}
+        return config
 
     @property
     def architecture(self) -> str:

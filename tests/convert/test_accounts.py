@@ -42,13 +42,31 @@ def yarn(**more):
 )
 def test_files_without_a_base_have_it_where_it_is_another(name):
     """Other programs take 10000."""
-    assert not [key for key in keys_of(name, rope_theta=10000.0) if "rope.freq_base" in key]
-    assert keys_of(name, rope_theta=500.0)["rope.freq_base"] == 500
+    base = "rotary_emb_base" if name == "GPTNeoXForCausalLM" else "rope_theta"
+    assert not [key for key in keys_of(name, **{base: 10000.0}) if "rope.freq_base" in key]
+    assert keys_of(name, **{base: 500.0})["rope.freq_base"] == 500
     found = keys_of(name, rope_parameters=yarn())
     assert found["rope.scaling.type"] == "yarn" and found["rope.scaling.factor"] == 8
     linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     found = keys_of(name, rope_parameters=linear)
     assert found["rope.scaling.type"] == "linear" and found["rope.scaling.factor"] == 4
+
+
+def test_gpt_neox_has_names_of_its_own():
+    """Which transformers reads alone, and writes beside the usual ones."""
+    name = "GPTNeoXForCausalLM"
+    found = keys_of(name, rotary_emb_base=500, rope_theta=500.0, rotary_pct=0.5,
+                    partial_rotary_factor=0.5)  # fmt: skip
+    assert found["rope.freq_base"] == 500 and found["rope.dimension_count"] == 8
+    rope = {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}
+    found = keys_of(name, rope_parameters=rope, rotary_emb_base=500, rotary_pct=1.0, rope_theta=5.0)
+    assert found["rope.freq_base"] == 300 and found["rope.dimension_count"] == 8
+    for more, wanted in (
+        ({"rope_theta": 500.0}, "rope_theta: found 500.0, wanted 10000.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: found 0.5, wanted 0.25"),
+    ):
+        with pytest.raises(ConvertError, match=wanted):
+            keys_of(name, **more)
 
 
 @pytest.mark.parametrize(

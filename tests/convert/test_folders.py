@@ -560,7 +560,6 @@ def test_what_has_no_place_or_wrong_numbers_is_named(folder, tmp_path):
         ({"vocab_size": (1 << 31) - 1}, "vocab_size: found 2147483647, wanted at most the 32 rows"),
         ({"intermediate_size": "x"}, "json: intermediate_size: found 'x', wanted an integer"),
         ({"rope_theta": "10000"}, "rope_theta: found '10000', wanted a finite number"),
-        ({"rope_scaling": False}, "rope_scaling: found False, wanted an object"),
         ({"rope_parameters": {"full_attention": [[1, 2]]}}, "full_attention: found [[1, 2]], want"),
         ({"rope_parameters": {"rope_theta": True}}, "rope_parameters: rope_theta: found True, wan"),
         ({"rope_parameters": {"rope_type": "x" * 999}}, f"found '{'x' * 79}, wanted one that"),
@@ -599,6 +598,22 @@ def test_a_rotation_rules_over_the_base_of_a_class(tmp_path):
         said = {**config, "rope_parameters": {"rope_type": "default", **rope}}
         (tmp_path / "config.json").write_text(json.dumps(said))
         assert Hyper(ModelFolder(tmp_path).config, "x").rope()["rope_theta"] == base
+
+
+@pytest.mark.parametrize(("name", "kind"), [("GptOss", "yarn"), ("Apertus", "llama3")])
+def test_a_rotation_that_is_left_to_its_class(name, kind, tmp_path):
+    for said, wanted in (
+        ({}, kind),
+        ({"rope_scaling": None, "rope_parameters": None, "rope_theta": 5.0}, kind),
+        ({"rope_parameters": {}}, "default"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "linear"),
+    ):
+        config = {"architectures": [f"{name}ForCausalLM"], **said}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        rope = Hyper(ModelFolder(tmp_path).config, "x").rope()
+        assert rope["rope_type"] == wanted
+        assert rope["rope_theta"] == said.get("rope_theta", 150_000 if kind == "yarn" else 12e6)
+        assert (rope.get("original_max_position_embeddings") is not None) == (wanted == kind)
 
 
 def test_a_refusal_by_name_is_not_told_as_a_misfit(folder, tmp_path):

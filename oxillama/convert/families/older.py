@@ -80,6 +80,13 @@ def falcon(h: Hyper, k: Keys) -> None:
 _TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # one function under three names
 
 
+# of GPT-NeoX: transformers 5 reads these alone, and not the names that other classes have
+_OWN_NAMES = (
+    ("rope_theta", "rotary_emb_base", 10000.0),
+    ("partial_rotary_factor", "rotary_pct", 0.25),
+)
+
+
 @family("GPTNeoXForCausalLM", arch="gptneox", meant={
     "hidden_act": ("gelu", *_TANH),
 }, rules={
@@ -103,7 +110,13 @@ def gptneox(h: Hyper, k: Keys) -> None:
     _sizes(h, k, context=context, width=width, kv=None)
     if h.get("hidden_act") in _TANH:  # that of the 20B, and of no Pythia
         k.text("hidden_activation", "gelu_pytorch_tanh")
-    share = h.get("rotary_pct", default=h.rope().get("partial_rotary_factor", 0.25))
+    h.rope()  # whose words are objects with numbers
+    said = {**(h.get("rope_scaling") or {}), **(h.get("rope_parameters") or {})}
+    rope = {name: value for name, value in said.items() if value is not None}
+    for name, own, usual in _OWN_NAMES:
+        if name not in rope:
+            h.must_be(name, h.number(own, default=usual))
+    share = rope.get("partial_rotary_factor", h.number("rotary_pct", default=0.25))
     k.u32("rope.dimension_count", int(share * (h.hidden // h.heads)))
     k.flag("use_parallel_residual", h.flag("use_parallel_residual", default=True))
     unusual_rotation(h, k)
