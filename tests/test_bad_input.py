@@ -535,6 +535,7 @@ def test_a_context_is_the_models_own_unless_told_otherwise(engine):
         (oxillama.SchedulerConfig, "max_num_batched_tokens", "; did you mean max_batch_tokens"),
         (oxillama.SchedulerConfig, "max_num_seqs", "; scheduler=SchedulerConfig(max_sequences"),
         (oxillama.BeamSearchConfig, "max_tokens", "; did you mean max_new_tokens"),
+        (oxillama.DiffusionConfig, "step", "; did you mean steps"),
         (oxillama.SpeculativeConfig, "num_speculative_tokens", "; did you mean num_speculative"),
         (oxillama.AsyncSpecConfig, "k", ", wanted one of adaptive, draft_sampler"),
         (Options, "max_token", "; did you mean max_tokens"),

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 
 from oxillama._core.sampler import certainty
-from oxillama.arguments import whole
+from oxillama.arguments import named_fields, whole
 from oxillama.errors import ConfigError
 from oxillama.sampling.config import SamplerConfig, changed_fields
 from oxillama.sampling.sampler import Logprobs, Sampler
@@ -30,6 +30,7 @@ Order = Literal["confidence", "entropy", "margin", "origin", "random"]
 BLOCK = 32  # places, where neither a block's length nor eps is given
 
 
+@named_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionConfig:
     """How a model of masked diffusion fills in an answer.
