@@ -90,7 +90,7 @@ NAMES = {
     "kimi-k3": "Kimi K3",
     "kimi-linear": "Kimi Linear",
     "laguna": "Laguna",
-    "lfm2": "LFM 2",
+    "lfm2": "LFM 2, LFM2.5-Embedding, LFM2-ColBERT",
     "lfm2moe": "LFM 2 with experts",
     "llama": "Llama, Mistral, Mixtral, SmolLM, TinyLlama, CodeLlama, InternLM 3, Yi",
     "llama-embed": "Llama embedders of NVIDIA",

@@ -53,7 +53,7 @@ cdef inline float *next_state(const Step *step, int row, size_t offset, const fl
 
 ctypedef struct ConvArgs:
     Common common
-    int x, out, act, taps
+    int x, out, act, taps, ahead     # ahead: rows behind a row that its taps reach; 0: causal, with a state
     int64_t channels
     size_t state              # the last taps - 1 rows of x: [taps - 1][channels]
     const float *weight       # [taps][channels]
@@ -61,17 +61,24 @@ ctypedef struct ConvArgs:
 
 
 cdef void conv_strip(const ConvArgs *a, const Step *step, int first, int last, float *state, int64_t c, int64_t n, float *term) noexcept nogil:
-    """Channels c to c + n - 1 of the rows of one sequence."""
-    cdef int t, j, at, past = a.taps - 1, kept = kept_until(step, first, last)
+    """Channels c to c + n - 1 of the rows of one sequence; state NULL: zeros around them."""
+    cdef int t, j, at, past = a.taps - 1 - a.ahead, kept = kept_until(step, first, last)
     cdef const float *x
     cdef float *out
-    if step.positions[first] == 0:
+    if state != NULL and step.positions[first] == 0:
         for j in range(past):
             memset(state + j * a.channels + c, 0, 4 * <size_t>n)
     for t in range(first, last):
         out = <float *>row_of(step, a.out, t) + c
+        if state == NULL:
+            memset(out, 0, 4 * <size_t>n)
         for j in range(a.taps):
             at = t - past + j
+            if state == NULL:
+                if first <= at < last:
+                    step.vec.mul(term, <const float *>row_of(step, a.x, at) + c, a.weight + j * a.channels + c, n)
+                    step.vec.add(out, out, term, n)
+                continue
             x = <const float *>row_of(step, a.x, at) + c if at >= first else state + (at - first + past) * a.channels + c
             step.vec.mul(term if j else out, x, a.weight + j * a.channels + c, n)
             if j:
@@ -80,6 +87,8 @@ cdef void conv_strip(const ConvArgs *a, const Step *step, int first, int last, f
             step.vec.add(out, out, a.bias + c, n)
         if a.act:
             step.vec.activate(out, out, a.act, n)
+    if state == NULL:
+        return
     for t in range(last - 1, kept - 2, -1):      # the state of the step before is read until its own slot is written
         out = state if t < kept else <float *>spare_of(step, t, a.state)
         for j in range(past):
@@ -96,7 +105,8 @@ cdef void conv_part(const void *args, ox_team *team, int ith, int nth) noexcept 
     cdef float term[STRIP]
     while chunk < step.sequences * strips:
         s, c = chunk // strips, <int64_t>(chunk % strips) * STRIP
-        conv_strip(a, step, step.begins[s], step.begins[s + 1], <float *>state_of(step, step.begins[s], a.state), c,
+        conv_strip(a, step, step.begins[s], step.begins[s + 1],
+                   NULL if a.ahead else <float *>state_of(step, step.begins[s], a.state), c,
                    min(<int64_t>STRIP, a.channels - c), term)
         chunk = ox_team_take(team)
 
@@ -107,14 +117,19 @@ cdef class ConvOp(Op):
     cdef const float[::1] bias
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "x", "weight", "state", "out", bias=None, act=None)
+        p = plan.keys(params, "x", "weight", "out", state=None, bias=None, act=None)
         cdef ConvArgs *a = &self.a
         a.x, a.channels = p["x"], plan.reads(p["x"], full=True)
         if np.ndim(p["weight"]) != 2 or p["weight"].dtype != np.float32 or p["weight"].shape[0] != a.channels or p["weight"].shape[1] < 2:
             raise plan.fail(f"weight is {p['weight'].dtype} {p['weight'].shape}, wanted float32 ({a.channels}, taps) of 2 taps or more")
         self.weight = np.ascontiguousarray(p["weight"].T)
         a.weight, a.taps = &self.weight[0, 0], self.weight.shape[0]
-        a.state = plan.state(p, (a.taps - 1, a.channels))
+        if p["state"] is not None:
+            a.state, a.ahead = plan.state(p, (a.taps - 1, a.channels)), 0
+        elif a.taps % 2:
+            a.ahead = a.taps // 2
+        else:
+            raise plan.fail(f"weight has {a.taps} taps and no state, wanted an odd number, as many ahead of a row as behind it")
         self.bias = plan.floats(p["bias"], "bias", a.channels)
         a.bias, a.act = NULL if self.bias is None else &self.bias[0], activation(p["act"])
         if p["out"] == p["x"]:

@@ -356,11 +356,12 @@ class Builder(AttentionRecorder):
         bias: np.ndarray | None = None,
         *,
         act: str | None = None,
+        causal: bool = True,
     ) -> Value:
-        """A causal convolution of each channel with its own taps (channels, taps), then an
-        activation.
+        """A convolution of each channel with its own taps (channels, taps), then an activation.
+        causal False: the tap in the middle is for the row itself.
         """
-        state = self.keeps(Slot((weight.shape[1] - 1, x.width)))
+        state = self.keeps(Slot((weight.shape[1] - 1, x.width))) if causal else None
         weight = np.ascontiguousarray(weight)
         return self.op("conv", x, weight=weight, bias=bias, act=act, state=state)
 

@@ -123,12 +123,11 @@ def test_an_encoder_that_is_said_to_be_causal_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arch", "why"),
     [
-        *((arch, "layers that keep a state") for arch in ("lfm2", "qwen3next", "falcon-h1")),
+        *((arch, "layers that keep a state") for arch in ("qwen3next", "falcon-h1")),
         *((arch, "no file says how far a window") for arch in ("gemma3", "cohere2")),
     ],
 )
 def test_layers_that_cannot_see_ahead_are_not_asked_to(arch, why, tmp_path):
-    """A bidirectional LFM 2 has convolutions that look ahead, too."""
     changed = {f"{arch}.attention.causal": False}
     match = f"{arch}.attention.causal: found False, wanted True: {why}"
     with pytest.raises(ModelError, match=match):

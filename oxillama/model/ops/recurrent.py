@@ -14,22 +14,26 @@ from oxillama.model.ops.op import Frame, Op, RowDomain, begun, split_heads
 
 class Conv(Op, name="conv"):
     """A causal convolution of each channel with its own taps (channels, taps), the last one for the
-    row itself, then an activation. The taps - 1 rows before a step are state `state`.
+    row itself, then an activation. The taps - 1 rows before a step are state `state`; None: the
+    step has whole texts, and the tap in the middle of an odd number is for the row itself.
     """
 
     state = True
     rows = RowDomain.ALL
 
     @staticmethod
-    def meaning(f: Frame, *, x, weight, state, out, bias=None, act=None) -> None:
+    def meaning(f: Frame, *, x, weight, out, state=None, bias=None, act=None) -> None:
         rows, past = f.slots[x], weight.shape[1] - 1
+        zeros = np.zeros((past, rows.shape[1]), np.float32)
         fresh = f.positions[0] == 0 or state not in f.states
-        before = np.zeros((past, rows.shape[1]), np.float32) if fresh else f.states[state]
-        seen = np.concatenate([before, rows])
+        seen = np.concatenate([zeros if fresh else f.states[state], rows])
+        if state is None:
+            seen = np.concatenate([seen[past // 2 :], zeros[past // 2 :]])
         y = sum(seen[j : j + len(rows)].astype(np.float64) * weight[:, j] for j in range(past + 1))
         y = (y if bias is None else y + bias).astype(np.float32)
         f.slots[out] = y if act is None else activated(y, act)
-        f.states[state] = seen[len(rows) :]
+        if state is not None:
+            f.states[state] = seen[len(rows) :]
 
 
 class Scan(Op, name="scan"):
