@@ -8,9 +8,10 @@ latter from `sentencepiece`, `tokenizer_json`, `token_lines`, `tekken`, `special
 `chat_templates`, which share `tokens`. `checks` refuses a file that would be another model,
 `accounts` what no family reads.
 
-`family` is what a converter of one family is made of, `keys` and `shapes` are the parts that
-families share, and `families` holds them all. `mmproj` writes the file of a folder's image encoder:
-`encoder` is what a converter of one family of those is made of, and `encoders` holds them.
+`family` is what a converter of one family is made of, `keys`, `shapes` and `modules` (those of
+sentence-transformers) are the parts that families share, and `families` holds them all. `mmproj`
+writes the file of a folder's image encoder: `encoder` is what a converter of one family of those is
+made of, and `encoders` holds them.
 """
 
 from oxillama.convert.folder import ModelFolder, is_model_folder

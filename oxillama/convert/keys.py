@@ -270,26 +270,3 @@ def stretched_base(h: Hyper, k: Keys, *, default: float) -> None:
     if rope["rope_type"] == "dynamic":
         k.u32("rope.scaling.original_context_length", 1 << 18)
         k.u32("context_length", 1 << 18)
-
-
-def pooling(h: Hyper, k: Keys) -> None:
-    """How an embedder makes one vector of many: of modules.json, and of its classifier."""
-    kinds = {"mean": 1, "cls": 2, "lasttoken": 3}
-    if h.folder is not None:
-        place = next((path for kind, path in h.folder.modules() if kind == "Pooling"), None)
-        if place is not None:
-            said = h.folder.json(f"{place}/config.json", required=True)
-            flags = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
-            on = [name for name in said if name.startswith("pooling_mode_") and said[name] is True]
-            found = [flags.get(name.removeprefix("pooling_mode_")) for name in on]
-            if not on:
-                found = [kinds.get(str(said.get("pooling_mode")))]
-            if len(found) != 1 or found[0] is None:
-                raise ConvertError(
-                    f"{h.folder.path}/{place}/config.json: pooling: found "
-                    f"{on or said.get('pooling_mode')!r}, wanted one of {', '.join(kinds)}"
-                )
-            k.u32("pooling_type", found[0])
-    mode = h.get("classifier_pooling")
-    if mode in kinds:
-        k.u32("classifier.pooling_type", kinds[mode])

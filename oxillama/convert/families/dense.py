@@ -16,11 +16,11 @@ from oxillama.convert.keys import (
     longrope,
     no_window,
     partial_rotation,
-    pooling,
     stretched_base,
     unusual_rotation,
     windows,
 )
+from oxillama.convert.modules import pooling
 from oxillama.convert.shapes import (
     groups_apart,
     packed_qkv,

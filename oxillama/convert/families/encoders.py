@@ -9,7 +9,8 @@ import numpy as np
 
 from oxillama.convert.families.dense import PLAIN, bare
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, family
-from oxillama.convert.keys import common, epsilons, pooling, rotation
+from oxillama.convert.keys import common, epsilons, rotation
+from oxillama.convert.modules import pooling
 from oxillama.errors import ConvertError
 
 

@@ -12,13 +12,12 @@ from oxillama.convert.family import Hyper, Keys, Rule, family
 from oxillama.convert.keys import (
     common,
     epsilons,
-    pooling,
     rotation,
     sizes,
     unusual_rotation,
     windows,
 )
-from oxillama.convert.safetensors import read_safetensors
+from oxillama.convert.modules import dense_modules, pooling
 from oxillama.convert.shapes import plus_one
 from oxillama.errors import ConvertError
 
@@ -101,45 +100,20 @@ def gemma3(h: Hyper, k: Keys) -> None:
     windows(h, k, pattern=False)
 
 
-DENSE_MODULES = {"2_Dense": "dense_2", "3_Dense": "dense_3"}
+_DENSE = {"2_Dense": "dense_2", "3_Dense": "dense_3"}
 
 
-def _dense_modules(h: Hyper) -> dict[str, np.ndarray]:
-    """The linear layers that sentence-transformers puts after the pooling."""
-    found = {}
-    folder = h.folder
-    for kind, place in folder.modules() if folder is not None else []:
-        assert folder is not None
-        if kind != "Dense":
-            continue
-        path = folder.path / place
-        said = folder.json(f"{place}/config.json", required=True)
-        tensors = read_safetensors(path / "model.safetensors")
-        if (
-            place not in DENSE_MODULES
-            or sorted(tensors) != ["linear.weight"]
-            or not str(said.get("activation_function", "Identity")).endswith("Identity")
-        ):
-            raise ConvertError(
-                f"{path}: found {sorted(tensors)} and {said.get('activation_function')}, wanted "
-                f"linear.weight alone in one of {', '.join(DENSE_MODULES)}"
-            )
-        weight = tensors["linear.weight"].floats()
-        if list(weight.shape) != [said.get("out_features"), said.get("in_features")]:
-            raise ConvertError(
-                f"{path}: linear.weight: shape {list(weight.shape)} is not what config.json says"
-            )
-        found[f"{DENSE_MODULES[place]}.weight"] = weight
-    return found
+def _dense(h: Hyper) -> dict[str, np.ndarray]:
+    return dense_modules(h, _DENSE)
 
 
-@family("Gemma3TextModel", arch="gemma-embedding", add_space_prefix=False, extra=_dense_modules,
+@family("Gemma3TextModel", arch="gemma-embedding", add_space_prefix=False, extra=_dense,
         meant=GEMMA3, rules=bare(GEMMA2))  # fmt: skip
 def gemma_embedding(h: Hyper, k: Keys) -> None:
     """EmbeddingGemma: attention both ways, a mean, then linear layers."""
     h.must_be("use_bidirectional_attention", True)
     gemma3(h, k)
-    for name, weight in _dense_modules(h).items():
+    for name, weight in _dense(h).items():
         k.u32(name.replace(".weight", "_feat_in"), weight.shape[1])
         k.u32(name.replace(".weight", "_feat_out"), weight.shape[0])
     pooling(h, k)

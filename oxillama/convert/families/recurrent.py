@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
-from oxillama.convert.families.dense import HEADS, LAYER
+from oxillama.convert.families.dense import HEADS, LAYER, bare
 from oxillama.convert.families.experts import ROUTED, SHARED, SHARED_GATE
 from oxillama.convert.family import Hyper, Keys, Mtp, Rule, family
 from oxillama.convert.keys import common, partial_rotation
+from oxillama.convert.modules import dense_modules, pooling
 from oxillama.convert.mtp_layers import NEXTN_PLUS_ONE, apart
 from oxillama.convert.shapes import delta_projections, negative_exponential, plus_one, squeezed
 
@@ -189,6 +190,26 @@ def lfm2(h: Hyper, k: Keys) -> None:
 def lfm2_audio(h: Hyper, k: Keys) -> None:
     """The language model of LFM2-Audio, beside what it hears and speaks with."""
     lfm2(h, k)
+
+
+def _lfm2_dense(h: Hyper) -> dict[str, np.ndarray]:
+    return dense_modules(h, {"1_Dense": "dense_2"})
+
+
+@family("Lfm2Model", arch="lfm2", rules=bare(LFM2), extra=_lfm2_dense)
+def lfm2_embedder(h: Hyper, k: Keys) -> None:
+    """LFM2-ColBERT: a linear layer over each row, and no head."""
+    lfm2(h, k)
+    for weight in _lfm2_dense(h).values():
+        k.u32("embedding_length_out", weight.shape[0])
+    pooling(h, k)
+
+
+@family("Lfm2BidirectionalModel", arch="lfm2", rules=bare(LFM2), extra=_lfm2_dense)
+def lfm2_both_ways(h: Hyper, k: Keys) -> None:
+    """LFM2.5-Embedding: rows see the whole text."""
+    lfm2_embedder(h, k)
+    k.flag("attention.causal", False)
 
 
 def _lfm2_width(h: Hyper) -> int:
