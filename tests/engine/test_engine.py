@@ -366,6 +366,7 @@ def is_told_in_a_forked_child(act):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_process_is_told_not_hung():
     engine = core()
     job = engine.submit(request(engine, [1], max_tokens=3))
@@ -374,6 +375,7 @@ def test_a_forked_process_is_told_not_hung():
     engine.close()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.parametrize("way", ["wait", "await", "async for"])
 def test_whoever_waits_for_a_request_in_a_forked_process_is_told_not_hung(way):
     engine = core(program=NullProgram(seconds_per_row=0.01))

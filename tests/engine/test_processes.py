@@ -44,6 +44,7 @@ def doors(engine, session, running, stream):
     }
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_every_door_of_a_forked_process_says_so_and_none_hangs(cases):
     with oxillama.load(cases / "stories260K" / "stories260K-f32.gguf") as engine:
         session = engine.session()
@@ -95,6 +96,7 @@ def test_a_process_that_ends_while_its_engine_works_does_not_hang(cases, end):
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_model_loaded_after_the_fork_serves_in_the_child(cases):
     path = cases / "stories260K" / "stories260K-f32.gguf"
     with oxillama.load(path, num_threads=2) as engine:

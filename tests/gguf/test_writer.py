@@ -3,7 +3,6 @@ it is whole.
 """
 
 import os
-import resource
 from pathlib import Path
 
 import gguf
@@ -363,6 +362,7 @@ def test_a_whole_file_has_no_name_of_a_part(tmp_path):
 
 
 def test_a_disk_that_takes_no_more_is_said_and_keeps_nothing(tmp_path):
+    resource = pytest.importorskip("resource", reason="limits of a process are of Unix")
     writer = GgufWriter(tmp_path / "m.gguf", "llama")
     writer.add_tensor("a", np.ones(1500, np.float32))  # some of it fits
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

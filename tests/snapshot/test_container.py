@@ -142,6 +142,7 @@ def test_a_length_is_bounded_before_anything_is_made_of_it(open_with, where):
             grown.read("pages")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux")
 def test_lengths_that_lie_cost_no_memory():
     """In a process that may hold little: a length that was believed would be a MemoryError
     there.

@@ -388,6 +388,7 @@ def test_a_config_that_a_snapshot_may_not_ask_for_is_refused_before_anything_is_
         InferenceEngine.resume(remade(data, at("engine", name, value=value)), path)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux")
 def test_lies_cost_no_memory(small, tmp_path):
     path, _, _, data = small
     (tmp_path / "data").write_bytes(data)

@@ -357,6 +357,7 @@ def test_a_file_size_limit_of_the_system_ends_in_a_load_without_sidecar(model, t
     assert limited == started(LOAD, model, tmp_path / "sidecars").communicate()[0].split()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_child_leaves_the_writing_to_its_parent(place, weights):
     program = Program(busy=True)
     writing = CacheWriter(place, weights, program)
