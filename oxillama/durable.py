@@ -75,7 +75,12 @@ def open_without_waiting(path: str, flags: int = os.O_RDONLY) -> int:
     """An opener for `open` that does not block on a pipe without a writer; the caller checks that
     the file is a regular one.
     """
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | _OPEN)
+    try:
+        return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | _OPEN)
+    except PermissionError:  # Windows says so of a folder
+        if os.name == "nt" and os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path) from None
+        raise
 
 
 class Replacement:

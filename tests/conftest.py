@@ -42,6 +42,23 @@ def cases():
 
 
 @pytest.fixture
+def links(tmp_path_factory):
+    """Skips a test where this user may make no symbolic links (Windows without its developer mode)
+    or nothing follows them.
+    """
+    target = tmp_path_factory.mktemp("links") / "target"
+    target.touch()
+    link = target.with_name("link")
+    try:
+        link.symlink_to(target)
+        followed = link.samefile(target)
+    except OSError:
+        followed = False
+    if not followed:
+        pytest.skip("no symbolic links here")
+
+
+@pytest.fixture
 def folder(tmp_path):
     """A whole Hugging Face folder of a tiny Llama."""
     from tests.convert.folders import tiny_llama

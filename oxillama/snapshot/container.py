@@ -253,7 +253,10 @@ class Envelope:
         of this kind, OSError if there is no such file.
         """
         if isinstance(source, (str, os.PathLike)):
-            fd = open_without_waiting(os.fspath(source))
+            try:
+                fd = open_without_waiting(os.fspath(source))
+            except IsADirectoryError:  # Windows opens no folder
+                raise kind.refuse(f"{os.fspath(source)}: not a regular file") from None
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 os.close(fd)

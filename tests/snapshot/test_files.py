@@ -180,19 +180,25 @@ def test_a_header_is_read_without_the_pages(small, tmp_path):
         engine.restore_from_file(tmp_path / "none")
 
 
-def test_the_models_own_file_is_never_written_over(small, tmp_path):
+@pytest.mark.parametrize("way", ["path", "text", "hard link", "link"])
+def test_the_models_own_file_is_never_written_over(small, tmp_path, way, request):
     path, engine, session, _ = small
-    before, link = path.read_bytes(), tmp_path / "link"
-    link.symlink_to(path)
-    for each in (path, str(path), link):
-        for name, write in (
-            ("snapshot_to_file", session.snapshot_to_file),
-            ("save_prefixes", engine.save_prefixes),
+    before, given = path.read_bytes(), tmp_path / "link"
+    if way == "hard link":
+        given.hardlink_to(path)
+    elif way == "link":
+        request.getfixturevalue("links")
+        given.symlink_to(path)
+    else:
+        given = path if way == "path" else str(path)
+    for name, write in (
+        ("snapshot_to_file", session.snapshot_to_file),
+        ("save_prefixes", engine.save_prefixes),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"{name}: .* is the model itself, wanted another file"
         ):
-            with pytest.raises(
-                ConfigError, match=f"{name}: .* is the model itself, wanted another file"
-            ):
-                write(each)
+            write(given)
     assert path.read_bytes() == before
 
 

@@ -2,6 +2,8 @@
 but what its own session says.
 """
 
+import os
+
 import numpy as np
 import pytest
 from blake3 import blake3
@@ -154,7 +156,9 @@ def test_the_key_is_made_when_prefixes_are_saved_and_is_its_owners_alone(model, 
         assert not own_key.exists()
         engine.save_prefixes(tmp_path / "a")
         key = own_key.read_bytes()
-        assert len(key) == 32 and own_key.stat().st_mode & 0o777 == 0o600
+        assert len(key) == 32
+        if hasattr(os, "getuid"):
+            assert own_key.stat().st_mode & 0o777 == 0o600
         engine.save_prefixes(tmp_path / "b")
         assert own_key.read_bytes() == key and engine.load_prefixes(tmp_path / "a") == 0
 
@@ -162,7 +166,11 @@ def test_the_key_is_made_when_prefixes_are_saved_and_is_its_owners_alone(model, 
 @pytest.mark.parametrize(
     "change, wanted",
     [
-        (lambda path: path.chmod(0o644), "has mode 644 and owner"),
+        pytest.param(
+            lambda path: path.chmod(0o644),
+            "has mode 644 and owner",
+            marks=pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no mode here"),
+        ),
         (lambda path: path.write_bytes(b"short"), "holds 5 bytes"),
         (lambda path: path.write_bytes(bytes(33)), "holds 33 bytes"),
     ],
