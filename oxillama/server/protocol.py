@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import select
+import socket
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -152,13 +153,15 @@ class _LimitedProtocol(H11Protocol):
 
     def is_reset(self) -> bool:
         """Whether the client refused what was written. asyncio does not look at a connection of
-        which nothing more is read.
+        which nothing more is read. On Windows the next write may be what tells.
         """
-        socket = self.transport.get_extra_info("socket")
-        if self.cycle.disconnected or socket is None or socket.fileno() < 0:
+        made = self.transport.get_extra_info("socket")
+        if self.cycle.disconnected or made is None or made.fileno() < 0:
             return True
+        if not hasattr(select, "poll"):
+            return bool(made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
         look = select.poll()
-        look.register(socket.fileno(), 0)  # errors alone
+        look.register(made.fileno(), 0)  # errors alone
         return bool(look.poll(0))
 
     # ---- reading

@@ -19,7 +19,7 @@ def pieces(form):
 
 
 def test_texts_parse_or_not_as_the_cases_say(cases):
-    for case in json.loads((cases / "grammar" / "grammar_parse.json").read_text()):
+    for case in json.loads((cases / "grammar" / "grammar_parse.json").read_text("utf-8")):
         if case["parses"]:
             Grammar.parse(case["gbnf"])
         else:
@@ -28,7 +28,7 @@ def test_texts_parse_or_not_as_the_cases_say(cases):
 
 
 def test_strings_are_accepted_and_rejected_as_the_cases_say(cases):
-    for case in json.loads((cases / "grammar" / "grammar_accept_reject.json").read_text()):
+    for case in json.loads((cases / "grammar" / "grammar_accept_reject.json").read_text("utf-8")):
         if case["kind"] != "grammar":
             continue
         grammar = Grammar.parse(case["source"])

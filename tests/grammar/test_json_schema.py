@@ -25,7 +25,7 @@ def text_of(value):
 
 
 def test_texts_are_accepted_and_rejected_as_the_cases_say(cases):
-    for case in json.loads((cases / "grammar" / "grammar_accept_reject.json").read_text()):
+    for case in json.loads((cases / "grammar" / "grammar_accept_reject.json").read_text("utf-8")):
         if case["kind"] != "schema":
             continue
         grammar = FLEXIBLE.compile(case["source"])
@@ -68,7 +68,7 @@ def test_schemas_equal_their_reference_grammars_on_texts_of_both(cases):
         "unsupported regexp in a property",
         "exotic formats",
     }
-    for case in json.loads((cases / "grammar" / "json_schema_to_grammar.json").read_text()):
+    for case in json.loads((cases / "grammar" / "json_schema_to_grammar.json").read_text("utf-8")):
         if case["expect"] == "FAILURE":
             with pytest.raises(GrammarError):
                 FLEXIBLE.compile(case["schema"])

@@ -180,7 +180,7 @@ def test_a_class_has_no_members_but_its_own(kind):
 
 def test_no_module_of_the_package_imports_pydantic():
     for path in Path(oxillama.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = (
                 [a.name for a in node.names]
                 if isinstance(node, ast.Import)

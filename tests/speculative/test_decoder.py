@@ -40,7 +40,7 @@ def alive():
 
 
 def test_the_golden_text_comes_from_a_draft_that_works_background(target, stories):
-    golden = json.loads((stories / "stories260K-golden.json").read_text())
+    golden = json.loads((stories / "stories260K-golden.json").read_text("utf-8"))
     with SpeculativeDecoder(
         AsyncSpecConfig(target_sampler=GREEDY, draft_threads=1, adaptive=False),
         target,

@@ -35,7 +35,7 @@ def stories(cases):
 
 @pytest.fixture(scope="module")
 def golden(stories):
-    return json.loads((stories / "stories260K-golden.json").read_text())
+    return json.loads((stories / "stories260K-golden.json").read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_a_golden_file_goes_on_as_it_did_when_it_was_made(path, draft):
     """`golden/make_snapshots.py` made it: candidates are drawn by a sampler of the draft's own, so
     its state counts in every token.
     """
-    wanted = json.loads(path.with_suffix(".json").read_text())
+    wanted = json.loads(path.with_suffix(".json").read_text("utf-8"))
     assert wanted["accepted"] >= 5 and wanted["rejected"] >= 5
     if path.stem == f"speculation-v{KIND.version}":
         assert SpecSnapshot.decode(path.read_bytes()).encode() == path.read_bytes()

@@ -35,7 +35,7 @@ def test_real_vocabularies_give_the_ids_that_others_give_and_the_text_back(cases
     )
     wanted = [
         [int(i) for i in line.split()]
-        for line in (path.parent / f"{name}.gguf.out").read_text().split("\n")
+        for line in (path.parent / f"{name}.gguf.out").read_text("utf-8").split("\n")
     ]
     assert len(texts) == len(wanted) > 40
     for text, ids in zip(texts, wanted):
@@ -48,7 +48,7 @@ def test_the_small_vocabularies_of_every_architecture_give_the_ids_that_others_g
     folders = (each for kind in ("arch", "arch_more") for each in (cases / kind).iterdir())
     for folder in sorted(folders):
         bridge = TokenizerBridge.from_gguf(folder / "f32.gguf")
-        for case in json.loads((folder / "tokenizer_cases.json").read_text()):
+        for case in json.loads((folder / "tokenizer_cases.json").read_text("utf-8")):
             assert (
                 bridge.encode(case["text"], add_special=False, parse_special=False) == case["ids"]
             ), (folder.name, case["text"])
@@ -60,7 +60,7 @@ def test_the_vocabularies_of_embedders_give_the_ids_that_others_give(cases):
     checked = 0
     for folder in sorted((cases / "embed").iterdir()):
         bridge = TokenizerBridge.from_gguf(folder / "f32.gguf")
-        for case in json.loads((folder / "tokenizer_cases.json").read_text()):
+        for case in json.loads((folder / "tokenizer_cases.json").read_text("utf-8")):
             given = [
                 bridge.encode(case["text"], add_special=special, parse_special=False)
                 for special in (False, True)
@@ -226,7 +226,7 @@ def test_ids_outside_the_vocabulary_are_refused():
 
 @pytest.mark.filterwarnings("ignore:tokenizer.ggml")
 def test_bad_vocabularies_are_refused_or_taken_as_their_manifest_says(cases):
-    manifest = json.loads((cases / "bad_gguf" / "manifest.json").read_text())
+    manifest = json.loads((cases / "bad_gguf" / "manifest.json").read_text("utf-8"))
     for name, entry in manifest.items():
         if not name.startswith("tok_"):
             continue

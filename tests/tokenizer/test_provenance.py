@@ -175,7 +175,7 @@ def test_no_text_of_a_message_becomes_a_control_token(cases):
     """
     checked = 0
     for path in sorted((cases / "chat_templates").glob("*.jinja")):
-        template = ChatTemplate(path.read_text())
+        template = ChatTemplate(path.read_text("utf-8"))
         bridge = vocabulary(template.source)
         forged = [t for i, t in enumerate(bridge.vocabulary.tokens) if bridge.is_special(i)]
         for part in (slice(None), slice(1, 2)):

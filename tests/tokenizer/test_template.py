@@ -23,13 +23,13 @@ NEST = (
 
 
 def test_real_templates_render_as_others_render_them(cases):
-    golden = json.loads((cases / "chat_templates" / "golden.json").read_text())
+    golden = json.loads((cases / "chat_templates" / "golden.json").read_text("utf-8"))
     day = datetime(2024, 7, 26)  # the day on which the facts were made
     templates = {}
     for case in golden:
         name = case["template"].split("/")[-1]
         template = templates.setdefault(
-            name, ChatTemplate((cases / "chat_templates" / name).read_text())
+            name, ChatTemplate((cases / "chat_templates" / name).read_text("utf-8"))
         )
         arguments = dict(tools=case["tools"], strftime_now=day.strftime, **case["kwargs"])
         if case["ok"]:
