@@ -11,6 +11,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 ALLOCATOR = r"""
@@ -141,6 +143,7 @@ print("whole", [n for n, _ in tries])
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is of Linux")
 def test_a_failed_allocation_raises_and_breaks_nothing(tmp_path):
     source, shim = tmp_path / "allocator.c", tmp_path / "allocator.so"
     source.write_text(ALLOCATOR)

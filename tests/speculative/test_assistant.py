@@ -202,7 +202,7 @@ def test_there_are_no_candidates_before_forced_tokens_were_evaluated(
 
 def test_a_model_must_be_loaded_with_it(files, plain, tmp_path):
     target, draft = files
-    message = re.escape(f"speculative: found '{draft}', a Gemma 4 assistant, for a model")
+    message = re.escape(f"speculative: found {str(draft)!r}, a Gemma 4 assistant, for a model")
     with pytest.raises(oxillama.ConfigError, match=message):
         plain.generate([3], max_tokens=3, speculative=draft)
     with pytest.raises(oxillama.ConfigError, match=message):

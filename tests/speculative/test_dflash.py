@@ -239,7 +239,7 @@ def test_a_session_that_is_cut_drafts_again(files):
 
 def test_a_model_must_be_loaded_with_it(files, plain, tmp_path):
     target, draft = files
-    message = re.escape(f"speculative: found '{draft}', a DFlash draft, for a model")
+    message = re.escape(f"speculative: found {str(draft)!r}, a DFlash draft, for a model")
     with pytest.raises(oxillama.ConfigError, match=message):
         plain.generate([3], max_tokens=3, speculative=draft)
     with pytest.raises(oxillama.ConfigError, match=message):

@@ -114,7 +114,10 @@ def test_only_known_ways_are_a_default(stories):
     path = stories / "stories260K-f32.gguf"
     for wrong, message in (
         ("draft.gguf", "speculative: found 'draft.gguf', wanted None, False.*; there is no such f"),
-        (Path("draft"), "speculative: found PosixPath.*; there is no such file or folder"),
+        (
+            Path("draft"),
+            "speculative: found (Posix|Windows)Path.*; there is no such file or folder",
+        ),
         ("./draft", "^speculative: ./draft: no such file or folder"),
         ("~/draft.gguf", "speculative: found '~/draft.gguf', .*; there is no such file or folder"),
         ("mpt", "speculative: found 'mpt', .*; did you mean 'mtp'"),

@@ -134,7 +134,7 @@ def test_targets_of_any_kind_draft_with_one(arch, own, tmp_path):
 
 def test_a_model_must_be_loaded_with_it(files, plain, tmp_path):
     target, draft = files
-    message = re.escape(f"speculative: found '{draft}', an EAGLE-3 draft, for a model")
+    message = re.escape(f"speculative: found {str(draft)!r}, an EAGLE-3 draft, for a model")
     with pytest.raises(oxillama.ConfigError, match=message):
         plain.generate([3], max_tokens=3, speculative=draft)
     with pytest.raises(oxillama.ConfigError, match=message):
