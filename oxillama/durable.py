@@ -81,6 +81,10 @@ def open_without_waiting(path: str, flags: int = os.O_RDONLY) -> int:
         if os.name == "nt" and os.path.isdir(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path) from None
         raise
+    except OSError as error:
+        if os.name == "nt" and error.errno == errno.EINVAL:  # a name that no file can have there
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        raise
 
 
 class Replacement:
