@@ -485,19 +485,14 @@ class StepLoop:
         self, request: GenerateRequest, rows: np.ndarray, now: float
     ) -> Generator[Call, Any, None]:
         """Fill masks from the rows of a pass, pass on what is final, and schedule the next pass."""
-        session, entry, counters = request.session, request.entry, self._counters
+        session, entry = request.session, request.entry
         entry.done = session.kv.length = 0  # every pass reads all tokens anew
         before = len(request.generated)
         reason = self._output.fill(request, rows)
         made = len(request.generated) - before
         if made or reason is not None:
-            if request.token_at:
-                counters.inter_token.observe(now - request.token_at)
-            else:
-                counters.first_token.observe(now - request.submitted_at)
-                request.first_at = now
-            request.token_at = now
-        counters.generated += made
+            self._time(request, now)
+        self._counters.generated += made
         if request.pending_calls:
             request.outcome = reason
             yield request.run_listeners
@@ -528,15 +523,19 @@ class StepLoop:
         except BaseException as error:
             self.tracker.end(request, None, error)
 
+    def _time(self, request: GenerateRequest, now: float) -> None:
+        """Note that tokens come now: after how long, from the last or from the beginning."""
+        if request.token_at:
+            self._counters.inter_token.observe(now - request.token_at)
+        else:
+            self._counters.first_token.observe(now - request.submitted_at)
+            request.first_at = now
+        request.token_at = now
+
     def _advance(self, request: GenerateRequest, row: np.ndarray, now: float) -> str | None:
         """Draw and count; returns why the request ends, None if it continues."""
         counters = self._counters
-        if request.token_at:
-            counters.inter_token.observe(now - request.token_at)
-        else:
-            counters.first_token.observe(now - request.submitted_at)
-            request.first_at = now
-        request.token_at = now
+        self._time(request, now)
         generated = request.generated
         before = len(generated)
         reason = self._output.advance(request, row)
