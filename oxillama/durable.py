@@ -231,11 +231,11 @@ def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
 
 def _write_some(fd: int, views: Sequence[memoryview], offset: int) -> int:
     """The number of bytes of the views that the system took, from the first one on."""
-    some, room = [], MOST_BYTES
+    some, left = [], MOST_BYTES
     for view in views:
-        some.append(view[:room])
-        room -= len(some[-1])
-        if not room:
+        some.append(view[:left])
+        left -= len(some[-1])
+        if not left:
             break
     if hasattr(os, "pwritev"):
         return os.pwritev(fd, some, offset)
