@@ -9,7 +9,7 @@ and rm; `quality`: perplexity and imatrix; `lora`: merge-lora; `bench`, `convert
 `streams` reads texts and writes notes, `progress` draws bars, `input` reads what a person types,
 `parsing` the command line. A command is a function over parsed arguments that returns an exit code.
 Errors of this package become one line on the standard error stream and exit code 1; a command line
-that cannot be read becomes one line and 2; Ctrl-C becomes 130.
+that cannot be read becomes one line and 2; Ctrl-C becomes 130, SIGTERM 143 and SIGHUP 129.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import TextIO
 
 from oxillama.cli import (
@@ -91,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = top.parse_args(given)
     plain, warnings.formatwarning = warnings.formatwarning, _warning
     try:
-        code: int = arguments.function(arguments)
+        with _ending_in_order():
+            code: int = arguments.function(arguments)
         sys.stdout.flush()
         return code
     except OxillamaError as error:
@@ -124,6 +129,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stderr.flush()
         except OSError:  # what it took no more is given up, or the exit code would be 120
             _discard(sys.stderr)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM and the SIGHUP of a closed terminal unwind a command as Ctrl-C does, so that its
+    temporary files go with it; a signal that is ignored, or has a handler, is left alone.
+    """
+    changed = []
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _leave)
+                changed.append(number)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _take_sequences(stream: TextIO) -> None:
