@@ -30,8 +30,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_scale": (1.0,),
     "residual_scale": (1.0,),
     "embedding_scale": (1.0,),
-    "expert_count": (0,),
-    "expert_used_count": (0,),
+    # one expert is the dense network itself: dense Jamba and Hunyuan say so of themselves
+    "expert_count": (0, 1),
+    "expert_used_count": (0, 1),
     "expert_shared_count": (0,),
     "expert_weights_scale": (1.0,),
     "expert_weights_norm": (False,),

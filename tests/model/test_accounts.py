@@ -57,6 +57,18 @@ def test_a_key_that_changes_nothing_is_accepted(key, value, tmp_path):
     assert record(reader)[1].dump() == plain.dump()
 
 
+def test_one_expert_is_a_dense_network(tmp_path):
+    """Files of dense models whose configuration counts one expert, as llama.cpp converts them."""
+    plain = record(invent(tmp_path / "p.gguf", "hunyuan-dense"))[1]
+    one = {f"hunyuan-dense.expert_{each}count": 1 for each in ("", "used_")}
+    assert (
+        record(invent(tmp_path / "m.gguf", "hunyuan-dense", changed=one))[1].dump() == plain.dump()
+    )
+    two = dict.fromkeys(one, 2)
+    with pytest.raises(ModelError, match="expert_count: found 2, which hunyuan-dense does not use"):
+        record(invent(tmp_path / "t.gguf", "hunyuan-dense", changed=two))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "op", "parameter"),
     [

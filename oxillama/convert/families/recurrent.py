@@ -146,8 +146,10 @@ def jamba(h: Hyper, k: Keys) -> None:
     rank = h.get("mamba_dt_rank", default="auto")
     k.u32("ssm.time_step_rank", math.ceil(h.hidden / 16) if rank == "auto" else int(rank))
     k.f32("attention.layer_norm_rms_epsilon", h.number("rms_norm_eps"))
-    k.u32("expert_count", h.integer("num_experts"))
-    k.u32("expert_used_count", h.integer("num_experts_per_tok"))
+    experts = h.integer("num_experts")
+    k.u32("expert_count", experts)
+    # a dense one, which counts one expert, may ask for more
+    k.u32("expert_used_count", min(experts, h.integer("num_experts_per_tok")))
 
 
 LFM2: dict[str, str | Rule] = {
