@@ -108,6 +108,7 @@ class RequestSpeculation(CandidateCounts):
         "_carries",
         "_costs",
         "_cycle",
+        "_ended",
         "_ledger",
         "_queue",
         "_rewindable",
@@ -145,6 +146,9 @@ class RequestSpeculation(CandidateCounts):
         self._cycle: tuple[int, int, int, int, float] | None = None
         # drawn candidates that are not judged yet
         self._queue: deque[tuple[int, Distribution]] = deque()
+        # all of them were accepted, and the token after them is still to come: it has no candidate,
+        # whether it is of the same step or, where there was no space for candidates, of a later one
+        self._ended = False
 
     # ---- called by the loop as tokens come
 
@@ -176,19 +180,24 @@ class RequestSpeculation(CandidateCounts):
         if not self.since:
             self.since = time.perf_counter()
         if not self._queue:
+            self._ended = False
             return sampler.sample(row, mask)
         token, shares = self._queue.popleft()
         taken = sampler.judge(row, mask, token, shares)
-        if taken != token:
-            self._queue.clear()
+        self._came(taken == token)
         return taken
 
     def token_forced(self, token: int) -> None:
         """A token was added without a draw; drawn candidates that continue differently are
         dropped.
         """
-        if self._queue and self._queue.popleft()[0] != token:
+        self._came(bool(self._queue) and self._queue.popleft()[0] == token)
+
+    def _came(self, accepted: bool) -> None:
+        """A token came where a drawn candidate may have been, which it equals or not."""
+        if not accepted:
             self._queue.clear()
+        self._ended = accepted and not self._queue
 
     # ---- called by the planner before a step
 
@@ -212,10 +221,13 @@ class RequestSpeculation(CandidateCounts):
         sequences: int,
         costs: StepCosts,
     ) -> DraftRequest | None:
-        """The next request to the drafter. None if drawn candidates are left, if none
-        fit, while the drafter rests, and before a plain step was measured.
+        """The next request to the drafter. None if drawn candidates are left or the token after
+        them is, if none fit, while the drafter rests, and before a plain step was measured.
         """
         if self._queue or self.rest:
+            return None
+        if self._ended:
+            self.fallbacks += 1
             return None
         candidates = self.candidates
         most = min(candidates.most, most_candidates(request, context_size))

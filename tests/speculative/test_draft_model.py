@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.background import BackgroundDrafter
@@ -106,26 +107,32 @@ def test_nothing_is_run_twice_by_target_or_draft(sampler, background):
     assert background or drafter.forwarded <= 30 + 79 + stats.rejected
 
 
-def test_the_same_seed_gives_the_same_text_whatever_shares_the_steps():
-    def tokens(companions, max_pages=None):
-        target, draft = core(prefix=False, max_pages=max_pages), core(program=Other(), prefix=False)
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_the_same_seed_gives_the_same_text_whatever_shares_the_steps(most):
+    def tokens(companions, **limits):
+        target, draft = core(prefix=False, **limits), core(program=Other(), prefix=False)
         drafter = ModelDrafter(draft, SAME, own_sampler=own(SEEDED))
         with target.step_lock:  # no step before all of them are there
             beside = [
                 target.submit(request(target, [at, 9], max_tokens=50)) for at in range(companions)
             ]
-            job = submitted(target, drafter, [1, 2, 3], max_tokens=60, sampler=CHAIN)
+            job = submitted(target, drafter, [1, 2, 3], most=most, max_tokens=60, sampler=CHAIN)
         done = job.result(60)
         for each in beside:
             each.result(60)
+        found = target.metrics()
         target.close()
         draft.close()
-        return done.tokens, target.metrics().requests_preempted_total if max_pages else 0
+        return done.tokens, found.requests_preempted_total, found.steps_total
 
-    alone = tokens(0)[0]
+    alone, _, steps = tokens(0)
     assert tokens(6)[0] == alone
-    crowded, preempted = tokens(3, max_pages=9)
+    crowded, preempted, _ = tokens(3, max_pages=9)
     assert crowded == alone and preempted
+    # candidates that no step has a row for are judged one by one
+    narrow = SchedulerConfig(max_batch_tokens=1)
+    single, _, more = tokens(0, scheduler=narrow)
+    assert single == alone and more > steps
     # the law is the target's own, the text another draw from it
     assert alone != tuple(solo([1, 2, 3], 60, CHAIN))
 
