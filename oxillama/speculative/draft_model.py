@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -90,7 +91,9 @@ class ModelDrafter:
         self._round = 0.0  # seconds of a step that draws a candidate of each session, 0: unknown
         self.forwarded = 0  # rows that the draft has run
         self._kept: tuple[Session, DraftState] | None = None
-        self._lock = threading.Lock()  # of `_kept`
+        # of other sessions what their texts depend on: the drafts of a sampler of its own
+        self._others: WeakKeyDictionary[Session, DraftState] = WeakKeyDictionary()
+        self._lock = threading.Lock()  # of these two
 
     @property
     def drawn(self) -> bool:
@@ -98,12 +101,15 @@ class ModelDrafter:
         return self._own_sampler is not None
 
     def open(self, session: Session) -> DraftState:
-        """Nothing is run yet; the session closed last continues where it ended."""
+        """Nothing is run yet; the session closed last continues where it ended, and so does any
+        other whose draft has a sampler of its own, without its pages.
+        """
         with self._lock:
             if self._kept is not None and self._kept[0] is session:
                 state, self._kept = self._kept[1], None
                 return state
-        return self._state_of(session, self.core.new_session())
+            other = self._others.pop(session, None)
+        return other or self._state_of(session, self.core.new_session())
 
     def _state_of(self, session: Session, drafted: Session) -> DraftState:
         if self._own_sampler is None:
@@ -113,21 +119,29 @@ class ModelDrafter:
     def close(self, state: DraftState, session: Session) -> None:
         """The draft's pages stay until they are needed, for the last session only."""
         with self._lock:
-            self._kept = (session, state)
+            before, self._kept = self._kept, (session, state)
+            if before is not None and before[0] is not session and self.drawn:
+                before[1].lose_pages(self.core.new_session())
+                self._others[before[0]] = before[1]
 
     def forget(self) -> None:
-        """Drop the session that was closed last and release its pages."""
+        """Drop the session that was closed last and release its pages, and what is kept of
+        others.
+        """
         with self._lock:
             self._kept = None
+            self._others.clear()
 
     def kept(self, session: Session) -> DraftState | None:
-        """The draft of an idle session, None if another one was closed after it."""
+        """The draft of an idle session, None if nothing is kept of it."""
         with self._lock:
-            return self._kept[1] if self._kept is not None and self._kept[0] is session else None
+            if self._kept is not None and self._kept[0] is session:
+                return self._kept[1]
+            return self._others.get(session)
 
     def save(self, session: Session) -> SavedDraft | None:
-        """What `follow` needs to continue an idle session elsewhere; None where another session was
-        closed after it.
+        """What `resume` needs to continue an idle session elsewhere; None where nothing is kept of
+        it.
 
         Only pages of tokens that the session holds are saved. Pages of rejected candidates, and of
         candidates that were not verified because the text ended, are not.
@@ -136,12 +150,15 @@ class ModelDrafter:
         if state is None:
             return None
         core, drafted = self.core, state.session
-        sampler = b"" if state.sampler is None else state.sampler.state()
+        sampler, memory = b"", state.to_dict()
+        if state.sampler is not None:
+            sampler = state.sampler.state()
+            memory["reached"] = state.keep_reached(session.tokens, len(session.tokens))
         with core.lock:
             most = min(len(state.held), drafted.kv.length)
             held = common_prefix(state.held, session.tokens, most)
             if not held or core.snapshots is None or drafted.kv.stateful:
-                return SavedDraft(b"", 0, sampler, state.to_dict())
+                return SavedDraft(b"", 0, sampler, memory)
             part = drafted.fork_untracked()
             part.kv.truncate(held)
             held = part.kv.length  # 0 where windowed layers have given back what it looks at
@@ -149,9 +166,7 @@ class ModelDrafter:
             part.tokens = [*self.alignment.ids(state.held[:held]).tolist(), 0]
             core.keep(part)
         try:
-            return SavedDraft(
-                core.require_snapshots().to_bytes(part), held, sampler, state.to_dict()
-            )
+            return SavedDraft(core.require_snapshots().to_bytes(part), held, sampler, memory)
         finally:
             core.drop(part)
 
@@ -172,6 +187,9 @@ class ModelDrafter:
             if drafted.kv.length != held:
                 raise ValueError(f"held: found {drafted.kv.length} tokens, wanted {held}")
             state.load_dict(memory)
+            reached = memory.get("reached", held)
+            if type(reached) is not int or reached < 0:
+                raise ValueError(f"reached: found {reached!r}, wanted a number of tokens")
             wanted = self.alignment.ids(session.tokens[:held]).tolist()
             held = common_prefix(drafted.tokens, wanted, len(wanted))
             with self.core.lock:
@@ -180,6 +198,8 @@ class ModelDrafter:
             self.core.drop(drafted)
             raise
         state.held = session.tokens[:held]
+        if state.sampler is not None:
+            state.reached = session.tokens[:reached]
         self.close(state, session)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -275,8 +295,11 @@ class ModelDrafter:
         work = [(draft, draft.missing(most)) for draft in drafts]
         rows = self.run(work)
         for at, (draft, ids) in enumerate(work):
-            # a text that depends on when candidates begin does not depend on what a step holds
-            left = CATCH_UP - len(ids) if draft.state.sampler is not None else 0
+            # a text that depends on when candidates begin does not depend on what a step holds, nor
+            # on whether pages were lost
+            left = 0
+            if draft.state.sampler is not None:
+                left = CATCH_UP + len(draft.state.reached) - len(draft.state.held)
             while left and rows[at] is not None and not draft.caught_up:
                 ids = draft.missing(min(most, left))
                 rows[at], left = self.run([(draft, ids)])[0], left - len(ids)

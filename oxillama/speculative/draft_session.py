@@ -49,15 +49,27 @@ class DraftAcceptance:
 
 
 class DraftState:
-    """A draft's session for one of the target's; `held` are the target's tokens in its pages."""
+    """A draft's session for one of the target's; `held` are the target's tokens in its pages.
+    reached: of a draft with a sampler of its own, the tokens that were in its pages, lost or not.
+    """
 
-    __slots__ = ("acceptance", "held", "noted", "offered", "position", "sampler", "session")
+    __slots__ = (
+        "acceptance",
+        "held",
+        "noted",
+        "offered",
+        "position",
+        "reached",
+        "sampler",
+        "session",
+    )
 
     def __init__(
         self, session: Session, sampler: Sampler | None, acceptance: DraftAcceptance
     ) -> None:
         self.session, self.sampler, self.acceptance = session, sampler, acceptance
         self.held: list[int] = []
+        self.reached: list[int] = []
         self.offered: list[int] = []
         self.position = 0
         self.noted = 0  # of the target's tokens, those counted for the shortlist
@@ -96,6 +108,20 @@ class DraftState:
         )
         acceptance.idle, acceptance.patience = memory["idle"], memory["patience"]
         self.offered, self.position = list(offered), memory["position"]
+
+    def keep_reached(self, tokens: Sequence[int], most: int) -> int:
+        """Cut `reached` to what it has in common with the first `most` tokens of the text; returns
+        how many those are.
+        """
+        self.reached += self.held[len(self.reached) :]
+        keep = common_prefix(self.reached, tokens, min(len(self.reached), most))
+        del self.reached[keep:]
+        return keep
+
+    def lose_pages(self, session: Session) -> None:
+        """Go on in an empty session of the draft's; the pages go with the one before."""
+        self.reached += self.held[len(self.reached) :]
+        self.session, self.held = session, []
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the last draft with what came."""
@@ -153,6 +179,8 @@ class SessionDraft:
         no logits otherwise.
         """
         state, tokens = self.state, self.prefix
+        if state.sampler is not None:
+            state.keep_reached(tokens, len(tokens) - 1)
         self.drop_lost_pages()
         keep = common_prefix(state.held, tokens, min(len(state.held), len(tokens) - 1))
         if keep < len(state.held):

@@ -14,7 +14,7 @@ from oxillama.errors import ConfigError
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.background import BackgroundDrafter
 from oxillama.speculative.costs import StepCosts
-from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.draft_model import CATCH_UP, ModelDrafter
 from oxillama.speculative.types import Candidates
 from oxillama.speculative.vocabularies import align
 from tests.engine.null import VOCAB, NullProgram, core, hashed, request, solo
@@ -135,6 +135,36 @@ def test_the_same_seed_gives_the_same_text_whatever_shares_the_steps(most):
     assert single == alone and more > steps
     # the law is the target's own, the text another draw from it
     assert alone != tuple(solo([1, 2, 3], 60, CHAIN))
+
+
+@pytest.mark.parametrize("length", [20, CATCH_UP + 44])
+@pytest.mark.parametrize("happens", ["others", "lost"])
+def test_a_session_goes_on_with_its_text_whatever_ran_between_and_whatever_pages_the_draft_lost(
+    happens, length
+):
+    def texts(happens=""):
+        target, draft = core(prefix=False), core(program=Other(), prefix=False)
+        drafter = ModelDrafter(draft, SAME, own_sampler=own(SEEDED))
+        session, out = target.keep(target.new_session()), []
+        session.extend([at % VOCAB for at in range(length)])
+        for turn in range(3):
+            if happens == "others" and turn:
+                for prompt in ([4, 4], [5, 6, 7]):
+                    run(target, drafter, prompt, max_tokens=5, sampler=CHAIN)
+            if happens == "lost" and turn:
+                drafter.kept(session).session.kv.release()
+            if turn == 2:  # another answer, to more tokens
+                session.extend([1, 2, 3])
+            more = dict(session=session, max_tokens=12, sampler=CHAIN)
+            done = run(target, drafter, [], **more)
+            out.append((done.tokens, done.speculation.accepted))
+        target.close()
+        draft.close()
+        return out
+
+    wanted = texts()
+    assert sum(accepted for _, accepted in wanted) > 5
+    assert texts(happens) == wanted
 
 
 def test_drawn_candidates_leave_the_targets_own_law():

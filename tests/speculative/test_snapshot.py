@@ -8,14 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from blake3 import blake3
 
 import oxillama
 from oxillama.errors import ConfigError, SpecSnapshotIncompatible
 from oxillama.snapshot.container import Envelope, dump_facts, seal
-from oxillama.speculative import SpeculativeEngine
+from oxillama.speculative import SpeculativeConfig, SpeculativeEngine, draft_model
 from oxillama.speculative.snapshot import KIND, SpecSnapshot
+from tests.model.invented import HIDDEN
+from tests.speculative.law import written
 
 GOLDEN = sorted((Path(__file__).parents[1] / "snapshot" / "golden").glob("speculation-v*.oxispec"))
 LENGTHS = (2**31, 2**32, 2**63, 2**64 - 1)
@@ -104,6 +107,31 @@ def test_a_golden_file_goes_on_as_it_did_when_it_was_made(path, draft):
     } == wanted
 
 
+@pytest.mark.parametrize("arch", ["llama", "mamba2"])
+def test_a_draft_that_begins_again_changes_no_text(arch, tmp_path, monkeypatch):
+    """A snapshot has no pages of a draft with recurrent state, nor of a session after which others
+    ran; a text is longer than a draft catches up with at once.
+    """
+    monkeypatch.setattr(draft_model, "CATCH_UP", 8)
+    path = written(tmp_path / "m.gguf", arch)
+    own, seeded = oxillama.SamplerConfig(temperature=1.3), dict(temperature=1.0, seed=3)
+    prompt = np.random.default_rng(2).integers(3, HIDDEN, 60).tolist()
+    with oxillama.load(path, num_threads=1) as target:
+        how = SpeculativeConfig(target, "early_exit:2", draft_sampler=own, adaptive=False)
+        with SpeculativeEngine(how) as engine:
+            session = target.session()
+            engine.generate(prompt, session=session, max_tokens=12, ignore_eos=True, **seeded)
+            saved = [engine.snapshot()]
+            engine.generate([5, 6], max_tokens=4, **seeded)
+            engine.generate(None, session=session, max_tokens=0)
+            saved.append(engine.snapshot())
+            wanted = engine.generate(None, session=session, max_tokens=20)
+    assert wanted.speculation.accepted and wanted.speculation.rejected
+    for data in saved:
+        with SpeculativeEngine.resume(data, path, "early_exit:2") as again:
+            assert again.generate(None, max_tokens=20).tokens == wanted.tokens
+
+
 @pytest.mark.parametrize(
     "path, value",
     [
@@ -115,6 +143,7 @@ def test_a_golden_file_goes_on_as_it_did_when_it_was_made(path, draft):
         (("memory", "offered"), ["x"]),
         (("memory", "idle"), -1),
         (("memory", "position"), None),
+        (("memory", "reached"), -1),
         (("memory",), {"trust": [1, 2, 2]}),
         (("held",), 3),
         (("num_speculative",), 0),
