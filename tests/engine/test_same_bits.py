@@ -10,9 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import oxillama
-from oxillama import SamplerConfig, SchedulerConfig
+from oxillama import Candidates, SamplerConfig, SchedulerConfig
+from tests.speculative.drafting import Guesser
 
 MODELS = (("llama", "f32"), ("llama", "q8_0"), ("gemma3", "q8_0"), ("the", "embedded"))
+CONTEXT = 144  # less than the longest text that is asked for
 FEW = settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -33,13 +35,28 @@ def model(request, cases):
     path = (
         oxillama.embedded_path() if kind == "embedded" else cases / "arch" / name / f"{kind}.gguf"
     )
-    with oxillama.load(path, prefix_cache=False, num_threads=1) as engine:
+    with oxillama.load(path, prefix_cache=False, num_threads=1, context_size=CONTEXT) as engine:
         yield path, engine
 
 
 def alone(engine, prompt, **options):
     request, rows = recorded(engine, prompt, **options)
     return request.result(60), rows
+
+
+SAMPLERS = (
+    SamplerConfig.greedy(),
+    SamplerConfig(repetition_penalty=1.3, presence_penalty=0.4, top_k=0, min_p=0.02),
+    SamplerConfig(temperature=1.2, xtc_probability=0.5, dynatemp_range=0.4, typical_p=0.9),
+    SamplerConfig.mirostat_v2(),
+)
+MORE = ({}, {}, {"logprobs": 3}, {"context_shift": True, "keep": 3}, {"cache_prompt": False})
+CONSTRAINTS = ({}, {}, {}, {"regex": "[a-m ]{3,20}[0-9]{2}"}, {"choices": ["alpha", "alpine"]})
+
+
+def told(done):
+    """What a completion says, but for what depends on who ran beside it."""
+    return done.text, done.tokens, done.logprobs, done.seed, done.usage.context_shifts
 
 
 @FEW
@@ -63,27 +80,36 @@ def test_tokens_and_logits_equal_the_solo_run(model, seed):
         prefill_chunk_size=rng.randint(1, batch),
         num_threads=rng.choice([1, 2]),
         max_pages=rng.choice([None, 9, 14]),
+        page_size=rng.choice([16, 32]),
+        context_size=CONTEXT,
     ) as engine:
         for _ in range(rng.randint(2, 8)):
             prompt = rng.choice(beginnings)[: rng.randint(1, 60)] + [
-                rng.randrange(vocab) for _ in range(rng.randint(0, 20))
+                rng.randrange(vocab) for _ in range(rng.choice([0, 3, 20, 75]))
             ]
-            sampler = rng.choice([SamplerConfig.greedy(), SamplerConfig(seed=rng.randrange(99))])
-            options = dict(max_tokens=rng.randint(1, 24), sampler=sampler)
-            jobs.append((*recorded(engine, prompt, **options), prompt, options))
+            options = dict(max_tokens=rng.randint(1, 24), sampler=rng.choice(SAMPLERS))
+            options |= {"seed": rng.randrange(99), **rng.choice(MORE), **rng.choice(CONSTRAINTS)}
+            wanted, wanted_rows = alone(solo, prompt, speculative=False, **options)
+            guesser = Guesser([*prompt, *wanted.tokens], vocab=vocab)
+            guesses = Candidates(guesser, most=5, adaptive=False)
+            job, rows = recorded(
+                engine, prompt, speculative=rng.choice([None, "lookup", guesses]), **options
+            )
+            jobs.append((job, rows, wanted, wanted_rows))
             if rng.random() < 0.2:
                 rng.choice(jobs)[0].cancel()
-        for request, rows, prompt, options in jobs:
+        for request, rows, wanted, wanted_rows in jobs:
             done = request.result(60)
-            wanted, wanted_rows = alone(solo, prompt, **options)
             assert done.tokens == wanted.tokens[: len(done.tokens)]
+            assert request.cancelled or told(done) == told(wanted)
             assert done.finish_reason == wanted.finish_reason or request.cancelled
             assert all(
                 np.array_equal(a, b)
                 for a, b in zip(rows, wanted_rows, strict=not request.cancelled)
             )
         engine.reset()
-        assert engine.metrics().pages_leaked == 0
+        found = engine.metrics()
+        assert found.pages_leaked == 0 and found.pages_used == found.pages_cached
 
 
 def test_forks_and_truncations_go_on_with_the_bits_of_a_fresh_prefill(model):

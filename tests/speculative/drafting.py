@@ -1,7 +1,9 @@
-"""Requests that a second model drafts for, over null programs."""
+"""Requests that a second model drafts for, over null programs, and a drafter of a known text."""
+
+import random
 
 from oxillama.sampling import SamplerConfig
-from oxillama.speculative.types import Candidates
+from oxillama.speculative.types import Candidates, Draft
 from oxillama.speculative.vocabularies import Alignment
 from tests.engine.null import VOCAB, NullProgram, request
 
@@ -16,6 +18,30 @@ class Other(NullProgram):
         out = super().step(batch, memory, output=output, cancel=cancel)
         out[batch.positions[batch.wanted] % 2 == 1] *= -1
         return out
+
+
+class Guesser:
+    """Drafts `count` tokens of a known text, some of them wrong."""
+
+    def __init__(self, text, right=0.7, count=4, vocab=VOCAB):
+        self.text, self.right, self.count, self.vocab = text, right, count, vocab
+        self.random, self.counts = random.Random(2), []
+
+    def open(self, session):
+        return None
+
+    def propose(self, asks):
+        out = []
+        for ask in asks:
+            at, most = len(ask.session.tokens), min(self.count, ask.most)
+            tokens = self.text[at : at + most]
+            self.counts.append(most)
+            wrong = [self.random.random() >= self.right for _ in tokens]
+            out.append(Draft([(t + w) % self.vocab for t, w in zip(tokens, wrong)]))
+        return out
+
+    def close(self, state, session):
+        pass
 
 
 def run(target, drafter, prompt, **more):

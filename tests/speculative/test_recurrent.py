@@ -2,8 +2,6 @@
 that are stopped, and in what follows a text that had some.
 """
 
-import random
-
 import numpy as np
 import pytest
 
@@ -18,10 +16,11 @@ from oxillama.speculative.background import BackgroundDrafter
 from oxillama.speculative.draft_model import ModelDrafter
 from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.planner import Planner
-from oxillama.speculative.types import Candidates, Draft
+from oxillama.speculative.types import Candidates
 from oxillama.speculative.vocabularies import Alignment
 from tests.engine.null import request
 from tests.model.invented import VOCAB, invent
+from tests.speculative.drafting import Guesser
 
 ARCHS = ("mamba", "qwen35", "rwkv7", "granitehybrid", "lfm2")
 PROMPT = [int(token) for token in np.random.default_rng(8).integers(0, VOCAB, 30)]
@@ -50,30 +49,6 @@ def engine(model):
     for core in made:
         core.close()
         assert core.states is None or (core.states.used, core.states.spares_used) == (0, 0)
-
-
-class Guesser:
-    """Drafts `count` tokens of a known text, some of them wrong."""
-
-    def __init__(self, text, right=0.7, count=4):
-        self.text, self.right, self.count = text, right, count
-        self.random, self.counts = random.Random(2), []
-
-    def open(self, session):
-        return None
-
-    def propose(self, asks):
-        out = []
-        for ask in asks:
-            at, most = len(ask.session.tokens), min(self.count, ask.most)
-            tokens = self.text[at : at + most]
-            self.counts.append(most)
-            wrong = [self.random.random() >= self.right for _ in tokens]
-            out.append(Draft([(t + w) % VOCAB for t, w in zip(tokens, wrong)]))
-        return out
-
-    def close(self, state, session):
-        pass
 
 
 def asked(core, drafter=None, prompt=PROMPT, *, session=None, most=4, max_tokens=24, **more):
