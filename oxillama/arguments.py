@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from oxillama.errors import ConfigError
-from oxillama.media.placed import ImagePrompt
 
 # llama.cpp's and llama-cpp-python's, Ollama's, transformers' names of options
 OPTION_NAMES = {
@@ -341,7 +340,8 @@ def checked_ids(
     value, and for images or audio unless the caller takes them besides; nothing is rounded or
     parsed.
     """
-    if not media and isinstance(prompt, ImagePrompt) and prompt.media:
+    # an `ImagePrompt`, which is of a higher layer
+    if not media and isinstance(prompt, list) and getattr(prompt, "media", None):
         raise ConfigError(f"{name}: found a prompt with images or audio, wanted {wanted} alone")
     if isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, Set)):
         raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}")

@@ -541,6 +541,8 @@ def test_a_context_is_the_models_own_unless_told_otherwise(engine):
         (Options, "max_token", "; did you mean max_tokens"),
         (ServerConfig, "ports", "; did you mean port"),
         (GrammarLimits, "max_state", "; did you mean max_states"),
+        (oxillama.Budget, "ram_byte", "; did you mean ram_bytes"),
+        (oxillama.PinnedHotSet, "pin_last_layers", "; did you mean pin_last_n_layers"),
     ],
 )
 def test_a_field_that_a_config_has_not_comes_with_the_one_that_is_meant(config, name, told):

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "oxillama"
 LAYERS = {
     "errors": 0,
+    "arguments": 0,
     "durable": 0,
     "folders": 0,
     "_core": 1,
@@ -21,7 +22,6 @@ LAYERS = {
     "model": 3,
     "weights": 3,
     "quant": 3,
-    "arguments": 4,
     "convert": 4,
     "lora": 4,
     "options": 4,

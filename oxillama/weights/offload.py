@@ -10,8 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import numpy as np
-
+from oxillama.arguments import checked_flag, named_fields, whole
 from oxillama.errors import ConfigError
 
 WeightSource = Literal["file", "direct", "mmap"]
@@ -22,12 +21,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 
 def _set_whole(policy: object, name: str, least: int) -> None:
     """Make a field an int; ConfigError for anything but an integer of at least `least`."""
-    value = getattr(policy, name)
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(
-            f"offload: {name}: found {value!r}, wanted a whole number of at least {least}"
-        )
-    object.__setattr__(policy, name, int(value))
+    object.__setattr__(policy, name, whole(f"offload: {name}", getattr(policy, name), least))
 
 
 def _source(value: object) -> None:
@@ -35,6 +29,7 @@ def _source(value: object) -> None:
         raise ConfigError(f"offload: source: found {value!r}, wanted one of {', '.join(SOURCES)}")
 
 
+@named_fields
 @dataclass(frozen=True, slots=True)
 class Budget:
     """The weights of a model take at most `ram_bytes` bytes of memory, including read buffers.
@@ -52,6 +47,7 @@ class Budget:
         _source(self.source)
 
 
+@named_fields
 @dataclass(frozen=True, slots=True)
 class PinnedHotSet:
     """A budget of `ram_bytes` bytes in which some weights always stay in memory; the rest is used
@@ -78,10 +74,7 @@ class PinnedHotSet:
         _set_whole(self, "pin_last_n_layers", 0)
         _set_whole(self, "prefetch_n_ahead", 0)
         for name in ("pin_embeddings", "pin_output_head"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"offload: {name}: found {getattr(self, name)!r}, wanted True or False"
-                )
+            checked_flag(f"offload: {name}", getattr(self, name))
         _source(self.source)
 
 
