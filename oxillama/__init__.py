@@ -31,7 +31,7 @@ _HOMES = {
     "oxillama.engine.beam": ("BeamHypothesis", "BeamSearchConfig"),
     "oxillama.asynchronous": ("AsyncEngine",),
     "oxillama.engine.embedding": ("PoolingMode", "RankedDocument"),
-    "oxillama.media.placed": ("ImagePrompt",),
+    "oxillama.media.prompt": ("ImagePrompt",),
     "oxillama.transcription": ("Transcript",),
     "oxillama.engine.metrics": ("EngineMetrics", "MetricsSnapshot"),
     "oxillama.engine.memory.pages": ("KvCache", "KvCachePool", "PagedKvCache", "Rewindable"),

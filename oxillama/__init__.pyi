@@ -95,7 +95,7 @@ from oxillama.grammar import apply_grammar_mask as apply_grammar_mask
 from oxillama.lora.fit import Lora as Lora
 from oxillama.lora.merge import merge_lora as merge_lora
 from oxillama.lora.stack import LoraStack as LoraStack
-from oxillama.media.placed import ImagePrompt as ImagePrompt
+from oxillama.media.prompt import ImagePrompt as ImagePrompt
 from oxillama.options import Options as Options
 from oxillama.quality import Perplexity as Perplexity
 from oxillama.quality import collect_imatrix as collect_imatrix

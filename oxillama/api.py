@@ -58,7 +58,7 @@ from oxillama.lora.fit import Lora
 from oxillama.lora.stack import LoraStack, checked_scale
 from oxillama.media.features import Kind
 from oxillama.media.messages import MEDIA_TYPES, MediaPart, media_part
-from oxillama.media.placed import ImagePrompt
+from oxillama.media.prompt import ImagePrompt
 from oxillama.media_prompts import no_encoder
 from oxillama.model.record import ModelConfig
 from oxillama.model.reference import Difference

@@ -25,7 +25,7 @@ from oxillama.errors import EngineError
 from oxillama.lora.stack import LoraStack
 from oxillama.media.features import Kind
 from oxillama.media.messages import MediaPart
-from oxillama.media.placed import ImagePrompt, media_of
+from oxillama.media.prompt import ImagePrompt, media_of
 from oxillama.media_prompts import MediaPrompts, no_encoder
 from oxillama.model.load import Model
 from oxillama.opening import LazyMedia, Progress, open_model

@@ -17,7 +17,8 @@ from oxillama.errors import AudioError, EngineError, ImageError, ModelError, Tem
 from oxillama.media.features import Kind
 from oxillama.media.messages import MediaPart, Place, flattened, placeholders
 from oxillama.media.piece_cache import Pieces
-from oxillama.media.placed import NAMES, ImagePrompt
+from oxillama.media.placement import NAMES
+from oxillama.media.prompt import ImagePrompt
 from oxillama.media.tokens import MediaTokens
 from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.tokenizer.provenance import concat

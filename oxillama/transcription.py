@@ -16,7 +16,7 @@ from typing import Any
 from oxillama.completion import Completion
 from oxillama.errors import ConfigError, EngineError
 from oxillama.media.messages import MediaPart
-from oxillama.media.placed import ImagePrompt
+from oxillama.media.prompt import ImagePrompt
 from oxillama.media_prompts import MediaPrompts
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.tokenizer.provenance import from_message

@@ -14,7 +14,7 @@ import oxillama
 from oxillama.audio import AudioLimits, read_audio
 from oxillama.audio.spectrogram import RATE
 from oxillama.media.features import Kind
-from oxillama.media.placed import NAMES
+from oxillama.media.placement import NAMES
 from oxillama.stores import own_encoder
 from oxillama.vision import ImageLimits, read_image
 

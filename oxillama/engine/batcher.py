@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.engine.scheduler import ScheduleEntry
-from oxillama.media.placed import inputs
+from oxillama.media.placement import inputs
 
 Plan = list[tuple[ScheduleEntry, int]]  # entries, and how many rows each has in a step
 

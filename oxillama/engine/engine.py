@@ -36,7 +36,8 @@ from oxillama.errors import (
     WeightsDamaged,
 )
 from oxillama.media.features import MediaFeatures
-from oxillama.media.placed import EncoderSource, ImagePrompt, PlacedMedia, media_of, source_of
+from oxillama.media.placement import EncoderSource, PlacedMedia, source_of
+from oxillama.media.prompt import ImagePrompt, media_of
 from oxillama.model.builder import Filling
 from oxillama.sampling import DiffusionConfig
 from oxillama.weights.pager import PagingStats

@@ -22,7 +22,7 @@ from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, ContextError, GrammarError
 from oxillama.grammar import Grammar, TokenMasker, schema_of
 from oxillama.lora.stack import Adapters
-from oxillama.media.placed import ImagePrompt, media_of
+from oxillama.media.prompt import ImagePrompt, media_of
 from oxillama.options import Options
 from oxillama.sampling import (
     DiffusionConfig,

@@ -49,7 +49,7 @@ from oxillama.errors import (
     WeightsDamaged,
     starting_thread,
 )
-from oxillama.media.placed import spans_of
+from oxillama.media.placement import spans_of
 
 _CLOSE = object()
 _MEASURED = 7  # a bit mask: every eighth step without candidates is measured for speculation

@@ -25,17 +25,16 @@ import numpy as np
 from oxillama.arguments import checked_ids
 from oxillama.engine.memory.pages import KvCache, PagedKvCache
 from oxillama.errors import ContextError, EngineError
-from oxillama.media.placed import (
-    ImagePrompt,
+from oxillama.media.placement import (
     PlacedMedia,
     check_boundary,
     identities,
-    media_of,
     moved,
     of_kind,
     outside,
     source_of,
 )
+from oxillama.media.prompt import ImagePrompt, media_of
 
 _STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
 

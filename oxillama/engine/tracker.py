@@ -18,7 +18,7 @@ from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.request import GenerateRequest, Request
 from oxillama.engine.scheduler import ScheduleEntry
 from oxillama.errors import EngineError, PagingError, PoolError, starting_thread
-from oxillama.media.placed import spans_of
+from oxillama.media.placement import spans_of
 
 
 class RequestTracker:

@@ -15,7 +15,7 @@ import oxillama
 from oxillama.completion import Completion
 from oxillama.errors import OxillamaError
 from oxillama.media.messages import split_media
-from oxillama.media.placed import NAMES
+from oxillama.media.placement import NAMES
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response

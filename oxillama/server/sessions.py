@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from oxillama.engine.allocator import common_prefix
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, OxillamaError
-from oxillama.media.placed import ImagePrompt, identities, media_of
+from oxillama.media.placement import identities
+from oxillama.media.prompt import ImagePrompt, media_of
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.settings import ServerConfig
 from oxillama.snapshot.session import EngineSnapshot

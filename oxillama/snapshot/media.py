@@ -14,7 +14,7 @@ import numpy as np
 
 from oxillama.errors import SnapshotIncompatible
 from oxillama.media.features import Kind, MediaFeatures
-from oxillama.media.placed import PlacedMedia
+from oxillama.media.placement import PlacedMedia
 from oxillama.snapshot.container import Buffer
 
 

@@ -44,7 +44,7 @@ from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, EngineError, LoraError, PoolError, SnapshotIncompatible
 from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
 from oxillama.grammar.automaton import MOST_SAVED
-from oxillama.media.placed import EncoderSource, PlacedMedia
+from oxillama.media.placement import EncoderSource, PlacedMedia
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.snapshot.container import (
     Buffer,

@@ -15,7 +15,7 @@ from oxillama.errors import (
     SnapshotIncompatible,
     TemplateError,
 )
-from oxillama.media.placed import ImagePrompt
+from oxillama.media.prompt import ImagePrompt
 from oxillama.sampling import Sampler
 from tests.lora.made import random_pair, write_lora
 from tests.model.invented import VOCAB

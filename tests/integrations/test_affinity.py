@@ -22,7 +22,7 @@ from oxillama.integrations.fingerprint import (
     page_hashes,
     published,
 )
-from oxillama.media.placed import identities
+from oxillama.media.placement import identities
 
 TURN = 150  # tokens that a turn adds
 ANSWER = 4

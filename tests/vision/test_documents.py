@@ -10,7 +10,8 @@ import pytest
 import oxillama
 from oxillama.errors import ImageError, ModelError, SnapshotIncompatible
 from oxillama.media import MediaFeatures
-from oxillama.media.placed import ImagePrompt, PlacedMedia, rotations
+from oxillama.media.placement import PlacedMedia, rotations
+from oxillama.media.prompt import ImagePrompt
 from oxillama.snapshot.media import restored_media, saved_media
 from oxillama.vision import Vision
 from tests.model.invented import invent

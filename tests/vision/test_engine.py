@@ -13,7 +13,8 @@ import pytest
 import oxillama
 from oxillama.errors import ConfigError, ContextError, EngineError, ImageError, ModelError
 from oxillama.media import MediaFeatures
-from oxillama.media.placed import ImagePrompt, PlacedMedia, rotations
+from oxillama.media.placement import PlacedMedia, rotations
+from oxillama.media.prompt import ImagePrompt
 from oxillama.vision import Vision
 from tests.conftest import CASES
 from tests.model import tiny

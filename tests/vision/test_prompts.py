@@ -11,7 +11,7 @@ import pytest
 import oxillama
 from oxillama.errors import ConfigError, ContextError
 from oxillama.media import MediaFeatures
-from oxillama.media.placed import ImagePrompt
+from oxillama.media.prompt import ImagePrompt
 from oxillama.quality import perplexity
 from tests.model import invented, tiny
 
