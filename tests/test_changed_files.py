@@ -10,7 +10,7 @@ import pytest
 import oxillama
 from oxillama.errors import GgufError, WeightsDamaged
 from oxillama.gguf import GgufReader
-from oxillama.model import held, load
+from oxillama.model import load, tape_weights
 from oxillama.model.load import load_model
 from oxillama.quant import quantize_file
 from tests.model import tiny
@@ -133,7 +133,7 @@ def test_whoever_reads_a_file_is_told_at_the_end(path):
 
 
 def test_weights_that_are_packed_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(held, "PACKED_AT_ONCE", 0)
+    monkeypatch.setattr(tape_weights, "PACKED_AT_ONCE", 0)
     monkeypatch.setattr(load, "Packer", lambda *some: None)
     path = tmp_path / "m.gguf"
     tiny.write(path, "qwen2").close()

@@ -12,7 +12,7 @@ import pytest
 
 import oxillama
 from oxillama.errors import EngineError
-from oxillama.model import held
+from oxillama.model import tape_weights
 
 TEXT = "Once upon a time"
 
@@ -50,7 +50,7 @@ def used(sidecar, snapshot):
 @pytest.fixture
 def limit(monkeypatch):
     monkeypatch.delenv("OXILLAMA_SIDECAR", raising=False)
-    monkeypatch.setattr(held, "PACKED_AT_ONCE", 0)
+    monkeypatch.setattr(tape_weights, "PACKED_AT_ONCE", 0)
     return Limit(monkeypatch)
 
 
@@ -95,8 +95,8 @@ def test_an_engine_goes_on_after_a_thread_that_was_refused(limit, monkeypatch, n
 def test_a_process_whose_background_threads_were_refused_ends_quietly(tmp_path):
     code = f"""
 import threading, oxillama
-from oxillama.model import held
-held.PACKED_AT_ONCE = 0
+from oxillama.model import tape_weights
+tape_weights.PACKED_AT_ONCE = 0
 start = threading.Thread.start
 def limited(thread):
     if thread.name in ("oxillama packing", "oxillama sidecar", "oxillama verifier"):

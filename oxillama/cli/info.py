@@ -17,8 +17,8 @@ from rich.text import Text
 from oxillama.cli.loading import add_offload, located_model, offload_policy
 from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader
-from oxillama.model.held import paging_of
 from oxillama.model.media_encoder import encoder_kind, media_of_file
+from oxillama.model.tape_weights import paging_of
 from oxillama.weights.offload import Budget, PinnedHotSet
 
 _OF_MEDIA = ("clip",)  # the architectures of files of encoders of images and audio

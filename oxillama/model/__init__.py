@@ -8,14 +8,14 @@ layers keep, and `accounts` checks that every hyper-parameter of a file is accou
 fuses ops and assigns slots, `ops` defines every op of the tape in numpy, `reference` runs these
 definitions, `rope` reads the rotation of positions, and `pooled` handles pooled rows.
 
-`record` goes from a file to its tape, `held` from the tape to its weights, and `load` from both to
-a model. `encoder_decoder` steps a decoder behind an encoder. `drafts` makes models that draft for a
-loaded one; `eagle` records those of EAGLE-3, `dflash` those of DFlash (`extracts` is what both
-share), `assistant` those of Gemma 4, and `mtp_file` joins files of layers that predict further
-tokens with their model's. For images and audio, `media_builder` records an encoder, `image_builder`
-one over patches and `audio_builder` one over frames; `encoders/` has one file per family, `waves`
-the scores by distance of some, and `media_encoder` loads one. Nothing here knows about requests or
-sessions.
+`record` goes from a file to its tape, `tape_weights` from the tape to its weights, and `load` from
+both to a model. `encoder_decoder` steps a decoder behind an encoder. `drafts` makes models that
+draft for a loaded one; `eagle` records those of EAGLE-3, `dflash` those of DFlash (`extracts` is
+what both share), `assistant` those of Gemma 4, and `mtp_file` joins files of layers that predict
+further tokens with their model's. For images and audio, `media_builder` records an encoder,
+`image_builder` one over patches and `audio_builder` one over frames; `encoders/` has one file per
+family, `waves` the scores by distance of some, and `media_encoder` loads one. Nothing here knows
+about requests or sessions.
 """
 
 from .load import Model, load_model

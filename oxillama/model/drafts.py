@@ -24,7 +24,6 @@ from oxillama.model.dflash import Block, dflash
 from oxillama.model.eagle import ARCH as EAGLE
 from oxillama.model.eagle import eagle
 from oxillama.model.extracts import target_tokens
-from oxillama.model.held import packed, ready, weights_of
 from oxillama.model.load import Model, program_of
 from oxillama.model.lower import Tape, lower
 from oxillama.model.ops import OUTPUT
@@ -33,6 +32,7 @@ from oxillama.model.record import ModelConfig, record
 from oxillama.model.recorder import Value
 from oxillama.model.rope import AS_FILED, RopeOverrides
 from oxillama.model.state import LayerState
+from oxillama.model.tape_weights import packed, tensors_of, with_weights
 from oxillama.weights.panel_file import Key
 
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
@@ -70,7 +70,7 @@ def predictor(model: Model, *, num_threads: int = 0, max_rows: int = 512) -> Mod
             "speculative: found 'mtp' for weights that a step reads from the file, wanted them in "
             "memory, or another way to speculate"
         )
-    tensors = weights_of(tape.ops)
+    tensors = tensors_of(tape.ops)
     missing = {key: tensor for key, tensor in tensors.items() if key not in model.weights}
     made = packed(model.reader, missing, num_threads) if missing else {}
     weights = {key: made.get(key) or model.weights[key] for key in tensors}
@@ -88,7 +88,7 @@ def _over(
     """Another model over weights of a loaded one, some of which may still be packed. sizes:
     `num_threads` and `max_rows`.
     """
-    ops = ready(model.reader, tape.ops, weights, model.pager)
+    ops = with_weights(model.reader, tape.ops, weights, model.pager)
     files = model.program.files
     program = program_of(config, tape, ops, packing=model.packing, files=files, **sizes)
     program.served = model.program.served
@@ -231,7 +231,7 @@ def _beside(
         raise ModelError(f"{unused[0]}: {arch} has no use for this tensor")
     check_keys(reader.metadata, arch, b.read | {f"{arch}.{key}" for key in known})
     tape, others = lower(b, logits), [lower(graph, None) for graph in graphs]
-    tensors = weights_of([op for one in (tape, *others) for op in one.ops])
+    tensors = tensors_of([op for one in (tape, *others) for op in one.ops])
     own = {key: tensor for key, tensor in tensors.items() if key not in lent}
     weights = {**lent, **packed(reader, own, num_threads)}
     config = replace(
@@ -248,14 +248,14 @@ def _beside(
     program = program_of(
         config,
         tape,
-        ready(reader, tape.ops, weights),
+        with_weights(reader, tape.ops, weights),
         max_rows=max_rows,
         num_threads=num_threads,
         packing=packing,
         outputs=logits.width,
         files=reader.maps,
     )
-    made = [(each, ready(reader, each.ops, weights)) for each in others]
+    made = [(each, with_weights(reader, each.ops, weights)) for each in others]
     for graph in (*graphs, b):
         graph.forget()
     return Model(config, tape, program, reader, weights, packing=packing), made
@@ -319,7 +319,7 @@ def shortened(model: Model, tokens: np.ndarray) -> Program:
     taken = buffer[start : start + len(panels) * held.shape[1]].reshape(len(panels), -1)
     np.take(held, panels, axis=0, out=taken)
     short = PackedMatrix.over(taken.reshape(-1), matrix.form, len(tokens), matrix.cols)
-    ops = ready(model.reader, model.tape.ops, model.weights)
+    ops = with_weights(model.reader, model.tape.ops, model.weights)
     for name, params in ops:
         if name == "matmul" and params["out"] == OUTPUT:
             bias = params["bias"]

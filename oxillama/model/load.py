@@ -13,13 +13,13 @@ from oxillama._core.panels import PackedMatrix
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Program
 from oxillama.gguf import GgufReader
-from oxillama.model.held import Progress, files_of, hold, ready
 from oxillama.model.lower import Tape
 from oxillama.model.pooled import ClassifierHead, RowProgram
 from oxillama.model.record import ModelConfig, recorded
 from oxillama.model.reference import Reference
 from oxillama.model.rope import AS_FILED, RopeOverrides
 from oxillama.model.state import Slot
+from oxillama.model.tape_weights import Progress, files_of, load_weights, with_weights
 from oxillama.weights.offload import OffloadPolicy
 from oxillama.weights.packing import Packer, Packing
 from oxillama.weights.pager import LayerPager
@@ -136,7 +136,7 @@ def load_model(
     if tape.source is not None:
         # beside the tokens that others decode; as above
         max_rows += min(config.context_length, LONGEST_STEP)
-    held = hold(
+    weights = load_weights(
         reader,
         tape,
         num_threads=num_threads,
@@ -148,11 +148,11 @@ def load_model(
     program = program_of(
         config,
         tape,
-        ready(reader, tape.ops, held.weights, held.pager),
+        with_weights(reader, tape.ops, weights.matrices, weights.pager),
         max_rows=max_rows,
         num_threads=num_threads,
-        packing=held.packing,
-        files=files_of(reader, held),
+        packing=weights.packing,
+        files=files_of(reader, weights),
     )
     source = (
         None
@@ -160,27 +160,27 @@ def load_model(
         else program_of(
             config,
             tape.source,
-            ready(reader, tape.source.ops, held.weights, held.pager),
+            with_weights(reader, tape.source.ops, weights.matrices, weights.pager),
             max_rows=max_rows,
             num_threads=num_threads,
-            packing=held.packing,
+            packing=weights.packing,
             files=program.files,
             beside=program,
         )
     )
     writer = verifier = None
-    if held.mapped is not None:
-        verifier = PanelVerifier(held.mapped, program, reader.shards)
-    elif held.slot is not None:
-        writer = CacheWriter(held.slot, held.weights, program, packing=held.packing)
+    if weights.mapped is not None:
+        verifier = PanelVerifier(weights.mapped, program, reader.shards)
+    elif weights.slot is not None:
+        writer = CacheWriter(weights.slot, weights.matrices, program, packing=weights.packing)
     projection, scores = (
         None
         if part is None
         else RowProgram(
             part,
-            ready(reader, part.ops, held.weights, held.pager),
+            with_weights(reader, part.ops, weights.matrices, weights.pager),
             config.vocab_size,
-            held.packing,
+            weights.packing,
             files=program.files,
         )
         for part in (tape.projection, tape.classifier)
@@ -190,18 +190,18 @@ def load_model(
         tape,
         program,
         reader,
-        held.weights,
+        weights.matrices,
         writer=writer,
         verifier=verifier,
         rope=rope,
-        packing=held.packing,
-        packer=None if held.packing is None else Packer(held.packing, program),
+        packing=weights.packing,
+        packer=None if weights.packing is None else Packer(weights.packing, program),
         source=source,
         projection=projection,
         classifier=None
         if classifier is None or scores is None
         else ClassifierHead(classifier, scores),
-        pager=held.pager,
+        pager=weights.pager,
     )
 
 

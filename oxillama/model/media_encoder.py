@@ -29,7 +29,6 @@ from oxillama.model import encoders as _families  # noqa: F401  (importing it re
 from oxillama.model.accounts import check_keys
 from oxillama.model.audio_builder import AudioBuilder
 from oxillama.model.audio_builder import encoders as audio_encoders
-from oxillama.model.held import ready, weights_of
 from oxillama.model.image_builder import ImageBuilder, Window
 from oxillama.model.image_builder import encoders as image_encoders
 from oxillama.model.load import LONGEST_STEP
@@ -37,6 +36,7 @@ from oxillama.model.lower import Tape, lower
 from oxillama.model.media_builder import MediaBuilder
 from oxillama.model.ops import Frame
 from oxillama.model.reference import Difference, Reference, compare
+from oxillama.model.tape_weights import tensors_of, with_weights
 from oxillama.model.tensors import Tensor, unpacked
 
 _PAGE = 16
@@ -438,7 +438,7 @@ def _loaded(
     parts = record_encoder(reader, medium)
     body = parts[0]
     tapes = [lower(part, None) for part in parts]
-    tensors = weights_of([op for tape in tapes for op in tape.ops])
+    tensors = tensors_of([op for tape in tapes for op in tape.ops])
     weights = {
         key: PackedMatrix(
             each.blocks(reader).reshape(-1).data,
@@ -516,7 +516,7 @@ def _program(
     # An image, or a window of a clip, is one step, so keys and values of a layer are read before
     # the next one's are written: all layers share the pages of one.
     kinds = list(dict.fromkeys(state.dims for state in b.pages))
-    ops = ready(b.reader, tape.ops, weights)
+    ops = with_weights(b.reader, tape.ops, weights)
     for _, params in ops:
         if "layer" in params:
             params["layer"] = kinds.index(b.pages[params["layer"]].dims)

@@ -11,7 +11,7 @@ import pytest
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError, ContextError, ModelError
 from oxillama.gguf import GgufReader, GgufWriter
-from oxillama.model import architectures, held, load_model
+from oxillama.model import architectures, load_model, tape_weights
 from oxillama.model.arch import llama4
 from oxillama.model.ops import OUTPUT
 from oxillama.model.record import NOT_GENERATING, record
@@ -156,7 +156,7 @@ def test_slots_of_candidates_must_be_spare_and_their_rows_the_last(tmp_path):
 def test_weights_that_are_not_packed_yet_give_the_same_bits(arch, tmp_path, monkeypatch):
     invent(tmp_path / "m.gguf", arch, kind="Q8_0")
     whole = logits(load_model(GgufReader(tmp_path / "m.gguf"), progress=lambda *_: None), IDS)
-    monkeypatch.setattr(held, "PACKED_AT_ONCE", 0)
+    monkeypatch.setattr(tape_weights, "PACKED_AT_ONCE", 0)
     monkeypatch.setattr(packing, "PATIENCE", -1.0)
     model = load_model(GgufReader(tmp_path / "m.gguf"), num_threads=2)
     model.packer.cancel()

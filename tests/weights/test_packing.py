@@ -18,7 +18,7 @@ from oxillama._core.kernels import packable_formats
 from oxillama._core.tape import Batch, CancelFlag
 from oxillama.errors import Cancelled
 from oxillama.gguf import GgufReader
-from oxillama.model import held, load, load_model
+from oxillama.model import load, load_model, tape_weights
 from oxillama.model.drafts import early_exit
 from oxillama.weights import packing
 from oxillama.weights.writer import CacheWriter
@@ -58,7 +58,7 @@ def small(monkeypatch):
     """Models are large here, and units small; a first step waits for nobody, and later ones pack
     what is left, however slow the machine is.
     """
-    monkeypatch.setattr(held, "PACKED_AT_ONCE", 0)
+    monkeypatch.setattr(tape_weights, "PACKED_AT_ONCE", 0)
     monkeypatch.setattr(packing, "UNIT", 4096)
     monkeypatch.setattr(packing, "PATIENCE", 1e9)
     monkeypatch.delenv("OXILLAMA_SIDECAR", raising=False)
@@ -411,11 +411,11 @@ def test_a_child_of_one_that_was_packing_packs_for_itself_on_one_thread(path):
 import os, sys, threading
 import numpy as np
 from oxillama.gguf import GgufReader
-from oxillama.model import held, load, load_model
+from oxillama.model import load, load_model, tape_weights
 from oxillama.weights import packing
 from oxillama.weights.writer import CacheWriter
 from tests.model.stepping import logits
-held.PACKED_AT_ONCE, packing.UNIT, packing.PATIENCE = 0, 4096, 1e9
+tape_weights.PACKED_AT_ONCE, packing.UNIT, packing.PATIENCE = 0, 4096, 1e9
 load.Packer = lambda *some: None
 model = load_model(GgufReader({str(path)!r}), num_threads=1)
 model.packing._units.pack(5, num_threads=1)
@@ -443,10 +443,10 @@ assert os.waitpid(child, 0)[1] == 0
 def test_an_interpreter_that_ends_while_it_packs_ends_well(path):
     code = f"""
 import oxillama
-from oxillama.model import held
+from oxillama.model import tape_weights
 from oxillama.weights import packing
 from oxillama.weights.writer import CacheWriter
-held.PACKED_AT_ONCE, packing.UNIT = 0, 1
+tape_weights.PACKED_AT_ONCE, packing.UNIT = 0, 1
 engine = oxillama.load({str(path)!r}, sidecar=False)
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

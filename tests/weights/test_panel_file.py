@@ -62,7 +62,9 @@ def test_a_model_from_its_sidecar_has_the_same_bits(model, tmp_path, monkeypatch
     packed = loaded(model, folder)
     written = only(folder)
     assert panel_file.verify(written)
-    monkeypatch.setattr("oxillama.model.held.Packing", lambda *_, **__: pytest.fail("packed again"))
+    monkeypatch.setattr(
+        "oxillama.model.tape_weights.Packing", lambda *_, **__: pytest.fail("packed again")
+    )
     assert np.array_equal(loaded(model, folder), packed)
     assert np.array_equal(loaded(model, str(folder)), packed)
 

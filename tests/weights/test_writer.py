@@ -408,7 +408,9 @@ def test_a_large_model_loads_from_the_cache_folder_with_the_same_bits_where_that
     assert panel_file.verify(only) and cache.PackedWeightCache(home / "oxillama").entries()[
         0
     ].names == ("model.gguf",)
-    monkeypatch.setattr("oxillama.model.held.Packing", lambda *_, **__: pytest.fail("packed again"))
+    monkeypatch.setattr(
+        "oxillama.model.tape_weights.Packing", lambda *_, **__: pytest.fail("packed again")
+    )
     with oxillama.load(model, sidecar="auto") as engine:
         assert engine.logits(ids).tobytes() == packed
 

@@ -1,5 +1,5 @@
-"""The weights of a tape and where they are held: packed in memory, mapped from a sidecar, or paged
-from the file while a step runs.
+"""The weights of a tape: packed in memory, mapped from a sidecar, or paged from the file while a
+step runs.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A model's packed weights by key, and what reads, maps, stores or packs them.
+class TapeWeights:
+    """A model's packed weights (`matrices`, by key), and what reads, maps, stores or packs them.
 
     slot: the place of their sidecar; mapped: they are those of the sidecar; packing: they are still
     being packed; pager: they are read from the file while a step runs.
     """
 
-    weights: dict[Key, PackedMatrix]
+    matrices: dict[Key, PackedMatrix]
     slot: CacheSlot | None = None
     mapped: MappedPanels | None = None
     packing: Packing | None = None
     pager: LayerPager | None = None
 
 
-def hold(
+def load_weights(
     reader: GgufReader,
     tape: Tape,
     *,
@@ -63,12 +63,12 @@ def hold(
     sidecar: str | os.PathLike[str] | Literal[False],
     offload: OffloadPolicy,
     predict: bool,
-) -> Held:
+) -> TapeWeights:
     """Every weight of a tape: paged if memory may not hold them, otherwise mapped from the sidecar
     if there is one, otherwise packed, or being packed. The parameters are those of
     `load.load_model`.
     """
-    tensors = weights_of(tape.all_ops)
+    tensors = tensors_of(tape.all_ops)
     for tensor in tensors.values():
         # the look at a norm may have mapped a large page, which holds weights around it
         reader.release(tensor.name)
@@ -77,28 +77,28 @@ def hold(
         if progress is not None:
             total = sum(matrix.nbytes for matrix in pager.matrices.values())
             progress(total, total)
-        return Held(dict(pager.matrices), pager=pager)
+        return TapeWeights(dict(pager.matrices), pager=pager)
     if tape.predictor is not None and predict:
-        tensors |= weights_of(tape.predictor.ops)
+        tensors |= tensors_of(tape.predictor.ops)
     nbytes = sum(_rows(reader, tensor).nbytes for tensor in tensors.values())
     slot = slot_of(reader, sidecar, nbytes)
     if slot is not None:
         mapped = _mapped(slot, tensors, num_threads, progress)
         if mapped is not None:
-            return Held(dict(mapped.matrices), slot, mapped)
+            return TapeWeights(dict(mapped.matrices), slot, mapped)
         slot.check_folder()
     weights, packing = _reserved(reader, tensors, num_threads)
     if progress is None and _worth_deferring(packing):
-        return Held(weights, slot, packing=packing)
+        return TapeWeights(weights, slot, packing=packing)
     _finish(reader, tensors, packing, progress)
-    return Held(weights, slot)
+    return TapeWeights(weights, slot)
 
 
-def files_of(reader: GgufReader, held: Held) -> tuple[FileMap, ...]:
+def files_of(reader: GgufReader, weights: TapeWeights) -> tuple[FileMap, ...]:
     """The mapped files that a step over weights relies on; the pager looks at its own."""
-    if held.pager is not None:
+    if weights.pager is not None:
         return ()
-    return reader.maps if held.mapped is None else (*reader.maps, held.mapped.map)
+    return reader.maps if weights.mapped is None else (*reader.maps, weights.mapped.map)
 
 
 def packed(
@@ -110,12 +110,12 @@ def packed(
     return weights
 
 
-def weights_of(ops: Sequence[TapeOp]) -> dict[Key, Tensor]:
-    """The weights of ops, each once."""
+def tensors_of(ops: Sequence[TapeOp]) -> dict[Key, Tensor]:
+    """The tensors of the weights of ops, each once."""
     return {tensor.key: tensor for op in ops for tensor in op.params.get("weights", ())}
 
 
-def ready(
+def with_weights(
     reader: GgufReader,
     ops: Sequence[TapeOp],
     weights: Mapping[Key, PackedMatrix],
