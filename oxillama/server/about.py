@@ -12,7 +12,7 @@ from oxillama.gguf import GgufReader
 from oxillama.model.record import ModelConfig, record
 from oxillama.opening import encoded_by
 from oxillama.server.infill import fim_tokens, fim_words
-from oxillama.server.models import FIM_KEYS, Model, unusable
+from oxillama.server.models import FIM_KEYS, ServedModel, unusable
 from oxillama.server.settings import ServerConfig
 from oxillama.tokenizer.builtin_templates import template_source
 from oxillama.toolcalls.formats import HARMONY, taught_format
@@ -32,7 +32,7 @@ class About:
     reasons: bool
 
 
-def of_model(model: Model) -> About:
+def of_model(model: ServedModel) -> About:
     """About a loaded model."""
     builder = model.builder
     return About(

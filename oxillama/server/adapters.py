@@ -113,7 +113,7 @@ class Adapters:
 
 
 class ServedModel(Protocol):
-    """What this module needs from a model (`models.Model`)."""
+    """What this module needs from a model (`models.ServedModel`)."""
 
     @property
     def name(self) -> str:

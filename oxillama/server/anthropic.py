@@ -34,7 +34,7 @@ from oxillama.server.fields import (
 )
 from oxillama.server.ids import new_id
 from oxillama.server.message_blocks import Blocks, content_of, event
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.replies import Reply
 from oxillama.server.schema import (
     BOOLEAN,
@@ -399,7 +399,7 @@ def _of_assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[
     return out
 
 
-def _read(model: Model, body: Mapping[str, Any], held: int = 0) -> ChatRequest:
+def _read(model: ServedModel, body: Mapping[str, Any], held: int = 0) -> ChatRequest:
     """The request of a body; held: how many of its messages are of the thread it continues."""
     asked = options_of(model, body)
     if body.get("max_tokens"):
@@ -448,7 +448,7 @@ def _budget(body: Mapping[str, Any]) -> int | None:
     return budget.checked(int(tokens), body.get("max_tokens"), param="thinking.budget_tokens")
 
 
-def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+def _variables(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     builder, given = model.chat(), template_kwargs(model, body)
     thinking = body.get("thinking")
     effort = (body.get("output_config") or {}).get("effort")
@@ -505,7 +505,7 @@ async def count_tokens(call: Call) -> Response:
 
 
 def _message(
-    model: Model,
+    model: ServedModel,
     name: str,
     asked: ChatRequest,
     reply: Reply,
@@ -550,7 +550,7 @@ def _usage(prompt: int, cached: int, generated: int, thinking: int = 0) -> dict[
     }
 
 
-def _stop(model: Model, asked: ChatRequest, reply: Reply) -> tuple[str, str | None]:
+def _stop(model: ServedModel, asked: ChatRequest, reply: Reply) -> tuple[str, str | None]:
     """(stop_reason, stop_sequence)."""
     if reply.finish_reason == "length":
         full = fills_context(reply.completion, asked.options["max_tokens"])
@@ -562,7 +562,7 @@ def _stop(model: Model, asked: ChatRequest, reply: Reply) -> tuple[str, str | No
 
 
 async def _stream(
-    call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]
+    call: Call, model: ServedModel, asked: ChatRequest, body: Mapping[str, Any]
 ) -> AsyncIterator[bytes]:
     """The events of a message: its blocks one after another."""
     name, blocks = new_id("msg_"), Blocks(omitted=_omits(body))

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from oxillama.server import strict_json
 from oxillama.server.errors import ApiError
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.schema import Schema
 from oxillama.server.state import ServerState
 
@@ -163,7 +163,7 @@ class Call:
         return self.size > _BULK
 
     @asynccontextmanager
-    async def model(self, name: Any) -> AsyncIterator[Model]:
+    async def model(self, name: Any) -> AsyncIterator[ServedModel]:
         """The model that a request names, loaded, for as long as the block lasts; ClientGone if the
         client disconnects while it is loaded.
         """

@@ -41,7 +41,7 @@ from oxillama.server.fields import (
 )
 from oxillama.server.ids import new_id
 from oxillama.server.logprobs import chat_entries
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.prompts import has_late_instructions
 from oxillama.server.replies import Reply, message_of, reply_of, usage_json
 from oxillama.server.schema import (
@@ -204,7 +204,7 @@ class ChatRequest:
     places: list[str] = field(default_factory=list)  # the messages' names in errors
 
 
-def prepare(model: Model, asked: ChatRequest) -> Turn:
+def prepare(model: ServedModel, asked: ChatRequest) -> Turn:
     """The turn, planned; off the event loop."""
     builder = model.chat()
     texts = [text_of(each.get("content")) for each in asked.messages]
@@ -279,7 +279,9 @@ def _unparsed(turn: Turn) -> Turn:
     return replace(turn, plan=replace(plan, reasoning=None, reasoning_opened=False))
 
 
-def submit(model: Model, asked: ChatRequest, state: Any) -> tuple[Turn, NamedSession | None, Any]:
+def submit(
+    model: ServedModel, asked: ChatRequest, state: Any
+) -> tuple[Turn, NamedSession | None, Any]:
     """(the turn, its named session, what the engine made of it): a request, or the siblings of
     several.
     """
@@ -445,7 +447,7 @@ def without_encoder(part: MediaPart) -> ApiError:
     )
 
 
-def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
+def read(model: ServedModel, body: Mapping[str, Any]) -> ChatRequest:
     """The request of a chat completion's body."""
     asked = options_of(model, body)
     constrain(asked, body.get("response_format"), path="response_format")
@@ -491,7 +493,7 @@ def read(model: Model, body: Mapping[str, Any]) -> ChatRequest:
 # ---- from a turn to its replies
 
 
-def _job(call: Call, model: Model, asked: ChatRequest) -> Job:
+def _job(call: Call, model: ServedModel, asked: ChatRequest) -> Job:
     return Job(call, model, param=asked.prompt, params=table.shown(asked.options, asked.stops))
 
 
@@ -509,7 +511,7 @@ async def _begin(job: Job, asked: ChatRequest) -> tuple[Turn, NamedSession | Non
 
 
 async def run(
-    call: Call, model: Model, asked: ChatRequest
+    call: Call, model: ServedModel, asked: ChatRequest
 ) -> tuple[Turn, list[Reply], dict[str, int]]:
     """(the turn, its replies, its tokens), all finished."""
     async with _job(call, model, asked) as job:
@@ -523,7 +525,7 @@ async def run(
 
 
 async def events(
-    call: Call, model: Model, asked: ChatRequest
+    call: Call, model: ServedModel, asked: ChatRequest
 ) -> AsyncIterator[Iterator[tuple[int, Reply, Any, list[tuple[str, Any]]]]]:
     """(number, reply so far, event, what it adds) of every completion as they arrive; usage is that
     of the replies' completions.
@@ -564,7 +566,9 @@ async def chat_completions(call: Call) -> Response:
         return json_response(await call.race(_whole(call, model, asked, body)))
 
 
-async def _whole(call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]) -> dict:
+async def _whole(
+    call: Call, model: ServedModel, asked: ChatRequest, body: Mapping[str, Any]
+) -> dict:
     _, replies, usage = await run(call, model, asked)
     bridge, top = model.tokenizer(), top_logprobs_of(body)
     timings = {}
@@ -596,7 +600,7 @@ def _logprobs(found: Sequence[Any], bridge: TokenizerBridge, top: int) -> dict[s
 
 
 async def _stream(
-    call: Call, model: Model, asked: ChatRequest, body: Mapping[str, Any]
+    call: Call, model: ServedModel, asked: ChatRequest, body: Mapping[str, Any]
 ) -> AsyncIterator[bytes]:
     """The chunks of a chat completion."""
     bridge = model.tokenizer()

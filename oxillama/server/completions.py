@@ -35,7 +35,7 @@ from oxillama.server.fields import (
 from oxillama.server.ids import new_id
 from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import LegacyLogprobs
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.schema import (
     BOOLEAN,
     NAME,
@@ -84,7 +84,7 @@ async def completions(call: Call) -> Response:
 
 
 def _read(
-    call: Call, model: Model, body: Mapping[str, Any]
+    call: Call, model: ServedModel, body: Mapping[str, Any]
 ) -> tuple[list[list[int] | None], table.RequestOptions]:
     """(the prompts' ids, None to continue a session; the request of the body)."""
     asked = options_of(model, body)
@@ -142,7 +142,7 @@ def _read(
 
 def _in_session(
     call: Call,
-    model: Model,
+    model: ServedModel,
     body: Mapping[str, Any],
     asked: table.RequestOptions,
     n: int,
@@ -166,7 +166,7 @@ def _in_session(
 
 
 def _submit(
-    call: Call, model: Model, ids: list[int] | None, asked: table.RequestOptions, body: Any
+    call: Call, model: ServedModel, ids: list[int] | None, asked: table.RequestOptions, body: Any
 ) -> Any:
     name = body.get("session")
     if name is None:
@@ -179,7 +179,7 @@ def _submit(
 
 async def _whole(
     call: Call,
-    model: Model,
+    model: ServedModel,
     prompts: list[list[int] | None],
     asked: table.RequestOptions,
     body: Mapping[str, Any],
@@ -228,13 +228,13 @@ def _usage(usages: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     }
 
 
-def _job(call: Call, model: Model, param: str, asked: table.RequestOptions) -> Job:
+def _job(call: Call, model: ServedModel, param: str, asked: table.RequestOptions) -> Job:
     params = table.shown(asked.options, asked.stops)
     return Job(call, model, param=param, constraint=asked.constraint, params=params)
 
 
 def _choices(
-    model: Model,
+    model: ServedModel,
     prompts: list[list[int] | None],
     results: Sequence[Sequence[Completion]],
     body: Mapping[str, Any],
@@ -261,7 +261,9 @@ def _choices(
     return out
 
 
-def _entries(model: Model, ids: Sequence[int] | None, body: Mapping[str, Any]) -> LegacyLogprobs:
+def _entries(
+    model: ServedModel, ids: Sequence[int] | None, body: Mapping[str, Any]
+) -> LegacyLogprobs:
     """The empty lists of a prompt's completion, whose text begins with the prompt if it is
     echoed.
     """
@@ -270,7 +272,7 @@ def _entries(model: Model, ids: Sequence[int] | None, body: Mapping[str, Any]) -
     )
 
 
-def _echo(model: Model, ids: Sequence[int] | None) -> str:
+def _echo(model: ServedModel, ids: Sequence[int] | None) -> str:
     """The text of a prompt's ids; control tokens have none."""
     return model.tokenizer().decode(ids or ())
 
@@ -293,7 +295,7 @@ def _add_drawn(entries: LegacyLogprobs, drawn: Sequence[Any]) -> None:
 
 async def _stream(
     call: Call,
-    model: Model,
+    model: ServedModel,
     prompts: list[list[int] | None],
     asked: table.RequestOptions,
     body: Mapping[str, Any],

@@ -17,7 +17,7 @@ from oxillama.server import adapters
 from oxillama.server.calls import Call, json_response
 from oxillama.server.errors import ApiError, bad
 from oxillama.server.fields import EXCEPTIONS, PROMPT, encoded, prompts_of, too_long
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.schema import BOOLEAN, NAME, Schema, enum, integer, obj
 from oxillama.server.work import Job
 
@@ -92,7 +92,7 @@ async def pooled(
 
 async def vectors(
     call: Call,
-    model: Model,
+    model: ServedModel,
     texts: Sequence[str | Sequence[int]],
     *,
     param: str = "input",
@@ -145,7 +145,7 @@ async def vectors(
 
 
 def _encoded(
-    model: Model, text: str | Sequence[int], where: str, *, truncate: bool, help: str
+    model: ServedModel, text: str | Sequence[int], where: str, *, truncate: bool, help: str
 ) -> list[int]:
     """The ids of a text that fits into the context, or is cut to it. where: its name in errors;
     help: what may be done.

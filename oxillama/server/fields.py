@@ -10,7 +10,7 @@ from oxillama.options import response_constraint
 from oxillama.server import adapters
 from oxillama.server import options as table
 from oxillama.server.errors import ApiError, bad, missing, unsupported
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.schema import (
     BOOLEAN,
     FALSE,
@@ -80,7 +80,10 @@ FINGERPRINT = f"oxillama-{oxillama.__version__}"
 
 
 def options_of(
-    model: Model, body: Mapping[str, Any], given: Mapping[str, Any] | None = None, path: str = ""
+    model: ServedModel,
+    body: Mapping[str, Any],
+    given: Mapping[str, Any] | None = None,
+    path: str = "",
 ) -> table.RequestOptions:
     """The options of generation in a body, and its adapters; given: the object of the body that
     holds the options (default: the body itself), path: what its names begin with in errors.
@@ -122,7 +125,7 @@ def prompts_of(given: Any) -> list[str | list[int]]:
 
 
 def encoded(
-    model: Model,
+    model: ServedModel,
     prompt: str | Sequence[int],
     *,
     param: str = "prompt",
@@ -144,7 +147,7 @@ def encoded(
     return list(prompt)
 
 
-def too_long(model: Model, param: str, size: int, help: str = "") -> ApiError:
+def too_long(model: ServedModel, param: str, size: int, help: str = "") -> ApiError:
     """The error for a text that is longer than any that fits; help: what may be done."""
     return ApiError(
         400,
@@ -182,7 +185,7 @@ def constrain(asked: table.RequestOptions, given: Mapping[str, Any] | None, *, p
         asked.constraint = where
 
 
-def template_kwargs(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+def template_kwargs(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat template's variables that a body names; one that it does not read is refused."""
     builder = model.chat()
     given = dict(body.get("chat_template_kwargs") or {})
@@ -194,7 +197,7 @@ def template_kwargs(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+def variables_of(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat template's variables in addition to the messages, as chat completions ask for
     them.
     """

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from oxillama.server.errors import ApiError
-from oxillama.server.models import FIM_KEYS, Model
+from oxillama.server.models import FIM_KEYS, ServedModel
 
 # (prefix, suffix, middle) as families write them, in order of preference
 _FAMILIES = (
@@ -24,7 +24,7 @@ _REPOSITORY = ("<|repo_name|>", "<reponame>", "<repo_name>")
 _FILE = ("<|file_sep|>", "<file_sep>", "<filename>")
 
 
-def fim_tokens(model: Model) -> tuple[int, int, int] | None:
+def fim_tokens(model: ServedModel) -> tuple[int, int, int] | None:
     """The ids of prefix, suffix and middle: those that the file names, otherwise those of the
     vocabulary; None if it has none.
     """
@@ -46,7 +46,7 @@ def fim_words(tokens: Collection[str]) -> tuple[str, str, str] | None:
 
 
 def infill_ids(
-    model: Model,
+    model: ServedModel,
     prefix: str,
     suffix: str,
     *,

@@ -37,7 +37,7 @@ from oxillama.server.fields import (
 )
 from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import finite, spelled
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.schema import (
     BOOLEAN,
     FALSE,
@@ -195,7 +195,7 @@ _ANSWER = (
 
 
 def _settings(
-    model: Model, sampler: Any, options: Mapping[str, Any], stops: Sequence[str]
+    model: ServedModel, sampler: Any, options: Mapping[str, Any], stops: Sequence[str]
 ) -> dict[str, Any]:
     """A sampler under llama-server's names."""
     return {
@@ -354,7 +354,7 @@ def _prompts(given: Any) -> list[Any]:
     return list(given)
 
 
-def _ids(model: Model, prompt: Any, param: str, *, bounded: bool) -> list[int]:
+def _ids(model: ServedModel, prompt: Any, param: str, *, bounded: bool) -> list[int]:
     """The ids of a prompt. In a mixed one each text is encoded separately, the first with the
     tokens that begin a text.
     """
@@ -369,7 +369,7 @@ def _ids(model: Model, prompt: Any, param: str, *, bounded: bool) -> list[int]:
     return ids
 
 
-def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
+def _read(model: ServedModel, body: Mapping[str, Any]) -> table.RequestOptions:
     asked = options_of(model, body)
     constrain(asked, body.get("response_format"), path="response_format")
     if body.get("n_predict") is not None and body.get("max_tokens") is not None:
@@ -390,7 +390,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     return asked
 
 
-def _check_fields(model: Model, body: Mapping[str, Any], asked: table.RequestOptions) -> None:
+def _check_fields(model: ServedModel, body: Mapping[str, Any], asked: table.RequestOptions) -> None:
     """Refuse `response_fields` that the answer will not have."""
     for at, field in enumerate(body.get("response_fields") or ()):
         name, slash, inner = field.partition("/")
@@ -453,7 +453,12 @@ async def infill(call: Call) -> Response:
 
 
 async def _generate(
-    call: Call, model: Model, asked: table.RequestOptions, prompts: list[list[int]], *, many: bool
+    call: Call,
+    model: ServedModel,
+    asked: table.RequestOptions,
+    prompts: list[list[int]],
+    *,
+    many: bool,
 ) -> Response:
     body = call.body
     if body.get("stream"):
@@ -486,7 +491,9 @@ async def _generate(
     return json_response(found if many else found[0])
 
 
-def _job(call: Call, model: Model, asked: table.RequestOptions, body: Mapping[str, Any]) -> Job:
+def _job(
+    call: Call, model: ServedModel, asked: table.RequestOptions, body: Mapping[str, Any]
+) -> Job:
     job = Job(
         call,
         model,
@@ -505,7 +512,7 @@ def _job(call: Call, model: Model, asked: table.RequestOptions, body: Mapping[st
     return job
 
 
-def _submit(call: Call, model: Model, asked: table.RequestOptions, ids: list[int]) -> Any:
+def _submit(call: Call, model: ServedModel, asked: table.RequestOptions, ids: list[int]) -> Any:
     """Submit a prompt: in a named session, after the tokens of a slot, or by itself."""
     name, slot = call.body.get("session"), call.body.get("id_slot")
     if name is not None:
@@ -539,7 +546,7 @@ def _fits(session: Any, adapters: Any) -> bool:
 
 def _answer(
     job: Job,
-    model: Model,
+    model: ServedModel,
     asked: table.RequestOptions,
     done: Completion,
     ids: Sequence[int],
@@ -620,7 +627,7 @@ def _probabilities(
 
 
 async def _stream(
-    call: Call, model: Model, asked: table.RequestOptions, ids: list[int]
+    call: Call, model: ServedModel, asked: table.RequestOptions, ids: list[int]
 ) -> AsyncIterator[bytes]:
     """The frames of a completion; the last one says stop: true, and no [DONE] follows."""
     body, bridge = call.body, model.tokenizer()

@@ -35,7 +35,7 @@ _LOOK = 0.25  # seconds between looks for a model that may be unloaded
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
-class Model:
+class ServedModel:
     """A loaded model and what a server needs beside the engine: its name, its chat template, how
     long its tokens are. stamp: which file its path was when it was loaded.
     """
@@ -152,9 +152,9 @@ class ModelRegistry:
         config: ServerConfig,
         offload: Callable[..., Any],
         *,
-        keep: Callable[[Model], bool] = lambda model: False,
-        release: Callable[[Model], None] = lambda model: None,
-        forget: Callable[[Model], None] = lambda model: None,
+        keep: Callable[[ServedModel], bool] = lambda model: False,
+        release: Callable[[ServedModel], None] = lambda model: None,
+        forget: Callable[[ServedModel], None] = lambda model: None,
     ) -> None:
         """keep: whether an idle model must stay, for what only memory holds. release: writes that
         to the disk as far as it can be; run outside the event loop. forget: lets go of what else
@@ -162,7 +162,7 @@ class ModelRegistry:
         """
         self._config, self._offload, self._keep = config, offload, keep
         self._release, self._forget = release, forget
-        self._loaded: OrderedDict[str, Model] = OrderedDict()
+        self._loaded: OrderedDict[str, ServedModel] = OrderedDict()
         self._loading: dict[str, asyncio.Task] = {}
         self._awaited: Counter[str] = Counter()  # who waits for a load, and uses the model next
         self.failures: dict[str, str] = {}
@@ -213,11 +213,11 @@ class ModelRegistry:
         names = list(self.known())
         return names[0] if len(names) == 1 else None
 
-    def loaded(self) -> list[Model]:
+    def loaded(self) -> list[ServedModel]:
         """The models in memory."""
         return list(self._loaded.values())
 
-    def find(self, name: str | None) -> Model | None:
+    def find(self, name: str | None) -> ServedModel | None:
         """The model of a name if it is in memory."""
         return self._loaded.get(name or "")
 
@@ -254,7 +254,7 @@ class ModelRegistry:
         )
 
     @asynccontextmanager
-    async def use(self, name: Any) -> AsyncIterator[Model]:
+    async def use(self, name: Any) -> AsyncIterator[ServedModel]:
         """The model that a request names, loaded, for as long as the block lasts."""
         model = await self.acquire(name)
         try:
@@ -262,7 +262,7 @@ class ModelRegistry:
         finally:
             self.release(model)
 
-    def take(self, name: Any) -> Model | None:
+    def take(self, name: Any) -> ServedModel | None:
         """The model that a request names, held, if it is loaded; `release` it."""
         model = self._loaded.get(self.resolve(name))
         if model is None or self._stale(model):
@@ -271,7 +271,7 @@ class ModelRegistry:
         model.users += 1
         return model
 
-    async def acquire(self, name: Any) -> Model:
+    async def acquire(self, name: Any) -> ServedModel:
         """The model that a request names, loaded and held; `release` it."""
         name = self.resolve(name)
         while (model := self.take(name)) is None:
@@ -290,7 +290,7 @@ class ModelRegistry:
                 self._idle.set()
         return model
 
-    def _stale(self, model: Model) -> bool:
+    def _stale(self, model: ServedModel) -> bool:
         """Whether a model's file is now another one and nothing keeps the old one, which then makes
         way for it.
         """
@@ -304,7 +304,7 @@ class ModelRegistry:
         self._unload(model)
         return True
 
-    def release(self, model: Model) -> None:
+    def release(self, model: ServedModel) -> None:
         """Let go of a model that was acquired."""
         model.users -= 1
         if not model.users:
@@ -312,13 +312,13 @@ class ModelRegistry:
             if model.leaving:
                 self._unload(model)
 
-    def unload_when_idle(self, model: Model) -> None:
+    def unload_when_idle(self, model: ServedModel) -> None:
         """Unload a model as soon as nobody uses it, which may be at once."""
         model.leaving = True
         if not model.users:
             self._unload(model)
 
-    def _unload(self, model: Model) -> None:
+    def _unload(self, model: ServedModel) -> None:
         model.leaving = False
         if self._loaded.get(model.name) is model and not self._keep(model):
             del self._loaded[model.name]
@@ -372,11 +372,11 @@ class ModelRegistry:
         self.failures.pop(name, None)
         self._loaded[name] = model
 
-    def _open(self, name: str, path: Path) -> Model:
+    def _open(self, name: str, path: Path) -> ServedModel:
         config, stamp = self._config, _stamp(path)
         engine = oxillama.load(path, **config.engine)
         try:
-            model = Model(
+            model = ServedModel(
                 name,
                 engine,
                 path=path,

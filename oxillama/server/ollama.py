@@ -39,7 +39,7 @@ from oxillama.server.fields import (
 )
 from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import chat_entries
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.replies import Reply
 from oxillama.server.schema import (
     BOOLEAN,
@@ -238,7 +238,7 @@ def _unloads(body: Mapping[str, Any]) -> bool:
     return kept == 0 or (isinstance(kept, str) and re.search("[1-9]", kept) is None)
 
 
-def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
+def _read(model: ServedModel, body: Mapping[str, Any]) -> table.RequestOptions:
     """The options of a body."""
     _unloads(body)  # a wrong time is told before the work
     given = body.get("options") or {}
@@ -262,7 +262,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
     return asked
 
 
-def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+def _variables(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     think = body.get("think")
     if think is None:
         return {}
@@ -429,7 +429,7 @@ def _in_response(content: str = "", thinking: str = "", calls: list | None = Non
 class _Answer:
     """The lines of one answer: what they have in common, and what the last one says."""
 
-    def __init__(self, call: Call, model: Model, began: int, loaded: int) -> None:
+    def __init__(self, call: Call, model: ServedModel, began: int, loaded: int) -> None:
         """began, loaded: when the request came and when its model was there, in nanoseconds."""
         self._name, self._bridge = call.body["model"], model.tokenizer()
         self._top = top_logprobs_of(call.body)
@@ -461,7 +461,7 @@ class _Answer:
 
 
 async def _chat(
-    call: Call, model: Model, asked: ChatRequest, answer: _Answer, shape: Callable[..., dict]
+    call: Call, model: ServedModel, asked: ChatRequest, answer: _Answer, shape: Callable[..., dict]
 ) -> Response:
     """A chat's reply; shape: its content, thinking and calls as fields of a line."""
     _unload_if_asked(call, model)
@@ -540,7 +540,7 @@ def _nanoseconds(start: float, end: float) -> int:
 _OF_A_REPLY = ("system", "images", "context", "tools", "format", "logprobs")
 
 
-def _unload_if_asked(call: Call, model: Model) -> None:
+def _unload_if_asked(call: Call, model: ServedModel) -> None:
     """Let a model leave that is to be kept for no time: as soon as no request uses it, however the
     one that asks for it ends.
     """
@@ -549,7 +549,7 @@ def _unload_if_asked(call: Call, model: Model) -> None:
 
 
 async def _only_load(
-    call: Call, model: Model, body: Mapping[str, Any], shape: Mapping[str, Any], prompt: str
+    call: Call, model: ServedModel, body: Mapping[str, Any], shape: Mapping[str, Any], prompt: str
 ) -> Response:
     """The answer where nothing was asked but to load the model, or to unload it; prompt: the field
     without which nothing is generated.
@@ -631,7 +631,7 @@ async def generate(call: Call) -> Response:
 
 
 async def _raw(
-    call: Call, model: Model, asked: table.RequestOptions, ids: list[int], answer: _Answer
+    call: Call, model: ServedModel, asked: table.RequestOptions, ids: list[int], answer: _Answer
 ) -> Response:
     """A prompt continued without the chat template."""
     _unload_if_asked(call, model)
@@ -675,7 +675,7 @@ async def _raw(
 # ---- vectors
 
 
-def _check_embed(model: Model, body: Mapping[str, Any]) -> None:
+def _check_embed(model: ServedModel, body: Mapping[str, Any]) -> None:
     """A 400 for a time or a context that cannot be had."""
     _unloads(body)
     context = (body.get("options") or {}).get("num_ctx")

@@ -11,12 +11,12 @@ from oxillama.server import adapters
 from oxillama.server.calls import Call
 from oxillama.server.embeddings import pooled
 from oxillama.server.errors import ApiError
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.work import Job
 
 
 async def scores(
-    call: Call, model: Model, pairs: Sequence[tuple[str, str]], param: str
+    call: Call, model: ServedModel, pairs: Sequence[tuple[str, str]], param: str
 ) -> tuple[list[float], int]:
     """(the relevance of each pair's second text to its first, tokens in all); 400 for a model
     without a classifier, and for a pair longer than the context. param: the field of the second

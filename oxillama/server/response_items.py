@@ -11,7 +11,7 @@ from oxillama.server import opaque, sse
 from oxillama.server.errors import bad
 from oxillama.server.ids import new_id
 from oxillama.server.logprobs import chat_entries
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.replies import Reply
 
 LOGPROBS = "message.output_text.logprobs"
@@ -50,7 +50,7 @@ def functions_of(
 class Items:
     """The items of a response, built event by event, as its body asks for them."""
 
-    def __init__(self, model: Model, body: Mapping[str, Any]) -> None:
+    def __init__(self, model: ServedModel, body: Mapping[str, Any]) -> None:
         self._bridge, self._top = model.tokenizer(), top_logprobs_of(body)
         self._functions = functions_of(body.get("tools") or ())
         self._packs = PACKED in (body.get("include") or ())

@@ -35,7 +35,7 @@ from oxillama.server.fields import (
     variables_of,
 )
 from oxillama.server.ids import new_id
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.replies import Reply, message_of
 from oxillama.server.response_items import (
     LOGPROBS,
@@ -364,7 +364,7 @@ def _text(content: Any, where: str) -> Any:
 
 
 def _read(
-    call: Call, model: Model, body: Mapping[str, Any]
+    call: Call, model: ServedModel, body: Mapping[str, Any]
 ) -> tuple[ChatRequest, list[dict], dict]:
     """(the request, the messages without instructions, the fields that the response repeats)."""
     asked = _options(model, body)
@@ -390,7 +390,7 @@ def _read(
     return chat, conversation, _repeated(body, asked)
 
 
-def _options(model: Model, body: Mapping[str, Any]) -> table.RequestOptions:
+def _options(model: ServedModel, body: Mapping[str, Any]) -> table.RequestOptions:
     """The options of a body."""
     asked = options_of(model, body)
     constrain(asked, (body.get("text") or {}).get("format"), path="text.format")
@@ -426,7 +426,7 @@ def _before(call: Call, body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tools(
-    model: Model, body: Mapping[str, Any]
+    model: ServedModel, body: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]] | None, Any, dict[str, Any]]:
     """(tools, the choice among them, the template's variables), as in chat completions."""
     functions = functions_of(body.get("tools") or ()).values()
@@ -582,7 +582,7 @@ async def create(call: Call) -> Response:
 
 async def _stream(
     call: Call,
-    model: Model,
+    model: ServedModel,
     asked: ChatRequest,
     conversation: list[dict],
     head: dict[str, Any],

@@ -30,7 +30,7 @@ from oxillama.server.settings import ServerConfig
 from oxillama.snapshot.session import EngineSnapshot
 
 if TYPE_CHECKING:
-    from oxillama.server.models import Model
+    from oxillama.server.models import ServedModel
 
 NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _NAME = re.compile(NAME_PATTERN[1:-1])
@@ -60,7 +60,7 @@ class NamedSession:
     )
 
     def __init__(
-        self, name: str, model: Model, session: Session, messages: list[dict] | None = None
+        self, name: str, model: ServedModel, session: Session, messages: list[dict] | None = None
     ) -> None:
         self.name, self.model, self.session = name, model, session
         self.messages = messages
@@ -148,7 +148,7 @@ class Sessions:
             return named.model.name
         return self.saved_info(name)["model"] if self.on_disk(name) else None
 
-    def holds(self, model: Model) -> bool:
+    def holds(self, model: ServedModel) -> bool:
         """Whether sessions in memory belong to a model, which must then stay loaded."""
         return any(each.model is model for each in list(self._named.values()))
 
@@ -203,7 +203,7 @@ class Sessions:
     # ---- changing
 
     def get(
-        self, name: str, model: Model, *, create: bool = False, lora: Any = None
+        self, name: str, model: ServedModel, *, create: bool = False, lora: Any = None
     ) -> NamedSession:
         """A session by name, restored if it is only in the folder; with `create`, made new with the
         given adapters (None: the current ones), which it keeps.
@@ -231,7 +231,7 @@ class Sessions:
             return named
 
     @contextmanager
-    def held(self, name: str, model: Model, *, lora: Any = None) -> Iterator[NamedSession]:
+    def held(self, name: str, model: ServedModel, *, lora: Any = None) -> Iterator[NamedSession]:
         """A context manager: the session of a request, made new if there is none of that name. If
         the request is refused, a session that was made for it is gone again.
         """
@@ -251,7 +251,7 @@ class Sessions:
                     del self._named[name]
                     _closed(named.session)
 
-    def restore(self, name: str, model: Model) -> NamedSession:
+    def restore(self, name: str, model: ServedModel) -> NamedSession:
         """The session from the folder, replacing the one in memory."""
         path = self.path(name)
         if not path.is_file():
@@ -309,7 +309,7 @@ class Sessions:
                     ) from error
                 raise
 
-    def store(self, name: str, model: Model, session: Session) -> None:
+    def store(self, name: str, model: ServedModel, session: Session) -> None:
         """Write the session of a slot to the folder, under a name that no session in memory has."""
         with self._lock:
             if name in self._named:
@@ -321,7 +321,7 @@ class Sessions:
                 )
             self._write(NamedSession(name, model, session), self.path(name), param="filename")
 
-    def fork(self, name: str, to: str, model: Model) -> NamedSession:
+    def fork(self, name: str, to: str, model: ServedModel) -> NamedSession:
         """An independent copy under another name."""
         checked_name(to, param="to")
         with self._lock:
@@ -382,7 +382,7 @@ class Sessions:
             del self._named[name]
         _closed(named.session)
 
-    def save_and_release_all(self, model: Model) -> None:
+    def save_and_release_all(self, model: ServedModel) -> None:
         """The same for all idle sessions of a model; without a folder nothing is done."""
         if self._folder is not None:
             for named in list(self._named.values()):

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from oxillama.errors import OxillamaError
 from oxillama.server.calls import Call, json_response
 from oxillama.server.errors import ApiError, bad, from_engine, missing
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.schema import NAME, Schema, obj
 from oxillama.server.sessions import checked_name
 from oxillama.server.state import RunningJob
@@ -85,13 +85,13 @@ async def slot_action(call: Call) -> Response:
         return json_response({"id_slot": int(given), "filename": name, **found, "timings": timings})
 
 
-def _held(call: Call, model: Model, slot: int) -> Any:
+def _held(call: Call, model: ServedModel, slot: int) -> Any:
     """The session that a slot holds, None for none of the model."""
     held = call.state.slot_sessions.get(slot)
     return held[1] if held is not None and held[0] is model else None
 
 
-async def _erase(call: Call, model: Model, slot: int) -> dict[str, int]:
+async def _erase(call: Call, model: ServedModel, slot: int) -> dict[str, int]:
     async with call.state.named_slot(slot):
         session = _held(call, model, slot)
         if session is not None or slot not in call.state.slot_sessions:
@@ -100,7 +100,7 @@ async def _erase(call: Call, model: Model, slot: int) -> dict[str, int]:
 
 
 async def _save(
-    call: Call, model: Model, slot: int, name: str, path: Path
+    call: Call, model: ServedModel, slot: int, name: str, path: Path
 ) -> tuple[dict[str, int], float]:
     """Save what a slot holds when nothing runs in it: (tokens and bytes, seconds)."""
     async with call.state.named_slot(slot):
@@ -113,7 +113,7 @@ async def _save(
 
 
 async def _restore(
-    call: Call, model: Model, slot: int, name: str, path: Path
+    call: Call, model: ServedModel, slot: int, name: str, path: Path
 ) -> tuple[dict[str, int], float]:
     """Restore a slot when nothing runs in it: (tokens and bytes, seconds)."""
     if not path.is_file():

@@ -19,7 +19,7 @@ from oxillama.errors import OxillamaError
 from oxillama.server.errors import ApiError, shutting_down
 from oxillama.server.logs import Log
 from oxillama.server.metrics import ModelMetrics
-from oxillama.server.models import Model, ModelRegistry
+from oxillama.server.models import ModelRegistry, ServedModel
 from oxillama.server.sessions import Sessions
 from oxillama.server.settings import ServerConfig
 from oxillama.server.waker import Waker
@@ -38,7 +38,7 @@ class RunningJob(Protocol):
     slot: int
     params: dict[str, Any]
     call: Any
-    model: Model
+    model: ServedModel
     requests: tuple[Any, ...]
     abandoned: bool
 
@@ -114,7 +114,7 @@ class ServerState:
         self.jobs: dict[int, RunningJob] = {}  # by slot
         self._deferred: list[RunningJob] = []  # which wait for the slot that they name
         self._slots: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.slot_sessions: dict[int, tuple[Model, Any]] = {}  # what each has evaluated
+        self.slot_sessions: dict[int, tuple[ServedModel, Any]] = {}  # what each has evaluated
         self._named_slots: set[int] = set()  # not used by requests that name no slot
         self.by_key: dict[str, Counter[str]] = defaultdict(Counter)  # jobs of a key, by request
         self.requests_total: Counter[tuple[str, str]] = Counter()
@@ -132,11 +132,11 @@ class ServerState:
         self.on_unusable: Callable[[], None] = lambda: None
         self._keys = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
 
-    def _keep(self, model: Model) -> bool:
+    def _keep(self, model: ServedModel) -> bool:
         """Whether unloading an idle model would lose something that is only in memory."""
         return self.sessions.holds(model) or model.adapters.changed
 
-    def _forget(self, model: Model) -> None:
+    def _forget(self, model: ServedModel) -> None:
         """Drop the slots' last sessions of a model, which would keep its vocabulary and its file's
         mapping.
         """

@@ -15,7 +15,7 @@ from oxillama.media.messages import MediaPart
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import without_encoder
 from oxillama.server.errors import ApiError, unsupported
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.schema import BOOLEAN, NAME, STRING, Schema, enum, number, obj
 from oxillama.server.work import Job, usage_of
 from oxillama.transcription import (
@@ -61,7 +61,7 @@ async def create(call: Call) -> Response:
         return _answer(said, kind, usage_of(done))
 
 
-def _submit(model: Model, body: Mapping[str, Any]) -> Any:
+def _submit(model: ServedModel, body: Mapping[str, Any]) -> Any:
     """The request for a file's text, off the event loop."""
     media, bridge = model.engine.opened.media, model.tokenizer()
     if media is None or "audio" not in media.kinds:

@@ -18,7 +18,7 @@ from oxillama.server.errors import ApiError, unsupported
 from oxillama.server.fields import EXCEPTIONS
 from oxillama.server.ids import new_id
 from oxillama.server.metrics import CONTENT_TYPE, ModelMetrics, exposition
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.schema import (
     BOOLEAN,
     NAME,
@@ -199,7 +199,7 @@ async def metrics(call: Call) -> Response:
 
 
 def _counted(
-    state: ServerState, name: str, model: Model | None
+    state: ServerState, name: str, model: ServedModel | None
 ) -> tuple[str, ModelMetrics, MetricsSnapshot | None, int | None]:
     """What is known of one model, loaded or not."""
     engine, pages = None, None
@@ -234,7 +234,7 @@ def _gauges(state: ServerState, loaded: int) -> dict[str, tuple[str, str, Any]]:
     return {f"oxillama_server_{name}": (kind, about, value) for name, kind, about, value in rows}
 
 
-def _most_pages(model: Model) -> int:
+def _most_pages(model: ServedModel) -> int:
     """The number of pages that all running sequences could use at full length."""
     size = model.engine.engine_config.page_size
     return model.slots * -(-model.engine.context_size // size)

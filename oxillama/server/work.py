@@ -15,7 +15,7 @@ from oxillama.engine.request import GenerateRequest, Request
 from oxillama.server.calls import Call
 from oxillama.server.errors import from_engine
 from oxillama.server.ids import new_number
-from oxillama.server.models import Model
+from oxillama.server.models import ServedModel
 from oxillama.server.state import ServerState
 from oxillama.tokenizer import TokenizerBridge
 
@@ -55,7 +55,7 @@ class Job:
     def __init__(
         self,
         call: Call,
-        model: Model,
+        model: ServedModel,
         *,
         param: str,
         constraint: str | None = None,
