@@ -35,7 +35,7 @@ from oxillama.server.fields import (
 from oxillama.server.ids import new_id
 from oxillama.server.message_blocks import Blocks, content_of, event
 from oxillama.server.models import ServedModel
-from oxillama.server.replies import Reply
+from oxillama.server.replies import CollectedReply
 from oxillama.server.schema import (
     BOOLEAN,
     FALSE,
@@ -508,7 +508,7 @@ def _message(
     model: ServedModel,
     name: str,
     asked: ChatRequest,
-    reply: Reply,
+    reply: CollectedReply,
     usage: Mapping[str, int],
     body: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -550,7 +550,7 @@ def _usage(prompt: int, cached: int, generated: int, thinking: int = 0) -> dict[
     }
 
 
-def _stop(model: ServedModel, asked: ChatRequest, reply: Reply) -> tuple[str, str | None]:
+def _stop(model: ServedModel, asked: ChatRequest, reply: CollectedReply) -> tuple[str, str | None]:
     """(stop_reason, stop_sequence)."""
     if reply.finish_reason == "length":
         full = fills_context(reply.completion, asked.options["max_tokens"])
@@ -594,7 +594,7 @@ async def _stream(
     )
 
 
-def _start(name: str, model: str, reply: Reply) -> bytes:
+def _start(name: str, model: str, reply: CollectedReply) -> bytes:
     """The first event of a message, which has its prompt's tokens."""
     prompt, cached = reply.request.prompt_tokens, reply.request.cached
     return event(

@@ -43,7 +43,7 @@ from oxillama.server.ids import new_id
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import ServedModel
 from oxillama.server.prompts import has_late_instructions
-from oxillama.server.replies import Reply, message_of, reply_of, usage_json
+from oxillama.server.replies import CollectedReply, message_of, reply_of, usage_json
 from oxillama.server.schema import (
     BOOLEAN,
     NAME,
@@ -512,7 +512,7 @@ async def _begin(job: Job, asked: ChatRequest) -> tuple[Turn, NamedSession | Non
 
 async def run(
     call: Call, model: ServedModel, asked: ChatRequest
-) -> tuple[Turn, list[Reply], dict[str, int]]:
+) -> tuple[Turn, list[CollectedReply], dict[str, int]]:
     """(the turn, its replies, its tokens), all finished."""
     async with _job(call, model, asked) as job:
         turn, named = await _begin(job, asked)
@@ -526,14 +526,14 @@ async def run(
 
 async def events(
     call: Call, model: ServedModel, asked: ChatRequest
-) -> AsyncIterator[Iterator[tuple[int, Reply, Any, list[tuple[str, Any]]]]]:
+) -> AsyncIterator[Iterator[tuple[int, CollectedReply, Any, list[tuple[str, Any]]]]]:
     """(number, reply so far, event, what it adds) of every completion as they arrive; usage is that
     of the replies' completions.
     """
     async with _job(call, model, asked) as job:
         turn, named = await _begin(job, asked)
         readers = [turn.events() for _ in job.requests]
-        replies = [Reply(turn, request) for request in job.requests]
+        replies = [CollectedReply(turn, request) for request in job.requests]
         async for came in job.pieces(readers):
             # each is taken when it is looked at: a reply is as it was then
             yield (
@@ -544,7 +544,9 @@ async def events(
         _remember(named, asked, replies)
 
 
-def _remember(named: NamedSession | None, asked: ChatRequest, replies: Sequence[Reply]) -> None:
+def _remember(
+    named: NamedSession | None, asked: ChatRequest, replies: Sequence[CollectedReply]
+) -> None:
     """Store the conversation of a named session for a client that returns after a restart."""
     if named is not None:
         named.messages = [*asked.messages, message_of(replies[0], reasoning=True)]
@@ -636,7 +638,7 @@ async def _stream(
         return sse.data(made)
 
     begun: set[int] = set()
-    replies: dict[int, Reply] = {}
+    replies: dict[int, CollectedReply] = {}
     text = sse.TextFrames(head, '"delta":{"content":%s}', usage=wants_usage)
     async for came in events(call, model, asked):
         frames: list[bytes] = []

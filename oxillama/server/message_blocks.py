@@ -7,10 +7,10 @@ from typing import Any
 
 from oxillama.server import opaque, sse
 from oxillama.server.ids import new_id
-from oxillama.server.replies import Reply
+from oxillama.server.replies import CollectedReply
 
 
-def content_of(reply: Reply, *, omitted: bool = False) -> list[dict[str, Any]]:
+def content_of(reply: CollectedReply, *, omitted: bool = False) -> list[dict[str, Any]]:
     """The blocks of a reply, in the order of its stream."""
     content: list[dict[str, Any]] = []
     usable = {call["id"]: given for call, given in reply.usable_calls()}
@@ -44,7 +44,7 @@ class Blocks:
         self._thought: list[str] = []  # of the open block, where its text is in the signature
 
     def add(self, kind: str, value: Any) -> list[bytes]:
-        """What a part of the reply adds, as `Reply.take` has it."""
+        """What a part of the reply adds, as `CollectedReply.take` has it."""
         if kind == "call":
             use = {"id": _use_id(value), "name": value["name"], "input": {}}
             return self._begin("tool_use", use)

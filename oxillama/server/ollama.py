@@ -40,7 +40,7 @@ from oxillama.server.fields import (
 from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import ServedModel
-from oxillama.server.replies import Reply
+from oxillama.server.replies import CollectedReply
 from oxillama.server.schema import (
     BOOLEAN,
     FALSE,
@@ -504,7 +504,7 @@ async def _streamed(call: Call, lines: AsyncIterator[bytes]) -> Response:
     return await stream.begin()
 
 
-def _calls(reply: Reply) -> list[dict[str, Any]]:
+def _calls(reply: CollectedReply) -> list[dict[str, Any]]:
     """The whole calls of a reply; arguments as an object."""
     return [
         {

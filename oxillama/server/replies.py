@@ -1,5 +1,5 @@
 """What a chat's completion becomes, whatever API asked: from the events of a turn to a message
-(`Reply`).
+(`CollectedReply`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReplyPart:
         return "".join(self.texts)
 
 
-class Reply:
+class CollectedReply:
     """One completion of a chat, event by event. A call that never finished is included with the
     arguments so far.
 
@@ -140,9 +140,9 @@ class Reply:
         return reason_of(self.completion) if self.completion else "stop"
 
 
-def reply_of(turn: Turn, request: Any, done: Completion) -> Reply:
+def reply_of(turn: Turn, request: Any, done: Completion) -> CollectedReply:
     """A finished completion as a reply: the same events as those of a stream."""
-    reply, reader = Reply(turn, request), turn.events()
+    reply, reader = CollectedReply(turn, request), turn.events()
     for index in range(len(request.pieces)):
         for event in reader.feed(request.piece(index)):
             reply.take(event)
@@ -151,7 +151,7 @@ def reply_of(turn: Turn, request: Any, done: Completion) -> Reply:
     return reply
 
 
-def message_of(reply: Reply, *, reasoning: bool = False) -> dict[str, Any]:
+def message_of(reply: CollectedReply, *, reasoning: bool = False) -> dict[str, Any]:
     """A reply as an assistant's message of a response, or (`reasoning`) of a conversation."""
     message: dict[str, Any] = {
         "role": "assistant",

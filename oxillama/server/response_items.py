@@ -12,7 +12,7 @@ from oxillama.server.errors import bad
 from oxillama.server.ids import new_id
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import ServedModel
-from oxillama.server.replies import Reply
+from oxillama.server.replies import CollectedReply
 
 LOGPROBS = "message.output_text.logprobs"
 PACKED = "reasoning.encrypted_content"
@@ -92,7 +92,7 @@ class Items:
         self._open["arguments"] += text  # type: ignore[index]
         return [self._delta("response.function_call_arguments.delta", text)]
 
-    def take(self, reply: Reply) -> None:
+    def take(self, reply: CollectedReply) -> None:
         """Add all of a finished reply, in its order."""
         for part in reply.parts:
             if part.call is None:

@@ -36,7 +36,7 @@ from oxillama.server.fields import (
 )
 from oxillama.server.ids import new_id
 from oxillama.server.models import ServedModel
-from oxillama.server.replies import Reply, message_of
+from oxillama.server.replies import CollectedReply, message_of
 from oxillama.server.response_items import (
     LOGPROBS,
     PACKED,
@@ -509,7 +509,7 @@ def _head(model: str, repeated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _finished(
-    head: Mapping[str, Any], items: Sequence[dict], reply: Reply, usage: Mapping[str, int]
+    head: Mapping[str, Any], items: Sequence[dict], reply: CollectedReply, usage: Mapping[str, int]
 ) -> dict[str, Any]:
     """The complete response."""
     cut = reply.finish_reason == "length"
@@ -530,7 +530,7 @@ def _finished(
 
 
 def _store(
-    call: Call, made: dict[str, Any], given: Any, conversation: list[dict], reply: Reply
+    call: Call, made: dict[str, Any], given: Any, conversation: list[dict], reply: CollectedReply
 ) -> None:
     if not made["store"]:
         return

@@ -7,7 +7,7 @@ import pytest
 
 from oxillama.server.anthropic import _messages
 from oxillama.server.message_blocks import content_of
-from oxillama.server.replies import Reply
+from oxillama.server.replies import CollectedReply
 from oxillama.server.response_items import Items
 from oxillama.toolcalls import ChatEventBuilder, ToolCallDetector
 from tests.server.conftest import MODEL, asking
@@ -285,7 +285,7 @@ def test_a_call_without_its_result_begins_no_reply(server):
 def test_the_blocks_and_items_of_a_reply_are_in_its_order():
     text = 'One.\n<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>\nTwo.'
     detector, builder = ToolCallDetector("hermes"), ChatEventBuilder()
-    reply = Reply(None, None)
+    reply = CollectedReply(None, None)
     for event in builder.take(detector.feed(text) + detector.finish()) + builder.finish():
         reply.take(event)
     first, call, second = content_of(reply)

@@ -6,7 +6,7 @@ import pytest
 
 from oxillama.sampling import SamplerConfig
 from oxillama.server.chat import messages_of
-from oxillama.server.replies import Reply
+from oxillama.server.replies import CollectedReply
 from oxillama.toolcalls import ChatEvent, ToolCall
 
 PATH = "/v1/chat/completions"
@@ -165,7 +165,7 @@ def test_a_forced_call_follows_its_schema(server, choice):
 
 
 def test_a_call_is_usable_when_its_arguments_are_whole():
-    reply = Reply(None, None)
+    reply = CollectedReply(None, None)
 
     def usable():
         return [given for _, given in reply.usable_calls()]
