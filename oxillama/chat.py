@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oxillama.completion import Completion, Piece
-from oxillama.engine.generation import Vocabulary
+from oxillama.engine.generation import SharedVocabulary
 from oxillama.errors import ConfigError, TemplateError
 from oxillama.media.messages import MediaPart, split_media
 from oxillama.media_prompts import MediaPrompts, Places, no_encoder
@@ -107,7 +107,7 @@ class Chat:
     def __init__(
         self,
         metadata: Mapping[str, Any],
-        vocabulary: Vocabulary,
+        vocabulary: SharedVocabulary,
         media: MediaPrompts | None = None,
     ) -> None:
         """media: makes prompts with images and audio, None for a model of text alone."""

@@ -17,7 +17,7 @@ from oxillama.arguments import checked_ids
 from oxillama.chat import TEMPLATE_KEY, Chat
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Vocabulary
+from oxillama.engine.generation import SharedVocabulary
 from oxillama.engine.request import Request
 from oxillama.engine.session import DefaultSession, Session
 from oxillama.engine.siblings import Siblings
@@ -60,7 +60,7 @@ class Loaded:
 
     def __init__(self) -> None:
         # None also for a file without one; `required_vocabulary` wants one
-        self.vocabulary: Vocabulary | None = None
+        self.vocabulary: SharedVocabulary | None = None
         self._model: Model | None = None
         self._core: EngineCore | None = None
         self._loras: LoraStack | None = None
@@ -150,7 +150,7 @@ class Loaded:
         return loras
 
     @property
-    def required_vocabulary(self) -> Vocabulary:
+    def required_vocabulary(self) -> SharedVocabulary:
         """The vocabulary; EngineError if the file has none."""
         _, vocabulary = self.model, self.vocabulary
         if vocabulary is None:

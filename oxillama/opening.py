@@ -18,7 +18,7 @@ from oxillama._core.tape import Batch, CancelFlag
 from oxillama.audio import AudioLimits, Hearing
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Vocabulary
+from oxillama.engine.generation import SharedVocabulary
 from oxillama.errors import (
     ConfigError,
     ContextWarning,
@@ -74,7 +74,7 @@ class Opened:
 
     model: Model
     core: EngineCore
-    vocabulary: Vocabulary | None
+    vocabulary: SharedVocabulary | None
     loras: LoraStack
     recommended: SamplerConfig | None = None  # the sampler that the file recommends
     media: LazyMedia | None = None  # the encoders of images and audio, if there are any
@@ -270,7 +270,7 @@ def _serving(
         )
     if model.verifier is not None:
         model.verifier.tell(core.fail)
-    vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
+    vocabulary = SharedVocabulary(bridge, model.config.vocab_size) if bridge else None
     loras = LoraStack(model)
     core.adapters = partial(getattr, loras, "current")
     drafts = DraftModels(

@@ -17,7 +17,7 @@ no tensor is known here.
   metrics      EngineMetrics, MetricsSnapshot
 
   config       EngineConfig: how a model is loaded and served
-  generation   Vocabulary, make_request: from text and options to a request
+  generation   SharedVocabulary, make_request: from text and options to a request
   siblings     several completions of one prompt
   beam         BeamSearchConfig, BeamHypothesis: the likeliest continuations
   embedding    logits of all tokens, pooled vectors, relevance of documents

@@ -33,7 +33,7 @@ import numpy as np
 from oxillama._core.trie import apply_bits
 from oxillama.arguments import named_fields, whole
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Vocabulary, fill_in, ready_session
+from oxillama.engine.generation import SharedVocabulary, fill_in, ready_session
 from oxillama.engine.request import BeamRequest
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, SamplingError
@@ -446,7 +446,7 @@ def _bits(vocab_size: int, allowed: Sequence[int] | None, bans: Iterable[int]) -
 
 def make_beams(
     core: EngineCore,
-    vocabulary: Vocabulary | None,
+    vocabulary: SharedVocabulary | None,
     options: Options,
     *,
     config: BeamSearchConfig,

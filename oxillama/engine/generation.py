@@ -1,8 +1,8 @@
 """Turns text and options into a request that the loop can run (token ids, sampler, grammar state,
 stops).
 
-`Vocabulary` holds what requests share of a tokenizer and its grammars. `make_request` prepares a
-session.
+`SharedVocabulary` holds what requests share of a tokenizer and its grammars. `make_request`
+prepares a session.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_KEPT = 64  # grammars and sets of breakers of a vocabulary
 _MOST_IDS = 1 << 21  # of all kept sets of breakers: long breakers have millions, some 10 MB each
 
 
-class Vocabulary:
+class SharedVocabulary:
     """A tokenizer with what requests share: end-of-generation ids, the token masker, compiled
     grammars, DRY's breakers.
     """
@@ -153,7 +153,7 @@ class Vocabulary:
 
 def make_request(
     core: EngineCore,
-    vocabulary: Vocabulary | None,
+    vocabulary: SharedVocabulary | None,
     options: Options,
     *,
     default: SamplerConfig,
@@ -274,7 +274,7 @@ def fill_in(request: Request, options: Options) -> None:
 
 def ready_session(
     core: EngineCore,
-    vocabulary: Vocabulary | None,
+    vocabulary: SharedVocabulary | None,
     options: Options,
     *,
     default: SamplerConfig,
@@ -377,7 +377,7 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
 
 def sampler_of(
     config: SamplerConfig,
-    vocabulary: Vocabulary | None,
+    vocabulary: SharedVocabulary | None,
     vocab_size: int,
     *,
     seed: int | None = None,
@@ -401,7 +401,7 @@ def sampler_of(
 def _equip(
     session: Session,
     core: EngineCore,
-    vocabulary: Vocabulary | None,
+    vocabulary: SharedVocabulary | None,
     options: Options,
     config: SamplerConfig,
 ) -> None:
@@ -430,7 +430,7 @@ def _equip(
 
 
 def _amend(
-    session: Session, core: EngineCore, vocabulary: Vocabulary | None, options: Options
+    session: Session, core: EngineCore, vocabulary: SharedVocabulary | None, options: Options
 ) -> None:
     """Apply options to a session that continues. Options that are not given stay as they were,
     including the grammar's position.
@@ -471,7 +471,7 @@ def _amend(
 
 
 def _drawable(
-    config: SamplerConfig, core: EngineCore, vocabulary: Vocabulary | None
+    config: SamplerConfig, core: EngineCore, vocabulary: SharedVocabulary | None
 ) -> SamplerConfig:
     """The config with the tokens banned that the vocabulary suppresses, the output rows that lie
     beyond it, and the mask, with which no mask is filled in.
@@ -484,8 +484,8 @@ def _drawable(
 
 
 def _words(
-    vocabulary: Vocabulary | None, options: Options, config: SamplerConfig
-) -> Vocabulary | None:
+    vocabulary: SharedVocabulary | None, options: Options, config: SamplerConfig
+) -> SharedVocabulary | None:
     """The vocabulary for writing text; ConfigError if there is none and text is asked for."""
     if vocabulary is None and (options.constrained or config.stop or options.shown_tokens):
         raise ConfigError(

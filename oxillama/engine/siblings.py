@@ -14,7 +14,7 @@ from typing import Any
 
 from oxillama.completion import Completion
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Vocabulary, make_request
+from oxillama.engine.generation import SharedVocabulary, make_request
 from oxillama.engine.request import GenerateRequest, check_timeout
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError
@@ -124,7 +124,7 @@ def _likelihood(done: Completion | GenerateRequest) -> float:
 
 def make_siblings(
     core: EngineCore,
-    vocabulary: Vocabulary | None,
+    vocabulary: SharedVocabulary | None,
     options: Options,
     *,
     default: SamplerConfig,

@@ -17,7 +17,7 @@ from typing import Any
 
 import oxillama
 from oxillama.embedded import embedded_path
-from oxillama.engine.generation import Vocabulary
+from oxillama.engine.generation import SharedVocabulary
 from oxillama.errors import EngineError, OxillamaError
 from oxillama.gguf import GgufReader
 from oxillama.media.features import Kind
@@ -64,7 +64,7 @@ class ServedModel:
             self.bridge = engine.tokenizer
         except EngineError:
             return
-        self.vocabulary = Vocabulary(self.bridge, engine.config.vocab_size)
+        self.vocabulary = SharedVocabulary(self.bridge, engine.config.vocab_size)
         given = chat_template or engine.engine_config.chat_template
         source = template_source(given) if given else self.metadata.get("tokenizer.chat_template")
         if isinstance(source, str):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oxillama.chat import Turn
-from oxillama.engine.generation import Vocabulary
+from oxillama.engine.generation import SharedVocabulary
 from oxillama.errors import ConfigError, TemplateError
 from oxillama.grammar import Grammar
 from oxillama.media_prompts import MediaPrompts
@@ -52,7 +52,7 @@ class PromptBuilder:
     def __init__(
         self,
         source: str,
-        vocabulary: Vocabulary,
+        vocabulary: SharedVocabulary,
         media: MediaPrompts | None = None,
         *,
         late_instructions: str = "refuse",

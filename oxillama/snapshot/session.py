@@ -38,7 +38,7 @@ from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama._core.pool import KV_BLOCK
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Vocabulary, sampler_of
+from oxillama.engine.generation import SharedVocabulary, sampler_of
 from oxillama.engine.output import StopText
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, EngineError, LoraError, PoolError, SnapshotIncompatible
@@ -192,7 +192,7 @@ class Snapshots:
         core: EngineCore,
         config: EngineConfig,
         reader: GgufReader,
-        vocabulary: Vocabulary | None,
+        vocabulary: SharedVocabulary | None,
         *,
         naming: Mapping[str, str],
         restore_constraint: RestoreConstraint,

@@ -30,7 +30,7 @@ import numpy as np
 
 from oxillama.engine.config import EngineConfig, names_way
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Vocabulary
+from oxillama.engine.generation import SharedVocabulary
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, GgufNotFound, OxillamaError
 from oxillama.gguf import GgufReader
@@ -102,7 +102,7 @@ class OpenedModel(Protocol):
         """The core of its engine."""
 
     @property
-    def vocabulary(self) -> Vocabulary | None:
+    def vocabulary(self) -> SharedVocabulary | None:
         """What its tokens spell."""
 
 
@@ -130,7 +130,7 @@ class DraftModels:
     def __init__(
         self,
         model: Model,
-        vocabulary: Vocabulary | None,
+        vocabulary: SharedVocabulary | None,
         *,
         open_model: OpensModels,
         core_over: Callable[[Model, EngineConfig], EngineCore],
@@ -397,7 +397,10 @@ def exit_depth(source: Any, layers: int) -> int | None:
 
 
 def aligned(
-    target: Vocabulary | None, draft: Vocabulary | None, target_rows: int, draft_rows: int
+    target: SharedVocabulary | None,
+    draft: SharedVocabulary | None,
+    target_rows: int,
+    draft_rows: int,
 ) -> Alignment:
     """The mapping between a draft's tokens and the target's; models without a vocabulary must have
     the same number of tokens.

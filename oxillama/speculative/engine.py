@@ -23,7 +23,7 @@ from oxillama.arguments import spelled
 from oxillama.completion import Completion, Piece, SpecStats
 from oxillama.durable import write_parts
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.generation import Vocabulary, sampler_of
+from oxillama.engine.generation import SharedVocabulary, sampler_of
 from oxillama.engine.request import Request, finished
 from oxillama.engine.session import Session
 from oxillama.engine.stream import Stream
@@ -357,7 +357,7 @@ class SpeculativeEngine:
 
 
 def _draft_sampler(
-    config: SamplerConfig, vocabulary: Vocabulary | None, session: Session
+    config: SamplerConfig, vocabulary: SharedVocabulary | None, session: Session
 ) -> Sampler:
     """The draft's own sampler for a session. Its random stream starts from the session's seed and
     shares no numbers with the session's sampler.

@@ -3,7 +3,7 @@
 import pytest
 
 import oxillama
-from oxillama.engine.generation import Vocabulary
+from oxillama.engine.generation import SharedVocabulary
 from oxillama.server import ServerConfig
 from oxillama.server.errors import ApiError
 from oxillama.server.prompts import PromptBuilder
@@ -19,7 +19,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "<|im_end|>
 
 @pytest.fixture(scope="module")
 def words(engine):
-    return Vocabulary(engine.tokenizer, engine.config.vocab_size)
+    return SharedVocabulary(engine.tokenizer, engine.config.vocab_size)
 
 
 @pytest.fixture(scope="module")

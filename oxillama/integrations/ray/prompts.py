@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oxillama.embedded import embedded_path
-from oxillama.engine.generation import Vocabulary
+from oxillama.engine.generation import SharedVocabulary
 from oxillama.gguf import GgufReader
 from oxillama.server.chat import messages_of
 from oxillama.server.models import EMBEDDED, stem
@@ -48,7 +48,7 @@ class PromptReader:
         if isinstance(source, str):
             self._talk = PromptBuilder(
                 source,
-                Vocabulary(self._bridge, len(self._bridge.vocabulary.tokens)),
+                SharedVocabulary(self._bridge, len(self._bridge.vocabulary.tokens)),
                 late_instructions=config.late_instructions,
             )
 
