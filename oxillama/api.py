@@ -57,7 +57,6 @@ from oxillama.loaded import Loaded, Prompt, PromptList, SinglePrompt
 from oxillama.lora.fit import Lora
 from oxillama.lora.stack import LoraStack, checked_scale
 from oxillama.media.features import Kind
-from oxillama.media.messages import MEDIA_TYPES, MediaPart, media_part
 from oxillama.media.prompt import ImagePrompt
 from oxillama.media_prompts import no_encoder
 from oxillama.model.record import ModelConfig
@@ -280,29 +279,10 @@ class InferenceEngine:
         return self._media_prompt("audio", "audio_prompt", parts)
 
     def _media_prompt(self, kind: Kind, name: str, parts: Iterable[Any]) -> ImagePrompt:
-        """kind: what parts are that are no texts, ids or parts of messages."""
-        words, prompts = self._loaded.required_vocabulary, self._loaded.media
+        _, prompts = self._loaded.required_vocabulary, self._loaded.media
         if prompts is None:
             raise no_encoder(kind, name)
-        given: list[str | list[int] | MediaPart] = []
-        for at, part in enumerate(parts):
-            named = f"parts[{at}]"
-            if isinstance(part, str):
-                given.append(part)
-            elif isinstance(part, (list, tuple)) and not _is_clip(part):
-                given.append(checked_ids(part, self.config.vocab_size, name=named))
-            elif isinstance(part, Mapping) and part.get("type") in MEDIA_TYPES:
-                given.append(media_part(part, named))
-            else:
-                given.append(MediaPart(kind, named, part))
-        prompts.check([part for part in given if isinstance(part, MediaPart)])
-        made: list[Any] = [
-            prompts.encoded(part) if isinstance(part, MediaPart) else part for part in given
-        ]
-        bos = words.bridge.bos_id if words.bridge.add_bos else None
-        if made and isinstance(made[0], str) and bos is not None:
-            made.insert(0, [bos])
-        return prompts.compose(made)
+        return prompts.of_parts(parts, kind, vocab_size=self.config.vocab_size)
 
     def transcribe(
         self,
@@ -1219,11 +1199,6 @@ def _single(made: Request | Siblings) -> Request:
     if isinstance(made, Siblings):
         raise ConfigError(f"n, best_of: found {len(made.requests)} completions, wanted 1")
     return made
-
-
-def _is_clip(part: Any) -> bool:
-    """Whether a part of a prompt is a pair of samples and their rate, not token ids."""
-    return isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], np.ndarray)
 
 
 def _only_one(options: dict[str, Any]) -> None:

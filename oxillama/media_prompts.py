@@ -12,10 +12,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from oxillama.arguments import checked_ids
 from oxillama.audio import Hearing
 from oxillama.errors import AudioError, EngineError, ImageError, ModelError, TemplateError
 from oxillama.media.features import Kind
-from oxillama.media.messages import MediaPart, Place, flattened, placeholders
+from oxillama.media.messages import (
+    MEDIA_TYPES,
+    MediaPart,
+    Place,
+    flattened,
+    media_part,
+    placeholders,
+)
 from oxillama.media.piece_cache import Pieces
 from oxillama.media.placement import NAMES
 from oxillama.media.prompt import ImagePrompt
@@ -180,6 +190,30 @@ class MediaPrompts:
         parts.append(text[at:])
         return self.compose(parts, parse_special=parse_special)
 
+    def of_parts(self, parts: Iterable[Any], kind: Kind, *, vocab_size: int) -> ImagePrompt:
+        """The prompt of what `InferenceEngine.image_prompt` and `audio_prompt` take. kind: what
+        parts are that are no texts, token ids or parts of messages.
+        """
+        given: list[str | list[int] | MediaPart] = []
+        for at, part in enumerate(parts):
+            named = f"parts[{at}]"
+            if isinstance(part, str):
+                given.append(part)
+            elif isinstance(part, (list, tuple)) and not _is_clip(part):
+                given.append(checked_ids(part, vocab_size, name=named))
+            elif isinstance(part, Mapping) and part.get("type") in MEDIA_TYPES:
+                given.append(media_part(part, named))
+            else:
+                given.append(MediaPart(kind, named, part))
+        self.check([part for part in given if isinstance(part, MediaPart)])
+        made: list[str | list[int] | Part] = [
+            self.encoded(part) if isinstance(part, MediaPart) else part for part in given
+        ]
+        bos = self.bridge.bos_id if self.bridge.add_bos else None
+        if made and isinstance(made[0], str) and bos is not None:
+            made.insert(0, [bos])
+        return self.compose(made)
+
     def compose(
         self, parts: Iterable[str | list[int] | Part], *, parse_special: bool = False
     ) -> ImagePrompt:
@@ -219,3 +253,8 @@ class MediaPrompts:
                     made.add(piece, token)
         flush()
         return made
+
+
+def _is_clip(part: Any) -> bool:
+    """Whether a part of a prompt is a pair of samples and their rate, not token ids."""
+    return isinstance(part, tuple) and len(part) == 2 and isinstance(part[0], np.ndarray)
