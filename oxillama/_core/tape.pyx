@@ -46,7 +46,6 @@ OPS = {**elementwise.OPS, **store.OPS, **blocks.OPS, **attention.OPS, **linear.O
 cdef enum:
     WARM_AHEAD = 2           # ops ahead that may fetch what they will read
     WARM_ROWS = 4            # most rows of a step that waits for memory rather than for arithmetic
-    USAGE_BITS = 44          # of `ox_usage` that are microseconds
     PACED_ROWS = 16          # most rows of a step whose ops are shorter than a time slice
 
 ctypedef struct Entry:

@@ -422,7 +422,7 @@ class DefaultSession:
         self.recent: Any = None
         self._core = core
         self._session: Session | None = None
-        self._kept: list[Session] = []  # sessions of `keeping`
+        self._kept: list[Session] = []  # sessions of `retaining`
 
     def get(self) -> Session:
         """The default session."""
