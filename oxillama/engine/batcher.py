@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.engine.scheduler import ScheduleEntry
+from oxillama.engine.scheduler import ScheduleEntry, State
 from oxillama.media.placement import inputs
 
 Plan = list[tuple[ScheduleEntry, int]]  # entries, and how many rows each has in a step
+
+_DECODING = State.DECODING  # read for every token
 
 
 def wanted_rows(entry: ScheduleEntry, rows: int) -> int:
@@ -37,9 +39,37 @@ def wanted_rows(entry: ScheduleEntry, rows: int) -> int:
 
 def kept_rows(entry: ScheduleEntry, rows: int, taking: dict[int, int]) -> int:
     """How many of an entry's rows, its last ones, go on behind the last layer that keeps something:
-    those wanted, and those that its drafter takes (`taking`, by `id` of the entry).
+    those wanted, and those that its drafter takes (`taken_rows`).
     """
     return max(wanted_rows(entry, rows), taking.get(id(entry), 0))
+
+
+def taken_rows(plan: Plan, sequences: int) -> dict[int, int]:
+    """By entry (`id`), how many of its last rows in a step its drafter takes, as far as it takes
+    any; sequences: how many decode.
+    """
+    taking = {}
+    for entry, rows in plan:
+        speculation = entry.owner.speculation
+        count = 0 if speculation is None else speculation.carried(sequences)
+        if count and entry.state is _DECODING:
+            count = rows
+        elif count:
+            count = entry.done + rows - max(entry.done, entry.length - count)
+        if count > 0:
+            taking[id(entry)] = min(rows, count)
+    return taking
+
+
+def give_carried(plan: Plan, taking: dict[int, int], carried: np.ndarray) -> None:
+    """Give the kept rows of a step, as they are behind the last layer, to those who take them."""
+    at = 0
+    for entry, rows in plan:
+        at += kept_rows(entry, rows, taking)
+        taken = taking.get(id(entry), 0)
+        if taken:
+            first = entry.done + rows - taken
+            entry.owner.speculation.take_carried(first, carried[at - taken : at])
 
 
 class Batcher:
@@ -63,8 +93,8 @@ class Batcher:
         self._one = (np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
 
     def __call__(self, plan: Plan, taking: dict[int, int]) -> tuple[Any, bool]:
-        """(the input of the program, whether the step is for hidden rows). taking: by entry (`id`),
-        how many of its last rows are kept.
+        """(the input of the program, whether the step is for hidden rows). taking: see
+        `taken_rows`.
         """
         if len(plan) == 1:
             entry, rows = plan[0]

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from oxillama.engine.allocator import PageAllocator
-from oxillama.engine.batcher import Batcher, Plan, kept_rows, wanted_rows
+from oxillama.engine.batcher import Batcher, Plan, give_carried, taken_rows, wanted_rows
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.output import OutputProcessor
 from oxillama.engine.request import BeamRequest, GenerateRequest, Request
@@ -316,7 +316,7 @@ class StepLoop:
                     self._plan = []
                     self.tracker.end_stopped()
                     return
-            taking = self._taking(plan) if self._carries else {}
+            taking = taken_rows(plan, len(self._scheduler.decoding)) if self._carries else {}
             # last: it says where candidates leave their state
             batch, hidden = self._batch(plan, taking)
         start = time.perf_counter()
@@ -328,7 +328,7 @@ class StepLoop:
                 now = time.perf_counter()
                 with self._lock:
                     if taking:
-                        self._give_carried(plan, taking)
+                        give_carried(plan, taking, self.program.carried())
                     self._distribute_rows(plan, out, began, start, now)
                     self._plan = []
         except Cancelled:
@@ -339,30 +339,6 @@ class StepLoop:
                 self.tracker.end_stopped()
                 if self._stateful:
                     self._evaluate_again(plan)
-
-    def _taking(self, plan: Plan) -> dict[int, int]:
-        """By entry (`id`), how many of its last rows in this step are kept for drafts."""
-        sequences, taking = len(self._scheduler.decoding), {}
-        for entry, rows in plan:
-            speculation = entry.owner.speculation
-            count = 0 if speculation is None else speculation.carried(sequences)
-            if count and entry.state is _DECODING:
-                count = rows
-            elif count:
-                count = entry.done + rows - max(entry.done, entry.length - count)
-            if count > 0:
-                taking[id(entry)] = min(rows, count)
-        return taking
-
-    def _give_carried(self, plan: Plan, taking: dict[int, int]) -> None:
-        """Give what a step left behind the last layer to the requests that take it."""
-        carried, at = self.program.carried(), 0
-        for entry, rows in plan:
-            at += kept_rows(entry, rows, taking)
-            taken = taking.get(id(entry), 0)
-            if taken:
-                first = entry.done + rows - taken
-                entry.owner.speculation.take_carried(first, carried[at - taken : at])
 
     def _distribute_rows(
         self, plan: Plan, out: np.ndarray, began: float, start: float, now: float
