@@ -104,40 +104,51 @@ class AttentionRecorder(Recorder):
         rope: Rope | None,
         style: str,
         scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
+        # queries and keys before the scores
         q_norm: np.ndarray | None = None,
         k_norm: np.ndarray | None = None,
         eps: float = 0.0,
-        sinks: np.ndarray | None = None,
-        slopes: np.ndarray | None = None,
-        rope_start: int = 0,
         norm_last: bool = False,
+        rope_start: int = 0,
         temper: tuple[float, int, int] | None = None,
-        relative: np.ndarray | None = None,
+        # the keys that a row sees
+        window: int = 0,
         chunk: int = 0,
         spans: bool = False,
         behind: bool = False,
         strict: bool = False,
-        most: int = 0,
         choice: Choice | None = None,
+        most: int = 0,
+        # the scores
+        softcap: float = 0.0,
+        sinks: np.ndarray | None = None,
+        slopes: np.ndarray | None = None,
+        relative: np.ndarray | None = None,
+        # the store
         pages: int | None = None,
     ) -> Value:
         """Attention of q over the k and v stored so far: per-head norm, rope, store, softmax(scale
         * q.k) v. rope None: no rotation (NoPE). Causal, unless the file or `see_all` says
         otherwise; then a row sees its whole sequence.
 
-        sinks (query heads,): a score without a value; slopes (query heads,): ALiBi; relative (query
-        heads, 2 n + 1): a bias for each distance key - query from -n to n. window: keys at a
-        smaller distance, on both sides if attention is not causal; 0 for all. rope_start: the float
-        of each head where rotation begins. norm_last: the norms come after it. temper: (rate, span,
-        offset), the growth of queries with their position (see the op `rope_store`). chunk: rows
-        see the keys from its last multiple on. spans: if attention is not causal, rows see only the
-        keys of their span in the batch; behind: only those behind it. strict: no key after a row's
-        own, even if a batch says that rows of an image see each other. most: the positions a
-        sequence may have, if the model attends differently beyond; 0 for any. choice: rows see no
-        other keys. pages: the layer whose pages take k and v, which has others of the same shape
-        for other tokens, or needs them no more; None for pages of its own.
+        Before the scores: q_norm, k_norm: weights of RMS norms over each head, with eps; norm_last:
+        they come after the rotation. rope_start: the float of each head where rotation begins.
+        temper: (rate, span, offset), the growth of queries with their position (see the op
+        `rope_store`).
+
+        The keys that a row sees: window: those at a smaller distance, on both sides if attention is
+        not causal; 0 for all. chunk: those from its last multiple on. spans: if attention is not
+        causal, only those of the row's span in the batch; behind: only those behind it. strict:
+        none after the row's own, even if a batch says that rows of an image see each other. choice:
+        no others. most: the positions a sequence may have, if the model attends differently beyond;
+        0 for any.
+
+        Scores: softcap: their limit c in c tanh(score / c), 0 for none. sinks (query heads,): a
+        score without a value; slopes (query heads,): ALiBi; relative (query heads, 2 n + 1): a bias
+        for each distance key - query from -n to n.
+
+        pages: the layer whose pages take k and v, which has others of the same shape for other
+        tokens, or needs them no more; None for pages of its own.
         """
         if self.causal is None:
             self.causal = self.keys.flag("attention.causal", default=True)
