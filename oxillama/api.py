@@ -201,7 +201,7 @@ class InferenceEngine:
         return self._loaded.sampler(self.engine_config.sampler)
 
     @property
-    def opened(self) -> Loaded:
+    def loaded(self) -> Loaded:
         """The loaded model, its vocabulary and the core of its engine, from which drafts and
         `SpeculativeEngine` are made.
         """

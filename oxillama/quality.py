@@ -167,7 +167,7 @@ def perplexity(
                     if rows is not None:
                         distances.append(_distance(next(rows), log_p, window[position + 1]))
 
-            submit_rows(engine.opened.core, window, take, owner=engine).result()
+            submit_rows(engine.loaded.core, window, take, owner=engine).result()
             if progress is not None:
                 progress(index + 1, len(windows), float(np.exp(np.mean(losses))))
         if base is not None:
@@ -336,7 +336,7 @@ def widest_collected(engine: InferenceEngine) -> int:
     """The largest window of `collect_imatrix`: it must fit one step of the engine's program, and a
     session.
     """
-    return min(engine.context_size, engine.opened.core.program.max_rows)
+    return min(engine.context_size, engine.loaded.core.program.max_rows)
 
 
 def collect_imatrix(
@@ -366,7 +366,7 @@ def collect_imatrix(
         )
     sums: dict[str, np.ndarray] = {}
     counts: dict[str, int | np.ndarray] = {}
-    tensors = engine.opened.model.reader.tensors
+    tensors = engine.loaded.model.reader.tensors
     for index, window in enumerate(windows):
         with engine.raw_loop() as loop:
             seen = set()

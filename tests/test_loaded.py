@@ -43,7 +43,7 @@ def served(path, **options):
     data = np.fromfile(path, np.uint8)
     engine = oxillama.load_model_from_bytes(data, num_threads=1, **options)
     engine.generate([5, 6, 7], max_tokens=4)
-    held = [weakref.ref(data), weakref.ref(engine.opened.core.program)]
+    held = [weakref.ref(data), weakref.ref(engine.loaded.core.program)]
     return engine, held
 
 
@@ -66,7 +66,7 @@ def test_a_closed_engine_frees_paged_weights_at_once(uncollected):
     least = int(str(caught.value).split("wanted at least ")[1].split()[0])
     engine = oxillama.load(offload=oxillama.Budget(least), num_threads=1)
     engine.generate("Once", max_tokens=2)
-    held = weakref.ref(engine.opened.model.pager)
+    held = weakref.ref(engine.loaded.model.pager)
     engine.close()
     assert held() is None
 
@@ -77,7 +77,7 @@ def test_an_engine_that_is_dropped_frees_its_model_without_the_collector(uncolle
         engine, held = served(oxillama.embedded_path())
     else:  # its loop has never run
         engine = oxillama.load(num_threads=1)
-        held = [weakref.ref(engine.opened.core.program)]
+        held = [weakref.ref(engine.loaded.core.program)]
     del engine
     end = time.monotonic() + 20
     while any(each() is not None for each in held):

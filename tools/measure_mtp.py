@@ -189,7 +189,7 @@ def ours(path: Path, prompt: list[int], tokens: int, threads: int, ways: list) -
     """Tokens per second of each way, in turn on one engine, after a first run of each."""
     found: dict = {}
     with oxillama.load(path, num_threads=threads, prefix_cache=False) as engine:
-        engine.opened.model.pack()
+        engine.loaded.model.pack()
         want = tuple(FIRST + (prompt[-1] - FIRST + 1 + i) % BLOCK for i in range(tokens))
         for way in [*ways, *ways]:
             began = 0.0

@@ -278,7 +278,7 @@ class Conversation:
 
     def size(self, messages: list[dict[str, Any]]) -> int:
         """Tokens of a conversation as its template writes it."""
-        return len(self.engine.opened.chat.turn(messages, **self.tools).prompt)
+        return len(self.engine.loaded.chat.turn(messages, **self.tools).prompt)
 
     def _once(self, text: str) -> None:
         if text not in self._said:
@@ -356,7 +356,7 @@ class Commands:
                 if not (engine.takes_images or engine.takes_audio)
                 else f"the model's encoder is of {'audio' if image else 'images'} alone"
             )
-        engine.opened.check_media(media_part(media.file_part(file), file.path))
+        engine.loaded.check_media(media_part(media.file_part(file), file.path))
         conversation.attached.append(file)
         note(f"[{len(conversation.attached)} with the next message]")
 
@@ -475,7 +475,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     with load(arguments) as engine:
         lora.apply(engine, arguments.lora)
         use_template(arguments, engine)
-        _ = engine.opened.chat  # a file without a template is said before the first message
+        _ = engine.loaded.chat  # a file without a template is said before the first message
         conversation = Conversation(
             engine, system=system, options=options, tools=tools, timings=arguments.timings
         )

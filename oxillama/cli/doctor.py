@@ -38,7 +38,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
             print(engine.dump())
         checks = [("", engine.diagnose(engine.tokenize(arguments.prompt)))]
         # that of a folder is not converted for this alone
-        media = engine.opened.media if arguments.mmproj else None
+        media = engine.loaded.media if arguments.mmproj else None
         if media is not None and engine.takes_images:
             checks.append(("of the image encoder ", media.vision.diagnose(_image())))
         if media is not None and engine.takes_audio:

@@ -251,7 +251,7 @@ def _announce(engine: oxillama.InferenceEngine) -> None:
     """Say on standard error that packed weights will be written to the disk, and how to say no; or
     why they will not be.
     """
-    writer = engine.opened.model.writer
+    writer = engine.loaded.model.writer
     if writer is None:
         return
     off, why = "--sidecar 0 or OXILLAMA_SIDECAR=0 turns this off", writer.foreseen()

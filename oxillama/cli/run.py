@@ -153,7 +153,7 @@ def use_template(arguments: argparse.Namespace, engine: oxillama.InferenceEngine
     """Write conversations as `--chat-template` says."""
     given = chat_template_of(arguments)
     if given is not None:
-        engine.opened.use_template(given)
+        engine.loaded.use_template(given)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -215,7 +215,7 @@ def _room_in_options() -> Iterator[None]:
 def _has_template(engine: oxillama.InferenceEngine) -> bool:
     """Whether the file says how conversations are written."""
     try:
-        return engine.opened.chat is not None
+        return engine.loaded.chat is not None
     except oxillama.TemplateError:
         return False
 

@@ -284,7 +284,7 @@ class Llama:
                 self._engine.close()
                 raise
         if chat_format is not None:
-            self._engine.opened.use_template(TEMPLATES[chat_format])
+            self._engine.loaded.use_template(TEMPLATES[chat_format])
 
     @classmethod
     @spelled
@@ -887,7 +887,7 @@ class Llama:
 
     def _state_of(self, rules: Grammar) -> Any:
         """The state of a grammar before its first token."""
-        return self.engine.opened.required_vocabulary.masker.state(rules)
+        return self.engine.loaded.required_vocabulary.masker.state(rules)
 
     def _sampler(self, given: Mapping[str, Any], seed: int | None) -> Sampler:
         """A sampler, by the arguments of `sample` and `generate`, that has seen the session's
@@ -906,7 +906,7 @@ class Llama:
         )
         made = sampler_of(
             config,
-            self.engine.opened.required_vocabulary,
+            self.engine.loaded.required_vocabulary,
             self.engine.config.vocab_size,
             seed=config.seed,
             processors=given["logits_processor"] or (),
@@ -959,7 +959,7 @@ class Llama:
             token = sampler.sample(row, None if state is None else state.mask())
             sampler.accept(token)
             if state is not None:
-                self.engine.opened.required_vocabulary.masker.advance(state, token)
+                self.engine.loaded.required_vocabulary.masker.advance(state, token)
             more = yield token
             sent = [] if more is None else [*more]
             sampler.accept_prompt(sent)
@@ -991,7 +991,7 @@ class Llama:
     def _follow(self) -> None:
         """Make the session of the last completion the current one."""
         self._session, self._rows = (
-            self.engine.opened.last_session("Llama: there is no session"),
+            self.engine.loaded.last_session("Llama: there is no session"),
             None,
         )
 

@@ -77,7 +77,7 @@ class Publisher:
         used since so long ago is there, infinite where nothing was evicted). No hashes where it
         stores states, which cannot be listed; none and 0.0 where there is no cache.
         """
-        core = engine.opened.core
+        core = engine.loaded.core
         cache = core.prefix
         if cache is None:
             return b"", 0.0

@@ -54,7 +54,7 @@ class ServedModel:
         self.users = 0
         self.leaving = False  # it is to be unloaded when nobody uses it
         # its architecture if that has no next token
-        self.encoder: str | None = engine.opened.core.encoder
+        self.encoder: str | None = engine.loaded.core.encoder
         self.slots = engine.engine_config.scheduling().max_sequences  # sequences that run at once
         self.adapters = Adapters(engine)
         self.metadata: dict[str, Any] = _metadata(engine)
@@ -71,7 +71,7 @@ class ServedModel:
             self.builder = PromptBuilder(
                 source,
                 self.vocabulary,
-                engine.opened.media,
+                engine.loaded.media,
                 late_instructions=late_instructions,
             )
         if self.bridge.vocabulary.model == "gpt2":

@@ -29,7 +29,7 @@ async def scores(
     def prompts() -> list[list[int]]:
         engine = model.engine
         try:
-            numbers.append(scored_label(engine.opened.model, None))
+            numbers.append(scored_label(engine.loaded.model, None))
         except ConfigError as error:
             raise ApiError(
                 400,

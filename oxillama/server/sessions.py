@@ -257,7 +257,7 @@ class Sessions:
         if not path.is_file():
             raise missing(name)
         try:
-            snapshots = model.engine.opened.core.require_snapshots()
+            snapshots = model.engine.loaded.core.require_snapshots()
             session, recorded = snapshots.restored(path)
         except (OxillamaError, OSError) as error:
             raise from_engine(error, param="session") from error

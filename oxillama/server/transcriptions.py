@@ -63,7 +63,7 @@ async def create(call: Call) -> Response:
 
 def _submit(model: ServedModel, body: Mapping[str, Any]) -> Any:
     """The request for a file's text, off the event loop."""
-    media, bridge = model.engine.opened.media, model.tokenizer()
+    media, bridge = model.engine.loaded.media, model.tokenizer()
     if media is None or "audio" not in media.kinds:
         raise without_encoder(MediaPart("audio", "file", None))
     try:

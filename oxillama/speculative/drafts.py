@@ -111,7 +111,7 @@ class ModelEngine(Protocol):
     """An engine with a model loaded (`InferenceEngine`)."""
 
     @property
-    def opened(self) -> Any:
+    def loaded(self) -> Any:
         """The model that is loaded now, an `OpenedModel`."""
 
 
@@ -169,7 +169,7 @@ class DraftModels:
 
     def core(self, asked: ModelEngine) -> EngineCore:
         """The core of such an engine now."""
-        return asked.opened.core
+        return asked.loaded.core
 
     def open(
         self,
@@ -196,7 +196,7 @@ class DraftModels:
             draft = early_exit(model, depth, **self._sizes(given))
             return self._over_target(ModelDrafter, draft, given, own_sampler=own_sampler)
         if isinstance(asked, ModelEngine):
-            return self._over_model(asked.opened, own_sampler), None
+            return self._over_model(asked.loaded, own_sampler), None
         path = draft_file(asked, self._locate) or Path(asked)
         path = choose_draft(model, path) if path.is_dir() else path
         reader = GgufReader(path)

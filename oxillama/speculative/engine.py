@@ -103,16 +103,16 @@ class SpeculativeEngine:
         return self._mine[-1]
 
     def _opened_draft(self, config: EngineConfig | None) -> ModelDrafter:
-        opened, source, own = self.target.opened, self.config.draft, None
+        loaded, source, own = self.target.loaded, self.config.draft, None
         if source == "requantised":
             self._folder = TemporaryDirectory(prefix="oxillama-draft-", ignore_cleanup_errors=True)
-            source = requantised_draft(opened.model, self._folder.name)
+            source = requantised_draft(loaded.model, self._folder.name)
         if self.config.draft_sampler is not None:
             # not a method: a drafter that refers to this engine would keep it alive
-            own = partial(_draft_sampler, self.config.draft_sampler, opened.vocabulary)
+            own = partial(_draft_sampler, self.config.draft_sampler, loaded.vocabulary)
         models = DraftModels(
-            opened.model,
-            opened.vocabulary,
+            loaded.model,
+            loaded.vocabulary,
             open_model=open_model,
             core_over=core_over,
             locate=located_draft,
@@ -196,9 +196,9 @@ class SpeculativeEngine:
 
         It can be taken after any end of a request; the resumed engine generates the same tokens.
         """
-        opened = self.target.opened
-        session = opened.last_session(_NOTHING_TO_SAVE)
-        opened.core.wait_for_cancelled(session)
+        loaded = self.target.loaded
+        session = loaded.last_session(_NOTHING_TO_SAVE)
+        loaded.core.wait_for_cancelled(session)
         if self._background is not None:
             self._background.wait_for_ended()
         draft = self.drafter.save(session)
@@ -219,7 +219,7 @@ class SpeculativeEngine:
         """Write `snapshot` to a file, completely or not at all. The file must not be one of the two
         models.
         """
-        for core in (self.target.opened.core, self.drafter.core):
+        for core in (self.target.loaded.core, self.drafter.core):
             check_apart("snapshot_to_file", path, core.files())
         write_parts(path, [self.snapshot()])
 
@@ -268,12 +268,12 @@ class SpeculativeEngine:
             except BaseException:
                 session.close()
                 raise
-            target.opened.default_session.take(session)
+            target.loaded.default_session.take(session)
             return engine
         opened = InferenceEngine.resume(saved.target, target)
         try:
             engine = cls._resumed(
-                replace(config, target=opened), opened.opened.last_session(_NOTHING_TO_SAVE), saved
+                replace(config, target=opened), opened.loaded.last_session(_NOTHING_TO_SAVE), saved
             )
         except BaseException:
             opened.close()

@@ -50,7 +50,7 @@ def test_rows_of_a_clip_take_the_place_of_tokens(engine):
     prompt = engine.audio_prompt(["She said ", (clip(1.0), RATE), " and left."])
     (placed,) = prompt.audio
     assert prompt.images == () and len(placed.features) == 25
-    wanted = engine.opened.media.hearing.features(clip(1.0))
+    wanted = engine.loaded.media.hearing.features(clip(1.0))
     assert np.array_equal(placed.features.rows, wanted)
     text = engine.detokenize([*prompt[: placed.start], *prompt[placed.end :]])
     assert text.strip() == "She said <|audio_bos|><|audio_eos|> and left."
@@ -110,14 +110,14 @@ def test_sessions_fork_truncate_and_resume_without_the_encoder(engine, tmp_path)
 def test_a_template_writes_clips_or_they_go_where_their_parts_were(engine):
     shown = {}
     for template in (PLAIN, PARTS):
-        engine.opened.use_template(template)
-        turn = engine.opened.chat.turn(told("a ", clip(1.0), "b"))
+        engine.loaded.use_template(template)
+        turn = engine.loaded.chat.turn(told("a ", clip(1.0), "b"))
         (placed,) = turn.prompt.audio
         ids = list(turn.prompt)
         shown[template] = [
             engine.detokenize(part).strip() for part in (ids[: placed.start], ids[placed.end :])
         ]
-    engine.opened.use_template(PLAIN)
+    engine.loaded.use_template(PLAIN)
     assert shown[PLAIN] == ["user: a <|audio_bos|>", "<|audio_eos|>b"]
     assert shown[PARTS] == ["user: a Audio: <|audio_bos|>", "<|audio_eos|>\nb"]
 
@@ -130,7 +130,7 @@ def test_the_row_of_a_template_of_gemma_3n_stands_for_a_clip(tmp_path):
         "<audio_soft_token>{% else %}{{ p.text }}{% endif %}{% endfor %}\n{% endfor %}"
     )
     with oxillama.load(mmproj=heard, kv_type="f32", chat_template=template) as engine:
-        prompt = engine.opened.chat.turn(told("a ", clip(0.5), "b")).prompt
+        prompt = engine.loaded.chat.turn(told("a ", clip(0.5), "b")).prompt
         (placed,) = prompt.audio
         assert len(placed.features) == 189
         parts = (list(prompt[: placed.start]), list(prompt[placed.end :]))
@@ -155,7 +155,7 @@ def test_every_form_of_a_part_is_the_same_clip(engine, tmp_path):
     )
     digests = set()
     for form in forms:
-        turn = engine.opened.chat.turn([{"role": "user", "content": [form]}])
+        turn = engine.loaded.chat.turn([{"role": "user", "content": [form]}])
         digests.add(turn.prompt.audio[0].features.digest)
     assert len(digests) == 1
 
@@ -248,7 +248,7 @@ def test_images_and_clips_share_a_prompt(tmp_path):
             {"type": "image", "image": image_of(56, 56)},
             {"type": "audio", "audio": (clip(0.7), RATE)},
         ]
-        prompt = engine.opened.chat.turn([{"role": "user", "content": parts}]).prompt
+        prompt = engine.loaded.chat.turn([{"role": "user", "content": parts}]).prompt
         assert [each.features.kind for each in prompt.media] == ["audio", "image", "audio"]
         mixed = engine.audio_prompt([(clip(0.5), RATE), parts[2]])
         assert [each.features.kind for each in mixed.media] == ["audio", "image"]

@@ -229,7 +229,7 @@ def test_ids_of_calls_fit_a_template_that_counts_their_characters():
         return out
 
     with Llama(MODEL, n_threads=1, n_ctx=512) as llm:
-        llm.engine.opened.use_template(template)
+        llm.engine.loaded.use_template(template)
         found = [
             llm.create_chat_completion(talk(*ids), max_tokens=4, temperature=0)
             for ids in (("call_0_a", "call_0_b"), ("call00000", "call00001"), ("x", "x"))

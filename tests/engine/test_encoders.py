@@ -189,7 +189,7 @@ def test_a_reranker_reads_a_pair_of_texts(cases, name, between):
 
 def test_yes_or_no_is_asked_in_the_files_own_words(cases):
     with oxillama.load(cases / "embed" / "qwen3_reranker" / "f32.gguf", kv_type="f32") as engine:
-        template = engine.opened.model.reader.metadata["tokenizer.chat_template.rerank"]
+        template = engine.loaded.model.reader.metadata["tokenizer.chat_template.rerank"]
         whole = template.replace("{query}", "a cat").replace("{document}", "the dog")
         wanted = engine.embed(engine.tokenize(whole, add_special=False), pooling="rank")
         assert engine.config.pooling == "rank" and engine.config.labels == ("yes", "no")

@@ -163,7 +163,7 @@ class CancellingStep:
 def test_a_step_is_stopped_for_a_cancel_where_no_other_request_loses_its_state(path, solo, alone):
     plain = dict(num_threads=1, prefix_cache=False, speculative=False)
     with oxillama.load(path, **plain) as engine:
-        core = engine.opened.core
+        core = engine.loaded.core
         program = core._loop.program = CancellingStep(core.program)
         with core.lock:  # no step before all are known
             others = [] if alone else [engine.submit(PROMPT[:8], **GREEDY)]
@@ -182,7 +182,7 @@ def test_a_stopped_step_leaves_a_beam_search_and_siblings_as_they_were(path):
     with oxillama.load(path, num_threads=1) as engine:
         wanted = engine.beam_generate(PROMPT, beams, cache_prompt=False)
         several = [each.tokens for each in engine.generate(PROMPT, **asked)]
-        loop = engine.opened.core._loop
+        loop = engine.loaded.core._loop
         program = loop.program
         for at in (1, 2, 4):
             loop.program = StoppedStep(program, at)
@@ -197,7 +197,7 @@ def test_a_stopped_step_leaves_a_beam_search_and_siblings_as_they_were(path):
 def test_a_request_cancelled_in_a_step_leaves_right_states_behind(path, at):
     """In its session, which goes on, and in the prefix cache."""
     with oxillama.load(path, num_threads=1) as engine:
-        core, session = engine.opened.core, engine.session()
+        core, session = engine.loaded.core, engine.session()
         engine.prefill(PROMPT[:20], session=session)
         program = core.program
         with core.lock:  # no step before the request is known
@@ -219,7 +219,7 @@ def test_a_request_cancelled_in_a_step_leaves_right_states_behind(path, at):
 @pytest.mark.parametrize("at", [1, 3])
 def test_a_session_whose_step_got_no_memory_goes_on_with_the_tokens_that_it_has(path, at):
     with oxillama.load(path, num_threads=1) as engine:
-        session, loop = engine.session(), engine.opened.core._loop
+        session, loop = engine.session(), engine.loaded.core._loop
         engine.prefill(PROMPT[:20], session=session)
         program, loop.program = loop.program, StoppedStep(loop.program, at, MemoryError("none"))
         with pytest.raises(MemoryError, match="none"):

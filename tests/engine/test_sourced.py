@@ -215,7 +215,7 @@ def test_there_is_one_source(engine):
         engine.prefill(TEXT, session=session)
     assert len(session) == length
     with oxillama.load() as other:
-        core = engine.opened.core
+        core = engine.loaded.core
         with pytest.raises(ConfigError, match="found a source for a model without an encoder"):
             other.generate(core.sourced([4, 5]), max_tokens=1)
     for prompt in ([4, 5], [6, 7] + core.sourced([4, 5]), core.sourced([4]) + core.sourced([5])):
@@ -224,7 +224,7 @@ def test_there_is_one_source(engine):
 
 
 def _request(engine, tokens):
-    core = engine.opened.core
+    core = engine.loaded.core
     return core.request(PrefillRequest, core.new_session(tokens))
 
 
@@ -254,7 +254,7 @@ def test_what_a_source_has_no_output_for_is_refused(engine, tmp_path):
 
 
 def test_an_adapter_changes_both_sides(path, engine, tmp_path):
-    rng, shapes = np.random.default_rng(2), engine.opened.model.reader.tensors
+    rng, shapes = np.random.default_rng(2), engine.loaded.model.reader.tensors
     names = ("enc.blk.1.attn_q.weight", "dec.blk.0.cross_attn_k.weight", "dec.blk.1.attn_v.weight")
     pairs = {name: random_pair(name, tuple(shapes[name].shape), 4, rng) for name in names}
     options = dict(max_tokens=8, temperature=0, ignore_eos=True)
@@ -297,15 +297,15 @@ def test_a_source_that_does_not_fit_says_so(path):
 def test_every_op_of_both_agrees_with_its_meaning(engine):
     found = list(engine.diagnose(SOURCE))
     assert all(each.agrees for each in found) and max(each.error for each in found) < 2e-5
-    tape = engine.opened.model.tape
+    tape = engine.loaded.model.tape
     assert len(found) == len(tape.ops) + len(tape.source.ops)
     assert sorted(each.index for each in found) == list(range(len(found)))
 
 
 def test_slices_of_a_prompt_do_not_cut_a_source(engine):
-    prompt = engine.opened.core.sourced([4, 5, 6])
+    prompt = engine.loaded.core.sourced([4, 5, 6])
     assert isinstance(prompt, ImagePrompt) and list(prompt) == [4, 5, 6, 0]
     with pytest.raises(ContextError, match="within the source"):
         prompt[:2]
-    assert engine.opened.core.sourced(prompt) is prompt
-    assert engine.opened.core.sourced([]) == []
+    assert engine.loaded.core.sourced(prompt) is prompt
+    assert engine.loaded.core.sourced([]) == []

@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(self, clock, pages=1 << 20):
         self.cache = PrefixKvCache(Pool(), max_memory_bytes=pages)
-        self.opened = SimpleNamespace(core=SimpleNamespace(prefix=self.cache, lock=Lock()))
+        self.loaded = SimpleNamespace(core=SimpleNamespace(prefix=self.cache, lock=Lock()))
         self.publisher, self.load, self.served = Publisher(clock=clock), 0, 0
 
     def answer(self, prompt):

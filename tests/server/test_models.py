@@ -84,7 +84,7 @@ def test_a_model_that_left_is_freed_without_the_collector(folder):
     with asking(models_dir=folder, max_loaded=1) as server:
         server.ok("/v1/chat/completions", {**chat, "model": "one"})
         (model,) = server.app.state.models.loaded()
-        core = model.engine.opened.core
+        core = model.engine.loaded.core
         left = [weakref.ref(each) for each in (model, model.bridge, model.engine, core)]
         del model, core
         slots = server.app.state.slot_sessions

@@ -505,7 +505,7 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event_and_its_end(listening, p
         first = made.recv(400)
         assert status(first) == 200
         (job,) = listening.app.state.jobs.values()
-        loop = job.model.engine.opened.core._loop
+        loop = job.model.engine.loaded.core._loop
         with loop._lock:
             loop.tracker.end(job.requests[0], None, RuntimeError("Qz7 is private"))
         found = first + rest(made)

@@ -85,7 +85,7 @@ def options_of(rng):
 
 def forced(engine, path, most=16):
     """Candidates of the draft alone, as many as fit, whatever they cost."""
-    drafter = engine.opened.core.speculator.registry.resolve(path).drafter
+    drafter = engine.loaded.core.speculator.registry.resolve(path).drafter
     return Candidates(drafter, most=most, adaptive=False)
 
 
@@ -186,7 +186,7 @@ def targets_of_any_kind_draft(target, draft):
             for way in (forced(engine, draft, 3), None, "auto"):
                 done = engine.generate(prompt, speculative=way, **options)
                 assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
-        drafter = engine.opened.core.speculator.registry.resolve(draft).drafter
+        drafter = engine.loaded.core.speculator.registry.resolve(draft).drafter
         assert drafter.forwarded
         assert engine.metrics().pages_leaked == drafter.core.metrics().pages_leaked == 0
 

@@ -164,7 +164,7 @@ def test_candidates_are_those_of_a_text_evaluated_from_nothing(files, tmp_path, 
             running.result()
         assert engine.metrics().requests_preempted_total > 0
         assert engine.metrics().pages_leaked == 0
-        target = engine.opened.model
+        target = engine.loaded.model
         drafted = [(tokens, found) for tokens, found in asked.found if found]
         assert len(drafted) > 100 and max(len(tokens) for tokens, _ in drafted) > 150
         for tokens, found in drafted[::7]:

@@ -115,7 +115,7 @@ def test_no_step_is_run_to_measure(tmp_path):
     """A request takes as many steps as it has tokens and candidates allow, the first one too."""
     tiny.write(tmp_path / "m.gguf", "llama")
     with oxillama.load(tmp_path / "m.gguf", num_threads=1) as engine:
-        core = engine.opened.core
+        core = engine.loaded.core
         ran, step = [], core.program.step
 
         class Program:
@@ -138,7 +138,7 @@ def test_no_step_is_run_to_measure(tmp_path):
 def test_what_one_request_learned_serves_the_next(tmp_path):
     tiny.write(tmp_path / "m.gguf", "llama")
     with oxillama.load(tmp_path / "m.gguf", num_threads=1) as engine:
-        planner = engine.opened.core.speculator
+        planner = engine.loaded.core.speculator
         engine.generate([1, 2, 3], speculative="lookup", sampler=GREEDY, max_tokens=20)
         costs = planner.costs
         assert costs is not None and costs(1) > 0

@@ -84,7 +84,7 @@ def test_every_candidate_of_a_first_proposal_may_be_accepted(target):
     with SpeculativeDecoder(
         AsyncSpecConfig(spec_k=3, target_sampler=GREEDY, max_tokens=60), target, target
     ) as decoder:
-        planner, accepted = target.opened.core.speculator, 0
+        planner, accepted = target.loaded.core.speculator, 0
         for prompt in ("Once", "A dog", "Tom"):
             # as if speculation had paid so far: it is tried at once
             ledger = planner._record(decoder.engine.candidates.drafter).ledger

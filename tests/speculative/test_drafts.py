@@ -145,7 +145,7 @@ def test_an_engine_may_have_a_draft_for_every_request(target, stories):
     with oxillama.load(
         stories / "stories260K-f32.gguf", num_threads=1, speculative=draft
     ) as engine:
-        assert len(engine.opened.core.speculator.cores()) == 1  # loaded with the engine
+        assert len(engine.loaded.core.speculator.cores()) == 1  # loaded with the engine
         done = engine.generate("Once", max_tokens=30, sampler=GREEDY)
         assert done.tokens == wanted and done.speculation is not None
         plain = engine.generate("Once", max_tokens=30, sampler=GREEDY, speculative=False)
@@ -160,7 +160,7 @@ def test_a_snapshot_says_nothing_of_where_the_draft_is(stories, tmp_path, kind):
     target = stories / "stories260K-f32.gguf"
     with oxillama.load(target, num_threads=1, speculative=kind(draft)) as engine:
         first = engine.generate("Once", max_tokens=9, sampler=GREEDY)
-        saved = engine.opened.last_session("none").snapshot()
+        saved = engine.loaded.last_session("none").snapshot()
         assert "speculative" not in engine.engine_config.to_dict()
         rest = engine.generate(None, max_tokens=9, sampler=GREEDY)
     draft.unlink()

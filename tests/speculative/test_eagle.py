@@ -233,8 +233,8 @@ def test_it_takes_the_place_of_layers_that_predict_further_tokens(tmp_path):
         oxillama.load(target, num_threads=1) as plain,
         oxillama.load(target, num_threads=1, speculative=tmp_path / "d.gguf") as engine,
     ):
-        assert plain.opened.core.speculator.registry._predictor() is not None
-        assert engine.opened.core.speculator.registry._predictor() is None
+        assert plain.loaded.core.speculator.registry._predictor() is not None
+        assert engine.loaded.core.speculator.registry._predictor() is None
         message = "found 'mtp' for a model that was loaded with a draft of another kind"
         with pytest.raises(oxillama.ConfigError, match=message):
             engine.generate([5, 6, 7], max_tokens=3, speculative="mtp")

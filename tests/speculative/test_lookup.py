@@ -189,7 +189,7 @@ def test_the_engines_config_says_what_requests_without_the_option_get(tmp_path, 
     assert oxillama.EngineConfig().speculative == "auto"
     with oxillama.load(tmp_path / "m.gguf", num_threads=1, speculative=False) as plain:
         wanted = plain.generate([1, 2, 3], logprobs=2, **options)
-        assert not plain.opened.core.speculator.costs  # nothing is measured for nobody
+        assert not plain.loaded.core.speculator.costs  # nothing is measured for nobody
     with oxillama.load(tmp_path / "m.gguf", num_threads=1, speculative=value) as engine:
         for asked, expected in (({}, value in ("auto", "lookup")), ({"speculative": False}, False)):
             made = engine.submit([1, 2, 3], logprobs=2, **options, **asked)
@@ -208,7 +208,7 @@ def test_a_model_that_cannot_drop_candidates_does_not_speculate_unless_asked(cas
         options = dict(temperature=0, max_tokens=12, ignore_eos=True)
         looking = engine.submit([1, 2, 3], **options)
         assert isinstance(looking.speculation, LookupSpeculation)
-        engine.opened.core.states.spares = 0  # as of one whose state is too large
+        engine.loaded.core.states.spares = 0  # as of one whose state is too large
         made = engine.submit([1, 2, 3], **options)
         assert made.speculation is None
         asked = engine.generate([1, 2, 3], speculative="lookup", **options)
@@ -239,7 +239,7 @@ def test_a_request_that_did_not_ask_looks_only_while_it_decodes_alone():
 
 def test_by_default_a_grammar_forces_text_and_nothing_is_looked_up():
     with oxillama.load(num_threads=1) as engine:
-        registry = engine.opened.core.speculator.registry
+        registry = engine.loaded.core.speculator.registry
         masker = engine.submit("A", max_tokens=1, grammar='root ::= "a"').masker
         assert isinstance(registry.candidates(None, masker).drafter, ForcedText)
         assert isinstance(registry.candidates("auto", masker).drafter, FirstOf)

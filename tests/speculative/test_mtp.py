@@ -48,7 +48,7 @@ FROM_ROW = np.concatenate([np.zeros((HIDDEN, HIDDEN)), np.eye(HIDDEN)[np.argsort
 
 def forced(engine, most=16):
     """Candidates of the predictor alone, as many as fit, whatever they cost."""
-    drafter = engine.opened.core.speculator.registry._predictor()
+    drafter = engine.loaded.core.speculator.registry._predictor()
     return Candidates(drafter, most=most, adaptive=False)
 
 
@@ -72,7 +72,7 @@ def test_rows_that_lie_behind_the_window_are_let_go(tmp_path, monkeypatch):
             )
             assert done.speculation.rejected == 0 and done.speculation.accepted >= 50
         # the window of the prompt, what was generated twice, candidates that ended the text
-        drafter = engine.opened.core.speculator.registry._predictor()
+        drafter = engine.loaded.core.speculator.registry._predictor()
         assert drafter.forwarded < 2 * (8 + 2 * 90)
 
 
@@ -125,7 +125,7 @@ def test_what_was_not_taken_while_others_ran_is_waited_for(half, tokens):
     """By default there are candidates for one that is alone: steps with others leave no rows, and
     one of these may end before a token of the same step is drawn.
     """
-    drafter, others = half.opened.core.speculator.registry._predictor(), []
+    drafter, others = half.loaded.core.speculator.registry._predictor(), []
     options = dict(max_tokens=40, sampler=GREEDY, cache_prompt=False)
     wanted = half.generate([5, 6, 7], speculative=False, **options)
     alone = Candidates(drafter, most=2, adaptive=False, alone=True)
@@ -136,7 +136,7 @@ def test_what_was_not_taken_while_others_ran_is_waited_for(half, tokens):
                 half.submit([9, 10], max_tokens=tokens, sampler=GREEDY, priority=-1, seed=1)
             )
 
-    with half.opened.core.lock:  # before its first token
+    with half.loaded.core.lock:  # before its first token
         running = half.submit([5, 6, 7], speculative=alone, **options)
         running.listen(comes, in_loop=True)
     done = running.result(20)
@@ -146,7 +146,7 @@ def test_what_was_not_taken_while_others_ran_is_waited_for(half, tokens):
 
 def test_a_session_whose_rows_end_before_its_pages_has_no_candidates(half):
     """As after a prompt that was evaluated again, of which a part was not taken."""
-    drafter, session = half.opened.core.speculator.registry._predictor(), half.session()
+    drafter, session = half.loaded.core.speculator.registry._predictor(), half.session()
     half.generate([5, 6, 7], session=session, max_tokens=20, speculative=forced(half))
     state = drafter.kept(session)
     assert len(state.held) > 10
@@ -167,14 +167,14 @@ def test_any_architecture_drafts_for_itself(arch, tmp_path):
             for way in (forced(engine, 3), None):
                 done = engine.generate(prompt, speculative=way, **options)
                 assert (done.tokens, done.logprobs) == (wanted.tokens, wanted.logprobs)
-        drafter = engine.opened.core.speculator.registry._predictor()
+        drafter = engine.loaded.core.speculator.registry._predictor()
         assert drafter.forwarded
         assert engine.metrics().pages_leaked == drafter.core.metrics().pages_leaked == 0
 
 
 def test_what_it_has_cost_is_known_to_the_next_request(half):
     """The ledger is that of the object which drafts."""
-    registry = half.opened.core.speculator.registry
+    registry = half.loaded.core.speculator.registry
     masker = half.submit([5], max_tokens=1, regex="[a-m]+").masker
     for asked, grammar in ((None, None), ("auto", None), (None, masker), ("auto", masker)):
         one, other = (registry.candidates(asked, grammar).drafter for _ in range(2))

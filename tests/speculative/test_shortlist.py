@@ -66,7 +66,7 @@ def test_a_small_vocabulary_has_none(tmp_path, monkeypatch):
 
 def test_nor_has_a_draft_whose_choice_the_text_depends_on(cases):
     with oxillama.load(cases / "stories260K" / "stories260K-f32.gguf", num_threads=1) as engine:
-        drafts: DraftModels = engine.opened.core.speculator.registry._source
+        drafts: DraftModels = engine.loaded.core.speculator.registry._source
         drafter, close = drafts.open("early_exit:2")
         assert drafter._shortlist is not None
         close()
@@ -84,7 +84,7 @@ def test_texts_stay_the_same(draft, cases):
     stories = cases / "stories260K"
     asked = stories / "stories260K-q8_0.gguf" if draft == "file" else draft
     with oxillama.load(stories / "stories260K-f32.gguf", num_threads=1) as engine:
-        registry = engine.opened.core.speculator.registry
+        registry = engine.loaded.core.speculator.registry
         drafter = registry.resolve(asked).drafter
         accepted = 0
         for seed, sampler in enumerate((SamplerConfig.greedy(), SamplerConfig(temperature=0.9))):

@@ -424,7 +424,7 @@ def test_a_draft_is_named_like_a_model(home, hub, monkeypatch, capsys):
             assert done.tokens == wanted and done.speculation is not None
         again = engine.generate("Once", max_tokens=8, temperature=0, speculative=names[3])
         # the same file is one draft, and a name is looked up once
-        assert again.tokens == wanted and len(engine.opened.core.speculator.cores()) == 3
+        assert again.tokens == wanted and len(engine.loaded.core.speculator.cores()) == 3
         assert listed == ["owner/name", "owner/name"] and hub.fetched == ["m-Q4_K_M.gguf"] * 2
         for name, told in (
             ("owner/name:Q5_K_M", "^speculative: owner/name: .*Q5_K_M"),
@@ -433,7 +433,7 @@ def test_a_draft_is_named_like_a_model(home, hub, monkeypatch, capsys):
             with pytest.raises(ConfigError, match=told):
                 engine.generate("Once", max_tokens=1, speculative=name)
     with oxillama.load(num_threads=1, speculative="owner/name:Q8_0") as engine:
-        assert len(engine.opened.core.speculator.cores()) == 1
+        assert len(engine.loaded.core.speculator.cores()) == 1
         assert engine.generate("Once", max_tokens=8, temperature=0).tokens == wanted
     made = SpeculativeEngine(SpeculativeConfig(None, "ollama:fox"))
     assert made.generate("Once", max_tokens=8, temperature=0).tokens == wanted

@@ -65,7 +65,7 @@ def prompt_of(name, image, vision):
 @pytest.mark.parametrize("name, image", images_of_cases())
 def test_logits_are_those_of_transformers(engines, name, image):
     engine = engines(name)
-    vision = engine.opened.media.vision
+    vision = engine.loaded.media.vision
     if image.endswith("_pad"):
         vision = Vision(VISION / name / "mmproj-f32.gguf", fit="pad")
     prompt = prompt_of(name, image, vision)
@@ -83,7 +83,7 @@ def test_logits_are_those_of_transformers(engines, name, image):
 def test_bits_do_not_depend_on_chunks_companions_or_stored_prefixes(engines, name):
     image = "sq56" if name == "gemma3" else "tall96x160"
     engine = engines(name)
-    prompt = prompt_of(name, image, engine.opened.media.vision)
+    prompt = prompt_of(name, image, engine.loaded.media.vision)
     wanted = engine.logits(prompt)
     alone = engine.generate(prompt, max_tokens=12, temperature=0, cache_prompt=False)
     with loaded(name, prefill_chunk_size=5, num_threads=1) as small:
@@ -108,7 +108,7 @@ def test_logits_of_gemma_4_are_those_of_transformers(cases, tmp_path):
     ) as engine:
         (features,) = (
             each
-            for each in engine.opened.media.vision.pieces(image_of(200, 84))
+            for each in engine.loaded.media.vision.pieces(image_of(200, 84))
             if isinstance(each, MediaFeatures)
         )
         prompt = ImagePrompt([2, 17, 33, 101, 255])
@@ -123,7 +123,7 @@ def test_logits_of_gemma_4_are_those_of_transformers(cases, tmp_path):
 
 def test_images_are_part_of_the_prefix_key(engines):
     engine = engines("qwen2vl")
-    vision = engine.opened.media.vision
+    vision = engine.loaded.media.vision
     one, other = (prompt_of("qwen2vl", image, vision) for image in ("wide168x84", "wide168x84"))
     rows = other.images[0].features.rows + np.float32(0.25)
     changed = MediaFeatures(rows, other.images[0].features.positions)
@@ -140,7 +140,7 @@ def test_sessions_with_images_fork_truncate_and_resume(engines, tmp_path):
     for name in ("gemma3", "qwen3vl"):
         engine = engines(name)
         image = "sq56" if name == "gemma3" else "wide128x64"
-        prompt = prompt_of(name, image, engine.opened.media.vision)
+        prompt = prompt_of(name, image, engine.loaded.media.vision)
         session = engine.session()
         engine.generate(prompt, session=session, max_tokens=4, temperature=0)
         start, end = prompt.images[0].start, prompt.images[0].end
@@ -175,7 +175,7 @@ def test_sessions_with_images_fork_truncate_and_resume(engines, tmp_path):
 
 def test_several_completions_and_beams_of_one_image(engines):
     engine = engines("qwen25vl")
-    prompt = prompt_of("qwen25vl", "tall84x140", engine.opened.media.vision)
+    prompt = prompt_of("qwen25vl", "tall84x140", engine.loaded.media.vision)
     greedy = engine.generate(prompt, max_tokens=5, temperature=0).tokens
     for done in engine.submit(prompt, n=2, max_tokens=5, temperature=0).result():
         assert done.tokens == greedy
@@ -194,7 +194,7 @@ def test_several_completions_and_beams_of_one_image(engines):
 def test_a_context_that_shifts_drops_whole_images(engines):
     engine = loaded("qwen2vl", context_size=48)
     with engine:
-        prompt = prompt_of("qwen2vl", "sq112", engine.opened.media.vision)
+        prompt = prompt_of("qwen2vl", "sq112", engine.loaded.media.vision)
         done = engine.generate(
             prompt, max_tokens=40, temperature=0, context_shift=True, keep=4, ignore_eos=True
         )
@@ -210,7 +210,7 @@ def test_a_shift_moves_an_image_whose_rows_come_together(tmp_path, taken):
     rng, waits, go = np.random.default_rng(3), threading.Event(), threading.Event()
     small = dict(context_size=64, max_pages=5, prefill_chunk_size=5, prefix_cache=False)
     with oxillama.load(tmp_path / "m.gguf", num_threads=1, speculative=False, **small) as engine:
-        width = engine.opened.model.program.embed_columns
+        width = engine.loaded.model.program.embed_columns
         prompt = ImagePrompt(rng.integers(0, 80, 40).tolist())
         prompt.add(MediaFeatures(rng.standard_normal((8, width), np.float32), together=True), 3)
         prompt.extend(rng.integers(0, 80, 14).tolist())
@@ -240,7 +240,7 @@ def test_a_shift_moves_an_image_whose_rows_come_together(tmp_path, taken):
 def test_an_image_whose_rows_come_together_must_fit_into_a_step(engines):
     steps = oxillama.SchedulerConfig(max_batch_tokens=4, max_batch_sequences=1, max_sequences=1)
     with loaded("gemma3", scheduler=steps) as engine:
-        prompt = prompt_of("gemma3", "sq56", engine.opened.media.vision)
+        prompt = prompt_of("gemma3", "sq56", engine.loaded.media.vision)
         with pytest.raises(ContextError, match="image: 4 rows, which are evaluated in one step"):
             engine.generate(prompt, max_tokens=1)
 
@@ -257,12 +257,12 @@ def message(*parts):
 @pytest.mark.parametrize("template", (CHATML, PARTS), ids=("text", "parts"))
 def test_a_chat_holds_images_where_its_messages_do(engines, template):
     engine = engines("qwen2vl")
-    engine.opened.use_template(template)
+    engine.loaded.use_template(template)
     written = [
         {"role": "system", "content": "<|image_pad|>"},
         message("one <|image_pad|> ", None, " two", None),
     ]
-    turn = engine.opened.chat.turn(written)
+    turn = engine.loaded.chat.turn(written)
     assert [len(each.features) for each in turn.prompt.images] == [16, 16]
     first, second = turn.prompt.images
     text = engine.detokenize(turn.prompt[first.end : second.start])
@@ -279,17 +279,17 @@ def secret_free(text):
 
 def test_a_chat_takes_every_kind_of_image(engines, tmp_path):
     engine = engines("qwen2vl")
-    engine.opened.use_template(PARTS)
+    engine.loaded.use_template(PARTS)
     path = tmp_path / "a.png"
     path.write_bytes(png("sq112"))
     from PIL import Image
 
     opened = Image.open(path)
     kinds = (png("sq112"), path, opened, np.asarray(opened.convert("RGB")))
-    wanted = engine.opened.chat.turn([message(None)]).prompt
+    wanted = engine.loaded.chat.turn([message(None)]).prompt
     for source in kinds:
         content = [{"type": "image", "image": source}]
-        found = engine.opened.chat.turn([{"role": "user", "content": content}]).prompt
+        found = engine.loaded.chat.turn([{"role": "user", "content": content}]).prompt
         assert list(found) == list(wanted)
         assert found.images[0].features.digest == wanted.images[0].features.digest
 
@@ -297,13 +297,13 @@ def test_a_chat_takes_every_kind_of_image(engines, tmp_path):
 def test_what_cannot_be_seen_is_refused_by_name(engines):
     path = VISION / "qwen2vl"
     with oxillama.load(path / "text-f32.gguf") as blind:
-        blind.opened.use_template(PARTS)
+        blind.loaded.use_template(PARTS)
         with pytest.raises(EngineError, match=r"messages\[0\].content\[0\]: .* without mmproj"):
             blind.chat([message(None)])
         with pytest.raises(EngineError, match="loaded without mmproj"):
             blind.image_prompt([png("sq112")])
     with loaded("qwen2vl", max_images=1) as engine:
-        engine.opened.use_template(PARTS)
+        engine.loaded.use_template(PARTS)
         with pytest.raises(ImageError, match=r"content\[1\]: found 2 images, wanted at most 1"):
             engine.chat([message(None, None)])
         with pytest.raises(ImageError, match=r"parts\[2\]: found 2 images, wanted at most 1"):
@@ -352,6 +352,6 @@ def test_parts_of_a_prompt_may_be_texts_ids_and_images(engines):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_chats(engines, name):
     engine = engines(name)
-    engine.opened.use_template(CHATML)
+    engine.loaded.use_template(CHATML)
     done = engine.chat([message("what is ", None, "?")], max_tokens=3, temperature=0)
     assert len(done.tokens) <= 3 and done.usage.prompt_tokens > 4

@@ -326,7 +326,7 @@ def test_folders_and_repositories_of_files_of_encoders(seeing, tmp_path, monkeyp
         assert engine.takes_images
         (features,) = (
             each
-            for each in engine.opened.media.vision.pieces(image_of(70, 50))
+            for each in engine.loaded.media.vision.pieces(image_of(70, 50))
             if isinstance(each, MediaFeatures)
         )
         assert features.rows.shape == (16, 32)

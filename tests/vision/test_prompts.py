@@ -155,7 +155,7 @@ def test_a_model_that_needs_every_token_refuses_images_and_goes_on(tmp_path):
     ):
         invented.invent(tmp_path / f"{arch}.gguf", arch)
         with oxillama.load(tmp_path / f"{arch}.gguf", num_threads=1) as engine:
-            prompt = prompt_of(image(engine.opened.model.program.embed_columns))
+            prompt = prompt_of(image(engine.loaded.model.program.embed_columns))
             wanted = engine.embed([5, 6, 7])
             with pytest.raises(ConfigError, match=told):
                 engine.embed(prompt)
