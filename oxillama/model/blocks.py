@@ -197,10 +197,8 @@ def attention(
         **norms,
         **how,
     )
-    if gate is not None and gate.width != out.width:
-        out = b.head_scale(out, b.activate(gate, gate_act), heads=heads.query)
-    elif gate is not None:
-        out = b.gate(gate, out, act=gate_act)
+    if gate is not None:
+        out = under_gate(b, out, gate, heads=heads.query, act=gate_act)
     if layer.has("attn_sub_norm.weight"):
         out = layer.norm(out, "attn_sub_norm")
     return layer.linear(out, output, b.hidden)
@@ -210,19 +208,14 @@ def _projected(
     b: Builder, layer: Layer, x: Value, heads: Heads
 ) -> tuple[Value, Value, Value, Value | None]:
     """q, k and v of a row, from one fused matrix if the file has it, within the file's clamp; and
-    the gate of the result: `attn_gate`, for each float or each head, or the second half of each
-    head of `attn_q`.
+    the gate of the result: `gate_of`, or the second half of each head of `attn_q`.
     """
     widths = (
         heads.query * heads.key_dim,
         heads.kv * heads.key_dim,
         heads.kv * heads.value_dim,
     )
-    gate = None
-    if layer.has("attn_gate.weight"):
-        wide = heads.query * heads.value_dim
-        shape = b.reader.tensors[layer.name("attn_gate.weight")].shape
-        gate = layer.linear(x, "attn_gate", heads.query if shape[0] == heads.query else wide)
+    gate = gate_of(b, layer, x, heads=heads.query, width=heads.query * heads.value_dim)
     if layer.has("attn_qkv.weight"):
         q, k, v = fused(layer, x, "attn_qkv", widths)
     elif gate is None and _is_gated(b, layer, widths[0]):
@@ -236,6 +229,23 @@ def _projected(
     if limit:
         q, k, v = (b.clamp(part, -limit, limit) for part in (q, k, v))
     return q, k, v, gate
+
+
+def gate_of(b: Builder, layer: Layer, x: Value, *, heads: int, width: int) -> Value | None:
+    """The file's gate for the result of attention, `attn_gate`: a number for each head, or for each
+    of `width` floats; None for none.
+    """
+    if not layer.has("attn_gate.weight"):
+        return None
+    single = b.reader.tensors[layer.name("attn_gate.weight")].shape[0] == heads
+    return layer.linear(x, "attn_gate", heads if single else width)
+
+
+def under_gate(b: Builder, y: Value, gate: Value, *, heads: int, act: str) -> Value:
+    """The result of attention times act(gate), which has a number for each head or each float."""
+    if gate.width != y.width:
+        return b.head_scale(y, b.activate(gate, act), heads=heads)
+    return b.gate(gate, y, act=act)
 
 
 def _is_gated(b: Builder, layer: Layer, width: int) -> bool:

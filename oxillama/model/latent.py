@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from oxillama.errors import ModelError
 from oxillama.model.attention import Heads
-from oxillama.model.blocks import latent_norm
+from oxillama.model.blocks import gate_of, latent_norm, under_gate
 from oxillama.model.builder import Builder, Layer, Value
 from oxillama.model.indexer import LatentIndexer
 from oxillama.model.rope import Rope
@@ -87,13 +87,9 @@ def latent_attention(
         choice=choice,
     )
     y = layer.stacked(y, "attn_v_b", value, count=heads)
-    if layer.has("attn_gate.weight"):
-        single = b.reader.tensors[layer.name("attn_gate.weight")].shape[0] == heads
-        gate = layer.linear(x, "attn_gate", heads if single else y.width)
-        if single:
-            y = b.head_scale(y, b.activate(gate, "sigmoid"), heads=heads)
-        else:
-            y = b.gate(gate, y, act="sigmoid")
+    gate = gate_of(b, layer, x, heads=heads, width=y.width)
+    if gate is not None:
+        y = under_gate(b, y, gate, heads=heads, act="sigmoid")
     return layer.linear(y, "attn_output", b.hidden)
 
 

@@ -21,7 +21,13 @@ def qwen25vl(b: ImageBuilder) -> None:
     """RMS norms, gates, and attention within windows in all but every `n_wa_pattern`-th layer. That
     of Qwen2.5-Omni is the same, in a file with an encoder of sound.
     """
-    every = b.keys.integer("n_wa_pattern", minimum=0, maximum=b.n_layers)
+    within_windows(b, b.keys.integer("n_wa_pattern", minimum=0, maximum=b.n_layers))
+
+
+def within_windows(b: ImageBuilder, every: int) -> None:
+    """The layers of Qwen2.5-VL and their projector; attention is within windows in all but every
+    `every`-th layer, in none if that is 0.
+    """
     b.keys.integer("window_size", default=112, minimum=b.merge * b.patch)
     x, rope = b.patches(), b.axial_rope()
     for layer in b.blocks():
