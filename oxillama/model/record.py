@@ -5,7 +5,7 @@ key and tensor is accounted for. No matrix is read.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 
@@ -15,7 +15,7 @@ from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.accounts import check_keys
 from oxillama.model.assistant import ARCH as ASSISTANT
-from oxillama.model.builder import Builder, Classifier, Filling, recorders
+from oxillama.model.builder import Builder, Classifier, Filling, Value, recorders
 from oxillama.model.dflash import ARCH as DFLASH
 from oxillama.model.eagle import ARCH as EAGLE
 from oxillama.model.lower import Tape, lower
@@ -140,27 +140,59 @@ def recorded(
     pooling = _pooling(own, b)
     if b.causal is False and result is not None:
         _check_past(b)
-    if b.source is not None:
-        context *= 2  # the file's is that of a source, and of an answer
     if b.depth == b.n_layers:
         rope.check_used(name, b.rotated_by)
-        unused = b.unused()
-        if unused:
-            raise ModelError(
-                f"{unused[0]}: {name} has no use for this tensor ({len(unused)} such in the file)"
-            )
-        check_keys(reader.metadata, name, b.read)
-    tape = replace(
+        _check_all_used(b)
+    tape = replace(_lowered(b, result), extracts=tuple(extracts))
+    config = _config_of(b, tape, context=context, pooling=pooling, answers=result is not None)
+    classifier = b.classifier
+    for graph in (*_further_graphs(b), b):
+        graph.forget()
+    return config, tape, classifier
+
+
+def _check_all_used(b: Builder) -> None:
+    """Raise ModelError for a tensor or a key of the file that the architecture did not ask for."""
+    unused = b.unused()
+    if unused:
+        raise ModelError(
+            f"{unused[0]}: {b.arch} has no use for this tensor ({len(unused)} such in the file)"
+        )
+    check_keys(b.reader.metadata, b.arch, b.read)
+
+
+def _further_graphs(b: Builder) -> Iterator[Builder]:
+    """The graphs that were recorded beside that of the model's layers."""
+    for graph in (
+        None if b.predictor is None else b.predictor.graph,
+        b.source,
+        b.projection,
+        None if b.classifier is None else b.classifier.head,
+    ):
+        if graph is not None:
+            yield graph
+
+
+def _lowered(b: Builder, result: Value | None) -> Tape:
+    """The tape of a graph, with those of the graphs beside it."""
+    return replace(
         lower(b, result),
         predictor=None if b.predictor is None else lower(b.predictor.graph, b.predictor.logits),
         source=None if b.source is None else lower(b.source, None),
-        extracts=tuple(extracts),
         projection=None if b.projection is None else lower(b.projection, None),
         classifier=None if b.classifier is None else lower(b.classifier.head, None),
     )
-    label = reader.metadata.get("general.name", "")
-    config = ModelConfig(
-        name,
+
+
+def _config_of(
+    b: Builder, tape: Tape, *, context: int, pooling: str | None, answers: bool
+) -> ModelConfig:
+    """What the engine must know of a model. context: that of the file; answers: it has logits."""
+    label = b.reader.metadata.get("general.name", "")
+    if b.source is not None:
+        context *= 2  # the file's is that of a source, and of an answer
+    return ModelConfig(
+        b.arch,
         label if isinstance(label, str) else "",
         context,
         b.vocab_size,
@@ -168,7 +200,7 @@ def recorded(
         b.depth,
         (*b.pages, *b.slots),
         causal=b.causal is not False,
-        generates=result is not None and (b.causal is not False or b.filling is not None),
+        generates=answers and (b.causal is not False or b.filling is not None),
         pooling=pooling,
         labels=() if b.classifier is None else b.classifier.labels,
         start_token=b.start_token,
@@ -178,17 +210,6 @@ def recorded(
         predicts=() if b.predictor is None else tuple(b.predictor.graph.pages),
         filling=b.filling,
     )
-    classifier = b.classifier
-    for graph in (
-        None if b.predictor is None else b.predictor.graph,
-        b.source,
-        b.projection,
-        None if classifier is None else classifier.head,
-        b,
-    ):
-        if graph is not None:
-            graph.forget()
-    return config, tape, classifier
 
 
 def _check_past(b: Builder) -> None:
