@@ -286,35 +286,9 @@ def ready_session(
     """
     truncated = 0
     if session is None:
-        prompt = core.sourced(prompt or ())
-        ids, truncated = fitted(prompt, options, core.context_size)
-        if media_of(prompt) and not truncated:
-            ids = ImagePrompt(ids, media_of(prompt))
-        session = core.new_session(ids, adapters=_adapters(options))
+        session, truncated = _new_session(core, options, prompt)
     else:
-        wanted = _adapters(options)
-        if wanted is not None and wanted != session.adapters:
-            raise ConfigError(
-                f"lora: found {wanted!r} for a session with {session.adapters or 'no adapters'!r}, "
-                "which it keeps; wanted a new session"
-            )
-        more = prompt if isinstance(prompt, ImagePrompt) else list(prompt or ())
-        if more:
-            core.check_unsourced(session)
-        if not session.tokens:
-            more = core.sourced(more)
-        if len(session.tokens) + len(more) >= core.context_size and not (
-            options.context_shift and not more
-        ):
-            raise ContextError(
-                f"session: {len(session.tokens)} tokens and {len(more)} more, a context of "
-                f"{core.context_size} takes at most {core.context_size - 1}; session.truncate(...) "
-                "shortens it (truncate_prompt=True does so for a prompt without a session)",
-                tokens=len(session.tokens) + len(more),
-                limit=core.context_size - 1,
-            )
-        if more:
-            session.extend_locked(more)
+        _extend(session, core, options, prompt)
     if session.sampler is None:
         _equip(session, core, vocabulary, options, options.sampling(default))
     elif options.amends:
@@ -335,6 +309,46 @@ def ready_session(
             f"{options.max_tokens} that come at most"
         )
     return session, truncated
+
+
+def _new_session(
+    core: EngineCore, options: Options, prompt: Sequence[int] | None
+) -> tuple[Session, int]:
+    """(a session with the prompt, the number of its tokens left out)."""
+    prompt = core.sourced(prompt or ())
+    ids, truncated = fitted(prompt, options, core.context_size)
+    if media_of(prompt) and not truncated:
+        ids = ImagePrompt(ids, media_of(prompt))
+    return core.new_session(ids, adapters=_adapters(options)), truncated
+
+
+def _extend(
+    session: Session, core: EngineCore, options: Options, prompt: Sequence[int] | None
+) -> None:
+    """Append a prompt to a session that continues; ConfigError or ContextError if it cannot be."""
+    wanted = _adapters(options)
+    if wanted is not None and wanted != session.adapters:
+        raise ConfigError(
+            f"lora: found {wanted!r} for a session with {session.adapters or 'no adapters'!r}, "
+            "which it keeps; wanted a new session"
+        )
+    more = prompt if isinstance(prompt, ImagePrompt) else list(prompt or ())
+    if more:
+        core.check_unsourced(session)
+    if not session.tokens:
+        more = core.sourced(more)
+    if len(session.tokens) + len(more) >= core.context_size and not (
+        options.context_shift and not more
+    ):
+        raise ContextError(
+            f"session: {len(session.tokens)} tokens and {len(more)} more, a context of "
+            f"{core.context_size} takes at most {core.context_size - 1}; session.truncate(...) "
+            "shortens it (truncate_prompt=True does so for a prompt without a session)",
+            tokens=len(session.tokens) + len(more),
+            limit=core.context_size - 1,
+        )
+    if more:
+        session.extend_locked(more)
 
 
 def _adapters(options: Options) -> Adapters | None:
