@@ -11,7 +11,7 @@ from oxillama.convert.folder import ModelFolder
 from oxillama.convert.tensor_plan import FLOATS, Planned
 from oxillama.convert.tokens import KeyValues
 from oxillama.errors import ConvertError, warn
-from oxillama.quant.convert import QUANTIZATION_VERSION
+from oxillama.quant.file import QUANTIZATION_VERSION
 
 FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "Q8_0": 7, "Q4_0": 2}
 # what generation_config.json says of sampling: our name, its type, theirs

@@ -31,7 +31,7 @@ from oxillama.errors import ConvertError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model.media_encoder import Medium, record_encoder
 from oxillama.quant import quantize
-from oxillama.quant.convert import QUANTIZATION_VERSION
+from oxillama.quant.file import QUANTIZATION_VERSION
 
 TYPES = ("AUTO", *FLOATS, "Q8_0")
 _BLOCK = 32  # numbers of a block of Q8_0

@@ -478,7 +478,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(model, tmp_path, monkeypa
 def test_slabs_change_no_byte(model, tmp_path, monkeypatch):
     whole = stored(quantize_file(model, tmp_path / "whole.gguf", "Q4_K_M").path)
     for slab in (100, 256, 1000):
-        monkeypatch.setattr("oxillama.quant.convert._SLAB", slab)
+        monkeypatch.setattr("oxillama.quant.file._SLAB", slab)
         assert stored(quantize_file(model, tmp_path / "slabs.gguf", "Q4_K_M").path) == whole
 
 
@@ -499,7 +499,7 @@ def test_scalars_vectors_and_integers_survive(tmp_path):
 
 def test_a_tensor_is_written_slab_by_slab(model, tmp_path, monkeypatch):
     """None is whole in memory: each piece that a writer gets is one slab's."""
-    monkeypatch.setattr("oxillama.quant.convert._SLAB", 1 << 12)
+    monkeypatch.setattr("oxillama.quant.file._SLAB", 1 << 12)
     plain, sizes = GgufWriter._put, []
 
     def counted(self, info, stored, at=0):
