@@ -20,12 +20,12 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from oxillama.engine.allocator import PageAllocator
-from oxillama.engine.loop import Speculator, StepLoop
-from oxillama.engine.memory.pages import PagedKvCache
+from oxillama.engine.loop import StepLoop
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.request import PrefillRequest, Request
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.session import Session
+from oxillama.engine.speculation import Speculator
 from oxillama.errors import (
     ConfigError,
     ContextError,
@@ -110,6 +110,7 @@ class EngineCore:
             prefix=prefix,
         )
         self.pool, self.prefix, self.states = allocator.pool, allocator.prefix, allocator.states
+        self.new_sequence = allocator.new_sequence  # for sessions, which know the core alone
         # pages, sessions, requests; the loop lets go of it during a step
         self.lock = threading.RLock()
         self.step_lock = threading.Lock()  # the program: one step at a time
@@ -232,10 +233,6 @@ class EngineCore:
                 f"prompt: found one for a session of {len(session)} tokens, whose source the "
                 "encoder has; wanted a new session (`Session.extend` appends tokens of the answer)"
             )
-
-    def new_sequence(self) -> PagedKvCache:
-        """The memory of an empty session; see `PageAllocator.new_sequence`."""
-        return self.allocator.new_sequence()
 
     def request(self, kind: type[AnyRequest], session: Session) -> AnyRequest:
         """A new request of the given kind, to be filled in and passed to `submit`."""

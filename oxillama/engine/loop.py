@@ -29,7 +29,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.output import OutputProcessor
 from oxillama.engine.request import BeamRequest, GenerateRequest, Request
 from oxillama.engine.scheduler import State
-from oxillama.engine.speculation import RequestCandidates
+from oxillama.engine.speculation import Speculator
 from oxillama.engine.tracker import Deadlines, RequestTracker
 from oxillama.engine.workers import Workers
 from oxillama.errors import (
@@ -58,50 +58,6 @@ STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does
 AWAY_SECONDS = 0.01  # until a request without pages looks again for pages in transit
 
 Call = Callable[[], Any]
-
-
-# Takes a request out of the schedule until the function it returns is called with (value, error),
-# from any thread; then the loop calls `then(value)`, or ends the request with the error.
-Parking = Callable[[Any, Callable[[Any], None]], Callable[[Any, BaseException | None], None]]
-
-
-class Speculator(Protocol):
-    """Proposes candidates for the requests of one engine; see `EngineCore.speculator`."""
-
-    def begin(self, asked: Any, masker: Any, session: Any) -> RequestCandidates | None:
-        """The candidates for an option `speculative`, None for none; masker: the grammar's
-        vocabulary, None without one.
-        """
-
-    def propose(
-        self,
-        requests: Iterable[Any],
-        *,
-        sequences: int,
-        prefilled: int,
-        parking: Parking,
-    ) -> list[tuple[Any, BaseException]]:
-        """Give each request the candidates of its next step; returns (request, error) for each
-        drafter that failed.
-
-        sequences: how many decode now. prefilled: prompt rows evaluated so far.
-        """
-
-    def record(self, sequences: int, rows: int, seconds: float) -> None:
-        """A step that only decoded took this long, with planning before it and draws after it;
-        sequences: of its rows, those that were no candidates.
-        """
-
-    def resolve(self, asked: Any) -> Any:
-        """The value of an option `speculative`, with draft models opened; ConfigError for an
-        invalid value.
-        """
-
-    def cores(self) -> Sequence[Any]:
-        """The engine cores of draft models."""
-
-    def close(self) -> None:
-        """Close what was opened for this engine."""
 
 
 class StepLoop:

@@ -1,4 +1,5 @@
-"""Speculation as a request sees it: the candidates of its next step.
+"""Speculation as the engine sees it: the candidates of a request's next step
+(`RequestCandidates`), and what proposes them for all requests (`Speculator`).
 `oxillama.speculative` implements these types; the engine does not import it.
 
     session   t0 t1 ... tn-1
@@ -14,12 +15,17 @@ Rows do not depend on each other, so the tokens are those of plain decoding.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from oxillama.completion import SpecStats
 from oxillama.sampling import Sampler
+
+# Takes a request out of the schedule until the function it returns is called with (value, error),
+# from any thread; then the loop calls `then(value)`, or ends the request with the error.
+Parking = Callable[[Any, Callable[[Any], None]], Callable[[Any, BaseException | None], None]]
 
 
 class RequestCandidates(Protocol):
@@ -73,3 +79,42 @@ class RequestCandidates(Protocol):
 
     def stats(self) -> SpecStats:
         """The current counts."""
+
+
+class Speculator(Protocol):
+    """Proposes candidates for the requests of one engine; see `EngineCore.speculator`."""
+
+    def begin(self, asked: Any, masker: Any, session: Any) -> RequestCandidates | None:
+        """The candidates for an option `speculative`, None for none; masker: the grammar's
+        vocabulary, None without one.
+        """
+
+    def propose(
+        self,
+        requests: Iterable[Any],
+        *,
+        sequences: int,
+        prefilled: int,
+        parking: Parking,
+    ) -> list[tuple[Any, BaseException]]:
+        """Give each request the candidates of its next step; returns (request, error) for each
+        drafter that failed.
+
+        sequences: how many decode now. prefilled: prompt rows evaluated so far.
+        """
+
+    def record(self, sequences: int, rows: int, seconds: float) -> None:
+        """A step that only decoded took this long, with planning before it and draws after it;
+        sequences: of its rows, those that were no candidates.
+        """
+
+    def resolve(self, asked: Any) -> Any:
+        """The value of an option `speculative`, with draft models opened; ConfigError for an
+        invalid value.
+        """
+
+    def cores(self) -> Sequence[Any]:
+        """The engine cores of draft models."""
+
+    def close(self) -> None:
+        """Close what was opened for this engine."""

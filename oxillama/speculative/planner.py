@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.loop import Parking
+from oxillama.engine.speculation import Parking
 from oxillama.errors import ConfigError, EngineError
 from oxillama.speculative.assistant import AssistantDrafter
 from oxillama.speculative.background import BackgroundDrafter
