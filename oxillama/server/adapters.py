@@ -41,7 +41,7 @@ class Adapter:
         return self.lora.name
 
 
-class Adapters:
+class ModelAdapters:
     """The adapters of one model. Ids are never reused. `changed`: since the model was loaded, so
     that unloading it would lose something.
     """
@@ -119,7 +119,7 @@ class ServedModel(Protocol):
     def name(self) -> str:
         """What requests call it."""
 
-    adapters: Adapters
+    adapters: ModelAdapters
     engine: oxillama.InferenceEngine
 
 

@@ -33,7 +33,7 @@ from oxillama.server.fields import (
     template_kwargs,
 )
 from oxillama.server.ids import new_id
-from oxillama.server.message_blocks import Blocks, content_of, event
+from oxillama.server.message_blocks import MessageBlocks, content_of, event
 from oxillama.server.models import ServedModel
 from oxillama.server.replies import CollectedReply
 from oxillama.server.schema import (
@@ -565,7 +565,7 @@ async def _stream(
     call: Call, model: ServedModel, asked: ChatRequest, body: Mapping[str, Any]
 ) -> AsyncIterator[bytes]:
     """The events of a message: its blocks one after another."""
-    name, blocks = new_id("msg_"), Blocks(omitted=_omits(body))
+    name, blocks = new_id("msg_"), MessageBlocks(omitted=_omits(body))
     last: Any = None  # the reply, which every stream has
     async for came in events(call, model, asked):
         frames: list[bytes] = []

@@ -34,7 +34,7 @@ def _use_id(call: Mapping[str, str]) -> str:
     return "toolu_" + call["id"].removeprefix("call_")
 
 
-class Blocks:
+class MessageBlocks:
     """The events of a message's blocks, of which one is open at a time."""
 
     def __init__(self, *, omitted: bool) -> None:

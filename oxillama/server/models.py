@@ -21,7 +21,7 @@ from oxillama.engine.generation import SharedVocabulary
 from oxillama.errors import EngineError, OxillamaError
 from oxillama.gguf import GgufReader
 from oxillama.media.features import Kind
-from oxillama.server.adapters import Adapters
+from oxillama.server.adapters import ModelAdapters
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.prompts import PromptBuilder
 from oxillama.server.settings import ServerConfig
@@ -56,7 +56,7 @@ class ServedModel:
         # its architecture if that has no next token
         self.encoder: str | None = engine.loaded.core.encoder
         self.slots = engine.engine_config.scheduling().max_sequences  # sequences that run at once
-        self.adapters = Adapters(engine)
+        self.adapters = ModelAdapters(engine)
         self.metadata: dict[str, Any] = _metadata(engine)
         self.bridge = self.vocabulary = self.builder = None
         self._most_bytes = 0

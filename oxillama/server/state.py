@@ -57,7 +57,7 @@ class RunningJob(Protocol):
         """End it."""
 
 
-class Kept(Generic[T]):
+class BoundedStore(Generic[T]):
     """What is stored, by name, each with its size. The oldest leave beyond `most`, or beyond
     `most_bytes`; the last one stays.
     """
@@ -109,8 +109,8 @@ class ServerState:
         self.metrics: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
         # stored conversations, by the id of their last reply
         most = config.max_responses, config.max_response_bytes
-        self.responses: Kept[Any] = Kept(*most)
-        self.threads: Kept[Any] = Kept(*most)
+        self.responses: BoundedStore[Any] = BoundedStore(*most)
+        self.threads: BoundedStore[Any] = BoundedStore(*most)
         self.jobs: dict[int, RunningJob] = {}  # by slot
         self._deferred: list[RunningJob] = []  # which wait for the slot that they name
         self._slots: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)

@@ -13,7 +13,7 @@ from oxillama.speculative.mtp import MtpDrafter
 from oxillama.speculative.types import Draft, Drafter, DraftRequest, carries
 
 
-class Choice:
+class DrafterChoice:
     """Several drafters as one, whose state is a list of theirs."""
 
     def __init__(self, *drafters: Drafter) -> None:
@@ -43,7 +43,7 @@ class Choice:
         return dict(zip(places, self.drafters[index].propose(asked))) if asked else {}
 
 
-class FirstOf(Choice):
+class FirstOf(DrafterChoice):
     """The draft of the first of several drafters that has one."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -60,7 +60,7 @@ class FirstOf(Choice):
         return out
 
 
-class LikelierOf(Choice):
+class LikelierOf(DrafterChoice):
     """The draft of a lookup where its first candidate is as likely as the predictor's; otherwise
     the predictor's. alone: there is none for a request while others decode.
     """

@@ -16,7 +16,7 @@ from oxillama.engine.speculation import Parking
 from oxillama.errors import ConfigError, EngineError
 from oxillama.speculative.assistant import AssistantDrafter
 from oxillama.speculative.background import BackgroundDrafter
-from oxillama.speculative.choices import Choice
+from oxillama.speculative.choices import DrafterChoice
 from oxillama.speculative.costs import CostLedger, StepCosts
 from oxillama.speculative.dflash import BlockDrafter
 from oxillama.speculative.draft_model import ModelDrafter
@@ -221,7 +221,7 @@ def _forget(drafters: dict[int, _DrafterRecord], key: int, _: Any) -> None:
 
 def is_built_in(drafter: Drafter, types: tuple[type, ...]) -> bool:
     """Whether a drafter is of exactly one of these types, or a choice among such drafters."""
-    if isinstance(drafter, Choice):
+    if isinstance(drafter, DrafterChoice):
         return all(is_built_in(each, types) for each in drafter.drafters)
     return type(drafter) in types
 

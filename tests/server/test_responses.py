@@ -5,7 +5,7 @@ import json
 import pytest
 
 from oxillama.server.responses import _messages
-from oxillama.server.state import Kept
+from oxillama.server.state import BoundedStore
 
 PATH = "/v1/responses"
 ASK = {"input": "Tell me a story", "max_output_tokens": 12, "seed": 3}
@@ -224,7 +224,7 @@ def test_a_format_is_the_whole_text(server):
 
 
 def test_what_is_stored_is_bounded_in_bytes():
-    kept = Kept(3, 100)
+    kept = BoundedStore(3, 100)
     for name, size in (("a", 40), ("b", 50), ("c", 5)):
         kept.add(name, name, size)
     assert kept.values() == ["a", "b", "c"]
