@@ -26,7 +26,7 @@ class StepCosts:
 @disjoint_base
 class TextIndex:
     tokens: int
-    def __new__(cls, most: int = 1 << 17) -> TextIndex: ...
+    def __new__(cls, most: int = 1 << 17, most_texts: int = 1 << 12) -> TextIndex: ...
 
 @disjoint_base
 class IndexedText:

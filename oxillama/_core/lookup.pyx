@@ -182,14 +182,16 @@ cdef uint64_t hashed(const int32_t *end, int64_t length) noexcept:
 
 cdef class TextIndex:
     """Where the runs of 2, 4 and 8 tokens of several texts occurred last, and what followed them. It holds at most `most` tokens;
-    the text opened longest ago goes first, and one that is alone and longer begins anew."""
-    cdef int64_t most, held, slots
+    the text opened longest ago goes first, and one that is alone and longer begins anew. While it holds more than `most_texts` texts,
+    closed ones go too: each takes memory of its own, however short it is."""
+    cdef int64_t most, most_texts, held, slots
     cdef int64_t *table             # of each length of runs: number << 40 | position of what followed, 0 for none
     cdef list texts, free_numbers
     cdef object order
 
-    def __cinit__(self, int64_t most=1 << 17):
+    def __cinit__(self, int64_t most=1 << 17, int64_t most_texts=1 << 12):
         self.most = most
+        self.most_texts = most_texts
         self.texts = [None]             # by number, from 1: no entry of the table is 0
         self.free_numbers = []
         self.order = OrderedDict()      # number -> None, the text opened longest ago first
@@ -240,18 +242,22 @@ cdef class TextIndex:
         return 0
 
     cdef int evict(self) except -1:
-        """Drops texts, the one opened longest ago first, until one more token fits."""
+        """Drops texts, the one opened longest ago first, until one more token fits. Of too many texts it drops the first,
+        or passes over it while it is open: every text that is kept has called this, so that they cannot grow more."""
         cdef IndexedText text
-        while self.held >= self.most:
+        cdef bint many = len(self.order) > self.most_texts
+        while many or self.held >= self.most:
             number = next(iter(self.order))
             text = self.texts[number]
-            self.held -= text.length
-            text.start += text.length
-            text.length = 0
+            if text.closed or not many:
+                self.held -= text.length
+                text.start += text.length
+                text.length = 0
             if text.closed:
                 self.remove(text)
             else:
                 self.order.move_to_end(number)
+            many = False
         if 2 * self.held >= self.slots and self.slots < 2 * self.most:
             self.resize(2 * self.slots)
         return 0
@@ -346,6 +352,11 @@ cdef class IndexedText:
             self.run = 0
             if not self.length:
                 self.index.remove(self)
+            elif self.length < self.capacity:       # which grows by doubling
+                cut = <int32_t *>realloc(self.tokens, self.length * sizeof(int32_t))
+                if cut != NULL:
+                    self.tokens = cut
+                    self.capacity = self.length
 
     cdef int read(self, list tokens) except -1:
         cdef int64_t size = len(tokens), at, seen = self.start + self.length

@@ -104,6 +104,18 @@ def test_the_text_opened_longest_ago_is_dropped():
     assert second.chances == CHANCES
 
 
+def test_of_too_many_texts_those_that_are_closed_are_dropped():
+    index = TextIndex(most_texts=2)
+    first = learned([1, 2, 3], index)
+    for at in range(10, 90, 10):
+        learned([at, at + 1, at + 2], index).close()
+    assert index.tokens == 2 * 3  # one that is open, and the last
+    first.learn([1, 2, 3, 9, 80, 81])
+    assert first.offer(1)[0] == [82]
+    first.learn([1, 2, 3, 9, 80, 81, 70, 71])
+    assert first.offer(1)[0] == []
+
+
 def test_a_text_longer_than_the_index_goes_on_anew():
     text = learned([*range(60), *range(50, 60)], TextIndex(64))
     assert text.offer(3)[0] == []  # it began anew after the 64th token
