@@ -80,7 +80,7 @@ class SharedVocabulary:
         if not config.dry_multiplier:
             return None
         key = config.dry_sequence_breakers
-        made: list[tuple[int, ...]] = self._once(
+        made: list[tuple[int, ...]] = self.once(
             ("breakers", key),
             lambda: breaker_sequences(key, self.bridge.vocab_bytes(), self._encode_bytes),
             weigh=lambda sequences: sum(map(len, sequences)),
@@ -109,7 +109,7 @@ class SharedVocabulary:
                 key = (make.__name__, repr(value))
             except RecursionError:
                 raise GrammarError("schema: nested too deeply") from None
-            made = self._once(key, partial(make, value))
+            made = self.once(key, partial(make, value))
             return made
         return None
 
@@ -121,7 +121,7 @@ class SharedVocabulary:
             token in self.special_ids for token in tokens
         )
 
-    def _once(
+    def once(
         self,
         key: tuple[str, Any],
         make: Callable[[], Any],

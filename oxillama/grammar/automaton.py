@@ -516,10 +516,15 @@ class GrammarState:
 
     @classmethod
     def restore(
-        cls, data: bytes, *, masker: Any = None, grammar: Grammar | None = None
+        cls,
+        data: bytes,
+        *,
+        masker: Any = None,
+        grammar: Grammar | None = None,
+        once: Callable[..., Any] | None = None,
     ) -> "GrammarState":
         """The state saved by `serialise`. Pass a `grammar` with the same description to share its
-        compiled form.
+        compiled form, or `once`: once(key, make) is what `make()` gave for an equal key before.
         """
         saved = read_saved(data, "grammar state", VERSION)
         found, limits = saved.get("grammar"), saved.get("limits")
@@ -534,7 +539,9 @@ class GrammarState:
                 name in GrammarLimits.__dataclass_fields__ for name in limits
             ):
                 raise GrammarError(f"grammar state: malformed limits, found {str(limits)[:60]}")
-            grammar = Grammar.rebuild(found, limits=GrammarLimits(**limits))
+            make = partial(Grammar.rebuild, found, limits=GrammarLimits(**limits))
+            # text, since among values 1 and True are equal
+            grammar = once(("rebuild", json.dumps([found, limits])), make) if once else make()
         elif grammar.describe() != found and found != {"gbnf": grammar.source}:
             raise GrammarError("grammar state: was saved under another grammar than the one given")
         state = cls(grammar, masker=masker)

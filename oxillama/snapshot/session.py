@@ -75,7 +75,7 @@ _FREE = (
     "scheduler",
     "speculative",
 )
-RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=) -> a state
+RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=, once=) -> a state
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,7 +572,7 @@ class Snapshots:
         elif constraint is not None:
             data = bytes(saved.read("constraint", at_most=MOST_SAVED))
             session.grammar = self._restore_constraint(
-                constraint, data, masker=words.masker, bridge=words.bridge
+                constraint, data, masker=words.masker, bridge=words.bridge, once=words.once
             )
         if text is not None and words is not None:
             session.text, session.at_start = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -472,10 +472,11 @@ def restore_state(
     *,
     masker: TokenMasker | None = None,
     bridge: TokenizerBridge | None = None,
+    once: Callable[..., Any] | None = None,
 ) -> GrammarState | TriggeredState:
     """The state saved by `state.describe()` and `state.serialise()`. GrammarError if they are
-    malformed.
+    malformed. once: see `GrammarState.restore`.
     """
     if isinstance(description, Mapping) and description.get("kind") == "grammar":
-        return GrammarState.restore(data, masker=masker)
+        return GrammarState.restore(data, masker=masker, once=once)
     return TriggeredState.restore(data, grammar=constraint_of(description, bridge), masker=masker)

@@ -32,6 +32,19 @@ def test_two_snapshots_of_one_state_are_equal_bytes_and_so_is_one_of_what_was_re
         assert other.snapshot() == data and other.num_threads == 2
 
 
+def test_restored_sessions_share_a_compiled_grammar_and_its_masks(engine):
+    engine.generate("Once", max_tokens=3, regex="[ab]+c{9}", sampler=SEEDED)
+    data, masker = engine.snapshot(), engine.opened.required_vocabulary.masker
+    one, two = engine.restore(data), engine.restore(data)
+    assert one.grammar.grammar is two.grammar.grammar
+    done = engine.generate(None, session=one, max_tokens=4)
+    known = len(masker._masks)
+    assert engine.generate(None, session=two, max_tokens=4).tokens == done.tokens
+    assert len(masker._masks) == known
+    one.close()
+    two.close()
+
+
 def test_earlier_owners_of_a_page_do_not_show(engine):
     """The last page's empty part is zero, whoever wrote there before."""
     engine.generate(PROMPT, max_tokens=5, sampler=SEEDED)
