@@ -5,6 +5,7 @@
 become: (left, right) to (rank, id). Both are plain arrays, made once per load without the GIL. A text is cut into pieces (`Splitter`);
 within a piece the merge of lowest rank comes first, of equal ranks the leftmost (Sennrich et al. 2016): by looking at all pairs of a
 short piece, by a heap for a long one, n log n for n bytes. Texts repeat their words: what a short piece became is kept (`Word`).
+`merge_pieces` merges the characters of SentencePiece texts, whose ranks are a dict.
 """
 import numpy as np
 
@@ -741,3 +742,176 @@ cdef int64_t _pop(uint64_t *heap, int64_t size) noexcept nogil:
         i = child
     heap[i] = item
     return size
+
+
+cdef class PiecePairs:
+    """The pieces that one text is merged of, by number, and what became of two neighbours so far: (left, right) to (rank, number), open
+    addressing. Ranks are asked for once for each pair of pieces that meet."""
+    cdef list texts
+    cdef dict numbers, ranks
+    cdef str between
+    cdef uint64_t *table
+    cdef uint64_t mask
+    cdef int64_t count
+
+    def __cinit__(self, dict ranks not None, str between not None):
+        self.texts, self.numbers, self.ranks, self.between = [], {}, ranks, between
+        self.table = _empty_table(256)
+        if self.table == NULL:
+            raise MemoryError
+        self.mask = 255
+
+    def __dealloc__(self):
+        free(self.table)
+
+    cdef int32_t number(self, str piece) except -1:
+        """The number of a piece."""
+        known = self.numbers.get(piece)
+        if known is None:
+            known = self.numbers[piece] = len(self.texts)
+            self.texts.append(piece)
+        return <int32_t>known
+
+    cdef inline uint64_t find(self, int32_t left, int32_t right) except? 0 nogil:
+        """rank << 32 | number of what two neighbours become, OX_NO_PAIR if they stay."""
+        cdef uint64_t key = <uint64_t>left << 32 | <uint32_t>right, at = ox_pair_hash(key) & self.mask
+        while self.table[2 * at] != key:
+            if self.table[2 * at] == OX_NO_PAIR:
+                return self._learn(left, right)
+            at = (at + 1) & self.mask
+        return self.table[2 * at + 1]
+
+    cdef uint64_t _learn(self, int32_t left, int32_t right) except? 0 with gil:
+        """The same of a pair that is met for the first time."""
+        cdef str one = self.texts[left], other = self.texts[right]
+        cdef uint64_t found = OX_NO_PAIR, i, mask
+        cdef uint64_t *table
+        rank = self.ranks.get(one + self.between + other)
+        if rank is not None:
+            found = <uint64_t>rank << 32 | <uint32_t>self.number(one + other)
+        if 4 * self.count >= 3 * <int64_t>self.mask:
+            mask = 2 * self.mask + 1
+            table = _empty_table(mask + 1)
+            if table == NULL:
+                raise MemoryError
+            for i in range(self.mask + 1):
+                if self.table[2 * i] != OX_NO_PAIR:
+                    _put_pair(table, mask, self.table[2 * i], self.table[2 * i + 1])
+            free(self.table)
+            self.table, self.mask = table, mask
+        _put_pair(self.table, self.mask, <uint64_t>left << 32 | <uint32_t>right, found)
+        self.count += 1
+        return found
+
+
+cdef uint64_t *_empty_table(uint64_t size) noexcept nogil:
+    cdef uint64_t *table = <uint64_t *>realloc(NULL, 2 * size * sizeof(uint64_t))
+    if table != NULL:
+        memset(table, 0xFF, 2 * size * sizeof(uint64_t))       # OX_NO_PAIR
+    return table
+
+
+cdef void _put_pair(uint64_t *table, uint64_t mask, uint64_t key, uint64_t value) noexcept nogil:
+    cdef uint64_t at = ox_pair_hash(key) & mask
+    while table[2 * at] != OX_NO_PAIR:
+        at = (at + 1) & mask
+    table[2 * at], table[2 * at + 1] = key, value
+
+
+cdef class PieceMerge:
+    """Neighbours of one text and the merges that are due."""
+    cdef PiecePairs pairs
+    cdef int32_t *ids
+    cdef int32_t *after
+    cdef int32_t *before
+    cdef uint64_t *heap
+    cdef int64_t size, capacity
+
+    def __dealloc__(self):
+        free(self.ids)
+        free(self.heap)
+
+    cdef int due(self, int64_t i) except -1 nogil:
+        """Notes that the piece at i may be merged with the next one."""
+        cdef uint64_t found = self.pairs.find(self.ids[i], self.ids[self.after[i]])
+        cdef void *grown
+        if found == OX_NO_PAIR:
+            return 0
+        if self.size == self.capacity:
+            grown = realloc(self.heap, (self.capacity + self.capacity // 2 + 16) * sizeof(uint64_t))
+            if grown == NULL:
+                with gil:
+                    raise MemoryError
+            self.heap, self.capacity = <uint64_t *>grown, self.capacity + self.capacity // 2 + 16
+        self.size = _push(self.heap, self.size, (found >> 32 << 32) | <uint64_t>i)
+        return 0
+
+    cdef int run(self, int64_t n) except -1 nogil:
+        """Merges the n pieces; -1 in `ids` are those that are now part of another."""
+        cdef int64_t i, j
+        cdef uint64_t top, found
+        for i in range(n):
+            self.after[i], self.before[i] = <int32_t>(i + 1), <int32_t>(i - 1)
+        self.after[n - 1] = -1
+        for i in range(n - 1):
+            self.due(i)
+        while self.size:
+            top = self.heap[0]
+            self.size = _pop(self.heap, self.size)
+            i = <int64_t><uint32_t>top
+            j = self.after[i]
+            if self.ids[i] < 0 or j < 0:
+                continue
+            found = self.pairs.find(self.ids[i], self.ids[j])
+            if found == OX_NO_PAIR or found >> 32 != top >> 32:      # a neighbour has been merged away since
+                continue
+            self.ids[i], self.ids[j] = <int32_t><uint32_t>found, -1
+            self.after[i] = self.after[j]
+            if self.after[i] >= 0:
+                self.before[self.after[i]] = <int32_t>i
+                self.due(i)
+            if self.before[i] >= 0:
+                self.due(self.before[i])
+        return 0
+
+
+def merge_pieces(str text not None, dict ranks not None, str between not None):
+    """The pieces that are left of a text's characters when no two neighbours merge any more: those first whose texts, with `between` between
+    them, have the lowest rank (from 0), of equal ones the leftmost. n log n for n characters, most of it without the GIL.
+    """
+    cdef int64_t i, n = len(text)
+    cdef int32_t[256] low           # numbers of the first characters
+    cdef PieceMerge merge = PieceMerge.__new__(PieceMerge)
+    cdef PiecePairs pairs = PiecePairs(ranks, between)
+    cdef Py_UCS4 letter, last = 0
+    cdef int32_t number = -1
+    cdef list texts, out
+    if n < 2:
+        return list(text)
+    if n >= 1 << 31:
+        raise TokenizerError(f"text: found {n} characters, wanted less than 2^31")
+    merge.pairs = pairs
+    merge.ids = <int32_t *>realloc(NULL, 3 * n * sizeof(int32_t))
+    merge.heap = <uint64_t *>realloc(NULL, n * sizeof(uint64_t))
+    if merge.ids == NULL or merge.heap == NULL:
+        raise MemoryError
+    merge.after, merge.before, merge.capacity = merge.ids + n, merge.ids + 2 * n, n
+    memset(low, 0xFF, sizeof(low))
+    for i in range(n):
+        letter = text[i]
+        if number < 0 or letter != last:
+            last = letter
+            if letter < 256 and low[letter] >= 0:
+                number = low[letter]
+            else:
+                number = pairs.number(letter)
+                if letter < 256:
+                    low[letter] = number
+        merge.ids[i] = number
+    with nogil:
+        merge.run(n)
+    texts, out, i = pairs.texts, [], 0
+    while i >= 0:
+        PyList_Append(out, texts[merge.ids[i]])
+        i = merge.after[i]
+    return out

@@ -10,12 +10,10 @@ each marker (`▁`) and words are cached.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
-from heapq import heapify, heappop, heappush
-from itertools import islice
-from operator import add
 
+from oxillama._core.bpe import merge_pieces
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.vocabulary import BYTE, NORMAL, UNUSED, USER_DEFINED, Vocabulary
 
@@ -42,11 +40,10 @@ class SpmEncoder:
                 self._ids.setdefault(text, token)
             elif kind == BYTE:
                 self._bytes.setdefault(byte_value(text, token), token)
-        # The key of a merge: the joined text, or both pieces with a space between.
-        self._key: Callable[[str, str], str] = _spaced if merged else add
+        # what stands between the pieces of a merge in the keys of its ranks
+        self._between = " " if merged else ""
         self._ranks = self._by_merges(vocabulary) if merged else self._by_scores(vocabulary)
         self._lines = re.compile(r"\n+|[^\n]+") if merged else None
-        self._longest = max(map(len, self._ids), default=0)
         self._unknown = vocabulary.special.get("unk")
         crosses = any(
             MARK in text[1:] and text.strip(MARK) and re.search(f"[^{MARK}]{MARK}", text)
@@ -106,60 +103,11 @@ class SpmEncoder:
         whole = self._ids.get(text)
         if whole is not None and len(text) == 1:
             return (whole,)
-        n = len(text)
-        pieces: list[str] = []
-        after: list[int] = []
-        before: list[int] = []
-        for at in range(0, n, _LONG):
-            end = min(at + _LONG, n)
-            pieces.extend(text[at:end])
-            after.extend(range(at + 1, end + 1))
-            before.extend(range(at - 1, end - 1))
-        # One integer orders a possible merge: rank of its score, then place, then size (to tell
-        # whether it still stands when it is due).
-        by_size = self._longest + 1
-        by_rank = n * by_size
-        rank_of, key = self._ranks.get, self._key
-        queue = [
-            rank * by_rank + i * by_size + 2
-            for i, rank in enumerate(map(rank_of, map(key, pieces, islice(pieces, 1, None))))
-            if rank is not None
-        ]
-        if n <= _LONG:
-            heapify(queue)
-        else:
-            unordered, queue = queue, []
-            for item in unordered:
-                heappush(queue, item)
-            del unordered
-        while queue:
-            place, size = divmod(heappop(queue) % by_rank, by_size)
-            left, right = pieces[place], after[place]
-            if not left or right == n or len(left) + len(pieces[right]) != size:
-                # one of the two has been merged with another piece meanwhile
-                continue
-            joined = pieces[place] = left + pieces[right]
-            pieces[right] = ""
-            right = after[place] = after[right]
-            if right < n:
-                before[right] = place
-                rank = rank_of(key(joined, pieces[right]))
-                if rank is not None:
-                    heappush(queue, rank * by_rank + place * by_size + size + len(pieces[right]))
-            left_place = before[place]
-            if left_place >= 0:
-                rank = rank_of(key(pieces[left_place], joined))
-                if rank is not None:
-                    heappush(
-                        queue,
-                        rank * by_rank + left_place * by_size + size + len(pieces[left_place]),
-                    )
         ids = self._ids
         out: list[int] = []
-        for piece in pieces:
-            if piece:
-                token = ids.get(piece)
-                out.extend((token,) if token is not None else self._fallback(piece))
+        for piece in merge_pieces(text, self._ranks, self._between):
+            token = ids.get(piece)
+            out.extend((token,) if token is not None else self._fallback(piece))
         return tuple(out)
 
     def _fallback(self, piece: str) -> list[int]:
@@ -188,10 +136,6 @@ def marked(text: str) -> str:
     """A text with its spaces written as marks."""
     parts = (text[at : at + _LONG] for at in range(0, len(text), _LONG))
     return "".join(part.replace(" ", MARK) for part in parts)
-
-
-def _spaced(left: str, right: str) -> str:
-    return f"{left} {right}"
 
 
 def byte_value(text: str, token: int) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from oxillama._core.bpe import BpeTables, Splitter, Strings
+from oxillama._core.bpe import BpeTables, Splitter, Strings, merge_pieces
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 
@@ -88,6 +88,36 @@ def test_a_long_run_of_one_letter_merges_in_no_more_than_n_log_n():
         tokens.append("a" * 2**power)
     tables = BpeTables(Strings.of(tokens), Strings.of(merges), BYTE_TO_CHAR)
     assert tables.encode("a" * (1 << 20), WHOLE, False) == [266] * 512
+
+
+def merged_slowly(text: str, ranks: dict[str, int], between: str) -> list[str]:
+    pieces = list(text)
+    while True:
+        found = [
+            (ranks[key], i)
+            for i, key in enumerate(map(between.join, zip(pieces, pieces[1:])))
+            if key in ranks
+        ]
+        if not found:
+            return pieces
+        _, i = min(found)
+        pieces[i : i + 2] = ["".join(pieces[i : i + 2])]
+
+
+KEYS = st.sampled_from([x + y for x in ("a", "b", "aé", "ab") for y in ("a", "é", "ba", "🦊")])
+
+
+@settings(deadline=None)
+@given(st.text("abé🦊", max_size=40), st.dictionaries(KEYS, st.integers(0, 5)))
+def test_pieces_merge_by_rank_and_from_the_left(text, ranks):
+    assert merge_pieces(text, ranks, "") == merged_slowly(text, ranks, "")
+    spaced = {f"{key[0]} {key[1:]}": rank for key, rank in ranks.items()}
+    assert merge_pieces(text, spaced, " ") == merged_slowly(text, spaced, " ")
+
+
+def test_pieces_of_a_long_run_of_one_letter():
+    ranks = {"a" * n: n for n in (2, 4, 8)}
+    assert merge_pieces("a" * ((1 << 18) + 3), ranks, "") == ["a" * 8] * (1 << 15) + ["aa", "a"]
 
 
 def test_a_string_that_is_no_utf8_is_named_by_its_number():
