@@ -56,6 +56,14 @@ class ConfigError(OxillamaError, ValueError):
     """A configuration field or an argument has a value that cannot be honoured."""
 
 
+class MissingExtra(ConfigError, ImportError):
+    """Something asked for needs a package that an extra brings, and it cannot be imported."""
+
+    def __init__(self, what: str, error: ImportError | OSError, extra: str) -> None:
+        said = f"needs {error.name}" if isinstance(error, ModuleNotFoundError) else str(error)
+        super().__init__(f"{what}: {said}, wanted pip install 'oxillama[{extra}]'")
+
+
 class GgufError(OxillamaError, ValueError):
     """A GGUF file is malformed: truncated, hostile, or of an unknown version or type."""
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from oxillama.arguments import named_fields
 from oxillama.audio.integrity import Claims, Damaged, Hash, claims_of, kind_of
-from oxillama.errors import AudioError, ConfigError
+from oxillama.errors import AudioError, ConfigError, MissingExtra
 from oxillama.media.sources import FileKind
 
 _NAMED = "a WAV, FLAC, MP3 or OGG file"
@@ -203,8 +203,8 @@ def _resampled(samples: np.ndarray, given: int, rate: int, name: str) -> np.ndar
         return np.ascontiguousarray(samples)
     try:
         import soxr
-    except ImportError:
-        raise _missing("soxr") from None
+    except ImportError as error:
+        raise MissingExtra("audio", error, "audio") from None
     made = soxr.resample(samples.astype(np.float64), given, rate).astype(np.float32)
     if not len(made):
         raise AudioError(f"{name}: found {len(samples)} samples, wanted more")
@@ -212,13 +212,11 @@ def _resampled(samples: np.ndarray, given: int, rate: int, name: str) -> np.ndar
 
 
 def soundfile() -> Any:
-    """The module `soundfile`; ConfigError where it is not installed."""
+    """The module `soundfile`; MissingExtra where it, or the library below it, is not installed."""
     try:
         import soundfile
-    except ImportError:
-        raise _missing("soundfile") from None
+    except ImportError as error:
+        raise MissingExtra("audio", error, "audio") from None
+    except OSError as error:  # its wheel for all systems has no libsndfile in it
+        raise ConfigError(f"audio: soundfile: {error}, wanted the system's libsndfile") from None
     return soundfile
-
-
-def _missing(module: str) -> ConfigError:
-    return ConfigError(f"audio: {module} is not installed, wanted `pip install oxillama[audio]`")

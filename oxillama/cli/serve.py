@@ -16,7 +16,7 @@ from oxillama.cli.loading import add_model, drafts_of, encoder_file, engine_opti
 from oxillama.cli.parsing import number, unicode_text
 from oxillama.cli.run import add_chat_template, chat_template_of
 from oxillama.cli.streams import read
-from oxillama.errors import ConfigError
+from oxillama.errors import ConfigError, MissingExtra
 
 # (option, default, help). The defaults are those of `ServerConfig`, which the server's extra
 # dependencies must not be needed for to show.
@@ -147,9 +147,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         from oxillama.server.run import serve
         from oxillama.server.settings import ServerConfig
     except ImportError as error:
-        raise ConfigError(
-            f"serve: needs {error.name}, wanted pip install 'oxillama[server]'"
-        ) from None
+        raise MissingExtra("server", error, "server") from None
     known = {each.name for each in fields(ServerConfig)}
     given = {
         name: value

@@ -16,7 +16,7 @@ from typing import Any
 
 from oxillama._core.filemap import FileMap
 from oxillama.durable import open_without_waiting
-from oxillama.errors import ConfigError, GgufError, GgufNotFound
+from oxillama.errors import ConfigError, GgufError, GgufNotFound, MissingExtra
 
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 _HUB = re.compile(
@@ -153,10 +153,8 @@ def _from_hub(source: str) -> Path:
         raise GgufError(f"{source}: wanted hf://owner/name/file.gguf")
     try:
         from huggingface_hub import hf_hub_download
-    except ImportError:
-        raise ConfigError(
-            f"{source}: needs huggingface_hub; install the extra oxillama[hub]"
-        ) from None
+    except ImportError as error:
+        raise MissingExtra(source, error, "hub") from None
     repo, file = match["repo"] or match["short"], match["file"]
     folder, _, name = file.rpartition("/")
     paths = []

@@ -42,6 +42,13 @@ The APIs:
 - `page`, `static`: the page at /
 """
 
+from oxillama.errors import MissingExtra
+
+try:
+    import starlette as _starlette  # noqa: F401
+except ImportError as error:
+    raise MissingExtra("server", error, "server") from None
+
 from oxillama.server.app import App, create_app
 from oxillama.server.settings import ServerConfig
 

@@ -53,6 +53,7 @@ from oxillama.errors import (
     ConfigError,
     ContextError,
     GrammarError,
+    MissingExtra,
     OxillamaError,
     SamplingError,
     starting_thread,
@@ -545,6 +546,6 @@ def load_facts(kind: Kind, data: Buffer) -> dict[str, Any]:
 def _zstd() -> Any:
     try:
         import zstandard
-    except ImportError:
-        raise ConfigError("zstd: needs zstandard; install the extra oxillama[zstd]") from None
+    except ImportError as error:
+        raise MissingExtra("zstd", error, "zstd") from None
     return zstandard

@@ -16,7 +16,7 @@ from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from oxillama.errors import ConfigError, GgufError, GgufNotFound, listed
+from oxillama.errors import ConfigError, GgufError, GgufNotFound, MissingExtra, listed
 from oxillama.gguf.source import shard_names
 from oxillama.stores.converted import converted_encoder, converted_file, stored_file
 
@@ -362,11 +362,9 @@ def _failed(what: str, error: Exception) -> GgufError:
 def _hub(repo: str) -> Any:
     try:
         import huggingface_hub
-    except ImportError:
-        raise ConfigError(
-            f"{repo}: no such file or folder; a name on the Hugging Face hub needs "
-            f"huggingface_hub, wanted the extra oxillama[hub]"
-        ) from None
+    except ImportError as error:
+        what = f"{repo}: no such file or folder; as a name on the Hugging Face hub"
+        raise MissingExtra(what, error, "hub") from None
     return huggingface_hub
 
 

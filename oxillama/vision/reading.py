@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.arguments import named_fields
-from oxillama.errors import ConfigError, ImageError
+from oxillama.errors import ImageError, MissingExtra
 from oxillama.media.sources import FileKind
 from oxillama.vision.integrity import is_whole
 
@@ -56,13 +56,11 @@ _HUGE = 12 << 20
 
 
 def pillow() -> Any:
-    """The module `PIL.Image`; ConfigError where Pillow is not installed."""
+    """The module `PIL.Image`; MissingExtra where Pillow is not installed."""
     try:
         from PIL import Image
-    except ImportError:
-        raise ConfigError(
-            "images: Pillow is not installed, wanted `pip install oxillama[vision]`"
-        ) from None
+    except ImportError as error:
+        raise MissingExtra("images", error, "vision") from None
     return Image
 
 

@@ -105,7 +105,9 @@ def test_any_bytes_like_object_is_a_source(tmp_path):
 def test_hub_names_are_fetched_through_the_optional_extra(tmp_path, monkeypatch, shards):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     for name in ("hf://owner/name/m.gguf", "owner/name:m.gguf"):
-        with pytest.raises(ConfigError, match=r"install the extra oxillama\[hub\]"):
+        with pytest.raises(
+            ConfigError, match=r"needs huggingface_hub, wanted pip install .oxillama\[hub\]."
+        ):
             GgufReader(name)
     asked = []
 

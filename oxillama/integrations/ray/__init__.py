@@ -15,12 +15,12 @@ routing      PrefixRouter: which replica a request goes to
 ledger       which replica has which session
 """
 
-from oxillama.errors import ConfigError
+from oxillama.errors import MissingExtra
 
 try:
     import ray as _ray  # noqa: F401
-except ImportError:
-    raise ConfigError("integrations.ray: needs ray, wanted pip install 'oxillama[ray]'") from None
+except ImportError as error:
+    raise MissingExtra("integrations.ray", error, "ray") from None
 
 from oxillama.integrations.ray.config import OxillamaProcessorConfig
 from oxillama.integrations.ray.predictor import OxillamaPredictor
