@@ -164,15 +164,11 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(home or f"oxillama.{name}")
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("oxillama._core."):
+        from oxillama.errors import not_compiled
+
+        if (refused := not_compiled(error)) is None:
             raise
-        raise ImportError(
-            f"oxillama: found sources that are not compiled in {__path__[0]!r}, wanted the "
-            "installed package: work in another folder than the checkout, or run `pip install "
-            "--editable .` in it",
-            name=error.name,
-            path=__file__,
-        ) from None
+        raise refused from None
     value = module if home is None else getattr(module, name)
     globals()[name] = value
     return value

@@ -9,6 +9,13 @@ def main() -> int:
         from oxillama.cli import main as command
     except KeyboardInterrupt:
         return 130
+    except ModuleNotFoundError as error:
+        from oxillama.errors import not_compiled
+
+        if (refused := not_compiled(error)) is None:
+            raise
+        print(refused, file=sys.stderr)
+        return 1
     return command()
 
 

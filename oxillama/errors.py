@@ -7,6 +7,7 @@ from it, so existing `except ValueError` clauses keep working.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import warnings
@@ -46,6 +47,20 @@ def starting_thread() -> Iterator[None]:
     finally:
         if before is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def not_compiled(error: ModuleNotFoundError) -> ImportError | None:
+    """The error for a package without its compiled modules; None if another module is missing."""
+    if not (error.name or "").startswith("oxillama._core."):
+        return None
+    folder = os.path.dirname(__file__)
+    return ImportError(
+        f"oxillama: found sources that are not compiled in {folder!r}, wanted the installed "
+        "package: work in another folder than the checkout, or run `pip install --editable .` "
+        "in it",
+        name=error.name,
+        path=__file__,
+    )
 
 
 class OxillamaError(Exception):

@@ -147,20 +147,31 @@ def _is_hub(source: str) -> bool:
     return _HUB.match(source) is not None and not os.path.exists(source)
 
 
+def hub_package(what: str) -> Any:
+    """The module `huggingface_hub`. MissingExtra, and ConfigError for a user without a home folder,
+    say what needs it.
+    """
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise MissingExtra(what, error, "hub") from None
+    named = (os.environ.get(name) for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"))
+    if os.path.expanduser(next(filter(None, named), "~")).startswith("~"):  # it would be made
+        raise ConfigError(f"{what}: found no home folder of this user, wanted HF_HOME or HOME set")
+    return huggingface_hub
+
+
 def _from_hub(source: str) -> Path:
     match = _HUB.match(source)
     if match is None:
         raise GgufError(f"{source}: wanted hf://owner/name/file.gguf")
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise MissingExtra(source, error, "hub") from None
+    hub = hub_package(source)
     repo, file = match["repo"] or match["short"], match["file"]
     folder, _, name = file.rpartition("/")
     paths = []
     for one in shard_names(name) or (name,):
         try:
-            paths.append(hf_hub_download(repo, f"{folder}/{one}" if folder else one))
+            paths.append(hub.hf_hub_download(repo, f"{folder}/{one}" if folder else one))
         # the hub's own errors have no common root; each one means: this file did not come
         except Exception as error:
             raise GgufError(

@@ -16,8 +16,8 @@ from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from oxillama.errors import ConfigError, GgufError, GgufNotFound, MissingExtra, listed
-from oxillama.gguf.source import shard_names
+from oxillama.errors import ConfigError, GgufError, GgufNotFound, listed
+from oxillama.gguf.source import hub_package, shard_names
 from oxillama.stores.converted import converted_encoder, converted_file, stored_file
 
 # quantisations that are taken where none is asked for, the first that a repository has
@@ -360,12 +360,7 @@ def _failed(what: str, error: Exception) -> GgufError:
 
 
 def _hub(repo: str) -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        what = f"{repo}: no such file or folder; as a name on the Hugging Face hub"
-        raise MissingExtra(what, error, "hub") from None
-    return huggingface_hub
+    return hub_package(f"{repo}: no such file or folder; as a name on the Hugging Face hub")
 
 
 def cached_folder(repo: str) -> Path | None:
@@ -399,14 +394,14 @@ def encoder_within(folder: Path, model: Path) -> Path | None:
 
 
 def cached_files() -> list[CachedFile]:
-    """The GGUF files in the hub's cache; empty without the extra or without a cache."""
+    """The GGUF files in the hub's cache; empty without the extra, a home folder or a cache."""
     try:
-        from huggingface_hub import scan_cache_dir
+        hub = hub_package("models")
         from huggingface_hub.errors import CacheNotFound
-    except ImportError:
+    except ConfigError:
         return []
     try:
-        info = scan_cache_dir()
+        info = hub.scan_cache_dir()
     except CacheNotFound:
         return []
     found = {

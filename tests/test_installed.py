@@ -1,7 +1,8 @@
-"""Without an extra its part of the package says which one is wanted; the others do without it."""
+"""What an installation lacks is said: the package of an extra, compiled modules, a home folder."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,8 +12,10 @@ import pytest
 
 from oxillama.audio.reading import _resampled, soundfile
 from oxillama.errors import ConfigError, MissingExtra
+from oxillama.gguf.reader import GgufReader
+from oxillama.gguf.source import hub_package
 from oxillama.snapshot.container import _zstd
-from oxillama.stores.hub import _hub
+from oxillama.stores.hub import _hub, cached_files
 from oxillama.vision.reading import pillow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,6 +104,34 @@ def test_extras_that_are_named_exist():
         named |= set(re.findall(r'MissingExtra\([^()]*"(\w+)"\)', path.read_text(encoding="utf-8")))
     assert named == {"audio", "hub", "ray", "server", "vision", "zstd"}
     assert named <= set(extras["optional-dependencies"])
+
+
+def test_the_command_without_compiled_modules_says_so(tmp_path):
+    ignored = shutil.ignore_patterns("*.so", "*.pyd", "*.c", "*.gguf", "__pycache__")
+    shutil.copytree(ROOT / "oxillama", tmp_path / "oxillama", ignore=ignored)
+    command = [sys.executable, "-m", "oxillama", "list"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"oxillama: found sources that are not compiled in '{tmp_path / 'oxillama'}', wanted the "
+        "installed package: work in another folder than the checkout, or run `pip install "
+        "--editable .` in it\n",
+    )
+
+
+def test_the_hub_of_a_user_without_a_home_folder(monkeypatch):
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert cached_files() == []
+    with pytest.raises(ConfigError) as caught:
+        GgufReader("a/b:m.gguf")
+    assert str(caught.value) == (
+        "a/b:m.gguf: found no home folder of this user, wanted HF_HOME or HOME set"
+    )
+    monkeypatch.setenv("HF_HOME", "/x")
+    assert hub_package("a").__name__ == "huggingface_hub"
 
 
 def test_importing_the_package_alone_imports_nothing_of_others():
