@@ -216,7 +216,20 @@ typedef pthread_mutex_t ox_mutex;
 typedef pthread_cond_t ox_cond;
 typedef sigset_t ox_signals;
 
-static inline int ox_thread_start(ox_thread *thread, void *(*main)(void *), void *args) { return pthread_create(thread, NULL, main, args); }
+/* The kernels take up to some 120 KB of a thread's stack: near all that musl gives one, or a low `ulimit -s`. */
+enum { OX_STACK = 1 << 20 };
+
+static inline int ox_thread_start(ox_thread *thread, void *(*main)(void *), void *args) {
+    pthread_attr_t attr;
+    size_t size;
+    int failed = pthread_attr_init(&attr);
+    if (failed) return failed;
+    if (!pthread_attr_getstacksize(&attr, &size) && size < OX_STACK) pthread_attr_setstacksize(&attr, OX_STACK);
+    failed = pthread_create(thread, &attr, main, args);
+    pthread_attr_destroy(&attr);
+    return failed;
+}
+
 static inline void ox_thread_join(ox_thread thread) { pthread_join(thread, NULL); }
 static inline void ox_yield(void) { sched_yield(); }
 static inline int ox_process(void) { return (int)getpid(); }

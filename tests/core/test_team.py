@@ -26,6 +26,31 @@ def test_impossible_thread_counts_raise(value):
         threads.barrier_seconds(10, num_threads=value)
 
 
+STACKS = """
+import os, resource, time
+import oxillama
+engine = oxillama.load(num_threads=3, sidecar=False)
+python = {thread.native_id for thread in __import__("threading").enumerate()}
+found = []
+for task in {int(name) for name in os.listdir("/proc/self/task")} - python:
+    while (said := open(f"/proc/self/task/{task}/syscall").read().split())[0] == "running":
+        time.sleep(0.001)
+    for line in open("/proc/self/maps"):
+        low, high = (int(each, 16) for each in line.split()[0].split("-"))
+        if low <= int(said[-2], 16) < high:
+            found.append(high - low)
+print(len(found), min(found) > 1 << 19)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread's stack is not to be seen")
+def test_workers_have_large_stacks_where_threads_by_default_have_small_ones():
+    command = ["sh", "-c", 'ulimit -s 256; exec "$0" -c "$1"', sys.executable, STACKS]
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert (done.stdout, done.stderr) == ("2 True\n", "")
+
+
 def test_quota_is_the_tightest_of_a_cgroup_and_its_parents(tmp_path):
     (tmp_path / "proc").write_text("0::/a/b\n")
     for folder, text in (("a", "150000 100000"), ("a/b", "max 100000")):
