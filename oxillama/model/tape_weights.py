@@ -32,6 +32,7 @@ from oxillama.weights.pager import (
     plan_pages,
 )
 from oxillama.weights.panel_file import Key, MappedPanels, PanelSpec
+from oxillama.weights.pressure import swap_bytes
 
 # bytes of weights that are packed before anything runs: a hundredth of a second
 PACKED_AT_ONCE = 32 << 20
@@ -236,6 +237,12 @@ def _reserved(
         [reader.is_mapped(key[0]) for key in weights],
         num_threads=num_threads,
     )
+    free = available_bytes()
+    if free is not None and packing.nbytes > free + swap_bytes():  # who writes it would be ended
+        raise MemoryError(
+            f"{packing.nbytes} bytes for packed weights, the system and the process's control "
+            f"groups have {free} (wanted more memory, or `offload`)"
+        )
     return weights, packing
 
 

@@ -87,14 +87,10 @@ class MemoryPressureProbe:
         known = system_memory() if self._proc == "/proc" else None
         if known is not None:
             return MemoryUse(known[0] - known[1], known[0])
+        sizes = _sizes(self._proc)
         try:
-            lines = system_text(Path(self._proc) / "meminfo").splitlines()
-            sizes = {
-                name: int(rest.split()[0]) << 10
-                for name, _, rest in (line.partition(":") for line in lines)
-            }
             return MemoryUse(sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemTotal"])
-        except (OSError, ValueError, KeyError, IndexError):
+        except KeyError:
             return None
 
     def _group(self, folder: Path) -> MemoryUse | None:
@@ -109,6 +105,23 @@ class MemoryPressureProbe:
             except (OSError, ValueError):
                 continue
         return None
+
+
+def swap_bytes(proc: str = "/proc") -> int:
+    """What the system could still move out of memory; 0 where it has no swap, or does not say."""
+    return _sizes(proc).get("SwapFree", 0)
+
+
+def _sizes(proc: str) -> dict[str, int]:
+    """The bytes of `/proc/meminfo` by name; none where the system has no such file."""
+    try:
+        lines = system_text(Path(proc) / "meminfo").splitlines()
+        return {
+            name: int(rest.split()[0]) << 10
+            for name, _, rest in (line.partition(":") for line in lines)
+        }
+    except (OSError, ValueError, IndexError):
+        return {}
 
 
 def _cached(stat: Path, total: str) -> int:

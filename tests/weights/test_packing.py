@@ -451,3 +451,17 @@ engine = oxillama.load({str(path)!r}, sidecar=False)
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (out.returncode, out.stderr) == (0, "")
+
+
+def test_weights_that_memory_cannot_hold_are_refused(path, monkeypatch):
+    need = unpacked(monkeypatch, path).packing.nbytes
+    monkeypatch.setattr(held, "swap_bytes", lambda: 1000)
+    monkeypatch.setattr(held, "available_bytes", lambda: need - 1001)
+    with pytest.raises(MemoryError) as caught:
+        whole(path)
+    assert str(caught.value) == (
+        f"{need} bytes for packed weights, the system and the process's control groups have "
+        f"{need - 1001} (wanted more memory, or `offload`)"
+    )
+    monkeypatch.setattr(held, "available_bytes", lambda: need - 1000)
+    assert panels(whole(path)) == panels(unpacked(monkeypatch, path))

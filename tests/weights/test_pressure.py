@@ -3,7 +3,7 @@
 import pytest
 
 from oxillama.errors import ConfigError
-from oxillama.weights.pressure import MemoryPressureProbe, MemoryUse
+from oxillama.weights.pressure import MemoryPressureProbe, MemoryUse, swap_bytes
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    {} kB\n"
 
@@ -31,6 +31,14 @@ def test_the_system(system):
     write(600)
     assert probe.read() == MemoryUse(400 << 10, 1000 << 10)
     assert probe.limit() == 1000 << 10
+
+
+def test_swap_that_is_free(tmp_path):
+    assert swap_bytes(str(tmp_path)) == 0
+    (tmp_path / "meminfo").write_text(MEMINFO.format(600))
+    assert swap_bytes(str(tmp_path)) == 0
+    (tmp_path / "meminfo").write_text(MEMINFO.format(600) + "SwapFree:  70 kB\n")
+    assert swap_bytes(str(tmp_path)) == 70 << 10
 
 
 def test_a_group_of_version_2_that_is_tighter(system):
