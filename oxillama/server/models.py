@@ -8,6 +8,7 @@ import asyncio
 import gc
 import re
 import time
+import traceback
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -374,7 +375,11 @@ class ModelRegistry:
 
     def _open(self, name: str, path: Path) -> ServedModel:
         config, stamp = self._config, _stamp(path)
-        engine = oxillama.load(path, **config.engine)
+        try:
+            engine = oxillama.load(path, **config.engine)
+        except BaseException as error:
+            _drop_locals(error)
+            raise
         try:
             model = ServedModel(
                 name,
@@ -454,6 +459,15 @@ def unusable(path: Path, error: OSError | OxillamaError) -> ApiError:
         param="model",
         code="model_unusable",
     )
+
+
+def _drop_locals(error: BaseException | None) -> None:
+    """Free what the calls held that an error went through, such as a file's mapping: Windows lets
+    nobody replace a file that is mapped.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import pytest
 
 from oxillama.embedded import embedded_path
 from oxillama.errors import ModelError
+from oxillama.gguf.source import Shard
 from oxillama.server import ServerConfig
 from oxillama.server.models import ModelRegistry, unusable
 from tests.server.conftest import asking
@@ -171,6 +172,24 @@ def test_a_bad_file_puts_out_no_model(folder):
             "model_unusable"
         )
         assert loaded(server) == ["one"]
+
+
+def test_a_file_that_cannot_be_loaded_is_closed_at_once(folder):
+    """And may be replaced by a whole one, on Windows too."""
+    path, whole = folder / "bad.gguf", embedded_path().read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    body = {"model": "bad", "prompt": "a", "max_tokens": 1}
+    with asking(models_dir=folder) as server:
+        gc.collect()
+        gc.disable()
+        try:
+            assert server.refused(PATH, body, 500)["code"] == "model_unusable"
+            shards = [each for each in gc.get_objects() if type(each) is Shard]
+        finally:
+            gc.enable()
+        assert path not in [each.path for each in shards]
+        path.write_bytes(whole)
+        assert server.ok(PATH, body)["model"] == "bad"
 
 
 def test_ollama_unloads_with_keep_alive_0(folder):
