@@ -161,8 +161,12 @@ def _take_sequences(stream: TextIO) -> None:
     import ctypes
     import msvcrt
 
+    try:
+        handle = msvcrt.get_osfhandle(stream.fileno())  # type: ignore[attr-defined]
+    except OSError:  # a program's own stream, behind which is no file
+        return
     kernel, mode = ctypes.WinDLL("kernel32"), ctypes.c_ulong()  # type: ignore[attr-defined]
-    console = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))  # type: ignore[attr-defined]
+    console = ctypes.c_void_p(handle)
     if kernel.GetConsoleMode(console, ctypes.byref(mode)):
         kernel.SetConsoleMode(console, mode.value | 4)  # ENABLE_VIRTUAL_TERMINAL_PROCESSING
 

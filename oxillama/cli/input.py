@@ -37,6 +37,9 @@ class InputReader:
         if hasattr(sys.stdin, "reconfigure"):
             # a byte that is no text becomes a surrogate, which `_line` sees
             sys.stdin.reconfigure(errors="surrogateescape")
+            # Windows' Python reads a pipe in the encoding of the user's language
+            if os.name == "nt" and sys.stdin.encoding != "utf-8":
+                sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         self._read: Callable[[str], str]
         self._typed: Callable[[], str]
         self._read, self._typed = _reader() if self.terminal else (lambda _: input(), str)

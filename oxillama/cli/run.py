@@ -14,7 +14,7 @@ from oxillama.cli import lora, media
 from oxillama.cli.generation import add_generation, generation
 from oxillama.cli.loading import add_model, load, located_model
 from oxillama.cli.parsing import unicode_text
-from oxillama.cli.streams import note, piped, read, timed
+from oxillama.cli.streams import note, piped, read, read_prompt, timed
 
 PROMPT = "Once upon a time"
 
@@ -131,13 +131,13 @@ def add_chat_template(command: argparse.ArgumentParser) -> None:
 def prompt_of(arguments: argparse.Namespace) -> str | None:
     """The prompt that is given, None for none; of a file without the newline at its end."""
     path = "-" if arguments.prompt == "-" else arguments.file
-    return arguments.prompt if path is None else read(path).removesuffix("\n")
+    return arguments.prompt if path is None else read_prompt(path)
 
 
 def system_of(arguments: argparse.Namespace) -> str | None:
     """The system message that is given, None for none."""
     if arguments.system_file is not None:
-        return read(arguments.system_file).removesuffix("\n")
+        return read_prompt(arguments.system_file)
     return arguments.system
 
 
@@ -166,7 +166,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "--chat-template: found without a system message, wanted -sys, or `oxillama chat`"
         )
     if prompt is None and piped():
-        prompt = read("-", instead="-p TEXT gives a prompt").removesuffix("\n") or None
+        prompt = read_prompt("-", instead="-p TEXT gives a prompt") or None
     text = PROMPT if prompt is None else prompt
     with load(arguments) as engine, _room_in_options():
         lora.apply(engine, arguments.lora)

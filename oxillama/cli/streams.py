@@ -36,6 +36,12 @@ def read(path: str, *, instead: str = "") -> str:
         ) from None
 
 
+def read_prompt(path: str, *, instead: str = "") -> str:
+    """As `read`, without the end of the last line as the system writes it."""
+    text = read(path, instead=instead)
+    return text.removesuffix(os.linesep if text.endswith(os.linesep) else "\n")
+
+
 def json_of(text: str) -> Any:
     """The value of a JSON text; ValueError for anything else."""
     try:

@@ -385,22 +385,19 @@ def test_an_option_is_given_once_and_as_its_kind(capsys, arguments, told):
     assert not out and told in err and err.count("\n") == 1
 
 
-def shell(command):
-    """(exit code, standard output, standard error) of `oxillama` with a shell's redirections."""
-    done = subprocess.run(
-        ["sh", "-c", f"exec '{sys.executable}' -m oxillama {command}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return done.returncode, done.stdout, done.stderr
+def program(*arguments, **options):
+    """`oxillama` in a process of its own."""
+    command = [sys.executable, "-m", "oxillama", *arguments]
+    return subprocess.run(command, text=True, encoding="utf-8", timeout=120, **options)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
 @pytest.mark.parametrize("command", ["run -n 4 --no-timings", "info", "tokenize -p ab"])
 def test_output_that_is_not_taken_is_one_line(command):
+    with open("/dev/full", "w") as full:
+        done = program(*command.split(), stdout=full, stderr=subprocess.PIPE)
     told = "oxillama: output: cannot be written: No space left on device\n"
-    assert shell(f"{command} >/dev/full") == (1, "", told)
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="141 is what a shell makes of SIGPIPE")
@@ -421,18 +418,39 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(command):
 
 
 def test_timings_are_a_line_of_their_own_where_both_streams_are_one_pipe():
-    command = "unset PYTHONUNBUFFERED; exec '{}' -m oxillama run -p 'Once upon' -n 2 --temp 0 2>&1"
-    done = subprocess.run(
-        ["sh", "-c", command.format(sys.executable)], capture_output=True, text=True, timeout=120
+    done = program(
+        *("run", "-p", "Once upon", "-n", "2", "--temp", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
     )
     assert done.stdout.startswith("Once upon a time\n[prompt 3 tokens")
 
 
-def test_closed_streams_are_empty_ones():
-    wanted = shell("run -p 'Once upon' -n 4 --temp 0 --no-timings")
-    assert wanted[0] == 0 and wanted[1].startswith("Once upon a time")
-    assert shell("run -p 'Once upon' -n 4 --temp 0 2>&- <&-") == wanted
-    assert shell("chat -n 4 <&-")[0] == 0
+def without_input(output, *arguments):
+    """Exit code of `oxillama` whose standard input and error are closed; it writes to a file."""
+    if sys.platform != "win32":
+        script = 'exec "$@" <&- 2>&-'
+        command = ["sh", "-c", script, "sh", sys.executable, "-m", "oxillama", *arguments]
+        return subprocess.run(command, stdout=output, timeout=120).returncode
+    import msvcrt
+
+    handle = msvcrt.get_osfhandle(output.fileno())
+    os.set_handle_inheritable(handle, True)
+    streams = subprocess.STARTUPINFO(
+        dwFlags=subprocess.STARTF_USESTDHANDLES, hStdInput=0, hStdOutput=handle, hStdError=0
+    )
+    command = [sys.executable, "-m", "oxillama", *arguments]
+    return subprocess.run(command, startupinfo=streams, close_fds=False, timeout=120).returncode
+
+
+def test_closed_streams_are_empty_ones(tmp_path):
+    base = ("run", "-p", "Once upon", "-n", "4", "--temp", "0")
+    wanted = program(*base, "--no-timings", capture_output=True).stdout
+    assert wanted.startswith("Once upon a time")
+    with (tmp_path / "out").open("w+", encoding="utf-8") as output:
+        assert without_input(output, *base) == 0 and without_input(output, "chat", "-n", "4") == 0
+    assert (tmp_path / "out").read_text(encoding="utf-8") == wanted
 
 
 def test_a_warning_is_one_line(tmp_path):

@@ -185,8 +185,8 @@ def test_messages_may_have_several_lines(talk, asked):
 
 def test_commands_change_what_is_asked(talk, asked, tmp_path):
     path = tmp_path / "talk file.json"
-    lines = ["/system Be brief.", "Hello!", "/regen", f"/save '{path}'", "/undo", "Again", "/clear"]
-    out, err, _ = talk(*lines, "New", f"/load '{path}'", "More", "/exit", "never")
+    lines = ["/system Be brief.", "Hello!", "/regen", f'/save "{path}"', "/undo", "Again", "/clear"]
+    out, err, _ = talk(*lines, "New", f'/load "{path}"', "More", "/exit", "never")
     first, again, second, third, fourth = asked
     assert first == again and first[0] == {"role": "system", "content": "Be brief."}
     assert [each["content"] for each in second] == ["Be brief.", "Again"]
@@ -199,8 +199,10 @@ def test_commands_change_what_is_asked(talk, asked, tmp_path):
 
 def test_a_file_that_cannot_be_written_or_read_is_named(talk, tmp_path):
     path = tmp_path / "nowhere/talk.json"
+    with pytest.raises(FileNotFoundError) as missing:  # in the words of the system
+        os.stat(os.path.join(path.parent, ""))
     _, err, _ = talk(f"/save {path}", f"/save {tmp_path}", f"/load {path}")
-    assert f"[/save: {path}: No such file or directory]\n" in err
+    assert f"[/save: {path}: {missing.value.strerror}]\n" in err
     assert f"[/save: {tmp_path}: a folder, wanted a file]\n" in err
     assert f"[/load: {path}: No such file or directory, wanted a readable file]\n" in err
     assert "Errno" not in err

@@ -5,6 +5,7 @@ asked.
 import argparse
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,12 @@ def test_a_damaged_sidecar_is_named_and_ends_in_an_exit_code(model, tmp_path, ca
 def test_a_file_where_a_folder_was_named_is_an_error(model, capsys, command):
     arguments = [command, str(model)] if command == "write" else [command]
     before = model.read_bytes()
+    with pytest.raises(NotADirectoryError) as found:  # in the words of the system
+        os.scandir(model)
     assert main(["sidecar", *arguments, "--folder", str(model)]) == 1
     assert (
-        capsys.readouterr().err == f"oxillama: sidecar: {model}: Not a directory, wanted a folder\n"
+        capsys.readouterr().err
+        == f"oxillama: sidecar: {model}: {found.value.strerror}, wanted a folder\n"
         and model.read_bytes() == before
     )
 
@@ -156,8 +160,8 @@ def test_run_says_why_it_keeps_no_packed_weights(tmp_path, capsys, monkeypatch):
     run = ["run", "-n", "2", "--temp", "0", "--no-timings"]
     assert main(run) == 0
     assert capsys.readouterr().err == (
-        f"oxillama: packed weights cannot be kept in {blocked}/oxillama: {blocked} is not a "
-        "directory; --sidecar 0 or OXILLAMA_SIDECAR=0 turns this off\n"
+        f"oxillama: packed weights cannot be kept in {blocked / 'oxillama'}: {blocked} is not "
+        "a directory; --sidecar 0 or OXILLAMA_SIDECAR=0 turns this off\n"
     )
     assert main([*run, "--sidecar", str(blocked)]) == 1
     assert capsys.readouterr().err.startswith(f"oxillama: sidecar: found {blocked}: ")
@@ -174,7 +178,7 @@ def test_sidecars_that_cannot_be_removed_are_one_line(model, tmp_path, capsys, m
     monkeypatch.setattr(Path, "unlink", unlink)
     assert main(["sidecar", "clear", *where]) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"oxillama: sidecar: {tmp_path}/sidecars/")
+    assert err.startswith(f"oxillama: sidecar: {tmp_path / 'sidecars'}{os.sep}")
     assert err.endswith(".panels: Read-only file system, wanted a folder that can be written\n")
 
 
