@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 import oxillama
 from oxillama.cli import main, streams
+from tests.cli.console import interruptible
 from tests.model import tiny
 from tests.model.worded import worded
 from tests.speculative.law import target_of
@@ -415,6 +417,20 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(command):
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_ctrl_c_ends_a_command_with_130():
+    command = [sys.executable, "-m", "oxillama", "run", "-p", "Once upon", "--no-timings"]
+    endless = ("-n", "1000000", "--ignore-eos", "--context-shift")
+    process = interruptible([*command, *endless], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout.read(12) == b"Once upon a "
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() and process.stderr.read() == b""
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_timings_are_a_line_of_their_own_where_both_streams_are_one_pipe():

@@ -13,6 +13,7 @@ import pytest
 
 import oxillama
 from oxillama.cli import conversation, main
+from tests.cli.console import interruptible
 
 
 @pytest.fixture
@@ -273,6 +274,25 @@ def test_a_file_without_a_template_takes_a_built_in_one(capsys, tmp_path, talk):
     assert out.strip()
     assert main(["chat", model, "--chat-template", "chatlm"]) == 1
     assert "wanted the text of a template or one of chatml" in capsys.readouterr().err
+
+
+def test_ctrl_c_stops_a_reply_to_what_is_piped_in_and_the_talk_goes_on():
+    command = [sys.executable, "-m", "oxillama", "chat", "--temp", "0", "--no-timings"]
+    endless = ("-n", "1000000", "--ignore-eos", "--context-shift")
+    process = interruptible([*command, *endless], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        process.stdin.write(b"Hello!\n")
+        process.stdin.flush()
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline().rstrip() == b"[stopped; what was said stays]"
+        process.stdin.write(b"/stats\n/exit\n")
+        process.stdin.flush()
+        assert b"replies: 1," in process.stderr.read()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals of one's own here")

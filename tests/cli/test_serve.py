@@ -18,13 +18,13 @@ import oxillama
 from oxillama.cli import main, parser
 from oxillama.cli.serve import LIMITS, _engine
 from oxillama.server.settings import ServerConfig
+from tests.cli.console import InConsole
 
 VERSION = oxillama.__version__
 
 
-with_signals = pytest.mark.skipif(
-    sys.platform == "win32", reason="a process of Windows can be sent no such signal"
-)
+WINDOWS = sys.platform == "win32"
+with_signals = pytest.mark.skipif(WINDOWS, reason="Windows has no such signal")
 
 
 def heard():
@@ -33,9 +33,9 @@ def heard():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def start(*args, preexec_fn=None if sys.platform == "win32" else heard):
+def start(*args, preexec_fn=None if WINDOWS else heard):
     """(the process, its address), once it listens."""
-    process = subprocess.Popen(
+    process = (InConsole if WINDOWS else subprocess.Popen)(
         [sys.executable, "-m", "oxillama", "serve", "--port", "0", *args],
         stderr=subprocess.PIPE,
         text=True,
@@ -51,8 +51,10 @@ def ask(url, body=None):
         return json.loads(answer.read())
 
 
-@with_signals
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize(
+    "name",
+    ["SIGINT", *(pytest.param(each, marks=with_signals) for each in ("SIGTERM", "SIGHUP"))],
+)
 def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, name):
     process, url = start("--sessions-dir", str(tmp_path))
     try:
@@ -76,11 +78,10 @@ def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, n
         process.stderr.close()
 
 
-@with_signals
 def test_a_signal_that_comes_with_the_address_ends_the_server_in_order():
     process, _ = start()
     try:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT if WINDOWS else signal.SIGTERM)
         assert process.wait(20) == 0
         last = json.loads(process.stderr.read().splitlines()[-1])
         assert last["event"] == "stopped"
@@ -126,7 +127,6 @@ def test_a_log_that_cannot_be_written_keeps_no_server_from_starting():
             process.kill()
 
 
-@with_signals
 def test_a_second_interrupt_ends_the_server_at_once_and_shows_no_stack():
     process, url = start()
     try:
