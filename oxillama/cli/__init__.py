@@ -9,7 +9,8 @@ and rm; `quality`: perplexity and imatrix; `lora`: merge-lora; `bench`, `convert
 `streams` reads texts and writes notes, `progress` draws bars, `input` reads what a person types,
 `parsing` the command line. A command is a function over parsed arguments that returns an exit code.
 Errors of this package become one line on the standard error stream and exit code 1; a command line
-that cannot be read becomes one line and 2; Ctrl-C becomes 130, SIGTERM 143 and SIGHUP 129.
+that cannot be read becomes one line and 2; Ctrl-C becomes 130, SIGTERM 143, SIGHUP 129
+and Ctrl-Break 149.
 """
 
 from __future__ import annotations
@@ -133,12 +134,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """SIGTERM and the SIGHUP of a closed terminal unwind a command as Ctrl-C does, so that its
-    temporary files go with it; a signal that is ignored, or has a handler, is left alone.
+    """SIGTERM, the SIGHUP of a closed terminal and on Windows the SIGBREAK of Ctrl-Break unwind a
+    command as Ctrl-C does, so that its temporary files go with it; a signal that is ignored, or
+    has a handler, is left alone.
     """
     changed = []
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP"):
+        for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, _leave)
