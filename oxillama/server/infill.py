@@ -18,6 +18,8 @@ _FAMILIES = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ("<PRE>", "<SUF>", "<MID>"),
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("<|prefix|>", "<|suffix|>", "<|middle|>"),
     ("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),
 )
 _REPOSITORY = ("<|repo_name|>", "<reponame>", "<repo_name>")

@@ -113,6 +113,9 @@ FILL_NAMES = frozenset(
         "<|code_prefix|>",
         "<|code_suffix|>",
         "<|code_middle|>",
+        "<|prefix|>",
+        "<|suffix|>",
+        "<|middle|>",
     }
 )
 _HARMONY = {"<|return|>", "<|call|>"}

@@ -34,6 +34,9 @@ def test_the_prompt_is_prefix_suffix_middle(filling, engine):
 def test_clients_are_told_that_it_fills_in(filling):
     assert fim_words(["a", "<PRE>", "<MID>", "<SUF>"]) == ("<PRE>", "<SUF>", "<MID>")
     assert fim_words(["<PRE>", "<MID>", "<fim_suffix>"]) is None
+    for name in ("<|code_{}|>", "<|{}|>"):
+        words = tuple(map(name.format, ("prefix", "suffix", "middle")))
+        assert fim_words(words) == words
     shown = filling.ok("/api/show", {"model": "oxillama-embedded"})
     assert shown["capabilities"] == ["completion", "insert", "tools"]
 
