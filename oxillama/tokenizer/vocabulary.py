@@ -176,8 +176,8 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    add_sep: bool = False  # `bert`: the separator after a text
-    sep_between: bool = False  # others: a separator more between two texts
+    add_sep: bool = False  # `bert` without `add_eos`: the separator after a text
+    sep_between: bool = False  # a separator more between two texts
     remove_extra_whitespaces: bool = False  # `t5`: spaces in a row are one
     charsmap: bytes = b""  # `t5`: replacements of characters
     lowercase: bool = True  # `bert`
@@ -315,8 +315,10 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
         add["bos"],
         add["eos"],
         model == "bert" or _value(metadata, "add_space_prefix", bool, model == "llama"),
-        add_sep=add["sep"] and model == "bert",
-        sep_between=add["sep"] and model != "bert",
+        # one token ends a text: with eos, which BERT's files may have too, a separator is between
+        add_sep=add["sep"] and model == "bert" and not add["eos"],
+        sep_between=add["sep"]
+        and (model != "bert" or (add["eos"] and "add_sep_token" in _present(metadata))),
         remove_extra_whitespaces=_value(metadata, "remove_extra_whitespaces", bool, False),
         charsmap=b""
         if charsmap is None

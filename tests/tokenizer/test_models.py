@@ -190,6 +190,23 @@ def test_wordpiece_cuts_words_as_another_program_does():
     assert ours.decode(ours.encode("hello, a")) == "hello , a"
 
 
+@pytest.mark.parametrize(
+    ("keys", "pair"),
+    [
+        ({}, [2, 4, 3, 4, 3]),
+        ({"add_eos_token": True}, [2, 4, 3, 4, 3]),
+        ({"add_eos_token": True, "add_sep_token": False}, [2, 4, 3, 4, 3]),
+        ({"add_eos_token": True, "add_sep_token": True}, [2, 4, 3, 3, 4, 3]),
+    ],
+)
+def test_one_token_ends_a_text_of_bert_whatever_its_file_calls_it(keys, pair):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁hello"]
+    ids = {"bos_token_id": 2, "seperator_token_id": 3, "eos_token_id": 3, "unknown_token_id": 1}
+    ours = bridge("bert", tokens, [3, 3, 3, 3, 1], **ids, **keys)
+    assert ours.encode("hello") == [2, 4, 3]
+    assert ours.encode_pair("hello", "hello") == pair
+
+
 def test_wordpiece_keeps_the_code_points_that_the_library_keeps():
     """Unassigned code points stay in their word; control, format and private ones are dropped."""
     library = normalizers.BertNormalizer(
