@@ -141,6 +141,7 @@ _PREFIXES = ("always", "first")
 _MERGED = ("gpt2", "gemma4")  # models whose tokens are made by merges
 # files of these are of the model gpt2 in name; their tokens are spelled as Gemma 4's
 _PIECES = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})
+_BYTE_MODELS = ("llama", "gemma4", "plamo2")  # models whose bytes are tokens of their own
 _BYTE_NAMES = frozenset(f"<0x{value:02X}>" for value in range(256))
 _ADD_SEP = frozenset({"roberta-bpe", "jina-v1-en", "jina-v2-code"})
 _ADD_BOS = frozenset(
@@ -211,10 +212,14 @@ class Vocabulary:
         )
 
 
-def _kinds(metadata: Mapping[str, Any], tokens: Strings) -> np.ndarray:
-    """Of each token, int32: the file's, but tokens that are control tokens by their names."""
+def _kinds(metadata: Mapping[str, Any], model: str, tokens: Strings) -> np.ndarray:
+    """Of each token, int32: the file's, but tokens that are control tokens by their names. A file
+    without kinds has those that the names of bytes say.
+    """
     found = _array(metadata, "token_type", len(tokens), np.int32)
     kinds = np.full(len(tokens), NORMAL, np.int32) if found is None else found.astype(np.int32)
+    if found is None and model in _BYTE_MODELS:
+        kinds[tokens.where(_BYTE_NAMES)] = BYTE
     for token in tokens.where(END_NAMES | FILL_NAMES):
         if kinds[token] in (NORMAL, USER_DEFINED):
             kinds[token] = CONTROL
@@ -255,7 +260,7 @@ def _special(
         if (
             SPECIAL_KEYS[name] not in _present(metadata)
             and default < n
-            and kinds[default] in (CONTROL, UNKNOWN)
+            and ("token_type" not in _present(metadata) or kinds[default] in (CONTROL, UNKNOWN))
         ):
             special[name] = default
     add = {}
@@ -275,7 +280,7 @@ def read_vocabulary(metadata: Mapping[str, Any], note: Callable[[str], None] = w
     """
     model = _value(metadata, "model", str)
     tokens = _strings(metadata, "tokens")
-    n, kinds = len(tokens), _kinds(metadata, tokens)
+    n, kinds = len(tokens), _kinds(metadata, model, tokens)
     pre = _value(metadata, "pre", str, "default")
     if model == "gpt2" and pre in _PIECES:
         model = "gemma4"

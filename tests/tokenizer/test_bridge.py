@@ -286,6 +286,15 @@ def test_vocabularies_of_roberta_put_a_separator_more_between_two_texts(pre):
     assert not bpe([], {"</s>": CONTROL}, seperator_token_id=256).vocabulary.sep_between
 
 
+def test_a_file_without_kinds_has_bytes_by_their_names_and_its_models_first_tokens():
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a"]
+    keys = {"model": "llama", "tokens": tokens, "scores": np.zeros(len(tokens), np.float32)}
+    made = TokenizerBridge.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
+    assert made.encode("aé") == [1, 259, 260, 3 + 0xC3, 3 + 0xA9]
+    assert made.decode([259, 260, 3 + 0xC3, 3 + 0xA9]) == "aé"
+    assert (made.eos_id, made.vocabulary.special["unk"]) == (2, 0)
+
+
 @pytest.mark.parametrize("pre", ["glm4", "glm5"])
 def test_a_word_of_glm_that_is_a_token_is_taken_whole(pre):
     # "a b" merges first, after which nothing makes " ab": the token is reached as a whole only
