@@ -354,7 +354,7 @@ def _check_split(one: _Parsed, shard: Shard, index: int, count: int) -> None:
                 if named or count > 1
                 else "; a set is opened by a name like NAME-00001-of-00003.gguf"
             )
-            raise GgufError(f"{shard.label}: {key} is {found[key]}, wanted {wanted}{hint}")
+            raise GgufError(f"{shard.label}: {key} is {found[key]!r}, wanted {wanted}{hint}")
 
 
 class GgufReader:

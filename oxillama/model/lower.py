@@ -391,7 +391,7 @@ class _Lowering:
     ) -> Hashable:
         """One matmul over linears that read the same value in the same activation format."""
         nodes = [self.nodes[index] for index in linears]
-        source, act = nodes[0].inputs[0], _act_of(nodes[0].params["weight"].format)
+        source, act = nodes[0].inputs[0], _act_of(nodes[0].params["weight"])
         biases = [node.params["bias"] for node in nodes]
         bias = None
         if any(part is not None for part in biases):
@@ -429,7 +429,7 @@ class _Lowering:
         """One op over stacks that read the same value in the same activation format."""
         nodes = [self.nodes[index] for index in linears]
         source, *routes = nodes[0].inputs
-        act = _act_of(nodes[0].params["weight"].format)
+        act = _act_of(nodes[0].params["weight"])
         x = self.read_act(source, linears[0], act)
         self.new(out, nodes[0].width)
         self.emit(
@@ -471,9 +471,9 @@ class _Lowering:
             )
             and len(
                 {
-                    (node.inputs, _act_of(node.params["weight"].format), node.width)
+                    (node.inputs, _act_of(node.params["weight"]), node.width)
                     if op != "linear"
-                    else (node.inputs, _act_of(node.params["weight"].format))
+                    else (node.inputs, _act_of(node.params["weight"]))
                     for node in nodes
                 }
             )
@@ -552,14 +552,14 @@ class _Lowering:
             self.emit("compress", **p)
 
 
-def _act_of(weight_format: str) -> str:
-    """The activation format for a weight format."""
-    if weight_format not in _ACTS:
+def _act_of(weight: Tensor) -> str:
+    """The activation format for a weight."""
+    if weight.format not in _ACTS:
         raise ModelError(
-            f"weight format {weight_format}: no kernel multiplies it, wanted one of "
+            f"{weight.name}: file has {weight.format}, which no kernel multiplies, wanted one of "
             f"{', '.join(sorted(_ACTS))}"
         )
-    return _ACTS[weight_format]
+    return _ACTS[weight.format]
 
 
 def _act_width(act: str, columns: int) -> int:

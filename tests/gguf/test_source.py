@@ -70,6 +70,11 @@ def test_a_set_that_is_not_whole_is_refused(shards, tmp_path):
         GgufWriter(name, "llama", part=True).finish()
     with pytest.raises(GgufError, match="split.count is None, wanted 2"):
         GgufReader(plain)
+    for name in (plain, tmp_path / "x-00002-of-00002.gguf"):
+        with GgufWriter(name, "llama", part=True) as writer:
+            writer.add("split.count", "2")
+    with pytest.raises(GgufError, match="split.count is '2', wanted 2"):
+        GgufReader(plain)
     with pytest.raises(GgufError, match="shard 4 of 3"):
         GgufReader(tmp_path / "m-00004-of-00003.gguf")
 

@@ -5,6 +5,7 @@ import pytest
 
 from oxillama._core.tape import Batch
 from oxillama.errors import ModelError
+from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.model.load import load_model
 from oxillama.model.record import record
 from tests.model import invented
@@ -92,3 +93,15 @@ def test_glm_4_of_a_vision_model_turns_halves_by_three_positions(tmp_path, monke
     assert list(table["sections"]) == [0, 0, 0, 1, 1, 1, 2, 2]
     styles = {op.params["style"] for op in model.tape.ops if op.name == "rope_store"}
     assert styles == {"neox"}
+
+
+def test_a_matrix_of_integers_is_refused_by_name(tmp_path):
+    reader, integers = invent(tmp_path / "m.gguf", "llama"), "blk.1.ffn_up.weight"
+    with GgufWriter(tmp_path / "i.gguf", "llama") as writer:
+        for key in set(reader.metadata) - {"general.architecture"}:
+            writer.add(key, reader.metadata[key])
+        for name, info in reader.tensors.items():
+            values = reader.data(name).view(np.float32).reshape(info.shape)
+            writer.add_tensor(name, values.astype(np.int32) if name == integers else values)
+    with pytest.raises(ModelError, match=f"{integers}: file has I32, which no kernel multiplies"):
+        load_model(GgufReader(tmp_path / "i.gguf"))
