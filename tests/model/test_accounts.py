@@ -137,6 +137,7 @@ def test_an_encoder_that_is_said_to_be_causal_is_refused(tmp_path, monkeypatch):
     [
         *((arch, "layers that keep a state") for arch in ("qwen3next", "falcon-h1")),
         *((arch, "no file says how far a window") for arch in ("gemma3", "cohere2")),
+        ("t5", "a decoder behind an encoder"),
     ],
 )
 def test_layers_that_cannot_see_ahead_are_not_asked_to(arch, why, tmp_path):
