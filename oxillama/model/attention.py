@@ -173,6 +173,13 @@ class AttentionRecorder(Recorder):
                 raise ModelError(
                     f"{self.arch}.attention.causal: found False, wanted True for ALiBi"
                 )
+            if behind or strict:
+                why = (
+                    "a decoder behind an encoder" if behind else "rows that see ahead within images"
+                )
+                raise ModelError(
+                    f"{self.arch}.attention.causal: found False, wanted True for {why}"
+                )
             more["causal"] = False
         return self.record(
             "attention",

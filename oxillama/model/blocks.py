@@ -528,6 +528,13 @@ def routed(b: Builder, layer: Layer, x: Value, **params: Any) -> Value:
     """
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
     used = layer.integer("expert_used_count", minimum=1, maximum=count)
+    groups, chosen = params.get("groups", 1), params.get("groups_used", 1)
+    if count % groups or not 1 <= chosen <= groups or chosen * (count // groups) < used:
+        raise ModelError(
+            f"{b.arch}.expert_group_count: found {groups}, of which expert_group_used_count "
+            f"chooses {chosen}, wanted equal parts of {count} experts, and {used} experts in those "
+            "chosen"
+        )
     scores = layer.linear(x, "ffn_gate_inp", count)
     if layer.has("ffn_gate_tid2eid.weight"):
         table = layer.name("ffn_gate_tid2eid.weight")

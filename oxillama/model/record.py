@@ -222,8 +222,6 @@ def _check_past(b: Builder) -> None:
     elif any(getattr(state, "window", 0) for state in b.pages):
         # transformers halves the window then, llama.cpp leaves it out ahead
         why = "no file says how far a window reaches ahead"
-    elif b.source is not None:
-        why = "a decoder behind an encoder sees what it has written alone"
     if why:
         raise ModelError(f"{b.arch}.attention.causal: found False, wanted True: {why}")
 

@@ -137,7 +137,6 @@ def test_an_encoder_that_is_said_to_be_causal_is_refused(tmp_path, monkeypatch):
     [
         *((arch, "layers that keep a state") for arch in ("qwen3next", "falcon-h1")),
         *((arch, "no file says how far a window") for arch in ("gemma3", "cohere2")),
-        ("t5", "a decoder behind an encoder"),
     ],
 )
 def test_layers_that_cannot_see_ahead_are_not_asked_to(arch, why, tmp_path):
@@ -145,6 +144,31 @@ def test_layers_that_cannot_see_ahead_are_not_asked_to(arch, why, tmp_path):
     match = f"{arch}.attention.causal: found False, wanted True: {why}"
     with pytest.raises(ModelError, match=match):
         record(invent(tmp_path / "m.gguf", arch, changed=changed))
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "told"),
+    [
+        ("t5", "attention.causal", False, "found False, wanted True for a decoder behind an"),
+        ("gemma4", "attention.causal", False, "found False, wanted True for rows that see ahead"),
+        ("rwkv7", "wkv.head_size", 3, "found 3, wanted a divisor of embedding_length 64"),
+        ("kimi-k3", "kda.gate_lower_bound", 0.0, "found 0, wanted a number below 0"),
+        ("bailingmoe3", "kda.gate_lower_bound", 0.0, "found 0, wanted a number below 0"),
+        ("glm5-next", "kda.gate_lower_bound", 0.0, "found 0, wanted a number below 0"),
+        ("qwen3moe", "expert_group_count", 3, "found 3, of which .* equal parts of 4 experts"),
+        ("qwen3moe", "expert_group_count", 4, "found 4, .* chooses 1, .* 2 experts in those"),
+    ],
+)
+def test_what_an_op_cannot_do_is_told_of_the_key(arch, key, value, told, tmp_path):
+    with pytest.raises(ModelError, match=f"^{arch}.{key}: {told}"):
+        record(invent(tmp_path / "m.gguf", arch, changed={f"{arch}.{key}": value}))
+
+
+def test_more_groups_of_experts_than_there_are_cannot_be_chosen(tmp_path):
+    changed = {"qwen3moe.expert_group_used_count": 2}
+    match = "^qwen3moe.expert_group_count: found 1, of which expert_group_used_count chooses 2"
+    with pytest.raises(ModelError, match=match):
+        record(invent(tmp_path / "m.gguf", "qwen3moe", changed=changed))
 
 
 def test_keys_of_another_prefix_are_nobodys_business(tmp_path):

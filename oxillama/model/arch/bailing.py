@@ -3,7 +3,7 @@
 Delta Attention.
 """
 
-from oxillama.model.arch.kimi_linear import delta_attention
+from oxillama.model.arch.kimi_linear import bound_of_decay, delta_attention
 from oxillama.model.blocks import decoder, routing_of, sections_of, sparse_decoder, sparse_ffn
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.latent import latent_attention
@@ -31,8 +31,9 @@ def bailingmoe3(b: Builder) -> Value:
     """
     keys, none = b.keys, (0.0,) * b.n_layers
     routing = routing_of(b, gating="sigmoid")
-    lowest = keys.number("kda.gate_lower_bound", maximum=0.0)
     # decays without a bound have another form, which no file of this kind says it has
+    keys.number("kda.gate_lower_bound")
+    lowest = bound_of_decay(b)
     keys.flag("kda.safe_gate", default=True)
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=none)
     shared = keys.numbers("swiglu_clamp_shexp", count=b.n_layers, default=none)

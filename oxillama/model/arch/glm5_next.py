@@ -4,7 +4,7 @@ Manifold-Constrained Hyper-Connections", section 4).
 """
 
 from oxillama.errors import ModelError
-from oxillama.model.arch.kimi_linear import delta_attention, unrotated
+from oxillama.model.arch.kimi_linear import bound_of_decay, delta_attention, unrotated
 from oxillama.model.blocks import routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Value, architecture
 from oxillama.model.hyper_connections import (
@@ -32,7 +32,7 @@ def glm5_next(b: Builder) -> Value:
         )
     eps = keys.number("attention.layer_norm_epsilon", default=EPSILON)
     indexer = LatentIndexer(b, style="norm", eps=eps, pool=pool)
-    lowest = keys.number("kda.gate_lower_bound", default=0.0, maximum=0.0)
+    lowest = bound_of_decay(b)
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=none)
     shared = keys.numbers("swiglu_clamp_shexp", count=b.n_layers, default=limits)
     routing = routing_of(b, gating="sigmoid")

@@ -4,7 +4,7 @@ softmax over the residuals of earlier blocks of layers; experts over fewer colum
 
 from typing import Any
 
-from oxillama.model.arch.kimi_linear import delta_attention, unrotated
+from oxillama.model.arch.kimi_linear import bound_of_decay, delta_attention, unrotated
 from oxillama.model.blocks import expert_gate_up, routed, routing_of
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.latent import latent_attention
@@ -17,7 +17,7 @@ def kimi3(b: Builder) -> Value:
     """
     keys = b.keys
     size = keys.integer("attn_res.block_size", minimum=0)
-    lowest = keys.number("kda.gate_lower_bound", default=0.0, maximum=0.0)
+    lowest = bound_of_decay(b)
     dense = keys.integer("leading_dense_block_count", default=0)
     routing = routing_of(b, gating="sigmoid")
     kept: list[Value] = []

@@ -4,6 +4,7 @@ decays key by key, then one of latent attention without rotation; experts as in 
 
 import numpy as np
 
+from oxillama.errors import ModelError
 from oxillama.model.blocks import routing_of, sparse_ffn
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.latent import latent_attention
@@ -30,6 +31,16 @@ def unrotated(b: Builder, turned: int, width: int) -> tuple[Rope | None, float]:
     # files say a base that nothing is turned by
     b.keys.number("rope.freq_base", default=0.0)
     return None, width**-0.5
+
+
+def bound_of_decay(b: Builder) -> float:
+    """What the logarithm of a decay approaches; 0 where the file has no bound."""
+    found = b.keys.number("kda.gate_lower_bound", maximum=0.0, default=None)
+    if found == 0:
+        raise ModelError(
+            f"{b.arch}.kda.gate_lower_bound: found 0, wanted a number below 0: nothing would decay"
+        )
+    return found or 0.0
 
 
 def delta_attention(

@@ -5,6 +5,7 @@ feed-forward network of Qwen 2: QRWKV 6 (Recursal 2024) and ARWKV (Yueyu et al. 
 
 import numpy as np
 
+from oxillama.errors import ModelError
 from oxillama.model.blocks import gated_ffn
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
@@ -72,6 +73,11 @@ def _begin(b: Builder, *, shifts: int) -> Value:
 def _heads(b: Builder) -> int:
     """Heads of the state; the file says how wide one is."""
     width = b.keys.integer("wkv.head_size", minimum=1, maximum=b.hidden)
+    if b.hidden % width:
+        raise ModelError(
+            f"{b.arch}.wkv.head_size: found {width}, wanted a divisor of embedding_length "
+            f"{b.hidden}"
+        )
     return b.hidden // width
 
 
