@@ -316,7 +316,7 @@ class Recorder:
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         key, other = (rms, layer) if kind == "rms" else (layer, rms)
         if other in self.keys:
-            spare = self.keys.number(other, minimum=0.0)
+            spare = self.keys.number(other, minimum=0.0, maximum=1.0)
             if key not in self.keys:
                 return spare
-        return self.keys.number(key, minimum=0.0)
+        return self.keys.number(key, minimum=0.0, maximum=1.0)

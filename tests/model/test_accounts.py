@@ -151,6 +151,7 @@ def test_layers_that_cannot_see_ahead_are_not_asked_to(arch, why, tmp_path):
     [
         ("t5", "attention.causal", False, "found False, wanted True for a decoder behind an"),
         ("gemma4", "attention.causal", False, "found False, wanted True for rows that see ahead"),
+        ("qwen3", "attention.layer_norm_rms_epsilon", 2.0, "found 2.0, wanted .* at most 1"),
         ("rwkv7", "wkv.head_size", 3, "found 3, wanted a divisor of embedding_length 64"),
         ("kimi-k3", "kda.gate_lower_bound", 0.0, "found 0, wanted a number below 0"),
         ("bailingmoe3", "kda.gate_lower_bound", 0.0, "found 0, wanted a number below 0"),

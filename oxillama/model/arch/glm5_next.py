@@ -30,7 +30,7 @@ def glm5_next(b: Builder) -> Value:
             f"{b.arch}.attention.indexer.kpool_select_tail: found False, wanted True: rows see the "
             "keys after the last whole pool"
         )
-    eps = keys.number("attention.layer_norm_epsilon", default=EPSILON)
+    eps = keys.number("attention.layer_norm_epsilon", default=EPSILON, minimum=0.0, maximum=1.0)
     indexer = LatentIndexer(b, style="norm", eps=eps, pool=pool)
     lowest = bound_of_decay(b)
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=none)
