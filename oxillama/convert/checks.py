@@ -14,12 +14,13 @@ from oxillama.convert.family import Hyper, Keys
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.tensor_plan import Planned, as_bits
 from oxillama.convert.tokens import KeyValues
-from oxillama.errors import ConvertError, ModelError, listed
+from oxillama.errors import ConvertError, ModelError, TokenizerError, listed
 from oxillama.gguf import GgufReader, TensorInfo
 from oxillama.gguf.types import type_by_name
 from oxillama.gguf.values import Cursor, encode_value, read_kind, read_value
 from oxillama.model.builder import recorders
 from oxillama.model.record import record
+from oxillama.tokenizer import TokenizerBridge
 
 _LAYER = re.compile(r"(?:enc\.|dec\.)?blk\.(\d+)\.")
 
@@ -89,6 +90,23 @@ class PlannedFile:
     def data(self, name: str) -> np.ndarray:
         """The bytes of a tensor."""
         return as_bits(self._planned[name].make()).reshape(-1).view(np.uint8)
+
+
+def check_vocabulary(folder: ModelFolder, arch: str, vocabulary: KeyValues) -> None:
+    """Refuse a folder whose file's vocabulary could not be loaded. Files of architectures that
+    other programs run are not checked.
+    """
+    if arch not in recorders() or "tokenizer.ggml.model" not in vocabulary:
+        return
+    try:
+        # what is a warning there is one again when the file is loaded
+        TokenizerBridge.from_metadata(
+            PlannedFile(arch, vocabulary, ()).metadata, note=lambda text: None
+        )
+    except TokenizerError as error:
+        raise ConvertError(
+            f"{folder.path}: its file's vocabulary could not be loaded: {error}"
+        ) from error
 
 
 def check_loads(

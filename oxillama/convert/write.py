@@ -22,7 +22,13 @@ import numpy as np
 
 from oxillama.convert import families  # noqa: F401  (registers them)
 from oxillama.convert.accounts import check_config
-from oxillama.convert.checks import check_head, check_layers, check_loads, check_vocabulary_size
+from oxillama.convert.checks import (
+    check_head,
+    check_layers,
+    check_loads,
+    check_vocabulary,
+    check_vocabulary_size,
+)
 from oxillama.convert.encoder import ENCODERS
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled
 from oxillama.convert.folder import ModelFolder
@@ -206,6 +212,7 @@ def _write(
     general = general_keys(folder, planned, wanted, name)
     check_vocabulary_size(hyper, planned)
     vocabulary = vocabulary_keys(folder, family, hyper, beyond)
+    check_vocabulary(folder, family.arch, vocabulary)
     check_config(hyper, family, keys, {one.name for one in planned})
     check_head(folder, hyper, planned, keys)
     if not alone:

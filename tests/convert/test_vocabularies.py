@@ -8,6 +8,7 @@ import struct
 import pytest
 from tokenizers import Tokenizer
 
+from oxillama.convert import convert_folder
 from oxillama.convert.family import FAMILIES, Hyper
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.vocabulary import vocabulary_keys
@@ -17,6 +18,7 @@ from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.splits import SPLITS
 from oxillama.tokenizer.template import ChatTemplate
 from oxillama.tokenizer.vocabulary import read_vocabulary
+from tests.convert.folders import tiny_llama
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -187,6 +189,16 @@ def sentencepiece(place, size, settings=None, architecture="LlamaForCausalLM", *
     model = field(2, 2, bytes([len(trainer)]) + trainer) + b"".join(piece(*one) for one in LLAMA)
     (place / "tokenizer.model").write_bytes(model)
     return keys_of(place, architecture, size, settings, **files)
+
+
+def test_a_folder_whose_vocabulary_could_not_be_loaded_is_refused(tmp_path):
+    place = tiny_llama(tmp_path / "m")
+    model = b"".join(piece(*one) for one in (*LLAMA, ("<0xZZ>", 0, BYTE)))
+    (place / "tokenizer.model").write_bytes(model)
+    match = "its file's vocabulary could not be loaded: tokenizer.ggml.tokens: byte token 5"
+    with pytest.raises(ConvertError, match=match):
+        convert_folder(place, tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
 
 
 def added(text, special=True):
