@@ -46,6 +46,7 @@ _KINDS = {
     "mmproj": "the file of an encoder of images or sound (mmproj)",
     "adapter": "an adapter",
     "imatrix": "an importance matrix",
+    "controlvector": "a control vector",
 }
 
 

@@ -39,6 +39,7 @@ NOT_GENERATING = {
     **dict.fromkeys((EAGLE, DFLASH, ASSISTANT), _DRAFTS_BESIDE),
     **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
     "clip": "encodes images or sound for another model (mmproj)",
+    "controlvector": "changes the rows of another model, which is not supported,",
 }
 
 

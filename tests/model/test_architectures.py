@@ -10,7 +10,7 @@ import pytest
 
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError, ContextError, ModelError
-from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.gguf import GgufReader, GgufWriter, file_kind
 from oxillama.model import architectures, load_model, tape_weights
 from oxillama.model.arch import llama4
 from oxillama.model.ops import OUTPUT
@@ -301,6 +301,12 @@ def test_what_does_not_generate_is_refused_with_what_it_does(tmp_path):
         writer.add("pockettts.block_count", 1)
     with pytest.raises(ModelError, match="'pockettts', which makes sound"):
         record(GgufReader(tmp_path / "m.gguf"))
+    with GgufWriter(tmp_path / "c.gguf", "controlvector") as writer:
+        writer.add("controlvector.layer_count", 1)
+    reader = GgufReader(tmp_path / "c.gguf")
+    with pytest.raises(ModelError, match="'controlvector', which changes the rows of another"):
+        record(reader)
+    assert file_kind(reader.metadata) == "a control vector"
     assert not set(NOT_GENERATING) & set(architectures())
 
 
