@@ -394,7 +394,10 @@ def _strings(metadata: Mapping[str, Any], key: str) -> Strings:
     name = f"tokenizer.ggml.{key}"
     places = metadata.strings(name) if hasattr(metadata, "strings") else None
     if places is not None:
-        return Strings(places[0].copy(), *places[1:])
+        try:
+            return Strings(places[0].copy(), *places[1:])
+        except TokenizerError as error:
+            raise TokenizerError(f"{name}: {error}, wanted UTF-8") from None
     found = metadata.get(name)
     if not isinstance(found, (list, tuple)) or not found or not isinstance(found[0], str):
         what = "nothing" if found is None else type(found).__name__

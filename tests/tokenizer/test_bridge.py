@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import oxillama
 from oxillama.errors import TokenizerError
-from oxillama.gguf import GgufReader
+from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.tokenizer import TextStream, TokenizerBridge
 from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.json_file import guarded
@@ -284,6 +284,16 @@ def test_vocabularies_of_roberta_put_a_separator_more_between_two_texts(pre):
     bridge = bpe([], {"</s>": CONTROL}, pre=pre, seperator_token_id=256)
     assert bridge.vocabulary.sep_between
     assert not bpe([], {"</s>": CONTROL}, seperator_token_id=256).vocabulary.sep_between
+
+
+def test_tokens_that_are_not_utf8_are_told_of_the_key(tmp_path):
+    with GgufWriter(tmp_path / "v.gguf", "llama") as writer:
+        writer.add("tokenizer.ggml.model", "llama")
+        writer.add("tokenizer.ggml.tokens", ["<unk>", "abcé"])
+    data = (tmp_path / "v.gguf").read_bytes().replace("é".encode(), b"\xc3c")
+    (tmp_path / "v.gguf").write_bytes(data)
+    with pytest.raises(TokenizerError, match="^tokenizer.ggml.tokens: string 1 of 2: .* UTF-8$"):
+        TokenizerBridge.from_gguf(tmp_path / "v.gguf")
 
 
 def test_a_file_without_kinds_has_bytes_by_their_names_and_its_models_first_tokens():
