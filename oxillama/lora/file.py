@@ -141,7 +141,9 @@ def _read(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
         except (GgufError, MemoryError):
             raise
         except Exception as error:
-            raise LoraError(f"{label}: {name}: type {info.type_name}: {error}") from error
+            raise LoraError(
+                f"{label}: {name}: found type {info.type_name}, wanted one of weights: {error}"
+            ) from error
         found[name] = out.reshape(shape)
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama._core.codecs import codec_table
 from oxillama.errors import ModelError, listed
 from oxillama.gguf import GgufReader, TensorInfo
 from oxillama.gguf.keys import Keys
@@ -23,6 +24,7 @@ from oxillama.model.state import Latent, LayerState, Pages, Rows, Slot
 from oxillama.model.tensors import Tensor, unpacked
 
 _MOST_MISSING = 1024  # tensors, after which a file is refused at once
+_FORMATS = tuple(sorted(row[0] for row in codec_table()))  # of weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ class Recorder:
         """The float32 (rows, columns) of a tensor, ones where it is missing."""
         if tensor.name in self.missing:
             return np.broadcast_to(np.float32(1), tensor.shape)
+        self._check_format(tensor.name, tensor.format)
         return unpacked(self.reader, tensor)
 
     def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
@@ -261,8 +264,13 @@ class Recorder:
             raise ModelError(
                 f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(rows, columns)}"
             )
+        self._check_format(name, info.type_name)
         start, stop = (take.start, take.stop) if take else (0, rows)
         return Tensor(name, info.type_name, (stop - start, columns), start)
+
+    def _check_format(self, name: str, found: str) -> None:
+        if found not in _FORMATS:
+            raise ModelError(f"{name}: file has {found}, wanted one of {', '.join(_FORMATS)}")
 
     def vector(self, name: str, size: int) -> np.ndarray:
         """The weight of that name as float32 (size,)."""
