@@ -267,9 +267,15 @@ class Request:
         A request that has ended holds no reference to the engine, so the engine can be freed before
         it, nor to its entry, which refers to it: it is freed with its last reference, not by a
         search for cycles.
+
+        A StopIteration of a caller's function becomes a RuntimeError, as in a generator (PEP 479):
+        a loop over the stream would take it for the end of the text.
         """
         if self._done.is_set():
             return False
+        if isinstance(error, (StopIteration, StopAsyncIteration)):
+            stop, error = error, RuntimeError(f"request: its function raised {error!r}")
+            error.__cause__ = stop
         self.finish_reason, self.error = reason, error
         self.ended_at = time.perf_counter()
         self._cancel, self._check_waiter, self.owner = _nothing, _nothing, None

@@ -10,6 +10,7 @@ import pytest
 
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.engine.siblings import make_siblings
+from oxillama.engine.stream import Stream
 from oxillama.errors import ConfigError
 from oxillama.options import Options
 from oxillama.sampling import Sampler, SamplerConfig
@@ -122,6 +123,18 @@ def test_a_listener_that_fails_among_the_pieces_fails_its_request(beside):
     made.listen(listener)
     with pytest.raises(ZeroDivisionError):
         beside.submit(made).result(60)
+
+
+@pytest.mark.parametrize("stop", [StopIteration, StopAsyncIteration])
+def test_a_function_that_raises_the_end_of_an_iteration_does_not_end_the_stream(beside, stop):
+    def listener():
+        raise stop("of the listener")
+
+    made = request(beside, [3, 4], max_tokens=20)
+    made.listen(listener)
+    with pytest.raises(RuntimeError, match="of the listener") as raised:
+        list(Stream(beside.submit(made)))
+    assert type(raised.value.__cause__) is stop
 
 
 def test_a_listener_that_fails_at_the_end_is_told_to_threading_and_the_others_are_called(
