@@ -20,6 +20,8 @@ from oxillama.completion import Completion, Piece
 
 # seconds that a thread waits at a time: on Windows no wait is interrupted by Ctrl-C
 HEARD = 0.1 if os.name == "nt" else None
+# seconds that an event loop sleeps at most while a task waits for a request
+AWAKE = 1.0
 
 Item = TypeVar("Item", covariant=True)  # of a stream: a piece, or an event of a chat
 
@@ -80,6 +82,24 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
             raise
 
 
+class _Awake:
+    """Wakes an event loop now and then, until its end. Jupyter stops a cell that awaits by a cancel
+    in a signal handler, which a loop that sleeps does not notice.
+    """
+
+    __slots__ = ("_handle", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._wake()
+
+    def _wake(self) -> None:
+        self._handle = self._loop.call_later(AWAKE, self._wake)
+
+    def end(self) -> None:
+        self._handle.cancel()
+
+
 async def awaited(request: PieceSource) -> Any:
     """The result of a request; a task that is cancelled meanwhile cancels it."""
     request.check_process()
@@ -90,6 +110,7 @@ async def awaited(request: PieceSource) -> Any:
             _call_in(loop, event.set)
 
     request.listen(wake, in_loop=True)
+    awake = _Awake(loop)
     try:
         if not request.done:
             await event.wait()
@@ -97,6 +118,7 @@ async def awaited(request: PieceSource) -> Any:
         request.cancel()
         raise
     finally:
+        awake.end()
         request.stop_listening(wake)
     return request.result()
 
@@ -113,6 +135,7 @@ async def pieces_of(request: PieceSource) -> AsyncIterator[Any]:
         _call_in(loop, event.set)
 
     request.listen(wake, in_loop=True)
+    awake = _Awake(loop)
     try:
         while True:
             event.clear()
@@ -127,6 +150,7 @@ async def pieces_of(request: PieceSource) -> AsyncIterator[Any]:
         for each in (piece,) if reader is None else reader.finish(piece, done):
             yield each
     finally:
+        awake.end()
         request.stop_listening(wake)
         request.cancel()
 

@@ -11,6 +11,7 @@ import pytest
 
 import oxillama
 from oxillama import AsyncEngine, SamplerConfig
+from oxillama.engine import stream
 
 GREEDY = SamplerConfig.greedy()
 
@@ -171,3 +172,33 @@ def test_events_of_a_chat_that_nobody_reads_stop_the_work(leave):
 
     with oxillama.load() as engine:
         assert asyncio.run(asyncio.wait_for(main(engine), 20)) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_cancel_that_does_not_wake_the_loop_is_noticed(engine, monkeypatch, streamed):
+    """As a notebook does in a signal handler, when a cell that awaits is interrupted."""
+    monkeypatch.setattr(stream, "AWAKE", 0.01)
+    never, waiting, tasks = threading.Event(), threading.Event(), []
+
+    def stuck(tokens, logits):
+        waiting.set()
+        never.wait()
+
+    async def ask():
+        options = {"max_tokens": 9, "processors": [stuck]}
+        if streamed:
+            return [piece async for piece in AsyncEngine(engine).stream("Once", **options)]
+        return await AsyncEngine(engine).generate("Once", **options)
+
+    async def main():
+        tasks.append(asyncio.get_running_loop().create_task(ask()))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert waiting.wait(60)
+    tasks[0].cancel()
+    thread.join(20)
+    ended = not thread.is_alive()
+    never.set()
+    assert ended and tasks[0].cancelled()
