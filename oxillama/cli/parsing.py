@@ -25,8 +25,67 @@ _ALIAS = "--alias is the model's name to clients"
 _ALWAYS = "oxillama serve always has these routes"
 _TLS = "a proxy before the server speaks TLS"
 _CHUNKS = "the size of a step is measured; SchedulerConfig of the Python API bounds it"
-# Options of llama.cpp's and vLLM's programs, and what stands for them here.
+_LORAS = "--lora FILE[:SCALE] loads an adapter, named by its file; any rank and number will do"
+_PREFIXES = "common beginnings of prompts are always cached"
+_ONE_PROCESS = "everything runs in one process"
+_FILE = "OWNER/NAME:QUANT names one of a repository's files"
+_ESCAPES = "texts are taken as they are written: \\n is no line break, which $'\\n' of a shell is"
+_QUANTISED = "weights have the types of the file, oxillama quantize writes another"
+_REQUESTED = "oxillama run and chat have it; to a server, each request says it"
+# Options of llama.cpp's, vLLM's and Ollama's programs, and what stands for them here.
 _ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            *("--temp", "--temperature", "--top-k", "--top-p", "--min-p", "--seed", "-s"),
+            *("-n", "--n-predict", "--predict", "--max-tokens", "--repeat-penalty"),
+            *("--presence-penalty", "--frequency-penalty", "--samplers", "--logit-bias"),
+            *("--grammar", "--grammar-file", "--json-schema", "-j", "--ignore-eos", "--stop"),
+            *("--context-shift", "--no-context-shift", "--keep"),
+        ),
+        _REQUESTED,
+    ),
+    "--api-server-count": _ONE_PROCESS,
+    "--allowed-origins": "--cors-origin allows the pages of other sites",
+    "--block-size": "the size of pages is fixed",
+    "--cache-reuse": _PREFIXES,
+    "--cpu-moe": _CPU,
+    "--cpu-offload-gb": _CPU,
+    "--enable-chunked-prefill": "prompts are always evaluated in chunks",
+    "--enable-lora": _LORAS,
+    "--enable-prefix-caching": _PREFIXES,
+    "--escape": _ESCAPES,
+    "--format": "--json-schema constrains the text",
+    "--hf-file": _FILE,
+    "--keepalive": "a model is in memory as long as its command runs",
+    "--kv-cache-dtype": "--kv-type sets that of keys and values",
+    "--list-devices": _CPU,
+    "--log-file": "the log goes to standard error",
+    "--lora-modules": _LORAS,
+    "--lora-scaled": _LORAS,
+    "--max-lora-rank": _LORAS,
+    "--max-loras": _LORAS,
+    "--max-num-batched-tokens": _CHUNKS,
+    "--n-cpu-moe": _CPU,
+    "--no-escape": _ESCAPES,
+    "--no-kv-offload": _CPU,
+    "--no-slots": _ALWAYS,
+    "--no-webui": "the chat page is always served",
+    "--override-tensor": _CPU,
+    "--props": _ALWAYS,
+    "--quantization": _QUANTISED,
+    "--reasoning-format": "requests say it",
+    "--reasoning-parser": "reasoning is read in the notation of the chat template",
+    "--root-path": "a proxy removes the path, and the chat page works below it",
+    "--single-turn": "oxillama run -sys answers one message",
+    "--tokenizer": "the vocabulary is the file's",
+    "--trust-remote-code": "code of a repository is never run",
+    "--workers": _ONE_PROCESS,
+    "-e": _ESCAPES,
+    "-hff": _FILE,
+    "-ncmoe": _CPU,
+    "-nkvo": _CPU,
+    "-ot": _CPU,
+    "-st": "oxillama run -sys answers one message",
     "--batch-size": _CHUNKS,
     "--cache-type-k": "--kv-type sets that of keys and values",
     "--cache-type-v": "--kv-type sets that of keys and values",
@@ -97,13 +156,35 @@ _ELSEWHERE = {
 
 # commands of other programs, and what does the same here
 _COMMANDS = {
+    "api": "serve",
+    "complete": "run",
     "delete": "rm",
     "download": "pull",
+    "generate": "run",
+    "get": "pull",
     "help": "--help",
     "inspect": "info",
+    "list-models": "list",
+    "ls": "list",
+    "models": "list",
     "remove": "rm",
     "server": "serve",
     "show": "info",
+    "start": "serve",
+    "version": "--version",
+}
+_VECTORS = "oxillama serve has routes for it, and Python"
+# commands of other programs that are none here
+_NO_COMMANDS = {
+    "copy": "a model is a file, which can be copied",
+    "cp": "a model is a file, which can be copied",
+    "create": "a GGUF file or a Hugging Face folder is a model, and options replace a Modelfile",
+    "embed": _VECTORS,
+    "embedding": _VECTORS,
+    "ps": "/api/ps of a server lists the models that it has in memory",
+    "push": "nothing is uploaded",
+    "rerank": _VECTORS,
+    "stop": "Ctrl-C ends a server, and a request with keep_alive 0 unloads a model of it",
 }
 
 
@@ -189,8 +270,11 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 def _one_of(name: str, names: Sequence[str]) -> str:
     meant = _COMMANDS.get(name)
-    close = meant if meant in (*names, "--help") else closest(name, names)
-    return f"one of {', '.join(names)}" + (f"; did you mean {close}?" if close else "")
+    close = meant if meant in (*names, "--help", "--version") else closest(name, names)
+    hint = f"did you mean {close}?" if close else ""
+    if "serve" in names:  # it is a command that is not known
+        hint = _NO_COMMANDS.get(name, hint)
+    return f"one of {', '.join(names)}" + (f"; {hint}" if hint else "")
 
 
 def _prompt_hint(options: Iterable[str]) -> str:
@@ -204,8 +288,19 @@ def _unknown(argument: str, options: Iterable[str]) -> str:
         return f"found the argument {argument!r} too many{_prompt_hint(options)}"
     if name in _ELSEWHERE:
         return f"{name}: is not an option; {_ELSEWHERE[name]}"
-    close = closest(name, (each for each in options if each != "--help"))
+    close = _closest_option(name, options)
     return f"{name}: is not an option" + (f"; did you mean {close}?" if close else "")
+
+
+def _closest_option(name: str, options: Iterable[str]) -> str | None:
+    """The option that was probably meant, or the one whose name begins so. The dashes that all
+    begin with do not count.
+    """
+    plain = {each.lstrip("-"): each for each in options if each != "--help"}
+    wanted = name.lstrip("-").replace("_", "-")
+    found = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.7)
+    begin = [each for each in plain if each.startswith(f"{wanted}-")]
+    return plain[found[0]] if found else plain[begin[0]] if len(begin) == 1 else None
 
 
 def unicode_text(given: str) -> str:
