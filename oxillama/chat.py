@@ -155,15 +155,19 @@ class Chat:
             raise ConfigError(
                 f"messages: found {type(messages).__name__}, wanted a list of messages"
             )
+        self.check_variables(variables)
+        return self._writer.write(
+            list(messages), tools=tools, tool_format=tool_format, variables=variables
+        )
+
+    def check_variables(self, variables: Mapping[str, Any]) -> None:
+        """ConfigError for a variable that the template does not read."""
         for name, value in variables.items():
             if name != "add_generation_prompt" and not self._writer.knows(name):
                 raise ConfigError(
                     f"{name}: found {value!r:.80}, but the model's chat template reads no such "
                     "variable"
                 )
-        return self._writer.write(
-            list(messages), tools=tools, tool_format=tool_format, variables=variables
-        )
 
     def turn(
         self,

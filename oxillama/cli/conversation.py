@@ -28,6 +28,7 @@ from oxillama.cli.run import (
     reply,
     system_of,
     use_template,
+    variables_of,
 )
 from oxillama.cli.streams import bracketed, json_of, note, read, timed
 from oxillama.durable import write_parts
@@ -75,13 +76,16 @@ def add_commands(commands: Any) -> None:
 
 
 def _tools(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of `chat` that the tool options ask for."""
+    """The keyword arguments of `chat` that the options of tools and of the template ask for."""
     named = {
         "tool_choice": arguments.tool_choice,
         "tool_format": arguments.tool_format,
         "parallel_tool_calls": arguments.parallel_tool_calls,
     }
     options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    variables = variables_of(arguments)
+    if variables is not None:
+        options["template"] = variables
     if arguments.tools is not None:
         text = read(arguments.tools)
         try:
@@ -475,7 +479,8 @@ def _chat(arguments: argparse.Namespace) -> int:
     with load(arguments) as engine:
         lora.apply(engine, arguments.lora)
         use_template(arguments, engine)
-        _ = engine.loaded.chat  # a file without a template is said before the first message
+        # a file without a template is said before the first message, an unread variable too
+        engine.loaded.chat.check_variables(tools.get("template", {}))
         conversation = Conversation(
             engine, system=system, options=options, tools=tools, timings=arguments.timings
         )

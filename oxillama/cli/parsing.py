@@ -31,6 +31,7 @@ _ONE_PROCESS = "everything runs in one process"
 _FILE = "OWNER/NAME:QUANT names one of a repository's files"
 _ESCAPES = "texts are taken as they are written: \\n is no line break, which $'\\n' of a shell is"
 _QUANTISED = "weights have the types of the file, oxillama quantize writes another"
+_VARIABLES = "--chat-template-kwargs of run and chat sets variables of the template"
 _REQUESTED = "oxillama run and chat have it; to a server, each request says it"
 # Options of llama.cpp's, vLLM's and Ollama's programs, and what stands for them here.
 _ELSEWHERE = {
@@ -48,6 +49,7 @@ _ELSEWHERE = {
     "--allowed-origins": "--cors-origin allows the pages of other sites",
     "--block-size": "the size of pages is fixed",
     "--cache-reuse": _PREFIXES,
+    "--chat-template-kwargs": _REQUESTED,
     "--cpu-moe": _CPU,
     "--cpu-offload-gb": _CPU,
     "--enable-chunked-prefill": "prompts are always evaluated in chunks",
@@ -73,10 +75,12 @@ _ELSEWHERE = {
     "--override-tensor": _CPU,
     "--props": _ALWAYS,
     "--quantization": _QUANTISED,
+    "--reasoning": _VARIABLES,
     "--reasoning-format": "requests say it",
     "--reasoning-parser": "reasoning is read in the notation of the chat template",
     "--root-path": "a proxy removes the path, and the chat page works below it",
     "--single-turn": "oxillama run -sys answers one message",
+    "--think": _VARIABLES,
     "--tokenizer": "the vocabulary is the file's",
     "--trust-remote-code": "code of a repository is never run",
     "--workers": _ONE_PROCESS,

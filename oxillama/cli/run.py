@@ -14,7 +14,7 @@ from oxillama.cli import lora, media
 from oxillama.cli.generation import add_generation, generation
 from oxillama.cli.loading import add_model, load, located_model
 from oxillama.cli.parsing import unicode_text
-from oxillama.cli.streams import note, piped, read, read_prompt, timed
+from oxillama.cli.streams import json_of, note, piped, read, read_prompt, timed
 
 PROMPT = "Once upon a time"
 
@@ -105,6 +105,13 @@ def add_template(command: argparse.ArgumentParser) -> None:
         help="read it from a file",
     )
     add_chat_template(command)
+    command.add_argument(
+        "--chat-template-kwargs",
+        type=unicode_text,
+        default=None,
+        metavar="JSON",
+        help='variables of the template, such as {"enable_thinking": false}',
+    )
 
 
 def add_chat_template(command: argparse.ArgumentParser) -> None:
@@ -149,6 +156,24 @@ def chat_template_of(arguments: argparse.Namespace) -> str | None:
     return given
 
 
+def variables_of(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """The variables of the chat template that are given, None for none."""
+    given = arguments.chat_template_kwargs
+    if given is None:
+        return None
+    try:
+        found = json_of(given)
+    except ValueError as error:
+        raise oxillama.ConfigError(
+            f"--chat-template-kwargs: {error}, wanted an object in JSON"
+        ) from None
+    if not isinstance(found, dict):
+        raise oxillama.ConfigError(
+            f"--chat-template-kwargs: found {given!r:.50}, wanted an object in JSON"
+        )
+    return found
+
+
 def use_template(arguments: argparse.Namespace, engine: oxillama.InferenceEngine) -> None:
     """Write conversations as `--chat-template` says."""
     given = chat_template_of(arguments)
@@ -160,17 +185,20 @@ def _run(arguments: argparse.Namespace) -> int:
     prompt, system = prompt_of(arguments), system_of(arguments)
     options = {**generation(arguments), "truncate_prompt": arguments.truncate_prompt}
     templated = arguments.chat_template or arguments.chat_template_file
+    variables = variables_of(arguments)
     media.check_media(arguments)
-    if templated and system is None and not arguments.media:
+    if (templated or variables is not None) and system is None and not arguments.media:
+        name = "--chat-template" if templated else "--chat-template-kwargs"
         raise oxillama.ConfigError(
-            "--chat-template: found without a system message, wanted -sys, or `oxillama chat`"
+            f"{name}: found without a system message, wanted -sys, or `oxillama chat`"
         )
     if prompt is None and piped():
         prompt = read_prompt("-", instead="-p TEXT gives a prompt") or None
     text = PROMPT if prompt is None else prompt
     with load(arguments) as engine, _room_in_options():
         lora.apply(engine, arguments.lora)
-        if arguments.media and system is None and not templated and not _has_template(engine):
+        bare = arguments.media and system is None and not templated and variables is None
+        if bare and not _has_template(engine):
             parts = [*map(media.prompt_part, arguments.media), text]
             done = _print(engine.stream(engine.image_prompt(parts), **options))
         elif system is None and not arguments.media:
@@ -187,7 +215,7 @@ def _run(arguments: argparse.Namespace) -> int:
             ]
             if system:
                 messages.insert(0, {"role": "system", "content": system})
-            done = reply(engine.chat(messages, stream=True, **options))
+            done = reply(engine.chat(messages, stream=True, template=variables, **options))
         if done.usage.truncated_tokens:
             left, whole = done.usage.truncated_tokens, done.usage.prompt_tokens
             note(f"[{left:,} of the prompt's {left + whole:,} tokens were left out]")

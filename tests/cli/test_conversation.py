@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -262,6 +263,25 @@ def test_a_file_that_is_no_conversation_is_refused_and_changes_nothing(
 def test_a_message_that_begins_with_a_slash_has_two(talk, asked):
     talk("//etc/hosts", "/etc/hosts")
     assert [each[-1]["content"] for each in asked] == ["/etc/hosts"]
+
+
+def test_variables_reach_the_template(talk, asked, capsys):
+    template = "{{ messages[-1].content if twice else '' }}{{ messages[-1].content }}"
+    options = ("--chat-template", template, "-n", "1")
+    given = (*options, "--chat-template-kwargs", '{"twice": true}')
+    counts = []
+    for each in (options, given):
+        _, err, _ = talk("Hello!", options=each)
+        counts.append(int(re.search(r"prompt (\d+) tokens", err)[1]))
+    assert counts[1] > counts[0]
+    for text, words in (
+        ('{"thrice": true}', "thrice: found True, but the model's chat template reads no such"),
+        ("[1]", "--chat-template-kwargs: found '[1]', wanted an object in JSON"),
+        ("{", "wanted an object in JSON"),
+    ):
+        assert main(["chat", *options, "--chat-template-kwargs", text]) == 1
+        assert words in capsys.readouterr().err
+    assert len(asked) == 2
 
 
 def test_a_file_without_a_template_takes_a_built_in_one(capsys, tmp_path, talk):
