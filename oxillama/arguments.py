@@ -295,9 +295,9 @@ def seconds(name: str, value: Any) -> float:
 def separated(prompt: Any, *, in_session: bool = False) -> tuple[Any, bool]:
     """(a prompt or a list of prompts, whether it is a list).
 
-    Lists, tuples, arrays, Series and iterators of texts or of lists are prompts; those of integers
-    are the token ids of one prompt. An empty one is a list of no prompts, but no tokens of one
-    prompt in a session. ConfigError for a None among prompts, and for several in one session.
+    Lists, tuples, arrays, tensors, Series and iterators of texts or of lists are prompts; those of
+    integers are the token ids of one prompt. An empty one is a list of no prompts, but no tokens of
+    one prompt in a session. ConfigError for a None among prompts, and for several in one session.
     """
     if (
         prompt is None
@@ -307,7 +307,8 @@ def separated(prompt: Any, *, in_session: bool = False) -> tuple[Any, bool]:
     ):
         return prompt, False
     items = prompt if isinstance(prompt, list) else list(prompt)
-    if items and isinstance(items[0], (int, np.integer)):
+    # an item of a tensor is one without dimensions
+    if items and hasattr(items[0], "__index__") and getattr(items[0], "ndim", 0) == 0:
         return items, False
     if any(each is None for each in items):
         raise ConfigError(

@@ -406,17 +406,24 @@ def test_lists_of_prompts_may_be_of_any_kind(engine):
         def __iter__(self):
             return iter(self.values)
 
+    class Tensor:  # as torch has them: of one dimension with items of none
+        def __init__(self, values):
+            self.values = np.asarray(values)
+
+        ndim = property(lambda self: self.values.ndim)
+        __iter__ = lambda self: map(Tensor, self.values)  # noqa: E731
+        __index__ = lambda self: int(self.values)  # noqa: E731
+
     prompts, options = ["Once", "One day"], dict(max_tokens=np.int64(5), temperature=0)
     wanted = [engine.generate(each, **options).tokens for each in prompts]
     for many in (prompts, tuple(prompts), iter(prompts), Series(prompts), np.array(prompts)):
         assert [done.tokens for done in engine.generate(many, **options)] == wanted
     ids = engine.tokenize("Once")
-    for one in (ids, tuple(ids), np.array(ids), iter(ids), Series(ids), range(3)):
+    for one in (ids, tuple(ids), np.array(ids), iter(ids), Series(ids), range(3), Tensor(ids)):
         given = list(range(3)) if isinstance(one, range) else ids
         assert engine.generate(one, **options).tokens == engine.generate(given, **options).tokens
-    assert [each.tokens for each in engine.generate(np.array([ids, ids]), **options)] == [
-        wanted[0]
-    ] * 2
+    for two in (np.array([ids, ids]), Tensor([ids, ids]), [Tensor(ids), Tensor(ids)]):
+        assert [each.tokens for each in engine.generate(two, **options)] == [wanted[0]] * 2
     assert engine.generate([]) == []
     assert (
         asyncio.run(oxillama.AsyncEngine(engine).generate(iter(prompts), **options))[1].tokens
