@@ -587,6 +587,22 @@ def test_what_is_printed_says_what_is_asked_first(engine):
     grammar = oxillama.Grammar.parse('root ::= "a"')
     assert repr(grammar) == "<Grammar of 1 rule>"
     assert repr(grammar.state()) == "<GrammarState after 0 bytes>"
+
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    assert repr(oxillama.ToolDispatcher()) == "<ToolDispatcher empty>"
+    assert repr(oxillama.ToolDispatcher({"add": add, "plus": add})) == "<ToolDispatcher add, plus>"
+    chain = oxillama.SamplerChain.from_config(SamplerConfig(top_p=1, seed=3), vocab_size=9)
+    assert repr(chain) == "<SamplerChain top_k, temperature, seed 3>"
+    assert repr(oxillama.SamplerChain(seed=3)) == "<SamplerChain no stages, seed 3>"
+    token = oxillama.CancellationToken()
+    assert repr(token) == "<CancellationToken not cancelled>"
+    token.cancel()
+    assert repr(token) == "<CancellationToken cancelled>"
+    assert repr(oxillama.ChatTemplate("{{ a }}")) == "<ChatTemplate of 7 characters>"
+    with oxillama.SpeculativeEngine(oxillama.SpeculativeConfig(engine, "early_exit:1")) as pair:
+        assert repr(pair) == f"<SpeculativeEngine of {engine!r}>"
     assert unescape(closed._repr_html_()) == "<code><InferenceEngine closed></code>"
 
 

@@ -152,6 +152,11 @@ class SamplerChain:
         for stage in stages:
             self.push(stage)
 
+    def __repr__(self) -> str:
+        """Its stages and its seed."""
+        names = ", ".join(stage.name for stage in self._stages) or "no stages"
+        return f"<SamplerChain {names}, seed {self.seed}>"
+
     @classmethod
     def from_config(cls, config: SamplerConfig, *, vocab_size: int | None = None) -> "SamplerChain":
         """The chain of a config, with its bans, biases and allowed tokens. ConfigError for a field

@@ -29,6 +29,10 @@ class CancellationToken:
         self._requests: list[Request] = []
         self._cancelled = False
 
+    def __repr__(self) -> str:
+        """Whether `cancel` was called."""
+        return f"<CancellationToken {'cancelled' if self._cancelled else 'not cancelled'}>"
+
     @property
     def cancelled(self) -> bool:
         """Whether `cancel` was called."""
@@ -76,6 +80,10 @@ class SpeculativeDecoder:
             background=True,
             draft_config=EngineConfig(num_threads=threads),
         )
+
+    def __repr__(self) -> str:
+        """The engine of its target."""
+        return f"<SpeculativeDecoder of {self.engine.target!r}>"
 
     def submit(
         self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any

@@ -90,6 +90,10 @@ class SpeculativeEngine:
             owner=ThreadOwner(self._background) if self._background is not None else None,
         )
 
+    def __repr__(self) -> str:
+        """The engine of its target."""
+        return f"<SpeculativeEngine of {self.target!r}>"
+
     def _opened_target(self) -> InferenceEngine:
         target = self.config.target
         if isinstance(target, InferenceEngine):

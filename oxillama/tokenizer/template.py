@@ -39,6 +39,10 @@ class ChatTemplate:
         self._environment = Sandbox()
         self._template: jinja2.Template | None = None
 
+    def __repr__(self) -> str:
+        """The length of its text, which `source` has."""
+        return f"<ChatTemplate of {len(self.source)} characters>"
+
     def compiled(self) -> jinja2.Template:
         """The compiled template; TemplateError if it is malformed."""
         if self._template is None:

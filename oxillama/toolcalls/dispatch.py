@@ -100,6 +100,10 @@ class ToolDispatcher:
         for name, function in pairs:
             self.register(function, name=name)
 
+    def __repr__(self) -> str:
+        """The names of its functions."""
+        return f"<ToolDispatcher {', '.join(self._tools) or 'empty'}>"
+
     def register(
         self,
         function: Callable[..., Any] | None = None,
