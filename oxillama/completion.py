@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from html import escape
+from typing import Any
 
 from oxillama.sampling import Logprobs
 from oxillama.toolcalls.events import CallMalformed, ToolCall
@@ -109,6 +110,16 @@ class Completion:
     timings: Timings = field(default=Timings(), compare=False)
     # with log-probabilities: the pieces of the text, each with the number of tokens up to its end
     pieces: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+
+    def message(self) -> dict[str, Any]:
+        """The reply as a message of the conversation, for the next `chat`."""
+        content = self.text if self.content is None else self.content
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.message() for call in self.tool_calls]
+        return message
 
     def __str__(self) -> str:
         return self.text

@@ -2,6 +2,7 @@
 every option of a generation counts.
 """
 
+import dataclasses
 import re
 
 import pydantic
@@ -25,6 +26,22 @@ FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 def engine():
     with oxillama.load(num_threads=1) as loaded:
         yield loaded
+
+
+def test_a_reply_is_a_message_of_the_conversation(engine):
+    done = engine.chat(TALK, max_tokens=6, sampler=GREEDY)
+    assert done.message() == {"role": "assistant", "content": done.content}
+    assert engine.generate("Once", max_tokens=2, sampler=GREEDY).message()["content"] == " upon a"
+    call = oxillama.ToolCall("f", {"a": 1})
+    whole = dataclasses.replace(done, content="", reasoning="so", tool_calls=(call,))
+    assert whole.message() == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "so",
+        "tool_calls": [call.message()],
+    }
+    again = engine.chat([*TALK, done.message(), *TALK], max_tokens=6, sampler=GREEDY)
+    assert again.usage.cached_tokens > done.usage.prompt_tokens  # as it was written
 
 
 @pytest.mark.parametrize(

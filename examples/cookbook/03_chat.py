@@ -10,8 +10,5 @@ messages = [{"role": "user", "content": "Tell me of a fox."}]
 with oxillama.load() as engine:
     reply = engine.chat(messages, max_tokens=24, temperature=0)
     print(reply.content)
-    messages += [
-        {"role": "assistant", "content": reply.content or ""},
-        {"role": "user", "content": "And then?"},
-    ]
+    messages += [reply.message(), {"role": "user", "content": "And then?"}]
     print(engine.chat(messages, max_tokens=24, temperature=0).content)

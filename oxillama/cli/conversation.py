@@ -225,14 +225,7 @@ class Conversation:
             if said:
                 self._count(stream.completion)
             raise
-        calls = [call.message() for call in done.tool_calls]
-        self.messages.append(
-            {
-                "role": "assistant",
-                "content": done.content,
-                **({"tool_calls": calls} if calls else {}),
-            }
-        )
+        self.messages.append(done.message())
         self.calls = list(done.tool_calls)
         self._count(done)
         limit = options.get("max_tokens")
