@@ -385,6 +385,17 @@ def _allow(methods: dict[str, Route]) -> str:
     return ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
 
 
+# Ollama's routes that change which models there are
+_ELSEWHERE = {
+    "/api/blobs": "; a GGUF file of --models-dir is a model",
+    "/api/copy": "; a GGUF file of --models-dir is a model, which can be copied",
+    "/api/create": "; a GGUF file of --models-dir is a model, and options of requests replace a "
+    "Modelfile",
+    "/api/delete": "; `oxillama rm` removes a model",
+    "/api/push": "; nothing is uploaded",
+}
+
+
 def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
     if methods:
         allow = _allow(methods)
@@ -395,7 +406,8 @@ def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
             headers={"Allow": allow},
         )
     path = call.request.scope["path"]
-    return ApiError(404, f"path: {path[:100]!r} is unknown", code="not_found")
+    hint = _ELSEWHERE.get("/".join(path.split("/")[:3]), "")
+    return ApiError(404, f"path: {path[:100]!r} is unknown{hint}", code="not_found")
 
 
 @spelled

@@ -47,6 +47,19 @@ def test_a_chat_is_that_of_the_engine(server, engine):
     assert streamed[-1]["eval_count"] == 10
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/api/delete", "; `oxillama rm` removes a model"),
+        ("/api/blobs/sha256:0", "; a GGUF file of --models-dir is a model"),
+        ("/api/other", ""),
+    ],
+)
+def test_a_route_that_changes_which_models_there_are_says_what_does(server, path, hint):
+    told = server.refused(path, {"model": MODEL}, 404)
+    assert told == f"path: {path!r} is unknown{hint}"
+
+
 def test_a_call_has_its_arguments_as_an_object(server):
     tool = {
         "type": "function",
