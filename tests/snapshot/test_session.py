@@ -34,7 +34,7 @@ def test_two_snapshots_of_one_state_are_equal_bytes_and_so_is_one_of_what_was_re
 
 def test_restored_sessions_share_a_compiled_grammar_and_its_masks(engine):
     engine.generate("Once", max_tokens=3, regex="[ab]+c{9}", sampler=SEEDED)
-    data, masker = engine.snapshot(), engine.opened.required_vocabulary.masker
+    data, masker = engine.snapshot(), engine.loaded.required_vocabulary.masker
     one, two = engine.restore(data), engine.restore(data)
     assert one.grammar.grammar is two.grammar.grammar
     done = engine.generate(None, session=one, max_tokens=4)

@@ -455,13 +455,13 @@ engine = oxillama.load({str(path)!r}, sidecar=False)
 
 def test_weights_that_memory_cannot_hold_are_refused(path, monkeypatch):
     need = unpacked(monkeypatch, path).packing.nbytes
-    monkeypatch.setattr(held, "swap_bytes", lambda: 1000)
-    monkeypatch.setattr(held, "available_bytes", lambda: need - 1001)
+    monkeypatch.setattr(tape_weights, "swap_bytes", lambda: 1000)
+    monkeypatch.setattr(tape_weights, "available_bytes", lambda: need - 1001)
     with pytest.raises(MemoryError) as caught:
         whole(path)
     assert str(caught.value) == (
         f"{need} bytes for packed weights, the system and the process's control groups have "
         f"{need - 1001} (wanted more memory, or `offload`)"
     )
-    monkeypatch.setattr(held, "available_bytes", lambda: need - 1000)
+    monkeypatch.setattr(tape_weights, "available_bytes", lambda: need - 1000)
     assert panels(whole(path)) == panels(unpacked(monkeypatch, path))
