@@ -6,6 +6,7 @@ import pytest
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar
+from oxillama.grammar.schema import validity
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 
@@ -153,3 +154,23 @@ def test_a_reference_of_which_several_may_be_meant_raises_beside_constants_too()
         Grammar.from_json_schema(
             {"enum": [1, "a"], "$dynamicRef": "#x", "$dynamicAnchor": "x", "$defs": anchors}
         )
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_a_listed_value_is_looked_for_in_the_branches_that_list_it(keyword, monkeypatch):
+    asked = []
+    holds = validity.holds
+
+    def counted(document, literal, value, depth=0):
+        asked.append(literal)
+        return holds(document, literal, value, depth)
+
+    monkeypatch.setattr(validity, "holds", counted)
+    branches = [{"const": f"w{i}"} for i in range(98)]
+    grammar = Grammar.from_json_schema(
+        {keyword: [*branches, {"enum": ["w3", "x"]}, {"type": "null"}]}
+    )
+    assert len(asked) < 10 * 100
+    assert grammar.matches(b'"w97"') and grammar.matches(b'"x"') and grammar.matches(b"null")
+    assert grammar.matches(b'"w3"') == (keyword == "anyOf")
+    assert not grammar.matches(b'"w98"')

@@ -24,6 +24,7 @@ class Document(Schemas):
         self.dynamic: dict[str, int] = {}
         self.roots: dict[str, int] = {}
         self.listed: dict[tuple[int, str], set] = {}
+        self.branches: dict[tuple[int, str], tuple] = {}  # what `candidates` reads
         draft = _draft(root, 2020)
         for uri, schema in (resources or {}).items():
             base = self.base_number(uri)
@@ -149,6 +150,40 @@ class Document(Schemas):
                 canonical(v) for v in self.schemas[node][keyword]
             }
         return known
+
+    def candidates(self, node: int, keyword: str, value) -> list[tuple[int, bool]]:
+        """The branches of `anyOf` or `oneOf` that a concrete value may meet, in order: all but
+        those that list other values. They are told apart once.
+        """
+        known = self.branches.get((node, keyword))
+        if known is None:
+            known = self.branches[(node, keyword)] = self._told_apart(self.schemas[node][keyword])
+        literals, listed, others = known
+        if len(others) == len(literals):
+            return literals
+        return [literals[i] for i in sorted((*listed.get(canonical(value), ()), *others))]
+
+    def _told_apart(
+        self, subs: list
+    ) -> tuple[list[tuple[int, bool]], dict[object, list[int]], list[int]]:
+        """The literals of schemas, by each value that some list the places of those, and the places
+        of all others.
+        """
+        literals = [self.literal(sub) for sub in subs]
+        listed: dict[object, list[int]] = {}
+        others = []
+        for i, (node, sign) in enumerate(literals):
+            schema = self.keywords(node) if sign and node else {}
+            if "enum" in schema:
+                values = self.members(node, "enum")
+            elif "const" in schema:
+                values = {canonical(schema["const"])}
+            else:
+                others.append(i)
+                continue
+            for value in values:
+                listed.setdefault(value, []).append(i)
+        return literals, listed, others
 
 
 def _draft(root, otherwise: int) -> int:

@@ -49,9 +49,19 @@ def _valid(document: Document, node: int, value, depth: int) -> bool:
         return False
     if "allOf" in schema and not all(fits(sub) for sub in schema["allOf"]):
         return False
-    if "anyOf" in schema and not any(fits(sub) for sub in schema["anyOf"]):
+    if "anyOf" in schema and not any(
+        holds(document, literal, value, depth + 1)
+        for literal in document.candidates(node, "anyOf", value)
+    ):
         return False
-    if "oneOf" in schema and sum(fits(sub) for sub in schema["oneOf"]) != 1:
+    if (
+        "oneOf" in schema
+        and sum(
+            holds(document, literal, value, depth + 1)
+            for literal in document.candidates(node, "oneOf", value)
+        )
+        != 1
+    ):
         return False
     if "not" in schema and fits(schema["not"]):
         return False
