@@ -3,7 +3,7 @@
 *Plain* are the characters of a JSON string without quote, backslash and control. `cover` proves that any plain text of some length may
 come next; the trie, which keeps the tokens of such characters apart, then takes whole subtrees of them.
 """
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint8_t
 
 from oxillama._core.networks cimport COUNTED, REP
 from oxillama._core.pushdown cimport FROZEN, Machine
@@ -11,6 +11,7 @@ from oxillama._core.sequences cimport seq_at, seq_len
 
 cdef enum:
     INFINITE = 1 << 30
+    POSITIONS = 64
 
 # The plain characters as a UTF-8 automaton: state, low, high, next; state 0 is between characters.
 cdef int32_t[18][4] PLAIN
@@ -130,47 +131,79 @@ cdef int32_t exact_cover(Machine m, int32_t config) except -2:
     return left
 
 
-cdef int closed_text(Machine m, int32_t config) except -1:
-    """1 if every plain text may follow: the few configs that plain characters lead to lead nowhere else. For registers whose counts
-    stand still: their networks prove nothing by themselves."""
-    cdef int32_t[64][2] seen
+cdef int32_t text_reach(Machine m, int32_t config) except -1:
+    """How many plain characters may surely follow, whichever they are, by looking at all positions that they lead to, character by
+    character (INFINITE: these lead nowhere else). For registers whose counts stand still: their networks prove nothing by themselves."""
+    cdef int32_t[POSITIONS] seen, level
+    cdef uint8_t[POSITIONS] u8
+    cdef int[POSITIONS] part                # positions inside a character, which are looked at before the next character
     cdef int32_t *row
-    cdef int32_t follow, byte
-    cdef int n = 1, i = 0, e, j, u8
-    seen[0][0], seen[0][1] = config, 0
+    cdef int32_t follow, last
+    cdef int n = 1, i = 0, at, parts, e, j, byte, step
+    seen[0], level[0], u8[0] = config, 0, 0
     while i < n:
-        row = m.row(seen[i][0])
-        u8 = seen[i][1]
+        if u8[i]:
+            i += 1
+            continue
+        at, parts = i, 0
+        while True:
+            if m.patience <= 0:
+                return level[i]
+            m.patience -= 1
+            row = m.row(seen[at])
+            for e in range(PLAIN_EDGES):
+                if PLAIN[e][0] != u8[at]:
+                    continue
+                last, step = -1, PLAIN[e][3]
+                for byte in range(PLAIN[e][1], PLAIN[e][2] + 1):
+                    follow = row[byte]
+                    if follow == 0:
+                        return level[i]
+                    if follow == last:
+                        continue
+                    last = follow
+                    for j in range(n):
+                        if seen[j] == follow and u8[j] == step:
+                            break
+                    else:
+                        if n == POSITIONS:
+                            return level[i]
+                        seen[n], u8[n], level[n] = follow, <uint8_t>step, level[i] + (step == 0)
+                        if step:
+                            part[parts] = n
+                            parts += 1
+                        n += 1
+            if parts == 0:
+                break
+            parts -= 1
+            at = part[parts]
         i += 1
-        for e in range(PLAIN_EDGES):
-            if PLAIN[e][0] != u8:
-                continue
-            for byte in range(PLAIN[e][1], PLAIN[e][2] + 1):
-                follow = row[byte]
-                if follow == 0:
-                    return 0
-                for j in range(n):
-                    if seen[j][0] == follow and seen[j][1] == PLAIN[e][3]:
-                        break
-                else:
-                    if n == 64:
-                        return 0
-                    seen[n][0], seen[n][1] = follow, PLAIN[e][3]
-                    n += 1
-    return 1
+    for i in range(n):                      # whatever follows them follows the first
+        if u8[i] == 0:
+            m.c_flags.data[seen[i]] = 1 + INFINITE
+    return INFINITE
 
 
-cdef int32_t cover(Machine m, int32_t config, int u8) except -1:
-    """How many plain characters may surely be started from here (INFINITE: any number); u8 is the plain automaton's state."""
-    cdef int32_t known
-    if u8 == 0:
-        if m.c_flags.data[config] == 0:
-            known = covered(m, config, 0)
-            if known < INFINITE and m.still and closed_text(m, config):
-                known = INFINITE
+cdef int32_t cover(Machine m, int32_t config, int u8, bint thorough) except -1:
+    """How many plain characters may surely be started from here (INFINITE: any number); u8 is the plain automaton's state. `thorough`
+    looks at the positions that they lead to, where counts stand still."""
+    cdef int32_t known, reach
+    if u8:
+        return covered(m, config, u8)
+    known = m.c_flags.data[config]
+    if known > 0:
+        return known - 1
+    if known == 0:
+        known = covered(m, config, 0)
+        m.c_flags.data[config] = 1 + known if known == INFINITE else -1 - known
+    else:
+        known = -1 - known
+    if known < INFINITE and thorough and m.still:
+        reach = text_reach(m, config)
+        known = max(known, reach)
+        if m.patience > 0:
             m.c_flags.data[config] = 1 + known
-        return m.c_flags.data[config] - 1
-    return covered(m, config, u8)
+    return known
 
 
 cdef int32_t covered(Machine m, int32_t config, int u8) except -1:

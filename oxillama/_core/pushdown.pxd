@@ -8,7 +8,8 @@ from oxillama._core.sequences cimport Ints, Sequences
 
 cdef enum:
     FROZEN = 1 << 30      # a count that is not changed any more, because no bound is near
-    LENGTHS = 5           # horizons
+    LENGTHS = 5           # parts of a vocabulary, by length
+    HORIZONS = 16         # and numbers of bytes within which counts are asked about
 
 
 cdef class Machine(Dstates):
@@ -22,8 +23,12 @@ cdef class Machine(Dstates):
     cdef readonly Py_ssize_t removed_states              # network states of the rules in `without`
     cdef object unplaced                                 # the cursors' positions while a failed `collect` has not been made good
     cdef Ints s_depth, u_result                          # by stack, by union
-    cdef Ints c_flags                                    # by config: 1 + its cover, 0 where not asked for yet
+    cdef Ints c_flags                                    # by config: 1 + its cover, -1 - what is known of it, 0 where not asked for yet
+    cdef Ints s_frozen                                   # the same by stack
     cdef Ints c_frozen                                   # by config and horizon: what `frozen` gives, -1 where not asked for yet
+    cdef Ints c_home                                     # by config: 8 times the one behind the rest of a character + its state (trie.pyx)
+    cdef Ints c_loops                                    # three by config: what is known of the kinds of bytes that lead back to it
+    cdef Ints c_next                                     # three by config: a config behind it, and the kinds of bytes that lead there
     cdef Ints c_deep                                     # by config: 1 where max_depth cuts off what might follow
     cdef int32_t **rows
     cdef Py_ssize_t rows_cap
@@ -32,6 +37,8 @@ cdef class Machine(Dstates):
     cdef int32_t gen
     cdef bint still                                      # whether a mask is asked for where counts stand still
     cdef bint too_deep                                   # whether max_depth cut something off in this closure
+    cdef Py_ssize_t walked                               # nodes of tries that the last mask looked at
+    cdef int patience                                    # positions that proofs may still look at for this mask
     cdef Py_ssize_t steps, spent, budget                 # of this closure; of those before it in a mask; at most (0: any number)
     cdef readonly int64_t epoch, serial
     cdef int32_t _value(self, int32_t count, int32_t words, int32_t *bits, Py_ssize_t n) except -1
@@ -43,7 +50,7 @@ cdef class Machine(Dstates):
     cdef int32_t _rule_without(self, int32_t rule, int32_t family, int32_t words) except -2
     cdef int32_t _marked(self, int32_t stack) except -1
     cdef int32_t _frozen(self, int32_t frame, int32_t horizon) except -1
-    cdef int32_t _stack_frozen(self, int32_t stack, int32_t horizon, dict memo) except -1
+    cdef int32_t _stack_frozen(self, int32_t stack, int length, int32_t horizon) except -1
     cdef int32_t frozen(self, int32_t config, int length, int32_t horizon) except -1
     cdef int32_t _noted(self, int32_t config, object word) except -1
     cdef int32_t _stack_noted(self, int32_t stack, object word, dict memo) except -1

@@ -83,6 +83,7 @@ cdef class Machine(Dstates):
             free(self.rows[i])
         free(self.rows)
         drop(&self.s_depth); drop(&self.u_result); drop(&self.c_flags); drop(&self.c_deep); drop(&self.c_frozen)
+        drop(&self.c_home); drop(&self.c_loops); drop(&self.c_next); drop(&self.s_frozen)
         drop(&self.roots); drop(&self.free_roots); drop(&self.work); drop(&self.items); drop(&self.scratch); drop(&self.touched)
 
     cdef int _reset(self) except -1:
@@ -95,7 +96,7 @@ cdef class Machine(Dstates):
         clear_sequences(&self.unions)
         clear_sequences(&self.values)
         clear_sequences(&self.wordsets)
-        self.s_depth.n = self.u_result.n = self.c_flags.n = self.c_deep.n = self.c_frozen.n = 0
+        self.s_depth.n = self.u_result.n = self.c_flags.n = self.c_deep.n = self.c_frozen.n = self.c_home.n = self.c_loops.n = self.c_next.n = self.s_frozen.n = 0
         self.words, self.word_numbers = [], {}
         for i in range(self.rows_cap):
             free(self.rows[i])
@@ -269,44 +270,46 @@ cdef class Machine(Dstates):
     cdef int32_t frozen(self, int32_t config, int length, int32_t horizon) except -1:
         """A config that allows the same texts of up to `horizon` bytes: counts that come to no bound on the way stand still in it, so
         that a walk over the vocabulary meets few configs. Memoised: `length` is the number of the horizon."""
-        cdef Py_ssize_t k, at
-        cdef int32_t stack, accept
-        cdef dict memo
-        cdef list pairs
-        at = LENGTHS * <Py_ssize_t>config + length
+        cdef Py_ssize_t k, at, n = seq_len(&self.configs, config)
+        cdef int32_t stack
+        cdef bint same = True
+        at = HORIZONS * <Py_ssize_t>config + length
         while self.c_frozen.n <= at:
             put(&self.c_frozen, -1)
         if self.c_frozen.data[at] >= 0:
             return self.c_frozen.data[at]
-        memo, pairs = {}, []
-        for k in range(1, seq_len(&self.configs, config), 2):
-            pairs.append((seq_at(&self.configs, config)[k],
-                          self._stack_frozen(seq_at(&self.configs, config)[k + 1], horizon, memo)))
-        accept = self.accepts(config)
         self.items.n = 0
-        for d, stack in pairs:
-            put(&self.items, d)
+        for k in range(1, n, 2):
+            stack = self._stack_frozen(seq_at(&self.configs, config)[k + 1], length, horizon)
+            same = same and stack == seq_at(&self.configs, config)[k + 1]
+            put(&self.items, seq_at(&self.configs, config)[k])
             put(&self.items, stack)
-        self.c_frozen.data[at] = self._intern_config(accept)
+        self.c_frozen.data[at] = config if same else self._intern_config(self.accepts(config))
         return self.c_frozen.data[at]
 
-    cdef int32_t _stack_frozen(self, int32_t stack, int32_t horizon, dict memo) except -1:
-        cdef Py_ssize_t k, n = seq_len(&self.stacks, stack)
-        cdef int32_t frame, parent, single, out = -1
+    cdef int32_t _stack_frozen(self, int32_t stack, int length, int32_t horizon) except -1:
+        cdef Py_ssize_t k, n = seq_len(&self.stacks, stack), at = HORIZONS * <Py_ssize_t>stack + length
+        cdef int32_t frame, parent, other, single, out = -1
         cdef int32_t[1] only
-        known = memo.get(stack)
-        if known is not None:
-            return known
+        cdef bint same = True
+        while self.s_frozen.n <= at:
+            put(&self.s_frozen, -1)
+        if self.s_frozen.data[at] >= 0:
+            return self.s_frozen.data[at]
         if seq_at(&self.stacks, stack)[0]:
             only[0] = 1
             out = intern(&self.stacks, only, 1)
         for k in range(1, n, 2):
             frame, parent = seq_at(&self.stacks, stack)[k], seq_at(&self.stacks, stack)[k + 1]
-            frame = self._frozen(frame, horizon)
-            single = self._single(frame, self._stack_frozen(parent, horizon, memo))
+            other = self._stack_frozen(parent, length, horizon)
+            same = same and other == parent
+            parent = other
+            other = self._frozen(frame, horizon)
+            same = same and other == frame
+            single = self._single(other, parent)
             out = single if out < 0 else self._union(out, single)
-        memo[stack] = out
-        return out
+        self.s_frozen.data[at] = stack if same else out
+        return self.s_frozen.data[at]
 
     cdef int32_t _frozen(self, int32_t frame, int32_t horizon) except -1:
         """The frame with its count at the last bound before it, standing still, where no bound is within the horizon."""
@@ -742,6 +745,6 @@ cdef class Machine(Dstates):
                 rows += self.rows[i] != NULL
             return {"states": self.nfa_states, "rules": self.rule_start.n, "dstates": self.dstates.count, "frames": self.frames.count,
                     "stacks": self.stacks.count, "configs": self.configs.count, "rows": rows,
-                    "steps": self.spent + self.steps,
+                    "steps": self.spent + self.steps, "walked": self.walked,
                     "bytes": 4 * (rows * self.width + self.stacks.pool.cap + self.configs.pool.cap + self.unions.pool.cap
                                   + self.dstates.pool.cap + self.d_segs.cap)}

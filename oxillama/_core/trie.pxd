@@ -39,15 +39,18 @@ cdef struct Proof:
 
 cdef struct Walk:
     int32_t shorter, longest     # tokens of more than `shorter` bytes and up to `longest` are asked for
-    int32_t patience             # positions that proofs which fail may look at; 0: counts come to bounds within these lengths, no more are tried
+    int32_t patience             # positions that proofs which fail may look at
     int32_t **rows               # of the configs on the path, by depth
     Proof *proofs                # the last ones, by depth
+    bint apart                   # tokens of some lengths alone are asked for, because counts come to bounds within longer ones
+    uint8_t *still               # by depth, whether counts stand still there
 
 
 cdef class TokenTrie:
     cdef Tree plain, rest
     cdef readonly Py_ssize_t vocab, words, longest
     cdef int32_t[LENGTHS + 1] bounds     # part k holds the tokens of more than bounds[k] and up to bounds[k + 1] bytes
+    cdef int farthest                    # the number of the horizon of the longest token
     cdef uint32_t *plain_mask            # the plain tokens, then those of at most 1, 2, ... characters
     cdef Ints long_plain                 # (characters, token) of plain tokens that are in none of these but the first, by length
     cdef uint32_t *sized_mask            # the tokens of each part

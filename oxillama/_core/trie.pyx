@@ -17,7 +17,7 @@ import numpy as np
 
 from oxillama._core.cover cimport cover as covers, exact_cover
 from oxillama._core.cursor cimport Cursor, begin_operation
-from oxillama._core.pushdown cimport LENGTHS, Machine
+from oxillama._core.pushdown cimport HORIZONS, LENGTHS, Machine
 from oxillama._core.sequences cimport drop, put
 
 from oxillama._core.cover import plain_step
@@ -27,19 +27,26 @@ from oxillama.errors import GrammarError
 cdef enum:
     COUNTED = 48           # plain tokens of up to so many characters stand in a table by length, longer ones in a list
     CLOSED = 64            # positions followed to prove that a subtree is allowed whole
-    COUNTS = 16            # and where counts come to a bound, each of which is a position of its own
-    PATIENCE = 500         # positions looked at in vain, in one walk, before it goes on as if counts came to bounds
-    BEYOND = 5             # the kind of bytes beyond ASCII
-    DASHES = 60            # and of the one that begins U+2000 to U+2FFF, where what a dot does not match is
+    RUN = 48               # and so many where all texts of a length lead to the same one
+    PATIENCE = 128         # positions looked at in vain, in one walk, before it goes on without
+    CONTINUED = 5          # the kind of bytes that begin no character
+    LEADS = 43             # and from here on those of bytes that begin one beyond ASCII
+    OTHER_LEADS = 48
+    LOOKS = 192            # positions looked at to prove how much plain text may follow, in one mask
     STEPS = 150            # merged stacks for a mask, per alternative that may be followed at once
     WORTH = 12             # tokens of a subtree that make the proof worth its time
 
-# Bytes by kind: what grammars tell apart mostly goes by these. Bytes beyond ASCII are two kinds, ASCII signs each their own.
+# Bytes by kind: what grammars tell apart mostly goes by these. ASCII signs are each a kind of their own, and so are the bytes that begin what
+# \s or a dot tells apart: U+00A0, U+1680, U+2028, U+3000, U+FEFF.
 cdef uint8_t[256] KIND
 for _b in range(256):
     KIND[_b] = (0 if 0x30 <= _b <= 0x39 else 1 if 0x61 <= _b <= 0x66 else 2 if 0x67 <= _b <= 0x7A else 3 if 0x41 <= _b <= 0x46
-                else 4 if 0x47 <= _b <= 0x5A else DASHES if _b == 0xE2 else BEYOND if _b >= 0x80 else 6 if _b < 0x20 and _b not in (9, 10, 13) or _b == 0x7F
+                else 4 if 0x47 <= _b <= 0x5A else LEADS + b"\xC2\xE1\xE2\xE3\xEF".index(_b) if _b in b"\xC2\xE1\xE2\xE3\xEF"
+                else OTHER_LEADS if 0xC3 <= _b <= 0xF4 else CONTINUED if _b >= 0x80 else 6 if _b < 0x20 and _b not in (9, 10, 13) or _b == 0x7F
                 else 7 + [*b" \t\n\r!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"].index(_b))
+cdef uint64_t MULTIBYTE = <uint64_t>1 << CONTINUED
+for _i in range(LEADS, OTHER_LEADS + 1):
+    MULTIBYTE |= <uint64_t>1 << _i
 cdef uint8_t[128] BY_KIND      # ASCII, kind by kind: neighbours often lead to the same position
 for _i, _b in enumerate(sorted(range(128), key=lambda b: KIND[b])):
     BY_KIND[_i] = _b
@@ -52,6 +59,13 @@ for _i in range(8):
 # Up to how many bytes the tokens of a part have; those of the last have more.
 cdef int32_t[LENGTHS - 1] LIMITS
 LIMITS[0], LIMITS[1], LIMITS[2], LIMITS[3] = 4, 8, 16, 32
+# Within how many bytes no count may come to a bound where it stands still: the same for all vocabularies, which share machines. Those of
+# the parts are among them.
+cdef int32_t[HORIZONS] REACHES
+for _i, _b in enumerate((1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 80, 128, 256, 1024, 0xFFFF)):
+    REACHES[_i] = _b
+cdef int[LENGTHS - 1] PART
+PART[0], PART[1], PART[2], PART[3] = 3, 5, 7, 9
 
 
 cdef void drop_tree(Tree *t) noexcept:
@@ -193,6 +207,117 @@ cdef int refuted(Walk *walk, int32_t config, uint64_t kinds, int32_t bytes_, Pro
     return 0
 
 
+cdef int32_t home(Machine machine, int32_t config, uint8_t u8) except -1:
+    """The config to which everything leads that ends a character begun before this one; 0 where these are several, or some are dead."""
+    cdef int32_t *row
+    cdef int32_t follow, last = 0, found = 0, one = 0
+    cdef uint8_t step, last_step = 0
+    cdef int b
+    if u8 == 0:
+        return config
+    if config < machine.c_home.n and machine.c_home.data[config] & 7 == u8:
+        return machine.c_home.data[config] >> 3
+    row = machine.row(config)
+    for b in range(0x80, 0xC0):
+        step = PLAIN_STEPS[u8][b]
+        follow = row[b]
+        if step == 255 or (follow == last and step == last_step and last):
+            continue
+        last, last_step = follow, step
+        one = home(machine, follow, step) if follow else 0
+        if one == 0 or (found and found != one):
+            found = 0
+            break
+        found = one
+    while machine.c_home.n <= config:
+        put(&machine.c_home, 0)
+    if found < 1 << 28:
+        machine.c_home.data[config] = found << 3 | u8
+    return found
+
+
+cdef bint loops(Machine machine, int32_t config, uint64_t kinds) except -1:
+    """Whether a config comes back to itself after each character of these kinds."""
+    cdef int32_t *row
+    cdef uint64_t back = <uint64_t>0xFFFFFFFFFFFFFFFF
+    cdef Py_ssize_t at = 3 * <Py_ssize_t>config
+    cdef int b
+    while machine.c_loops.n <= at + 2:
+        put(&machine.c_loops, 0)
+    if machine.c_loops.data[at] & 1:
+        back = <uint64_t><uint32_t>machine.c_loops.data[at + 1] | <uint64_t><uint32_t>machine.c_loops.data[at + 2] << 32
+    else:
+        row = machine.row(config)
+        for b in range(128):
+            if row[b] != config:
+                back &= ~(<uint64_t>1 << KIND[b])
+        machine.c_loops.data[at] = 1
+    if kinds & ~back:
+        machine.c_loops.data[at + 1], machine.c_loops.data[at + 2] = <int32_t>back, <int32_t>(back >> 32)
+        return False
+    if kinds & MULTIBYTE and not machine.c_loops.data[at] & 2:
+        row = machine.row(config)
+        for b in range(0xC2, 0xF5):
+            if back >> KIND[b] & 1 and (row[b] == 0 or home(machine, row[b], PLAIN_STEPS[0][b]) != config):
+                back &= ~(<uint64_t>1 << KIND[b])
+        machine.c_loops.data[at] = 3
+    machine.c_loops.data[at + 1], machine.c_loops.data[at + 2] = <int32_t>back, <int32_t>(back >> 32)
+    return kinds & ~back == 0
+
+
+cdef int32_t run(Machine machine, int32_t config, uint64_t kinds, uint8_t byte, int32_t most) except -2:
+    """The number n such that of the texts of up to `most` bytes of these kinds (of ASCII alone) exactly those of up to n are allowed from a
+    config, because all of the same length lead to the same one; -1 if not proved. `byte` is of these kinds."""
+    cdef int32_t *row
+    cdef int32_t follow, n = 0
+    cdef uint64_t same
+    cdef Py_ssize_t at
+    cdef int b
+    if kinds & MULTIBYTE or most > RUN:
+        return -1
+    while n < most:
+        at = 3 * <Py_ssize_t>config
+        while machine.c_next.n <= at + 2:
+            put(&machine.c_next, -1)
+        row = machine.row(config)
+        follow = row[byte]
+        if machine.c_next.data[at] == follow:
+            same = <uint64_t><uint32_t>machine.c_next.data[at + 1] | <uint64_t><uint32_t>machine.c_next.data[at + 2] << 32
+        else:
+            same = <uint64_t>0xFFFFFFFFFFFFFFFF
+            for b in range(128):
+                if row[b] != follow:
+                    same &= ~(<uint64_t>1 << KIND[b])
+            machine.c_next.data[at], machine.c_next.data[at + 1], machine.c_next.data[at + 2] = follow, <int32_t>same, <int32_t>(same >> 32)
+        if kinds & ~same:
+            return -1
+        if follow == 0:
+            return n
+        if follow == config:
+            return most
+        config = follow
+        n += 1
+    return most
+
+
+cdef bint stays(Machine machine, int32_t config, uint8_t u8, uint64_t kinds, uint8_t byte, bint plain) except -1:
+    """Whether every text of these kinds, of which one begins with `byte`, leads from a config to one alone, which is hence allowed at any
+    length. `plain`: bytes beyond ASCII are those of characters, whose automaton is at u8."""
+    cdef int32_t *row
+    if u8 == 0 or not plain:
+        if kinds & MULTIBYTE and not plain:
+            return False
+        row = machine.row(config)
+        if row[byte] != config and (byte < 0x80 or row[byte] == 0 or home(machine, row[byte], PLAIN_STEPS[0][byte]) != config):
+            return False
+        return loops(machine, config, kinds)
+    config = home(machine, config, u8)
+    if config == 0:
+        return False
+    kinds &= ~(<uint64_t>1 << CONTINUED)
+    return kinds == 0 or loops(machine, config, kinds)
+
+
 cdef int closed(Machine machine, int32_t config, bint whole, uint64_t kinds, int32_t bytes_, Proof *proof, Walk *walk) except -1:
     """Whether every text of these kinds of bytes, and up to so many, is surely allowed from a config: the few configs that they lead to
     lead nowhere else. Bytes beyond ASCII are those of characters, which are `whole` up to here; else nothing is known of them."""
@@ -200,12 +325,12 @@ cdef int closed(Machine machine, int32_t config, bint whole, uint64_t kinds, int
     cdef uint8_t[CLOSED] u8
     cdef int32_t *row
     cdef int32_t follow, last = -1
-    cdef uint64_t beyond = kinds & (<uint64_t>1 << BEYOND | <uint64_t>1 << DASHES)
+    cdef uint64_t beyond = kinds & MULTIBYTE
     cdef uint8_t step
-    cdef int n = 1, i = 0, j, k, b, most = CLOSED if walk.patience else COUNTS
+    cdef int n = 1, i = 0, j, k, b
     if config == proof.config and (kinds & ~proof.kinds) == 0 and bytes_ <= proof.bytes:
         return 1
-    if (beyond and not (whole and walk.patience)) or (config == proof.refuted and (proof.too_many & ~kinds) == 0 and bytes_ >= proof.too_long):
+    if (beyond and (not whole)) or (config == proof.refuted and (proof.too_many & ~kinds) == 0 and bytes_ >= proof.too_long):
         return 0
     seen[0], at[0], u8[0] = config, 0, 0
     while i < n and at[i] < bytes_:
@@ -220,7 +345,7 @@ cdef int closed(Machine machine, int32_t config, bint whole, uint64_t kinds, int
                 if seen[j] == follow and u8[j] == 0:
                     break
             else:
-                if follow == 0 or n == most:
+                if follow == 0 or n == CLOSED:
                     return refuted(walk, config, kinds, bytes_, proof, n if n == CLOSED else i if beyond else 0)
                 seen[n], at[n], u8[n] = follow, at[i] + 1, 0
                 n += 1
@@ -233,7 +358,7 @@ cdef int closed(Machine machine, int32_t config, bint whole, uint64_t kinds, int
                 if seen[j] == follow and u8[j] == step:
                     break
             else:
-                if follow == 0 or n == most:
+                if follow == 0 or n == CLOSED:
                     return refuted(walk, config, kinds, bytes_, proof, n if n == CLOSED else i if beyond else 0)
                 seen[n], at[n], u8[n] = follow, at[i] + 1, step
                 n += 1
@@ -269,6 +394,8 @@ cdef class TokenTrie:
             raise MemoryError()
         for i in range(LENGTHS):
             self.bounds[i + 1] = <int32_t>(min(LIMITS[i], self.longest) if i < LENGTHS - 1 else self.longest)
+        while REACHES[self.farthest] < self.longest:
+            self.farthest += 1
         plain, rest, long_plain = [], [], []
         for i in sorted([i for i in range(self.vocab) if vocab_bytes[i]], key=vocab_bytes.__getitem__):
             piece = <bytes>vocab_bytes[i]
@@ -310,7 +437,7 @@ cdef class TokenTrie:
     cdef int _choose(self, Machine machine, int32_t config, int32_t longest) except -1:
         """0: walk the plain trie setting bits; 1: walk it clearing them (most of it is covered); 2: it is covered whole;
         2 + n: exactly its tokens of up to n characters are allowed. Tokens of up to `longest` bytes are asked for."""
-        cdef int32_t cover = covers(machine, config, 0)
+        cdef int32_t cover = covers(machine, config, 0, True)
         cdef int32_t *row
         cdef int32_t follow
         cdef Tree *t = &self.plain
@@ -327,7 +454,7 @@ cdef class TokenTrie:
             follow = row[t.kid_bytes[k]]
             if follow:
                 node = t.at + t.kids[k]
-                if covers(machine, follow, node.u8) >= min(node.chars, 8):
+                if covers(machine, follow, node.u8, False) >= min(node.chars, 8):
                     covered += t.at[node.skip].first - node.first
             k += 1
         return 1 if 2 * covered > t.token_count else 0
@@ -336,7 +463,8 @@ cdef class TokenTrie:
         """One walk; `covered` allows taking subtrees whole, `optimistic` means that bits are set already and only dead ones matter."""
         cdef int32_t d, follow, end, longest = walk.longest, k
         cdef int32_t[3] kid                   # the children that come next in the lists of the first and second bytes
-        cdef int32_t last_follow = -1, last_u8 = -1, last_cover = 0
+        cdef int32_t last_follow = -1, last_u8 = -1, last_cover = 0, last_many = 0, many, last, standing
+        cdef bint still = machine.still
         cdef int32_t **rows = walk.rows
         cdef Node *node = t.at
         cdef Node *stop = t.at + t.nodes
@@ -344,9 +472,11 @@ cdef class TokenTrie:
         if t.nodes == 0:
             return 0
         rows[0] = machine.row(config)
+        walk.still[0] = still
         kid[1] = 0
         memset(walk.proofs, 0xFF, (longest + 1) * sizeof(Proof))      # of no config
         while node < stop:
+            machine.walked += 1
             d = node.depth
             if d <= 2 and not optimistic:
                 k = kid[d]
@@ -372,17 +502,38 @@ cdef class TokenTrie:
                 continue
             end = (node + 1).first
             if d < longest and beyond > node + 1:
+                many = beyond.first - node.first > WORTH
+                walk.still[d] = machine.still = walk.still[d - 1]
+                if many and machine.counting:
+                    # no count comes to a bound below this node that is farther than its longest token
+                    k = 0
+                    while REACHES[k] < min(<int32_t>node.reach, longest) - d:
+                        k += 1
+                    standing = machine.frozen(follow, k, REACHES[k])
+                    walk.still[d] = machine.still = machine.still or standing != follow
+                    follow = standing
                 if covered:
-                    if follow != last_follow or node.u8 != last_u8:
-                        last_follow, last_u8 = follow, node.u8
-                        last_cover = covers(machine, follow, node.u8)
+                    if follow != last_follow or node.u8 != last_u8 or many > last_many:
+                        last_follow, last_u8, last_many = follow, node.u8, many
+                        last_cover = covers(machine, follow, node.u8, many)
                     if last_cover and last_cover >= min(<int32_t>node.chars, longest - d):
                         if not optimistic:
                             set_tokens(mask, t, node.first, beyond.first, walk)
                         node = beyond
                         continue
                 rows[d] = machine.row(follow)
-                if (beyond.first - node.first > WORTH and rows[d][(node + 1).byte]
+                last = run(machine, follow, node.below, (node + 1).byte, min(<int32_t>node.reach, longest) - d) if many else -1
+                if last >= 0:
+                    for k in range(node.first, beyond.first):
+                        if optimistic:
+                            if t.sizes[k] > d + last:
+                                clear_bit(mask, t.tokens[k])
+                        elif walk.shorter < t.sizes[k] <= min(longest, d + last):
+                            set_bit(mask, t.tokens[k])
+                    node = beyond
+                    continue
+                if (many or node.u8 == 0) and stays(machine, follow, node.u8, node.below, (node + 1).byte, covered) or (
+                        many and walk.patience and (machine.still or not walk.apart) and rows[d][(node + 1).byte]
                         and closed(machine, follow, covered and node.u8 == 0, node.below, min(<int32_t>node.reach, longest) - d,
                                    &walk.proofs[d], walk)):
                     if not optimistic:
@@ -392,6 +543,7 @@ cdef class TokenTrie:
             if not optimistic:
                 set_tokens(mask, t, node.first, end, walk)
             node += 1
+        machine.still = still
         return 0
 
     cdef int _fill_part(self, Machine machine, int32_t config, int low, int high, uint32_t *mask) except -1:
@@ -401,11 +553,13 @@ cdef class TokenTrie:
         cdef Py_ssize_t i, k
         cdef uint32_t sized
         walk.shorter, walk.longest = self.bounds[low], self.bounds[high]
-        walk.patience = PATIENCE if machine.still or (low == 0 and high == LENGTHS) else 0
+        walk.patience = PATIENCE
+        walk.apart = not machine.still and (low > 0 or high < LENGTHS)
         walk.rows = <int32_t **>malloc((walk.longest + 1) * sizeof(int32_t *))
         walk.proofs = <Proof *>malloc((walk.longest + 1) * sizeof(Proof))
+        walk.still = <uint8_t *>malloc(walk.longest + 1)
         try:
-            if walk.rows == NULL or walk.proofs == NULL:
+            if walk.rows == NULL or walk.proofs == NULL or walk.still == NULL:
                 raise MemoryError()
             how = self._choose(machine, config, walk.longest) if self.plain.nodes else 0
             if how:
@@ -425,18 +579,20 @@ cdef class TokenTrie:
         finally:
             free(walk.rows)
             free(walk.proofs)
+            free(walk.still)
         return 0
 
     cdef tuple _parts(self, Machine machine, int32_t config):
         """(config, first part, behind the last part) triples, flat: where a count comes near a bound within longer tokens only, a config
         in which it stands still answers for the shorter ones."""
         cdef int32_t[LENGTHS] frozen
-        cdef int k, low = 0
+        cdef int k, at, low = 0
         cdef list found = []
         if not machine.counting:
             return (config,)
         for k in range(LENGTHS):
-            frozen[k] = machine.frozen(config, k, self.bounds[k + 1])
+            at = PART[k] if k < LENGTHS - 1 else self.farthest
+            frozen[k] = machine.frozen(config, at, REACHES[at])
         for k in range(1, LENGTHS + 1):
             if k == LENGTHS or (frozen[k] != frozen[low] and self.bounds[k] < self.bounds[k + 1]):
                 if low == 0 and k == LENGTHS:
@@ -456,6 +612,7 @@ cdef class TokenTrie:
             parts = self._parts(machine, cursor.config())
             if self.words:
                 memset(&mask[0], 0, self.words * sizeof(uint32_t))
+                machine.patience, machine.walked = LOOKS, 0
                 machine.spent, machine.budget = 0, STEPS * machine.max_items
                 try:
                     self._fill_parts(machine, cursor.config(), parts, &mask[0], known)

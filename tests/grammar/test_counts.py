@@ -57,6 +57,13 @@ def compiled(notation) -> Grammar:
         {"type": "string", "format": "hostname"},
         {"type": "string", "pattern": "\\S", "minLength": 35, "maxLength": 80},
         {"type": "array", "items": {"enum": ["ab", "abc"]}, "minItems": 30, "maxItems": 60},
+        {"type": "string", "pattern": "^(?:\\S+\\s+){0,9}\\S+$", "maxLength": 60},
+        {"type": "string", "pattern": "^[A-Za-z0-9 &'()*,./@\u00a3-]{1,32}$"},
+        {
+            "type": "array",
+            "items": {"type": "string", "pattern": "^(?:\\S+ ){0,3}\\S+$", "maxLength": 40},
+            "maxItems": 12,
+        },
     ],
     ids=str,
 )
@@ -96,6 +103,32 @@ def test_positions_far_from_the_bounds_share_their_mask(notation, begin):
     for _ in range(200):
         state.advance(b"q")
         assert state.mask() is first
+
+
+THREE = [
+    bytes((a, b, c)) for a in b"abcdefgh" for b in range(0x61, 0x7B) for c in range(0x61, 0x7B)
+]
+
+
+@pytest.mark.parametrize(
+    "pattern, text, most",
+    [
+        # far from all bounds, in a word of a few: letters lead to one position
+        ("^(?:\\S+\\s+){0,29}\\S+$", "a word", 40),
+        # one letter, or two, may follow: the walk need not end at each of their tokens
+        ("^[a-z]{1,20}$", "q" * 19, 40),
+        ("^[a-z]{1,20}$", "q" * 18, 40),
+        # any text may follow up to more words than a token has
+        ("^(?:\\S+\\s+){0,29}\\S+$", "a word ", 40),
+    ],
+)
+def test_a_subtree_is_not_walked_where_all_of_its_texts_lead_to_one_position(pattern, text, most):
+    masker = TokenMasker(THREE)
+    state = masker.state(compiled({"type": "string", "pattern": pattern, "maxLength": 300}))
+    state.advance(f'"{text}'.encode())
+    mask = np.unpackbits(state.mask().view(np.uint8), bitorder="little")[: len(THREE)]
+    assert mask.tolist() == [masker.allows(state, token) for token in range(len(THREE))]
+    assert state._cursor.machine.sizes()["walked"] < most
 
 
 def test_near_a_bound_short_tokens_share_what_they_allow():

@@ -107,3 +107,15 @@ def test_a_grammar_is_shared_by_vocabularies():
     one.advance(a, 2)
     two.advance(b, 3)
     assert (a.mask().tolist(), b.mask().tolist()) == ([0b101], [0b0110])
+
+
+def test_a_vocabulary_of_longer_tokens_asks_farther_ahead():
+    # counts stand still for the tokens of one vocabulary that the other's bring to a bound
+    grammar = Grammar.parse("root ::= [a-z]{0,60}")
+    short, long = TokenMasker([b"a"]), TokenMasker([b"a", b"a" * 7, b"a" * 50])
+    for used, wanted in ((10, 0b111), (11, 0b011), (53, 0b011), (54, 0b001)):
+        one, other = short.state(grammar), long.state(grammar)
+        one.advance(b"q" * used)
+        other.advance(b"q" * used)
+        assert one.mask().tolist() == [1]
+        assert other.mask().tolist() == [wanted]
