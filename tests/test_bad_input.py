@@ -130,9 +130,10 @@ def test_lengths_and_counts_of_numpy_are_those_of_python(engine):
         session.truncate(np.True_)
 
 
-def test_a_path_is_not_empty():
-    with pytest.raises(ConfigError, match="model_path: found '', wanted a path"):
-        oxillama.load("")
+@pytest.mark.parametrize("found", ["", 5, True, {}])
+def test_a_path_is_a_path(found):
+    with pytest.raises(ConfigError, match=f"model_path: found {found!r}, wanted a path"):
+        oxillama.load(found)
 
 
 def test_options_may_be_any_iterable_and_are_read_once(engine):

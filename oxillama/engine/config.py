@@ -201,8 +201,11 @@ class EngineConfig:
                 f"speculative: found {drafts!r}, wanted {', '.join(map(repr, WAYS))}, the name of "
                 "a draft model as in `load`, None or False"
             )
-        if self.model_path == "":
-            raise ConfigError("model_path: found '', wanted a path, or None for the embedded model")
+        model = self.model_path
+        if model == "" or isinstance(model, (bool, int, float, dict)):
+            raise ConfigError(
+                f"model_path: found {model!r:.60}, wanted a path, or None for the embedded model"
+            )
         for name in ("tokenizer_path", "mmproj", "image_folder"):
             path = getattr(self, name)
             if name == "mmproj" and path is False:

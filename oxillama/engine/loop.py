@@ -455,7 +455,7 @@ class StepLoop:
         except BaseException as error:
             self.tracker.end(request, None, error)
 
-    def _time(self, request: GenerateRequest, now: float) -> None:
+    def _time(self, request: Request, now: float) -> None:
         """Note that tokens come now: after how long, from the last or from the beginning."""
         if request.token_at:
             self._counters.inter_token.observe(now - request.token_at)
@@ -604,10 +604,7 @@ class StepLoop:
     def _end_beam_turn(self, request: BeamRequest, over: bool, now: float) -> None:
         """Every beam of a search had its row: choose the next beams, or end the search."""
         search, counters = request.search, self._counters
-        (counters.inter_token if request.token_at else counters.first_token).observe(
-            now - (request.token_at or request.submitted_at)
-        )
-        request.token_at = now
+        self._time(request, now)
         counters.generated += len(search.sessions)
         counters.decoded += len(search.sessions) if request.entry.state is State.DECODING else 0
         if over:

@@ -100,6 +100,16 @@ def test_a_search_as_wide_as_everything_finds_the_best_of_everything(prompt, pen
     engine.close()
 
 
+def test_a_search_says_when_its_first_tokens_came():
+    engine = core()
+    request = search(engine, [1, 2, 3], SamplerConfig.greedy(), beam_width=2, max_new_tokens=3)
+    request.result(20)
+    timings = request.timings()
+    assert 0 < timings.first_token_seconds <= timings.total_seconds
+    assert timings.prompt_tokens_per_second > 0
+    engine.close()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30),
