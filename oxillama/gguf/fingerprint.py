@@ -10,13 +10,13 @@ is found only with `full=True`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from blake3 import blake3
 
+from oxillama._core.threads import default_threads
 from oxillama.errors import ConfigError, GgufError, ModelFingerprintMismatch, SnapshotIncompatible
 from oxillama.gguf.reader import GgufReader, read_shard
 from oxillama.gguf.source import Shard, open_source
@@ -209,7 +209,7 @@ def _directory(shards: Sequence[Shard]) -> str:
 
 def _sampled(shards: Sequence[Shard]) -> str:
     """Hash of samples at equal distances, the first at the beginning and the last at the end."""
-    hasher = blake3(max_threads=min(8, os.cpu_count() or 1))
+    hasher = blake3(max_threads=min(8, default_threads()))
     for shard in shards:
         size = len(shard.buffer)
         if size <= HASHED_WHOLE:
@@ -222,7 +222,7 @@ def _sampled(shards: Sequence[Shard]) -> str:
 
 
 def _full(shards: Sequence[Shard]) -> str:
-    hasher = blake3(max_threads=min(8, os.cpu_count() or 1))
+    hasher = blake3(max_threads=min(8, default_threads()))
     for shard in shards:
         hasher.update(shard.buffer)
     return hasher.hexdigest()

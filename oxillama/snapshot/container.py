@@ -48,6 +48,7 @@ import numpy as np
 from blake3 import blake3
 
 from oxillama._core.filemap import read_at
+from oxillama._core.threads import default_threads
 from oxillama.durable import MOST_BYTES, Writer, open_without_waiting, replacing, write_at
 from oxillama.errors import (
     ConfigError,
@@ -66,8 +67,8 @@ _PROLOGUE = struct.Struct("<8sIIQQ32s")
 _ENTRY = struct.Struct("<16sIIQQ32s")
 _NAME = re.compile(rb"[a-z][a-z0-9._-]{0,15}\Z")
 _PIECE = 4 << 20  # bytes that are read, hashed and written at a time
-# threads that copy pieces: memory that is written for the first time keeps them waiting
-_COPY_THREADS = min(4, os.cpu_count() or 1)
+# most threads that copy pieces: memory that is written for the first time keeps them waiting
+_COPY_THREADS = 4
 # bytes from which a hash is worth several threads, and how many it takes
 _MANY, _THREADS = 1 << 20, 8
 
@@ -223,7 +224,7 @@ def digest(pieces: Sequence[Buffer]) -> bytes:
     """BLAKE3 of the pieces, one after the other."""
     many = sum(map(len, pieces)) >= _MANY
     # AUTO's threads would be lost in a forked child
-    hasher = blake3(max_threads=min(_THREADS, os.cpu_count() or 1) if many else 1)
+    hasher = blake3(max_threads=min(_THREADS, default_threads()) if many else 1)
     for piece in pieces:
         hasher.update(_view(piece))
     return hasher.digest()
@@ -396,9 +397,10 @@ class Envelope:
                 if len(piece):
                     into(at, piece)
 
-        with ThreadPoolExecutor(_COPY_THREADS) as pool:
+        threads = min(_COPY_THREADS, default_threads())
+        with ThreadPoolExecutor(threads) as pool:
             with starting_thread():
-                copying = [pool.submit(copy) for _ in range(_COPY_THREADS)]
+                copying = [pool.submit(copy) for _ in range(threads)]
             for each in copying:
                 each.result()
         self._verify(section, hasher.digest())

@@ -35,6 +35,7 @@ from blake3 import blake3
 from oxillama._core.filemap import FileMap
 from oxillama._core.panels import PackedMatrix, fault_in
 from oxillama._core.pool import available_bytes
+from oxillama._core.threads import default_threads
 from oxillama.durable import open_without_waiting, sync, write_at
 from oxillama.errors import QuantError
 from oxillama.gguf.source import Shard
@@ -155,9 +156,9 @@ def verify(path: str | os.PathLike[str]) -> bool:
     """Whether every byte of a sidecar is what was written; reads all of it."""
     try:
         header, mapping, _ = _mapped(path)
-        view = memoryview(mapping)
+        view, threads = memoryview(mapping), default_threads()
         return all(
-            blake3(view[offset : offset + size], max_threads=blake3.AUTO).hexdigest() == digest
+            blake3(view[offset : offset + size], max_threads=threads).hexdigest() == digest
             for *_, offset, size, digest in header["sections"]
         )
     except _DAMAGED:
