@@ -64,17 +64,22 @@ def _entry(call: Call, name: str, path: Any) -> dict[str, Any] | None:
         "modified_at": stamp,
         "size": status.st_size,
         "digest": hashlib.sha256(mark.encode()).hexdigest(),
-        "details": _details(call, name, str(path), status.st_mtime_ns),
+        "details": _details(str(path), status.st_mtime_ns),
     }
 
 
-def _details(call: Call, name: str, path: str, stamp: int) -> dict[str, Any]:
-    loaded = call.state.models.find(name)
-    family, size, file_type = (
-        _of_header(path, stamp)
-        if loaded is None
-        else _named(loaded.engine.config.architecture, loaded.metadata)
-    )
+@lru_cache(maxsize=1024)
+def _details(path: str, stamp: int) -> dict[str, Any]:
+    """What a file says of itself, whether it is loaded or not; empty for no GGUF file."""
+    family, size, file_type = "", "", None
+    try:
+        with GgufReader(path) as reader:
+            found = reader.metadata
+            family = str(found.get("general.architecture", ""))
+            size = str(found.get("general.size_label") or _in_words(_parameters(reader)))
+            file_type = found.get("general.file_type")
+    except (OSError, OxillamaError):
+        pass
     return {
         "parent_model": "",
         "format": "gguf",
@@ -85,20 +90,17 @@ def _details(call: Call, name: str, path: str, stamp: int) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1024)
-def _of_header(path: str, stamp: int) -> tuple[str, str, Any]:
-    """What a file that is not loaded says of itself, as `_named`; nothing for no GGUF file."""
-    try:
-        with GgufReader(path) as reader:
-            found = reader.metadata
-            return _named(str(found.get("general.architecture", "")), found)
-    except (OSError, OxillamaError):
-        return "", "", None
+def _parameters(reader: GgufReader) -> int:
+    return sum(math.prod(each.shape) for each in reader.tensors.values())
 
 
-def _named(family: str, metadata: Mapping[str, Any]) -> tuple[str, str, Any]:
-    """(architecture, label of the size, type of the file)."""
-    return family, str(metadata.get("general.size_label", "")), metadata.get("general.file_type")
+def _in_words(count: int) -> str:
+    """A number of parameters as Ollama writes it: 7.6B, 134.52M, 28K."""
+    for unit, digits, letter in ((10**9, 1, "B"), (10**6, 2, "M"), (10**3, 0, "K")):
+        if count >= unit:
+            value = f"{count / unit:.{digits}f}"
+            return (value.rstrip("0").rstrip(".") if digits else value) + letter
+    return str(count)
 
 
 def _level(file_type: object) -> str:
@@ -176,7 +178,7 @@ async def show(call: Call) -> Response:
                 "modelfile": f"FROM {about.path}",
                 "parameters": "",
                 "template": about.template,
-                "details": _details(call, name, str(about.path), stamp),
+                "details": _details(str(about.path), stamp),
                 "model_info": keys,
                 **({"tensors": tensors} if body.get("verbose") else {}),
                 "capabilities": _capabilities(about),
@@ -204,7 +206,7 @@ def _of_file(
                 for key in reader.metadata
                 if key not in _APART
             }
-            parameters = sum(math.prod(each.shape) for each in reader.tensors.values())
+            parameters = _parameters(reader)
             tensors = [
                 {"name": each.name, "type": each.type_name, "shape": list(each.shape)}
                 for each in reader.tensors.values()

@@ -164,6 +164,7 @@ def test_models_that_are_not_loaded_say_what_they_are(tmp_path):
         server.ok("/api/generate", {"model": "a:latest"})
         assert server.get("/api/tags").json()["models"][0]["details"] == a["details"]
         assert a["details"]["family"] == "llama" and a["details"]["quantization_level"]
+        assert a["details"]["parameter_size"] == "3.5M" and b["details"]["parameter_size"] == ""
 
 
 def test_a_model_that_is_here_is_pulled_without_being_fetched(server):
