@@ -65,6 +65,7 @@ _HOMES = {
         "ImageError",
         "InvalidSlot",
         "LoraError",
+        "MissingExtra",
         "ModelError",
         "ModelFingerprintMismatch",
         "NotSupported",

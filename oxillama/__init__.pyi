@@ -67,6 +67,7 @@ from oxillama.errors import GrammarError as GrammarError
 from oxillama.errors import ImageError as ImageError
 from oxillama.errors import InvalidSlot as InvalidSlot
 from oxillama.errors import LoraError as LoraError
+from oxillama.errors import MissingExtra as MissingExtra
 from oxillama.errors import ModelError as ModelError
 from oxillama.errors import ModelFingerprintMismatch as ModelFingerprintMismatch
 from oxillama.errors import NoNextToken as NoNextToken
