@@ -61,17 +61,21 @@ unsigned ox_cpu_features(void)
 
 int ox_core_kind(void)
 {
-    enum { AMD = 0x68747541u, INTEL = 0x756e6547u, AMX_TILE = 1 << 24 };       /* "Auth"enticAMD, "Genu"ineIntel */
+    enum { AMD = 0x68747541u, INTEL = 0x756e6547u, AMX_TILE = 1 << 24, AVX512F = 1 << 16 };       /* "Auth"enticAMD, "Genu"ineIntel */
     unsigned a, b, c, d, maker, family;
     if (!__get_cpuid(0, &a, &maker, &c, &d))
         return OX_CORE_OTHER;
     if (maker == INTEL)
         return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & AMX_TILE ? OX_CORE_AMX : OX_CORE_INTEL;
+    if (maker != AMD)
+        return OX_CORE_OTHER;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & AVX512F))
+        return OX_CORE_ZEN3;
     __get_cpuid(1, &a, &b, &c, &d);
     family = (a >> 8) & 15;
     if (family == 15)
         family += (a >> 20) & 255;
-    return maker != AMD || family < 25 ? OX_CORE_OTHER : family == 25 ? OX_CORE_ZEN4 : OX_CORE_ZEN5;
+    return family == 25 ? OX_CORE_ZEN4 : OX_CORE_ZEN5;
 }
 
 int ox_cpu_model(char *out, int size)

@@ -59,9 +59,9 @@ enum {
 
 unsigned ox_cpu_features(void);            /* detected afresh at each call: pure, cheap enough to ask once per module */
 int ox_cpu_model(char *out, int size);     /* writes the processor's own name, NUL terminated; returns its length, 0 if unknown */
-/* Cores that want other prefetches or tiles than the rest (oxillama/_core/kernels.pyx, lanes/choose.c): AMD's Zen 4 (and 3), Zen 5 and later, Intel's without
- * AMX and with it. */
-enum { OX_CORE_OTHER, OX_CORE_ZEN4, OX_CORE_ZEN5, OX_CORE_INTEL, OX_CORE_AMX };
+/* Cores that want other prefetches or tiles than the rest (oxillama/_core/kernels.pyx, lanes/choose.c): AMD's without AVX-512 (Zen 3 and before), Zen 4, Zen 5
+ * and later, Intel's without AMX and with it. */
+enum { OX_CORE_OTHER, OX_CORE_ZEN3, OX_CORE_ZEN4, OX_CORE_ZEN5, OX_CORE_INTEL, OX_CORE_AMX };
 int ox_core_kind(void);
 enum { OX_AHEAD = 8192 };                  /* bytes between what a tile of several rows reads and what it asks for (lanes/tiles.h) */
 unsigned ox_isa_available(void);           /* bit i: instruction set i can run here */

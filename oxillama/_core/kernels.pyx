@@ -24,6 +24,7 @@ cdef extern from "ox.h" nogil:
     unsigned ox_cpu_features()
     int ox_cpu_model(char *out, int size)
     enum:
+        OX_CORE_ZEN3
         OX_CORE_ZEN4
         OX_CORE_ZEN5
         OX_CORE_AMX
@@ -83,6 +84,8 @@ for _i in range(FORM_COUNT):
         distance = 2048, 2048
     elif core == OX_CORE_INTEL:
         distance = 1024 if bytes_of_32 else 2048, 4096 if supers else 2048
+    elif core == OX_CORE_ZEN3:
+        distance = (512, 512) if bytes_of_32 else (2048, 2048)
     elif supers:
         distance = (1024, 4096) if core == OX_CORE_ZEN5 else (0, 0)
     else:
