@@ -171,14 +171,11 @@ typedef struct {
     float *c;
     int64_t ldc;
     int m;                              /* at least OX_PART_ROWS */
+    int64_t later;                      /* bytes from `panel` to the pair that is read next, 0 if none is */
 } ox_parts;
 
-/* Spreading reads in bursts between long calculations: while one block of columns is spread, the next one is asked for. */
-OX_INLINE void part_ahead(const uint8_t *p, int64_t bytes)
-{
-    for (int64_t i = 0; i < bytes; i += 64)
-        OX_PREFETCH(p + i);
-}
+/* What is spread next: the columns after these, or the first ones of the next pair. */
+OX_INLINE const uint8_t *part_next(ox_parts a, const uint8_t *p, int last) { return !last ? p : a.later ? a.panel + a.later : NULL; }
 
 /* The rows of x in tiles; the last one may overlap the one before it, and keeps its chains in `rest`. */
 #define OX_PART_TILES(a, rest, call)                                                                                          \
@@ -215,7 +212,6 @@ OX_INLINE void parts_32(ox_parts a, int store, int bits, int off, int side, cons
             if ((b + k) % (units * OX_SIDE_SPAN(side)) == 0)
                 s = p, p += 64;
             for (int q = 0; q < 2; q++) {
-                part_ahead(p + q * a.stride + 8 * OX_STEP32(store, side, block), OX_STEP32(store, side, block));
                 spread_unit(w + q, k, p + q * a.stride, n, store, bits, off, none, 0, lut, table);
                 w[q].d[k] = side_d(s + q * a.stride, side);
                 if (side == SIDE_F16_MIN)
@@ -224,7 +220,9 @@ OX_INLINE void parts_32(ox_parts a, int store, int bits, int off, int side, cons
             if (units == 1 || (b + k) % units == units - 1)
                 s += OX_SIDE_BYTES(side);
         }
+        const uint8_t *next = part_next(a, p, b + 8 >= a.cols / 32);
         OX_PART_TILES(a, rest, {
+            span_ahead(next, a.stride, 8 * OX_STEP32(store, side, block), i, OX_PART_ROWS, a.m);
             if (!ready)
                 for (int t = 0; t < OX_PART_ROWS; t++)
                     part_row(own[t], row + t * a.ldx, blocks, ACT32_BYTES, bits);
@@ -250,7 +248,6 @@ OX_INLINE void parts_256(ox_parts a, int store, int bits, int off, int head, int
             s = p, p += 64;
         for (int q = 0; q < 2; q++) {
             const uint8_t *code = p + q * a.stride + OX_HEAD_BYTES(head);
-            part_ahead(p + q * a.stride + 8 * OX_STEP256(store, head, side), 8 * OX_STEP256(store, head, side));
             if (head != HEAD_NONE)
                 spread_head(w + q, p + q * a.stride, head);
             for (int u = 0; u < 8; u++)
@@ -261,7 +258,9 @@ OX_INLINE void parts_256(ox_parts a, int store, int bits, int off, int head, int
                 w[q].low[0] = side_d(s + q * a.stride + 32, side);
         }
         p += OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store);
+        const uint8_t *next = part_next(a, p, b + 1 == a.cols / 256);
         OX_PART_TILES(a, rest, {
+            span_ahead(next, a.stride, 8 * OX_STEP256(store, head, side), i, OX_PART_ROWS, a.m);
             if (!ready)
                 for (int t = 0; t < OX_PART_ROWS; t++)
                     part_row(own[t], row + t * a.ldx, 8, 32, bits);
@@ -283,7 +282,7 @@ OX_INLINE void parts_256(ox_parts a, int store, int bits, int off, int head, int
     static void wide_##name(OX_WIDE_ARGS)                                                                                    \
     {                                                                                                                        \
         const int some = !(able) || m < (from) ? 0 : m % OX_PART_ROWS == 1 ? m - 1 : m;                                      \
-        ox_parts a = { panel, stride, x, ldx, cols, c, ldc, some };                                                          \
+        ox_parts a = { panel, stride, x, ldx, cols, c, ldc, some, later };                                                          \
         if (some)                                                                                                            \
             call;                                                                                                            \
         m -= some, c += some * ldc, x += some * ldx;                                                                         \
