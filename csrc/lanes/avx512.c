@@ -23,7 +23,7 @@ OX_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 #define OX_LANES_NAME "avx512intel"
 #define OX_LANES_TABLE ox_lanes_avx512intel
 #define OX_WIDE_INTEGER(name) two_ports_##name
-#define OX_MOST_BY_TILE(family) ((family) == FAMILY_32 || (family) == FAMILY_256 ? 3 : OX_FEW_ROWS(family))
+#define OX_MOST_BY_TILE(family, store, bits) ((family) == FAMILY_32 || (family) == FAMILY_256 ? 3 : OX_FEW_ROWS(family))
 #define OX_FULL_TILE OX_TILE_ROWS
 #include "lanes/entries.inc"
 #undef OX_WIDE_INTEGER
