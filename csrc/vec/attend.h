@@ -113,8 +113,8 @@ OX_INLINE void score_block(walk *w, int row, int head)
         i1 = tile_end(i0, q0 + queries);
         if (w->alike) first = w->lo, last = w->hi;
         else bounds(s, i0, i1, &first, &last);
-        for (int j = 0; j < OX_BLOCK_GROUPS; j += OX_TILE_G)
-            if (16 * (g0 + j) < last && 16 * (g0 + j + OX_TILE_G) > first)
+        for (int j = 0, groups = OX_TILE_G(i1 - i0); j < OX_BLOCK_GROUPS; j += groups)
+            if (16 * (g0 + j) < last && 16 * (g0 + j + groups) > first)
                 score_tiles[i1 - i0][kind](s->q + i0, k + j, next && i0 == q0 ? next + j : NULL, s->k_dim,
                                            s->scores + OX_SPLIT_KEYS * i0 + 16 * (g0 + j));
     }

@@ -1,6 +1,7 @@
 /* The register tiles of attention: scores of queries against floats or halves, and values of any kind mixed by their weights.
  *
- * OX_TILE_Q queries x OX_TILE_G vectors is the register tile; the instruction set's file sets both. While a tile is computed, memory that is
+ * A tile has up to OX_TILE_Q queries, and mq of them by OX_TILE_G(mq) vectors, OX_MOST_G at the most; the instruction set's file says how many. While a
+ * tile is computed, memory that is
  * read later is asked for: `next` is a stretch for each of its groups, as many bytes as the group has. Into the second cache: prefetches
  * into the first one hold up the tile's own loads (Zen 4: 12.5 instead of 19 GB/s).
  */
@@ -8,35 +9,36 @@
 #define OX_VEC_MIX_H
 
 #define OX_FETCH(p) __builtin_prefetch((p), 0, 2)
-#define OX_VALUE_G (OX_TILE_G < 2 ? 2 : OX_TILE_G)     /* vectors of a tile of values: a block of codes is two */
 
-/* scores of mq queries against OX_TILE_G groups of floats or halves */
+/* scores of mq queries against OX_TILE_G(mq) groups of floats or halves */
 OX_INLINE void score_tile(int mq, int kind, const float *const *q, const void *const *k, const void *const *next, int k_dim, float *scores)
 {
-    ox_f32x16 s[OX_TILE_Q][OX_TILE_G];
+    const int groups = OX_TILE_G(mq);
+    ox_f32x16 s[OX_TILE_Q][OX_MOST_G];
     OX_UNROLL for (int i = 0; i < mq; i++)
-        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+        OX_UNROLL for (int j = 0; j < groups; j++)
             s[i][j] = f32_zero();
-    for (int part = 0, d = 0; part < OX_TILE_G; part++) {
+    for (int part = 0, d = 0; part < groups; part++) {
         const char *at = next ? next[part] : NULL;
-        for (; d < k_dim * (part + 1) / OX_TILE_G; d++) {
-            ox_f32x16 key[OX_TILE_G];
-            OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+        for (; d < k_dim * (part + 1) / groups; d++) {
+            ox_f32x16 key[OX_MOST_G];
+            OX_UNROLL for (int j = 0; j < groups; j++)
                 key[j] = kind == OX_KV_F16 ? f32_load_f16((const uint16_t *)k[j] + 16 * d) : f32_load((const float *)k[j] + 16 * d);
             if (next) {
-                OX_UNROLL for (int b = 0; b < 32 * OX_TILE_G; b += 64)
-                    OX_FETCH(at + b);
-                at += 32 * OX_TILE_G;
+                if (groups > 1 || d % 2 == 0)
+                    OX_UNROLL for (int b = 0; b < 32 * groups; b += 64)
+                        OX_FETCH(at + b);
+                at += 32 * groups;
             }
             OX_UNROLL for (int i = 0; i < mq; i++) {
                 ox_f32x16 x = f32_set1(q[i][d]);
-                OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+                OX_UNROLL for (int j = 0; j < groups; j++)
                     s[i][j] = f32_fma(x, key[j], s[i][j]);
             }
         }
     }
     OX_UNROLL for (int i = 0; i < mq; i++)
-        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+        OX_UNROLL for (int j = 0; j < groups; j++)
             f32_store(scores + OX_SPLIT_KEYS * i + 16 * j, s[i][j]);
 }
 
@@ -57,6 +59,8 @@ OX_INLINE void load_values(int nv, int kind, ox_f32x16 *value, const char *row, 
             value[j] = f32_load_f16((const uint16_t *)row + c);
         } else if (kind == OX_KV_Q8_0) {
             value[j] = i32_to_f32(i32_load_i8((const int8_t *)row + c));
+        } else if (nv == 1) {
+            value[0] = i32_to_f32(i32_sub(i32_and(i32_shr(i32_load_u8((const uint8_t *)row + c / 32 * 16), c % 32 / 4), i32_set1(15)), i32_set1(8)));
         } else if (j % 2 == 0) {
             ox_i32x16 two = i32_load_u8((const uint8_t *)row + c / 2);
             value[j] = i32_to_f32(i32_sub(i32_and(two, i32_set1(15)), i32_set1(8)));
@@ -70,9 +74,9 @@ OX_INLINE void load_values(int nv, int kind, ox_f32x16 *value, const char *row, 
 OX_INLINE void value_tile(int mq, int nv, int kind, const float *p, const void *const *v, const void *const *next, int column, int ldv,
                           int from, int to, float *acc, int width)
 {
-    const int coded = kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0;
-    ox_f32x16 a[OX_TILE_Q][OX_VALUE_G];
-    float scaled[OX_VALUE_G / 2][OX_TILE_Q][16];
+    const int coded = kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0, bytes = (int)kept_bytes(kind, 16 * nv);
+    ox_f32x16 a[OX_TILE_Q][OX_MOST_G];
+    float scaled[(OX_MOST_G + 1) / 2][OX_TILE_Q][16];
     OX_UNROLL for (int i = 0; i < mq; i++)
         OX_UNROLL for (int j = 0; j < nv; j++)
             a[i][j] = f32_load(acc + (int64_t)width * i + 16 * j);
@@ -81,21 +85,23 @@ OX_INLINE void value_tile(int mq, int nv, int kind, const float *p, const void *
         const char *row = (const char *)v[g] + kept_bytes(kind, (int64_t)ldv * (t - 16 * g));
         const char *at = next ? (const char *)next[g % OX_BLOCK_GROUPS] + kept_bytes(kind, 16 * (int64_t)column) + (coded ? column : 0) : NULL;
         if (coded) {
-            const uint16_t *scales = (const uint16_t *)((const char *)v[g] + kept_bytes(kind, 16 * (int64_t)ldv)) + column / 2;
-            OX_UNROLL for (int b = 0; b < nv / 2; b++)
+            const uint16_t *scales = (const uint16_t *)((const char *)v[g] + kept_bytes(kind, 16 * (int64_t)ldv)) + column / 32 * 16;
+            OX_UNROLL for (int b = 0; b < (nv + 1) / 2; b++)
                 OX_UNROLL for (int i = 0; i < mq; i++)
                     f32_store(scaled[b][i], f32_mul(f32_load(p + OX_SPLIT_KEYS * i + 16 * g), f32_load_f16(scales + 16 * b)));
             if (next)
                 OX_FETCH(at), at += 16 * nv;    /* as many bytes as the scales */
         }
+        if (next && bytes < 64)
+            for (int b = 0; b < bytes * (end - t); b += 64)
+                OX_FETCH(at + b);
         for (int u = t - 16 * g, n = end - 16 * g; u < n; u++, row += kept_bytes(kind, ldv)) {     /* key u of the group */
-            ox_f32x16 value[OX_VALUE_G];
+            ox_f32x16 value[OX_MOST_G];
             load_values(nv, kind, value, row, column);
-            if (next) {
-                if (kind != OX_KV_Q4_0 || u % 2)
-                    OX_UNROLL for (int b = 0; b < kept_bytes(kind, 16 * nv); b += 64)
-                        OX_FETCH(at + b);
-                at += kept_bytes(kind, 16 * nv);
+            if (next && bytes >= 64) {
+                OX_UNROLL for (int b = 0; b < bytes; b += 64)
+                    OX_FETCH(at + b);
+                at += bytes;
             }
             OX_UNROLL for (int i = 0; i < mq; i++)
                 OX_UNROLL for (int j = 0; j < nv; j++)
@@ -108,16 +114,16 @@ OX_INLINE void value_tile(int mq, int nv, int kind, const float *p, const void *
             f32_store(acc + (int64_t)width * i + 16 * j, a[i][j]);
 }
 
-/* v_dim in strips of OX_TILE_G vectors, then single ones; codes at least a block at a time */
+/* v_dim in strips of OX_TILE_G(mq) vectors, then single ones */
 OX_INLINE void value_strips(int mq, int kind, const float *p, const void *const *v, const void *const *next, int ldv, int from, int to,
                             float *acc, int width)
 {
-    const int coded = kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0, nv = coded ? OX_VALUE_G : OX_TILE_G, rest = coded ? 2 : 1;
+    const int nv = OX_TILE_G(mq);
     int c = 0;
     for (; c + 16 * nv <= width; c += 16 * nv)
         value_tile(mq, nv, kind, p, v, next, c, ldv, from, to, acc + c, width);
-    for (; c < width; c += 16 * rest)
-        value_tile(mq, rest, kind, p, v, next, c, ldv, from, to, acc + c, width);
+    for (; c < width; c += 16)
+        value_tile(mq, 1, kind, p, v, next, c, ldv, from, to, acc + c, width);
 }
 
 /* One function per number of queries, so that every tile lives in registers; those above OX_TILE_Q are never called, and empty. */

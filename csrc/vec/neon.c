@@ -2,7 +2,8 @@
 #if defined(__aarch64__)
 #include "isa/neon.h"
 #define OX_TILE_Q 3
-#define OX_TILE_G 2
+#define OX_TILE_G(mq) 2
+#define OX_MOST_G 2
 #define OX_WIDEN 6
 #define OX_VEC_NAME ox_vec_neon
 #include "vec/kernels.inc"
