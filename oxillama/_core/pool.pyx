@@ -440,9 +440,11 @@ cdef class PageMemory:
         return 0
 
     cdef int _ensure(self, Slabs *slabs, int64_t wanted) except -1:
+        """Other threads may run while the system is asked: what they changed is looked at afterwards, and by the caller."""
         free_bytes = available_bytes() if wanted > slabs.capacity else None
-        if free_bytes is not None and free_bytes < (wanted - slabs.capacity) * slabs.page_bytes:
-            raise PoolError(f"pages: {wanted} need {(wanted - slabs.capacity) * slabs.page_bytes} more bytes, the system has {free_bytes}")
+        cdef int64_t more = max(0, wanted - slabs.capacity)
+        if free_bytes is not None and free_bytes < more * <int64_t>slabs.page_bytes:
+            raise PoolError(f"pages: {wanted} need {more * <int64_t>slabs.page_bytes} more bytes, the system has {free_bytes}")
         while slabs.capacity < wanted:
             self._map(slabs)
         return 0
@@ -567,10 +569,11 @@ cdef class PageMemory:
 
     cdef int _give(self, Slabs *slabs, int page) except -1:
         cdef int *spare
+        while frame_of(slabs, page) < 0 and not slabs.spares and slabs.made >= slabs.capacity:
+            self._ensure(slabs, slabs.made + 1)
         if frame_of(slabs, page) >= 0:
             return 0
         if not slabs.spares:
-            self._ensure(slabs, slabs.made + 1)
             if slabs.made == slabs.spare_size:
                 spare = <int *>realloc(slabs.spare, (2 * <size_t>slabs.spare_size + 64) * sizeof(int))
                 if spare == NULL:

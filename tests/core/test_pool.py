@@ -94,6 +94,42 @@ def test_release_waits_for_calls_that_read_pages():
     assert set(read) == {kept}
 
 
+def test_threads_that_attach_pages_together_take_a_frame_for_each(monkeypatch):
+    asked, known = [], pool.available_bytes
+
+    def other_threads_run():  # asking the system lets them
+        asked.append(0)
+        if len(asked) == 1:
+            thread = threading.Thread(target=lambda: [memory.attach(page) for page in (1, 2)])
+            thread.start()
+            thread.join()
+        return known()
+
+    memory = PageMemory([(1, 64, 64)] * 2, windows=[0, 32])
+    memory.ensure(3)
+    monkeypatch.setattr(pool, "available_bytes", other_threads_run)
+    memory.attach(0)
+    assert len(asked) > 1 and memory.made == (3, 3)
+    pages = [bytes([page + 1]) * memory.page_bytes for page in range(3)]
+    for page, data in enumerate(pages):
+        memory.load(page, data)
+    assert [memory.export(page) for page in range(3)] == pages
+
+
+def test_a_thread_that_takes_frames_meanwhile_is_no_lack_of_memory(monkeypatch):
+    def other_threads_run():
+        monkeypatch.undo()
+        thread = threading.Thread(target=memory.ensure, args=(5000,))
+        thread.start()
+        thread.join()
+        return 1 << 40
+
+    memory = PageMemory([(1, 64, 64)])
+    monkeypatch.setattr(pool, "available_bytes", other_threads_run)
+    memory.ensure(1)
+    assert memory.capacity >= 5000
+
+
 def test_release_of_nothing_keeps_everything():
     memory = filled(pages=6)
     before, capacity = memory.export(5), memory.capacity
