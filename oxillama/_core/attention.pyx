@@ -639,15 +639,14 @@ def attend(const float[:, :, ::1] q, PageMemory memory not None, pages, int laye
     other numbers are those of the op `attend`. PoolError for a layer or page that does not exist, ModelError for what the op refuses.
     """
     cdef const KvLayer *one = memory._layer(layer)
-    cdef int rows = <int>q.shape[0], heads = <int>q.shape[1], workers = worker_count(num_threads), ith, nth, i
+    cdef int rows = <int>q.shape[0], heads = <int>q.shape[1], workers = worker_count(num_threads), ith, nth
     cdef const int32_t[::1] table = np.ascontiguousarray(pages, np.int32)
     cdef float[:, :, ::1] out = np.empty((rows, heads, one.v_dim), np.float32)
-    memory.check_table(table, first, rows)
+    reach = window or chunk
+    cdef int held = min(first, max(0, first - reach + 1)) if reach else 0
+    memory.check_table(table, first, rows, held, one)
     if rows == 0:
         return np.asarray(out)
-    reach = window or chunk
-    for i in range(max(0, first - reach + 1) // memory.page_size if reach else 0, (first + rows - 1) // memory.page_size + 1):
-        memory._check_held(table[i], one.slabs == &memory.near)
     cdef Step step
     memset(&step, 0, sizeof(Step))
     cdef Plan plan = Plan([heads * q.shape[2], heads * one.v_dim], memory.kv_layers, (), vocab_size=1, max_rows=rows, num_threads=workers, isa=isa)
@@ -688,9 +687,12 @@ def attend(const float[:, :, ::1] q, PageMemory memory not None, pages, int laye
     ox_team_init(team, NULL)
     try:
         nth = memory._begin(num_threads)
-        for ith in prange(nth, nogil=True, schedule="static", chunksize=1, num_threads=nth, use_threads_if=nth > 1):
-            _share(op.part, op.args, team, ith, nth)
-        memory._end()
+        try:
+            memory.check_table(table, first, rows, held, one)       # again: while this call waited, pages may have been given back
+            for ith in prange(nth, nogil=True, schedule="static", chunksize=1, num_threads=nth, use_threads_if=nth > 1):
+                _share(op.part, op.args, team, ith, nth)
+        finally:
+            memory._end()
     finally:
         ox_block_free(team)
     return np.asarray(out)

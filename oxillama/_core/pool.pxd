@@ -67,7 +67,7 @@ cdef class PageMemory:
     cdef int _take(self, Slabs *slabs, int page) except -1
     cdef int _compact(self, Slabs *slabs) except -1
     cdef const KvLayer *_layer(self, int layer) except NULL
-    cdef int check_table(self, const int32_t[::1] pages, int first, int count) except -1
+    cdef int check_table(self, const int32_t[::1] pages, int first, int count, int held, const KvLayer *one) except -1
     cdef int _begin(self, object num_threads) except -1
     cdef int _end(self) except -1
     cdef int _move(self, int page, char *data, bint bare, bint out, object num_threads) except -1
@@ -75,6 +75,7 @@ cdef class PageMemory:
     cdef int _map(self, Slabs *slabs) except -1
     cdef int _release(self, Slabs *slabs, int64_t keep) except -1
     cdef int _check_slot(self, int slot) except -1
+    cdef int _check_whole(self, int page, bint bare) except -1
 
 
 cdef enum:

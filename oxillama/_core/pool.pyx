@@ -506,6 +506,14 @@ cdef class PageMemory:
             raise PoolError(f"page {page}: holds no keys of {'windowed' if near else 'other'} layers, wanted it attached")
         return 0
 
+    cdef int _check_whole(self, int page, bint bare) except -1:
+        """The page is valid, and has all memory (bare: but for the layers with a window)."""
+        self._check(page)
+        self._check_held(page, False)
+        if not bare:
+            self._check_held(page, True)
+        return 0
+
     def attached(self, int page) -> bool:
         """Whether the page has memory for the keys of windowed layers (always, where none lie apart)."""
         self._check(page)
@@ -646,7 +654,8 @@ cdef class PageMemory:
         memcpy(self.slots[slot], &data[0], self.slot_bytes)
 
     cdef int _begin(self, object num_threads) except -1:
-        """A call that runs without the GIL: until `_end` nothing of this memory is given back. Returns the threads it may have."""
+        """A call that runs without the GIL: until `_end` nothing of this memory is given back. Returns the threads it may have. It may wait for what is
+        given back now, so pages are checked after it."""
         cdef int nth = region_threads(worker_count(num_threads))
         while self.movers:         # who calls again and again shall not keep them waiting
             time.sleep(1e-5)
@@ -661,54 +670,48 @@ cdef class PageMemory:
 
     def copy(self, int src, int dst, *, tokens=None, num_threads=1) -> None:
         """Copies the first `tokens` tokens (default: all) of page `src` into page `dst`, in every layer; the rest of `dst` stays."""
-        self._check(src)
-        self._check(dst)
-        for page in (src, dst):
-            self._check_held(page, False)
-            self._check_held(page, True)
         cdef int count = self.page_size if tokens is None else tokens
         if count < 0 or count > self.page_size:
             raise PoolError(f"tokens: got {count}, wanted 0 to {self.page_size}")
-        if src == dst:
-            return
         cdef int i, nth = self._begin(num_threads)
-        for i in prange(self.n_layers, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
-            _copy_layer(self.kind, &self.layers[i], page_of(&self.layers[i], src), page_of(&self.layers[i], dst), count, self.page_size)
-        self._end()
+        try:
+            self._check_whole(src, False)
+            self._check_whole(dst, False)
+            if src == dst:
+                return
+            for i in prange(self.n_layers, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
+                _copy_layer(self.kind, &self.layers[i], page_of(&self.layers[i], src), page_of(&self.layers[i], dst), count, self.page_size)
+        finally:
+            self._end()
 
     cdef int _move(self, int page, char *data, bint bare, bint out, object num_threads) except -1:
         """The page's bytes, K and V of every layer (bare: of those without a window), layers ascending, to `data` or from there."""
         cdef int i, nth = self._begin(num_threads)
         cdef const KvLayer *layer
-        for i in prange(self.n_layers, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
-            layer = &self.layers[i]
-            if not bare:
-                _move_layer(layer, page_of(layer, page), data + layer.start, out)
-            elif layer.slabs == &self.whole:
-                _move_layer(layer, page_of(layer, page), data + layer.bare_start, out)
-        return self._end()
+        try:
+            self._check_whole(page, bare)
+            for i in prange(self.n_layers, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
+                layer = &self.layers[i]
+                if not bare:
+                    _move_layer(layer, page_of(layer, page), data + layer.start, out)
+                elif layer.slabs == &self.whole:
+                    _move_layer(layer, page_of(layer, page), data + layer.bare_start, out)
+        finally:
+            self._end()
+        return 0
 
     def export(self, int page, *, bare=False, num_threads=1) -> bytes:
         """The page's bytes: K and V of every layer, layers ascending (`page_bytes` of them); bare: without windowed layers (`near_bytes` fewer)."""
-        self._check(page)
-        self._check_held(page, False)
-        if not bare:
-            self._check_held(page, True)
         cdef bytes out = PyBytes_FromStringAndSize(NULL, self.page_bytes - self.near_bytes if bare else self.page_bytes)
         self._move(page, PyBytes_AsString(out), bare, True, num_threads)
         return out
 
     def load(self, int page, const unsigned char[::1] data, *, bare=False, num_threads=1) -> None:
         """Fills the page from bytes of `export` of a memory with the same layers, type and page size."""
-        self._check(page)
-        self._check_held(page, False)
-        if not bare:
-            self._check_held(page, True)
         wanted = self.page_bytes - self.near_bytes if bare else self.page_bytes
         if <size_t>data.shape[0] != wanted:
             raise PoolError(f"page bytes: got {data.shape[0]}, wanted {wanted}")
-        if wanted:
-            self._move(page, <char *>&data[0], bare, False, num_threads)
+        self._move(page, <char *>&data[0] if wanted else NULL, bare, False, num_threads)
 
     def write(self, pages, int layer, int first, k, v=None, *, num_threads=1, isa=None) -> None:
         """Stores the keys and values of tokens first, first + 1, ... of the sequence whose pages these are, in order.
@@ -721,47 +724,49 @@ cdef class PageMemory:
         cdef const float[:, :, ::1] keys = np.ascontiguousarray(k, np.float32)
         cdef const float[:, :, ::1] values = None if v is None else np.ascontiguousarray(v, np.float32)
         cdef int count = <int>keys.shape[0], g
-        self.check_table(table, first, count)
-        for g in range(first // self.page_size, (first + count + self.page_size - 1) // self.page_size if self.window else 0):
-            self._check_held(table[g], one.slabs == &self.near)
         if keys.shape[1] != one.heads or keys.shape[2] != one.k_dim:
             raise PoolError(f"k: found {np.shape(k)}, wanted ({count}, {one.heads}, {one.k_dim})")
         if (v is None) != bool(one.view) or (v is not None and np.shape(v) != (count, one.heads, one.v_dim)):
             raise PoolError(f"v: found {None if v is None else np.shape(v)}, wanted {None if one.view else (count, one.heads, one.v_dim)}")
-        if count == 0:
-            return
         cdef Writing work
         work.layer, work.vec, work.kind, work.page_size, work.first, work.count = one, vec_table(isa), self.kind, self.page_size, first, count
-        work.table = &table[0]
-        work.k, work.v = &keys[0, 0, 0], NULL if one.view else &values[0, 0, 0]
         cdef int nth = self._begin(num_threads)
-        for g in prange(first // 16, (first + count + 15) // 16, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
-            _write_group(&work, g)
-        self._end()
+        try:
+            self.check_table(table, first, count, first, one)
+            if count == 0:
+                return
+            work.table = &table[0]
+            work.k, work.v = &keys[0, 0, 0], NULL if one.view else &values[0, 0, 0]
+            for g in prange(first // 16, (first + count + 15) // 16, nogil=True, schedule="static", num_threads=nth, use_threads_if=nth > 1):
+                _write_group(&work, g)
+        finally:
+            self._end()
 
     cdef const KvLayer *_layer(self, int layer) except NULL:
         if layer < 0 or layer >= self.n_layers:
             raise PoolError(f"layer: got {layer}, wanted 0 to {self.n_layers - 1}")
         return &self.layers[layer]
 
-    cdef int check_table(self, const int32_t[::1] pages, int first, int count) except -1:
-        """Positions first to first + count - 1 lie in these pages, and these exist."""
-        cdef int page
+    cdef int check_table(self, const int32_t[::1] pages, int first, int count, int held, const KvLayer *one) except -1:
+        """Positions first to first + count - 1 lie in these pages, and these exist; from position `held` on they have memory for the layer."""
+        cdef int page, i
         if first < 0 or count > INT_MAX - first or first + count > pages.shape[0] * self.page_size:
             raise PoolError(f"positions: got {first} to {first + count - 1}, wanted 0 to {pages.shape[0] * self.page_size - 1}")
         for page in pages:
             self._check(page)
+        for i in range(held // self.page_size, (first + count + self.page_size - 1) // self.page_size if self.window and count else 0):
+            self._check_held(pages[i], one.slabs == &self.near)
         return 0
 
     def read(self, int page, int layer) -> tuple:
         """(k, v) of one page and layer as float32 arrays of shape (page_size, kv_heads, k_dim) and (page_size, kv_heads, v_dim)."""
-        self._check(page)
         cdef const KvLayer *one = self._layer(layer)
-        self._check_held(page, one.slabs == &self.near)
         cdef const char *base
         groups = self.page_size // 16
         self._begin(1)
         try:
+            self._check(page)
+            self._check_held(page, one.slabs == &self.near)
             base = page_of(one, page)
             k = np.frombuffer(base[:one.k_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1)
             v = np.frombuffer((base + one.v_offset)[:one.v_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1) if not one.view else None

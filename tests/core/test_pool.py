@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from oxillama._core import pool
+from oxillama._core.attention import attend
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError, PoolError
@@ -128,6 +129,44 @@ def test_a_thread_that_takes_frames_meanwhile_is_no_lack_of_memory(monkeypatch):
     monkeypatch.setattr(pool, "available_bytes", other_threads_run)
     memory.ensure(1)
     assert memory.capacity >= 5000
+
+
+class Meanwhile(int):
+    """A number of threads; while a call looks at it, as while a call waits, another thread runs."""
+
+    def __new__(cls, number, run, look):
+        self = super().__new__(cls, number)
+        self.run, self.look = run, look
+        return self
+
+    def __lt__(self, other):
+        self.look -= 1
+        if not self.look:
+            thread = threading.Thread(target=self.run)
+            thread.start()
+            thread.join()
+        return int(self) < other
+
+
+@pytest.mark.parametrize("windows", [(), (0, 32)])
+def test_a_call_finds_no_page_that_was_given_back_while_it_waited(windows):
+    memory = PageMemory([(1, 64, 64)] * 2, "f32", windows=windows)
+    rows = np.ones((16, 1, 64), np.float32)
+
+    def call(method, *given, look=1, **options):
+        memory.ensure(4)
+        for page in range(4):
+            memory.attach(page)
+        with pytest.raises(PoolError, match="^page"):
+            method(*given, num_threads=Meanwhile(1, lambda: memory.release(0), look), **options)
+        memory.release(0)  # which waits for calls: this one has ended
+
+    call(memory.copy, 3, 2)
+    call(memory.export, 3)
+    call(memory.load, 3, bytes(memory.page_bytes))
+    call(memory.write, [3], 1, 0, rows, rows)
+    call(attend, rows, memory, [3], 1, look=2)
+    call(memory.export, 3, bare=True)
 
 
 def test_release_of_nothing_keeps_everything():
