@@ -521,25 +521,25 @@ cdef class PageMemory:
 
     def attach(self, int page, *, bare=False) -> None:
         """Gives the page the memory that it lacks (bare: not for windowed layers), with undefined content; PoolError when it is refused."""
-        self._check(page)
-        if self.window:
-            with cython.critical_section(self):
+        with cython.critical_section(self):
+            self._check(page)
+            if self.window:
                 self._give(&self.whole, page)
                 if not bare:
                     self._give(&self.near, page)
 
     def shed(self, int page) -> None:
         """Takes the memory for windowed layers away from a page, for others to use."""
-        self._check(page)
-        if self.window:
-            with cython.critical_section(self):
+        with cython.critical_section(self):
+            self._check(page)
+            if self.window:
                 self._take(&self.near, page)
 
     def detach(self, int page) -> None:
         """Takes all memory away from a page, for others to use."""
-        self._check(page)
-        if self.window:
-            with cython.critical_section(self):
+        with cython.critical_section(self):
+            self._check(page)
+            if self.window:
                 self._take(&self.whole, page)
                 self._take(&self.near, page)
 
@@ -579,6 +579,7 @@ cdef class PageMemory:
         cdef int *spare
         while frame_of(slabs, page) < 0 and not slabs.spares and slabs.made >= slabs.capacity:
             self._ensure(slabs, slabs.made + 1)
+            self._check(page)
         if frame_of(slabs, page) >= 0:
             return 0
         if not slabs.spares:

@@ -117,6 +117,21 @@ def test_threads_that_attach_pages_together_take_a_frame_for_each(monkeypatch):
     assert [memory.export(page) for page in range(3)] == pages
 
 
+def test_a_page_that_is_given_back_while_memory_is_asked_for_is_not_attached(monkeypatch):
+    def other_threads_run():
+        thread = threading.Thread(target=memory.release, args=(0,))
+        thread.start()
+        thread.join()
+        return 1 << 40
+
+    memory = PageMemory([(1, 64, 64)] * 2, windows=[0, 32])
+    memory.ensure(3)
+    monkeypatch.setattr(pool, "available_bytes", other_threads_run)
+    with pytest.raises(PoolError, match="^page: got 2"):
+        memory.attach(2)
+    assert memory.capacity == 0 and memory.made == (0, 0)
+
+
 def test_a_thread_that_takes_frames_meanwhile_is_no_lack_of_memory(monkeypatch):
     def other_threads_run():
         monkeypatch.undo()
