@@ -4,17 +4,20 @@
 #     tools/sanitize.sh thread tests/core/test_team.py      # ThreadSanitizer
 # The copy is build/sanitize/NAME; a second run builds what has changed. The first finding of `address` ends the run,
 # those of `thread` make it fail. Needs gcc with its sanitizers, setarch, and the extra `test`. CLANG=clang compiles the
-# kernels, which takes gcc much longer; PYTHON=... names another interpreter.
+# kernels, which takes gcc much longer; KERNELS=-fsanitize=address,undefined compiles them with both, which takes clang
+# longer too; PYTHON=... names another interpreter.
 # Tests that limit memory or threads fail here: a sanitizer reserves memory of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 name=${1:-} python=$(command -v "${PYTHON:-python3}")
 case $name in
     address) # kernels under both compile much longer
-        flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined" kernels=-fsanitize=address
+        # CPython's own flags have signed integers wrap around, which would not be looked at then
+        recover="-fno-sanitize-recover=all -fno-wrapv"
+        flags="-fsanitize=address,undefined,float-cast-overflow $recover" kernels="${KERNELS:--fsanitize=address} $recover"
         preload="libasan.so libubsan.so" ;;
     thread) flags=-fsanitize=thread kernels=-fsanitize=thread preload=libtsan.so ;;
-    *) sed -n '2,8s/^# //p' "$0" && exit 2 ;;
+    *) sed -n '2,9s/^# //p' "$0" && exit 2 ;;
 esac
 shift
 copy=build/sanitize/$name
