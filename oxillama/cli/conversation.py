@@ -25,6 +25,7 @@ from oxillama.cli.run import (
     add_prompt,
     add_template,
     prompt_of,
+    quoted_token,
     reply,
     system_of,
     use_template,
@@ -201,6 +202,8 @@ class Conversation:
             self._reply(said)
         except KeyboardInterrupt:
             print()
+            if said and self.last is not None:
+                self._show_logprobs(self.last)
             if "".join(said).strip():
                 self.messages.append({"role": "assistant", "content": "".join(said)})
                 note("[stopped; what was said stays]")
@@ -228,6 +231,7 @@ class Conversation:
         self.messages.append(done.message())
         self.calls = list(done.tool_calls)
         self._count(done)
+        self._show_logprobs(done)
         limit = options.get("max_tokens")
         if done.finish_reason == "length" and done.usage.completion_tokens != limit:
             self._once("[the reply ended with the context; --context-shift would go on]")
@@ -241,6 +245,19 @@ class Conversation:
         self.tokens += done.usage.completion_tokens
         if done.usage.context_shifts:
             self._once("[the context was full: the older half of it was forgotten]")
+
+    def _show_logprobs(self, done: oxillama.Completion) -> None:
+        """A line for each token of a reply, where they were asked for: the logarithm of its
+        probability before any sampler stage, then the likeliest tokens with theirs.
+        """
+        bridge = self.engine.tokenizer
+        for each in done.logprobs:
+            likeliest = ", ".join(
+                f"{quoted_token(bridge, token)} {value:.3f}"
+                for token, value in zip(each.raw_ids, each.raw_values)
+            )
+            line = f"  {quoted_token(bridge, each.token)} {each.raw:.3f}"
+            note(f"{line}  ({likeliest})" if likeliest else line)
 
     def _window(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The messages that fit the context together with a reply: the system message and the last
@@ -378,7 +395,7 @@ class Commands:
         if not isinstance(options, dict):
             raise ValueError(f"options: found {type(options).__name__}, wanted an object")
         options = _from_json(options)
-        oxillama.Options.of(options)
+        _check_options(options)
         self.conversation.messages, self.conversation.calls = messages, []
         self.conversation.options.update(options)
         note(f"[messages: {len(messages)}]")
@@ -403,11 +420,7 @@ class Commands:
         changed = {key: value for key, value in options.items() if key != name}
         if text.strip():
             changed = _from_json({**changed, name: _value(text.strip())})
-        oxillama.Options.of(changed)
-        if name in ("n", "best_of") and changed.get(name, 1) != 1:
-            raise ValueError(
-                f"{name}: found {changed[name]}, wanted 1: a conversation has one reply at a time"
-            )
+        _check_options(changed)
         self.conversation.options = changed
         note(f"[{name} = {json.dumps(changed[name])}]" if name in changed else f"[{name}: default]")
 
@@ -463,6 +476,21 @@ def _from_json(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(bias, dict):
         found["logit_bias"] = {int(token): value for token, value in bias.items()}
     return found
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raise for options of a reply that are wrong, or that no conversation can honour."""
+    oxillama.Options.of(options)
+    for name in ("n", "best_of"):
+        if options.get(name) not in (None, 1):
+            raise ValueError(
+                f"{name}: found {options[name]}, wanted 1: a conversation has one reply at a time"
+            )
+    if options.get("prompt_logprobs") is not None:
+        raise ValueError(
+            f"prompt_logprobs: found {options['prompt_logprobs']}, wanted nothing: a conversation "
+            "shows the tokens of its replies alone; logprobs is for those"
+        )
 
 
 def _chat(arguments: argparse.Namespace) -> int:

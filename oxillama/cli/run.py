@@ -292,11 +292,17 @@ def _tokenize(arguments: argparse.Namespace) -> int:
         print(json.dumps(ids))
     else:
         for token in ids:
-            # a control token adds nothing to a text, and is shown by its name
-            text = (
-                bridge.token_text(token)
-                if bridge.is_special(token)
-                else bridge.token_bytes(token).decode("utf-8", "backslashreplace")
-            )
-            print(f"{token:>8}  {text!r}")
+            print(f"{token:>8}  {quoted_token(bridge, token)}")
     return 0
+
+
+def quoted_token(bridge: oxillama.TokenizerBridge, token: int) -> str:
+    """A token's text between quotes. A control token adds nothing to a text, and is shown by its
+    name.
+    """
+    text = (
+        bridge.token_text(token)
+        if bridge.is_special(token)
+        else bridge.token_bytes(token).decode("utf-8", "backslashreplace")
+    )
+    return repr(text)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import islice
 
 import pytest
 
@@ -234,6 +235,49 @@ def test_set_checks_what_it_changes(talk):
     assert "did you mean /help?" in err and "nowhere.json" in lines[-1]
     names = ("save", "load", "system", "regen", "undo", "stats", "clear", "exit")
     assert all(f"  /{name} " in err for name in names)
+
+
+def test_log_probabilities_are_shown_token_by_token(talk):
+    out, err, _ = talk("/set logprobs 2", "Hello!", "/set logprobs 0", "/regen", "/set logprobs")
+    with oxillama.load() as engine:
+        done = engine.chat(
+            [{"role": "user", "content": "Hello!"}], logprobs=2, max_tokens=24, temperature=0
+        )
+        text = [engine.tokenizer.token_bytes(each.token).decode() for each in done.logprobs]
+    lines = [line for line in err.splitlines() if line.startswith("  ")]
+    count = len(done.logprobs)
+    assert count > 1 and len(lines) == 2 * count
+    for at, each in enumerate(done.logprobs):
+        head = f"  {text[at]!r} {each.raw:.3f}"
+        assert lines[at].startswith(f"{head}  (") and lines[count + at] == head
+        assert all(f" {value:.3f}" in lines[at] for value in each.raw_values)
+    assert out.splitlines() == [done.text, done.text]
+
+
+def test_log_probabilities_of_a_reply_that_is_stopped_are_shown(talk, monkeypatch):
+    def stopped(stream, *, said):
+        said += [event.text for event in islice(stream, 2)]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversation, "reply", stopped)
+    _, err, _ = talk("/set logprobs 1", "Hello!")
+    assert re.search(r"^  'Hello' -0\.\d{3}  \('Hello' -0\.\d{3}\)$", err, re.MULTILINE)
+
+
+def test_options_that_no_conversation_honours_are_refused(talk, tmp_path):
+    path = tmp_path / "talk.json"
+    for name, value, words in (
+        ("n", 2, "a conversation has one reply at a time"),
+        ("best_of", 3, "a conversation has one reply at a time"),
+        ("prompt_logprobs", 1, "a conversation shows the tokens of its replies alone"),
+    ):
+        path.write_text(json.dumps({"messages": [], "options": {name: value}}))
+        _, err, _ = talk(f"/set {name} {value}", f"/load {path}", "/set")
+        lines = err.splitlines()
+        assert len(lines) == 5 and f"  {name} = {value}" not in lines
+        for line, command in zip(lines, ("set", "load")):
+            assert line.startswith(f"[/{command}: {name}: found {value}, wanted ")
+            assert words in line
 
 
 @pytest.mark.parametrize(
