@@ -52,6 +52,7 @@ from oxillama.errors import (
     EngineError,
     QueueFull,
     TokenizerError,
+    not_pickled,
 )
 from oxillama.loaded import Loaded, Prompt, PromptList, SinglePrompt
 from oxillama.lora.fit import Lora
@@ -1161,12 +1162,11 @@ class InferenceEngine:
         cells = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in rows.items())
         return f"{line}<table>{cells}</table>"
 
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "engine: holds a model, threads and pages of this process and cannot be pickled; "
-            "load it in each process (packed weights are shared), and pickle `engine_config` or "
-            "`snapshot()`"
-        )
+    __reduce__ = not_pickled(
+        "engine: holds a model, threads and pages of this process",
+        "load it in each process (packed weights are shared), and pickle `engine_config` or "
+        "`snapshot()`",
+    )
 
     def __enter__(self) -> InferenceEngine:
         return self

@@ -13,7 +13,7 @@ from typing import Any
 
 from oxillama.completion import Completion, Piece
 from oxillama.engine.generation import SharedVocabulary
-from oxillama.errors import ConfigError, TemplateError
+from oxillama.errors import ConfigError, TemplateError, not_pickled
 from oxillama.media.messages import MediaPart, split_media
 from oxillama.media_prompts import MediaPrompts, Places, no_encoder
 from oxillama.options import Options, response_constraint
@@ -103,6 +103,11 @@ class Chat:
     """A chat template with its vocabulary. Plans for tools and constraints are cached."""
 
     __slots__ = ("_writer", "media", "vocabulary")
+
+    __reduce__ = not_pickled(
+        "chat: belongs to the engine of this process",
+        "pickle the messages, and the template as text",
+    )
 
     def __init__(
         self,

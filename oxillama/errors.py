@@ -11,9 +11,9 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
@@ -61,6 +61,18 @@ def not_compiled(error: ModuleNotFoundError) -> ImportError | None:
         name=error.name,
         path=__file__,
     )
+
+
+def not_pickled(what: str, instead: str) -> Callable[[object], NoReturn]:
+    """The `__reduce__` of a class whose objects hold memory, threads or files of this process, and
+    which two copies would both give back: pickling and copying are a TypeError that says why
+    (what), and what does the same (instead).
+    """
+
+    def __reduce__(self: object) -> NoReturn:
+        raise TypeError(f"{what} and cannot be pickled or copied; {instead}")
+
+    return __reduce__
 
 
 class OxillamaError(Exception):

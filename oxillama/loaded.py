@@ -21,7 +21,7 @@ from oxillama.engine.generation import SharedVocabulary
 from oxillama.engine.request import Request
 from oxillama.engine.session import DefaultSession, Session
 from oxillama.engine.siblings import Siblings
-from oxillama.errors import EngineError
+from oxillama.errors import EngineError, not_pickled
 from oxillama.lora.stack import LoraStack
 from oxillama.media.features import Kind
 from oxillama.media.messages import MediaPart
@@ -56,6 +56,11 @@ class Loaded:
         "_most",
         "_template",
         "vocabulary",
+    )
+
+    __reduce__ = not_pickled(
+        "loaded: is the model of an engine of this process",
+        "load it in each process (packed weights are shared), and pickle `engine_config`",
     )
 
     def __init__(self) -> None:

@@ -46,6 +46,10 @@ cdef class Xorshift64:
         """The 64 bits that `from_raw_state` continues from."""
         return self.state
 
+    def __reduce__(self):
+        """Pickles and copies continue where this stream is."""
+        return Xorshift64.from_raw_state, (self.state,)
+
     def next_u64(self):
         """The next 64 bits."""
         return oxs_next(&self.state)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from oxillama.completion import Completion, Piece, Timings, Usage
 from oxillama.engine.speculation import RequestCandidates
 from oxillama.engine.stream import HEARD, Stream, awaited, pieces_of
-from oxillama.errors import Cancelled, ConfigError, EngineError
+from oxillama.errors import Cancelled, ConfigError, EngineError, not_pickled
 from oxillama.sampling import Logprobs
 from oxillama.sampling.diffusion import Denoiser
 
@@ -341,11 +341,9 @@ class Request:
             f'<div style="white-space: pre-wrap">{escape(text)}</div>'
         )
 
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "request: belongs to the engine of this process and cannot be pickled; pickle its "
-            "result()"
-        )
+    __reduce__ = not_pickled(
+        "request: belongs to the engine of this process", "pickle its result()"
+    )
 
     def _outcome(self) -> Any:
         if self.error is not None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from oxillama.arguments import checked_ids
 from oxillama.engine.memory.pages import KvCache, PagedKvCache
-from oxillama.errors import ContextError, EngineError
+from oxillama.errors import ContextError, EngineError, not_pickled
 from oxillama.media.placement import (
     PlacedMedia,
     check_boundary,
@@ -185,11 +185,10 @@ class Session:
             f'<code>{escape(repr(self))}</code> <progress value="{done}" max="{most}"></progress>'
         )
 
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "session: belongs to the engine of this process and cannot be pickled; `snapshot()` "
-            "gives bytes that `engine.restore` takes"
-        )
+    __reduce__ = not_pickled(
+        "session: belongs to the engine of this process",
+        "`fork()` makes another, `snapshot()` gives bytes that `engine.restore` takes",
+    )
 
     def __getattr__(self, name: str) -> Any:
         # after `rest`: pages again, as none are held

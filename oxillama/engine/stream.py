@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
 from oxillama.completion import Completion, Piece
+from oxillama.errors import not_pickled
 
 # seconds that a thread waits at a time: on Windows no wait is interrupted by Ctrl-C
 HEARD = 0.1 if os.name == "nt" else None
@@ -224,11 +225,10 @@ class Stream(Generic[Item]):
                 done, piece = request.result(), request.last_piece()
                 self._ready.extend((piece,) if reader is None else reader.finish(piece, done))
 
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "stream: belongs to the engine of this process and cannot be pickled or copied; "
-            "iterate over its `request` for another reader"
-        )
+    __reduce__ = not_pickled(
+        "stream: belongs to the engine of this process",
+        "iterate over its `request` for another reader",
+    )
 
     def __repr__(self) -> str:
         return f"<Stream of {self.request!r}>"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.filemap import FileMap
-from oxillama.errors import GgufError
+from oxillama.errors import GgufError, not_pickled
 from oxillama.gguf.layout import (
     DEFAULT_ALIGNMENT,
     HEADER_BYTES,
@@ -381,6 +381,11 @@ class GgufReader:
         "size",
         "tensors",
         "version",
+    )
+
+    __reduce__ = not_pickled(
+        "reader: maps a file into this process",
+        "open the file in each process",
     )
 
     def __init__(self, source: Any):

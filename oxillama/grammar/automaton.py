@@ -18,7 +18,7 @@ import numpy as np
 from oxillama._core.cursor import Cursor, prepare
 from oxillama._core.pushdown import Machine
 from oxillama.arguments import named_fields
-from oxillama.errors import GrammarError
+from oxillama.errors import GrammarError, not_pickled
 from oxillama.grammar import gbnf
 from oxillama.grammar.collector import paused_collector
 from oxillama.grammar.left_recursion import without_left_recursion
@@ -392,6 +392,11 @@ class GrammarState:
     """
 
     __slots__ = ("grammar", "masker", "_cursor", "_history", "_steps")
+
+    __reduce__ = not_pickled(
+        "state: refers to tables in memory of this process",
+        "`fork()` makes another, `serialise()` gives bytes that `restore` takes",
+    )
 
     def __init__(self, grammar: Grammar, *, masker: Any = None) -> None:
         self.grammar: Grammar = masker.resolve(grammar) if masker is not None else grammar

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from oxillama._core.trie import TokenTrie, apply_bits
-from oxillama.errors import GrammarError
+from oxillama.errors import GrammarError, not_pickled
 from oxillama.grammar.automaton import Grammar, GrammarState
 
 # what can end two JSON scalars, as three quotes can: a number and one more sign
@@ -62,6 +62,11 @@ class TokenMasker:
     - `names`: texts of tokens that grammars may name as `<text>`.
     - `cache_bytes`: the most memory of memoised masks.
     """
+
+    __reduce__ = not_pickled(
+        "masker: holds tables in memory of this process",
+        "make one of `vocab_bytes` in each process",
+    )
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 
 from oxillama._core.adapters import Adapter
 from oxillama._core.tape import Program
-from oxillama.errors import LoraError
+from oxillama.errors import LoraError, not_pickled
 from oxillama.gguf import GgufReader
 from oxillama.lora.file import EMBEDDING, LoraFile, Pair
 from oxillama.model.load import Model
@@ -29,6 +29,11 @@ class Lora:
     tensors: tuple[str, ...]
     factors: Adapter = field(repr=False)
     source: Adapter | None = field(default=None, repr=False)
+
+    __reduce__ = not_pickled(
+        "lora: is packed for the model of this process",
+        "pickle its `path`, and load it there",
+    )
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.adapters import AdapterSet
-from oxillama.errors import ConfigError, EngineError, LoraError
+from oxillama.errors import ConfigError, EngineError, LoraError, not_pickled
 from oxillama.gguf import GgufReader
 from oxillama.lora.file import (
     CONFIG,
@@ -97,6 +97,11 @@ class LoraStack:
     A loaded adapter has a name, which `lora=` of a request and `push_lora` accept. A path instead
     of a name is loaded under its file's name.
     """
+
+    __reduce__ = not_pickled(
+        "loras: belong to the model of this process",
+        "iterate over it for the adapters and scales, pickle the `path` of each, and load it there",
+    )
 
     def __init__(self, model: Model) -> None:
         self._open: Model | None = model

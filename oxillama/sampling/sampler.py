@@ -19,7 +19,7 @@ import numpy as np
 
 from oxillama._core.sampler import SamplerCore, logprobs
 from oxillama._core.xorshift import Xorshift64
-from oxillama.errors import ConfigError, SamplingError
+from oxillama.errors import ConfigError, SamplingError, not_pickled
 from oxillama.sampling.chain import breaker_ids, compile_stages, stages_of, token_lists
 from oxillama.sampling.config import SamplerConfig, token_ids
 from oxillama.sampling.distribution import Distribution, distribution, settled
@@ -84,6 +84,11 @@ class Sampler:
         "_digest",
         "_ready",
         "_tokens",
+    )
+
+    __reduce__ = not_pickled(
+        "sampler: holds memory of this process",
+        "`fork()` makes another, `state()` gives bytes that `restore` takes",
     )
 
     def __init__(

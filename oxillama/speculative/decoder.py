@@ -13,6 +13,7 @@ from oxillama.completion import Completion, Piece, SpecStats
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.request import Request, finished
 from oxillama.engine.stream import Stream
+from oxillama.errors import not_pickled
 from oxillama.speculative.config import AsyncSpecConfig, SpeculativeConfig
 from oxillama.speculative.engine import SpeculativeEngine
 
@@ -23,6 +24,11 @@ class CancellationToken:
     """
 
     __slots__ = ("_cancelled", "_lock", "_requests")
+
+    __reduce__ = not_pickled(
+        "token: cancels requests of this process",
+        "make one for each of the others",
+    )
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -19,6 +19,7 @@ from typing import Any
 from oxillama._core.lookup import IndexedText, StepCosts, TextIndex, Watcher
 from oxillama.arguments import whole
 from oxillama.completion import SpecStats
+from oxillama.errors import not_pickled
 from oxillama.speculative.costs import CostLedger
 from oxillama.speculative.request import CandidateCounts, most_candidates, runnable
 from oxillama.speculative.types import MAX_CANDIDATES, Candidates, Draft, DraftRequest
@@ -33,6 +34,11 @@ class LookupDrafter:
     """Candidates by prompt lookup; with `neighbours=False` sessions do not use each other's
     tokens.
     """
+
+    __reduce__ = not_pickled(
+        "drafter: holds texts in memory of this process",
+        "make one in each process",
+    )
 
     def __init__(self, *, most: int = MAX_CANDIDATES, neighbours: bool = True) -> None:
         self.most = whole("most", most, 1)

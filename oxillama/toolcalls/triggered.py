@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.errors import ConfigError, GrammarError
+from oxillama.errors import ConfigError, GrammarError, not_pickled
 from oxillama.grammar import Grammar, GrammarLimits, GrammarState, TokenMasker
 from oxillama.grammar.automaton import read_saved
 from oxillama.tokenizer import TokenizerBridge
@@ -226,6 +226,11 @@ class TriggeredState:
     """
 
     __slots__ = ("call", "fresh", "grammar", "masker", "region", "tail")
+
+    __reduce__ = not_pickled(
+        "state: refers to tables in memory of this process",
+        "`fork()` makes another, `serialise()` gives bytes that `restore_state` takes",
+    )
 
     def __init__(self, grammar: TriggeredGrammar, masker: TokenMasker | None = None) -> None:
         self.grammar, self.masker = grammar, masker

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from oxillama._core.pager import Pager
 from oxillama._core.panels import PackedMatrix, PanelMemory, packed_bytes
 from oxillama.durable import open_without_waiting
-from oxillama.errors import ConfigError, ModelError
+from oxillama.errors import ConfigError, ModelError, not_pickled
 from oxillama.gguf.source import Shard
 from oxillama.weights.identity import unchanged
 from oxillama.weights.offload import Budget, PinnedHotSet
@@ -253,6 +253,11 @@ class LayerPager:
 
     shards: the model's files. units: in the order of the tape. table_bytes: of the embedding.
     """
+
+    __reduce__ = not_pickled(
+        "pager: holds weights in memory and files of this process",
+        "load the model in each process",
+    )
 
     def __init__(
         self,

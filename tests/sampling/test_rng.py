@@ -2,6 +2,9 @@
 from its raw state.
 """
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -29,6 +32,14 @@ def test_stream_equals_integer_arithmetic(seed):
         else:
             value = ours.next_f32()
             assert value == theirs.f32() == np.float32(value) and 0 <= value < 1
+
+
+def test_a_stream_that_is_pickled_or_copied_continues_where_it_was():
+    rng = Xorshift64(42)
+    rng.next_u64()
+    twins = [copy.copy(rng), copy.deepcopy(rng), pickle.loads(pickle.dumps(rng))]
+    wanted = [rng.next_u64() for _ in range(3)]
+    assert all([twin.next_u64() for _ in range(3)] == wanted for twin in twins)
 
 
 def test_a_seed_becomes_a_state_by_splitmix64():

@@ -38,7 +38,14 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from oxillama.errors import Exhausted, InvalidSlot, NotSupported, PoolError, PositionBeyondEnd
+from oxillama.errors import (
+    Exhausted,
+    InvalidSlot,
+    NotSupported,
+    PoolError,
+    PositionBeyondEnd,
+    not_pickled,
+)
 
 # tokens kept behind the window: rejected candidates and short edits go back without evaluation
 SLACK = 64
@@ -98,6 +105,11 @@ class KvCachePool:
         "page_size",
         "slack",
         "window",
+    )
+
+    __reduce__ = not_pickled(
+        "pool: holds pages in memory of this process",
+        "make one in each process",
     )
 
     def __init__(
@@ -312,6 +324,11 @@ class PagedKvCache:
     # what sequences of recurrent models have besides (states.SequenceState)
     slot: int | None = None
     stateful: ClassVar[bool] = False
+
+    __reduce__ = not_pickled(
+        "cache: owns pages in memory of this process",
+        "`fork()` makes another that shares them, KvCache.of(...) copies them",
+    )
 
     def __init__(self, pool: KvCachePool) -> None:
         self.pool = pool

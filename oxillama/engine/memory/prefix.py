@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oxillama.engine.memory.pages import KvCachePool
-from oxillama.errors import ConfigError
+from oxillama.errors import ConfigError, not_pickled
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,11 @@ class PrefixKvCache:
     With `stateful=True`, a prefix can be used only up to a position with a checkpoint of recurrent
     state that is still `alive`.
     """
+
+    __reduce__ = not_pickled(
+        "prefix cache: owns pages in memory of this process",
+        "make one in each process",
+    )
 
     def __init__(
         self,

@@ -32,7 +32,14 @@ from typing import Protocol
 from weakref import ref
 
 from oxillama.engine.memory.pages import SLACK, KvCachePool, PagedKvCache
-from oxillama.errors import Exhausted, InvalidSlot, NotSupported, PoolError, PositionBeyondEnd
+from oxillama.errors import (
+    Exhausted,
+    InvalidSlot,
+    NotSupported,
+    PoolError,
+    PositionBeyondEnd,
+    not_pickled,
+)
 
 MAX_SLOTS = 1 << 16
 
@@ -119,6 +126,11 @@ class SsmStatePool:
         "slots",
         "spares",
         "spares_used",
+    )
+
+    __reduce__ = not_pickled(
+        "pool: holds states in memory of this process",
+        "make one in each process; `save()` gives a state as bytes",
     )
 
     def __init__(
