@@ -9,15 +9,17 @@ On macOS F_FULLFSYNC stands for fsync, which does not empty the disk's own cache
 Symbolic links of a path are followed and stay; `target_of` returns the file they lead to.
 
 A writer holds a lock (flock) on its temporary file. A killed process leaves the file without a
-lock, and the next writer in that folder removes it.
+lock, and the next writer in that folder removes it. A temporary folder (`Scratch`), for files that
+become no target, is locked by a file in it.
 
 Invariants (tests cite them by number):
 
 1. Until the rename the target is unchanged; after it, the target has all new bytes, which were on
-the disk before. 2. A failure that the process survives leaves no temporary file. If the process is
-killed, it leaves one that nothing reads and that the next writer in the folder removes. 3. Only
-regular files are replaced: a folder, a device, a pipe or a socket is refused. 4. A temporary file
-that is being written is removed by no other writer, thread, process or machine.
+the disk before. 2. A failure that the process survives leaves no temporary file or folder. If the
+process is killed, it leaves one that nothing reads and that the next writer in the folder removes.
+3. Only regular files are replaced: a folder, a device, a pipe or a socket is refused. 4. A
+temporary file that is being written, or a folder in use, is removed by no other writer, thread,
+process or machine.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ _NAME_BYTES = 100
 # bytes as they are, for no program that is started
 _OPEN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
 _TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp", re.DOTALL)
+_LOCK = "lock"  # the file of a temporary folder that its owner has locked
 # file systems that know no locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
@@ -98,14 +101,11 @@ class Replacement:
         self._target = target_of(path)
         folder, name = os.path.split(self._target)
         remove_abandoned(folder)
-        name = os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
         self.fd = -1
         while self.fd < 0:
             # not tempfile: its files are private to the user, this one becomes the result and
             # follows the umask
-            self._temporary = os.path.join(
-                folder, f".{name}.{os.getpid()}-{secrets.token_hex(6)}.tmp"
-            )
+            self._temporary = _temporary(folder, name)
             self.fd = os.open(
                 self._temporary,
                 os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN,
@@ -144,26 +144,119 @@ class Replacement:
             os.close(fd)
 
 
+class Scratch:
+    """A new folder beside a path, for files on the way to the one there, without folders among
+    them: `path` until `drop`, or the end of a `with` block, removes it with all of them. OSError,
+    with the name of the path given, where none can be made.
+    """
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        folder, name = os.path.split(os.path.realpath(path))
+        remove_abandoned(folder)
+        self._fd = -1
+        while self._fd < 0:
+            self.path = _temporary(folder, name)
+            try:
+                os.mkdir(self.path, 0o700)
+            except OSError as error:
+                error.filename = os.fspath(path)
+                raise
+            try:
+                self._fd = os.open(
+                    os.path.join(self.path, _LOCK),
+                    os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN,
+                    0o600,
+                )
+            except FileNotFoundError:  # another writer has taken it for abandoned
+                continue
+            if not _lock(self._fd):
+                self._close()
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Remove the folder."""
+        if self._fd >= 0:
+            if fcntl is None:  # Windows removes no file that is open
+                self._close()
+            with contextlib.suppress(OSError):
+                _remove_folder(self.path)
+            self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _temporary(folder: str, name: str) -> str:
+    """A new name in the folder for what becomes, or serves, the file of a name there."""
+    name = os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
+    return os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
+
+
 def remove_abandoned(folder: str) -> None:
-    """Remove the temporary files of killed writers, on which no lock is held. Files that cannot
-    be removed stay.
+    """Remove the temporary files and folders of killed writers, on which no lock is held. What
+    cannot be removed stays.
     """
     with contextlib.suppress(OSError), os.scandir(folder) as inside:
         names = [entry.name for entry in inside if _TEMPORARY.fullmatch(entry.name)]
         for name in names:
             path = os.path.join(folder, name)
             with contextlib.suppress(OSError):
-                if fcntl is None:
+                mode = os.lstat(path).st_mode
+                if stat.S_ISDIR(mode):
+                    _remove_abandoned_folder(path)
+                elif fcntl is None:
                     os.unlink(path)
-                    continue
-                if not stat.S_ISREG(os.lstat(path).st_mode):
-                    continue
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
-                finally:
-                    os.close(fd)
+                elif stat.S_ISREG(mode):
+                    with _locked(path):
+                        os.unlink(path)
+
+
+def _remove_abandoned_folder(path: str) -> None:
+    """Remove a temporary folder whose lock is free; OSError if it is held."""
+    lock = os.path.join(path, _LOCK)
+    try:
+        if fcntl is None:
+            os.unlink(lock)  # which Windows refuses while its owner is there
+            _remove_folder(path)
+            return
+        with _locked(lock):
+            _remove_folder(path)
+    except FileNotFoundError:
+        # killed before it had a lock, or after it was removed; one that is new is made again
+        os.rmdir(path)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a temporary folder and its files, the lock as the last one: while it is there, who
+    holds it owns the rest.
+    """
+    with os.scandir(path) as inside:
+        names = [entry.name for entry in inside if entry.name != _LOCK]
+    for name in names:
+        os.unlink(os.path.join(path, name))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(path, _LOCK))
+    os.rmdir(path)
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Hold the lock of a file that another writer may hold; OSError if one does."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _lock(fd: int) -> bool:

@@ -178,6 +178,8 @@ def test_only_abandoned_temporary_files_are_removed(target):
     for name in kept:
         (folder / name).write_bytes(b"kept")
     (folder / ".dir.1-0123456789ab.tmp").mkdir()
+    (folder / ".dir.1-0123456789ab.tmp" / "of a user").write_bytes(b"kept")
+    (folder / ".new.1-0123456789ab.tmp").mkdir()  # killed before it was locked
     os.mkfifo(folder / ".pipe.1-0123456789ab.tmp")
     (folder / ".link.1-0123456789ab.tmp").symlink_to(target)
     write_parts(target, NEW)
@@ -189,6 +191,72 @@ def test_only_abandoned_temporary_files_are_removed(target):
         ".pipe.1-0123456789ab.tmp",
         ".link.1-0123456789ab.tmp",
     }
+
+
+SCRATCH = """
+import sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from oxillama.durable import Scratch
+with Scratch({target!r}) as scratch:
+    Path(scratch.path, "half").write_bytes(b"half of it")
+    print(scratch.path, flush=True)
+    sys.stdin.readline()
+    assert Path(scratch.path, "half").read_bytes() == b"half of it"
+"""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_temporary_folder_lives_as_long_as_its_process(target, killed):
+    """Invariants 2 and 4: the next writer removes a folder whose process was killed, and no
+    other.
+    """
+    code = SCRATCH.format(here=str(Path(__file__).parents[1]), target=str(target))
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    path = Path(other.stdout.readline().rstrip())
+    with durable.Scratch(target) as own:
+        Path(own.path, "own").touch()
+        write_parts(target, NEW)
+        assert (path / "half").exists() and Path(own.path, "own").exists()
+    assert sorted(target.parent.iterdir()) == sorted((path, target))
+    if killed:
+        other.kill()
+    other.communicate("\n", timeout=60)
+    assert (other.returncode == 0) is not killed and path.exists() is killed
+    write_parts(target, NEW)
+    assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open"])
+def test_a_folder_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(
+    target, monkeypatch, call
+):
+    made = []
+
+    class Swept:
+        """The os module; another writer comes after the first folder, or its lock, is made."""
+
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+        def mkdir(self, path, *arguments):
+            os.mkdir(path, *arguments)
+            made.append(path)
+            if call == "mkdir" and len(made) == 1:
+                durable.remove_abandoned(str(target.parent))
+
+        def open(self, path, flags, *arguments):
+            fd = os.open(path, flags, *arguments)
+            if call == "open" and flags & os.O_CREAT and len(made) == 1:
+                durable.remove_abandoned(str(target.parent))
+            return fd
+
+    monkeypatch.setattr(durable, "os", Swept())
+    with durable.Scratch(target) as scratch:
+        assert made[1:] == [scratch.path] and os.listdir(scratch.path) == ["lock"]
+    assert os.listdir(target.parent) == [target.name]
 
 
 def test_a_file_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(target, monkeypatch):

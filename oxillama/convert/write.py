@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -58,9 +57,12 @@ from oxillama.convert.tensor_plan import (
 )
 from oxillama.convert.tokens import KeyValues
 from oxillama.convert.vocabulary import vocabulary_keys
+from oxillama.durable import Scratch
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufWriter
+from oxillama.gguf.writer import checked_target, unwritable
 from oxillama.quant import quantize_file
+from oxillama.quant.recipes import recipe_name
 
 # tensors of encoders of images and sound, which go into files of their own
 _OTHER_PARTS = re.compile(
@@ -153,8 +155,15 @@ def convert_folder(
     wanted = type.upper()
     if wanted in (*FLOATS, "AUTO"):
         return _write(folder, Path(target), wanted, name, mtp, progress)
-    with TemporaryDirectory(dir=Path(target).resolve().parent, prefix=".convert-") as place:
-        whole = _write(folder, Path(place) / "whole.gguf", EXACT, name, mtp, progress)
+    # before hours of work, not after them
+    recipe_name(type)
+    checked_target(target)
+    try:
+        scratch = Scratch(target)
+    except OSError as error:
+        raise unwritable(target, error) from error
+    with scratch:
+        whole = _write(folder, Path(scratch.path) / "whole.gguf", EXACT, name, mtp, progress)
         report = quantize_file(whole.path, target, type, num_threads=num_threads, progress=progress)
     return replace(whole, path=Path(target), bytes=report.bytes_after)
 

@@ -71,7 +71,7 @@ class GgufWriter:
         alignment: int = DEFAULT_ALIGNMENT,
         part: bool = False,
     ):
-        self.path = _checked_path(path, part)
+        self.path = checked_target(path, part=part)
         self.alignment = checked_alignment(alignment)
         self._keys: dict[str, bytes] = {}
         self._infos: dict[str, TensorInfo] = {}
@@ -289,15 +289,16 @@ class GgufWriter:
 
     def _failed(self, error: OSError) -> GgufError:
         self.abort()
-        return _unwritable(self.path, error)
+        return unwritable(self.path, error)
 
 
-def _checked_path(path: str | os.PathLike[str], part: bool) -> Path:
+def checked_target(path: str | os.PathLike[str], *, part: bool = False) -> Path:
+    """The path as one where a file can be written; GgufError where not."""
     path = Path(path)
     try:
         target_of(path)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     names = shard_names(path.name) or ()
     if len(names) > 1 and not part:
         raise GgufError(
@@ -307,7 +308,8 @@ def _checked_path(path: str | os.PathLike[str], part: bool) -> Path:
     return path
 
 
-def _unwritable(path: Path, error: OSError) -> GgufError:
+def unwritable(path: str | os.PathLike[str], error: OSError) -> GgufError:
+    """What is said of a path where the system refuses a file."""
     return GgufError(f"{path}: cannot be written: {error.strerror or error}")
 
 

@@ -2,16 +2,21 @@
 
 import json
 import os
+import re
 import shutil
+import signal
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from oxillama.convert import ModelFolder, convert_folder
+from oxillama.convert import ModelFolder, convert_folder, write
 from oxillama.convert.family import FAMILIES, Hyper, Keys
 from oxillama.convert.safetensors import rounded
-from oxillama.errors import ConvertError
+from oxillama.errors import ConvertError, OxillamaError
 from oxillama.gguf import GgufReader
 from oxillama.model import load_model
 from oxillama.recommended import recommended_sampler
@@ -357,6 +362,44 @@ def test_a_tensor_of_another_size_than_the_configuration_says_is_refused(folder,
     tensors["model.layers.0.mlp.down_proj.weight"] = np.ones((32, 16), np.float32)
     save(folder / "model.safetensors", tensors)
     refused(folder, tmp_path, "blk.0.ffn_down.weight: file has (32, 16), llama needs (32, 32)")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system has no such signal")
+def test_a_killed_conversion_leaves_nothing_to_the_next_one(cases, tmp_path):
+    folder, target = str(cases / "hf" / "llama"), tmp_path / "made.gguf"
+    code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from oxillama.convert import convert_folder, write
+def killed(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+write.quantize_file = killed
+convert_folder({folder!r}, {str(target)!r}, "Q8_0")
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert "whole.gguf" in os.listdir(left)
+    convert_folder(folder, target, "Q8_0")
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("target", "type", "error"),
+    [
+        ("made.gguf", "Q9_K", "unknown recipe 'Q9_K'"),
+        (".", "Q8_0", "cannot be written: a folder, wanted a file"),
+        ("nowhere/made.gguf", "Q8_0", "nowhere/made.gguf: cannot be written: No such file"),
+        ("made-00001-of-00002.gguf", "Q8_0", "the name of one file of 2"),
+    ],
+)
+def test_where_nothing_can_be_written_nothing_is_computed(
+    cases, tmp_path, monkeypatch, target, type, error
+):
+    monkeypatch.setattr(write, "_write", None)
+    with pytest.raises(OxillamaError, match=re.escape(error)):
+        convert_folder(cases / "hf" / "llama", tmp_path / target, type)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_pickled_weights_are_never_opened(folder, tmp_path):
