@@ -155,6 +155,7 @@ def test_layers_that_cannot_see_ahead_are_not_asked_to(arch, why, tmp_path):
         ("rwkv7", "wkv.head_size", 3, "found 3, wanted a divisor of embedding_length 64"),
         ("kimi-k3", "kda.gate_lower_bound", 0.0, "found 0, wanted a number below 0"),
         ("bailingmoe3", "kda.gate_lower_bound", 0.0, "found 0, wanted a number below 0"),
+        ("bailingmoe3", "kda.safe_gate", False, "found False, wanted True: decays with the bound"),
         ("glm5-next", "kda.gate_lower_bound", 0.0, "found 0, wanted a number below 0"),
         ("qwen3moe", "expert_group_count", 3, "found 3, of which .* equal parts of 4 experts"),
         ("qwen3moe", "expert_group_count", 4, "found 4, .* chooses 1, .* 2 experts in those"),

@@ -3,6 +3,7 @@
 Delta Attention.
 """
 
+from oxillama.errors import ModelError
 from oxillama.model.arch.kimi_linear import bound_of_decay, delta_attention
 from oxillama.model.blocks import decoder, routing_of, sections_of, sparse_decoder, sparse_ffn
 from oxillama.model.builder import Builder, Layer, Value, architecture
@@ -31,10 +32,13 @@ def bailingmoe3(b: Builder) -> Value:
     """
     keys, none = b.keys, (0.0,) * b.n_layers
     routing = routing_of(b, gating="sigmoid")
-    # decays without a bound have another form, which no file of this kind says it has
-    keys.number("kda.gate_lower_bound")
-    lowest = bound_of_decay(b)
-    keys.flag("kda.safe_gate", default=True)
+    # decays without a bound have another form, which no published file of this kind has
+    lowest = bound_of_decay(b, needed=True)
+    if not keys.flag("kda.safe_gate", default=True):
+        raise ModelError(
+            f"{b.arch}.kda.safe_gate: found False, wanted True: decays with the bound of "
+            "kda.gate_lower_bound"
+        )
     limits = keys.numbers("swiglu_clamp_exp", count=b.n_layers, default=none)
     shared = keys.numbers("swiglu_clamp_shexp", count=b.n_layers, default=none)
     style = "neox" if _sections(b) else "norm"

@@ -5,6 +5,7 @@ decays key by key, then one of latent attention without rotation; experts as in 
 import numpy as np
 
 from oxillama.errors import ModelError
+from oxillama.gguf.keys import REQUIRED
 from oxillama.model.blocks import routing_of, sparse_ffn
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.latent import latent_attention
@@ -33,9 +34,12 @@ def unrotated(b: Builder, turned: int, width: int) -> tuple[Rope | None, float]:
     return None, width**-0.5
 
 
-def bound_of_decay(b: Builder) -> float:
-    """What the logarithm of a decay approaches; 0 where the file has no bound."""
-    found = b.keys.number("kda.gate_lower_bound", maximum=0.0, default=None)
+def bound_of_decay(b: Builder, *, needed: bool = False) -> float:
+    """What the logarithm of a decay approaches; 0 where the file has no bound, an error if one is
+    needed.
+    """
+    default = REQUIRED if needed else None
+    found = b.keys.number("kda.gate_lower_bound", maximum=0.0, default=default)
     if found == 0:
         raise ModelError(
             f"{b.arch}.kda.gate_lower_bound: found 0, wanted a number below 0: nothing would decay"
