@@ -28,6 +28,7 @@ from oxillama.server.errors import ApiError, bad, unsupported
 from oxillama.server.fields import (
     EXCEPTIONS,
     SESSION,
+    add_variables,
     constrain,
     options_of,
     template_kwargs,
@@ -450,24 +451,23 @@ def _budget(body: Mapping[str, Any]) -> int | None:
 
 def _variables(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     builder, given = model.chat(), template_kwargs(model, body)
-    thinking = body.get("thinking")
+    kind = (body.get("thinking") or {}).get("type", "adaptive")
     effort = (body.get("output_config") or {}).get("effort")
-    if effort is not None and builder.knows("reasoning_effort"):
-        given["reasoning_effort"] = effort
-    elif effort not in (None, "high"):  # high is what the API has by default
+    leveled = effort is not None and builder.knows("reasoning_effort")
+    if not leveled and effort not in (None, "high"):  # high is what the API has by default
         raise unsupported(
             "output_config.effort",
             f"found {effort!r}, and the model's chat template has no such setting, wanted 'high' "
             "or none",
         )
-    if thinking is None:
-        return given
-    kind = thinking["type"]
-    if builder.thinking:
-        if kind != "adaptive":
-            given[builder.thinking] = kind == "enabled"
-    elif kind != "adaptive" and (kind == "enabled") != builder.reasons:
-        raise unsupported("thinking.type", "the model's chat template has no such setting")
+    found: dict[str, Any] | None = {}
+    if kind != "adaptive":
+        found = builder.reasoning(effort if leveled and kind == "enabled" else kind == "enabled")
+        if found is None:
+            raise unsupported("thinking.type", "the model's chat template has no such setting")
+    add_variables(given, found, path="thinking.type")
+    if leveled and "reasoning_effort" not in found:
+        add_variables(given, {"reasoning_effort": effort}, path="output_config.effort")
     return given
 
 

@@ -65,7 +65,7 @@ VLLM_DEFAULTS = {
 SESSION = {"type": "string", "pattern": NAME_PATTERN}
 TEMPLATE = {
     "chat_template_kwargs": OBJECT,
-    "reasoning_effort": enum("none", "minimal", "low", "medium", "high", "xhigh"),
+    "reasoning_effort": enum("none", "minimal", "low", "medium", "high", "xhigh", "max"),
     "add_generation_prompt": BOOLEAN,
     "continue_final_message": BOOLEAN,
 }
@@ -204,15 +204,24 @@ def variables_of(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     builder, given = model.chat(), template_kwargs(model, body)
     effort = body.get("reasoning_effort")
     if effort is not None:
-        if builder.knows("reasoning_effort") and effort != "none":
-            given["reasoning_effort"] = effort
-        elif builder.thinking:
-            given[builder.thinking] = effort != "none"
-        elif effort != "none":
-            raise unsupported("reasoning_effort", "the model's chat template has no such setting")
-        elif builder.reasons:
+        found = builder.reasoning(effort)
+        if found is None:
             raise unsupported(
                 "reasoning_effort",
-                "found 'none', and the model's chat template cannot turn reasoning off",
+                "found 'none', and the model's chat template cannot turn reasoning off"
+                if effort == "none"
+                else "the model's chat template has no such setting",
             )
+        add_variables(given, found, path="reasoning_effort")
     return given
+
+
+def add_variables(given: dict[str, Any], found: Mapping[str, Any], *, path: str) -> None:
+    """Add the template's variables that the field at `path` stands for; refused where
+    `chat_template_kwargs` sets one of them to another value.
+    """
+    for name, value in found.items():
+        if given.setdefault(name, value) != value:
+            raise bad(
+                f"chat_template_kwargs.{name}", given[name], f"{value!r} or none, as of {path}"
+            )

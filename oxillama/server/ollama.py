@@ -145,7 +145,7 @@ _SHARED: dict[str, Any] = {
     "options": _OPTIONS,
     "stream": BOOLEAN,
     "keep_alive": _KEEP_ALIVE,
-    "think": one_of(BOOLEAN, enum("low", "medium", "high")),
+    "think": one_of(BOOLEAN, enum("low", "medium", "high", "max")),
     "logprobs": BOOLEAN,
     "top_logprobs": integer(0, 20),
     # messages are not left out, and contexts not shifted
@@ -266,15 +266,10 @@ def _variables(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     think = body.get("think")
     if think is None:
         return {}
-    builder = model.chat()
-    if isinstance(think, str):
-        if builder.knows("reasoning_effort"):
-            return {"reasoning_effort": think}
-    elif builder.thinking:
-        return {builder.thinking: think}
-    elif think == builder.reasons:
-        return {}  # it always does, or never
-    raise unsupported("think", "the model's chat template has no such setting")
+    found = model.chat().reasoning(think)
+    if found is None:
+        raise unsupported("think", "the model's chat template has no such setting")
+    return found
 
 
 def _with_images(text: str, given: Mapping[str, Any], where: str) -> Any:

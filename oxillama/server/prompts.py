@@ -7,6 +7,7 @@ the beginning of a reply.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from oxillama.toolcalls import ChatWriter
 from oxillama.toolcalls.formats import HARMONY, taught_format
 
 _SWITCHES = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+# a template that reads this value of the effort, as Mistral's does
+_NONE = re.compile(rf"""\{{%(?:(?!%\}}).)*\b{_EFFORT}\b(?:(?!%\}}).)*(['"])none\1""", re.DOTALL)
 _GIVEN = ("messages", "tools", "add_generation_prompt")
 _INSTRUCTIONS = ("system", "developer")  # roles
 
@@ -70,6 +74,19 @@ class PromptBuilder:
     def thinking(self) -> str | None:
         """The variable that turns reasoning on and off, None where the template reads none."""
         return next((name for name in _SWITCHES if self.knows(name)), None)
+
+    def reasoning(self, wanted: bool | str) -> dict[str, Any] | None:
+        """The variables that turn reasoning on, at a level if `wanted` is one, or off (False,
+        "none"); empty where that is so without any, None where the template cannot do it. Where it
+        has only a switch a level turns that on.
+        """
+        on = wanted not in (False, "none")
+        switch = {} if self.thinking is None else {self.thinking: on}
+        if on and isinstance(wanted, str) and self.knows(_EFFORT):
+            return {_EFFORT: wanted, **switch}
+        if not switch and _NONE.search(self.source) is not None:
+            return {_EFFORT: "high" if on else "none"}
+        return switch or ({} if on == self.reasons else None)
 
     @property
     def reasons(self) -> bool:

@@ -197,7 +197,7 @@ BODY: Schema = obj(
         "text": obj({"format": _FORMAT, "verbosity": VERBOSITY}),
         "reasoning": obj(
             {
-                "effort": enum("none", "minimal", "low", "medium", "high", "xhigh"),
+                "effort": enum("none", "minimal", "low", "medium", "high", "xhigh", "max"),
                 # the best summary that the model has, which is none: reasoning is given itself
                 "summary": enum("auto"),
             }

@@ -10,6 +10,7 @@ import pytest
 from oxillama.server.anthropic import _of_assistant
 from oxillama.server.budget import ReasoningBudget
 from oxillama.server.opaque import pack, unpack
+from oxillama.server.prompts import PromptBuilder
 from oxillama.server.responses import _messages
 from oxillama.toolcalls.reasoning import THINK
 from tests.server.conftest import asking
@@ -31,6 +32,17 @@ CHANNELS = (
     "{# to=functions.NAME #}{% set effort = reasoning_effort or 'medium' %}{{ bos_token }}"
     "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant<|channel|>{% endif %}"
+)
+# the effort has a value for none, as in Mistral's
+EFFORT = (
+    "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% set effort = reasoning_effort if reasoning_effort is defined else 'none' %}"
+    "{% if effort not in ['none', 'high'] %}{{ raise_exception('none or high') }}{% endif %}"
+    "<effort {{ effort }}>"
+)
+BOTH = (
+    "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    "<effort {{ reasoning_effort }}, {{ enable_thinking }}>"
 )
 HI = [{"role": "user", "content": "Tell me a story"}]
 CHAT = {"messages": HI, "max_tokens": 10, "seed": 3}
@@ -219,6 +231,77 @@ def test_reasoning_that_cannot_be_turned_off_is_told(template):
         assert error["param"] == "reasoning_effort"
         body = {"input": "Hi", "reasoning": {"effort": "none"}}
         assert server.refused("/v1/responses", body)["param"] == "reasoning.effort"
+
+
+REQUESTS = {
+    "/v1/chat/completions": lambda value: {**CHAT, "reasoning_effort": value},
+    "/v1/responses": lambda value: {"input": "Hi", "reasoning": {"effort": value}},
+    "/api/chat": lambda value: {
+        "model": "oxillama-embedded",
+        "messages": HI,
+        "stream": False,
+        "think": {"none": False}.get(value, value),
+    },
+    "/v1/messages": lambda value: {
+        **CHAT,
+        "thinking": {"type": "disabled" if value in (False, "none") else "enabled"},
+        **({"output_config": {"effort": value}} if value in ("low", "high") else {}),
+    },
+}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize(
+    "template, asked, wanted",
+    [
+        (TEMPLATE, "high", {"enable_thinking": True}),
+        (TEMPLATE, "none", {"enable_thinking": False}),
+        (ALWAYS, "high", {}),
+        (CHANNELS, "low", {"reasoning_effort": "low"}),
+        (EFFORT, "high", {"reasoning_effort": "high"}),
+        (EFFORT, "none", {"reasoning_effort": "none"}),
+        (BOTH, "low", {"reasoning_effort": "low", "enable_thinking": True}),
+        (BOTH, "none", {"enable_thinking": False}),
+    ],
+)
+def test_a_level_of_reasoning_means_the_same_in_every_api(
+    path, template, asked, wanted, monkeypatch
+):
+    seen = []
+    render = PromptBuilder.render
+
+    def rendered(self, messages, *, variables=None, **more):
+        seen.append(dict(variables or {}))
+        return render(self, messages, variables=variables, **more)
+
+    monkeypatch.setattr(PromptBuilder, "render", rendered)
+    with asking(chat_template=template) as server:
+        server.ok(path, REQUESTS[path](asked))
+    assert seen == [wanted]
+
+
+def test_a_switch_alone_takes_any_level(thinker):
+    chat = {"model": "oxillama-embedded", "messages": HI, "stream": False}
+    chat["options"] = {"num_predict": 9, "seed": 3}
+    for level in ("low", "medium", "max", True):
+        assert thinker.ok("/api/chat", {**chat, "think": level})["message"]["thinking"]
+    for level in ("minimal", "low", "max"):
+        made = thinker.ok("/v1/chat/completions", {**CHAT, "reasoning_effort": level})
+        assert made["choices"][0]["message"]["reasoning_content"]
+
+
+def test_variables_against_the_level_are_refused(thinker):
+    given = {"chat_template_kwargs": {"enable_thinking": False}}
+    for path, more in (
+        ("/v1/chat/completions", {"reasoning_effort": "low"}),
+        ("/v1/messages", {"thinking": {"type": "enabled"}}),
+    ):
+        error = thinker.refused(path, {**CHAT, **given, **more})
+        assert error["message"].startswith(
+            "chat_template_kwargs.enable_thinking: found False, wanted True or none, as of "
+        )
+    body = {**CHAT, **given, "reasoning_effort": "none"}
+    assert thinker.ok("/v1/chat/completions", body)["choices"][0]["message"]["content"]
 
 
 def test_reasoning_on_a_channel_is_reasoning():
