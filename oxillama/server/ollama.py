@@ -491,11 +491,16 @@ async def _chat(
             if out:
                 yield b"".join(out)
 
-    return await _streamed(call, lines())
+    return await _streamed(call, lines(), lambda: answer.part(shape()))
 
 
-async def _streamed(call: Call, lines: AsyncIterator[bytes]) -> Response:
-    stream = sse.EventStream(call, lines, failed=_failed, media_type=LINES, probe=b"")
+async def _streamed(
+    call: Call, lines: AsyncIterator[bytes], empty: Callable[[], bytes]
+) -> Response:
+    """empty: a line without text. Clients take it as Ollama's own of that kind, but fail at lines
+    that are blank.
+    """
+    stream = sse.EventStream(call, lines, failed=_failed, media_type=LINES, probe=empty)
     return await stream.begin()
 
 
@@ -664,7 +669,7 @@ async def _raw(
                     for _, piece in came
                 )
 
-    return await _streamed(call, lines())
+    return await _streamed(call, lines(), lambda: answer.part(_in_response()))
 
 
 # ---- vectors

@@ -1,6 +1,6 @@
 """Server-sent events. The head of a stream is sent with its first event, so that an error before it
 is a plain HTTP answer. A stream that is silent for long, as while a long prompt is evaluated, sends
-comments: proxies cut off what sends nothing.
+comments (`probe`): proxies cut off what sends nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from oxillama.server.calls import Call, ClientGone, dumps, on_one_line
 from oxillama.server.errors import ApiError, from_engine, shutting_down
 
 DONE = b"data: [DONE]\n\n"
-_COMMENT = b":\n\n"
 _LOOK = 0.02  # seconds between looks at a half-closed connection
 
 
 def data(value: Any) -> bytes:
     """An event without a name."""
     return b"data: " + dumps(value) + b"\n\n"
+
+
+def _comment() -> bytes:
+    return b":\n\n"
 
 
 def event(name: str, value: Any) -> bytes:
@@ -63,8 +66,8 @@ class TextFrames:
 
 class EventStream(Response):
     """The frames of an iterator as they arrive. `failed` makes the frames of an error during the
-    stream; frames that are ready together are written together. `probe` is a frame that clients
-    skip, b"" where there is none.
+    stream; frames that are ready together are written together. `probe` makes a frame that adds
+    nothing to what a client has read.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class EventStream(Response):
         *,
         failed: Callable[[ApiError], bytes],
         media_type: str = "text/event-stream",
-        probe: bytes = _COMMENT,
+        probe: Callable[[], bytes] = _comment,
     ) -> None:
         self.status_code = 200
         self._call, self._frames, self._failed, self._probe = call, frames, failed, probe
@@ -82,7 +85,7 @@ class EventStream(Response):
         self.media_type = media_type
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         # seconds of silence
-        self._interval = call.state.config.sse_ping_interval if probe else 0.0
+        self._interval = call.state.config.sse_ping_interval
         self._first: asyncio.Future[bytes]  # frame
         self._written = 0.0  # when something was
         self._ended = False
@@ -121,7 +124,7 @@ class EventStream(Response):
                 if left.result():
                     # half closed: if the client is gone for good, writing tells
                     await send(
-                        {"type": "http.response.body", "body": self._probe, "more_body": True}
+                        {"type": "http.response.body", "body": self._probe(), "more_body": True}
                     )
                     left = asyncio.ensure_future(self._reset(scope))
                     continue
@@ -146,7 +149,7 @@ class EventStream(Response):
         return False
 
     async def _ping(self, send: Send) -> None:
-        """Write a comment whenever nothing else was written for the interval."""
+        """Write a probe whenever nothing else was written for the interval."""
         now = asyncio.get_running_loop().time
         while self._interval:
             left = self._written + self._interval - now()
@@ -156,13 +159,13 @@ class EventStream(Response):
                 return
             else:
                 self._written = now()
-                await send({"type": "http.response.body", "body": self._probe, "more_body": True})
+                await send({"type": "http.response.body", "body": self._probe(), "more_body": True})
 
     async def _write(self, scope: Scope, send: Send) -> None:
         now = asyncio.get_running_loop().time
         async with aclosing(self._frames) as frames:  # type: ignore[type-var]
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            first = b"" if self._first.done() else self._probe
+            first = b"" if self._first.done() else self._probe()
             await send({"type": "http.response.body", "body": first, "more_body": True})
             self._written = now()
             # of our own server: past what every message of ASGI goes through

@@ -539,6 +539,47 @@ def test_a_stream_that_waits_sends_comments():
         made.stop()
 
 
+@pytest.mark.parametrize(
+    "path, more, empty",
+    [
+        ("/api/generate", {"prompt": "Once"}, {"response": ""}),
+        ("/api/generate", {"prompt": "Once", "raw": True}, {"response": ""}),
+        (
+            "/api/chat",
+            {"messages": [{"role": "user", "content": "Once"}]},
+            {"message": {"role": "assistant", "content": ""}},
+        ),
+    ],
+)
+def test_lines_of_json_that_wait_send_empty_ones(path, more, empty):
+    engine = {"scheduler": oxillama.SchedulerConfig(max_sequences=1)}
+    made = Listening(sse_ping_interval=0.05, idle_timeout=0.2, engine=engine)
+    ask = {"model": "oxillama-embedded", "options": {"num_predict": 8, "seed": 3}, **more}
+    try:
+        alone = json.loads(
+            answer(made, request("POST", path, {**ask, "stream": False})).split(b"\r\n\r\n")[1]
+        )
+        with dial(made) as other, dial(made) as waiting:
+            long = {"prompt": "Once", "n_predict": 900, "ignore_eos": True, "stream": True}
+            other.sendall(request("POST", "/completion", long))
+            assert status(other.recv(65536)) == 200
+            waiting.sendall(request("POST", path, ask))
+            found = b""
+            while found.count(b'"done":false') < 2:
+                found += waiting.recv(65536)
+            other.close()
+            found += rest(waiting)
+        lines = [json.loads(line) for line in re.findall(rb"\{.*\}", found)]
+        for line in lines[:2]:
+            assert {name: line[name] for name in empty} == empty
+            assert set(line) == {"model", "created_at", "done", *empty}
+        texts = [line.get("response", line.get("message", {}).get("content")) for line in lines]
+        whole = alone.get("response", alone.get("message", {}).get("content"))
+        assert "".join(texts) == whole and whole
+    finally:
+        made.stop()
+
+
 def test_what_the_end_of_the_server_cuts_is_told():
     from tests.server.conftest import Listening
 
