@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from oxillama._core.bpe import merge_pieces
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.tokens import (
     BYTE,
@@ -110,35 +111,27 @@ def qwen_keys(folder: ModelFolder, size: int) -> tuple[KeyValues, dict[str, int]
 
 def merges_of(path: Path, ordered: Sequence[bytes]) -> list[str]:
     """The merges of tokens by rank: of each what the last step of its own merging, by lower ranks
-    alone, joins. ConvertError, naming the file, for a token that nothing is joined to.
+    alone, joins. ConvertError, naming the file, for a token that nothing is joined to, or that is
+    there twice.
     """
-    ranks = {token: rank for rank, token in enumerate(ordered)}
+    ranks: dict[str, int] = {}  # of the tokens so far
     merges = []
     for rank, token in enumerate(ordered):
-        if len(token) > 1:
-            parts = _merged(ranks, token, rank)
+        text = spelled(token)
+        if text in ranks:
+            raise ConvertError(f"{path}: {token!r} has the ranks {ranks[text]} and {rank}")
+        if len(text) > 1:
+            parts = merge_pieces(text, ranks, "")
             if len(parts) != 2:
                 raise ConvertError(f"{path}: {token!r} is not made of two tokens before it")
-            merges.append(" ".join(map(spelled, parts)))
+            merges.append(" ".join(parts))
+        ranks[text] = rank
     return merges
 
 
 def spelled(token: bytes) -> str:
     """Bytes as byte-level vocabularies write them."""
     return "".join(BYTE_TO_CHAR[byte] for byte in token)
-
-
-def _merged(ranks: dict[bytes, int], token: bytes, below: int) -> list[bytes]:
-    """The parts of a token when pairs are joined by ranks below a number, lowest first."""
-    parts = [token[at : at + 1] for at in range(len(token))]
-    while len(parts) > 1:
-        pairs = [ranks.get(a + b, below) for a, b in zip(parts, parts[1:], strict=False)]
-        best = min(pairs)
-        if best >= below:
-            break
-        at = pairs.index(best)
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return parts
 
 
 def plamo_keys(folder: ModelFolder, settings: dict, size: int) -> KeyValues:

@@ -556,14 +556,17 @@ def test_qwens_byte_strings_give_the_merges_that_made_them(tmp_path):
 SPLIT = SPLITS["tekken"][0]
 
 
-def tekken(*, version="v7", special=None, pattern=SPLIT, count=290, controls=25, **wrong):
-    """Mistral's file: 256 bytes and five tokens of more, one of which is beyond the count."""
-    strings = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"he", b"hex"]
-    strings += [bytes([97 + at, 98]) for at in range(10)]
-    listed = [
+def ranked(strings):
+    return [
         {"rank": rank, "token_bytes": base64.b64encode(each).decode(), "token_str": None}
         for rank, each in enumerate(strings)
     ]
+
+
+def tekken(*, version="v7", special=None, pattern=SPLIT, count=290, controls=25, **wrong):
+    """Mistral's file: 256 bytes and five tokens of more, one of which is beyond the count."""
+    strings = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b"he", b"hex"]
+    listed = ranked(strings + [bytes([97 + at, 98]) for at in range(10)])
     config = {"pattern": pattern, "default_vocab_size": count, "version": version}
     config["default_num_special_tokens"] = controls
     return {"config": config, "vocab": listed, "special_tokens": special, **wrong}
@@ -626,6 +629,11 @@ def test_conversations_of_mistrals_file_are_those_of_its_version(tmp_path, versi
         (
             {"vocab": [{"rank": 1}] * 290},
             "vocab: found {'rank': 1} in place 0, wanted that rank and",
+        ),
+        ({"vocab": ranked([b"a", b"b", b"ab", b"ab"] * 80)}, "b'ab' has the ranks 2 and 3"),
+        (
+            {"vocab": ranked([*(bytes([byte]) for byte in range(256)), b"abc"] + [b"xy"] * 30)},
+            "b'abc' is not made of two tokens before it",
         ),
     ],
 )
