@@ -174,3 +174,31 @@ def test_a_listed_value_is_looked_for_in_the_branches_that_list_it(keyword, monk
     assert grammar.matches(b'"w97"') and grammar.matches(b'"x"') and grammar.matches(b"null")
     assert grammar.matches(b'"w3"') == (keyword == "anyOf")
     assert not grammar.matches(b'"w98"')
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_branches_that_list_scalars_are_one_list(keyword):
+    """However many: branches of another kind are cases of their own, of which there is a limit."""
+    kinds = [{"const": f"v{at}", "title": str(at)} for at in range(3000)]
+    kinds += [{"enum": [at, f"{at}"], "type": "integer"} for at in range(3000)]
+    grammar = Grammar.from_json_schema({keyword: [*kinds, {"const": "v7"}, {"enum": [None, 5]}]})
+    twice = keyword == "anyOf"
+    wanted = {'"v0"': True, '"v2999"': True, "2999": True, "null": True, '"5"': False}
+    wanted |= {'"v3000"': False, "3000": False, '"v7"': twice, "5": twice}
+    assert {text: grammar.matches(text) for text in wanted} == wanted
+    with pytest.raises(GrammarError, match="expands to more than 1500 cases"):
+        Grammar.from_json_schema({keyword: [*kinds, {"const": {}}]})
+
+
+def test_branches_that_list_scalars_obey_what_stands_beside_them():
+    listed = {"oneOf": [{"enum": [1, 2, "a"]}, {"const": "bb"}, {"const": None}]}
+    for beside, wanted in (
+        ({}, ["1", "2", '"a"', '"bb"', "null"]),
+        ({"type": "string"}, ['"a"', '"bb"']),
+        ({"maxLength": 1}, ["1", "2", '"a"', "null"]),
+        ({"enum": ["bb", 2, 3]}, ["2", '"bb"']),
+        ({"not": {"anyOf": [{"const": 1}, {"const": "a"}]}}, ["2", '"bb"', "null"]),
+    ):
+        grammar = Grammar.from_json_schema({**listed, **beside})
+        texts = ["1", "2", "3", '"a"', '"bb"', "null", "true"]
+        assert [text for text in texts if grammar.matches(text)] == wanted

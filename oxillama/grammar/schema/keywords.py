@@ -2,9 +2,11 @@
 the table of what is enforced.
 """
 
+from collections import Counter
+
 from oxillama._core.cases import INFINITE, Demand, Forbid, Only, Require
 from oxillama._core.expansion import apply_objects, apply_required, apply_type
-from oxillama._core.schemas import FALSE, IN_PLACE, REFERENCES, TRUE, escape, kind_of
+from oxillama._core.schemas import FALSE, IN_PLACE, REFERENCES, TRUE, canonical, escape, kind_of
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import parse_regex
 from oxillama.grammar.schema.formats import FORMATS, LONGEST
@@ -13,6 +15,8 @@ from oxillama.grammar.schema.values import exact
 # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at
 # it
 MAX_SUBSETS = 5
+# keywords of a schema that lists values
+_LISTING = frozenset(("const", "enum", "type"))
 _ELSEWHERE = IN_PLACE.union(REFERENCES)
 # characters, items or members: more than any text of a model has, and as far as automata count
 UNCOUNTED = 1 << 30
@@ -250,7 +254,27 @@ def _all_of(ex, case, node, schema, value):
         Demand(ex.literal(sub))(case)
 
 
+def _constants(ex, branches):
+    """The scalars that meet each of the branches, where all do nothing but list some; None else."""
+    found = []
+    for branch in branches:
+        literal = number, sign = ex.literal(branch)
+        said = ex.document.keywords(number) if number and sign else {}
+        values = [said["const"]] if "const" in said else said.get("enum")
+        if not isinstance(values, list) or not _LISTING.issuperset(APPLY.keys() & said.keys()):
+            return None
+        # no 1.0: how it is written depends on the `type` beside it
+        if not all(item is None or isinstance(item, (str, int)) for item in values):
+            return None
+        found.append([item for item in values if ex.accepts(literal, item)])
+    return found
+
+
 def _any_of(ex, case, node, schema, value):
+    listed = None if case.scope else _constants(ex, value)
+    if listed is not None:  # one case, not one of each
+        case.allow([item for items in listed for item in items])
+        return
     acts = [Demand(ex.literal(sub)) for sub in value]
     if case.scope and 1 < len(value) <= MAX_SUBSETS:
         case.split(
@@ -267,6 +291,11 @@ def _one_of(ex, case, node, schema, value):
     literals = tuple([ex.literal(sub) for sub in value])
     if len(literals) == 1:
         Demand(literals[0])(case)
+        return
+    listed = None if case.scope else _constants(ex, value)
+    if listed is not None:
+        times = Counter(key for items in listed for key in {canonical(item) for item in items})
+        case.allow([item for items in listed for item in items if times[canonical(item)] == 1])
         return
     case.split(lambda context: ex.one_branches(context, literals))
 
