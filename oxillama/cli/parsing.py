@@ -32,6 +32,12 @@ _FILE = "OWNER/NAME:QUANT names one of a repository's files"
 _ESCAPES = "texts are taken as they are written: \\n is no line break, which $'\\n' of a shell is"
 _QUANTISED = "weights have the types of the file, oxillama quantize writes another"
 _VARIABLES = "--chat-template-kwargs of run and chat sets variables of the template"
+_TEXT_FILE = "TEXT is the file, without an option before it"
+_METADATA = "--metadata shows every key of the file"
+_NO_LOG = "a command prints its output and timings alone, which --no-timings leaves out"
+_CORES = "--threads is the number of threads; taskset and numactl of the system choose cores"
+_TENSOR_TYPE = "--tensor-type REGEX=TYPE names tensors and their format"
+_LAID_OUT = "one file is written"
 _REQUESTED = "oxillama run and chat have it; to a server, each request says it"
 # Options of llama.cpp's, vLLM's and Ollama's programs, and what stands for them here.
 _ELSEWHERE = {
@@ -50,6 +56,8 @@ _ELSEWHERE = {
     "--block-size": "the size of pages is fixed",
     "--cache-reuse": _PREFIXES,
     "--chat-template-kwargs": _REQUESTED,
+    "--color": "nothing is coloured",
+    "--cpu-mask": _CORES,
     "--cpu-moe": _CPU,
     "--cpu-offload-gb": _CPU,
     "--enable-chunked-prefill": "prompts are always evaluated in chunks",
@@ -58,9 +66,12 @@ _ELSEWHERE = {
     "--escape": _ESCAPES,
     "--format": "--json-schema constrains the text",
     "--hf-file": _FILE,
+    "--keep-split": _LAID_OUT,
     "--keepalive": "a model is in memory as long as its command runs",
     "--kv-cache-dtype": "--kv-type sets that of keys and values",
     "--list-devices": _CPU,
+    "--load-format": "a GGUF file or a Hugging Face folder is known by what it holds",
+    "--local-dir": "HF_HOME of the environment is the folder for what the hub gives",
     "--log-file": "the log goes to standard error",
     "--lora-modules": _LORAS,
     "--lora-scaled": _LORAS,
@@ -68,26 +79,38 @@ _ELSEWHERE = {
     "--max-loras": _LORAS,
     "--max-num-batched-tokens": _CHUNKS,
     "--n-cpu-moe": _CPU,
+    "--no-conversation": "oxillama run continues a text",
     "--no-escape": _ESCAPES,
     "--no-kv-offload": _CPU,
     "--no-slots": _ALWAYS,
+    "--no-warmup": "nothing is run before the prompt",
     "--no-webui": "the chat page is always served",
+    "--numa": _CORES,
     "--override-tensor": _CPU,
+    "--pooling": "vectors are pooled as the file says, or as a request does",
+    "--prompt-cache": "oxillama serve --sessions-dir saves sessions, session.snapshot() in Python",
     "--props": _ALWAYS,
     "--quantization": _QUANTISED,
     "--reasoning": _VARIABLES,
     "--reasoning-format": "requests say it",
     "--reasoning-parser": "reasoning is read in the notation of the chat template",
+    "--revision": "the newest revision is fetched",
     "--root-path": "a proxy removes the path, and the chat page works below it",
     "--single-turn": "oxillama run -sys answers one message",
+    "--split-max-size": _LAID_OUT,
+    "--split-max-tensors": _LAID_OUT,
+    "--task": "the routes of a server are those that its model can answer",
     "--think": _VARIABLES,
+    "--token": "HF_TOKEN of the environment is sent to the hub",
     "--tokenizer": "the vocabulary is the file's",
     "--trust-remote-code": "code of a repository is never run",
     "--workers": _ONE_PROCESS,
+    "-C": _CORES,
     "-e": _ESCAPES,
     "-hff": _FILE,
     "-ncmoe": _CPU,
     "-nkvo": _CPU,
+    "-no-cnv": "oxillama run continues a text",
     "-ot": _CPU,
     "-st": "oxillama run -sys answers one message",
     "--batch-size": _CHUNKS,
@@ -157,6 +180,33 @@ _ELSEWHERE = {
     "-ub": _CHUNKS,
 }
 
+# those that are told of a command only where it has the option named first
+_ELSEWHERE_BESIDE = {
+    "-o": ("--json", "--json prints one JSON object"),
+    "--kl-divergence": ("--kl-base", "--kl-base compares with the predictions of another file"),
+    "--kl-divergence-base": (
+        "--kl-base",
+        "--kl-base compares with predictions, --save-logits keeps them",
+    ),
+    "--chunks": ("--limit", "--limit is the most windows of the text"),
+    "--license": ("--metadata", _METADATA),
+    "--modelfile": ("--metadata", _METADATA),
+    "--parameters": ("--metadata", _METADATA),
+    "--template": ("--metadata", _METADATA),
+    "--model-name": ("--name", "--name is general.name of the file"),
+    "--ids": ("--no-special", "--json prints the ids as one array"),
+    "--no-bos": ("--no-special", "--no-special adds no special tokens, and parses none"),
+    "--stdin": ("--no-special", "a text that is not given is read from standard input"),
+    "--log-disable": ("--no-timings", _NO_LOG),
+    "--allow-requantize": ("--tensor-type", "quantised files are taken too"),
+    "--leave-output-tensor": ("--tensor-type", _TENSOR_TYPE),
+    "--output-tensor-type": ("--tensor-type", _TENSOR_TYPE),
+    "--token-embedding-type": ("--tensor-type", _TENSOR_TYPE),
+    "--outfile": ("--type", "OUT.gguf is given after FOLDER, without an option before it"),
+    "--outtype": ("--type", "--type is the type of the weights"),
+    "--file": ("--window", _TEXT_FILE),
+    "-f": ("--window", _TEXT_FILE),
+}
 
 # commands of other programs, and what does the same here
 _COMMANDS = {
@@ -290,8 +340,9 @@ def _unknown(argument: str, options: Iterable[str]) -> str:
     name = argument.partition("=")[0]
     if not name.startswith("-") or _NUMBER.match(name):
         return f"found the argument {argument!r} too many{_prompt_hint(options)}"
-    if name in _ELSEWHERE:
-        return f"{name}: is not an option; {_ELSEWHERE[name]}"
+    beside, hint = _ELSEWHERE_BESIDE.get(name, (None, ""))
+    if beside in options or name in _ELSEWHERE:
+        return f"{name}: is not an option; {hint if beside in options else _ELSEWHERE[name]}"
     close = _closest_option(name, options)
     return f"{name}: is not an option" + (f"; did you mean {close}?" if close else "")
 

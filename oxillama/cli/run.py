@@ -53,7 +53,8 @@ def add_commands(commands: Any) -> None:
         "when left out",
     )
     tokenize.add_argument("-m", "--model", dest="named", metavar="MODEL", help="MODEL as an option")
-    tokenize.add_argument(
+    either = tokenize.add_mutually_exclusive_group()
+    either.add_argument(
         "-p",
         "--prompt",
         type=unicode_text,
@@ -61,6 +62,7 @@ def add_commands(commands: Any) -> None:
         metavar="TEXT",
         help="the text; - reads standard input (default: -)",
     )
+    either.add_argument("-f", "--file", default=None, metavar="FILE", help="read it from a file")
     tokenize.add_argument(
         "--no-special", action="store_true", help="add no special tokens and parse none in the text"
     )
@@ -286,7 +288,8 @@ def _tokenize(arguments: argparse.Namespace) -> int:
 
     bridge = oxillama.TokenizerBridge.from_gguf(located_model(arguments) or embedded_path())
     special = not arguments.no_special
-    text = read("-") if arguments.prompt == "-" else arguments.prompt
+    path = "-" if arguments.file is None and arguments.prompt == "-" else arguments.file
+    text = arguments.prompt if path is None else read(path)
     ids = bridge.encode(text, add_special=special, parse_special=special)
     if arguments.json:
         print(json.dumps(ids))

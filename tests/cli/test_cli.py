@@ -162,6 +162,18 @@ def test_info_tells_what_the_file_holds(capsys):
     assert code == 0 and "token_embd.weight" in out
 
 
+def test_tokenize_reads_a_file_as_it_is(capsys, tmp_path, monkeypatch):
+    path = tmp_path / "text"
+    path.write_bytes("a\nfüchsin\n".encode())
+    wanted = printed(capsys, "tokenize", "-p", "a\nfüchsin\n", "--json")[1]
+    assert printed(capsys, "tokenize", "-f", path, "--json")[1] == wanted
+    with pytest.raises(SystemExit):
+        main(["tokenize", "-f", str(path), "-p", "x"])
+    assert "not allowed with argument" in capsys.readouterr().err
+    code, _, err = printed(capsys, "tokenize", "-f", tmp_path / "nowhere")
+    assert code == 1 and "nowhere: No such file or directory, wanted a readable file" in err
+
+
 def test_tokenize_shows_ids_that_spell_the_text(capsys):
     import oxillama
 
