@@ -15,7 +15,13 @@ import numpy as np
 
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.request import EmbedRequest, Request, RowsRequest, all_finished, finished
-from oxillama.errors import ConfigError, EmptySequence, TemplateError, TokenizerError
+from oxillama.errors import (
+    ConfigError,
+    EmptySequence,
+    SamplingError,
+    TemplateError,
+    TokenizerError,
+)
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.tokenizer.provenance import TemplateText, concat, from_message
 
@@ -134,7 +140,8 @@ class Pooler:
 
     def result(self) -> np.ndarray:
         """float32 (hidden,), or (rows, hidden) without pooling; each of length 1 if normalised.
-        EmptySequence without rows.
+        EmptySequence without rows; SamplingError for numbers that are not finite, as where logits
+        are not.
         """
         if self._kept is None:
             raise EmptySequence("embedding: found no tokens, wanted 1 or more")
@@ -146,6 +153,10 @@ class Pooler:
             out = self._kept
         if self._then is not None and self.mode is not PoolingMode.NONE:
             out = self._then(out)
+        if not np.isfinite(out).all():
+            # of weights, or of an adapter at a scale, whose sums float32 cannot hold
+            wrong = out[~np.isfinite(out)][0]
+            raise SamplingError(f"embedding: found {wrong}, wanted finite numbers")
         if self.normalize:
             wide = out.astype(np.float64)
             size = np.sqrt((wide * wide).sum(axis=-1, keepdims=True))

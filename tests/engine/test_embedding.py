@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from oxillama.engine.embedding import Pooler, PoolingMode, submit_embedding
 from oxillama.engine.scheduler import SchedulerConfig
-from oxillama.errors import EmptySequence
+from oxillama.errors import EmptySequence, SamplingError
 from tests.engine.null import HIDDEN, VOCAB, NullProgram, core, hashed
 
 ROWS = np.random.default_rng(3).standard_normal((40, 6)).astype(np.float32)
@@ -55,6 +55,15 @@ def test_rows_that_come_twice_count_once():
     pooler.add(0, ROWS[:20])
     pooler.add(10, ROWS[10:])
     assert np.array_equal(pooler.result(), pooled(PoolingMode.MEAN, []))
+
+
+@pytest.mark.parametrize("mode", [m for m in PoolingMode if m is not PoolingMode.RANK])
+@pytest.mark.parametrize("wrong", (np.nan, np.inf, -np.inf))
+@pytest.mark.parametrize("normalize", (True, False))
+def test_numbers_that_are_not_finite_are_no_vector(mode, wrong, normalize):
+    rows = np.full_like(ROWS, wrong)
+    with pytest.raises(SamplingError, match=f"^embedding: found {wrong}, wanted finite numbers$"):
+        pooled(mode, [3], normalize, rows=rows)
 
 
 def test_nothing_to_pool_raises():

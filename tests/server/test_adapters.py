@@ -195,3 +195,20 @@ def test_what_is_wrong_with_an_adapter_is_named(server, files, tmp_path):
     ):
         assert server.refused("/v1/completions", body)["param"] == param
     assert len(server.get("/lora-adapters").json()) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/embeddings", {"input": "Once"}, "input"),
+        ("/embedding", {"content": "Once"}, "content"),
+        ("/v1/completions", {"prompt": "Once"}, "prompt"),
+    ],
+)
+def test_a_scale_beyond_what_numbers_hold_is_refused_and_named(files, path, body, named):
+    with asking(loras=((files["one"], 1.0),)) as asked:
+        asked.ok("/lora-adapters", [{"id": 0, "scale": 1e6}])
+        wrong = asked.refused(path, body)
+        assert wrong["param"] == named and "wanted finite numbers" in wrong["message"]
+        asked.ok("/lora-adapters", [{"id": 0, "scale": 1}])
+        asked.ok(path, body)
