@@ -156,8 +156,7 @@ def _in_session(
     texts = prompts_of(body["prompt"]) if body.get("prompt") else []
     if len(texts) > 1:
         raise ApiError(400, "prompt: found a list in a session, wanted one", param="prompt")
-    sessions, name = call.state.sessions, body["session"]
-    begun = sessions.knows(name) and len(sessions.get(name, model).session) > 0
+    begun = call.state.sessions.begun(body["session"], model)
     ids = encoded(model, texts[0], special=special and not begun) if texts else []
     if not ids and not begun:
         raise missing("prompt", "is required, the session is new")

@@ -113,8 +113,7 @@ _SHARED = {
     "session": SESSION,
 }
 COMPLETION_BODY: Schema = obj(
-    {**_SHARED, "prompt": one_of(STRING, _MIXED, array(one_of(STRING, _MIXED), 1, 2048))},
-    ("prompt",),
+    {**_SHARED, "prompt": one_of(STRING, _MIXED, array(one_of(STRING, _MIXED), 1, 2048))}
 )
 INFILL_BODY: Schema = obj(
     {
@@ -345,8 +344,15 @@ async def lora_set(call: Call) -> Response:
 # ---- completions
 
 
-def _prompts(given: Any) -> list[Any]:
-    """The prompts of a body: texts, ids, and texts and ids mixed within one."""
+def _prompts(body: Mapping[str, Any]) -> list[Any]:
+    """The prompts of a body: texts, ids, and texts and ids mixed within one. Without one a session
+    goes on.
+    """
+    given = body.get("prompt")
+    if given is None and body.get("session") is None:
+        raise missing("prompt")
+    if given is None:
+        return [[]]
     if isinstance(given, str):
         return [given]
     if any(isinstance(each, (int, float)) for each in given):
@@ -354,16 +360,16 @@ def _prompts(given: Any) -> list[Any]:
     return list(given)
 
 
-def _ids(model: ServedModel, prompt: Any, param: str, *, bounded: bool) -> list[int]:
-    """The ids of a prompt. In a mixed one each text is encoded separately, the first with the
-    tokens that begin a text.
+def _ids(model: ServedModel, prompt: Any, param: str, *, bounded: bool, special: bool) -> list[int]:
+    """The ids of a prompt. In a mixed one each text is encoded separately. special: the first with
+    the tokens that begin a text.
     """
     if isinstance(prompt, str):
-        return encoded(model, prompt, param=param, bounded=bounded)
+        return encoded(model, prompt, param=param, bounded=bounded, special=special)
     ids: list[int] = []
     for at, each in enumerate(prompt):
         if isinstance(each, str):
-            ids += encoded(model, each, param=f"{param}[{at}]", special=at == 0)
+            ids += encoded(model, each, param=f"{param}[{at}]", special=special and at == 0)
         else:
             ids += encoded(model, [int(each)], param=param)
     return ids
@@ -415,20 +421,21 @@ async def completion(call: Call) -> Response:
     async with call.model(body.get("model")) as model:
 
         def read() -> tuple[table.RequestOptions, list[list[int]]]:
-            asked, prompts = _read(model, body), _prompts(body["prompt"])
-            if len(prompts) > 1 and body.get("session") is not None:
+            asked, prompts, name = _read(model, body), _prompts(body), body.get("session")
+            if len(prompts) > 1 and name is not None:
                 raise ApiError(400, "prompt: found a list in a session, wanted one", param="prompt")
+            special = name is None or not call.state.sessions.begun(name, model)
             ids = []
             for at, each in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
                 cut = bool(asked.options.get("truncate_prompt"))
-                ids.append(_ids(model, each, param, bounded=not cut))
-                if not ids[-1] and body.get("session") is None:
+                ids.append(_ids(model, each, param, bounded=not cut, special=special))
+                if not ids[-1] and name is None:
                     raise ApiError(400, f"{param}: found no tokens, wanted 1 or more", param=param)
             return asked, ids
 
         asked, ids = await call.offload(read)
-        many = not isinstance(body["prompt"], str) and len(_prompts(body["prompt"])) > 1
+        many = len(ids) > 1
         return await _generate(call, model, asked, ids, many=many)
 
 

@@ -140,6 +140,12 @@ class Sessions:
         """Whether there is a session of that name, in memory or in the folder."""
         return checked_name(name) in self._named or self.on_disk(name)
 
+    def begun(self, name: str, model: ServedModel) -> bool:
+        """Whether there is a session of that name that has tokens: what is appended to it begins no
+        text.
+        """
+        return self.knows(name) and len(self.get(name, model).session) > 0
+
     def model_of(self, name: str) -> str | None:
         """The model of a session, None for an unknown session."""
         checked_name(name)

@@ -42,6 +42,24 @@ def test_options_of_a_session_that_goes_on_change_what_they_name_alone(server):
     assert first + second == whole
 
 
+@pytest.mark.parametrize(("path", "most"), [(PATH, "max_tokens"), ("/completion", "n_predict")])
+def test_a_session_is_appended_to_and_goes_on_as_in_the_engine(server, engine, path, most):
+    """A text that follows others has no token before it that begins a text."""
+    session, name = engine.session(), f"appended{most}"
+    for prompt, options in (("Once", {"seed": 5}), (" Then", {"seed": 6}), (None, {}), ("", {})):
+        given = {} if prompt is None else {"prompt": prompt}
+        answer = server.ok(path, {**given, **options, "session": name, most: 8})
+        found = answer["content"] if most == "n_predict" else text(answer)
+        wanted = engine.generate(prompt or None, session=session, max_tokens=8, **options)
+        assert found == wanted.text
+    assert server.app.state.sessions.named(name).session.tokens == session.tokens
+    assert session.tokens.count(session.tokens[0]) == 1
+    server.client.delete(f"/v1/sessions/{name}")
+    wrong = server.refused(path, {"session": name, most: 8})
+    assert wrong["message"] == "prompt: is required, the session is new"
+    assert server.refused(path, {most: 8})["message"] == "prompt: is required"
+
+
 @pytest.mark.parametrize("path", [PATH, "/completion", "/v1/chat/completions"])
 def test_a_request_in_a_slot_changes_no_session(server, path):
     """A slot holds what its last request evaluated, and goes on from there."""
