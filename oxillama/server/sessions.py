@@ -336,11 +336,15 @@ class Sessions:
                     409, f"session {to}: exists, wanted a new name", param="to", code="exists"
                 )
             named = self.get(name, model)
-            self._make_room()
             try:
                 copy = named.session.fork()
             except OxillamaError as error:
                 raise from_engine(error, param="session") from error
+            try:
+                self._make_room()  # after the fork: it may be the session that gives way
+            except BaseException:
+                _closed(copy)
+                raise
             made = self._named[to] = NamedSession(to, named.model, copy, named.messages)
             return made
 

@@ -90,6 +90,26 @@ def test_names_that_differ_in_case_are_two_sessions(tmp_path, monkeypatch):
     assert (tmp_path / "a.session").read_bytes() == saved
 
 
+def test_a_fork_may_take_the_place_of_what_it_is_a_fork_of(tmp_path):
+    with asking(sessions_dir=tmp_path, max_sessions=1) as server:
+        server.ok(PATH, BEGIN)
+        assert server.ok("/v1/sessions/a/fork", {"to": "b"})["tokens"] == 13
+        assert [each["loaded"] for each in server.get("/v1/sessions").json()["data"]] == [
+            False,
+            True,
+        ]
+        texts = [text(server.ok(PATH, {**GO_ON, "session": name})) for name in ("b", "a")]
+        assert texts[0] == texts[1] != ""
+    with asking(max_sessions=1) as server:  # no folder: neither gives way
+        server.ok(PATH, BEGIN)
+        assert (
+            server.refused("/v1/sessions/a/fork", {"to": "b"}, 429)["code"] == "too_many_sessions"
+        )
+        assert text(server.ok(PATH, GO_ON)) == texts[0]
+        server.client.delete("/v1/sessions/a")
+        assert server.app.state.models.loaded()[0].engine.metrics().pages_held == 0
+
+
 def test_a_session_that_is_handed_over_goes_on_in_another_server(tmp_path):
     with asking(sessions_dir=tmp_path) as one, asking(sessions_dir=tmp_path) as other:
         one.ok(PATH, BEGIN)
