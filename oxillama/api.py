@@ -400,6 +400,11 @@ class InferenceEngine:
         If the engine's queue is full, this waits until one of the earlier requests has ended;
         QueueFull if all of them have ended.
         """
+        if isinstance(prompts, (str, bytes, Mapping)) or not hasattr(prompts, "__iter__"):
+            raise ConfigError(
+                f"submit_each: found {type(prompts).__name__}, wanted a list of prompts; `submit` "
+                "takes one"
+            )
         make, wanted = self._asked({**options})
         return self._each(make, prompts, session, wanted)
 

@@ -386,6 +386,8 @@ def _listed(name: str, value: Any) -> Any:
     if name in ("stop_token_ids", "shown_tokens"):
         return tuple(checked_ids(sorted(value) if isinstance(value, Set) else value, name=name))
     found = tuple(value)
+    if name == "stop" and not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"stop: found {found!r:.80}, wanted a text or a list of texts")
     if name == "processors" and not all(map(callable, found)):
         raise ConfigError(
             f"processors: found {found!r:.80}, wanted functions over (tokens, logits)"

@@ -60,6 +60,7 @@ def answered(call, seconds=20.0):
     (
         ("stop", 5, "stop: found 5, wanted a text or a list of texts"),
         ("stop", ["a", 5], "stop: found"),
+        ("stop", [["a"]], r"stop: found \(\['a'\],\), wanted a text or a list of texts"),
         ("stop_token_ids", 5, "stop_token_ids: found 5"),
         ("stop_token_ids", [1.5], r"stop_token_ids\[0\]: found float 1.5"),
         ("stop_token_ids", [10**9], "stop_token_ids: found 1000000000"),
@@ -252,6 +253,23 @@ def test_a_conversation_is_a_list_of_messages(engine, messages):
         engine.chat(messages)
     with pytest.raises(ConfigError, match="tools: found int"):
         engine.chat([{"role": "user", "content": "hi"}], tools=5)
+
+
+@pytest.mark.parametrize("prompts", ("Once", b"Once", {"Once": 1}, 5, None))
+def test_many_prompts_are_a_list(engine, prompts):
+    with pytest.raises(ConfigError) as caught:
+        engine.submit_each(prompts)
+    wanted = "wanted a list of prompts; `submit` takes one"
+    assert str(caught.value) == f"submit_each: found {type(prompts).__name__}, {wanted}"
+
+
+@pytest.mark.parametrize("value", ("no", 1, None, []))
+def test_whether_all_of_a_model_is_hashed_is_true_or_false(engine, value):
+    with engine.session() as session:
+        engine.prefill([5, 9], session=session)
+        with pytest.raises(ConfigError) as caught:
+            session.snapshot(full=value)
+    assert str(caught.value) == f"full: found {value!r}, wanted True or False"
 
 
 @pytest.mark.parametrize("value", ("no", 1, None))

@@ -36,6 +36,7 @@ import numpy as np
 
 from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama._core.pool import KV_BLOCK
+from oxillama.arguments import checked_flag
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import SharedVocabulary, sampler_of
@@ -210,7 +211,7 @@ class Snapshots:
         """The loaded file's fingerprint, computed when first needed; SnapshotIncompatible if the
         file was written to since it was loaded.
         """
-        if full not in self._fingerprints:
+        if checked_flag("full", full) not in self._fingerprints:
             for path, known in self._identities:
                 now = _file_identity(path)
                 if now is not None and known is not None and now[0] == known[0] and now != known:

@@ -234,8 +234,10 @@ class TokenizerBridge:
 
         num_threads: threads that share the texts; None for as many as an engine would take.
         """
-        if isinstance(texts, str):
-            raise TokenizerError("texts: found str, wanted a list of texts; `encode` takes one")
+        if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
+            raise TokenizerError(
+                f"texts: found {type(texts).__name__}, wanted a list of texts; `encode` takes one"
+            )
         texts, most = list(texts), worker_count(num_threads or 0)
 
         def several(first: int, last: int) -> list[list[int]]:

@@ -458,6 +458,9 @@ def test_a_batch_refuses_what_is_no_list_of_texts():
     bridge = oxillama.load().tokenizer
     with pytest.raises(TokenizerError, match="texts: found str, wanted a list of texts"):
         bridge.encode_batch("abc")
+    for wrong in (None, 5, b"abc"):
+        with pytest.raises(TokenizerError, match=f"texts: found {type(wrong).__name__}, wanted"):
+            bridge.encode_batch(wrong)
     with pytest.raises(TokenizerError, match="text: found int, wanted str"):
         bridge.encode_batch(["a" * 70_000, 3, "b" * 70_000], num_threads=2)
     with pytest.raises(oxillama.ConfigError, match="num_threads"):
