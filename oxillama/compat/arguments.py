@@ -182,6 +182,49 @@ def refuse(name: str, value: Any, only: Any) -> None:
         )
 
 
+def processors_of(value: Any) -> list[Any]:
+    """Logits processors as a list; ConfigError for what is neither a function nor a list of
+    them.
+    """
+    if value is None:
+        return []
+    many = not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__iter__")
+    found = [*value] if many else [value]
+    if not all(map(callable, found)):
+        raise ConfigError(
+            f"logits_processor: found {value!r:.60}, wanted a LogitsProcessorList or a list of "
+            "functions over (tokens, logits)"
+        )
+    return found
+
+
+def functions_as_tools(functions: Any, function_call: Any, tools: Any, tool_choice: Any) -> Any:
+    """(tools, tool_choice) of a chat, of which `functions` and `function_call` are the older form;
+    ConfigError for both forms together.
+    """
+    if functions is None:
+        if function_call not in (None, "none"):
+            raise ConfigError(
+                f"function_call: found {function_call!r:.60} without functions, wanted both"
+            )
+        return tools, tool_choice
+    for name, value in (("tools", tools), ("tool_choice", tool_choice)):
+        if value is not None:
+            raise ConfigError(f"{name}: found together with functions, wanted one form of them")
+    if isinstance(functions, (str, bytes, Mapping)) or not hasattr(functions, "__iter__"):
+        raise ConfigError(f"functions: found {type(functions).__name__}, wanted a list of mappings")
+    made = []
+    for at, each in enumerate(functions):
+        if not isinstance(each, Mapping):
+            raise ConfigError(
+                f"functions[{at}]: found {type(each).__name__}, wanted a mapping with a name"
+            )
+        made.append({"type": "function", "function": dict(each)})
+    if isinstance(function_call, Mapping):
+        function_call = {"type": "function", "function": dict(function_call)}
+    return made, function_call
+
+
 def criteria_of(value: Any) -> StoppingCriteria | None:
     """Stopping criteria, None for none; ConfigError for what cannot be called."""
     if value is not None and not callable(value):

@@ -27,7 +27,7 @@ from typing import Any, ParamSpec, Self, TypedDict, Unpack, cast
 import numpy as np
 
 import oxillama
-from oxillama.arguments import checked_ids, spelled, unknown
+from oxillama.arguments import checked_ids, spelled, unknown, whole
 from oxillama.chat import TEMPLATE_KEY
 from oxillama.compat import constants, handlers, shapes, types
 from oxillama.compat.arguments import (
@@ -42,10 +42,12 @@ from oxillama.compat.arguments import (
     biases_of,
     check_flags,
     criteria_of,
+    functions_as_tools,
     given_seed,
     grammar_of,
     is_negative,
     messages_of,
+    processors_of,
     refuse,
     room_in_arguments,
     texts_of,
@@ -380,6 +382,8 @@ class Llama:
             name = self._bridge.token_text(token).encode() if control else b""
             parts.append(name or self._bridge.token_bytes(token))
         data = b"".join(parts)
+        if prev_tokens is not None and not hasattr(prev_tokens, "__len__"):
+            raise ConfigError(f"prev_tokens: found {type(prev_tokens).__name__}, wanted token ids")
         first = prev_tokens is None or len(prev_tokens) == 0
         begins = first and len(tokens) > 0 and tokens[0] == self.token_bos()
         return data[1:] if begins and data.startswith(b" ") else data
@@ -573,12 +577,7 @@ class Llama:
             raise ConfigError(
                 f"top_logprobs: found {top_logprobs!r} without logprobs=True, wanted both"
             )
-        if functions is not None:
-            refuse("tools", tools, None)
-            tools = [{"type": "function", "function": dict(each)} for each in functions]
-            tool_choice = function_call
-            if isinstance(function_call, Mapping):
-                tool_choice = {"type": "function", "function": dict(function_call)}
+        tools, tool_choice = functions_as_tools(functions, function_call, tools, tool_choice)
         of_chat = {
             "tools": tools,
             "tool_choice": tool_choice,
@@ -656,7 +655,8 @@ class Llama:
     def _options(self, given: dict[str, Any]) -> dict[str, Any]:
         """The engine's options for the arguments of both kinds of completions."""
         refuse("tfs_z", given.pop("tfs_z"), 1.0)
-        grammar, processors = grammar_of(given.pop("grammar")), given.pop("logits_processor")
+        grammar = grammar_of(given.pop("grammar"))
+        processors = processors_of(given.pop("logits_processor"))
         bias, seed = given.pop("logit_bias"), given.pop("seed")
         limit = given.pop("max_tokens")
         if given["mirostat_mode"]:
@@ -675,7 +675,7 @@ class Llama:
         if grammar is not None:
             options["grammar"] = grammar
         if processors:
-            options["processors"] = [*processors]
+            options["processors"] = processors
         if bias is not None:
             options["logit_bias"] = biases_of(bias)
         if self._speculative is not None:
@@ -830,7 +830,7 @@ class Llama:
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Append tokens to the session and evaluate them."""
-        ids = [*tokens]
+        ids = checked_ids(tokens, name="tokens", wanted="token ids")
         if not ids:
             return
         if self._session is None:
@@ -874,7 +874,7 @@ class Llama:
         if rows is None:
             raise EngineError("sample: found no logits, wanted eval first")
         first = self.n_tokens - len(rows)
-        at = self.n_tokens - 1 if idx is None else idx
+        at = self.n_tokens - 1 if idx is None else whole("idx", idx, 0)
         if not first <= at < self.n_tokens:
             raise EngineError(
                 f"sample: found idx {idx}, and the logits of tokens {first} to "
@@ -898,9 +898,10 @@ class Llama:
             fields["top_k"] = 0
         if fields["mirostat"]:
             fields |= NO_CUTS
+        bias = given["logit_bias"]
         config = oxillama.SamplerConfig(
             repetition_window=self.last_n_tokens_size,
-            logit_bias=given["logit_bias"] or {},
+            logit_bias={} if bias is None else biases_of(bias),
             seed=seed,
             **fields,
         )
@@ -909,7 +910,7 @@ class Llama:
             self.engine.loaded.required_vocabulary,
             self.engine.config.vocab_size,
             seed=config.seed,
-            processors=given["logits_processor"] or (),
+            processors=processors_of(given["logits_processor"]),
         )
         if self._session is not None:
             made.accept_prompt(self.input_ids[self._session.target :])

@@ -163,6 +163,13 @@ class LlamaGrammar:
         """From the text of a JSON schema; objects have only the members that it names, as in
         llama.cpp.
         """
-        schema = json.loads(json_schema)
+        if not isinstance(json_schema, (str, bytes)):
+            raise ConfigError(
+                f"json_schema: found {type(json_schema).__name__}, wanted the text of a schema"
+            )
+        try:
+            schema = json.loads(json_schema)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"json_schema: found no JSON ({error}), wanted it") from None
         shut = ClosedSchema(schema) if isinstance(schema, Mapping) else schema
         return cls(Grammar.from_json_schema(shut))

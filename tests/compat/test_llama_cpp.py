@@ -983,3 +983,63 @@ def test_a_model_with_an_encoder_answers_what_it_reads(tmp_path):
         llm.eval(drawn[:2])
         llm.load_state(state)
         assert llm.n_tokens == len(source) + 1 and np.array_equal(llm.scores[-1], row)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    (
+        ({"function_call": "auto"}, "function_call: found 'auto' without functions, wanted both"),
+        (
+            {"functions": [WEATHER], "tool_choice": "none"},
+            "tool_choice: found together with functions, wanted one form of them",
+        ),
+        (
+            {"functions": [WEATHER], "tools": []},
+            "tools: found together with functions, wanted one form of them",
+        ),
+        ({"functions": 5}, "functions: found int, wanted a list of mappings"),
+        ({"functions": [WEATHER, 5]}, r"functions\[1\]: found int, wanted a mapping with a name"),
+        ({"tool_choice": "required"}, "tool_choice: found 'required' without tools"),
+        ({"logits_processor": 5}, "logits_processor: found 5, wanted a LogitsProcessorList or a"),
+        ({"logits_processor": [5]}, r"logits_processor: found \[5\], wanted a LogitsProcessorList"),
+        ({"stop": [["a"]]}, r"stop: found \(\['a'\],\), wanted a text or a list of texts"),
+    ),
+    ids=str,
+)
+def test_what_a_chat_cannot_mean_is_refused_by_name(llm, asked, said):
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        llm.create_chat_completion(ASKED, max_tokens=2, **asked)
+
+
+def test_a_single_function_is_a_logits_processor(llm):
+    ask = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
+
+    def only(ids, scores):
+        scores[:] = -np.inf
+        scores[9] = 0
+        return scores
+
+    wanted = llm(**ask, logits_processor=LogitsProcessorList([only]))["choices"]
+    assert llm(**ask, logits_processor=only)["choices"] == wanted != llm(**ask)["choices"]
+    llm.eval([5])
+    assert llm.sample(logits_processor=only) == 9
+
+
+def test_what_is_no_token_number_or_schema_is_named(llm):
+    llm.reset()
+    llm.eval([5, 9])
+    for call, said in (
+        (lambda: llm.eval(5), "tokens: found int, wanted token ids"),
+        (lambda: llm.eval("ab"), "tokens: found str, wanted token ids"),
+        (lambda: next(llm.generate(5, reset=False)), "tokens: found int, wanted token ids"),
+        (lambda: llm.sample(idx="x"), "idx: found 'x', wanted an integer"),
+        (lambda: llm.sample(logits_processor=5), "logits_processor: found 5, wanted"),
+        (lambda: llm.sample(logit_bias=5), "logit_bias: found int, wanted a mapping"),
+        (lambda: llm.detokenize([5], prev_tokens=5), "prev_tokens: found int, wanted token ids"),
+        (lambda: LlamaGrammar.from_json_schema({}), "json_schema: found dict, wanted the text of"),
+        (lambda: LlamaGrammar.from_json_schema("x"), r"json_schema: found no JSON \(Expecting"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{said}"):
+            call()
+    assert llm.input_ids.tolist() == [5, 9]
+    assert llm.sample(temp=0.0, logit_bias={"7": 1e9}) == 7
