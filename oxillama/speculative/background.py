@@ -80,6 +80,7 @@ class BackgroundDrafter:
         self.stale = 0  # runs of candidates that were dropped because the text continued otherwise
         self._ready = threading.Condition()
         self._work: list[BackgroundState] = []
+        self._drawing: BackgroundState | None = None
         self._ending = 0  # requests that ended while candidates for them were drawn
         self._closed = False
         self._failure: BaseException | None = None
@@ -88,7 +89,16 @@ class BackgroundDrafter:
             self._thread.start()
 
     def open(self, session: Session) -> BackgroundState:
-        """Nothing is drawn yet."""
+        """Nothing is drawn yet. A session for which candidates of its last request are still drawn
+        goes on with the same draft, as it would if they were not.
+        """
+        with self._ready:
+            drawing = self._drawing
+            if drawing is not None and drawing.ended is session:
+                drawing.ended, drawing.closed = None, False
+                self._ending -= 1
+                self._ready.notify_all()
+                return drawing
         return BackgroundState(self.inner.open(session))
 
     def close(self, state: BackgroundState, session: Session) -> None:
@@ -234,7 +244,7 @@ class BackgroundDrafter:
                     if self._closed:
                         return
                     state = self._work.pop(0)
-                    draft, state.working = state.draft, True
+                    draft, state.working, self._drawing = state.draft, True, state
                 if draft is not None:
                     self._work_on(state, draft)
         except BaseException as error:  # raised again where a proposal waits
@@ -256,7 +266,7 @@ class BackgroundDrafter:
         except BaseException as raised:
             error = raised
         with self._ready:
-            state.working, state.error = False, error
+            state.working, state.error, self._drawing = False, error, None
             state.complete = state.complete or error is not None
             ended, state.ended = state.ended, None
             if ended is not None:

@@ -185,6 +185,58 @@ def test_a_line_that_is_drawn_while_its_request_ends_is_let_go_by_its_own_thread
     assert draft.pool.pages_used == 0
 
 
+def test_a_text_that_goes_on_meanwhile_has_the_draft_of_before():
+    """Its candidates are those it would have had if they had been let go in time: the seed of a
+    draft's own sampler is that of the first request, whatever seed a later one names.
+    """
+
+    class Held(NullProgram):
+        def step(self, batch, memory, *, output="logits", cancel=None):
+            inside.set()
+            assert go.wait(60)
+            return super().step(batch, memory, output=output, cancel=cancel)
+
+    def own(session):
+        return Sampler(SEEDED, VOCAB, seed=session.sampler.seed)
+
+    def candidates(held):
+        """Of the second request of a session, which begins while the first one's are drawn."""
+        (go.clear if held else go.set)()
+        inside.clear()
+        session = target.new_session([1, 2, 3])
+        session.sampler = Sampler(SEEDED, VOCAB, seed=7)
+        state = drafter.open(session)
+        drafter._begin(DraftRequest(session, state, 4))
+        assert inside.wait(60)
+        if not held:
+            while state.working or not state.draft.tokens:
+                time.sleep(0.001)
+        drafter.close(state, session)
+        session.tokens.append(4)
+        session.sampler = Sampler(SEEDED, VOCAB, seed=8)
+        session.sampler.accept(4)
+        again = drafter.open(session)
+        assert (again is state) == held and again.state is state.state
+        go.set()
+        found = drafter.propose([DraftRequest(session, again, 4)])[0].tokens
+        drafter.close(again, session)
+        drafter.wait_for_ended()
+        assert inner.kept(session) is state.state
+        return list(found)
+
+    inside, go = threading.Event(), threading.Event()
+    target, draft = core(prefix=False), core(program=Held(), prefix=False)
+    inner = ModelDrafter(draft, SAME, own_sampler=own)
+    drafter = BackgroundDrafter(inner)
+    wanted = candidates(held=False)
+    assert candidates(held=True) == wanted and len(wanted) == 4
+    drafter.close_thread()
+    inner.forget()
+    target.close()
+    draft.close()
+    assert draft.pool.pages_used == 0
+
+
 def test_a_line_that_fails_ends_its_own_request_alone():
     class Bad:
         def fork(self):
