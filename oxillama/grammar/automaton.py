@@ -303,20 +303,28 @@ class Grammar:
         return tuple(self._rules)
 
     def _write_all(self) -> None:
-        """Writes the deferred rules."""
+        """Writes the deferred rules. GrammarError for one that is nested too deeply."""
         if self._deferred is not None:
             with self._deferred.alone():
                 index = 0
-                while index < len(self._rules):
-                    self._deferred.write(index)
-                    index += 1
+                try:
+                    while index < len(self._rules):
+                        self._deferred.write(index)
+                        index += 1
+                except RecursionError:
+                    raise GrammarError("schema: nested too deeply") from None
                 self._names = self._deferred.names
 
     @property
     def source(self) -> str:
-        """The grammar as GBNF text; `Grammar.parse` of it gives the same language."""
+        """The grammar as GBNF text; `Grammar.parse` of it gives the same language. GrammarError for
+        one that is nested too deeply to be written.
+        """
         if self._source is None:
-            self._source = gbnf.render(self.names, self.rules, self.tokens)
+            try:
+                self._source = gbnf.render(self.names, self.rules, self.tokens)
+            except RecursionError:
+                raise GrammarError("grammar: nested too deeply to be written as GBNF") from None
         return self._source
 
     def resolve(self, ids: Mapping[str, int]) -> "Grammar":

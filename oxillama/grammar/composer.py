@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.automaton import Grammar, GrammarLimits
@@ -109,31 +109,32 @@ class Composer:
         return (RULE, shift)
 
     def _moved(self, node: tuple, shift: int, tokens: tuple) -> tuple:
-        kind = node[0]
-        if kind == RULE:
-            return (RULE, node[1] + shift)
-        if kind in (SEQUENCE, CHOICE):
-            return (kind, tuple(self._moved(part, shift, tokens) for part in node[1]))
-        if kind in (REPEAT, REGISTER, FRESH):
-            return (kind, self._moved(node[1], shift, tokens), *node[2:])
-        if kind == NETWORK:
-            return (
-                NETWORK,
-                node[1],
-                tuple(
-                    (
-                        accept,
-                        tuple((self._moved(part, shift, tokens), target) for part, target in edges),
-                    )
-                    for accept, edges in node[2]
-                ),
-            )
-        if kind == SYMBOL:
-            if node[1][-1][1] == OPEN:
-                symbol = self._symbol(tokens[node[1][-1][0] - 1 - OTHER - 1])[1][0][0]
-                return (SYMBOL, ((OTHER, symbol - 1), (symbol + 1, OPEN)))
-            return self._symbol(tokens[node[1][0][0] - OTHER - 1])
-        return node
+        """A node in its place among these rules. Its parts wait on a stack: bounds of many digits
+        are nested as deeply as they have digits.
+        """
+        done: list[tuple] = []
+        todo = [(node, False)]
+        while todo:
+            node, complete = todo.pop()
+            parts = _parts(node)
+            if parts and not complete:
+                todo.append((node, True))
+                todo.extend((part, False) for part in reversed(parts))
+            elif parts:
+                moved = done[-len(parts) :]
+                del done[-len(parts) :]
+                done.append(_with_parts(node, moved))
+            elif node[0] == RULE:
+                done.append((RULE, node[1] + shift))
+            else:
+                done.append(self._moved_symbol(node, tokens) if node[0] == SYMBOL else node)
+        return done[0]
+
+    def _moved_symbol(self, node: tuple, tokens: tuple) -> tuple:
+        if node[1][-1][1] == OPEN:
+            symbol = self._symbol(tokens[node[1][-1][0] - 1 - OTHER - 1])[1][0][0]
+            return (SYMBOL, ((OTHER, symbol - 1), (symbol + 1, OPEN)))
+        return self._symbol(tokens[node[1][0][0] - OTHER - 1])
 
     def grammar(self, root: tuple, *, limits: GrammarLimits | None = None) -> Grammar:
         """The grammar whose root is this node."""
@@ -144,6 +145,33 @@ class Composer:
             tokens=self.tokens,
             limits=limits or GrammarLimits(max_repetition=1 << 30),
         )
+
+
+def _parts(node: tuple) -> Sequence[tuple]:
+    """The nodes within a node, in order."""
+    kind = node[0]
+    if kind in (SEQUENCE, CHOICE):
+        parts: Sequence[tuple] = node[1]
+        return parts
+    if kind in (REPEAT, REGISTER, FRESH):
+        return (node[1],)
+    if kind == NETWORK:
+        return [part for _, edges in node[2] for part, _ in edges]
+    return ()
+
+
+def _with_parts(node: tuple, parts: Sequence[tuple]) -> tuple:
+    """The node with other nodes within it."""
+    kind = node[0]
+    if kind in (SEQUENCE, CHOICE):
+        return (kind, tuple(parts))
+    if kind in (REPEAT, REGISTER, FRESH):
+        return (kind, parts[0], *node[2:])
+    rest = iter(parts)
+    states = tuple(
+        (accept, tuple((next(rest), target) for _, target in edges)) for accept, edges in node[2]
+    )
+    return (NETWORK, node[1], states)
 
 
 def partial(text: str, delimiter: str) -> int:

@@ -42,7 +42,14 @@ from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import SharedVocabulary, sampler_of
 from oxillama.engine.output import StopText
 from oxillama.engine.session import Session
-from oxillama.errors import ConfigError, EngineError, LoraError, PoolError, SnapshotIncompatible
+from oxillama.errors import (
+    ConfigError,
+    EngineError,
+    GrammarError,
+    LoraError,
+    PoolError,
+    SnapshotIncompatible,
+)
 from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
 from oxillama.grammar.automaton import MOST_SAVED
 from oxillama.media.placement import EncoderSource, PlacedMedia
@@ -714,7 +721,10 @@ def _constraint_parts(state: Any) -> tuple[dict[str, Any], bytes]:
             f"constraint: a {type(state).__name__} cannot be saved, wanted one with describe and "
             "serialise"
         )
-    description, data = state.describe(), state.serialise()
+    try:
+        description, data = state.describe(), state.serialise()
+    except GrammarError as error:
+        raise SnapshotIncompatible(f"constraint: cannot be saved: {error}") from None
     if len(data) > MOST_SAVED:
         raise SnapshotIncompatible(
             f"constraint: its state takes {len(data)} bytes, wanted at most {MOST_SAVED}"

@@ -341,9 +341,11 @@ class CallNodes:
         self, tool: Tool, schema: Any, resources: Mapping[str, Any] | None = None
     ) -> Grammar:
         try:
-            return JsonSchemaCompiler(
+            made = JsonSchemaCompiler(
                 whitespace="flexible", limits=self._limits, resources=resources
             ).compile(schema, strict=self._strict)
+            _ = made.rules  # all are written here, where an error names the tool
+            return made
         except GrammarError as error:
             raise GrammarError(f"tool {tool.name}: {error}") from None
 

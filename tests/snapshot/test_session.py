@@ -425,3 +425,14 @@ assert refused == len(t.LIES), refused
 engine.restore(data).close()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_constraint_that_cannot_be_written_is_told():
+    """Rules of a bound are nested as deeply as it has digits."""
+    least = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1e308}}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": least}}]
+    asked = [{"role": "user", "content": "x"}]
+    with oxillama.load() as engine, engine.session() as session:
+        engine.chat(asked, session=session, tools=tools, tool_choice="required", max_tokens=2)
+        with pytest.raises(SnapshotIncompatible, match="^constraint: cannot be saved: grammar: ne"):
+            session.snapshot()

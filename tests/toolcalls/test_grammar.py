@@ -2,7 +2,9 @@
 reads all of it.
 """
 
+import inspect
 import json
+import sys
 from random import Random
 
 import jsonschema
@@ -614,3 +616,36 @@ def test_delimiters_of_regions_may_be_control_tokens():
         masker.advance(state, token)
     with pytest.raises(GrammarError):
         state.advance(b"<tool_call>x")
+
+
+def with_least(least):
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": least}}}
+    return [{"name": "add", "parameters": {**schema, "required": ["n"]}}]
+
+
+@pytest.mark.parametrize("format", ["hermes", "pythonic", "qwen-coder", "gemma4"])
+@pytest.mark.parametrize("make", [ToolCallGrammar, TriggeredGrammar])
+def test_bounds_of_hundreds_of_digits_are_kept_or_refused(format, make):
+    """Their rules are nested as deeply as the bounds have digits."""
+    make(format, with_least(1e308))
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 250)
+    try:
+        with pytest.raises(GrammarError, match="^tool add: .*nested too deeply"):
+            make(format, with_least(1e308))
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_a_bound_of_hundreds_of_digits_is_that_of_calls():
+    grammar = ToolCallGrammar("hermes", with_least(1e308))
+    for number, good in ((10**308, True), (10**308 - 1, False)):
+        text = f'<tool_call>{{"name": "add", "arguments": {{"n": {number}}}}}</tool_call>'
+        assert grammar.matches(text) == good
+
+
+def test_a_state_too_deep_to_be_saved_says_so():
+    masker = TokenMasker([*(bytes([byte]) for byte in range(256)), b""], eog_ids=[256])
+    state = masker.state(ToolCallGrammar("hermes", with_least(1e308)))
+    with pytest.raises(GrammarError, match="^grammar: nested too deeply to be written as GBNF$"):
+        state.serialise()
