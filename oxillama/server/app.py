@@ -9,7 +9,8 @@ import base64
 import binascii
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Unpack
 
 from starlette.requests import Request
@@ -53,6 +54,18 @@ class App:
         if scope["type"] != "http":
             return  # no websockets: the server closes the connection
         await self._serve(scope, receive, send)
+
+    @asynccontextmanager
+    async def lifespan(self, outer: Any = None) -> AsyncIterator[None]:
+        """Starts and ends what requests share. An application that mounts this one has to do so,
+        because servers tell only the outer one when they start and end:
+        `FastAPI(lifespan=app.lifespan)`.
+        """
+        await self.state.start()
+        try:
+            yield
+        finally:
+            await self.state.stop()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -146,6 +159,13 @@ class App:
                 self._check_key(call, route)
             if route is None:
                 raise _unrouted(call, methods, method)
+            if not self.state.started:
+                raise ApiError(
+                    503,
+                    "server: was not started; the application that mounts it runs its `lifespan`, "
+                    "as FastAPI(lifespan=app.lifespan) does",
+                    code="not_started",
+                )
             if route.body is not None:
                 await self._take_body(call, route)
             return await route.handler(call)
@@ -363,8 +383,13 @@ def _check_compiled(body: Mapping[str, Any], limit: int) -> None:
 
 
 def _path_of(scope: Scope) -> str:
-    """The path of a request, also from an absolute URI whose host is the one in `Host`."""
+    """The path of a request below the one where an application mounts this one, also from an
+    absolute URI whose host is the one in `Host`.
+    """
     path: str = scope["path"]
+    above: str = scope.get("root_path", "")
+    if above and (path + "/").startswith(above + "/"):
+        return path[len(above) :] or "/"
     scheme, found, rest = path.partition("://")
     if not found or scheme.lower() not in ("http", "https"):
         return path
@@ -405,7 +430,7 @@ def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
             code="method_not_allowed",
             headers={"Allow": allow},
         )
-    path = call.request.scope["path"]
+    path = _path_of(call.request.scope)
     hint = _ELSEWHERE.get("/".join(path.split("/")[:3]), "")
     return ApiError(404, f"path: {path[:100]!r} is unknown{hint}", code="not_found")
 

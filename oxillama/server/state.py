@@ -153,6 +153,11 @@ class ServerState:
         if self.models.default is not None:
             self._first = asyncio.ensure_future(self._load_first())
 
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        return self._watch is not None
+
     async def _load_first(self) -> None:
         try:
             async with self.models.use(None) as model:

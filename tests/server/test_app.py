@@ -7,10 +7,13 @@ import threading
 import time
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 import oxillama
 from oxillama.errors import ConfigError
-from oxillama.server import ServerConfig
+from oxillama.server import ServerConfig, create_app
 from oxillama.server.errors import ApiError, from_engine
 from oxillama.server.routes import ROUTES
 from oxillama.server.work import Job
@@ -336,10 +339,6 @@ def test_health_tells_of_a_model_that_cannot_be_read(tmp_path):
     path = tmp_path / "bad.gguf"
     path.write_bytes(b"GGUF")
     config = ServerConfig(model=path)
-    from starlette.testclient import TestClient
-
-    from oxillama.server import create_app
-
     with TestClient(create_app(config), base_url="http://localhost") as client:
         end = time.monotonic() + 10
         while True:
@@ -349,6 +348,32 @@ def test_health_tells_of_a_model_that_cannot_be_read(tmp_path):
                 break
             assert time.monotonic() < end
         assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 500
+
+
+@pytest.mark.parametrize("below", ["/llm", "/some/models", ""])
+def test_an_application_mounts_it_below_a_path(below):
+    app = create_app(log_requests=False)
+    outer = Starlette(routes=[Mount(below, app=app)], lifespan=app.lifespan)
+    with TestClient(outer, base_url="http://localhost") as client:
+        end = time.monotonic() + 60
+        while client.get(f"{below}/health").status_code != 200:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        body = {"prompt": "Once upon a", "max_tokens": 2, "temperature": 0}
+        answer = client.post(f"{below}/v1/completions", json=body)
+        assert answer.json()["choices"][0]["text"] == " time,"
+        assert client.get(f"{below}/").headers["content-type"].startswith("text/html")
+        unknown = client.post(f"{below}/api/create", json={}).json()["error"]
+        assert unknown.startswith("path: '/api/create' is unknown; a GGUF file")
+    assert app.state.stopping
+
+
+def test_an_application_that_was_not_started_says_so():
+    app = create_app(log_requests=False)
+    client = TestClient(Starlette(routes=[Mount("/llm", app=app)]), base_url="http://localhost")
+    for answer in (client.get("/llm/health"), client.post("/llm/v1/completions", json={})):
+        assert answer.status_code == 503
+        assert "lifespan=app.lifespan" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
