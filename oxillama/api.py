@@ -15,7 +15,7 @@ from functools import partial
 from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -31,11 +31,11 @@ from oxillama.engine.embedding import (
     RankedDocument,
     all_logits,
     all_pooled,
-    pair_ids,
-    pooler_of,
-    pooling_of,
+    batch_of,
+    pairs_of,
     ranked,
     scored_label,
+    stacked,
     submit_embedding,
 )
 from oxillama.engine.generation import make_request
@@ -88,6 +88,7 @@ __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_fr
 
 
 Maker = Callable[..., Request | Siblings]
+Made = TypeVar("Made")
 
 
 @spelled
@@ -413,17 +414,8 @@ class InferenceEngine:
     ) -> Iterator[Request | Siblings]:
         begun: deque[Request] = deque()
         for at, prompt in enumerate(prompts):
-            while True:
-                try:
-                    with naming(f"prompts[{at}]"):
-                        made = self._submit(make, prompt, session, wanted)
-                    break
-                except QueueFull:
-                    while begun and begun[0].done:
-                        begun.popleft()
-                    if not begun:
-                        raise
-                    begun[0].wait()
+            make_it = partial(self._submit, make, prompt, session, wanted)
+            made = _in_turn(make_it, begun, f"prompts[{at}]")
             begun.extend(made.requests if isinstance(made, Siblings) else (made,))
             yield made
 
@@ -1006,32 +998,23 @@ class InferenceEngine:
         """The vectors of many texts, float32 (texts, hidden), evaluated in shared steps without
         padding; a list with PoolingMode.NONE. Arguments are those of `embed`.
         """
-        if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
-            raise ConfigError(
-                f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes "
-                "one"
-            )
         model = self._loaded.model
-        texts, wanted = list(texts), pooling_of(model, pooling)
-        if not texts:
-            width = (
-                len(model.config.labels)
-                if wanted is PoolingMode.RANK
-                else self._loaded.core.program.hidden_size
-            )
-            pooler_of(model, pooling, normalize)
-            return [] if wanted is PoolingMode.NONE else np.empty((0, width), np.float32)
+        texts, mode = batch_of(model, texts, pooling, normalize)
+        vectors = self._pooled("texts", texts, pooling=mode, normalize=normalize, lora=lora)
+        return stacked(self._loaded.core, model, vectors, mode)
 
-        def begun() -> Iterator[tuple[Request, Pooler]]:
-            for at, text in enumerate(texts):
-                with naming(f"texts[{at}]"):
-                    work = self.submit_embedding(
-                        text, pooling=wanted, normalize=normalize, lora=lora
-                    )
-                yield work
+    def _pooled(self, name: str, inputs: Iterable[Any], **options: Any) -> list[np.ndarray]:
+        """The vectors of a list of that name, whose embeddings wait where the queue is full."""
+        begun: deque[Request] = deque()
 
-        vectors = all_pooled(begun())
-        return vectors if wanted is PoolingMode.NONE else np.stack(vectors)
+        def work() -> Iterator[tuple[Request, Pooler]]:
+            for at, each in enumerate(inputs):
+                make = partial(self.submit_embedding, each, **options)
+                made = _in_turn(make, begun, f"{name}[{at}]")
+                begun.append(made[0])
+                yield made
+
+        return all_pooled(work())
 
     def submit_embedding(
         self,
@@ -1070,11 +1053,6 @@ class InferenceEngine:
         no, otherwise a number in any range. label: the score to use if there are several labels.
         ConfigError for a model without a classifier.
         """
-        if isinstance(documents, (str, bytes)) or not hasattr(documents, "__iter__"):
-            raise ConfigError(
-                f"rerank: found {type(documents).__name__}, wanted a list of documents; `score` "
-                "takes one"
-            )
         if top_n is not None:
             top_n = whole("top_n", top_n, 1)
         return ranked(self._scores(query, documents, label), top_n)
@@ -1085,24 +1063,12 @@ class InferenceEngine:
             raise TokenizerError(f"document: found {type(document).__name__}, wanted str")
         return float(self._scores(query, [document], label)[0])
 
-    def _scores(self, query: str, documents: Iterable[str], label: str | None) -> list[np.floating]:
+    def _scores(self, query: str, documents: Any, label: str | None) -> list[np.floating]:
         model, bridge = self._loaded.model, self.tokenizer
-        number, metadata = scored_label(model, label), model.reader.metadata
-        documents = list(documents)
-        for at, document in enumerate(documents):
-            if not isinstance(document, str):
-                raise TokenizerError(
-                    f"documents[{at}]: found {type(document).__name__}, wanted str"
-                )
-        pairs = [pair_ids(bridge, metadata, query, document) for document in documents]
-
-        def begun() -> Iterator[tuple[Request, Pooler]]:
-            for at, ids in enumerate(pairs):
-                with naming(f"documents[{at}]"):
-                    work = self.submit_embedding(ids, pooling=PoolingMode.RANK)
-                yield work
-
-        return [scores[number] for scores in all_pooled(begun())]
+        number = scored_label(model, label)
+        pairs = pairs_of(model, bridge, query, documents)
+        scores = self._pooled("documents", pairs, pooling=PoolingMode.RANK)
+        return [each[number] for each in scores]
 
     # ---- looking inside
     # ----------------------------------------------------------------------------------------------
@@ -1197,6 +1163,22 @@ def naming(place: str) -> Iterator[None]:
         if str(error).startswith("prompt"):  # others are about options
             error.args = (f"{place}: {error}",)
         raise
+
+
+def _in_turn(make: Callable[[], Made], begun: deque[Request], place: str) -> Made:
+    """What `make` submits for one of a list. If the engine's queue is full, this waits until one of
+    the earlier requests has ended; QueueFull if all of them have ended.
+    """
+    while True:
+        try:
+            with naming(place):
+                return make()
+        except QueueFull:
+            while begun and begun[0].done:
+                begun.popleft()
+            if not begun:
+                raise
+            begun[0].wait()
 
 
 def _single(made: Request | Siblings) -> Request:

@@ -5,16 +5,26 @@ thread notifies the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
 from oxillama.api import InferenceEngine, naming
-from oxillama.arguments import checked_flag, separated, spelled
+from oxillama.arguments import checked_flag, separated, spelled, whole
 from oxillama.completion import Completion, Piece
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
-from oxillama.engine.embedding import PoolingMode
+from oxillama.engine.embedding import (
+    Pooler,
+    PoolingMode,
+    RankedDocument,
+    batch_of,
+    pairs_of,
+    ranked,
+    scored_label,
+    stacked,
+)
 from oxillama.engine.request import GenerateRequest, Request
 from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings
@@ -152,42 +162,14 @@ class AsyncEngine:
         """
         prompt, many = separated(prompt, in_session=session is not None)
         if many:
-            requests: list[Request | Siblings] = []
             # what is an iterator counts for every prompt
             read = {
                 name: tuple(value) if isinstance(value, Iterator) else value
                 for name, value in options.items()
             }
-            try:
-                for each in prompt:
-                    requests.append(await self._begun(each, requests, session, read))
-                return list(await asyncio.gather(*requests))
-            except BaseException:  # gather leaves the others running
-                for request in requests:
-                    request.cancel()
-                raise
+            begin = partial(self.engine.submit, session=session, **read)
+            return await _all_finished("prompts", prompt, begin)
         return await self.engine.submit(prompt, resumable=True, session=session, **options)
-
-    async def _begun(
-        self,
-        prompt: Any,
-        before: list[Request | Siblings],
-        session: Session | None,
-        options: dict[str, Any],
-    ) -> Request | Siblings:
-        """A request; if the queue is full, this waits until an earlier request has ended."""
-        while True:
-            try:
-                with naming(f"prompts[{len(before)}]"):
-                    made: Request | Siblings = self.engine.submit(
-                        prompt, session=session, **options
-                    )
-                return made
-            except QueueFull:
-                running = next((each for each in before if not each.done), None)
-                if running is None:
-                    raise
-                await running
 
     async def stream(
         self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
@@ -306,11 +288,84 @@ class AsyncEngine:
         await request
         return pooler.result()
 
+    async def embed_batch(
+        self,
+        texts: Iterable[Any],
+        *,
+        pooling: PoolingMode | str | None = None,
+        normalize: bool | None = None,
+        lora: Any = None,
+    ) -> np.ndarray | list[np.ndarray]:
+        """The vectors of many texts; see `InferenceEngine.embed_batch`."""
+        loaded = self.engine.loaded
+        texts, mode = batch_of(loaded.model, texts, pooling, normalize)
+        vectors = await self._pooled("texts", texts, pooling=mode, normalize=normalize, lora=lora)
+        return stacked(loaded.core, loaded.model, vectors, mode)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        top_n: int | None = None,
+        label: str | None = None,
+    ) -> list[RankedDocument]:
+        """(index, score) of documents, the most relevant to a query first; see
+        `InferenceEngine.rerank`.
+        """
+        if top_n is not None:
+            top_n = whole("top_n", top_n, 1)
+        model = self.engine.loaded.model
+        number = scored_label(model, label)
+        pairs = pairs_of(model, self.engine.tokenizer, query, documents)
+        scores = await self._pooled("documents", pairs, pooling=PoolingMode.RANK)
+        return ranked((each[number] for each in scores), top_n)
+
+    async def _pooled(self, name: str, inputs: Iterable[Any], **options: Any) -> list[np.ndarray]:
+        """The vectors of a list of that name."""
+        poolers: list[Pooler] = []
+
+        def begin(given: Any) -> Request:
+            request, pooler = self.engine.submit_embedding(given, **options)
+            poolers.append(pooler)
+            return request
+
+        await _all_finished(name, inputs, begin)
+        return [pooler.result() for pooler in poolers]
+
     async def __aenter__(self) -> AsyncEngine:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
+
+
+async def _all_finished(
+    name: str, inputs: Iterable[Any], begin: Callable[[Any], Request | Siblings]
+) -> list[Any]:
+    """The results of the requests that `begin` submits for a list of that name; an error of one
+    cancels the others. If the engine's queue is full, what is left waits until an earlier request
+    has ended.
+    """
+    begun: list[Request | Siblings] = []
+    try:
+        for at, each in enumerate(inputs):
+            while True:
+                try:
+                    with naming(f"{name}[{at}]"):
+                        made = begin(each)
+                    break
+                except QueueFull:
+                    running = next((other for other in begun if not other.done), None)
+                    if running is None:
+                        raise
+                    await running
+            begun.append(made)
+        return list(await asyncio.gather(*begun))
+    except BaseException:  # gather leaves the others running
+        for request in begun:
+            request.cancel()
+        raise
 
 
 class _Events:

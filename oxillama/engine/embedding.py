@@ -227,6 +227,33 @@ def all_pooled(work: Iterable[tuple[Request, Pooler]]) -> list[np.ndarray]:
     return [pooler.result() for pooler in poolers]
 
 
+def batch_of(
+    model: Model, texts: Any, pooling: PoolingMode | str | None, normalize: bool | None
+) -> tuple[list[Any], PoolingMode]:
+    """The texts of a batch as a list, and how their rows are pooled; ConfigError for a single text,
+    and for a pooling that the model does not support.
+    """
+    if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
+        raise ConfigError(
+            f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes one"
+        )
+    pooler_of(model, pooling, normalize)
+    return list(texts), pooling_of(model, pooling)
+
+
+def stacked(
+    core: EngineCore, model: Model, vectors: list[np.ndarray], pooling: PoolingMode
+) -> np.ndarray | list[np.ndarray]:
+    """The vectors of a batch as rows of one array; rows of all tokens stay a list."""
+    if pooling is PoolingMode.NONE:
+        return vectors
+    if vectors:
+        return np.stack(vectors)
+    labels = len(model.config.labels)
+    width = labels if pooling is PoolingMode.RANK else core.program.hidden_size
+    return np.empty((0, width), np.float32)
+
+
 class RankedDocument(NamedTuple):
     """A document of `rerank`: its index in the list given, and its score."""
 
@@ -277,6 +304,20 @@ def pair_ids(
     text = concat(pieces)
     made = text if isinstance(text, TemplateText) else TemplateText(text, bytes(len(text)))
     return bridge.encode(made, add_special=False)
+
+
+def pairs_of(model: Model, bridge: TokenizerBridge, query: str, documents: Any) -> list[list[int]]:
+    """`pair_ids` of a query and each of the documents; an error names the document."""
+    if isinstance(documents, (str, bytes)) or not hasattr(documents, "__iter__"):
+        raise ConfigError(
+            f"rerank: found {type(documents).__name__}, wanted a list of documents; `score` takes "
+            "one"
+        )
+    documents = list(documents)
+    for at, document in enumerate(documents):
+        if not isinstance(document, str):
+            raise TokenizerError(f"documents[{at}]: found {type(document).__name__}, wanted str")
+    return [pair_ids(bridge, model.reader.metadata, query, each) for each in documents]
 
 
 def ranked(scores: Iterable[float | np.floating], top_n: int | None) -> list[RankedDocument]:

@@ -1,13 +1,15 @@
 """Requests in a queue: who goes first, how long they may take, and how many may wait."""
 
+import asyncio
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import oxillama
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler, SchedulerConfig, State
-from oxillama.errors import ConfigError, QueueFull
+from oxillama.errors import ConfigError, ContextError, QueueFull
 from tests.engine.null import VOCAB, NullProgram, core, request, solo
 
 
@@ -153,6 +155,54 @@ def test_a_list_of_prompts_waits_for_itself_and_nobody_is_refused():
             engine.generate(["Once", "One"])
         for each in running:
             each.cancel()
+
+
+def test_lists_of_texts_and_documents_wait_for_themselves_too(cases):
+    bound = SchedulerConfig(max_sequences=1, max_waiting=1, max_batch_sequences=1)
+    path = cases / "embed" / "bert_rerank" / "f32.gguf"
+    texts = ["the dog", "a cat", "", "one [SEP] two", "the dog", "a", "some more"]
+    with oxillama.load(path, num_threads=1, scheduler=bound) as engine:
+        ids = [engine.tokenize(each) for each in texts]
+        wanted = [engine.embed(each, pooling="mean") for each in ids]
+        scores = [engine.score("a cat", each) for each in texts]
+        assert np.array_equal(engine.embed_batch(ids, pooling="mean"), wanted)
+        assert sorted(engine.rerank("a cat", texts)) == list(enumerate(scores))
+
+        async def served():
+            doors = oxillama.AsyncEngine(engine)
+            return (
+                await doors.embed_batch(ids, pooling="mean"),
+                await doors.rerank("a cat", iter(texts), top_n=3),
+                [each.shape for each in await doors.embed_batch(ids[:2], pooling="none")],
+                (await doors.embed_batch([], pooling="rank")).shape,
+            )
+
+        vectors, found, rows, none = asyncio.run(served())
+        assert np.array_equal(vectors, wanted)
+        assert found == engine.rerank("a cat", texts)[:3]
+        assert rows == [(len(each), engine.config.hidden_size) for each in ids[:2]]
+        assert none == (0, 1)
+        assert engine.metrics().requests_refused_total >= 1
+
+
+def test_awaiting_texts_and_documents_raises_what_the_engine_raises(cases):
+    with oxillama.load(cases / "embed" / "bert_rerank" / "f32.gguf", num_threads=1) as engine:
+        doors = oxillama.AsyncEngine(engine)
+        for call, error, message in (
+            (lambda: doors.embed_batch("a"), ConfigError, "embed_batch: found str"),
+            (
+                lambda: doors.embed_batch(["a", None]),
+                ConfigError,
+                r"texts\[1\]: prompt: found",
+            ),
+            (lambda: doors.embed_batch(["a"], pooling="x"), ConfigError, "pooling: found 'x'"),
+            (lambda: doors.rerank("a", "b"), ConfigError, "rerank: found str"),
+            (lambda: doors.rerank("a", ["b"], top_n=0), ConfigError, "top_n: found 0"),
+            (lambda: doors.rerank("a", ["b", "c " * 600]), ContextError, r"documents\[1\]: prompt"),
+        ):
+            with pytest.raises(error, match=f"^{message}"):
+                asyncio.run(call())
+        assert engine.metrics().requests_running == 0
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, "many", True])
