@@ -595,15 +595,16 @@ class Llama:
             return self._chunks(frame, messages, options, top, legacy=legacy)
         frame = shapes.Frame("chat.completion", "chatcmpl", name)
         with room_in_arguments():
-            done = self.engine.chat(messages, **options)
+            begun = self.engine.chat(messages, stream=True, **options)
+        with closing(begun):
+            events = list(begun)
         self._follow()
-        message: dict[str, Any] = {"role": "assistant", "content": done.content}
-        if done.tool_calls:
-            message["content"] = done.content or None
-            message["tool_calls"] = [
-                shapes.call(each, frame.call_id(index))
-                for index, each in enumerate(done.tool_calls)
-            ]
+        done, calls = events[-1].completion, shapes.Calls()
+        content = done.content + "".join(map(calls.take, events))
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls.found:
+            message["content"] = content or None
+            message["tool_calls"] = calls.entries(frame)
             if legacy:
                 message["function_call"] = message["tool_calls"][0]["function"]
         if done.reasoning:
@@ -629,11 +630,14 @@ class Llama:
             begun = self.engine.chat(messages, stream=True, **options)
         with closing(begun) as events:
             self._follow()
+            calls = shapes.Calls()
             for event in events:
                 found = None
                 if event.logprobs:
                     found = shapes.chat_logprobs(event.logprobs, self._data, top=top)
                 delta = _delta(event, legacy, frame)
+                if text := calls.take(event):
+                    delta = {"content": text}
                 reason = _chat_reason(event.finish_reason, legacy)
                 if delta or reason or found:
                     yield frame(delta=delta, logprobs=found, finish_reason=reason)

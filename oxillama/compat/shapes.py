@@ -9,7 +9,7 @@ from typing import Any
 
 from oxillama.completion import Completion
 from oxillama.tokenizer import TextOffsets
-from oxillama.toolcalls import ToolCall
+from oxillama.toolcalls import ChatEvent
 
 Spell = Callable[[int], str]
 Bytes = Callable[[int], bytes]
@@ -126,10 +126,28 @@ def chat_logprobs(reports: Sequence[Any], data: Bytes, *, top: int) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def call(made: ToolCall, id: str) -> dict[str, Any]:
-    """A tool call of a message."""
-    return {
-        "id": id,
-        "type": "function",
-        "function": {"name": made.name, "arguments": made.arguments_text},
-    }
+class Calls:
+    """The tool calls of a reply, from its events; one that was cut off has the arguments that
+    came.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[int, dict[str, str]] = {}  # name and arguments, by number
+
+    def take(self, event: ChatEvent) -> str:
+        """Read an event; returns the text of what began like a call and has no name."""
+        number = event.index or 0
+        if event.kind == "call":
+            self.found[number] = {"name": event.name, "arguments": ""}
+        elif event.kind == "arguments":
+            self.found[number]["arguments"] += event.arguments
+        elif event.malformed is not None and number not in self.found:
+            return event.malformed.text
+        return ""
+
+    def entries(self, frame: Frame) -> list[dict[str, Any]]:
+        """The calls of a message."""
+        return [
+            {"id": frame.call_id(index), "type": "function", "function": each}
+            for index, each in enumerate(self.found.values())
+        ]

@@ -211,6 +211,41 @@ def test_tools_are_called_as_openais_are(llm):
     assert "".join(each["arguments"] for each in calls) == first["function"]["arguments"]
 
 
+def test_a_call_that_max_tokens_cuts_off_is_not_lost(llm):
+    """Streamed or not: its name and the arguments so far, or its text where it has no name yet."""
+    ways = [
+        {
+            "tools": [{"type": "function", "function": WEATHER}],
+            "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        },
+        {"functions": [WEATHER], "function_call": {"name": "weather"}},
+    ]
+    for way in ways:
+        given = {**way, "temperature": 0, "tool_format": "hermes"}
+        seen = set()
+        for tokens in range(2, 90, 4):
+            done = llm.create_chat_completion(ASKED, max_tokens=tokens, **given)["choices"][0]
+            chunks = llm.create_chat_completion(ASKED, max_tokens=tokens, stream=True, **given)
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            text = "".join(each.get("content") or "" for each in deltas)
+            calls = [each["function"] for d in deltas for each in d.get("tool_calls", ())]
+            calls += [each["function_call"] for each in deltas if "function_call" in each]
+            message = done["message"]
+            assert (message["content"] or "") == text
+            if done["finish_reason"] != "length":
+                break
+            if calls:
+                found = message["tool_calls"][0]["function"]
+                assert found["name"] == calls[0]["name"] == "weather"
+                assert found["arguments"] == "".join(each["arguments"] for each in calls)
+                assert message.get("function_call", found) == found and not text
+                seen.add("arguments" if found["arguments"] else "name")
+            else:
+                assert "tool_calls" not in message and "<tool_call>".startswith(text[:11]) and text
+                seen.add("text")
+        assert seen == {"text", "name", "arguments"}
+
+
 def test_ids_of_calls_fit_a_template_that_counts_their_characters():
     """As Mistral's does. Every call of every reply has an id of its own, longer than nine."""
     template = (
