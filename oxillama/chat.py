@@ -179,7 +179,7 @@ class Chat:
         messages: Sequence[dict[str, Any]],
         *,
         tools: Sequence[Any] | None = None,
-        response_format: Mapping[str, Any] | type | None = None,
+        response_format: Any = None,
         template: dict[str, Any] | None = None,
         parse_special: bool = False,
         **options: Any,
@@ -246,7 +246,7 @@ def _listed(tools: Sequence[Any] | None) -> list[Any] | None:
     ] or None
 
 
-def _planned(response_format: Mapping[str, Any] | type | None, asked: Mapping[str, Any]) -> Options:
+def _planned(response_format: Any, asked: Mapping[str, Any]) -> Options:
     """The options with the constraint of response_format; ConfigError if they have another
     constraint.
     """

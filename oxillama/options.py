@@ -133,7 +133,7 @@ class SingleChatOptions(SingleOptions, total=False):
     tool_choice: Any
     tool_format: str | None
     parallel_tool_calls: bool
-    response_format: Mapping[str, Any] | type | None
+    response_format: Any
     template: Mapping[str, Any] | None
 
 
@@ -395,9 +395,9 @@ def _listed(name: str, value: Any) -> Any:
     return found
 
 
-def response_constraint(response_format: Mapping[str, Any] | type | None) -> dict[str, Any]:
+def response_constraint(response_format: Any) -> dict[str, Any]:
     """The option of `Options` that a chat's response_format stands for: text, json_object (which
-    may have a schema, as in llama.cpp), json_schema with its schema, or a class that json_schema
+    may have a schema, as in llama.cpp), json_schema with its schema, or a type that json_schema
     takes. A schema is closed, unless it stands beside `"strict": False`.
     """
     if response_format is None:
@@ -408,7 +408,7 @@ def response_constraint(response_format: Mapping[str, Any] | type | None) -> dic
     if not isinstance(kind, str) or kind not in _FORMATS:
         raise ConfigError(
             f"response_format: found {response_format!r}, wanted a type of text, json_object or "
-            "json_schema, a Pydantic model, a dataclass or a TypedDict"
+            "json_schema, a Pydantic model, a dataclass, a TypedDict or a type such as list[str]"
         )
     given, known, name = response_format, _FORMATS[kind], "response_format"
     if kind == "json_schema" and given.get("json_schema") is not None:

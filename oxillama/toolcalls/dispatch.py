@@ -215,6 +215,8 @@ def _plain(value: Any) -> Any:
     """The JSON form of a value that `json` does not support."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
+    if callable(dump := getattr(value, "model_dump", None)):
+        return dump(mode="json")
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (set, frozenset)):
@@ -223,8 +225,8 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in the types of the function's hints: dataclasses, enums, tuples, dates and
-    UUIDs are made from their JSON form.
+    """The arguments in the types of the function's hints: dataclasses, models of pydantic's, enums,
+    tuples, dates and UUIDs are made from their JSON form.
     """
     try:
         hints = typing.get_type_hints(hinted(function))
@@ -248,6 +250,8 @@ def _as(hint: Any, value: Any) -> Any:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         hints = typing.get_type_hints(hint)
         return hint(**{key: _as(hints.get(key), inner) for key, inner in value.items()})
+    if isinstance(hint, type) and callable(validate := getattr(hint, "model_validate", None)):
+        return validate(value)
     if origin in (typing.Union, types.UnionType):
         return value if value is None else _of_union(args, value)
     if origin in (list, set, frozenset, tuple) and isinstance(value, list) and args:

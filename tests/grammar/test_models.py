@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pydantic
+import pydantic.dataclasses
 import pytest
 
 import oxillama
@@ -214,3 +215,97 @@ def test_a_set_that_does_not_say_of_what_raises_for_its_unique_items():
     with pytest.raises(GrammarError, match="uniqueItems"):
         untold = getattr(typing, "Set")  # noqa: B009
         Grammar.from_json_schema(dataclasses.make_dataclass("Held", [("x", untold)]))
+
+
+@pydantic.dataclasses.dataclass
+class Weight:
+    grams: int = pydantic.Field(ge=1, le=9)
+
+
+@dataclasses.dataclass
+class Kennel:
+    dogs: list[Dog]
+    weight: Weight
+    floors: int = pydantic.Field(ge=1, le=2)
+    rooms: int = pydantic.Field(3, ge=3, le=4)
+    hash: int = dataclasses.field(default=0, init=False)
+
+
+class Yard(typing.TypedDict):
+    home: Home
+    weight: typing.NotRequired[Weight]
+
+
+REX = '{"kind":"dog","name":"Rex"}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (
+            Kennel,
+            [
+                '{"dogs":[],"weight":{"grams":9},"floors":1}',
+                f'{{"dogs":[{REX}],"weight":{{"grams":1}},"floors":2,"rooms":4}}',
+            ],
+            [
+                '{"dogs":[],"weight":{},"floors":1}',
+                '{"dogs":[],"weight":{"grams":10},"floors":1}',
+                '{"dogs":[],"weight":{"grams":9}}',
+                '{"dogs":[],"weight":{"grams":9},"floors":3}',
+                '{"dogs":[],"weight":{"grams":9},"floors":1,"rooms":5}',
+                '{"dogs":[],"weight":{"grams":9},"floors":1,"hash":0}',
+                '{"dogs":[{"kind":"dog","name":"R"}],"weight":{"grams":9},"floors":1}',
+                '{"dogs":[{"kind":"dog","name":"Rex","more":1}],"weight":{"grams":9},"floors":1}',
+            ],
+        ),
+        (
+            Yard,
+            [
+                '{"home":{"pets":[],"next":{"pets":[]}}}',
+                '{"home":{"pets":[]},"weight":{"grams":9}}',
+            ],
+            ["{}", '{"home":{"pets":[],"next":{}}}', '{"home":{"pets":[]},"weight":{}}'],
+        ),
+        (list[Dog], ["[]", f"[{REX},{REX}]"], [REX, '[{"kind":"dog"}]', "[1]"]),
+        (dict[str, Colour], ["{}", '{"a":"red"}'], ['{"a":"green"}', "[]"]),
+        (Cat | Dog, [REX, '{"kind":"cat","lives":9}'], ['{"kind":"cat","lives":10}', "null"]),
+        (typing.Optional[Weight], ["null", '{"grams":1}'], ["{}"]),  # noqa: UP045
+        (Annotated[int, pydantic.Field(ge=3)], ["3"], ["2", '"3"']),
+        (Literal["a", 1], ['"a"', "1"], ['"b"', "a"]),
+        (Colour, ['"red"'], ['"green"', "red"]),
+        (bool, ["true"], ["1"]),
+        (pydantic.TypeAdapter(list[Cat]), ["[]", '[{"kind":"cat","lives":1}]'], [f"[{REX}]"]),
+    ],
+    ids=str,
+)
+def test_types_made_of_classes_are_schemas_too(kind, good, bad):
+    grammar = Grammar.from_json_schema(kind)
+    assert [text for text in good if not grammar.matches(text)] == []
+    assert [text for text in bad if grammar.matches(text)] == []
+
+
+def test_a_class_that_is_no_schema_is_named():
+    with pytest.raises(GrammarError, match="^Plain: type .*Plain'> has no JSON form$"):
+        Grammar.from_json_schema(type("Plain", (), {}))
+
+
+def test_a_list_of_models_is_generated_and_read():
+    kind = Annotated[list[Dog], pydantic.Field(min_length=1, max_length=2)]
+    with oxillama.load() as engine:
+        found = engine.generate("Dogs: ", json_schema=kind, max_tokens=300, seed=1)
+        assert found.finish_reason == "stop"
+        assert pydantic.TypeAdapter(kind).validate_json(found.text)
+        reply = engine.chat([{"role": "user", "content": "Hi"}], response_format=Cat | Dog, seed=1)
+        pydantic.TypeAdapter(Cat | Dog).validate_json(reply.content)
+
+
+def test_tools_take_and_return_models():
+    def adopt(dog: Dog, others: list[Cat], weight: Weight) -> Cat:
+        return others[0].model_copy(update={"lives": others[0].lives - weight.grams})
+
+    tools = oxillama.ToolDispatcher([adopt])
+    arguments = f'{{"dog":{REX},"others":[{{"kind":"cat","lives":9}}],"weight":{{"grams":2}}}}'
+    assert Grammar.from_json_schema(tools.tools[0]["function"]["parameters"]).matches(arguments)
+    call = oxillama.ToolCall(id="1", name="adopt", arguments=json.loads(arguments))
+    assert json.loads(tools.dispatch(call).content) == {"kind": "cat", "lives": 7}

@@ -1,6 +1,6 @@
-"""The JSON Schema of a Python class: Pydantic's own for its models; of a dataclass or TypedDict the
-fields as properties, those without a default (or not marked as such) required, nothing else
-allowed.
+"""The JSON Schema of a Python class: Pydantic's own for its models and dataclasses; of a dataclass
+or TypedDict the fields as properties, those without a default (or not marked as such) required,
+nothing else allowed; and of types made of these (`list[Model]`, `Literal`, a union, an enum).
 """
 
 import dataclasses
@@ -42,12 +42,12 @@ BOUNDS = {
 }
 
 
-def class_schema(cls: type) -> dict:
-    """The schema of a dataclass or TypedDict and of all those it mentions. Raises `GrammarError`
-    for a type that has no JSON form.
+def class_schema(kind: Any) -> dict:
+    """The schema of a type and of all classes that it mentions. Raises `GrammarError` for one that
+    has no JSON form.
     """
     definitions: dict[str, dict] = {}
-    root = _schema(cls, definitions, cls.__name__)
+    root = _schema(kind, definitions, getattr(kind, "__name__", None) or str(kind))
     return {**root, "$defs": definitions}
 
 
@@ -55,7 +55,9 @@ def _schema(kind, definitions: dict, where: str) -> dict:
     """The schema of one type annotation."""
     if kind in SCALARS:
         return SCALARS[kind]
-    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or typing.is_typeddict(kind)):
+    if isinstance(kind, type) and (
+        _is_pydantic(kind) or dataclasses.is_dataclass(kind) or typing.is_typeddict(kind)
+    ):
         return _reference(kind, definitions)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return {"enum": [member.value for member in kind]}
@@ -122,9 +124,12 @@ def _bounded(schema: dict, notes, where: str) -> dict:
 
 
 def _reference(kind: type, definitions: dict) -> dict:
-    """A reference to a dataclass's definition, made on first use (so that recursion ends)."""
+    """A reference to a class's definition, made on first use (so that recursion ends)."""
     name = f"{kind.__module__}.{kind.__qualname__}".replace("/", "_").replace("~", "_")
-    if name not in definitions:
+    if name not in definitions and _is_pydantic(kind):
+        inner = f"#/$defs/{name}/$defs/".replace("{", "{{").replace("}", "}}")
+        definitions[name] = _pydantic_schema(kind, ref_template=inner + "{model}")
+    elif name not in definitions:
         definitions[name] = {}
         try:
             hints = typing.get_type_hints(kind, include_extras=True)
@@ -136,13 +141,19 @@ def _reference(kind: type, definitions: dict) -> dict:
                 properties[key] = _schema(hint, definitions, f"{kind.__qualname__}.{key}")
             required = [key for key in hints if key in getattr(kind, "__required_keys__")]  # noqa: B009
         for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
-            properties[field.name] = _schema(
-                hints[field.name], definitions, f"{kind.__qualname__}.{field.name}"
-            )
-            if (
+            if not field.init:
+                continue
+            where = f"{kind.__qualname__}.{field.name}"
+            made = _schema(hints[field.name], definitions, where)
+            needed = (
                 field.default is dataclasses.MISSING
                 and field.default_factory is dataclasses.MISSING
-            ):
+            )
+            # bounds, where the default is a `Field` of pydantic's, which may be without a default
+            if callable(is_required := getattr(field.default, "is_required", None)):
+                made, needed = _bounded(made, (field.default,), where), is_required()
+            properties[field.name] = made
+            if needed:
                 required.append(field.name)
         definitions[name].update(
             {
@@ -153,6 +164,21 @@ def _reference(kind: type, definitions: dict) -> dict:
             }
         )
     return {"$ref": f"#/$defs/{name}"}
+
+
+def _is_pydantic(kind: type) -> bool:
+    """Whether a class is a model or a dataclass of pydantic's, which is loaded then."""
+    return callable(getattr(kind, "model_json_schema", None)) or hasattr(
+        kind, "__pydantic_core_schema__"
+    )
+
+
+def _pydantic_schema(kind: Any, **options: str) -> dict:
+    """Pydantic's own schema of one of its classes."""
+    describe = getattr(kind, "model_json_schema", None)
+    if not callable(describe):
+        describe = sys.modules["pydantic"].TypeAdapter(kind).json_schema
+    return describe(**options)
 
 
 class ClosedSchema(dict):
@@ -166,15 +192,14 @@ class ClosedSchema(dict):
 
 
 def schema_of(source: Any) -> Any:
-    """The schema of a Pydantic model or dataclass or TypedDict, closed; anything else as it is."""
-    if not isinstance(source, type):
-        return source
-    describe = getattr(source, "model_json_schema", None)
-    if callable(describe):
-        return ClosedSchema(describe())
-    if hasattr(source, "__pydantic_core_schema__"):
-        # a dataclass of pydantic's, which is loaded then
-        return ClosedSchema(sys.modules["pydantic"].TypeAdapter(source).json_schema())
-    if dataclasses.is_dataclass(source) or typing.is_typeddict(source):
+    """The schema of a Pydantic model, a dataclass, a TypedDict or a type made of these, closed;
+    anything else as it is.
+    """
+    if isinstance(source, type) and _is_pydantic(source):
+        return ClosedSchema(_pydantic_schema(source))
+    if isinstance(source, type) or typing.get_origin(source) is not None:
         return ClosedSchema(class_schema(source))
+    # a TypeAdapter of pydantic's
+    if callable(describe := getattr(source, "json_schema", None)):
+        return ClosedSchema(describe())
     return source

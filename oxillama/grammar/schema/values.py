@@ -21,7 +21,7 @@ def load(schema, where: str = "schema"):
     if not isinstance(schema, (str, bytes, bool, dict, list, int, float, type(None))):
         raise GrammarError(
             f"{where}: found {schema!r:.60}, wanted JSON text, a dict or bool, a Pydantic model, a "
-            "dataclass or a TypedDict"
+            "dataclass, a TypedDict or a type such as list[str]"
         )
     try:
         text = schema if isinstance(schema, (str, bytes)) else json.dumps(schema, allow_nan=False)
