@@ -735,6 +735,7 @@ class InferenceEngine:
         session: Session | None = None,
         **options: Any,
     ) -> Request | Siblings:
+        self._loaded.core.check_generates("chat")
         turn = self._loaded.chat.turn(messages, **options)
         request = self._begin(turn.prompt, resumable=resumable, session=session, **turn.options)
         for each in request.requests if isinstance(request, Siblings) else (request,):

@@ -329,6 +329,9 @@ def _index(token: Any) -> int:
     return index(token)
 
 
+_MESSAGES = " (messages: chat)"  # what takes what is no prompt
+
+
 def checked_ids(
     prompt: Iterable[int],
     vocab_size: int | None = None,
@@ -345,7 +348,8 @@ def checked_ids(
     if not media and isinstance(prompt, list) and getattr(prompt, "media", None):
         raise ConfigError(f"{name}: found a prompt with images or audio, wanted {wanted} alone")
     if isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, Set)):
-        raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}")
+        hint = _MESSAGES if isinstance(prompt, Mapping) and "role" in prompt else ""
+        raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}{hint}")
     try:
         given = list(prompt)
     except TypeError:
@@ -358,6 +362,8 @@ def checked_ids(
             ids.append(_index(token))
         except TypeError:
             hint = " (many texts: generate and embed_batch)" if isinstance(token, str) else ""
+            if isinstance(token, Mapping) and "role" in token:
+                hint = _MESSAGES
             raise ConfigError(
                 f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id{hint}"
             ) from None

@@ -158,7 +158,8 @@ class Chat:
     ) -> TemplateText:
         if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
             raise ConfigError(
-                f"messages: found {type(messages).__name__}, wanted a list of messages"
+                f"messages: found {type(messages).__name__}, wanted a list of messages such as "
+                '[{"role": "user", "content": ...}]'
             )
         self.check_variables(variables)
         return self._writer.write(

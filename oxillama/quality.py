@@ -80,6 +80,13 @@ def usual_window(widest: int) -> int:
     return min(512, widest)
 
 
+def _check_engine(engine: InferenceEngine) -> None:
+    if not isinstance(engine, InferenceEngine):
+        raise ConfigError(
+            f"engine: found {type(engine).__name__}, wanted an InferenceEngine, as load(...) gives"
+        )
+
+
 def windows_of(
     engine: InferenceEngine, text: str | Sequence[int], context: int, limit: int | None = None
 ) -> list[list[int]]:
@@ -134,6 +141,7 @@ def perplexity(
     be longer. ConfigError for settings that cannot be honoured, QuantError for a file that does not
     fit.
     """
+    _check_engine(engine)
     if engine.config.filling is not None:
         raise NoNextToken(
             f"perplexity: found {engine.config.architecture}, which fills in masks and has no next "
@@ -356,6 +364,7 @@ def collect_imatrix(
     has none. The inputs are those of the kernels, in steps of 1/127 of a block's largest.
     ConfigError for a text shorter than a window, or a window longer than a step.
     """
+    _check_engine(engine)
     if context is None:
         context = usual_window(widest_collected(engine))
     windows = windows_of(engine, text, context, limit)

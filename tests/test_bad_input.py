@@ -272,6 +272,13 @@ def test_whether_all_of_a_model_is_hashed_is_true_or_false(engine, value):
     assert str(caught.value) == f"full: found {value!r}, wanted True or False"
 
 
+def test_a_conversation_that_is_no_prompt_names_what_takes_it(engine):
+    wanted = r"found dict.*, wanted a (string or token ids|token id) \(messages: chat\)$"
+    for call in (engine.generate, engine.stream, engine.embed_batch):
+        with pytest.raises(ConfigError, match=wanted):
+            list(call([{"role": "user", "content": "hi"}]))
+
+
 @pytest.mark.parametrize("value", ("no", 1, None))
 def test_whether_a_reply_is_streamed_is_true_or_false(engine, value):
     asked = [{"role": "user", "content": "Hi"}]
@@ -308,6 +315,13 @@ def test_what_is_no_config_or_engine_is_refused(engine):
     for make, told in (
         (lambda: oxillama.InferenceEngine({}), "config: found dict"),
         (lambda: AsyncEngine(5), "engine: found int"),
+        (
+            lambda: oxillama.perplexity("a.gguf", "x"),
+            "engine: found str, wanted an InferenceEngine",
+        ),
+        (lambda: oxillama.collect_imatrix("a.gguf", "x"), "engine: found str"),
+        (lambda: oxillama.SpeculativeEngine("a.gguf"), "config: found str, wanted a Speculative"),
+        (lambda: oxillama.SpeculativeDecoder("a.gguf"), "config: found str, wanted an AsyncSpec"),
         (lambda: engine.beam_generate("x", 5), "config: found int"),
         (lambda: engine.submit("x", max_tokens=1).result("x"), "timeout"),
         (lambda: engine.submit("x", max_tokens=1).result(float("nan")), "timeout: found nan"),

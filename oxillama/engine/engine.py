@@ -328,15 +328,20 @@ class EngineCore:
                 "prompt: found images, audio or no source at its beginning, wanted a text to encode"
             )
 
+    def check_generates(self, kind: str) -> None:
+        """NoNextToken for an encoder; kind: what was asked for."""
+        if self.encoder is not None:
+            raise NoNextToken(
+                f"{kind}: {self.encoder} is an encoder, which has no next token; wanted embed, "
+                "rerank or score"
+            )
+
     def _check_whole(self, request: Request) -> None:
         """Raise for what a model cannot do whose rows see the whole text: EngineError for what
         wants a next token, ContextError for a text longer than a step.
         """
-        if self.encoder is not None and not request.hidden:
-            raise NoNextToken(
-                f"{request.kind}: {self.encoder} is an encoder, which has no next token; wanted "
-                "embed, rerank or score"
-            )
+        if not request.hidden:
+            self.check_generates(request.kind)
         if self.filling is not None and request.fill is None and request.on_rows is None:
             raise NoNextToken(
                 f"{request.kind}: the model fills in masks and has no next token; wanted generate, "

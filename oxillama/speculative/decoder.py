@@ -13,7 +13,7 @@ from oxillama.completion import Completion, Piece, SpecStats
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.request import Request, finished
 from oxillama.engine.stream import Stream
-from oxillama.errors import not_pickled
+from oxillama.errors import ConfigError, not_pickled
 from oxillama.speculative.config import AsyncSpecConfig, SpeculativeConfig
 from oxillama.speculative.engine import SpeculativeEngine
 
@@ -72,6 +72,8 @@ class SpeculativeDecoder:
     """
 
     def __init__(self, config: AsyncSpecConfig, target: Any = None, draft: Any = None) -> None:
+        if not isinstance(config, AsyncSpecConfig):
+            raise ConfigError(f"config: found {type(config).__name__}, wanted an AsyncSpecConfig")
         self.config = config
         self._requests: list[Request] = []
         threads = config.draft_threads or max(1, default_threads() // 2)

@@ -60,6 +60,8 @@ class SpeculativeEngine:
         background: bool = False,
         draft_config: EngineConfig | None = None,
     ) -> None:
+        if not isinstance(config, SpeculativeConfig):
+            raise ConfigError(f"config: found {type(config).__name__}, wanted a SpeculativeConfig")
         self.config = config
         self._mine: list[InferenceEngine] = []
         self._folder: TemporaryDirectory | None = None

@@ -154,8 +154,12 @@ def check_messages(messages: Sequence[Any]) -> None:
 def _check(message: Any, name: str) -> None:
     """ConfigError for a message that no template can write, under its name."""
     if not isinstance(message, Mapping):
+        hint = ""
+        if isinstance(message, (list, tuple)):
+            hint = "; a call takes one conversation, submit_chat starts each of several"
         raise ConfigError(
-            f"{name}: found {type(message).__name__}, wanted a message: a dict of role and content"
+            f"{name}: found {type(message).__name__}, wanted a message: a dict of role and "
+            f"content{hint}"
         )
     role, content, calls = (message.get(key) for key in ("role", "content", "tool_calls"))
     if not isinstance(role, str):

@@ -11,7 +11,7 @@ import oxillama
 from oxillama import PoolingMode
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.embedding import all_pooled, submit_embedding
-from oxillama.errors import ConfigError, ContextError, EngineError, TokenizerError
+from oxillama.errors import ConfigError, ContextError, EngineError, NoNextToken, TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.model import architectures, load_model
 from oxillama.opening import core_over
@@ -135,6 +135,14 @@ def test_q8_0_files_stay_as_near_as_the_format_allows(cases, name):
             found = engine.embed(given[f"tokens_{i}"].tolist(), pooling="none", normalize=False)
             allowed = max(0.06, 1.5 * theirs) * np.abs(wanted).max()
             assert np.abs(found - wanted).max() <= allowed, i
+
+
+def test_an_encoder_says_that_it_does_not_chat(cases):
+    with (
+        oxillama.load(cases / "embed" / "bert_cls" / "f32.gguf") as engine,
+        pytest.raises(NoNextToken, match="^chat: bert is an encoder, .* wanted embed, rerank"),
+    ):
+        engine.chat([{"role": "user", "content": "hi"}])
 
 
 def test_pooling_comes_from_the_file_and_can_be_overridden(cases):

@@ -46,6 +46,11 @@ def test_images_and_results_are_left_alone():
     ("message", "error"),
     [
         (5, ": found int, wanted a message: a dict of role and content"),
+        (
+            [{"role": "user", "content": "x"}],
+            ": found list, wanted a message: a dict of role and content; a call takes one "
+            "conversation, submit_chat starts each of several",
+        ),
         ({"content": "x"}, ".role: found nothing, wanted a text such as 'user'"),
         ({"role": None, "content": "x"}, ".role: found None, wanted a text such as 'user'"),
         ({"role": "user"}, ".content: found nothing, wanted text or a list of parts"),
