@@ -21,7 +21,7 @@ from oxillama.errors import ConfigError, GgufError, LoraError
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture, is_among
 from oxillama.lora.file import EMBEDDING, LoraFile
 from oxillama.lora.fit import check_base
-from oxillama.lora.stack import checked_scale, read_lora
+from oxillama.lora.stack import paths_with_scales, read_lora
 from oxillama.quant import quantize
 
 _SLAB = 1 << 20  # numbers that are summed at a time
@@ -47,26 +47,28 @@ class Merged:
 
 def merge_lora(
     base: str | os.PathLike[str],
-    adapters: Iterable[tuple[str | os.PathLike[str], float]],
+    adapters: str
+    | os.PathLike[str]
+    | Iterable[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]],
     target: str | os.PathLike[str],
     *,
     num_threads: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Merged:
-    """Write `target`, one file: the base with each (adapter, scale) added. progress: called with
-    (bytes done, bytes in all, name) after each tensor.
+    """Write `target`, one file: the base with adapters added: the path of one, or a list of paths
+    or of (path, scale). progress: called with (bytes done, bytes in all, name) after each tensor.
 
     LoraError for an adapter that does not fit, ConfigError without adapters or for a target that is
     one of the inputs; then no file is written.
     """
     with GgufReader(Path(base)) as reader:
         found: list[tuple[LoraFile, float]] = []
-        for path, scale in adapters:
+        for path, scale in paths_with_scales(adapters, option="adapters"):
             if Path(path).is_file() and is_among(target, (Path(path),)):
                 raise ConfigError(f"{target}: is the adapter, wanted another file")
             lora = read_lora(path, reader)
             check_base(reader, lora)
-            found.append((lora, checked_scale(scale)))
+            found.append((lora, scale))
         if not found:
             raise ConfigError("adapters: found none, wanted at least one")
         if is_among(target, reader.paths):

@@ -75,6 +75,45 @@ def checked_scale(value: Any) -> float:
     return float(np.float32(value))
 
 
+def with_scales(
+    given: Any, *, option: str = "lora", wanted: str = "name"
+) -> list[tuple[Any, float]]:
+    """(adapter, scale) of what an option names: one adapter, or a list of these or of (adapter,
+    scale); ConfigError for anything else. wanted: how adapters are named.
+    """
+    if isinstance(given, (str, os.PathLike, Lora)):
+        return [(given, 1.0)]
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], _NUMBERS):
+        given = [given]
+    if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray, memoryview)):
+        raise ConfigError(
+            f"{option}: found {type(given).__name__}, wanted an adapter's name or path, or a list "
+            "of (name, scale)"
+        )
+    pairs: list[tuple[Any, float]] = []
+    for each in given:
+        if isinstance(each, (str, os.PathLike, Lora)):
+            pairs.append((each, 1.0))
+        elif isinstance(each, (tuple, list)) and len(each) == 2:
+            pairs.append((each[0], checked_scale(each[1])))
+        else:
+            raise ConfigError(
+                f"{option}: found {each!r:.80}, wanted a {wanted} or ({wanted}, scale)"
+            )
+    return pairs
+
+
+def paths_with_scales(given: Any, *, option: str) -> list[tuple[str | os.PathLike[str], float]]:
+    """`with_scales` of files and folders."""
+    if isinstance(given, Iterator):
+        given = list(given)
+    pairs = with_scales(given, option=option, wanted="path")
+    for path, _ in pairs:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ConfigError(f"{option}: found {type(path).__name__}, wanted a path")
+    return pairs
+
+
 def read_lora(path: str | os.PathLike[str], base: GgufReader) -> LoraFile:
     """The adapter of a GGUF file, or of a PEFT folder, for the model of an open file."""
     if os.path.isdir(path):
@@ -271,24 +310,7 @@ class LoraStack:
         """
         if given is None or isinstance(given, Adapters):
             return given
-        if isinstance(given, (str, os.PathLike, Lora)):
-            return Adapters([(self.find(given), 1.0)])
-        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], _NUMBERS):
-            given = [given]
-        if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray, memoryview)):
-            raise ConfigError(
-                f"lora: found {type(given).__name__}, wanted an adapter's name or path, or a list "
-                "of (name, scale)"
-            )
-        pairs = []
-        for each in given:
-            if isinstance(each, (str, os.PathLike, Lora)):
-                pairs.append((self.find(each), 1.0))
-            elif isinstance(each, (tuple, list)) and len(each) == 2:
-                pairs.append((self.find(each[0]), checked_scale(each[1])))
-            else:
-                raise ConfigError(f"lora: found {each!r:.80}, wanted a name or (name, scale)")
-        return Adapters(pairs)
+        return Adapters((self.find(each), scale) for each, scale in with_scales(given))
 
     def restored(self, described: Any) -> Adapters:
         """The adapters that a snapshot names by fingerprint and scale; LoraError names the first

@@ -46,6 +46,28 @@ def test_merged_weights_are_the_sums(arch, kind, tmp_path):
             assert error <= (0 if info.type_name == "F32" else np.abs(wanted).max() / 200)
 
 
+def test_adapters_to_merge_are_named_as_those_of_a_request(tmp_path):
+    reader, rng = invent(tmp_path / "m.gguf", "llama"), np.random.default_rng(5)
+    name, path = "blk.0.attn_q.weight", tmp_path / "a.gguf"
+    pair = random_pair(name, tuple(reader.tensors[name].shape), 4, rng)
+    write_lora(path, "llama", {name: pair})
+    written = set()
+    for adapters in (path, str(path), (path, 1), [path], [(path, 1.0)], iter([path])):
+        oxillama.merge_lora(tmp_path / "m.gguf", adapters, tmp_path / "out.gguf")
+        written.add((tmp_path / "out.gguf").read_bytes())
+    assert len(written) == 1
+    for adapters, told in (
+        (5, "found int, wanted an adapter's name or path, or a list"),
+        ([path, 5, 6], "found 5, wanted a path or .path, scale."),
+        ([(path, 1.0, 2)], "wanted a path or .path, scale."),
+        ([(5, 1.0)], "found int, wanted a path"),
+        ([(path, "x")], "^scale: found 'x', wanted a number"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            oxillama.merge_lora(tmp_path / "m.gguf", adapters, tmp_path / "none.gguf")
+    assert not (tmp_path / "none.gguf").exists()
+
+
 def test_merging_refuses_what_does_not_fit_and_writes_nothing(tmp_path):
     reader, rng = invent(tmp_path / "m.gguf", "llama"), np.random.default_rng(5)
     name = "blk.0.attn_q.weight"
