@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
-from oxillama.arguments import named_fields, unknown
+from oxillama.arguments import checked_flag, named_fields, unknown
 from oxillama.errors import ConfigError
 from oxillama.tokenizer import ChatTemplate
 from oxillama.tokenizer.builtin_templates import template_source
@@ -181,6 +181,17 @@ class ServerConfig:
                 wanted = "an integer" if kind is int else "a finite number"
                 least = "above 0" if name in _POSITIVE else "of 0 or more"
                 raise ConfigError(f"{name}: found {value!r}, wanted {wanted} {least}")
+        for name in ("force", "log_prompts", "log_requests"):
+            checked_flag(name, getattr(self, name))
+        if not isinstance(self.host, str):
+            raise ConfigError(f"host: found {self.host!r}, wanted a text")
+        for name in ("api_keys", "cors_origins", "allowed_hosts"):
+            object.__setattr__(self, name, _texts(name, getattr(self, name)))
+        if self.loras:
+            from oxillama.lora.stack import paths_with_scales
+
+            pairs = paths_with_scales(self.loras, option="loras")
+            object.__setattr__(self, "loras", tuple(pairs))
         if self.chat_template is not None:
             source = template_source(self.chat_template)
             ChatTemplate(source).compiled()  # or what is wrong with it
@@ -264,3 +275,16 @@ class ServerConfig:
             if name not in known:
                 raise unknown(name, known, place="an option of the server")
         return cls(**given)
+
+
+def _texts(name: str, given: Any) -> tuple[str, ...]:
+    """A list of texts as a tuple. ConfigError for a single text, whose letters would be keys or
+    hosts; it does not show what may be a key.
+    """
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+        raise ConfigError(f"{name}: found {type(given).__name__}, wanted a list of texts")
+    texts = tuple(given)
+    for each in texts:
+        if not isinstance(each, str):
+            raise ConfigError(f"{name}: found {type(each).__name__} among them, wanted texts")
+    return texts

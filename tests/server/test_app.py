@@ -387,6 +387,16 @@ def test_an_application_that_was_not_started_says_so():
         {"header_timeout": float("nan")},
         {"max_queue": 1.5},
         {"api_keys": ("",)},
+        {"api_keys": "secret"},  # whose letters would be keys
+        {"api_keys": (b"secret",)},
+        {"api_keys": 5},
+        {"cors_origins": "*"},
+        {"allowed_hosts": "llm.example"},
+        {"host": 5},
+        {"host": "0.0.0.0", "force": "no"},
+        {"log_prompts": "no"},
+        {"loras": ("a.gguf", "x", 5)},
+        {"loras": ((5, 1.0),)},
         {"api_keys": ("a",), "cors_origins": ("*",)},
         {"per_key": 1},
         {"allowed_hosts": ("llm.example:8080",)},
@@ -401,6 +411,15 @@ def test_an_application_that_was_not_started_says_so():
 def test_configs_that_cannot_be_honoured_are_refused(options):
     with pytest.raises(ConfigError, match=f"^({'|'.join(options)}): "):
         ServerConfig.of(options)
+
+
+def test_lists_of_a_config_may_be_lists_and_adapters_need_no_scale():
+    config = ServerConfig(api_keys=["one", "two"], loras=["a.gguf", ("b.gguf", 0.5)])
+    assert config.api_keys == ("one", "two")
+    assert config.loras == (("a.gguf", 1.0), ("b.gguf", 0.5))
+    assert ServerConfig(loras="a.gguf").loras == (("a.gguf", 1.0),)
+    with pytest.raises(ConfigError, match="^api_keys: found str, wanted a list of texts$"):
+        ServerConfig(api_keys="secret")
 
 
 def test_a_config_names_the_option_that_was_meant():
