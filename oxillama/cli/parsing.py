@@ -39,6 +39,7 @@ _CORES = "--threads is the number of threads; taskset and numactl of the system 
 _TENSOR_TYPE = "--tensor-type REGEX=TYPE names tensors and their format"
 _LAID_OUT = "one file is written"
 _REQUESTED = "oxillama run and chat have it; to a server, each request says it"
+_TEXT = "perplexity and imatrix take a text file as TEXT"
 # Options of llama.cpp's, vLLM's and Ollama's programs, and what stands for them here.
 _ELSEWHERE = {
     **dict.fromkeys(
@@ -64,6 +65,7 @@ _ELSEWHERE = {
     "--enable-lora": _LORAS,
     "--enable-prefix-caching": _PREFIXES,
     "--escape": _ESCAPES,
+    "--file": _TEXT,
     "--format": "--json-schema constrains the text",
     "--hf-file": _FILE,
     "--keep-split": _LAID_OUT,
@@ -167,6 +169,7 @@ _ELSEWHERE = {
     "-ctk": "--kv-type sets that of keys and values",
     "-ctv": "--kv-type sets that of keys and values",
     "-dev": _CPU,
+    "-f": _TEXT,
     "-fa": _ATTENTION,
     "-i": "oxillama chat has conversations",
     "-md": "--speculative takes a draft model",

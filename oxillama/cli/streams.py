@@ -31,6 +31,8 @@ def read(path: str, *, instead: str = "") -> str:
         raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
     except UnicodeDecodeError as error:
         place = "standard input" if path == "-" else path
+        if data.startswith(b"GGUF"):
+            raise oxillama.ConfigError(f"{place}: is a GGUF file, wanted a text") from None
         raise oxillama.ConfigError(
             f"{place}: byte {error.start} is not UTF-8, wanted text in UTF-8"
         ) from None

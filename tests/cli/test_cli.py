@@ -276,6 +276,13 @@ def test_what_cannot_be_done_is_one_line_and_code_1(
     assert all(word in err for word in words), err
 
 
+@pytest.mark.parametrize("command", [("perplexity",), ("imatrix", "-o", "a.gguf")])
+def test_a_model_in_place_of_a_text_is_told_apart(capsys, command):
+    path = str(oxillama.embedded_path())
+    refused = f"oxillama: {path}: is a GGUF file, wanted a text\n"
+    assert printed(capsys, *command, path) == (1, "", refused)
+
+
 LATIN = "caf\udce9"  # what Python makes of b"caf\xe9"
 
 
