@@ -718,7 +718,7 @@ class InferenceEngine:
         **options: Unpack[ChatOptions],
     ) -> Any:
         """Start a reply and return at once. `template` holds further variables for the chat
-        template; `response_format` asks for JSON, as a mapping or a class.
+        template; `response_format` asks for JSON, as a mapping or a type.
 
         `tools` are functions, `Tool`s or dicts, and calls follow their schemas. `tool_choice` is
         "auto", "none", "required" or a tool's name; `tool_format` names a notation (None: the

@@ -87,8 +87,16 @@ class Piece:
 class Completion:
     """A finished request: its text and tokens, why it ended, and the seed of its sampler.
 
-    finish_reason is "stop", "length" (max_tokens or the end of the context), "cancelled",
-    "timeout", or, in a chat that ended with tool calls, "tool_calls".
+    - `finish_reason`: "stop", "length" (max_tokens or the end of the context), "cancelled",
+      "timeout", or, in a chat that ended with tool calls, "tool_calls".
+    - `logprobs`: where they were asked for, of each token; `prompt_logprobs`: of each prompt token
+      after the first (its log-probability, the likeliest ids, their log-probabilities).
+    - `content`, `reasoning`, `tool_calls`, `malformed_calls`: of a chat, the answer without
+      reasoning and calls (`text` is all of the reply), what came before it, the calls, and what
+      began like one.
+    - `speculation`: what became of candidates, where the request speculated.
+    - `pieces`: with log-probabilities, the pieces of the text, each with the number of tokens up to
+      its end.
     """
 
     text: str
@@ -96,19 +104,14 @@ class Completion:
     finish_reason: str
     usage: Usage
     seed: int | None = None
-    logprobs: tuple[Logprobs, ...] = ()  # one per token, where they were asked for
-    # one (log-probability, ids, log-probabilities) per prompt token after the first, where asked
-    # for
+    logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[tuple[float, list[int], list[float]], ...] = ()
-    # of a chat: the answer without reasoning and tool calls; `text` is all of it
     content: str | None = None
-    reasoning: str = ""  # of a chat: what came before the answer
-    tool_calls: tuple[ToolCall, ...] = ()  # of a chat
-    malformed_calls: tuple[CallMalformed, ...] = ()  # of a chat: what began like a call
-    # what became of candidates, where the request speculated
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed_calls: tuple[CallMalformed, ...] = ()
     speculation: SpecStats | None = None
     timings: Timings = field(default=Timings(), compare=False)
-    # with log-probabilities: the pieces of the text, each with the number of tokens up to its end
     pieces: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     def message(self) -> dict[str, Any]:

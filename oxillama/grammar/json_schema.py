@@ -36,7 +36,7 @@ class JsonSchemaCompiler:
 
     def compile(self, schema: Any, strict: bool = True) -> Grammar:
         """The grammar of a schema: JSON text, a dict or bool, a Pydantic model, dataclass or
-        TypedDict.
+        TypedDict, or a type made of these.
 
         GrammarError with JSON pointer and keyword if it is malformed, cannot be enforced, or has no
         valid value. With strict=False, a keyword that cannot be enforced gives a warning

@@ -1,7 +1,7 @@
 """JSON Schema to the rules of a grammar.
 
 compiler   SchemaCompiler: the steps in order
-classes    the schema of a Pydantic model, dataclass or TypedDict
+classes    the schema of a Pydantic model, dataclass, TypedDict or type
 values     constants of a schema; document: its nodes, references resolved (the nodes themselves
            are numbered in `_core.schemas`)
 expander   logic into cases (the loop is `_core.expansion`, one case `_core.cases`), with keywords
