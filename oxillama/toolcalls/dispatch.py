@@ -392,8 +392,8 @@ class _Conversation:
         most = whole("max_rounds", most, 1)
         if not callable(getattr(dispatcher, "dispatch", None)):
             raise ConfigError(
-                f"dispatcher: found {type(dispatcher).__name__}, wanted something with "
-                "dispatch(call)"
+                f"dispatcher: found {type(dispatcher).__name__}, wanted a ToolDispatcher of the "
+                "functions, or something else with dispatch(call)"
             )
         self.messages: list[dict[str, Any]] = [dict(message) for message in messages]
         self.results: list[ToolResult] = []

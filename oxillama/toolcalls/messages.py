@@ -155,7 +155,7 @@ def _check(message: Any, name: str) -> None:
     """ConfigError for a message that no template can write, under its name."""
     if not isinstance(message, Mapping):
         hint = ""
-        if isinstance(message, (list, tuple)):
+        if isinstance(message, (list, tuple)) and message and isinstance(message[0], Mapping):
             hint = "; a call takes one conversation, submit_chat starts each of several"
         raise ConfigError(
             f"{name}: found {type(message).__name__}, wanted a message: a dict of role and "

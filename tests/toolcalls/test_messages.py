@@ -51,6 +51,7 @@ def test_images_and_results_are_left_alone():
             ": found list, wanted a message: a dict of role and content; a call takes one "
             "conversation, submit_chat starts each of several",
         ),
+        (("user", "x"), ": found tuple, wanted a message: a dict of role and content"),
         ({"content": "x"}, ".role: found nothing, wanted a text such as 'user'"),
         ({"role": None, "content": "x"}, ".role: found None, wanted a text such as 'user'"),
         ({"role": "user"}, ".content: found nothing, wanted text or a list of parts"),
