@@ -20,7 +20,7 @@ import numpy as np
 from oxillama.convert import encoders  # noqa: F401  (registers them)
 from oxillama.convert.checks import PlannedFile
 from oxillama.convert.encoder import ENCODERS, LAYERS, Encoder, MediaHyper
-from oxillama.convert.family import Keys
+from oxillama.convert.family import FAMILIES, Keys
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.general import FILE_TYPES, size_label
 from oxillama.convert.safetensors import check_finite
@@ -152,7 +152,8 @@ def encoders_of(folder: ModelFolder) -> dict[Medium, tuple[Encoder, MediaHyper]]
     """
     label, named = f"{folder.path}/config.json", folder.architecture
     if named not in ENCODERS:
-        near = get_close_matches(named, ENCODERS, n=3)
+        # a class whose language model is known is not misspelled
+        near = [] if named in FAMILIES else get_close_matches(named, ENCODERS, n=3)
         raise ConvertError(
             f"{label}: architectures: found {named!r:.80}, "
             + (f"the nearest known are {', '.join(near)}" if near else "wanted a known class")
