@@ -50,6 +50,8 @@ _MINUS_ONE = {
     "timeout": "None for no limit",
 }
 
+# how a reply that was begun for the model goes on
+GOES_ON = "generate(render_chat(messages) + beginning) goes on with the beginning of a reply"
 # what does here what an argument of another library does
 _ELSEWHERE = {
     "add_generation_prompt": "render_chat(...) takes it",
@@ -68,6 +70,7 @@ _ELSEWHERE = {
     "bos_token_id": "token ids as the prompt begin with any token",
     "chat_template_kwargs": "template= of chat(...) takes variables of the template",
     "clip_model_path": "mmproj= of load is the file of an image encoder",
+    "continue_final_message": GOES_ON,
     "device": "everything runs on the CPU",
     "device_map": "everything runs on the CPU",
     "diversity_penalty": "BeamSearchConfig of beam_generate is without groups",
@@ -141,6 +144,7 @@ _ELSEWHERE = {
     "reasoning_effort": "template= of chat(...) takes variables of the template",
     "response_format": "json_schema= constrains the text, chat(...) takes it as it is",
     "sampling_params": "sampler= takes a SamplerConfig, and its fields are options",
+    "return_dict_in_generate": "the result is a Completion",
     "seed": "sampler=SamplerConfig(seed=...) of load, or seed= of a request",
     "sequence_bias": "logit_bias= takes token ids, processors= see whole sequences",
     "skip_special_tokens": "shown_tokens= names control tokens that are written in the text",

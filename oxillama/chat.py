@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from oxillama.arguments import GOES_ON
 from oxillama.completion import Completion, Piece
 from oxillama.engine.generation import SharedVocabulary
 from oxillama.errors import ConfigError, TemplateError, not_pickled
@@ -99,6 +100,16 @@ class EventReader:
         return out
 
 
+# arguments of transformers' apply_chat_template that are no variables of a template
+_NO_VARIABLES = {
+    **dict.fromkeys(
+        ("tokenize", "return_dict", "return_tensors"),
+        "the conversation is returned as a text, of which tokenize(...) gives the ids",
+    ),
+    "continue_final_message": GOES_ON,
+}
+
+
 class Chat:
     """A chat template with its vocabulary. Plans for tools and constraints are cached."""
 
@@ -170,9 +181,10 @@ class Chat:
         """ConfigError for a variable that the template does not read."""
         for name, value in variables.items():
             if name != "add_generation_prompt" and not self._writer.knows(name):
+                hint = f"; {_NO_VARIABLES[name]}" if name in _NO_VARIABLES else ""
                 raise ConfigError(
                     f"{name}: found {value!r:.80}, but the model's chat template reads no such "
-                    "variable"
+                    f"variable{hint}"
                 )
 
     def turn(

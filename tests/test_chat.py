@@ -223,13 +223,26 @@ def test_no_tokens_to_be_shown_are_none(engine):
     )
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "add_generation_promt", "thinking"])
+@pytest.mark.parametrize("name", ["chat_template", "add_generation_promt", "thinking"])
 def test_a_variable_that_the_template_does_not_read_is_refused(engine, name):
     told = f"^{name}: found False, but the model's chat template reads no such variable$"
     with pytest.raises(ConfigError, match=told):
         engine.render_chat(TALK, **{name: False})
     with pytest.raises(ConfigError, match=told):
         engine.chat(TALK, template={name: False}, max_tokens=1)
+
+
+def test_arguments_of_apply_chat_template_say_what_does_the_same(engine):
+    for name, told in (
+        ("tokenize", "returned as a text, of which tokenize"),
+        ("continue_final_message", r"generate.render_chat.messages. \+ beginning. goes on"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{name}: found False, .* variable; .*{told}"):
+            engine.render_chat(TALK, **{name: False})
+    with pytest.raises(ConfigError, match="^continue_final_message: is not an option.* goes on"):
+        engine.chat(TALK, continue_final_message=True)
+    begun = engine.generate(engine.render_chat(TALK) + "The fox", max_tokens=1)
+    assert begun.usage.prompt_tokens > len(engine.tokenize(engine.render_chat(TALK)))
 
 
 def test_a_rendered_chat_generates_what_the_chat_does(engine):
