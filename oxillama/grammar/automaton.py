@@ -113,7 +113,7 @@ class Grammar:
             tuple(tokens),
         )
         self._origin = None if origin is None else dict(origin)
-        self.limits = limits or GrammarLimits()
+        self.limits = _limits_of(limits)
         self.warnings = tuple(warnings)
         self._source = source
         self._symbols = {key: i + 1 for i, key in enumerate(self.tokens)}
@@ -152,7 +152,7 @@ class Grammar:
         """Reads GBNF. Raises `GrammarError` for bad syntax (with line and column), undefined rules,
         a root rule that no text can match, and exceeded limits.
         """
-        limits = limits or GrammarLimits()
+        limits = _limits_of(limits)
         if isinstance(source, str) and len(source) > limits.max_source:
             raise GrammarError(
                 f"grammar: found {len(source)} characters, wanted at most {limits.max_source} "
@@ -177,6 +177,8 @@ class Grammar:
         """Exactly one of the given texts."""
         if isinstance(choices, (str, bytes)):
             raise GrammarError("choices: found one text, wanted a list of texts")
+        if isinstance(choices, Mapping) or not hasattr(choices, "__iter__"):
+            raise GrammarError(f"choices: found {type(choices).__name__}, wanted a list of texts")
         texts = list(choices)
         if not texts:
             raise GrammarError("choices: found none, wanted at least one")
@@ -205,6 +207,8 @@ class Grammar:
         """Texts that match an ECMA-262 regular expression (u flag) as a whole, as far as it is
         regular; else `GrammarError`.
         """
+        if not isinstance(pattern, str):  # before it is looked for among those read
+            raise GrammarError(f"pattern: found {type(pattern).__name__}, wanted text")
         return cls(
             ["root"], [parse_regex(pattern).whole()], limits=limits, origin={"regex": pattern}
         )
@@ -238,7 +242,7 @@ class Grammar:
         return cls(
             schema.names,
             schema.rules,
-            limits=limits or GrammarLimits(max_repetition=1 << 30),
+            limits=GrammarLimits(max_repetition=1 << 30) if limits is None else limits,
             warnings=schema.warnings,
             deferred=schema.deferred,
             origin=schema.origin,
@@ -567,6 +571,15 @@ class GrammarState:
             f"<GrammarState after {count} byte{'' if count == 1 else 's'}"
             f"{', complete' if self.is_complete() else ''}>"
         )
+
+
+def _limits_of(given: GrammarLimits | None) -> GrammarLimits:
+    """The limits, the default ones for None; GrammarError for any other value."""
+    if given is None:
+        return GrammarLimits()
+    if not isinstance(given, GrammarLimits):
+        raise GrammarError(f"limits: found {type(given).__name__}, wanted GrammarLimits or None")
+    return given
 
 
 def read_saved(data: bytes, what: str, version: int) -> dict[str, Any]:

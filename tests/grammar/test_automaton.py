@@ -4,6 +4,7 @@ bounded memory.
 
 import random
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -382,6 +383,37 @@ def test_errors_of_grammars_say_what_was_found_and_wanted(call, error):
     with pytest.raises(GrammarError) as raised:
         call()
     assert str(raised.value) == f"grammar: {error}"
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: Grammar.from_regex(["a"]), "pattern: found list, wanted text"),
+        (lambda: Grammar.from_choices(3), "choices: found int, wanted a list of texts"),
+        (lambda: Grammar.from_choices({"a": 1}), "choices: found dict, wanted a list of texts"),
+        *(
+            (lambda make=make: make(limits={}), "limits: found dict, wanted GrammarLimits or None")
+            for make in (
+                partial(Grammar.parse, "root ::= [a]"),
+                partial(Grammar.from_regex, "a"),
+                partial(Grammar.from_choices, ["a"]),
+                partial(Grammar.from_json_schema, {}),
+            )
+        ),
+        (
+            lambda: Grammar.from_json_schema({}, resources=[1]),
+            "resources: found [1], wanted a mapping of URIs to schemas",
+        ),
+        (
+            lambda: Grammar.from_json_schema({}, resources={1: {}}),
+            "resources: found {1: {}}, wanted a mapping of URIs to schemas",
+        ),
+    ],
+)
+def test_what_a_grammar_is_made_of_is_named_where_it_is_something_else(call, error):
+    with pytest.raises(GrammarError) as raised:
+        call()
+    assert str(raised.value) == error
 
 
 @pytest.mark.parametrize(

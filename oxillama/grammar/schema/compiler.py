@@ -65,6 +65,12 @@ class SchemaCompiler:
         if closed not in (None, True, False):
             raise GrammarError(f"closed: found {closed!r}, wanted None, True or False")
         self.whitespace, self.order, self.closed = whitespace, order, closed
+        if resources is not None and not (
+            isinstance(resources, Mapping) and all(isinstance(uri, str) for uri in resources)
+        ):
+            raise GrammarError(
+                f"resources: found {resources!r:.60}, wanted a mapping of URIs to schemas"
+            )
         self.resources = {
             uri.rstrip("#"): load(schema, f"resource {uri}")
             for uri, schema in (resources or {}).items()
