@@ -312,6 +312,7 @@ def test_progress_is_told_to_a_function():
 
 
 def test_what_is_no_config_or_engine_is_refused(engine):
+    engine.generate("x", max_tokens=1)  # there is a session to save
     for make, told in (
         (lambda: oxillama.InferenceEngine({}), "config: found dict"),
         (lambda: AsyncEngine(5), "engine: found int"),
@@ -323,6 +324,9 @@ def test_what_is_no_config_or_engine_is_refused(engine):
         (lambda: oxillama.SpeculativeEngine("a.gguf"), "config: found str, wanted a Speculative"),
         (lambda: oxillama.SpeculativeDecoder("a.gguf"), "config: found str, wanted an AsyncSpec"),
         (lambda: engine.beam_generate("x", 5), "config: found int"),
+        (lambda: oxillama.ToolDispatcher(len), "^functions: found builtin_function.*, wanted a li"),
+        (lambda: engine.snapshot_to_file([]), "^snapshot_to_file: found list, wanted a path$"),
+        (lambda: engine.snapshot_to_file(5), "^snapshot_to_file: found int, wanted a path$"),
         (lambda: engine.submit("x", max_tokens=1).result("x"), "timeout"),
         (lambda: engine.submit("x", max_tokens=1).result(float("nan")), "timeout: found nan"),
         (

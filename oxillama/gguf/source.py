@@ -101,9 +101,11 @@ def is_among(path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str
 def check_apart(
     name: str, path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str]]
 ) -> None:
-    """Raise ConfigError, naming what is to be written, if `path` leads to one of a model's
-    files.
+    """Raise ConfigError, naming what is to be written, if `path` is none, or leads to one of a
+    model's files.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(f"{name}: found {type(path).__name__}, wanted a path")
     if is_among(path, files):
         raise ConfigError(f"{name}: {path} is the model itself, wanted another file")
 

@@ -92,6 +92,11 @@ class ToolDispatcher:
         self, functions: Mapping[str, Callable[..., Any]] | Iterable[Callable[..., Any]] = ()
     ) -> None:
         self._tools: dict[str, tuple[Tool, Callable[..., Any]]] = {}
+        if not isinstance(functions, Iterable):
+            raise ConfigError(
+                f"functions: found {type(functions).__name__}, wanted a list of functions, or a "
+                "mapping of names to them"
+            )
         pairs = (
             functions.items()
             if isinstance(functions, Mapping)

@@ -420,6 +420,7 @@ def test_what_a_grammar_is_made_of_is_named_where_it_is_something_else(call, err
     ("call", "error"),
     [
         (lambda: Grammar.from_regex(3), "pattern: found int, wanted text"),
+        (lambda: Grammar.from_regex(["a"]), "pattern: found list, wanted text"),
         (
             lambda: Grammar.from_regex(r"\xg1"),
             r"pattern '\\xg1', position 1: found 'g1', wanted 2 hexadecimal digits",
