@@ -240,7 +240,11 @@ class InferenceEngine:
         """Token ids of a text. By default the vocabulary's special tokens are added around it, and
         those spelled in the text are recognised.
         """
-        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        return self.tokenizer.encode(
+            text,
+            add_special=checked_flag("add_special", add_special),
+            parse_special=checked_flag("parse_special", parse_special),
+        )
 
     def tokenize_batch(
         self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
@@ -250,8 +254,8 @@ class InferenceEngine:
         """
         return self.tokenizer.encode_batch(
             texts,
-            add_special=add_special,
-            parse_special=parse_special,
+            add_special=checked_flag("add_special", add_special),
+            parse_special=checked_flag("parse_special", parse_special),
             num_threads=self._loaded.model.program.num_threads,
         )
 

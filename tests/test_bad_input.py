@@ -255,6 +255,15 @@ def test_a_conversation_is_a_list_of_messages(engine, messages):
         engine.chat([{"role": "user", "content": "hi"}], tools=5)
 
 
+@pytest.mark.parametrize("name", ("add_special", "parse_special"))
+@pytest.mark.parametrize("value", ("no", 1, None))
+def test_how_texts_are_tokenised_is_true_or_false(engine, name, value):
+    for call, given in ((engine.tokenize, "Once"), (engine.tokenize_batch, ["Once"])):
+        with pytest.raises(ConfigError) as caught:
+            call(given, **{name: value})
+        assert str(caught.value) == f"{name}: found {value!r}, wanted True or False"
+
+
 @pytest.mark.parametrize("prompts", ("Once", b"Once", {"Once": 1}, 5, None))
 def test_many_prompts_are_a_list(engine, prompts):
     with pytest.raises(ConfigError) as caught:
