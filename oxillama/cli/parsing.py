@@ -39,7 +39,6 @@ _CORES = "--threads is the number of threads; taskset and numactl of the system 
 _TENSOR_TYPE = "--tensor-type REGEX=TYPE names tensors and their format"
 _LAID_OUT = "one file is written"
 _REQUESTED = "oxillama run and chat have it; to a server, each request says it"
-_TEXT = "perplexity and imatrix take a text file as TEXT"
 # Options of llama.cpp's, vLLM's and Ollama's programs, and what stands for them here.
 _ELSEWHERE = {
     **dict.fromkeys(
@@ -65,7 +64,6 @@ _ELSEWHERE = {
     "--enable-lora": _LORAS,
     "--enable-prefix-caching": _PREFIXES,
     "--escape": _ESCAPES,
-    "--file": _TEXT,
     "--format": "--json-schema constrains the text",
     "--hf-file": _FILE,
     "--keep-split": _LAID_OUT,
@@ -169,7 +167,6 @@ _ELSEWHERE = {
     "-ctk": "--kv-type sets that of keys and values",
     "-ctv": "--kv-type sets that of keys and values",
     "-dev": _CPU,
-    "-f": _TEXT,
     "-fa": _ATTENTION,
     "-i": "oxillama chat has conversations",
     "-md": "--speculative takes a draft model",
@@ -343,7 +340,7 @@ def _unknown(argument: str, options: Iterable[str]) -> str:
     name = argument.partition("=")[0]
     if not name.startswith("-") or _NUMBER.match(name):
         return f"found the argument {argument!r} too many{_prompt_hint(options)}"
-    beside, hint = _ELSEWHERE_BESIDE.get(name, (None, ""))
+    beside, hint = _ELSEWHERE_BESIDE.get(name, ("", ""))
     if beside in options or name in _ELSEWHERE:
         return f"{name}: is not an option; {hint if beside in options else _ELSEWHERE[name]}"
     close = _closest_option(name, options)

@@ -222,10 +222,6 @@ def test_without_a_command_the_help_is_shown(capsys):
         (("bench", "--top-k", "3"), "--top-k: is not an option"),
         (("run", "-ngl", "99"), "-ngl: is not an option; everything runs on the CPU (ox"),
         (("serve", "--n-gpu-layers=99"), "--n-gpu-layers: is not an option; everything runs on"),
-        (
-            ("perplexity", "a.gguf", "-f", "b"),
-            "-f: is not an option; perplexity and imatrix take a",
-        ),
         (("run", "--mlock"), "--mlock: is not an option; weights are mapped or packed"),
         (("serve", "--metrics"), "--metrics: is not an option; oxillama serve always has these"),
         (("serve", "--keep", "3"), "--keep: is not an option; oxillama run and chat have it; to a"),
