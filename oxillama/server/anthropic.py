@@ -460,11 +460,13 @@ def _variables(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
             f"found {effort!r}, and the model's chat template has no such setting, wanted 'high' "
             "or none",
         )
-    found: dict[str, Any] | None = {}
+    found: dict[str, Any] = {}
     if kind != "adaptive":
-        found = builder.reasoning(effort if leveled and kind == "enabled" else kind == "enabled")
-        if found is None:
+        on = kind == "enabled"
+        made = builder.reasoning(str(effort) if leveled and on else on)
+        if made is None:
             raise unsupported("thinking.type", "the model's chat template has no such setting")
+        found = made
     add_variables(given, found, path="thinking.type")
     if leveled and "reasoning_effort" not in found:
         add_variables(given, {"reasoning_effort": effort}, path="output_config.effort")
