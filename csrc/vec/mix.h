@@ -114,16 +114,16 @@ OX_INLINE void value_tile(int mq, int nv, int kind, const float *p, const void *
             f32_store(acc + (int64_t)width * i + 16 * j, a[i][j]);
 }
 
-/* v_dim in strips of OX_TILE_G(mq) vectors, then single ones */
+/* v_dim in strips of OX_TILE_G(mq) vectors, then single ones; codes in blocks of two where the tile has room for them */
 OX_INLINE void value_strips(int mq, int kind, const float *p, const void *const *v, const void *const *next, int ldv, int from, int to,
                             float *acc, int width)
 {
-    const int nv = OX_TILE_G(mq);
+    const int nv = OX_TILE_G(mq), rest = nv > 1 && (kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0) ? 2 : 1;
     int c = 0;
     for (; c + 16 * nv <= width; c += 16 * nv)
         value_tile(mq, nv, kind, p, v, next, c, ldv, from, to, acc + c, width);
-    for (; c < width; c += 16)
-        value_tile(mq, 1, kind, p, v, next, c, ldv, from, to, acc + c, width);
+    for (; c < width; c += 16 * rest)
+        value_tile(mq, rest, kind, p, v, next, c, ldv, from, to, acc + c, width);
 }
 
 /* One function per number of queries, so that every tile lives in registers; those above OX_TILE_Q are never called, and empty. */
