@@ -180,7 +180,7 @@ _ELSEWHERE = {
     "-ub": _CHUNKS,
 }
 
-# those that are told of a command only where it has the option named first
+# the same, for commands that have the option named first: elsewhere the hint would be wrong
 _ELSEWHERE_BESIDE = {
     "-o": ("--json", "--json prints one JSON object"),
     "--kl-divergence": ("--kl-base", "--kl-base compares with the predictions of another file"),
