@@ -270,9 +270,9 @@ def reply(events: Iterable[Any], *, said: list[str] | None = None) -> oxillama.C
         if event.reasoning:
             print(event.reasoning, end="", file=sys.stderr, flush=True)
         if event.text:
-            print(event.text, end="", flush=True)
-            if said is not None:
+            if said is not None:  # first: what is shown stays, whenever Ctrl-C comes
                 said.append(event.text)
+            print(event.text, end="", flush=True)
         if event.call is not None:
             call = {"name": event.call.name, "arguments": event.call.arguments}
             print(json.dumps(call, ensure_ascii=False), flush=True)
