@@ -77,6 +77,14 @@ OX_INLINE ox_i32x16 i32_load(const int32_t *p)
 OX_INLINE void i32_store(int32_t *p, ox_i32x16 v)
 { _mm256_storeu_si256((__m256i *)p, v.a); _mm256_storeu_si256((__m256i *)(p + 8), v.b); }
 OX_INLINE ox_i32x16 i32_set1(int32_t x) { __m256i v = _mm256_set1_epi32(x); return OX_I2(v, v); }
+/* Of memory, where it stands: the compiler neither moves it nor takes another instruction. Wide tiles of codes without an offset, one thread of Zen 3 in cache,
+ * GMAC/s: Q4_K 117 to 122, Q5_K 104 to 110, Q2_K 92 to 98; with an offset they lose 1 % (lanes/parts.h). */
+OX_INLINE ox_i32x16 i32_spread(const uint8_t *p)
+{
+    __m256 v;
+    __asm__("vbroadcastss %1, %0" : "=x"(v) : "m"(*(const uint8_t (*)[4])p));
+    return OX_I2(_mm256_castps_si256(v), _mm256_castps_si256(v));
+}
 OX_INLINE ox_i32x16 i32_zero(void) { return OX_I2(_mm256_setzero_si256(), _mm256_setzero_si256()); }
 OX_INLINE ox_i32x16 i32_add(ox_i32x16 x, ox_i32x16 y) { return OX_I2(_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)); }
 OX_INLINE ox_i32x16 i32_sub(ox_i32x16 x, ox_i32x16 y) { return OX_I2(_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)); }

@@ -63,7 +63,7 @@ OX_INLINE void part_dots(ox_part *part, const ox_spread *w, int at, int n, const
     OX_UNROLL for (int g = 0; g < n; g++) {
         ox_u8x64 v = u8_load(w->code + 64 * (at + g));
         OX_UNROLL for (int t = 0; t < m; t++)
-            part[t] = part_dot4(part[t], v, i32_set1(act_i32(x + t * ldx + 4 * g)), off);
+            part[t] = part_dot4(part[t], v, off ? i32_set1(act_i32(x + t * ldx + 4 * g)) : i32_spread(x + t * ldx + 4 * g), off);
     }
 }
 
