@@ -21,7 +21,7 @@
 
 #ifdef IK
 static void clear(llama_context *context) { llama_kv_cache_clear(context); }
-static void cut(llama_context *context, int sequence, int length) { llama_kv_cache_seq_rm(context, sequence, length, -1); }
+static bool cut(llama_context *context, int sequence, int length) { return llama_kv_cache_seq_rm(context, sequence, length, -1); }
 static std::vector<uint8_t> state_of(llama_context *context)
 {
     std::vector<uint8_t> state(llama_state_seq_get_size(context, 0, 0));
@@ -34,7 +34,7 @@ static bool restore(llama_context *context, const std::vector<uint8_t> &state)
 }
 #else
 static void clear(llama_context *context) { llama_memory_clear(llama_get_memory(context), true); }
-static void cut(llama_context *context, int sequence, int length) { llama_memory_seq_rm(llama_get_memory(context), sequence, length, -1); }
+static bool cut(llama_context *context, int sequence, int length) { return llama_memory_seq_rm(llama_get_memory(context), sequence, length, -1); }
 static std::vector<uint8_t> state_of(llama_context *context)
 {
     std::vector<uint8_t> state(llama_state_seq_get_size(context, 0));
@@ -159,7 +159,7 @@ int main(int count, char **words)
     const double load = seconds() - start;
     if (!model)
         fail(file + ": does not load");
-    with.n_ctx = (std::max(prompt, depth) + generate + 320) / 256 * 256 * sequences;
+    with.n_ctx = (std::max(prompt, depth) + (slices ? 64 : 1) * generate + 320) / 256 * 256 * sequences;
     with.n_batch = STEP;
     with.n_ubatch = 512;
     with.n_threads = with.n_threads_batch = threads;
@@ -218,16 +218,21 @@ int main(int count, char **words)
     decode(0, 64);                      // warms up
     if (slices) {
         const int filled = std::max(1, depth);
+        int at = filled;
         fill();
         for (int sequence = 1; sequence < sequences; sequence++)
             decode(0, filled, sequence);
         std::puts("ready");
         for (std::fflush(stdout); std::getchar() != EOF; std::fflush(stdout)) {
-            for (int sequence = 0; sequence < sequences; sequence++)
-                cut(context, sequence, prompt > 1 ? 0 : filled);
+            if (prompt > 1)
+                clear(context);
+            bool whole = prompt <= 1;
+            for (int sequence = 0; whole && sequence < sequences; sequence++)
+                whole = cut(context, sequence, filled);
+            at = whole ? filled : at;   // recurrent state cannot be cut: on from where it is
             const double begun = seconds();
             for (int i = 0; prompt <= 1 && i < generate; i++)
-                step(filled + i);
+                step(at++);
             if (prompt > 1)
                 decode(0, prompt);
             std::printf("%.6f\n", seconds() - begun);

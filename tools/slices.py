@@ -21,6 +21,7 @@ slice is appended to the file of JSON lines.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shlex
@@ -48,7 +49,8 @@ def peer(command: str, options: argparse.Namespace) -> Slice:
             *shlex.split(command),
             str(options.model),
             *("-p", str(options.p or 1), "-n", str(options.n), "-d", str(options.d)),
-            *("-b", str(options.b), "--kv-type", options.kv_type, "-t", str(options.t), "--slices"),
+            *("-b", str(options.b), "--kv-type", options.kv_type or "f16"),
+            *("-t", str(options.t), "--slices"),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -60,7 +62,10 @@ def peer(command: str, options: argparse.Namespace) -> Slice:
     def one() -> float:
         process.stdin.write("\n")
         process.stdin.flush()
-        return float(process.stdout.readline())
+        answer = process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{command}: ended with status {process.wait()} in a slice")
+        return float(answer)
 
     return one
 
@@ -69,13 +74,14 @@ def own(loop: oxillama.engine.RawLoop, vocab: int, options: argparse.Namespace) 
     """The same of our step loop."""
     filled = max(1, options.d)
     tokens = [(7 * j + 11) % vocab for j in range(max(options.p, filled + options.n))]
+    unused = itertools.count(1)
 
     def one() -> float:
-        for sequence in range(options.b):
-            loop.rewind(sequence, 0 if options.p else filled)
+        whole = [loop.rewind(each, 0 if options.p else filled) for each in range(options.b)]
+        prompt = 0 if all(whole) else next(unused)
         start = time.perf_counter()
         if options.p:
-            loop.prefill(0, tokens[: options.p])
+            loop.prefill(prompt, tokens[: options.p])
         else:
             for token in tokens[filled : filled + options.n]:
                 loop.decode([token] * options.b)
@@ -135,7 +141,9 @@ def main() -> None:
     )
     parser.add_argument("-d", type=int, default=0, help="tokens of context before those")
     parser.add_argument("-b", type=int, default=1, help="sequences that generate side by side")
-    parser.add_argument("--kv-type", default="f16", choices=("f16", "q8_0"))
+    parser.add_argument(
+        "--kv-type", choices=("f16", "q8_0"), help="(default: f16, where there are keys)"
+    )
     parser.add_argument("-t", type=int, default=2, help="threads (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument(

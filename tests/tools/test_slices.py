@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import oxillama
+from tests.model.invented import invent
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -54,6 +55,14 @@ def test_a_peer_that_does_not_start_ends_the_run(slices, options, tmp_path):
         slices.peer(program, options)
 
 
+def test_a_peer_that_ends_in_a_slice_ends_the_run(slices, options, tmp_path):
+    program = resident(tmp_path / "peer", "ready")
+    Path(program).write_text(f"#!{sys.executable}\nprint('ready')\ninput()\nraise SystemExit(3)\n")
+    one = slices.peer(program, options)
+    with pytest.raises(SystemExit, match=r"peer: ended with status 3 in a slice"):
+        one()
+
+
 @pytest.mark.parametrize(
     ("prompt", "depth", "sequences", "lengths"),
     [(0, 0, 1, [4]), (5, 0, 1, [5]), (0, 6, 1, [9]), (0, 6, 2, [9, 9])],
@@ -65,6 +74,16 @@ def test_our_slices_are_of_one_length(slices, options, prompt, depth, sequences,
         for _ in range(2):
             assert one() > 0
             assert [loop._lengths[each] for each in range(sequences)] == lengths
+
+
+@pytest.mark.parametrize(("prompt", "lengths"), [(5, {0: 1, 1: 5, 2: 5}), (0, {0: 1 + 3 + 3})])
+def test_recurrent_state_goes_on_or_begins_anew(slices, options, tmp_path, prompt, lengths):
+    invent(tmp_path / "m.gguf", "mamba2")
+    options.p, options.kv_type = prompt, None
+    with oxillama.load(tmp_path / "m.gguf", n_threads=1) as engine, engine.raw_loop() as loop:
+        one = slices.own(loop, engine.config.vocab_size, options)
+        one(), one()
+        assert loop._lengths == lengths
 
 
 def test_every_engine_runs_in_every_round(slices, options, monkeypatch):
