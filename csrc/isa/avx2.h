@@ -271,6 +271,20 @@ OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, i
 { __m256i one = _mm256_set1_epi16(1); return i32_dot16_scaled(c, w, x, bits, OX_I2(one, one)); }
 OX_INLINE ox_i32x16 i32_dot32_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
 { return i32_dot16_scaled(i32_dot16_scaled(c, w, x, bits, s), w + 4, x + 16, bits, s); }
+/* Several rows of x share what is made of a code, and gcc keeps the order that saves registers (lanes/tiles.h: dots_16). Codes of 8 bits are signs and
+ * magnitudes. */
+#define OX_DOTS_SHARED 1
+typedef struct { ox_u8x64 sign, size; } ox_signed;
+OX_INLINE ox_signed signed_of(ox_u8x64 w)
+{
+    __m256i k = _mm256_set1_epi8((char)0x80), a = _mm256_xor_si256(w.a, k), b = _mm256_xor_si256(w.b, k);
+    return (ox_signed){ { a, b }, { _mm256_abs_epi8(a), _mm256_abs_epi8(b) } };
+}
+OX_INLINE ox_i32x16 i32_dot4_signed(ox_i32x16 c, ox_signed w, ox_i32x16 x, ox_scale s)
+{
+    __m256i a = _mm256_maddubs_epi16(w.size.a, _mm256_sign_epi8(x.a, w.sign.a)), b = _mm256_maddubs_epi16(w.size.b, _mm256_sign_epi8(x.b, w.sign.b));
+    return i32_settled(i32_dot_pairs(c, OX_I2(a, b), s));
+}
 /* Sums of byte products in the making (lanes/parts.h): here in 16 bits, two a lane. `off`: w is the signed byte, x the unsigned one. */
 #define OX_PART_WORDS 1
 #define OX_PART_GROUPS(bits, off) ((off) ? (bits) <= 5 ? 8 : (bits) == 6 ? 4 : 2 : (bits) == 4 ? 8 : (bits) == 5 ? 4 : (bits) == 6 ? 2 : 1)

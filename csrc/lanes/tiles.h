@@ -15,6 +15,9 @@
 #ifndef OX_UNROLL
 #define OX_UNROLL _Pragma("GCC unroll 16")
 #endif
+#ifndef OX_DOTS_SHARED
+#define OX_DOTS_SHARED 0
+#endif
 #ifndef OX_DOT8_RAMP
 #define OX_DOT8_RAMP 0
 #endif
@@ -111,6 +114,39 @@ OX_INLINE void load_half(ox_u8x64 *w, const uint8_t *p, int h, int store, const 
     load_two(w + 2, p, 2 * h + 1, store, lut, table);
 }
 
+/* 16 columns of m rows, times the scales `s`, or ones where that is NULL. A row after the other needs all codes at once, a group after the other one at a
+ * time. Four rows hold many registers already, and some codes need many to be put together: these lose (Zen 3, GMAC/s: Q1_0 86 and 61, IQ2_XS 52 and 48,
+ * MXFP4 83 and 81). */
+OX_INLINE void dots_16(ox_i32x16 *dot, const ox_u8x64 *w, const uint8_t *x, int64_t ldx, int m, int store, int bits, const ox_scale *s)
+{
+#if OX_DOTS_SHARED
+    if (m > 1 && (m < 4 || bits == 8 || (bits == 4 && store > 1))) {
+        const ox_scale times = s ? *s : scale_low(i32_set1(1));
+        const int n = bits > 6 ? 1 : bits == 6 ? 2 : 4;         /* groups that share a 16-bit sum */
+        OX_UNROLL for (int g = 0; g < 4; g += n) {
+            ox_part part[8];
+            OX_UNROLL for (int e = g; e < g + n; e++) {
+                const ox_signed code = signed_of(w[e]);
+                OX_UNROLL for (int t = 0; t < m; t++) {
+                    ox_i32x16 v = i32_set1(act_i32(x + t * ldx + 4 * e));
+                    if (bits == 8)
+                        dot[t] = i32_dot4_signed(dot[t], code, v, times);
+                    else
+                        part[t] = part_dot4(e == g ? part_zero() : part[t], w[e], v, 0);
+                }
+            }
+            OX_UNROLL for (int t = 0; t < m && bits != 8; t++)
+                dot[t] = part_scaled(dot[t], part[t], times);
+        }
+        return;
+    }
+#endif
+    OX_UNROLL for (int t = 0; t < m; t++) {
+        const int8_t *xt = (const int8_t *)x + t * ldx;
+        dot[t] = s ? i32_dot16_scaled(dot[t], w, xt, bits, *s) : i32_dot16(dot[t], w, xt, bits);
+    }
+}
+
 /* 16 float scales of a side. E8M0: 2^(e - 128), where the two least are subnormal. UE4M3: the bits moved into place are
  * (1 + m / 8) 2^(e - 127), or subnormal for e = 0 just the same: times 2^119 is half of the number. */
 OX_INLINE ox_f32x16 side_d(const uint8_t *p, int side)
@@ -155,8 +191,8 @@ OX_INLINE void step_32(ox_f32x16 *acc, ox_place *at, int64_t b, const uint8_t *x
             } else if (h == 0) {
                 dot[t] = start_32(xt, less);
             }
-            dot[t] = i32_dot16(dot[t], w, (const int8_t *)xt + 16 * h, bits);
         }
+        dots_16(dot, w, x + 16 * h, ldx, m, store, bits, NULL);
         if (h == 1 || side == SIDE_UE4M3) {
             ox_f32x16 d = side_d(side == SIDE_UE4M3 ? at->s + 32 * (b & 1) + 16 * h : at->s, side);
             OX_UNROLL for (int t = 0; t < m; t++)
@@ -355,10 +391,7 @@ OX_INLINE void step_256(ox_f32x16 *acc, ox_place *at, int64_t b, ox_ahead *next,
                     sum[0] = i32_dot16_scaled(sum[0], w, part, 5, k);
                     continue;
                 }
-                OX_UNROLL for (int t = 0; t < m; t++) {
-                    const int8_t *xt = (const int8_t *)x + t * ldx + 32 * (u + v) + 16 * h;
-                    sum[t] = sub == 256 ? i32_dot16(sum[t], w, xt, bits) : i32_dot16_scaled(sum[t], w, xt, bits, k);
-                }
+                dots_16(sum, w, x + 32 * (u + v) + 16 * h, ldx, m, store, bits, sub == 256 ? NULL : &k);
             }
         }
     }

@@ -69,33 +69,40 @@ OX_INLINE void load_values(int nv, int kind, ox_f32x16 *value, const char *row, 
     }
 }
 
+/* Weights of a group of 16 keys times the scales of each block that nv vectors from `column` on touch: a block after the other, `ld` floats a query. */
+OX_INLINE void scale_weights(int mq, int nv, int kind, float *to, int64_t ld, const float *p, const void *v, int column, int ldv)
+{
+    const uint16_t *scales = (const uint16_t *)((const char *)v + kept_bytes(kind, 16 * (int64_t)ldv)) + column / 32 * 16;
+    OX_UNROLL for (int b = 0; b < (nv + 1) / 2; b++)
+        OX_UNROLL for (int i = 0; i < mq; i++)
+            f32_store(to + ld * (OX_TILE_Q * b + i), f32_mul(f32_load(p + OX_SPLIT_KEYS * i), f32_load_f16(scales + 16 * b)));
+}
+
 /* acc[i] += sum over keys from <= t < to of p[i][t] * v[t / 16][t % 16], nv vectors wide; rows of v are `ldv` values apart.
- * Codes have scales of their own per key and block of 32 columns: p times the scale, rounded, is what multiplies them. */
-OX_INLINE void value_tile(int mq, int nv, int kind, const float *p, const void *const *v, const void *const *next, int column, int ldv,
+ * Codes have scales of their own per key and block of 32 columns: p times the scale, rounded, is what multiplies them. `ready`: p is that already. */
+OX_INLINE void value_tile(int mq, int nv, int kind, int ready, const float *p, const void *const *v, const void *const *next, int column, int ldv,
                           int from, int to, float *acc, int width)
 {
-    const int coded = kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0, bytes = (int)kept_bytes(kind, 16 * nv);
+    const int coded = kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0, bytes = (int)kept_bytes(kind, 16 * nv), own = coded && !ready;
+    const int64_t ld = kept_bytes(kind, ldv);
     ox_f32x16 a[OX_TILE_Q][OX_MOST_G];
     float scaled[(OX_MOST_G + 1) / 2][OX_TILE_Q][16];
     OX_UNROLL for (int i = 0; i < mq; i++)
         OX_UNROLL for (int j = 0; j < nv; j++)
             a[i][j] = f32_load(acc + (int64_t)width * i + 16 * j);
-    for (int t = from; t < to;) {
-        int g = t / 16, end = 16 * (g + 1) < to ? 16 * (g + 1) : to;
-        const char *row = (const char *)v[g] + kept_bytes(kind, (int64_t)ldv * (t - 16 * g));
+    for (int g = (unsigned)from / 16; 16 * g < to; g++) {
+        const int first = from > 16 * g ? from - 16 * g : 0, n = to < 16 * g + 16 ? to - 16 * g : 16;
+        const char *row = (const char *)v[g] + ld * first;
+        const float *w = p + 16 * g;
         const char *at = next ? (const char *)next[g % OX_BLOCK_GROUPS] + kept_bytes(kind, 16 * (int64_t)column) + (coded ? column : 0) : NULL;
-        if (coded) {
-            const uint16_t *scales = (const uint16_t *)((const char *)v[g] + kept_bytes(kind, 16 * (int64_t)ldv)) + column / 32 * 16;
-            OX_UNROLL for (int b = 0; b < (nv + 1) / 2; b++)
-                OX_UNROLL for (int i = 0; i < mq; i++)
-                    f32_store(scaled[b][i], f32_mul(f32_load(p + OX_SPLIT_KEYS * i + 16 * g), f32_load_f16(scales + 16 * b)));
-            if (next)
-                OX_FETCH(at), at += 16 * nv;    /* as many bytes as the scales */
-        }
+        if (own)
+            scale_weights(mq, nv, kind, scaled[0][0], 16, w, v[g], column, ldv);
+        if (coded && next)
+            OX_FETCH(at), at += 16 * nv;    /* as many bytes as the scales */
         if (next && bytes < 64)
-            for (int b = 0; b < bytes * (end - t); b += 64)
+            for (int b = 0; b < bytes * (n - first); b += 64)
                 OX_FETCH(at + b);
-        for (int u = t - 16 * g, n = end - 16 * g; u < n; u++, row += kept_bytes(kind, ldv)) {     /* key u of the group */
+        for (int u = first; u < n; u++, row += ld) {     /* key u of the group */
             ox_f32x16 value[OX_MOST_G];
             load_values(nv, kind, value, row, column);
             if (next && bytes >= 64) {
@@ -105,25 +112,35 @@ OX_INLINE void value_tile(int mq, int nv, int kind, const float *p, const void *
             }
             OX_UNROLL for (int i = 0; i < mq; i++)
                 OX_UNROLL for (int j = 0; j < nv; j++)
-                    a[i][j] = f32_fma(f32_set1(coded ? scaled[j / 2][i][u] : p[OX_SPLIT_KEYS * i + 16 * g + u]), value[j], a[i][j]);
+                    a[i][j] = f32_fma(f32_set1(own ? scaled[j / 2][i][u] : w[OX_SPLIT_KEYS * i + u]), value[j], a[i][j]);
         }
-        t = end;
     }
     OX_UNROLL for (int i = 0; i < mq; i++)
         OX_UNROLL for (int j = 0; j < nv; j++)
             f32_store(acc + (int64_t)width * i + 16 * j, a[i][j]);
 }
 
-/* v_dim in strips of OX_TILE_G(mq) vectors, then single ones; codes in blocks of two where the tile has room for them */
+/* v_dim in strips of OX_TILE_G(mq) vectors, then single ones; codes in blocks of two where the tile has room for them, else their weights are scaled once
+ * for the two strips of a block. */
 OX_INLINE void value_strips(int mq, int kind, const float *p, const void *const *v, const void *const *next, int ldv, int from, int to,
                             float *acc, int width)
 {
-    const int nv = OX_TILE_G(mq), rest = nv > 1 && (kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0) ? 2 : 1;
+    const int nv = OX_TILE_G(mq), coded = kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0, rest = nv > 1 && coded ? 2 : 1;
     int c = 0;
+    if (nv == 1 && coded) {
+        float scaled[OX_TILE_Q * OX_SPLIT_KEYS];
+        for (; c < width; c += 16) {
+            if (c % 32 == 0)
+                for (int g = (unsigned)from / 16; 16 * g < to; g++)
+                    scale_weights(mq, 1, kind, scaled + 16 * g, OX_SPLIT_KEYS, p + 16 * g, v[g], c, ldv);
+            value_tile(mq, 1, kind, 1, scaled, v, next, c, ldv, from, to, acc + c, width);
+        }
+        return;
+    }
     for (; c + 16 * nv <= width; c += 16 * nv)
-        value_tile(mq, nv, kind, p, v, next, c, ldv, from, to, acc + c, width);
+        value_tile(mq, nv, kind, 0, p, v, next, c, ldv, from, to, acc + c, width);
     for (; c < width; c += 16 * rest)
-        value_tile(mq, rest, kind, p, v, next, c, ldv, from, to, acc + c, width);
+        value_tile(mq, rest, kind, 0, p, v, next, c, ldv, from, to, acc + c, width);
 }
 
 /* One function per number of queries, so that every tile lives in registers; those above OX_TILE_Q are never called, and empty. */
