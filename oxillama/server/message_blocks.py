@@ -7,7 +7,7 @@ from typing import Any
 
 from oxillama.server import opaque, sse
 from oxillama.server.ids import new_id
-from oxillama.server.replies import CollectedReply
+from oxillama.server.replies import CollectedReply, begun_object
 
 
 def content_of(reply: CollectedReply, *, omitted: bool = False) -> list[dict[str, Any]]:
@@ -20,8 +20,10 @@ def content_of(reply: CollectedReply, *, omitted: bool = False) -> list[dict[str
             block = {"type": "thinking", "thinking": text, "signature": signature}
         elif part.call is None:
             block = {"type": "text", "text": part.text}
-        elif part.call["id"] in usable:
-            given = usable[part.call["id"]]
+        elif part.call["id"] in usable or part is reply.parts[-1]:
+            # what max_tokens cut off comes last, as in a stream: `stop_reason` says so
+            known = usable.get(part.call["id"])
+            given = begun_object(part.call["arguments"]) if known is None else known
             name = part.call["name"]
             block = {"type": "tool_use", "id": _use_id(part.call), "name": name, "input": given}
         else:

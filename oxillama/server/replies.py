@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -138,6 +139,41 @@ class CollectedReply:
     @property
     def finish_reason(self) -> str:
         return reason_of(self.completion) if self.completion else "stop"
+
+
+# of JSON: opened, closed, a mark between values, a string or another scalar
+_TOKEN = re.compile(r'\s*(?:([{\[])|([}\]])|([,:])|("(?:[^"\\]|\\.)*"|[^\s{}\[\],:"]+))')
+_NAMES = ("true", "false", "null")
+
+
+def begun_object(text: str) -> dict[str, Any]:
+    """The members that are whole in an object's JSON text that ends anywhere, and of the last one
+    what is whole in it. A number at the end might have gone on.
+    """
+    end, left = 0, ""  # what is whole ends there, and what closes it
+    closing: list[str] = []
+    at, is_value = 0, True
+    while match := _TOKEN.match(text, at):
+        at = match.end()
+        opened, closed, mark, scalar = match.groups()
+        if mark:
+            is_value = mark == ":" or closing[-1:] == ["]"]
+            continue
+        if opened:
+            closing.append("}" if opened == "{" else "]")
+        elif closed:
+            if not closing:
+                break
+            closing.pop()
+        elif not is_value or (at == len(text) and scalar[0] != '"' and scalar not in _NAMES):
+            continue  # a key, or a number that may go on
+        end, left = at, "".join(reversed(closing))
+        is_value = opened == "["
+    try:
+        found = json.loads(text[:end] + left)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def reply_of(turn: Turn, request: Any, done: Completion) -> CollectedReply:

@@ -7,7 +7,7 @@ import pytest
 
 from oxillama.server.anthropic import _messages
 from oxillama.server.message_blocks import content_of
-from oxillama.server.replies import CollectedReply
+from oxillama.server.replies import CollectedReply, begun_object
 from oxillama.server.response_items import Items
 from oxillama.toolcalls import ChatEventBuilder, ToolCallDetector
 from tests.server.conftest import MODEL, asking
@@ -97,19 +97,63 @@ def test_a_call_is_a_block_of_its_own(server):
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 
-def test_a_call_that_was_cut_short_is_no_block(server, engine):
+def blank_tokens(engine):
     words = engine.tokenizer
-    blank = [token for token in range(words.vocab_size) if words.token_bytes(token).isspace()]
-    more = {"max_tokens": 24, "temperature": 0, "banned_tokens": blank}
+    return [token for token in range(words.vocab_size) if words.token_bytes(token).isspace()]
+
+
+def test_a_call_that_was_cut_short_is_a_block_without_arguments(server, engine):
+    """Clients see by `stop_reason` that the last block is not whole."""
+    more = {"max_tokens": 24, "temperature": 0, "banned_tokens": blank_tokens(engine)}
     cut = server.ok(PATH, {**FORCED, **more})
-    assert (cut["content"], cut["stop_reason"]) == ([], "max_tokens")
-    # its name is there, as clients of OpenAI see
+    (block,) = cut["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {})
+    assert cut["stop_reason"] == "max_tokens"
+    # as clients of OpenAI see it
     function = {"name": "weather", "parameters": TOOL["input_schema"]}
     tools = [{"type": "function", "function": function}]
     as_chat = {"messages": HI, "tools": tools, "tool_choice": "required", **more}
     made = server.ok("/v1/chat/completions", as_chat)["choices"][0]
     (call,) = made["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": ""}
+
+
+def test_a_call_that_was_cut_short_has_what_is_whole_of_its_stream(server, engine):
+    properties = {name: {"enum": ["Paris", "Rome"]} for name in ("from", "to", "by")}
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    schema["additionalProperties"] = False
+    more = {"temperature": 0, "banned_tokens": blank_tokens(engine)}
+    body = {**FORCED, **more, "tools": [{"name": "trip", "input_schema": schema}]}
+    whole = set()
+    for most in range(30, 70, 3):
+        made = server.ok(PATH, {**body, "max_tokens": most})
+        said = "".join(
+            data["delta"]["partial_json"]
+            for name, data in server.events(PATH, {**body, "max_tokens": most})
+            if name == "content_block_delta"
+        )
+        given = made["content"][0]["input"]
+        if made["stop_reason"] == "max_tokens":
+            whole.add(len(given))
+            assert given == begun_object(said)
+        else:
+            assert given == json.loads(said) and len(given) == 3
+    assert {0, 1, 2} <= whole
+
+
+def test_of_an_object_that_is_cut_off_what_is_whole_is_read():
+    given = {"a": 'x"}\\{', "b": [1, -2.5, {"c,": [True, None]}], "d": {}, "e": {"f": ""}, "g": 7}
+    text = json.dumps(given)
+    assert begun_object(text) == given
+    found = [begun_object(text[:at]) for at in range(len(text))]
+    assert found[text.index(', "b"')] == {"a": given["a"]}
+    assert found[text.index("1, -2.5")] == {"a": given["a"], "b": []}
+    assert found[text.index("-2.5") + 3]["b"] == [1]  # the number might go on
+    assert found[text.index(', "d"')] == {"a": given["a"], "b": given["b"]}
+    assert found[-1] == {name: given[name] for name in "abde"}
+    sizes = [len(json.dumps(each)) for each in found]
+    assert sizes == sorted(sizes)  # nothing that was whole is lost
+    assert not any(map(begun_object, ("", "[1]", "}", "{]", '{"a" 1}', "nonsense")))
 
 
 def test_an_output_format_is_the_whole_text(server):
