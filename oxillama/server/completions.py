@@ -26,6 +26,7 @@ from oxillama.server.fields import (
     RESPONSE_FORMAT,
     SESSION,
     VLLM_DEFAULTS,
+    SessionPrompt,
     check_stream_options,
     constrain,
     encoded,
@@ -157,11 +158,14 @@ def _in_session(
     if len(texts) > 1:
         raise ApiError(400, "prompt: found a list in a session, wanted one", param="prompt")
     begun = call.state.sessions.begun(body["session"], model)
-    ids = encoded(model, texts[0], special=special and not begun) if texts else []
+    ids = SessionPrompt(
+        begun,
+        lambda begun: encoded(model, texts[0], special=special and not begun) if texts else [],
+    )
     if not ids and not begun:
         raise missing("prompt", "is required, the session is new")
     asked.options.pop("n")
-    return [ids or None], asked
+    return [ids], asked
 
 
 def _submit(
@@ -171,7 +175,11 @@ def _submit(
     if name is None:
         return model.engine.submit(ids, **asked.options)
     with call.state.sessions.held(name, model, lora=asked.options.get("lora")) as named:
-        made = model.engine.submit(ids, session=named.session, **asked.options)
+        if isinstance(ids, SessionPrompt):
+            ids.follow(len(named.session) > 0)
+        if not (ids or len(named.session)):
+            raise missing("prompt", "is required, the session is new")
+        made = model.engine.submit(ids or None, session=named.session, **asked.options)
         named.changed = True
         return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import oxillama
@@ -145,6 +145,25 @@ def encoded(
         if token >= size:
             raise bad(f"{param}[{at}]", token, f"token ids of 0 to {size - 1}")
     return list(prompt)
+
+
+class SessionPrompt(list[int]):
+    """The token ids of a prompt for a named session. Whether the session has begun, so that the
+    prompt begins no text, is asked when they are made and once more when they are submitted: in
+    between another request may have begun or deleted it. encode: the ids, given whether it has
+    begun.
+    """
+
+    __slots__ = ("_begun", "_encode")
+
+    def __init__(self, begun: bool, encode: Callable[[bool], list[int]]) -> None:
+        super().__init__(encode(begun))
+        self._begun, self._encode = begun, encode
+
+    def follow(self, begun: bool) -> None:
+        """Take the ids that it has now."""
+        if begun != self._begun:
+            self[:], self._begun = self._encode(begun), begun
 
 
 def too_long(model: ServedModel, param: str, size: int, help: str = "") -> ApiError:

@@ -29,6 +29,7 @@ from oxillama.server.fields import (
     SESSION,
     TEMPLATE,
     TOKENS,
+    SessionPrompt,
     constrain,
     encoded,
     options_of,
@@ -424,13 +425,19 @@ async def completion(call: Call) -> Response:
             asked, prompts, name = _read(model, body), _prompts(body), body.get("session")
             if len(prompts) > 1 and name is not None:
                 raise ApiError(400, "prompt: found a list in a session, wanted one", param="prompt")
-            special = name is None or not call.state.sessions.begun(name, model)
+            cut = bool(asked.options.get("truncate_prompt"))
+            if name is not None:
+                begun = call.state.sessions.begun(name, model)
+
+                def encode(begun: bool) -> list[int]:
+                    return _ids(model, prompts[0], "prompt", bounded=not cut, special=not begun)
+
+                return asked, [SessionPrompt(begun, encode)]
             ids = []
             for at, each in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
-                cut = bool(asked.options.get("truncate_prompt"))
-                ids.append(_ids(model, each, param, bounded=not cut, special=special))
-                if not ids[-1] and name is None:
+                ids.append(_ids(model, each, param, bounded=not cut, special=True))
+                if not ids[-1]:
                     raise ApiError(400, f"{param}: found no tokens, wanted 1 or more", param=param)
             return asked, ids
 
@@ -524,6 +531,8 @@ def _submit(call: Call, model: ServedModel, asked: table.RequestOptions, ids: li
     name, slot = call.body.get("session"), call.body.get("id_slot")
     if name is not None:
         with call.state.sessions.held(name, model, lora=asked.options.get("lora")) as named:
+            if isinstance(ids, SessionPrompt):
+                ids.follow(len(named.session) > 0)
             if not (ids or len(named.session)):
                 raise missing("prompt", "is required, the session is new")
             made = model.engine.submit(ids or None, session=named.session, **asked.options)

@@ -60,6 +60,34 @@ def test_a_session_is_appended_to_and_goes_on_as_in_the_engine(server, engine, p
     assert server.refused(path, {most: 8})["message"] == "prompt: is required"
 
 
+@pytest.mark.parametrize(("path", "most"), [(PATH, "max_tokens"), ("/completion", "n_predict")])
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_session_that_another_request_begins_or_deletes_meanwhile_has_one_beginning(
+    server, monkeypatch, path, most, deleted
+):
+    """The other request comes after this one has read its prompt."""
+    name, sessions = f"meanwhile{most}{deleted}", server.app.state.sessions
+    first = {"prompt": "Once", "session": name, "seed": 5, most: 4}
+    if deleted:
+        server.ok(path, first)
+    known, others = sessions.begun, [lambda: server.ok(path, first)]
+    if deleted:
+        others = [lambda: server.client.delete(f"/v1/sessions/{name}")]
+
+    def begun(*given):
+        found = known(*given)
+        if others:
+            others.pop()()
+        return found
+
+    monkeypatch.setattr(sessions, "begun", begun)
+    server.ok(path, {**first, "prompt": " Then"})
+    tokens = sessions.named(name).session.tokens
+    assert len(tokens) > 4 and [at for at, each in enumerate(tokens) if each == tokens[0]] == [0]
+    assert tokens[0] == server.ok("/tokenize", {"content": "", "add_special": True})["tokens"][0]
+    server.client.delete(f"/v1/sessions/{name}")
+
+
 @pytest.mark.parametrize("path", [PATH, "/completion", "/v1/chat/completions"])
 def test_a_request_in_a_slot_changes_no_session(server, path):
     """A slot holds what its last request evaluated, and goes on from there."""
