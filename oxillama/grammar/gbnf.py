@@ -340,6 +340,7 @@ def parse(text: str, *, max_repetition: int = 4096, max_nesting: int = 200) -> P
 # ----------------------------------------------------------------------------------------------
 # writing
 
+DEEPEST = 100  # nodes within each other of one rule that is written
 NAMED = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 92: "\\\\"}
 
 
@@ -375,7 +376,9 @@ def _class(ranges) -> str:
 
 
 class _Writer:
-    """Renders nodes; networks become right-linear rules of their own."""
+    """Renders nodes; networks become right-linear rules of their own, and so does what is nested
+    deeper than `DEEPEST`.
+    """
 
     def __init__(self, names: list[str], tokens):
         self.names, self.tokens = names, tokens
@@ -383,18 +386,32 @@ class _Writer:
         self.known: dict[int, str] = {}
         self.expanded: dict[int, tuple] = {}
         self.taken = set(names)
+        self.later: list[tuple[str, tuple]] = []  # rules to be written
 
-    def node(self, node: tuple, tight: bool) -> str:
+    def rest(self) -> list[str]:
+        """All rules that were made of parts of others."""
+        while self.later:
+            name, node = self.later.pop()
+            self.extra.append(f"{name} ::= {self.node(node, False)}")
+        return self.extra
+
+    def node(self, node: tuple, tight: bool, depth: int = 0) -> str:
         kind = node[0]
+        if depth == DEEPEST and kind in (SEQUENCE, CHOICE, REPEAT, REGISTER):
+            if id(node) not in self.known:
+                self.known[id(node)] = self.unused("deep", 1)[0]
+                self.later.append((self.known[id(node)], node))
+            return self.known[id(node)]
+        depth += 1
         if kind == LITERAL:
             return '"' + "".join(_char(ord(c), '"') for c in node[1].decode("utf-8")) + '"'
         if kind == CLASS:
             return _class(node[1])
         if kind == SEQUENCE:
-            text = " ".join(self.node(part, part[0] == CHOICE) for part in node[1])
+            text = " ".join(self.node(part, part[0] == CHOICE, depth) for part in node[1])
             return f"({text})" if tight else text
         if kind == CHOICE:
-            text = " | ".join(self.node(part, False) for part in node[1])
+            text = " | ".join(self.node(part, False, depth) for part in node[1])
             return f"({text})" if tight else text
         if kind == REPEAT:
             _, body, least, most = node
@@ -403,9 +420,9 @@ class _Writer:
                 f"{{{least}}}" if least == most else f"{{{least},{'' if most < 0 else most}}}"
             )
             return (
-                self.node(body, True) + mark
+                self.node(body, True, depth) + mark
                 if body[0] != REPEAT
-                else f"({self.node(body, False)}){mark}"
+                else f"({self.node(body, False, depth)}){mark}"
             )
         if kind == RULE:
             return self.names[node[1]]
@@ -414,27 +431,32 @@ class _Writer:
         if kind == REGISTER:
             if id(node) not in self.expanded:
                 self.expanded[id(node)] = expanded(node)
-            return self.node(self.expanded[id(node)], tight)
+            return self.node(self.expanded[id(node)], tight, depth)
         if kind != NETWORK:
             raise GrammarError("grammar: distinct words cannot be written as GBNF")
-        return self.network(node)
+        return self.network(node, depth)
 
     def symbol(self, ranges) -> str:
         negated = ranges[-1][1] == OPEN
         key = self.tokens[(ranges[-1][0] - 1 if negated else ranges[0][0]) - OTHER - 1]
         return ("!" if negated else "") + (f"<[{key}]>" if isinstance(key, int) else key)
 
-    def network(self, node: tuple) -> str:
-        if id(node) in self.known:
-            return self.known[id(node)]
-        base = f"net{len(self.known)}"
+    def unused(self, stem: str, count: int) -> list[str]:
+        """Names for rules."""
+        base = f"{stem}{len(self.known)}"
         while any(name.startswith(base + "-") for name in self.taken):
             base += "x"
-        names = [f"{base}-{i}" for i in range(len(node[2]))]
-        self.known[id(node)] = names[node[1]]
+        names = [f"{base}-{i}" for i in range(count)]
         self.taken.update(names)
+        return names
+
+    def network(self, node: tuple, depth: int) -> str:
+        if id(node) in self.known:
+            return self.known[id(node)]
+        names = self.unused("net", len(node[2]))
+        self.known[id(node)] = names[node[1]]
         for name, (accept, edges) in zip(names, node[2], strict=True):
-            parts = [f"{self.node(part, True)} {names[target]}" for part, target in edges]
+            parts = [f"{self.node(part, True, depth)} {names[target]}" for part, target in edges]
             self.extra.append(
                 f"{name} ::= " + (" | ".join((['""'] if accept else []) + parts) or "[]")
             )
@@ -506,7 +528,7 @@ def render(names, rules, tokens=()) -> str:
         f"{name} ::= {writer.node(body, False) if body != NEVER else '[]'}"
         for name, body in zip(names, rules, strict=True)
     ]
-    return "\n".join(lines + writer.extra) + "\n"
+    return "\n".join(lines + writer.rest()) + "\n"
 
 
 __all__ = ["NETWORK", "Parsed", "parse", "render"]

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oxillama.errors import ConfigError, GrammarError
-from oxillama.grammar import Grammar, TokenMasker
+from oxillama.grammar import Grammar, GrammarState, TokenMasker
 from oxillama.toolcalls import (
     FORMATS,
     THINK,
@@ -644,8 +644,21 @@ def test_a_bound_of_hundreds_of_digits_is_that_of_calls():
         assert grammar.matches(text) == good
 
 
-def test_a_state_too_deep_to_be_saved_says_so():
+def test_a_state_of_deep_rules_is_saved():
+    """What is nested more deeply than it can be written is rules of its own there."""
     masker = TokenMasker([*(bytes([byte]) for byte in range(256)), b""], eog_ids=[256])
     state = masker.state(ToolCallGrammar("hermes", with_least(1e308)))
-    with pytest.raises(GrammarError, match="^grammar: nested too deeply to be written as GBNF$"):
-        state.serialise()
+    number = str(10**308 + 123)
+    text = f'<tool_call>{{"name": "add", "arguments": {{"n": {number}}}}}</tool_call>'.encode()
+    at = text.index(b"}")
+    state.advance(text[: at - 200])
+    again = GrammarState.restore(state.serialise(), masker=masker)
+    for byte in text[at - 200 : at]:
+        assert again.mask().tobytes() == state.mask().tobytes()
+        state.advance(bytes([byte]))
+        again.advance(bytes([byte]))
+    for each in (state, again):
+        each.advance(text[at:])
+        assert each.is_complete()
+    low = text.replace(number.encode(), str(10**308 - 1).encode())
+    assert not again.grammar.matches(low)
