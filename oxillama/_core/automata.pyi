@@ -30,6 +30,13 @@ def tagged(
     right: np.ndarray,
     limit: int,
 ) -> tuple[np.ndarray, np.ndarray]: ...
+def overlapping(
+    tables: list[np.ndarray],
+    accepts: list[np.ndarray],
+    starts: np.ndarray,
+    most: int,
+    enough: int,
+) -> set[tuple[int, int]]: ...
 def trimmed(
     table: np.ndarray, accepts: np.ndarray, start: int
 ) -> tuple[np.ndarray, np.ndarray, int] | None: ...

@@ -178,6 +178,54 @@ def tagged(const int32_t[:, ::1] a, const int32_t[::1] tags, int start_a, const 
         drop(&flat); drop(&out)
 
 
+cdef Py_ssize_t meeting(const int32_t *a, const uint8_t *accept_a, int32_t start_a, const int32_t *b, const uint8_t *accept_b, int32_t start_b,
+                        Py_ssize_t width, Py_ssize_t most) except? -1:
+    """How many pairs of states are looked at until it is known that two automata over the same symbols accept some text both, or given up
+    beyond `most`; negative where they accept none."""
+    cdef Sequences known
+    cdef int32_t[2] pair
+    cdef int32_t x, y
+    cdef Py_ssize_t k, at = 0
+    open_sequences(&known)
+    try:
+        pair[0], pair[1] = start_a, start_b
+        intern(&known, pair, 2)
+        while at < known.count:
+            x, y = known.pool.data[2 * at], known.pool.data[2 * at + 1]
+            at += 1
+            if (accept_a[x] and accept_b[y]) or at > most:
+                return at
+            for k in range(width):
+                pair[0], pair[1] = a[x * width + k], b[y * width + k]
+                if pair[0] >= 0 and pair[1] >= 0:
+                    intern(&known, pair, 2)
+        return -at
+    finally:
+        close_sequences(&known)
+
+
+def overlapping(list tables, list accepts, const int32_t[::1] starts, Py_ssize_t most, Py_ssize_t enough):
+    """The pairs (i, j), i > j, of automata over the same symbols (at least one) that accept some text both; with those of which that is not
+    known after `most` pairs of states. Once they are more than `enough`, no more are looked for."""
+    cdef const int32_t[:, ::1] a, b
+    cdef const uint8_t[::1] accept_a, accept_b
+    cdef Py_ssize_t i, j, found
+    cdef set out = set()
+    for i in range(len(tables)):
+        a, accept_a = tables[i], accepts[i]
+        for j in range(i):
+            b, accept_b = tables[j], accepts[j]
+            found = 0
+            if most > 0:
+                found = meeting(&a[0, 0], &accept_a[0], starts[i], &b[0, 0], &accept_b[0], starts[j], a.shape[1], most)
+                most -= abs(found)
+            if found >= 0:
+                out.add((i, j))
+                if len(out) > enough:
+                    return out
+    return out
+
+
 def size(const int32_t[:, ::1] table, const uint8_t[::1] accepts, int start, const int32_t[::1] widths, long long most):
     """How many texts are accepted if symbol k is `widths[k]` letters: `most + 1` if they are more, or endlessly many. The table must be
     trimmed."""

@@ -29,6 +29,7 @@ cdef class Expansion:
     cpdef int settle(self, Case case) except -1
     cdef int _apply(self, Case case, int node, dict schema, frozenset scope) except -1
     cdef int _fail_to_hold(self, Case case, int node, dict schema) except -1
+    cdef bint _may_be_text(self, Branch branch) except -1
     cdef bint _exclude(self, Case case, Branch branch) except -1
     cdef bint _lists_others(self, tuple literal) except -1
     cdef int _want(self, Case case, str name, tuple literal) except -1
@@ -52,6 +53,7 @@ cdef class Expansion:
     cdef bint _has(self, Case case, str name, tuple literal) except -1
     cdef bint _all_meet(self, frozenset literals, tuple literal) except -1
     cdef list _tell_apart(self, Case context, tuple literals)
+    cdef dict _texts_apart(self, tuple literals, list summaries)
     cdef list _summary(self, tuple literal, Case context)
     cdef dict _tags(self, Summary part)
     cdef bint _disjoint(self, tuple one, tuple other) except -1

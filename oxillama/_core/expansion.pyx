@@ -16,6 +16,8 @@ cdef enum:
     MOST_CASES = 1500
     MOST_STEPS = 30_000     # cases looked at for one schema, those that turned out impossible included
     MOST_SUMMARISED = 64    # cases of a branch by which it is told from others
+    MOST_TOLD = 15_000      # pairs of branches of strings that are told apart by what one of them is not
+    FEW_TEXTS = 8           # branches of strings that are told apart like all others: automata are for many
 
 MAX_CASES = MOST_CASES
 
@@ -303,6 +305,8 @@ cdef class Expansion:
             if branch.literals:
                 branches = tuple([one for one in branches if not excluded(case, <Branch>one)])
                 break
+        if case.types == TEXT:      # no step for what is of another type: of a text there may be hundreds that must fail
+            branches = tuple([one for one in branches if self._may_be_text(<Branch>one)])
         if len(branches) == 1:
             for act in (<Branch>branches[0]).actions:
                 act(case)
@@ -311,6 +315,16 @@ cdef class Expansion:
         else:
             case.split(branches, True)
         return 0
+
+    cdef bint _may_be_text(self, Branch branch) except -1:
+        """Whether the types that a branch names leave strings."""
+        if branch.types and "string" not in branch.types:
+            return False
+        for literal in branch.literals:
+            kind = self.document.keywords(literal[0]).get("type", "string") if literal[1] else "string"
+            if kind != "string" and (isinstance(kind, str) or (isinstance(kind, list) and "string" not in kind)):
+                return False
+        return True
 
     cdef bint _exclude(self, Case case, Branch branch) except -1:
         """Makes a case of an object one without what meets a branch, where one demand on a member says so; returns whether it did. Not where
@@ -665,9 +679,14 @@ cdef class Expansion:
         cdef list wholes = [taken_whole(summary) if self.loose else NONE for summary in summaries]
         cdef frozenset taken
         cdef set same = set()               # pairs of branches that a value may fit both of
+        cdef dict texts = self._texts_apart(literals, summaries)
         for i in range(n):
             for j in range(i):
-                if not apart(self, summaries[i], summaries[j]):
+                if i in texts and j in texts:
+                    if j in <set>texts[i]:
+                        same.add((i, j))
+                        same.add((j, i))
+                elif not apart(self, summaries[i], summaries[j]):
                     same.add((i, j))
                     same.add((j, i))
         for i in range(n):
@@ -679,10 +698,36 @@ cdef class Expansion:
                 own = [(<Summary>part).without(taken) for part in own]
             for j in range(n):
                 if ((i, j) in same and (own is summaries[i] or not apart(self, own, summaries[j]))
-                        and not self._disjoint(literals[i], literals[j])):
+                        and (i in texts and j in texts or not self._disjoint(literals[i], literals[j]))):
                     actions.append(Demand(self.document.inverse(literals[j])))
             out.append(actions)
         return out
+
+    cdef dict _texts_apart(self, tuple literals, list summaries):
+        """Of branches that are strings, where they are many: by branch, the earlier ones of them that some text meets too."""
+        cdef Summary part
+        cdef list texts = [], languages = []
+        for i, summary in enumerate(summaries):
+            cases = []
+            for part in summary or ():
+                if part.types != TEXT or part.values is not None or part.case.unevaluated:
+                    break
+                cases.append(part.case)
+            else:
+                if cases:
+                    texts.append(i)
+                    languages.append(cases)
+        pairs = self.texts_meet(languages, MOST_TOLD) if len(texts) > FEW_TEXTS else None
+        if pairs is None:
+            return {}
+        if len(pairs) > MOST_TOLD:
+            raise GrammarError(
+                f"schema {self.document.where(literals[0][0])}: is a branch of a 'oneOf', of which more than {MOST_TOLD} pairs have strings in "
+                "common, wanted fewer")
+        known = {i: set() for i in texts}
+        for i, j in pairs:
+            (<set>known[texts[i]]).add(texts[j])
+        return known
 
     cdef list _summary(self, tuple literal, Case context):
         """A summary per case of a branch. None if it is not known cheaply."""

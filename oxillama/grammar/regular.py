@@ -23,6 +23,7 @@ MAX_STATES = 6000
 MAX_SPLIT = 8 * MAX_STATES  # states of the automaton from which those of a few kinds are taken
 MAX_NETWORK = 20_000  # states of one array's, object's or number's network
 MAX_TABLE = 16_000_000  # moves of one trie of words
+MAX_MEETING = 10_000_000  # pairs of states looked at to tell automata apart
 MAX_COUNTING = 100_000_000  # moves looked at for the lengths of one language
 OPEN_END = 1 << 30  # no longest text
 _LONE = re.compile("[\ud800-\udfff]")  # halves of surrogate pairs, which no text has
@@ -294,6 +295,33 @@ def split(start: Dfa, others: Sequence[Dfa], limit: int) -> list[tuple[frozenset
             raise GrammarError(f"regular: needs more than {MAX_STATES} states")
         out.append((kinds[tag], part))
     return out
+
+
+def overlapping(dfas: Sequence[Dfa], enough: int) -> set[tuple[int, int]]:
+    """The pairs (i, j), i > j, of automata that some text is in the languages of both; with those
+    of which that is not known after `MAX_MEETING` steps. Once they are more than `enough`, no more
+    are looked for.
+    """
+    dfas = [dfa.trimmed() for dfa in dfas]
+    numbers: dict[Ranges, int] = {}
+    for dfa in dfas:
+        for ranges in dfa.symbols:
+            numbers.setdefault(ranges, len(numbers))
+    parts: list[list[int]] = [[] for _ in numbers]  # of each symbol, the common ones it is made of
+    common = partition(numbers)
+    for part, (_, members) in enumerate(common):
+        for number in members:
+            parts[number].append(part)
+    tables = []
+    for dfa in dfas:
+        # the last symbol of each: one that is in none of the texts
+        column = np.full(len(common) + 1, -1, np.int64)
+        for at, ranges in enumerate(dfa.symbols):
+            column[parts[numbers[ranges]]] = at
+        moves = np.append(dfa.moves, np.full((len(dfa.moves), 1), -1, np.int32), axis=1)
+        tables.append(np.ascontiguousarray(moves[:, column]))
+    starts = np.array([dfa.start for dfa in dfas], np.int32)
+    return automata.overlapping(tables, [dfa.accepts for dfa in dfas], starts, MAX_MEETING, enough)
 
 
 def _refined(a: list[Ranges], b: list[Ranges]) -> tuple[list[Ranges], np.ndarray, np.ndarray]:

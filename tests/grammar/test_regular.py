@@ -8,10 +8,10 @@ import pytest
 
 from oxillama._core import automata
 from oxillama.errors import GrammarError
-from oxillama.grammar import Grammar
+from oxillama.grammar import Grammar, regular
 from oxillama.grammar.nodes import CLASS
 from oxillama.grammar.regex import parse_regex, search_automaton
-from oxillama.grammar.regular import Dfa, split
+from oxillama.grammar.regular import Dfa, overlapping, split
 from oxillama.grammar.schema.formats import FORMATS, format_automaton
 
 PATTERNS = [
@@ -320,3 +320,17 @@ def test_words_are_accepted_counted_and_listed(seed):
 )
 def test_the_size_is_how_many_texts_there_are_unless_they_are_too_many(pattern, size):
     assert search_automaton(pattern).size() == size
+
+
+def test_automata_with_a_common_text_are_found(monkeypatch):
+    dfas = [search_automaton(pattern) for pattern in PATTERNS if pattern != "a{,2}"]
+    dfas += [Dfa.nothing(), Dfa.words([""]), Dfa.words(["ab", "q"]), Dfa.everything()]
+    common = {(i, j) for i in range(len(dfas)) for j in range(i) if not dfas[i].both(dfas[j]).empty}
+    assert overlapping(dfas, 1000) == common and 0 < len(common) < len(dfas) ** 2 / 2
+    assert len(overlapping(dfas, 5)) == 6  # no more are looked for
+    # what is not known counts as common
+    monkeypatch.setattr(regular, "MAX_MEETING", 50)
+    assert overlapping(dfas, 1000) > common
+    assert overlapping([Dfa.words([""]), Dfa.words(["", "a"])], 9) == {(1, 0)}
+    assert overlapping([Dfa.words([""]), Dfa.words([""])], 9) == {(1, 0)}
+    assert overlapping([Dfa.nothing(), Dfa.everything()], 9) == overlapping([], 9) == set()

@@ -1,10 +1,14 @@
 """Into how many cases and rules a schema is split, and that its language stays the same."""
 
+import itertools
 import json
+import random
+import re
 
 import pytest
 
 from oxillama._core.schemas import ENFORCED
+from oxillama.errors import GrammarError
 from oxillama.grammar import JsonSchemaCompiler
 from oxillama.grammar.schema.document import Document
 from oxillama.grammar.schema.expander import Expander
@@ -270,6 +274,49 @@ def test_patterns_of_few_texts_tell_branches_apart():
     grammar = free(schema)
     assert grammar.matches('{"m2":0,"kind":"d2"}')
     assert not grammar.matches('{"m2":0,"kind":"c"}')
+
+
+@pytest.mark.parametrize("more", [[], [{"type": "null"}, {"const": "x7"}, {"type": "integer"}]])
+def test_hundreds_of_patterns_without_a_common_text_are_a_case_each(more):
+    """Automata tell them apart, no steps."""
+    patterns = [f"^[a-c]{{{i % 3}}}x{i}[a-z]+$" for i in range(400)]
+    branches = [{"type": "string", "pattern": pattern} for pattern in patterns]
+    assert len(cases_of({"oneOf": [*branches, *more]})) == 400 + len(more)
+    grammar = free({"oneOf": [*branches, *more]})
+    for value in ("bx1a", "abx398zz", "x0a"):
+        assert grammar.matches(compact(value)), value
+    for value in ("bx0a", "x1a", "abx398", "x400a"):
+        assert not grammar.matches(compact(value)), value
+    for value in (None, "x7", 5):
+        assert grammar.matches(compact(value)) == bool(more), value
+
+
+def test_a_text_meets_one_of_many_patterns():
+    rng = random.Random(7)
+    parts = ["a", "b", "[ab]", "c?", "a*", "(ab|c)", "."]
+    texts = ["".join(t) for n in range(5) for t in itertools.product("abc", repeat=n)]
+    tried = 0
+    for _ in range(12):
+        patterns = [
+            rng.choice(["^%s$", "^%s", "%s$"]) % "".join(rng.choices(parts, k=rng.randint(2, 4)))
+            for _ in range(rng.randint(9, 14))
+        ]
+        branches = [{"type": "string", "pattern": pattern} for pattern in patterns]
+        met = [sum(bool(re.search(p, text)) for p in patterns) == 1 for text in texts]
+        if any(met):
+            grammar = free({"oneOf": branches})
+            assert [grammar.matches(compact(text)) for text in texts] == met, patterns
+            tried += 1
+    assert tried > 4
+    wide = free({"oneOf": [{"type": "string", "pattern": f"o{i:02}"} for i in range(60)]})
+    assert wide.matches('"xo01o01"') and not wide.matches('"xo01o02"')
+
+
+def test_too_many_patterns_with_common_texts_are_refused():
+    branches = [{"type": "string", "pattern": f"o{i}"} for i in range(180)]
+    told = "^schema /oneOf/0: is a branch of a 'oneOf', of which more than 15000 pairs have strings"
+    with pytest.raises(GrammarError, match=told):
+        free({"oneOf": branches})
 
 
 def test_a_type_that_two_branches_take_whole_is_no_one_branch():

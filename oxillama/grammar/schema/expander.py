@@ -16,7 +16,7 @@ from oxillama._core.expansion import Expansion
 from oxillama._core.schemas import FALSE, TRUE, canonical
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import few_matches, search_automaton
-from oxillama.grammar.regular import Dfa, meet
+from oxillama.grammar.regular import Dfa, meet, overlapping
 from oxillama.grammar.schema.document import Document, contradicts
 from oxillama.grammar.schema.formats import LONGEST, format_automaton, shorter_automaton
 from oxillama.grammar.schema.keywords import APPLY, declared, in_place, note_evaluated
@@ -170,6 +170,17 @@ class Expander(Expansion):
         if words and all(type(v) is str for v in values):  # of which there may be thousands
             return set(map(canonical, values)), True
         return {canonical(v) for v in values if holds(self.document, (node, True), v)}, True
+
+    def texts_meet(self, branches: list[list[Case]], enough: int) -> set[tuple[int, int]] | None:
+        """The pairs (i, j), i > j, of branches, each its cases of strings, that some text meets
+        both of, as `overlapping` has them; None: an automaton is too large.
+        """
+        try:
+            return overlapping(
+                [functools.reduce(Dfa.either, map(language, cases)) for cases in branches], enough
+            )
+        except GrammarError:
+            return None
 
     def join_texts(self, case: Case) -> None:
         """Of a string, splits that would make many combinations are kept as they are: one automaton
