@@ -253,10 +253,10 @@ class Conversation:
         bridge = self.engine.tokenizer
         for each in done.logprobs:
             likeliest = ", ".join(
-                f"{quoted_token(bridge, token)} {value:.3f}"
+                f"{quoted_token(bridge, token)} {value:z.3f}"
                 for token, value in zip(each.raw_ids, each.raw_values)
             )
-            line = f"  {quoted_token(bridge, each.token)} {each.raw:.3f}"
+            line = f"  {quoted_token(bridge, each.token)} {each.raw:z.3f}"
             note(f"{line}  ({likeliest})" if likeliest else line)
 
     def _window(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -115,9 +115,9 @@ def _perplexity(arguments: argparse.Namespace) -> int:
     if found.divergence is not None:
         d = found.divergence
         print(
-            f"KL divergence mean {d.mean:.6f} +- {d.error:.6f}, median {d.median:.6f}, 99 % "
-            f"{d.p99:.6f}, largest {d.largest:.6f}\nsame likeliest token {100 * d.same_top:.2f} %, "
-            f"perplexity of the base {d.base_perplexity:.4f}"
+            f"KL divergence mean {d.mean:z.6f} +- {d.error:.6f}, median {d.median:z.6f}, 99 % "
+            f"{d.p99:z.6f}, largest {d.largest:z.6f}\nsame likeliest token "
+            f"{100 * d.same_top:.2f} %, perplexity of the base {d.base_perplexity:.4f}"
         )
     return 0
 

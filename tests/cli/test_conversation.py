@@ -248,9 +248,10 @@ def test_log_probabilities_are_shown_token_by_token(talk):
     count = len(done.logprobs)
     assert count > 1 and len(lines) == 2 * count
     for at, each in enumerate(done.logprobs):
-        head = f"  {text[at]!r} {each.raw:.3f}"
+        head = f"  {text[at]!r} {each.raw:z.3f}"
         assert lines[at].startswith(f"{head}  (") and lines[count + at] == head
-        assert all(f" {value:.3f}" in lines[at] for value in each.raw_values)
+        assert all(f" {value:z.3f}" in lines[at] for value in each.raw_values)
+    assert " 0.000" in err and "-0.000" not in err
     assert out.splitlines() == [done.text, done.text]
 
 
