@@ -72,7 +72,7 @@ class _Span:
             self.shard.check()
 
     def _value(self, key: str) -> Any:
-        return read_value(Cursor(self.shard.buffer, self.shard.label, self.start), self.kind, key)
+        return read_value(Cursor(self.shard.buffer, self.shard.place, self.start), self.kind, key)
 
     def raw(self) -> memoryview:
         return self.shard.buffer[self.start : self.end]
@@ -104,7 +104,7 @@ class Metadata(Mapping[str, Any]):
         return (
             None
             if span is None or span.kind != ARRAY
-            else raw_strings(Cursor(span.shard.buffer, span.shard.label, span.start), key)
+            else raw_strings(Cursor(span.shard.buffer, span.shard.place, span.start), key)
         )
 
     def joined(self, other: "Metadata", keys: Iterable[str]) -> "Metadata":
@@ -151,17 +151,17 @@ def _kind(head: bytes) -> str | None:
 
 def read_shard(shard: Shard) -> _Parsed:
     """Parse the header of one file and check that every tensor is inside it; raises GgufError."""
-    cursor = Cursor(shard.buffer, shard.label)
+    cursor = Cursor(shard.buffer, shard.place)
     magic = bytes(shard.buffer[:4])
     if magic != MAGIC[: len(magic)] or not magic:
         kind = _kind(bytes(shard.buffer[:64]))
         raise GgufError(
-            f"{shard.label}: starts with {magic!r}, wanted {MAGIC!r}: not a GGUF file"
+            f"{shard.place}: starts with {magic!r}, wanted {MAGIC!r}: not a GGUF file"
             + (f" but {kind}" if kind else "")
         )
     if len(shard.buffer) < HEADER_BYTES:
         raise GgufError(
-            f"{shard.label}: {len(shard.buffer)} bytes, the header alone needs {HEADER_BYTES}: "
+            f"{shard.place}: {len(shard.buffer)} bytes, the header alone needs {HEADER_BYTES}: "
             "truncated"
         )
     cursor.position = 4
@@ -170,7 +170,7 @@ def read_shard(shard: Shard) -> _Parsed:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         why = ": a big-endian file, only little-endian ones are read" if swapped in VERSIONS else ""
         raise GgufError(
-            f"{shard.label}: version {version}, wanted {' or '.join(map(str, VERSIONS))}{why}"
+            f"{shard.place}: version {version}, wanted {' or '.join(map(str, VERSIONS))}{why}"
         )
     tensor_count, key_count = cursor.u64("tensor count"), cursor.u64("key count")
     remain = len(shard.buffer) - HEADER_BYTES
@@ -180,13 +180,13 @@ def read_shard(shard: Shard) -> _Parsed:
     ):
         if count > min(limit, remain // least):
             raise GgufError(
-                f"{shard.label}: header counts {count} {what}, at most "
+                f"{shard.place}: header counts {count} {what}, at most "
                 f"{min(limit, remain // least)} fit"
             )
     spans, values, kinds = _read_keys(cursor, shard, key_count)
     # an array is not among the values: its kind stands in for it and is refused as no integer
     found = values.get("general.alignment", kinds.get("general.alignment", DEFAULT_ALIGNMENT))
-    alignment = checked_alignment(found, f"{shard.label}: general.alignment")
+    alignment = checked_alignment(found, f"{shard.place}: general.alignment")
     return _Parsed(
         version, alignment, spans, values, kinds, _read_infos(cursor, tensor_count, alignment)
     )
@@ -315,23 +315,23 @@ def _merged(
                 spans[key].raw(),
             ):
                 raise GgufError(
-                    f"{shard.label}: key {key} differs from its value in {shards[0].label}"
+                    f"{shard.place}: key {key} differs from its value in {shards[0].label}"
                 )
         for name, info in one.tensors.items():
             if name in tensors:
                 raise GgufError(
-                    f"{shard.label}: tensor {name} is in {shards[tensors[name].shard].label} too"
+                    f"{shard.place}: tensor {name} is in {shards[tensors[name].shard].label} too"
                 )
             tensors[name] = replace(info, shard=index) if index else info
         if len(tensors) > MAX_TENSORS:
             raise GgufError(
-                f"{shard.label}: {len(tensors)} tensors in the set, wanted at most {MAX_TENSORS}"
+                f"{shard.place}: {len(tensors)} tensors in the set, wanted at most {MAX_TENSORS}"
             )
         parsed.append(one)
     total = values.get("split.tensors.count", len(tensors))
     if total != len(tensors):
         raise GgufError(
-            f"{shards[0].label}: split.tensors.count is {total}, the {len(shards)} files hold "
+            f"{shards[0].place}: split.tensors.count is {total}, the {len(shards)} files hold "
             f"{len(tensors)}"
         )
     return parsed, Metadata(spans, values), kinds, tensors
@@ -354,7 +354,7 @@ def _check_split(one: _Parsed, shard: Shard, index: int, count: int) -> None:
                 if named or count > 1
                 else "; a set is opened by a name like NAME-00001-of-00003.gguf"
             )
-            raise GgufError(f"{shard.label}: {key} is {found[key]!r}, wanted {wanted}{hint}")
+            raise GgufError(f"{shard.place}: {key} is {found[key]!r}, wanted {wanted}{hint}")
 
 
 class GgufReader:

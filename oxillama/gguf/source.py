@@ -26,14 +26,19 @@ _HUB = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The bytes of one file of a set, read-only, with a name for messages; `path` and `status` (of
-    the mapped file) are None for bytes in memory.
+    """The bytes of one file of a set, read-only, with the file's name; `path` and `status` (of the
+    mapped file) are None for bytes in memory.
     """
 
     buffer: memoryview
     label: str
     path: Path | None
     status: os.stat_result | None = None
+
+    @property
+    def place(self) -> str:
+        """What messages about its content call it: the path, or the name of bytes in memory."""
+        return self.label if self.path is None else str(self.path)
 
     @property
     def map(self) -> FileMap | None:

@@ -476,3 +476,14 @@ def test_a_large_vocabulary_opens_without_decoding_it():
     reader = GgufReader(raw)
     assert reader.metadata["tokens"][-1] == "token149999"
     assert reader.metadata["tokens"] is reader.metadata["tokens"]
+
+
+def test_a_file_is_named_with_its_folder(tmp_path, small):
+    (tmp_path / "a.gguf").write_bytes(b"root:x:0:0" + bytes(80))
+    with pytest.raises(GgufError) as caught:
+        GgufReader(tmp_path / "a.gguf")
+    assert str(caught.value).startswith(f"{tmp_path / 'a.gguf'}: starts with b'root', wanted")
+    (tmp_path / "b.gguf").write_bytes(small[0][:40])
+    with pytest.raises(GgufError) as caught:
+        GgufReader(tmp_path / "b.gguf")
+    assert str(caught.value).startswith(f"{tmp_path / 'b.gguf'}: ")
