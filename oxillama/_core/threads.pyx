@@ -254,12 +254,19 @@ def default_threads() -> int:
     return max(1, min(count, MAX_THREADS))
 
 
+def available_cpus() -> int:
+    """The logical CPUs that this process may use: those of its affinity, no more than the cgroup quota, at least 1."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    quota = cgroup_cpus()
+    return max(1, count if quota is None else min(count, int(-(-quota // 1))))
+
+
 cpdef int worker_count(object num_threads) except -1:
     """The number of workers for a caller's `num_threads`: 0 means `default_threads()`; ConfigError outside 0..1024."""
     if isinstance(num_threads, bool) or not isinstance(num_threads, int):
-        raise ConfigError(f"num_threads: got {num_threads!r}, wanted an int from 0 to {MAX_THREADS}")
+        raise ConfigError(f"num_threads: found {num_threads!r}, wanted an int from 0 to {MAX_THREADS}")
     if num_threads < 0 or num_threads > MAX_THREADS:
-        raise ConfigError(f"num_threads: got {num_threads}, wanted 0 to {MAX_THREADS} (0 = all cores this process may use)")
+        raise ConfigError(f"num_threads: found {num_threads}, wanted 0 to {MAX_THREADS} (0 = all cores this process may use)")
     return num_threads or default_threads()
 
 
@@ -396,7 +403,7 @@ cdef void _measured(void *args, int ith, int nth) noexcept nogil:
 
 cdef double _measure(int ops, int chunks, int count) except -1:
     if ops < 1 or chunks < 0:
-        raise ConfigError(f"ops, chunks: got {ops}, {chunks}, wanted at least 1 and 0")
+        raise ConfigError(f"ops, chunks: found {ops}, {chunks}, wanted at least 1 and 0")
     cdef Measured m
     cdef double start
     workers = Workers(count)

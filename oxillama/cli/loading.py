@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import oxillama
+from oxillama._core.threads import available_cpus
 from oxillama.cli import media
 from oxillama.cli.parsing import number
 from oxillama.cli.progress import progress_bar
@@ -219,6 +220,7 @@ def encoder_file(given: str | Path) -> str:
 
 def engine_options(arguments: argparse.Namespace) -> dict:
     """The keyword arguments of `oxillama.load` that the options of `add_model` ask for."""
+    _note_threads(arguments.threads)
     return dict(
         num_threads=None if arguments.threads in (0, -1) else arguments.threads,
         context_size=arguments.context or None,
@@ -228,6 +230,18 @@ def engine_options(arguments: argparse.Namespace) -> dict:
         offload=offload_policy(arguments),
         **_rope(arguments),
     )
+
+
+def _note_threads(threads: int) -> None:
+    """Say on standard error that more threads are asked for than there are CPUs for."""
+    cpus = available_cpus()
+    if threads > cpus:
+        print(
+            f"oxillama: --threads: found {threads} where this process may use {cpus} CPUs: threads "
+            "that wait for one are of no use, and hold up the others",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import oxillama
-from oxillama.cli import main, streams
+from oxillama.cli import loading, main, streams
 from tests.cli.console import interruptible
 from tests.model import tiny
 from tests.model.worded import worded
@@ -37,6 +37,16 @@ def test_run_continues_the_prompt_the_same_way_each_time(capsys):
         for threads in (1, 2)
     ]
     assert seeded[0] == seeded[1]
+
+
+def test_more_threads_than_cpus_are_told(capsys, monkeypatch):
+    monkeypatch.setattr(loading, "available_cpus", lambda: 2)
+    command = ("run", "-p", "Once", "-n", 1, "--no-timings", "-t")
+    assert not printed(capsys, *command, 2)[2]
+    code, _, err = printed(capsys, *command, 3)
+    assert code == 0 and err.startswith(
+        "oxillama: --threads: found 3 where this process may use 2 C"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,13 @@ def test_default_never_exceeds_the_affinity():
     assert 1 <= threads.default_threads() <= allowed
 
 
+@pytest.mark.parametrize(("quota", "most"), [(None, 3), (1.5, 2), (0.2, 1), (8.0, 3)])
+def test_available_cpus_are_those_of_the_affinity_within_the_quota(monkeypatch, quota, most):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 5}, raising=False)
+    monkeypatch.setattr(threads, "cgroup_cpus", lambda: quota)
+    assert threads.available_cpus() == most
+
+
 @pytest.mark.parametrize("value", [-1, 1025, 2.0, "2", True, None])
 def test_impossible_thread_counts_raise(value):
     with pytest.raises(ConfigError):
