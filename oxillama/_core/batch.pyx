@@ -42,11 +42,11 @@ cdef cnp.ndarray int32s(object values, str name):
         return values
     array = np.asarray(values)
     if array.ndim != 1:
-        raise ConfigError(f"{name}: got {array.ndim} dimensions, wanted 1")
+        raise ConfigError(f"{name}: found {array.ndim} dimensions, wanted 1")
     if array.size == 0:
         return np.empty(0, np.int32)
     if array.dtype.kind not in "iu":
-        raise ConfigError(f"{name}: got {array.dtype}, wanted int32")
+        raise ConfigError(f"{name}: found {array.dtype}, wanted int32")
     if array.min() < -(1 << 31) or array.max() >= 1 << 31:
         raise ConfigError(f"{name}: a value does not fit in 32 bits")
     return np.ascontiguousarray(array, np.int32)
@@ -108,32 +108,32 @@ cdef class Batch:
         if embeds is not None:
             one = np.ascontiguousarray(embeds)
             if one.dtype != np.float32 or one.ndim != 2 or one.shape[0] != self.rows or one.shape[1] < 1:
-                raise ConfigError(f"embeds: got {one.dtype} {np.shape(one)}, wanted float32 ({self.rows}, width)")
+                raise ConfigError(f"embeds: found {one.dtype} {np.shape(one)}, wanted float32 ({self.rows}, width)")
             self.embeds, self.embed_width = <const float *>cnp.PyArray_DATA(one), one.shape[1]
             self.held += (one,)
         if rope is not None:
             sections = np.shape(rope)[0] if np.ndim(rope) == 2 else 1
             one = int32s(np.reshape(rope, -1), "rope")
             if sections < 1 or one.shape[0] != sections * self.rows or one.min() < 0:
-                raise ConfigError(f"rope: got {np.shape(rope)}, wanted positions of at least 0 for each of {self.rows} rows")
+                raise ConfigError(f"rope: found {np.shape(rope)}, wanted positions of at least 0 for each of {self.rows} rows")
             self.rope, self.rope_sections = <const int32_t *>cnp.PyArray_DATA(one), sections
             self.held += (one,)
         if visible is not None:
             one = int32s(visible, "visible")
             if one.shape[0] != self.rows:
-                raise ConfigError(f"visible: got {one.shape[0]} limits, wanted {self.rows}")
+                raise ConfigError(f"visible: found {one.shape[0]} limits, wanted {self.rows}")
             self.visible = <const int32_t *>cnp.PyArray_DATA(one)
             self.held += (one,)
         if spans is not None:
             one = int32s(np.reshape(spans, -1), "spans")
             if np.ndim(spans) != 2 or np.shape(spans)[0] != 2 or one.shape[0] != 2 * self.rows:
-                raise ConfigError(f"spans: got {np.shape(spans)}, wanted (2, {self.rows})")
+                raise ConfigError(f"spans: found {np.shape(spans)}, wanted (2, {self.rows})")
             self.spans = <const int32_t *>cnp.PyArray_DATA(one)
             self.held += (one,)
         if slots is not None:
             one = int32s(slots, "slots")
             if one.shape[0] != self.n_tables or len(set(one.tolist())) != self.n_tables:
-                raise ConfigError(f"slots: got {one.tolist()}, wanted one of its own for each of {self.n_tables} tables")
+                raise ConfigError(f"slots: found {one.tolist()}, wanted one of its own for each of {self.n_tables} tables")
             self.slots = <const int32_t *>cnp.PyArray_DATA(one)
             self.held += (one,)
         return 0
@@ -150,9 +150,9 @@ cdef class Batch:
         cdef cnp.ndarray one = int32s(spares, "spares")
         cdef int r
         if one.shape[0] != self.rows:
-            raise ConfigError(f"spares: got {one.shape[0]} of them, wanted {self.rows}, one for each row")
+            raise ConfigError(f"spares: found {one.shape[0]} of them, wanted {self.rows}, one for each row")
         if self.slots == NULL:
-            raise ConfigError("spares: got some without slots, wanted a slot for each table")
+            raise ConfigError("spares: found some without slots, wanted a slot for each table")
         self.spares = <const int32_t *>cnp.PyArray_DATA(one)
         self.held += (one,)
         named = {self.slots[r] for r in range(self.n_tables)}
@@ -167,7 +167,7 @@ cdef class Batch:
 
     cdef int _adapters(self, list given) except -1:
         if len(given) != self.n_tables or not all(each is None or isinstance(each, AdapterSet) for each in given):
-            raise ConfigError(f"adapters: got {len(given)} of them, wanted an AdapterSet or None for each of {self.n_tables} tables")
+            raise ConfigError(f"adapters: found {len(given)} of them, wanted an AdapterSet or None for each of {self.n_tables} tables")
         if any(each is not None for each in given):
             self.adapters = given
         return 0

@@ -35,7 +35,7 @@ cdef dict _numbers = {row[0]: i for i, row in enumerate(codec_table())}
 cdef const ox_codec *_codec(str name, Py_ssize_t columns, Py_ssize_t row_bytes, object isa) except NULL:
     active = isa_active() if isa is None else isa
     if active not in isa_available():
-        raise ConfigError(f"isa: got {isa!r}, wanted one of {', '.join(isa_available())}")
+        raise ConfigError(f"isa: found {isa!r}, wanted one of {', '.join(isa_available())}")
     if name not in _numbers:
         raise QuantError(f"unknown format {name!r}")
     cdef const ox_codec *codec = &ox_codecs_of(ISA_NUMBERS[active])[<int>_numbers[name]]

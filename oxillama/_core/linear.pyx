@@ -80,7 +80,7 @@ cdef class MatmulOp(Op):
         rows = sum(w.rows for w in weights)
         m.gate, m.cols = activation(p["gate"]), columns
         if m.gate and (len(weights) != 2 or weights[0].rows != weights[1].rows):
-            raise plan.fail(f"gate {p['gate']!r} wants two matrices of equal rows, got {[w.rows for w in weights]}")
+            raise plan.fail(f"gate {p['gate']!r} wants two matrices of equal rows, found {[w.rows for w in weights]}")
         self.bias = plan.floats(p["bias"], "bias", rows)
         m.bias = NULL if self.bias is None else &self.bias[0]
         self.a.addend, m.addend, m.up = -1, NULL, weights[0].rows

@@ -286,16 +286,16 @@ cdef class PageMemory:
 
     def __cinit__(self, kv_layers, kv_type="f16", page_size=16, slot_layers=(), windows=()):
         if kv_type not in KV_TYPES:
-            raise ConfigError(f"kv_type: got {kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
+            raise ConfigError(f"kv_type: found {kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
         if isinstance(page_size, bool) or not isinstance(page_size, int) or page_size < 16 or page_size % 16 or page_size > 4096:
-            raise ConfigError(f"page_size: got {page_size!r}, wanted a multiple of 16 up to 4096")
+            raise ConfigError(f"page_size: found {page_size!r}, wanted a multiple of 16 up to 4096")
         self.kind = KV_TYPES[kv_type]
         self.page_size = page_size
         self.n_layers = len(kv_layers)
         self.layers = <KvLayer *>calloc(max(1, self.n_layers), sizeof(KvLayer))
         self.windows = tuple(windows) or (0,) * self.n_layers
         if len(self.windows) != self.n_layers or any(type(each) is not int or not 0 <= each <= INT_MAX for each in self.windows):
-            raise ConfigError(f"windows: got {self.windows}, wanted {self.n_layers} numbers from 0 to {INT_MAX}")
+            raise ConfigError(f"windows: found {self.windows}, wanted {self.n_layers} numbers from 0 to {INT_MAX}")
         self.window = max(self.windows, default=0)
         self.whole.at = <char **>calloc(MAX_SLABS, sizeof(char *))
         if self.layers == NULL or self.whole.at == NULL:
@@ -313,7 +313,7 @@ cdef class PageMemory:
             raise MemoryError
         for shape in self.slot_layers:
             if not shape or min(shape) < 1 or prod(shape) > MAX_STATE:
-                raise ConfigError(f"slot_layers: got {shape}, wanted a shape of 1 to {MAX_STATE} numbers")
+                raise ConfigError(f"slot_layers: found {shape}, wanted a shape of 1 to {MAX_STATE} numbers")
             self.slot_bytes = _round_up(self.slot_bytes + 4 * <size_t>prod(shape), 64)
 
     def _lay_out(self, kv_layers):
@@ -334,7 +334,7 @@ cdef class PageMemory:
             layer.heads, layer.k_dim, layer.v_dim = heads, k_dim, v_dim
             for name, value in (("k_dim", k_dim), ("v_dim", v_dim)):
                 if value % KV_BLOCK[self.kv_type] and self.layers[i].view != ROWS_VIEW:
-                    raise ConfigError(f"kv_type: got {self.kv_type!r}, wanted f16 or f32: kv_layers[{i}] has a {name} of {value}, "
+                    raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted f16 or f32: kv_layers[{i}] has a {name} of {value}, "
                                       f"not in blocks of {KV_BLOCK[self.kv_type]}")
             side = _round_up(scale_bytes(self.kind, layer.k_dim), 64)
             layer.k_group_bytes = side + 16 * kept_bytes(self.kind, layer.k_dim)
@@ -468,7 +468,7 @@ cdef class PageMemory:
         """Gives memory back: slabs wholly above the first `keep_pages` pages go, pages above them in the last slab read as zero again. Where layers
         lie apart, pages above them have no memory any more, and all free frames go. Waits while a step or call runs."""
         if keep_pages < 0:
-            raise PoolError(f"keep_pages: got {keep_pages}, wanted at least 0")
+            raise PoolError(f"keep_pages: found {keep_pages}, wanted at least 0")
         self._give_back(keep_pages)
 
     cdef int _release(self, Slabs *slabs, int64_t keep) except -1:
@@ -495,7 +495,7 @@ cdef class PageMemory:
 
     cdef int _check(self, int page) except -1:
         if page < 0 or page >= (self.names if self.window else self.whole.capacity):
-            raise PoolError(f"page: got {page}, wanted 0 to {self.capacity - 1}")
+            raise PoolError(f"page: found {page}, wanted 0 to {self.capacity - 1}")
         return 0
 
     # ---- where windowed layers lie apart -----------------------------------------------------------------------------
@@ -639,7 +639,7 @@ cdef class PageMemory:
 
     cdef int _check_slot(self, int slot) except -1:
         if slot < 0 or slot >= self.slot_capacity:
-            raise PoolError(f"slot: got {slot}, wanted 0 to {self.slot_capacity - 1}")
+            raise PoolError(f"slot: found {slot}, wanted 0 to {self.slot_capacity - 1}")
         return 0
 
     def save_slot(self, int slot) -> bytes:
@@ -651,7 +651,7 @@ cdef class PageMemory:
         """Fills the slot from bytes of `save_slot` of a memory with the same slot layers."""
         self._check_slot(slot)
         if <size_t>data.shape[0] != self.slot_bytes:
-            raise PoolError(f"slot bytes: got {data.shape[0]}, wanted {self.slot_bytes}")
+            raise PoolError(f"slot bytes: found {data.shape[0]}, wanted {self.slot_bytes}")
         memcpy(self.slots[slot], &data[0], self.slot_bytes)
 
     cdef int _begin(self, object num_threads) except -1:
@@ -673,7 +673,7 @@ cdef class PageMemory:
         """Copies the first `tokens` tokens (default: all) of page `src` into page `dst`, in every layer; the rest of `dst` stays."""
         cdef int count = self.page_size if tokens is None else tokens
         if count < 0 or count > self.page_size:
-            raise PoolError(f"tokens: got {count}, wanted 0 to {self.page_size}")
+            raise PoolError(f"tokens: found {count}, wanted 0 to {self.page_size}")
         cdef int i, nth = self._begin(num_threads)
         try:
             self._check_whole(src, False)
@@ -711,7 +711,7 @@ cdef class PageMemory:
         """Fills the page from bytes of `export` of a memory with the same layers, type and page size."""
         wanted = self.page_bytes - self.near_bytes if bare else self.page_bytes
         if <size_t>data.shape[0] != wanted:
-            raise PoolError(f"page bytes: got {data.shape[0]}, wanted {wanted}")
+            raise PoolError(f"page bytes: found {data.shape[0]}, wanted {wanted}")
         self._move(page, <char *>&data[0] if wanted else NULL, bare, False, num_threads)
 
     def write(self, pages, int layer, int first, k, v=None, *, num_threads=1, isa=None) -> None:
@@ -745,14 +745,14 @@ cdef class PageMemory:
 
     cdef const KvLayer *_layer(self, int layer) except NULL:
         if layer < 0 or layer >= self.n_layers:
-            raise PoolError(f"layer: got {layer}, wanted 0 to {self.n_layers - 1}")
+            raise PoolError(f"layer: found {layer}, wanted 0 to {self.n_layers - 1}")
         return &self.layers[layer]
 
     cdef int check_table(self, const int32_t[::1] pages, int first, int count, int held, const KvLayer *one) except -1:
         """Positions first to first + count - 1 lie in these pages, and these exist; from position `held` on they have memory for the layer."""
         cdef int page, i
         if first < 0 or count > INT_MAX - first or first + count > pages.shape[0] * self.page_size:
-            raise PoolError(f"positions: got {first} to {first + count - 1}, wanted 0 to {pages.shape[0] * self.page_size - 1}")
+            raise PoolError(f"positions: found {first} to {first + count - 1}, wanted 0 to {pages.shape[0] * self.page_size - 1}")
         for page in pages:
             self._check(page)
         for i in range(held // self.page_size, (first + count + self.page_size - 1) // self.page_size if self.window and count else 0):

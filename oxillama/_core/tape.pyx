@@ -194,10 +194,10 @@ cdef class Program:
         for name, value, most in (("vocab_size", vocab_size, 1 << 30), ("outputs", outputs, 1 << 30), ("hidden_size", hidden_size, 1 << 24),
                                   ("max_rows", max_rows, MAX_ROWS)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ConfigError(f"{name}: got {value!r}, wanted an int from 1 to {most}")
+                raise ConfigError(f"{name}: found {value!r}, wanted an int from 1 to {most}")
         self.num_threads = worker_count(num_threads)
         if beside is not None and beside.num_threads != self.num_threads:
-            raise ConfigError(f"num_threads: got {self.num_threads}, wanted {beside.num_threads}, those of the program beside")
+            raise ConfigError(f"num_threads: found {self.num_threads}, wanted {beside.num_threads}, those of the program beside")
         self.crew = Workers(self.num_threads) if beside is None else beside.crew
         self.adaptive, self.packing, self.files = AdaptiveWorkers(self.num_threads), packing, tuple(files)
         self.max_rows, self.vocab_size, self.hidden_size, self.outputs = max_rows, vocab_size, hidden_size, outputs
@@ -660,7 +660,7 @@ cdef class Program:
             self._run(batch, memory, self.n_ops, cancel)
             return np.asarray(self.logits)[:batch.wanted_rows]
         if output != "hidden" or self.hidden_slot < 0:
-            raise ConfigError(f"output: got {output!r}, wanted 'logits' or 'hidden'")
+            raise ConfigError(f"output: found {output!r}, wanted 'logits' or 'hidden'")
         self._run(batch, memory, self.first_output, cancel)
         return self._rows(self.hidden_slot, batch.wanted_rows, self.hidden_size)
 
@@ -682,13 +682,13 @@ cdef class Program:
         With `first` the ops before it are taken as run, by the call before this one with the same batch.
         """
         if op_index < 0 or op_index >= self.n_ops or first < 0 or first > op_index:
-            raise ConfigError(f"op_index: got {op_index} from {first} on, wanted 0 to {self.n_ops - 1}, from no later one on")
+            raise ConfigError(f"op_index: found {op_index} from {first} on, wanted 0 to {self.n_ops - 1}, from no later one on")
         self._run(batch, memory, op_index + 1, cancel, first)
 
     def slot(self, int index, int rows):
         """A copy of the first rows of a slot as float32 (rows, width); -1 = the output rows. Activation slots show their raw bits."""
         if index < OUTPUT or index >= len(self.widths) or rows < 0 or rows > self.max_rows:
-            raise ConfigError(f"slot: got {index} with {rows} rows, wanted -1 to {len(self.widths) - 1} and 0 to {self.max_rows}")
+            raise ConfigError(f"slot: found {index} with {rows} rows, wanted -1 to {len(self.widths) - 1} and 0 to {self.max_rows}")
         if index == OUTPUT:
             return np.array(np.asarray(self.logits)[:rows])
         return np.array(self._rows(index, rows, self.widths[index]))
@@ -696,7 +696,7 @@ cdef class Program:
     def parts(self, int op_index):
         """How many parts a row of what an op of experts reads has: 1 where every matrix meets the whole row."""
         if not 0 <= op_index < self.n_ops or self.ops[op_index].name != "experts":
-            raise ConfigError(f"parts: got op {op_index}, wanted the index of an op of experts")
+            raise ConfigError(f"parts: found op {op_index}, wanted the index of an op of experts")
         return self.ops[op_index].parts
 
     def profile(self, Rows batch not None, Pages memory not None, *, repeat=1):

@@ -40,7 +40,7 @@ def active_isa() -> str:
     cdef int isa = ox_isa_active()
     if isa < 0:
         import os
-        raise ConfigError(f"OXILLAMA_ISA: got {os.environ.get('OXILLAMA_ISA')!r}, wanted one of {', '.join(instruction_sets())}")
+        raise ConfigError(f"OXILLAMA_ISA: found {os.environ.get('OXILLAMA_ISA')!r}, wanted one of {', '.join(instruction_sets())}")
     return ox_isa_name(isa).decode()
 
 
@@ -48,7 +48,7 @@ cdef const ox_vec *vec_table(object isa) except NULL:
     """The table of an instruction set by name, None for the active one; ConfigError when it cannot run here."""
     name = active_isa() if isa is None else isa
     if name not in instruction_sets():
-        raise ConfigError(f"isa: got {name!r}, wanted one of {', '.join(instruction_sets())}")
+        raise ConfigError(f"isa: found {name!r}, wanted one of {', '.join(instruction_sets())}")
     return ox_vec_table(ox_isa_from_name(name.encode()))
 
 
@@ -61,7 +61,7 @@ cpdef int activation(object kind) except -1:
     if kind is None:
         return OX_ACT_NONE
     if kind not in ACTIVATIONS[1:]:
-        raise ConfigError(f"activation: got {kind!r}, wanted one of {', '.join(ACTIVATIONS[1:])}")
+        raise ConfigError(f"activation: found {kind!r}, wanted one of {', '.join(ACTIVATIONS[1:])}")
     return ACTIVATIONS.index(kind)
 
 
@@ -113,7 +113,7 @@ def apply(name, const float[:, ::1] x, *, isa=None, weight=None, bias=None, eps=
         elif name == "rope_pairs":
             table.rope_pairs(&out[i, 0], pw, pb, half)
         else:
-            raise ConfigError(f"name: got {name!r}, wanted a row function of the table")
+            raise ConfigError(f"name: found {name!r}, wanted a row function of the table")
     return np.asarray(out)
 
 

@@ -127,7 +127,7 @@ def test_a_page_that_is_given_back_while_memory_is_asked_for_is_not_attached(mon
     memory = PageMemory([(1, 64, 64)] * 2, windows=[0, 32])
     memory.ensure(3)
     monkeypatch.setattr(pool, "available_bytes", other_threads_run)
-    with pytest.raises(PoolError, match="^page: got 2"):
+    with pytest.raises(PoolError, match="^page: found 2"):
         memory.attach(2)
     assert memory.capacity == 0 and memory.made == (0, 0)
 

@@ -138,7 +138,7 @@ def test_slots_of_candidates_must_be_spare_and_their_rows_the_last(tmp_path):
     model = load_model(invent(tmp_path / "m.gguf", "mamba"))
     memory, part = memory_of(model, 5, slots=4), (IDS[:3], 0, range(5))
     for spares, message in (
-        ([-1, 1], "spares: got 2 of them, wanted 3"),
+        ([-1, 1], "spares: found 2 of them, wanted 3"),
         ([-1, 0, 1], "row 1: state goes to slot 0, wanted one that is named once"),
         ([-1, 1, 1], "row 2: state goes to slot 1, wanted one that is named once"),
         ([-1, -2, 1], "row 1: state goes to slot -2"),
@@ -148,7 +148,7 @@ def test_slots_of_candidates_must_be_spare_and_their_rows_the_last(tmp_path):
             batch_of([part], memory, spares=spares)
     with pytest.raises(ContextError, match="row 2: slot 4, wanted 0 to 3"):
         step(model, batch_of([part], memory, spares=[-1, 1, 4]), memory)
-    with pytest.raises(ConfigError, match="spares: got some without slots"):
+    with pytest.raises(ConfigError, match="spares: found some without slots"):
         Batch([1, 2], [0, 1], [range(5)], [0, 0], [1], spares=[-1, 1])
 
 

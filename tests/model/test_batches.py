@@ -50,7 +50,7 @@ def test_embedding_rows_must_be_brought_and_fit(model):
         run(model, ids)
     with pytest.raises(ConfigError, match="embeds: 8 columns, this program's embedding has 64"):
         run(model, ids, embeds=np.zeros((40, 8), np.float32))
-    with pytest.raises(ConfigError, match=r"embeds: got float64 \(40, 64\)"):
+    with pytest.raises(ConfigError, match=r"embeds: found float64 \(40, 64\)"):
         run(model, ids, embeds=np.zeros((40, 64)))
 
 

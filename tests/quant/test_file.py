@@ -397,7 +397,7 @@ def test_a_dry_run_refuses_importances_that_are_no_weights(model, value):
 
 def test_a_dry_run_refuses_what_a_run_refuses(model, tmp_path):
     for dry_run in (True, False):
-        with pytest.raises(ConfigError, match="num_threads: got -1"):
+        with pytest.raises(ConfigError, match="num_threads: found -1"):
             quantize_file(model, tmp_path / "new.gguf", "Q4_0", num_threads=-1, dry_run=dry_run)
         for dst in (tmp_path / "none" / "new.gguf", tmp_path, tmp_path / "new-00001-of-00002.gguf"):
             with pytest.raises(GgufError):

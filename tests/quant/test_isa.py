@@ -92,8 +92,8 @@ def test_a_block_does_not_see_the_blocks_beside_it(name):
 
 def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
     x = np.ones((1, 32), np.float32)
-    with pytest.raises(ConfigError, match="isa: got 'avx1024'"):
+    with pytest.raises(ConfigError, match="isa: found 'avx1024'"):
         packed(x, "Q4_0", None, "avx1024")
     monkeypatch.setenv("OXILLAMA_ISA", "avx1024")
-    with pytest.raises(ConfigError, match="OXILLAMA_ISA: got 'avx1024'"):
+    with pytest.raises(ConfigError, match="OXILLAMA_ISA: .* 'avx1024'"):
         packed(x, "Q4_0", None, None)
