@@ -129,7 +129,10 @@ static int ox_workers_start(ox_workers *w) {
         w->started += !failed;
     }
     ox_signals_back(&was);
-    if (failed) ox_workers_stop(w);
+    if (failed) {
+        ox_workers_stop(w);
+        w->process = 0;                     /* nobody's: the next run starts them again */
+    }
     return failed;
 }
 

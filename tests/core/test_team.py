@@ -337,6 +337,46 @@ def test_a_program_steps_in_a_forked_child_on_threads_of_its_own(workers):
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+REFUSED = """
+import os, resource, signal, threading, warnings
+import numpy as np
+from pathlib import Path
+from oxillama.errors import EngineError
+from oxillama._core.tape import Batch
+from tests.core.attention_program import memory_for, program
+warnings.simplefilter("ignore")
+p = program(num_threads=5)
+memory, table = memory_for(p, 64)
+batch = Batch(np.arange(40), np.arange(40), [table], np.zeros(40, int), [])
+p.run_until(batch, memory, 2)
+before = p.slot(1, 40)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)  # a step that waits for a thread that is not there kills the child
+    for _ in range(16):  # the stacks of the parent's threads, which new ones would have
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used, -1))  # no room for a stack
+    refused = 0
+    for _ in range(2):
+        try:
+            p.run_until(batch, memory, 2)
+        except EngineError as error:
+            refused += "refused one of 4 threads" in str(error)
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    p.run_until(batch, memory, 2)
+    os._exit(7 if refused == 2 and np.array_equal(p.slot(1, 40), before) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux")
+def test_a_forked_child_whose_threads_were_refused_asks_for_them_again():
+    code = [sys.executable, "-c", REFUSED]
+    done = subprocess.run(code, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_loads_a_model_after_its_parent_did():
     code = (
