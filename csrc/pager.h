@@ -310,6 +310,16 @@ static int ox_pager_start(ox_pager *p) {
     return p->started ? 0 : failed;         /* fewer readers than wanted are slower, no more */
 }
 
+/* A forked child has the parent's pager without its readers, at any point of what these and a step did: readers of its own are started, which wait
+ * until all that is forgotten. 0, or the errno of threads that the system refused: they are started the next time. */
+static int ox_pager_adopt(ox_pager *p) {
+    if (p->process == ox_process()) return 0;
+    p->held = p->broken = 1;
+    int failed = ox_pager_start(p);
+    if (failed) p->process = 0;
+    return failed;
+}
+
 /* Ends the readers, after a step that runs; returns when what they were reading is read. No step begins any more. */
 static void ox_pager_stop(ox_pager *p) {
     if (p->process == ox_process() && p->started) {
@@ -356,11 +366,8 @@ static void ox_pager_forget(ox_pager *p) {
 /* Waits for another step to end; this one then has the pager until `end`. 0, ECANCELED where it was closed, or the errno of threads that could
  * not be started again in a forked child. */
 static int ox_pager_enter(ox_pager *p) {
-    if (p->process != ox_process()) {
-        int failed = ox_pager_start(p);
-        if (failed) return failed;
-        p->broken = 1;
-    }
+    int failed = ox_pager_adopt(p);
+    if (failed) return failed;
     ox_mutex_lock(&p->lock);
     while (p->stepping && !p->quit) ox_cond_wait(&p->changed, &p->lock);
     if (p->quit) {
@@ -542,14 +549,17 @@ static void ox_pager_drop_memory(uint8_t *start, int64_t size) {
     if (end > first) ox_drop((void *)first, end - first);
 }
 
-/* Waits until no step runs and nothing is read, and forgets what was read ahead; until `resume` no step begins. */
-static void ox_pager_quiesce(ox_pager *p) {
+/* Waits until no step runs and nothing is read, and forgets what was read ahead; until `resume` no step begins. Fails as `ox_pager_adopt` does. */
+static int ox_pager_quiesce(ox_pager *p) {
+    int failed = ox_pager_adopt(p);
+    if (failed) return failed;
     ox_mutex_lock(&p->lock);
     while (p->stepping) ox_cond_wait(&p->changed, &p->lock);
     p->stepping = 1;
     ox_pager_forget(p);
     p->n = 0;
     ox_mutex_unlock(&p->lock);
+    return 0;
 }
 
 static void ox_pager_resume(ox_pager *p) {

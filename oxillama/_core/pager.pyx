@@ -51,7 +51,7 @@ cdef extern from "pager.h" nogil:
     int ox_pager_end(ox_pager *p, int whole, const ox_page **page)
     int64_t ox_page_evict(ox_pager *p, ox_page *page)
     int64_t ox_experts_limit(ox_pager *p, ox_experts *c, int active)
-    void ox_pager_quiesce(ox_pager *p)
+    int ox_pager_quiesce(ox_pager *p)
     void ox_pager_resume(ox_pager *p)
     size_t OX_SIZE_OF_PAGER "sizeof(ox_pager)"
     size_t OX_SIZE_OF_REQUEST "sizeof(ox_request)"
@@ -98,6 +98,10 @@ cdef extern from "os.h" nogil:
 SOURCES = {"file": OX_SOURCE_FILE, "direct": OX_SOURCE_DIRECT, "mmap": OX_SOURCE_MAP}
 PAGE_BYTES, READ_BYTES = 2 << 20, 1 << 20
 LEAST_SLOTS = 2             # of a ring
+
+
+cdef int _refused(int error) except -1:
+    raise EngineError(f"pager: the system refused a thread ({strerror(error).decode()})")
 
 
 cdef class PagedOp:
@@ -208,7 +212,7 @@ cdef class Pager:
         with nogil:
             error = ox_pager_start(self.pager)
         if error:
-            raise EngineError(f"pager: the system refused a thread ({strerror(error).decode()})")
+            _refused(error)
 
     cdef int _open(self, ox_paged_file *file, int fd, object mapping, bint direct) except -1:
         cdef Py_buffer view
@@ -394,8 +398,10 @@ cdef class Pager:
             self._seal()
         with nogil:
             error = ox_pager_enter(self.pager)
+        if error == ECANCELED:
+            raise EngineError("pager: it is closed")
         if error:
-            raise EngineError("pager: it is closed" if error == ECANCELED else f"pager: the system refused a thread ({strerror(error).decode()})")
+            _refused(error)
         try:
             n = self._list(ops)
             with nogil:
@@ -471,8 +477,11 @@ cdef class Pager:
 
     def quiesce(self):
         """Wait until no step runs and nothing is read; what was read ahead is forgotten. `resume` ends it."""
+        cdef int error
         with nogil:
-            ox_pager_quiesce(self.pager)
+            error = ox_pager_quiesce(self.pager)
+        if error:
+            _refused(error)
 
     def resume(self):
         with nogil:

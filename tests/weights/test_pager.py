@@ -324,6 +324,61 @@ def test_resident_memory_stays_within_the_budget(tmp_path, share):
     assert budget // 4 < int(done.stdout) <= 1.1 * budget + (4 << 20)
 
 
+FORKED = """
+import os, pathlib, resource, signal, sys, threading, warnings
+import numpy as np
+from oxillama.errors import EngineError
+from oxillama.gguf import GgufReader
+from oxillama.model.load import load_model
+from oxillama.weights.offload import Budget
+from tests.model.stepping import logits
+from tests.weights.paged import IDS
+warnings.simplefilter("ignore")
+model = load_model(GgufReader(sys.argv[1]), offload=Budget(int(sys.argv[2])), num_threads=1)
+wanted, core = logits(model, IDS), model.pager.core
+core.quiesce()  # for a child, as if a step or a reader was busy when it was forked off
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)  # what waits for a thread of the parent's kills the child
+    refused = 0
+    if sys.argv[3] == "refused":
+        for _ in range(16):  # the stacks of the parent's threads, which new ones would have
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE"), -1))
+        for ask in (core.quiesce, core.restore):
+            try:
+                ask()
+            except EngineError as error:
+                refused += "the system refused a thread" in str(error)
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    else:
+        refused = 2
+    core.shrink(1)
+    core.restore()
+    os._exit(7 if refused == 2 and np.array_equal(logits(model, IDS), wanted) else 1)
+core.resume()
+assert np.array_equal(logits(model, IDS), wanted)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux")
+@pytest.mark.parametrize("case", ["free", "refused"])
+@pytest.mark.parametrize("make", [dense, mixture])
+def test_a_forked_child_reads_with_threads_of_its_own(tmp_path, make, case):
+    path = make(tmp_path)
+    nbytes, model = least(Budget, path)
+    model.pager.close()
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, str(path), str(nbytes), case],
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 # ---- what goes wrong
 
 
