@@ -379,6 +379,20 @@ static int ox_pager_enter(ox_pager *p) {
     return 0;
 }
 
+/* Of a step that has entered: the pages that an op needs go to the end of `todo`, which has `n` of them and room for all; returns how many it has
+ * then. None, where all are at home. Readers may still bring pages of the step before. */
+static int64_t ox_pager_want(ox_pager *p, ox_paged_op *op, ox_page **todo, int64_t n) {
+    int here = 0;
+    ox_mutex_lock(&p->lock);
+    for (int i = 0; i < op->count; i++) here += op->pages[i].resident;
+    op->streams = here < op->count;
+    if (!op->streams) p->counts.hits += op->count;
+    ox_mutex_unlock(&p->lock);
+    op->todo = n;
+    for (int i = 0; op->streams && i < op->count; i++) todo[n++] = &op->pages[i];
+    return n;
+}
+
 /* The pages of a step that has entered. `todo` (`n` pages, with room for `room`) becomes the pager's, the old one is handed back. */
 static void ox_pager_begin(ox_pager *p, ox_page ***todo, int64_t n, int64_t *room) {
     ox_mutex_lock(&p->lock);

@@ -47,6 +47,7 @@ cdef extern from "pager.h" nogil:
     int ox_pager_start(ox_pager *p)
     void ox_pager_stop(ox_pager *p)
     int ox_pager_enter(ox_pager *p)
+    int64_t ox_pager_want(ox_pager *p, ox_paged_op *op, ox_page **todo, int64_t n)
     void ox_pager_begin(ox_pager *p, ox_page ***todo, int64_t n, int64_t *room)
     int ox_pager_end(ox_pager *p, int whole, const ox_page **page)
     int64_t ox_page_evict(ox_pager *p, ox_page *page)
@@ -413,30 +414,19 @@ cdef class Pager:
 
     cdef int64_t _list(self, list ops) except -1:
         """The pages that ops need, in `spare`; returns their number."""
-        cdef Whole *whole = <Whole *>self.pager
         cdef PagedOp one
-        cdef int64_t n = 0, here
-        cdef int i
+        cdef ox_page **grown
+        cdef int64_t n = 0
         for op in ops:
             if op is None or (<PagedOp>op).routed:
                 continue
             one = op
-            here = 0
-            for i in range(one.op.count):
-                here += one.op.pages[i].resident
-            one.op.streams = here < one.op.count
-            if not one.op.streams:
-                whole.counts.hits += one.op.count
-                continue
             if n + one.op.count > self.spare_room:
-                self.spare_room = 2 * (n + one.op.count)
-                self.spare = <ox_page **>realloc(self.spare, self.spare_room * sizeof(ox_page *))
-                if self.spare == NULL:
+                grown = <ox_page **>realloc(self.spare, 2 * (n + one.op.count) * sizeof(ox_page *))
+                if grown == NULL:
                     raise MemoryError
-            one.op.todo = n
-            for i in range(one.op.count):
-                self.spare[n] = &one.op.pages[i]
-                n += 1
+                self.spare, self.spare_room = grown, 2 * (n + one.op.count)
+            n = ox_pager_want(self.pager, &one.op, self.spare, n)
         return n
 
     cdef int end(self, bint whole, bint stopped) except -1:
