@@ -16,6 +16,7 @@ took is printed (`pip install -v` shows it). Environment:
 
 import importlib.util
 import logging
+import multiprocessing
 import os
 import platform
 import shlex
@@ -242,6 +243,8 @@ class BuildExt(build_ext):
         return [*ext.libraries, "python3"] if windows and not cross and abi3 else found
 
     def run(self):
+        if translation["nthreads"]:  # what Python 3.14 does by default runs this file again
+            multiprocessing.set_start_method("fork", force=True)
         made = {ext.name: ext.sources for ext in cythonize(self.extensions, **translation)}
         for ext in self.extensions:
             ext.sources = made[ext.name]

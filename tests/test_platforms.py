@@ -84,6 +84,25 @@ def test_a_build_for_another_windows_says_what_is_wanted(platform, found):
     assert run.stderr == f"oxillama: found a Python for {found}, wanted 64-bit x86 (win-amd64)\n"
 
 
+BUILD = """
+import multiprocessing, runpy, sys
+import Cython.Build
+def cythonize(extensions, *, nthreads, **more):
+    sys.exit(f"{multiprocessing.get_start_method()} {nthreads > 0}")
+multiprocessing.set_start_method("forkserver")  # the default of Python 3.14
+Cython.Build.cythonize = cythonize
+sys.argv = ["setup.py", "build_ext"]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="translates in one process elsewhere")
+def test_a_build_forks_those_that_translate():
+    """Others import the program that runs, `setup.py`, and would build as well."""
+    run = subprocess.run([sys.executable, "-c", BUILD], capture_output=True, text=True, cwd=ROOT)
+    assert run.stderr.splitlines()[-1:] == ["fork True"], run.stderr
+
+
 def test_a_users_folders(monkeypatch):
     system = SimpleNamespace(name="posix", environ={})
     monkeypatch.setattr(folders, "os", system)
