@@ -36,7 +36,7 @@ The APIs:
 - `embeddings`, `ranking`, `transcriptions`: vectors, rerankers, speech as text
 - `responses`, `response_items`: OpenAI's responses
 - `anthropic`, `message_blocks`: Anthropic's messages
-- `llama`, `slots`, `vllm`: routes of llama-server and vLLM
+- `llama`, `slots`, `vllm`, `tokens`: routes of llama-server and vLLM
 - `ollama`, `ollama_models`: Ollama's routes
 - `listing`: the list of models
 - `page`, `static`: the page at /

@@ -1,6 +1,4 @@
-"""llama-server's routes: health, properties, slots, tokens, templates, `/completion`, `/infill`,
-adapters; and the list of models.
-"""
+"""llama-server's routes: health, properties, vectors, `/completion`, `/infill`, adapters."""
 
 from __future__ import annotations
 
@@ -13,28 +11,22 @@ from starlette.responses import Response
 
 import oxillama
 from oxillama.completion import Completion
-from oxillama.errors import OxillamaError
-from oxillama.media.messages import split_media
-from oxillama.media.placement import NAMES
 from oxillama.server import adapters, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
-from oxillama.server.chat import MESSAGES, conversation_of
 from oxillama.server.completions import AT_ONCE
 from oxillama.server.embeddings import vectors
-from oxillama.server.errors import ApiError, bad, from_engine, missing, unsupported
+from oxillama.server.errors import ApiError, bad, missing, unsupported
 from oxillama.server.fields import (
     EXCEPTIONS,
     RESPONSE_FORMAT,
     SESSION,
-    TEMPLATE,
     TOKENS,
     SessionPrompt,
     constrain,
     encoded,
     options_of,
     prompts_of,
-    variables_of,
 )
 from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import finite, spelled
@@ -52,7 +44,6 @@ from oxillama.server.schema import (
     one_of,
 )
 from oxillama.server.sessions import copy_on_error, truncate_to_common_prefix
-from oxillama.server.tools import TOOLS, tools_of
 from oxillama.server.work import (
     TIMINGS,
     Job,
@@ -64,20 +55,6 @@ from oxillama.server.work import (
 )
 
 _MIXED = array(one_of(integer(0), STRING), 1, 1 << 20)
-TOKENIZE_BODY: Schema = obj(
-    {
-        "model": NAME,
-        "content": STRING,
-        "add_special": BOOLEAN,
-        "parse_special": BOOLEAN,
-        "with_pieces": BOOLEAN,
-    },
-    ("content",),
-)
-DETOKENIZE_BODY: Schema = obj({"model": NAME, "tokens": array(integer(0), 0, 1 << 20)}, ("tokens",))
-TEMPLATE_BODY: Schema = obj(
-    {"model": NAME, "messages": MESSAGES, "tools": TOOLS, **TEMPLATE}, ("messages",)
-)
 LORA_BODY: Schema = {
     "type": "array",
     "items": adapters.LORA["items"],
@@ -239,79 +216,7 @@ def _settings(
     }
 
 
-# ---- tokens and templates
-
-
-async def tokenize(call: Call) -> Response:
-    """POST /tokenize"""
-    body = call.body
-    async with call.model(body.get("model")) as model:
-        bridge = model.tokenizer()
-
-        def work() -> list[Any]:
-            ids = bridge.encode(
-                body["content"],
-                add_special=bool(body.get("add_special")),
-                parse_special=body.get("parse_special") is not False,
-            )
-            if not body.get("with_pieces"):
-                return ids
-            return [{"id": token, "piece": _piece(bridge, token)} for token in ids]
-
-        return json_response({"tokens": await _worked(call, work, "content")})
-
-
-def _piece(bridge: Any, token: int) -> Any:
-    text, data = spelled(bridge, token)
-    return text if text.encode() == data else list(data)
-
-
-async def detokenize(call: Call) -> Response:
-    """POST /detokenize"""
-    body = call.body
-    async with call.model(body.get("model")) as model:
-        ids = encoded(model, body["tokens"], param="tokens")
-        text = await _worked(call, lambda: model.tokenizer().decode(map(int, ids)), "tokens")
-        return json_response({"content": text})
-
-
-async def apply_template(call: Call) -> Response:
-    """POST /apply-template"""
-    body = call.body
-    async with call.model(body.get("model")) as model:
-
-        def work() -> str:
-            messages, prefill = conversation_of(body)
-            goes_on = body.get("continue_final_message")
-            begins = bool(goes_on) or body.get("add_generation_prompt") is not False
-            media = split_media(messages)[1]
-            if media:
-                raise ApiError(
-                    400,
-                    f"{media[0].name}: found {NAMES[media[0].kind]}, wanted text alone: a prompt's "
-                    "text has no place for it",
-                    param=media[0].name,
-                )
-            return (
-                model.chat()
-                .render(
-                    messages,
-                    tools=tools_of(body),
-                    variables=variables_of(model, body),
-                    prefill=prefill,
-                    add_generation_prompt=begins,
-                )
-                .plain
-            )
-
-        return json_response({"prompt": await _worked(call, work, "messages")})
-
-
-async def _worked(call: Call, work: Any, param: str) -> Any:
-    try:
-        return await call.race(call.offload(work))
-    except OxillamaError as error:
-        raise from_engine(error, param=param) from error
+# ---- vectors
 
 
 async def embedding(call: Call) -> Response:

@@ -36,9 +36,48 @@ def test_tokens_and_text(server, engine):
     pieces = server.ok("/tokenize", {"content": text, "with_pieces": True})["tokens"]
     assert [each["id"] for each in pieces] == plain
     assert [195] in [each["piece"] for each in pieces]
-    assert server.ok("/detokenize", {"tokens": bare}) == {"content": text}
+    for ids in (bare, plain):  # control tokens too
+        assert server.ok("/detokenize", {"tokens": ids}) == {"content": text, "prompt": text}
     assert server.refused("/detokenize", {"tokens": [2048]})["param"] == "tokens[0]"
     assert server.refused("/tokenize", {"content": 5})["param"] == "content"
+
+
+def test_tokens_in_the_form_of_vllm(server, engine):
+    asked = {"prompt": "Hello é<|im_end|>"}
+    ids = engine.tokenize(asked["prompt"])
+    counted = {"count": len(ids), "max_model_len": 1024, "tokens": ids, "token_strs": None}
+    assert server.ok("/tokenize", asked) == counted
+    plain = server.ok("/tokenize", {**asked, "add_special_tokens": False})["tokens"]
+    assert plain == engine.tokenize(asked["prompt"], add_special=False) == ids[1:]
+    spelled = server.ok("/tokenize", {**asked, "return_token_strs": True})["token_strs"]
+    assert spelled == [engine.tokenizer.token_text(token) for token in ids]
+    messages = [{"role": "user", "content": "x<|im_end|>"}]
+    chat = server.ok("/tokenize", {"messages": messages, "add_special_tokens": False})
+    done = server.ok("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+    assert chat["count"] == len(chat["tokens"]) == done["usage"]["prompt_tokens"]
+    assert chat["tokens"].count(3) == 1  # the template's own <|im_end|>
+    no_end = {"messages": messages, "add_generation_prompt": False}
+    assert server.ok("/tokenize", no_end)["count"] < chat["count"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "content", "or one of prompt, messages"),
+        ({"content": "x", "prompt": "x"}, "prompt", "found together with content"),
+        ({"prompt": "x", "add_special": True}, "add_special", "add_special_tokens, return_token"),
+        ({"prompt": "x", "tools": []}, "tools", "found together with prompt"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
+            "add_special_tokens",
+            "writes its own",
+        ),
+        ({"messages": [WITH_IMAGE]}, "messages[0].content[0]", "wanted text alone"),
+    ],
+)
+def test_what_is_tokenized_is_one_thing_in_one_form(server, body, param, words):
+    error = server.refused("/tokenize", body)
+    assert error["param"] == param and words in error["message"]
 
 
 def test_a_template_is_applied(server):
