@@ -26,6 +26,7 @@ from oxillama.server.chat import (
     image_part,
     messages_of,
     places_of,
+    prefill_of,
     run,
 )
 from oxillama.server.embeddings import vectors
@@ -390,13 +391,18 @@ async def chat(call: Call) -> Response:
             asked = _read(model, body)
             choice = body.get("tool_choice")
             tools = list(map(_tool, body.get("tools") or ()))
+            messages, prefill = messages_of(_messages(body)), ""
+            # Ollama's templates leave the end of such a message open
+            if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+                prefill = prefill_of(messages, f"messages[{len(messages) - 1}]")
             return ChatRequest(
-                messages_of(_messages(body)),
+                messages,
                 asked.options,
                 asked.stops,
                 tools_of({"tools": tools, "tool_choice": choice}),
                 choice,
                 variables=_variables(model, body),
+                prefill=prefill,
                 constraint=asked.constraint,
             )
 

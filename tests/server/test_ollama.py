@@ -47,6 +47,20 @@ def test_a_chat_is_that_of_the_engine(server, engine):
     assert streamed[-1]["eval_count"] == 10
 
 
+def test_an_assistants_message_at_the_end_is_continued(server, engine):
+    begun = "Once upon a time"
+    talk = {**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": begun}]}
+    prompt = engine.render_chat(CHAT["messages"]) + begun
+    done = engine.generate(prompt, max_tokens=10, seed=3)
+    made = server.ok("/api/chat", {**talk, "stream": False})
+    assert made["message"]["content"] == done.text
+    assert made["prompt_eval_count"] == done.usage.prompt_tokens
+    streamed = lines(server, "/api/chat", talk)
+    assert "".join(each["message"]["content"] for each in streamed) == done.text
+    talk["messages"][-1]["thinking"] = "hm"
+    assert "messages[1]: found reasoning" in server.refused("/api/chat", talk)
+
+
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
