@@ -35,6 +35,7 @@ _TYPES = {
     429: "rate_limit_error",
     500: "server_error",
     503: "server_error",
+    507: "server_error",
 }
 _ANTHROPIC = {
     401: "authentication_error",
@@ -44,6 +45,7 @@ _ANTHROPIC = {
     429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
+    507: "api_error",
 }
 # codes of Anthropic's own, by which its clients choose what to do
 _ANTHROPIC_CODES = {"thread_not_found", "thread_unsupported_request"}
@@ -53,6 +55,7 @@ _LLAMA = {
     404: "not_found_error",
     500: "server_error",
     503: "unavailable_error",
+    507: "server_error",
 }
 _PARAM = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\[[^\]]{1,20}\]|\.[A-Za-z0-9_]+)*)(?:,[ \w]+)?: ")
 

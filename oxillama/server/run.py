@@ -237,7 +237,7 @@ def uvicorn_config(app: App) -> uvicorn.Config:
 def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     """Serve until a signal ends it, logging to a stream (stderr); returns the exit code. Raises
     ConfigError if there is no model's file, or the address cannot be listened to, and EngineError
-    if the given model cannot be loaded.
+    if the given model cannot be loaded, or a session cannot be saved at the end.
     """
     if config.model is not None and not Path(config.model).is_file():
         raise ConfigError(f"model: {config.model} is not a file, wanted a GGUF file")
@@ -260,4 +260,7 @@ def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
     log.event("stopped")
     if app.state.unusable is not None:
         raise EngineError(f"the model cannot be loaded: {app.state.unusable}")
+    if app.state.lost:
+        more = f"; {len(app.state.lost) - 1} more, see the log" if len(app.state.lost) > 1 else ""
+        raise EngineError(f"{app.state.lost[0]}{more}")
     return 0

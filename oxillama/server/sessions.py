@@ -101,6 +101,12 @@ class Sessions:
                     f"sessions_dir: {self._folder} cannot be made: {error.strerror}, wanted a "
                     "folder"
                 ) from error
+            # told now: sessions are written when the server ends, when it is too late
+            if not os.access(self._folder, os.R_OK | os.W_OK | os.X_OK):
+                raise ConfigError(
+                    f"sessions_dir: {self._folder} cannot be written, wanted a folder to save "
+                    "sessions in"
+                )
         # what changes it holds the lock, which may take long; what looks takes one step, without it
         self._named: dict[str, NamedSession] = {}
         self._lock = threading.RLock()

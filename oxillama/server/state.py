@@ -129,6 +129,7 @@ class ServerState:
         self._first: asyncio.Task | None = None
         # why the given model could not be loaded at the start, and what is called then
         self.unusable: str | None = None
+        self.lost: list[str] = []  # why sessions could not be saved at the end
         self.on_unusable: Callable[[], None] = lambda: None
         self._keys = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
 
@@ -184,7 +185,11 @@ class ServerState:
             each.shutdown(wait=False, cancel_futures=True)
         saved = await self.offload(self.sessions.save_all)
         for name, error in saved.items():
-            self.log.event("session_saved", session=name, **({"error": error} if error else {}))
+            if error is None:
+                self.log.event("session_saved", session=name)
+            else:
+                self.lost.append(error)
+                self.log.event("session_not_saved", session=name, error=error)
         await self.models.close()
         self.pool.shutdown(wait=False)
 

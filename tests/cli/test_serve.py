@@ -78,6 +78,27 @@ def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, n
         process.stderr.close()
 
 
+def test_a_session_that_cannot_be_saved_at_the_end_is_told(tmp_path):
+    folder = tmp_path / "sessions"
+    process, url = start("--sessions-dir", str(folder))
+    try:
+        for name in "st":
+            ask(f"{url}/v1/completions", {"prompt": "Once", "max_tokens": 3, "session": name})
+        folder.rmdir()
+        process.send_signal(signal.SIGINT if WINDOWS else signal.SIGTERM)
+        assert process.wait(20) == 1
+        *log, last = process.stderr.read().splitlines()
+        events = [json.loads(line) for line in log][-3:]
+        names = ["session_not_saved", "session_not_saved", "stopped"]
+        assert [each["event"] for each in events] == names
+        assert last == f"oxillama: {events[0]['error']}; 1 more, see the log"
+        assert last.startswith("oxillama: session s: cannot be written: ")
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 def test_a_signal_that_comes_with_the_address_ends_the_server_in_order():
     process, _ = start()
     try:

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from oxillama.server import chat
+from oxillama.errors import ConfigError
+from oxillama.server import ServerConfig, chat, create_app
 from oxillama.server.errors import ApiError
 from oxillama.snapshot.session import EngineSnapshot, Snapshots
 from tests.server.conftest import asking
@@ -474,3 +475,19 @@ def test_the_end_of_an_answer_waits_for_no_other_session(tmp_path, monkeypatch):
         assert (
             held.named("talk").messages[-1]["content"] == made["choices"][0]["message"]["content"]
         )
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_start(tmp_path, monkeypatch):
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))
+    with pytest.raises(ConfigError, match=r"^sessions_dir: .* cannot be written, wanted a folder"):
+        create_app(ServerConfig(sessions_dir=tmp_path))
+
+
+def test_a_session_without_space_is_the_servers_failure(tmp_path):
+    with asking(sessions_dir=tmp_path / "sessions") as server:
+        server.ok("/v1/sessions/s", {})
+        (tmp_path / "sessions").rmdir()
+        error = server.refused("/v1/sessions/s/save", {}, 507)
+        assert (error["type"], error["code"]) == ("server_error", "session_not_written")
+        (tmp_path / "sessions").mkdir()
