@@ -16,6 +16,7 @@ The server:
 - `state`, `models`: what requests share, health; models by name, loaded and unloaded
 - `about`: what a model is, without loading it
 - `errors`, `ids`: errors in each API's form; ids that cannot be guessed
+- `hints`: what does here what fields and routes of other servers ask for
 - `logs`, `metrics`: log lines and spans; counters in Prometheus' format
 
 What all APIs share:

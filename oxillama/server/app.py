@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oxillama.arguments import spelled
+from oxillama.server import hints
 from oxillama.server.calls import LARGE, Call, ClientGone, Route, dumps, json_response
 from oxillama.server.errors import ApiError, from_engine, shutting_down
 from oxillama.server.forms import boundary_of, fields_of, without_files
@@ -410,17 +411,6 @@ def _allow(methods: dict[str, Route]) -> str:
     return ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
 
 
-# Ollama's routes that change which models there are
-_ELSEWHERE = {
-    "/api/blobs": "; a GGUF file of --models-dir is a model",
-    "/api/copy": "; a GGUF file of --models-dir is a model, which can be copied",
-    "/api/create": "; a GGUF file of --models-dir is a model, and options of requests replace a "
-    "Modelfile",
-    "/api/delete": "; `oxillama rm` removes a model",
-    "/api/push": "; nothing is uploaded",
-}
-
-
 def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
     if methods:
         allow = _allow(methods)
@@ -431,7 +421,7 @@ def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
             headers={"Allow": allow},
         )
     path = _path_of(call.request.scope)
-    hint = _ELSEWHERE.get("/".join(path.split("/")[:3]), "")
+    hint = hints.of_path(path)
     return ApiError(404, f"path: {path[:100]!r} is unknown{hint}", code="not_found")
 
 

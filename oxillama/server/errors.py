@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -28,6 +28,7 @@ from oxillama.errors import (
     TemplateError,
     TokenizerError,
 )
+from oxillama.server.hints import of_unknown
 
 _TYPES = {
     403: "permission_error",
@@ -140,14 +141,18 @@ def shown(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def unknown(name: str, known: Iterable[str]) -> ApiError:
-    """A 400 for a field, by its path, that its object has not; with the most similar of those
-    that it has.
+def unknown(name: str, known: Collection[str]) -> ApiError:
+    """A 400 for a field, by its path, that its object has not; with what does the same here, or the
+    most similar of those that it has.
     """
+    hint = of_unknown(name, known)
     close = get_close_matches(name.rpartition(".")[2], sorted(known), n=1, cutoff=0.6)
+    if close and not hint:
+        hint = f"; did you mean {close[0]}?"
     name = shown(name)[1:-1]
-    told = f"{name}: is not a known field" + (f"; did you mean {close[0]}?" if close else "")
-    return ApiError(400, told, param=name, code="unknown_parameter")
+    return ApiError(
+        400, f"{name}: is not a known field{hint}", param=name, code="unknown_parameter"
+    )
 
 
 def missing(param: str, why: str = "is required") -> ApiError:

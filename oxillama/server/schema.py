@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from oxillama.server.errors import ApiError, bad, missing, unknown
+from oxillama.server.hints import of_value
 
 Schema = Mapping[str, Any]
 
@@ -28,7 +29,11 @@ _TYPES: dict[str, Any] = {
 
 def check_body(body: Mapping[str, Any], schema: Schema) -> None:
     """Raise ApiError (400, `param` names the field) for the first thing that does not fit."""
-    _check_object(body, schema, "")
+    try:
+        _check_object(body, schema, "")
+    except ApiError as error:
+        error.message += of_value(error.param, schema.get("properties", {}))
+        raise
 
 
 def check(value: Any, schema: Schema, path: str) -> None:
@@ -70,9 +75,8 @@ def check(value: Any, schema: Schema, path: str) -> None:
             "maxItems", len(value)
         ):
             low, high = schema.get("minItems", 0), schema.get("maxItems", "any number of")
-            raise ApiError(
-                400, f"{path}: found {len(value)} items, wanted {low} to {high}", param=path
-            )
+            wanted = (high or "none") if low == high else f"{low} to {high}"
+            raise ApiError(400, f"{path}: found {len(value)} items, wanted {wanted}", param=path)
         first, items = schema.get("prefixItems", ()), schema.get("items")
         for at, (each, one) in enumerate(zip(value, first)):
             check(each, one, f"{path}[{at}]")

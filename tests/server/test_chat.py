@@ -490,6 +490,32 @@ def test_a_field_with_a_typing_error_is_told_what_was_meant(server):
     assert error == "options.num_predct: is not a known field; did you mean num_predict?"
 
 
+@pytest.mark.parametrize(
+    ("path", "more", "hint"),
+    [
+        (PATH, {"functions": []}, "functions: is not a known field; tools has functions"),
+        (PATH, {"return_token_ids": True}, "; /completion gives token ids with return_tokens"),
+        (PATH, {"stream_options": {"continuous_usage_stats": True}}, "; the last chunk has all"),
+        (PATH, {"structured_outputs": {"whitespace_pattern": " "}}, "; white space between"),
+        (PATH, {"bad_words": ["a"]}, "bad_words: found 1 items, wanted none; banned_tokens takes"),
+        (PATH, {"modalities": ["text", "audio"]}, "modalities: found 2 items, wanted 1"),
+        (PATH, {"best_of": 2}, "; /v1/completions has it"),
+        ("/v1/completions", {"best_of": "2"}, "best_of: found '2', wanted an integer in [1, 128]"),
+        ("/v1/completions", {"prompt_logprobs": 1}, "wanted null; echo and logprobs score a"),
+        ("/completion", {"n_predict": "5"}, "n_predict: found '5', wanted an integer in [-1, "),
+    ],
+)
+def test_a_field_of_other_servers_is_told_what_does_it_here(server, path, more, hint):
+    given = {"messages": HI} if path == PATH else {"prompt": "a"}
+    said = server.refused(path, {**given, **more})["message"]
+    assert hint in said and said.count("; ") == hint.count("; ")
+
+
+def test_a_route_of_other_servers_is_told_what_does_it_here(server):
+    told = server.refused("/pooling", {}, 404)["message"]
+    assert told == "path: '/pooling' is unknown; /v1/embeddings gives vectors"
+
+
 def test_a_call_cut_short_before_its_name_is_text_with_log_probabilities(server):
     parameters = {"type": "object", "properties": {}}
     function = {"name": "weather", "parameters": parameters}

@@ -2,7 +2,9 @@
 
 import pytest
 
+from oxillama.server import hints
 from oxillama.server.errors import ApiError
+from oxillama.server.routes import ROUTES
 from oxillama.server.schema import BOOLEAN, array, check_body, enum, integer, number, obj, one_of
 
 BODY = obj(
@@ -90,3 +92,20 @@ def test_an_unknown_field_is_told_with_the_most_similar_one(body, told):
     with pytest.raises(ApiError) as caught:
         check_body(body, BODY)
     assert (caught.value.message, caught.value.code) == (told, "unknown_parameter")
+
+
+def objects(schema, path=""):
+    """(path, properties) of a schema's object and of those within."""
+    yield path, schema.get("properties", {})
+    for name, inner in schema.get("properties", {}).items():
+        yield from objects(inner, f"{path}{name}.")
+
+
+def test_a_hint_stands_beside_a_field_of_a_route_that_lacks_or_limits_what_it_is_for():
+    bodies = [found for route in ROUTES if route.body for found in objects(route.body)]
+    for path, (beside, _) in hints._FIELDS.items():
+        above, _, name = path.rpartition(".")
+        there = [known for at, known in bodies if at == (f"{above}." if above else "")]
+        there = [known for known in there if beside in known]
+        alone = path in hints._ONE_VALUE
+        assert any((name in known) == alone for known in there), path
