@@ -13,6 +13,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import fields
 from typing import Any
 
 import oxillama
@@ -34,8 +35,36 @@ from oxillama.cli.run import (
 from oxillama.cli.streams import bracketed, json_of, note, read, timed
 from oxillama.durable import write_parts
 from oxillama.media.messages import media_part
+from oxillama.options import SAMPLING_FIELDS
 from oxillama.toolcalls import check_messages
 
+# what chats of other programs set, and what does it here
+_VARIABLES = "--chat-template-kwargs sets variables of the template"
+_TIMINGS = "/stats shows the timings of the last reply, --no-timings leaves out those of each"
+_ELSEWHERE = {
+    **dict.fromkeys(("think", "nothink", "enable_thinking", "reasoning_effort"), _VARIABLES),
+    **dict.fromkeys(("verbose", "quiet"), _TIMINGS),
+    **dict.fromkeys(("history", "nohistory"), "OXILLAMA_HISTORY names its file, empty for none"),
+    **dict.fromkeys(("wordwrap", "nowordwrap"), "lines are not wrapped"),
+    **dict.fromkeys(("num_ctx", "n_ctx", "context_size"), "-c is the length of the context"),
+    **dict.fromkeys(("num_thread", "n_threads", "num_threads"), "-t is the number of threads"),
+    "format": '/set json_schema {"type": "object"} asks for JSON, a whole schema for more',
+    "noformat": "/set json_schema without a value leaves the text free",
+    "model": "a chat has one model, which `oxillama chat MODEL` names",
+    "system": "/system TEXT sets it",
+}
+# options of a reply, without those that are no values in JSON or are given in another way
+_SETTINGS = SAMPLING_FIELDS.union(each.name for each in fields(oxillama.Options)).difference(
+    _ELSEWHERE, ("diffusion", "processors", "sampler", "sampling_fields")
+)
+_SHOWN = "/system shows the system message, /set the options, `oxillama info` what a file holds"
+_COMMANDS = {"show": _SHOWN, "copy": "/save writes the conversation to a file"}
+_ALIASES = {
+    **dict.fromkeys(("quit", "bye"), "exit"),
+    **dict.fromkeys(("regenerate", "retry"), "regen"),
+    "?": "help",
+    "reset": "clear",
+}
 _SYSTEM = ("system", "developer")
 _ROLES = (*_SYSTEM, "user", "assistant", "tool")
 
@@ -323,14 +352,16 @@ class Commands:
     def run(self, line: str) -> None:
         """Do what a line says. EOFError: leave."""
         name, _, rest = line.removeprefix("/").partition(" ")
-        name = {"quit": "exit", "bye": "exit", "?": "help", "reset": "clear"}.get(name, name)
+        name = _ALIASES.get(name, name)
         found = self.known.get(name)
         if found is None:
             close = closest(name, self.known)
+            hint = f"did you mean /{close}?" if close else "/help lists them."
+            if name in _COMMANDS:
+                hint = f"{_COMMANDS[name]}."
             note(
-                f"[/{name} is not a command"
-                + (f"; did you mean /{close}?" if close else "; /help lists them.")
-                + " A message that begins with a slash is written with two]"
+                f"[/{name} is not a command; {hint} A message that begins with a slash is written "
+                "with two]"
             )
             return
         try:
@@ -409,6 +440,8 @@ class Commands:
     def set(self, rest: str) -> None:
         options = self.conversation.options
         name, _, text = rest.partition(" ")
+        if name == "parameter":  # Ollama's word before the name
+            name, _, text = text.strip().partition(" ")
         if not name:
             for key, value in options.items():
                 note(f"  {key} = {json.dumps(value)}")
@@ -416,7 +449,10 @@ class Commands:
         names = oxillama.arguments.OPTION_NAMES
         name = name.replace("-", "_").lstrip("_")
         name = names.get(name, name)
-        oxillama.Options.check_name(name)
+        if name in _ELSEWHERE:
+            raise ValueError(f"{name}: is not an option of a reply; {_ELSEWHERE[name]}")
+        if name not in _SETTINGS:
+            raise oxillama.arguments.unknown(name, _SETTINGS, place="an option of a reply")
         changed = {key: value for key, value in options.items() if key != name}
         if text.strip():
             changed = _from_json({**changed, name: _value(text.strip())})

@@ -237,6 +237,26 @@ def test_set_checks_what_it_changes(talk):
     assert all(f"  /{name} " in err for name in names)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/set parameter temperature 0.5", "[temperature = 0.5]"),
+        ("/set parameter num_ctx 4096", "-c is the length of the context]"),
+        ("/set system You are Mario", "; /system TEXT sets it]"),
+        ("/set verbose", "; /stats shows the timings"),
+        ("/set nothink", "; --chat-template-kwargs sets variables of the template]"),
+        ("/set format json", '; /set json_schema {"type": "object"} asks for JSON'),
+        ("/set sampling_fields {}", "[/set: sampling_fields: is not an option of a reply"),
+        ("/set foo 3", "[/set: foo: is not an option of a reply, wanted one of allowed_tokens, "),
+        ("/show info", "`oxillama info` what a file holds. A message that begins"),
+        ("/retry", "[nothing to ask again]"),
+    ],
+)
+def test_what_other_chats_write_is_done_or_told_what_does_it_here(talk, line, said):
+    _, err, _ = talk(line)
+    assert said in err and "processors" not in err
+
+
 def test_log_probabilities_are_shown_token_by_token(talk):
     out, err, _ = talk("/set logprobs 2", "Hello!", "/set logprobs 0", "/regen", "/set logprobs")
     with oxillama.load() as engine:
