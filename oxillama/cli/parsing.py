@@ -39,6 +39,25 @@ _CORES = "--threads is the number of threads; taskset and numactl of the system 
 _TENSOR_TYPE = "--tensor-type REGEX=TYPE names tensors and their format"
 _LAID_OUT = "one file is written"
 _REQUESTED = "oxillama run and chat have it; to a server, each request says it"
+_IMAGES = "--image-folder is the folder whose images requests may name"
+_ONE_WAY = "constraints are enforced in one way alone"
+_STEPS = "the steps of a model are made once, when it is loaded"
+_PAGES = "keys and values share pages, which are kept and freed as they are needed"
+_DRAFT = "--speculative takes a draft model, which runs as its target does"
+_HUB = "models come from the Hugging Face hub, or from files that are here"
+_HUB_FOLDER = "HF_HOME of the environment is the folder for what the hub gives"
+_HUB_TOKEN = "HF_TOKEN of the environment is sent to the hub"
+_REVISION = "the newest revision is fetched"
+_VOCABULARY = "the vocabulary is the file's"
+_KEYS = "the keys of a file are as they are, but for --rope-... and --yarn-..."
+_LOGGED = "timings follow each reply, a server logs each request; there is no more to say"
+_STDERR = "the log goes to standard error"
+_DRAWN = "the file says how tokens are drawn (general.sampling.*), and requests"
+_POOLED = "vectors are pooled as the file says, or as a request does"
+_STEERED = "control vectors are not applied, adapters are (--lora)"
+_WRITTEN = "the chat template writes what stands around a message"
+_SEVERAL = 'a message of several lines stands between two """, or has \\ at the ends of lines'
+_FOLDERS = "--models-dir serves a folder, whose models are loaded when they are asked for"
 # Options of llama.cpp's, vLLM's and Ollama's programs, and what stands for them here.
 _ELSEWHERE = {
     **dict.fromkeys(
@@ -48,9 +67,96 @@ _ELSEWHERE = {
             *("--presence-penalty", "--frequency-penalty", "--samplers", "--logit-bias"),
             *("--grammar", "--grammar-file", "--json-schema", "-j", "--ignore-eos", "--stop"),
             *("--context-shift", "--no-context-shift", "--keep"),
+            *("--top-nsigma", "--top-n-sigma", "--typical", "--typical-p", "--repeat-last-n"),
+            *("--xtc-probability", "--xtc-threshold", "--dynatemp-range", "--dynatemp-exp"),
+            *("--dry-multiplier", "--dry-base", "--dry-allowed-length", "--dry-penalty-last-n"),
+            *("--dry-sequence-breaker", "--mirostat", "--mirostat-ent", "--mirostat-lr"),
+            *("--json-schema-file", "-jf", "--prompt", "-p", "--image", "--audio", "--system"),
+            *("--system-prompt", "-sys", "--reverse-prompt", "-r"),
         ),
         _REQUESTED,
     ),
+    **dict.fromkeys(
+        (
+            *("--pipeline-parallel-size", "-pp", "--swap-space", "--rpc", "--no-op-offload"),
+            *("--no-host", "--fit", "-fit", "--fit-target", "-fitt", "--fit-ctx", "-fitc"),
+            *("--mmproj-offload", "--no-mmproj-offload", "-cmoe", "--attention-backend"),
+        ),
+        _CPU,
+    ),
+    **dict.fromkeys(
+        (
+            *("--hf-repo-draft", "-hfd", "--ctx-size-draft", "-cd", "--threads-draft", "-td"),
+            *("--n-gpu-layers-draft", "-ngld", "--device-draft", "-devd", "--cpu-moe-draft"),
+            "--override-tensor-draft",
+        ),
+        _DRAFT,
+    ),
+    **dict.fromkeys(("--draft-p-min", "--draft-p-split"), _CANDIDATES),
+    **dict.fromkeys(
+        ("--cpu-range", "-Cr", "--cpu-strict", "--cpu-mask-batch", "-Cb", "--prio", "--poll"),
+        _CORES,
+    ),
+    **dict.fromkeys(
+        (
+            *("--cache-ram", "-cram", "--kv-unified", "-kvu", "--ctx-checkpoints", "--swa-full"),
+            *("--defrag-thold", "-dt", "--num-gpu-blocks-override"),
+        ),
+        _PAGES,
+    ),
+    **dict.fromkeys(("--guided-decoding-backend", "--structured-outputs-config"), _ONE_WAY),
+    **dict.fromkeys(("--enforce-eager", "--compilation-config", "-O"), _STEPS),
+    **dict.fromkeys(("--model-url", "-mu", "--mmproj-url", "--docker-repo", "-dr"), _HUB),
+    **dict.fromkeys(("--hf-token", "-hft", "--token"), _HUB_TOKEN),
+    **dict.fromkeys(("--download-dir", "--local-dir", "--cache-dir"), _HUB_FOLDER),
+    **dict.fromkeys(("--revision", "--code-revision", "--tokenizer-revision"), _REVISION),
+    **dict.fromkeys(("--tokenizer", "--tokenizer-mode", "--skip-tokenizer-init"), _VOCABULARY),
+    **dict.fromkeys(("--override-kv", "--hf-overrides"), _KEYS),
+    **dict.fromkeys(
+        ("--verbose", "-v", "--verbosity", "-lv", "--log-level", "--uvicorn-log-level", "--perf"),
+        _LOGGED,
+    ),
+    **dict.fromkeys(
+        ("--log-file", "--log-colors", "--log-prefix", "--log-timestamps", "--logdir"), _STDERR
+    ),
+    **dict.fromkeys(("--generation-config", "--override-generation-config"), _DRAWN),
+    **dict.fromkeys(("--pooling", "--pooler-config", "--override-pooler-config"), _POOLED),
+    **dict.fromkeys(
+        ("--control-vector", "--control-vector-scaled", "--control-vector-layer-range"), _STEERED
+    ),
+    **dict.fromkeys(
+        ("--in-prefix", "--in-suffix", "--in-prefix-bos", "--chat-template-content-format"),
+        _WRITTEN,
+    ),
+    **dict.fromkeys(("--multiline-input", "-mli"), _SEVERAL),
+    **dict.fromkeys(("--models-preset", "--models-autoload", "--no-models-autoload"), _FOLDERS),
+    **dict.fromkeys(
+        ("--no-cache-prompt", "--no-enable-prefix-caching"),
+        "a request with cache_prompt false uses no stored prefix",
+    ),
+    "--cache-prompt": _PREFIXES,
+    "--config": "options are given on the command line alone",
+    "--config-file": "options are given on the command line alone",
+    "--data-parallel-size": _ONE_PROCESS,
+    "--disable-log-stats": "/metrics counts, and logs nothing",
+    "--enable-reasoning": "reasoning is read in the notation of the chat template",
+    **dict.fromkeys(
+        ("--image-min-tokens", "--image-max-tokens"), "an image has the size of the model's file"
+    ),
+    "--modelfile": "Modelfiles are not read, options take their place",
+    "--no-cont-batching": "requests are always batched",
+    "--no-jinja": "chat templates are always evaluated",
+    "--nowordwrap": "lines are not wrapped",
+    "--offline": "HF_HUB_OFFLINE=1 of the environment asks the hub for nothing",
+    "--prompt-cache-all": "oxillama serve --sessions-dir saves sessions",
+    "--scheduling-policy": "a request says its priority",
+    "--threads-http": "connections need no threads",
+    "--uds": "--host and --port are where a server listens",
+    "--warmup": "nothing is run before the prompt",
+    "--webui": "the chat page is always served",
+    "-nocb": "requests are always batched",
+    "-q": _QUANTISED,
+    "-sc": _SPECULATION,
     "--api-server-count": _ONE_PROCESS,
     "--allowed-origins": "--cors-origin allows the pages of other sites",
     "--block-size": "the size of pages is fixed",
@@ -71,8 +177,6 @@ _ELSEWHERE = {
     "--kv-cache-dtype": "--kv-type sets that of keys and values",
     "--list-devices": _CPU,
     "--load-format": "a GGUF file or a Hugging Face folder is known by what it holds",
-    "--local-dir": "HF_HOME of the environment is the folder for what the hub gives",
-    "--log-file": "the log goes to standard error",
     "--lora-modules": _LORAS,
     "--lora-scaled": _LORAS,
     "--max-lora-rank": _LORAS,
@@ -87,22 +191,18 @@ _ELSEWHERE = {
     "--no-webui": "the chat page is always served",
     "--numa": _CORES,
     "--override-tensor": _CPU,
-    "--pooling": "vectors are pooled as the file says, or as a request does",
     "--prompt-cache": "oxillama serve --sessions-dir saves sessions, session.snapshot() in Python",
     "--props": _ALWAYS,
     "--quantization": _QUANTISED,
     "--reasoning": _VARIABLES,
     "--reasoning-format": "requests say it",
     "--reasoning-parser": "reasoning is read in the notation of the chat template",
-    "--revision": "the newest revision is fetched",
     "--root-path": "a proxy removes the path, and the chat page works below it",
     "--single-turn": "oxillama run -sys answers one message",
     "--split-max-size": _LAID_OUT,
     "--split-max-tensors": _LAID_OUT,
     "--task": "the routes of a server are those that its model can answer",
     "--think": _VARIABLES,
-    "--token": "HF_TOKEN of the environment is sent to the hub",
-    "--tokenizer": "the vocabulary is the file's",
     "--trust-remote-code": "code of a repository is never run",
     "--workers": _ONE_PROCESS,
     "-C": _CORES,
@@ -204,6 +304,28 @@ _ELSEWHERE_BESIDE = {
     "--token-embedding-type": ("--tensor-type", _TENSOR_TYPE),
     "--outfile": ("--type", "OUT.gguf is given after FOLDER, without an option before it"),
     "--outtype": ("--type", "--type is the type of the weights"),
+    "--allowed-headers": ("--cors-origin", "--cors-origin allows the pages of other sites"),
+    "--allowed-local-media-path": ("--image-folder", _IMAGES),
+    "--allowed-methods": ("--cors-origin", "--cors-origin allows the pages of other sites"),
+    "--api-prefix": ("--port", "a proxy removes the path, and the chat page works below it"),
+    "--chat-format": ("--chat-template", "--chat-template takes a template or its name"),
+    "--clip-model-path": ("--mmproj", "--mmproj takes an encoder of images or audio"),
+    "--enable-log-requests": (
+        "--no-log-requests",
+        "requests are logged, but for --no-log-requests",
+    ),
+    "--hf-model-repo-id": ("-hf", "-hf names a repository"),
+    "--lora-init-without-apply": ("--lora", "--lora FILE:0 is for requests that name it"),
+    "--media-path": ("--image-folder", _IMAGES),
+    "--model-alias": ("--alias", _ALIAS),
+    "--n-ctx": ("--context", "--context is the length of the context"),
+    "--rope-theta": ("--rope-freq-base", "--rope-freq-base is that number"),
+    "--sleep-idle-seconds": ("--max-loaded", "a request with keep_alive 0 unloads a model"),
+    "--timeout": (
+        "--write-timeout",
+        "--idle-timeout, --body-timeout and --write-timeout are for connections, and a request "
+        "has timeout",
+    ),
     "--file": ("--window", _TEXT_FILE),
     "-f": ("--window", _TEXT_FILE),
 }
@@ -237,6 +359,8 @@ _NO_COMMANDS = {
     "embedding": _VECTORS,
     "ps": "/api/ps of a server lists the models that it has in memory",
     "push": "nothing is uploaded",
+    "login": _HUB_TOKEN,
+    "signin": _HUB_TOKEN,
     "rerank": _VECTORS,
     "stop": "Ctrl-C ends a server, and a request with keep_alive 0 unloads a model of it",
 }
@@ -340,9 +464,11 @@ def _unknown(argument: str, options: Iterable[str]) -> str:
     name = argument.partition("=")[0]
     if not name.startswith("-") or _NUMBER.match(name):
         return f"found the argument {argument!r} too many{_prompt_hint(options)}"
-    beside, hint = _ELSEWHERE_BESIDE.get(name, ("", ""))
-    if beside in options or name in _ELSEWHERE:
-        return f"{name}: is not an option; {hint if beside in options else _ELSEWHERE[name]}"
+    spelled = name.replace("_", "-")  # as other programs may write it
+    beside, hint = _ELSEWHERE_BESIDE.get(spelled, ("", ""))
+    hint = hint if beside in options else _ELSEWHERE.get(spelled, "")
+    if hint and spelled not in options:
+        return f"{name}: is not an option; {hint}"
     close = _closest_option(name, options)
     return f"{name}: is not an option" + (f"; did you mean {close}?" if close else "")
 
