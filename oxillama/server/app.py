@@ -25,7 +25,7 @@ from oxillama.server.forms import boundary_of, fields_of, without_files
 from oxillama.server.ids import new_id
 from oxillama.server.logs import Log, annotate, span
 from oxillama.server.options import COMPILED
-from oxillama.server.routes import Table
+from oxillama.server.routes import PATHS, Table
 from oxillama.server.schema import check, check_body
 from oxillama.server.settings import ServerConfig, ServerOptions
 from oxillama.server.state import ServerState
@@ -421,7 +421,7 @@ def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
             headers={"Allow": allow},
         )
     path = _path_of(call.request.scope)
-    hint = hints.of_path(path)
+    hint = hints.of_path(path, PATHS)
     return ApiError(404, f"path: {path[:100]!r} is unknown{hint}", code="not_found")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
+from difflib import get_close_matches
 
 _ONE_WAY = "constraints are enforced in one way alone"
 _SPACE = "white space between tokens of JSON is bounded already"
@@ -11,6 +12,7 @@ _EFFORT = "reasoning_effort says how far the model thinks"
 _TOKENS = "/completion gives token ids with return_tokens"
 _BODY = "its members are fields of the body itself"
 _TEXT = "max_tokens bounds the answer"
+_HEALTH = "/health says whether the server serves"
 
 # path of a field -> (a field of the same object, without which the hint would be wrong; the hint)
 _ONE_VALUE = {  # fields of vLLM's that are known, but have one value alone
@@ -81,8 +83,10 @@ _PATHS = {
     "/classify": "/v1/score and /v1/rerank give what a classifier says",
     "/docs": "/openapi.json describes the routes",
     "/generate": "/v1/completions and /completion continue a prompt",
-    "/ping": "/health says whether the server serves",
+    "/livez": _HEALTH,
+    "/ping": _HEALTH,
     "/pooling": "/v1/embeddings gives vectors",
+    "/readyz": _HEALTH,
     "/redoc": "/openapi.json describes the routes",
     "/tokenizer_info": "/props has the chat template and the context",
     "/v1/audio": "/v1/audio/transcriptions writes what is heard",
@@ -108,7 +112,12 @@ def _hint(path: str, table: Mapping[str, tuple[str, str]], known: Container[str]
     return f"; {hint}" if beside in known and hint else ""
 
 
-def of_path(path: str) -> str:
-    """What stands for an unknown path, likewise."""
+def of_path(path: str, known: Iterable[str]) -> str:
+    """What stands for an unknown path, likewise, or the one of those that are known that was
+    probably meant: addresses of clients end in /v1 or not, and in a slash or not.
+    """
     hint = _PATHS.get("/".join(path.split("/")[:3]), "")
+    close = get_close_matches(path[:100], known, n=1, cutoff=0.82)
+    if close and not hint:
+        hint = f"did you mean {close[0]}?"
     return f"; {hint}" if hint else ""

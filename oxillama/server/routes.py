@@ -316,6 +316,9 @@ ROUTES: tuple[Route, ...] = (
     ),
 )
 
+# those without parameters that the OpenAPI document has
+PATHS = [route.path for route in ROUTES if "{" not in route.path and not route.hidden]
+
 
 class Table:
     """Finds the route of a request."""

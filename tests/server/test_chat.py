@@ -511,9 +511,18 @@ def test_a_field_of_other_servers_is_told_what_does_it_here(server, path, more, 
     assert hint in said and said.count("; ") == hint.count("; ")
 
 
-def test_a_route_of_other_servers_is_told_what_does_it_here(server):
-    told = server.refused("/pooling", {}, 404)["message"]
-    assert told == "path: '/pooling' is unknown; /v1/embeddings gives vectors"
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/pooling", "; /v1/embeddings gives vectors"),
+        ("/v1/v1/chat/completions", "; did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions/", "; did you mean /v1/chat/completions?"),
+        ("/messages", "; did you mean /v1/messages?"),
+        ("/v1/files", ""),
+    ],
+)
+def test_a_route_that_is_none_is_told_what_was_meant(server, path, hint):
+    assert server.refused(path, {}, 404)["message"] == f"path: {path!r} is unknown{hint}"
 
 
 def test_a_call_cut_short_before_its_name_is_text_with_log_probabilities(server):
