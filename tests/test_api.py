@@ -477,6 +477,8 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
         ("format", "json_schema= constrains"),
         ("tools", r"chat\(...\) takes them"),
         ("max_time", "timeout= is the most seconds"),
+        ("return_full_text", "the result does not contain the prompt"),
+        ("cache_implementation", "keys and values are always kept"),
         ("max_completion_tokens", "max_tokens= bounds"),
         ("suppress_tokens", "banned_tokens= takes ids"),
         ("prompt_token_ids", "the prompt is the first argument"),
@@ -501,6 +503,8 @@ def test_names_of_elsewhere_and_names_that_are_none(engine):
         oxillama.load_model_from_bytes("model.gguf")
     with pytest.raises(oxillama.ConfigError, match="verbose: is not an argument of load; nothing"):
         oxillama.load(verbose=False)
+    with pytest.raises(oxillama.ConfigError, match="revision: is not an argument of load; the new"):
+        oxillama.load("owner/name", revision="main")
     with pytest.raises(oxillama.ConfigError, match="num_threads: found -1.*None for the cores"):
         oxillama.load(num_threads=-1)
     with pytest.raises(oxillama.ConfigError, match="keep: found -1"):
@@ -515,8 +519,10 @@ def test_what_stands_for_a_name_of_elsewhere_is_there():
     methods += ("load_lora", "submit", "beam_generate", "render_chat")
     for name, told in arguments._ELSEWHERE.items():
         for option in re.findall(r"(\w+)=", told):
-            assert option in (*options, "pooling"), (name, told)
+            assert option in (*options, "pooling", "file"), (name, told)
         for called in re.findall(r"(?<![.A-Z])\b([a-z_]+)\(", told):
+            if called == "load":
+                continue
             assert called in methods and hasattr(oxillama.InferenceEngine, called), (name, told)
         # neither taken everywhere, nor another name of what is
         assert name not in arguments.OPTION_NAMES and name not in arguments.CONFIG_NAMES
