@@ -230,8 +230,7 @@ class ModelRegistry:
             if default is None:
                 raise ApiError(
                     400,
-                    "model: is required, wanted one of "
-                    f"{', '.join(known) or 'none: no file there'}",
+                    f"model: is required, {self._wanted([*known])}",
                     param="model",
                     code="missing_required_parameter",
                 )
@@ -249,10 +248,18 @@ class ModelRegistry:
                 return each
         raise ApiError(
             404,
-            f"model: {shown(name)} is not served here, wanted one of {', '.join(self.names())}",
+            f"model: {shown(name)} is not served here, {self._wanted(self.names())}",
             param="model",
             code="model_not_found",
         )
+
+    def _wanted(self, names: list[str]) -> str:
+        return f"wanted one of {', '.join(names)}" if names else self.none_there
+
+    @property
+    def none_there(self) -> str:
+        """What is said where there is no model."""
+        return f"{self._config.models_dir} holds no *.gguf (folders in it are not looked at)"
 
     @asynccontextmanager
     async def use(self, name: Any) -> AsyncIterator[ServedModel]:

@@ -252,6 +252,8 @@ def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
         with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
             print(f"oxillama: listening on http://{shown}:{port}", file=sys.stderr, flush=True)
         log.event("listening", host=host, port=port, max_connections=config.max_connections)
+        if not app.state.models.known():
+            log.event("no_models", message=app.state.models.none_there)
 
     _take_messages(log)
     sys.setswitchinterval(_SWITCH)

@@ -99,6 +99,28 @@ def test_a_session_that_cannot_be_saved_at_the_end_is_told(tmp_path):
         process.stderr.close()
 
 
+def test_a_folder_without_models_is_told_at_the_start_and_to_clients(tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "a.gguf").write_bytes(oxillama.embedded_path().read_bytes())
+    process, url = start("--models-dir", str(tmp_path))
+    told = f"{tmp_path} holds no *.gguf (folders in it are not looked at)"
+    try:
+        for more, said in (({}, "is required, "), ({"model": "a"}, "'a' is not served here, ")):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                ask(f"{url}/v1/completions", {"prompt": "Once", **more})
+            with refused.value as answer:
+                assert json.loads(answer.read())["error"]["message"] == f"model: {said}{told}"
+        process.send_signal(signal.SIGINT if WINDOWS else signal.SIGTERM)
+        assert process.wait(20) == 0
+        events = [json.loads(line) for line in process.stderr.read().splitlines()]
+        assert [each["event"] for each in events[:2]] == ["listening", "no_models"]
+        assert events[1]["message"] == told
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 def test_a_signal_that_comes_with_the_address_ends_the_server_in_order():
     process, _ = start()
     try:
